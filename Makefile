@@ -1,0 +1,51 @@
+# The front door. `make help` lists what there is; the first use of anything sets itself up.
+
+PYTHON ?= python3
+# Which set of chapter parameters: a file in parameters/.
+PROFILE ?= default
+export PROFILE
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+# Written when an installation has finished, so that an interrupted one is taken up again.
+BOOK_READY := $(VENV)/.ready-book
+TEST_READY := $(VENV)/.ready-test
+PIP := $(RUN) -m pip --disable-pip-version-check
+
+# An explicit default, so that a plain `make` explains itself instead of working for minutes.
+.DEFAULT_GOAL := help
+.PHONY: help book test lint bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 10
+
+book: $(BOOK_READY) ## execute the chapters that are not up to date and render the site into _build/html
+	@$(RUN) -m doit
+
+test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up by itself
+	@.ci/find-browser
+	@$(RUN) -m pytest -v --durations=10 $(TESTS)
+
+lint: $(TEST_READY) ## check style and formatting
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+
+bench: $(BOOK_READY) ## measure the drift harness against the document's own way; prints, never fails on a number
+	@$(RUN) -m kvbook bench
+
+clean: ## remove what runs have made (_build); the installation in .venv stays
+	rm -rf _build
+
+$(RUN):
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: name a newer one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(BOOK_READY): requirements.txt pyproject.toml | $(RUN)
+	$(PIP) install -r requirements.txt
+	@touch $@
+
+$(TEST_READY): $(BOOK_READY)
+	$(PIP) install -e '.[test]'
+	@touch $@

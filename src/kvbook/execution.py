@@ -1,0 +1,473 @@
+"""Running the book's chapters: which must run, and running one so that it either finished or never happened.
+
+A chapter is a notebook in ``chapters/`` with no outputs. Running it makes
+``_build/executed/<chapter>.ipynb``, whose metadata ``kvbook`` says what made it; :mod:`kvbook.site` shows
+that copy's outputs with the source's prose. There is one way to run a chapter, and ``make book`` (through
+dodo.py) and a plain ``jupyter-book build .`` both take it.
+
+A copy is fresh as long as the digest in it equals the digest of everything that could change its outputs: the
+code cells (not the prose), the parameters, the modules of this package that the notebook imports, directly or
+through one another, the files under ``data/``, and the versions of the libraries that compute and draw.
+Contents count, never dates, so a fresh clone or a restored cache is not taken for a change. An import by a
+computed name is not seen.
+
+While a chapter runs, its copy is ``<chapter>.partial.ipynb`` and its figures lie in a folder of their own;
+both are moved into place when the last cell has succeeded. After a failure the partial copy stays, to be
+looked at.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from kvbook import fingerprint, paths
+from kvbook.errors import UserError
+from kvbook.figures.publish import CHAPTER_VARIABLE, FOLDER_VARIABLE
+from kvbook.figures.style import STYLE
+from kvbook.progress import PROGRESS_VARIABLE
+
+PROFILE_VARIABLE = "PROFILE"
+DEFAULT_PROFILE = "default"
+
+# A new version of one of these may change what a chapter shows.
+LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "scipy", "pandas", "matplotlib", "seaborn")
+
+# How often a running chapter says how far it is: on a terminal in place, in a log a line.
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_LINES = 5.0
+SECONDS_WITHOUT_NEWS = 20.0
+
+
+class ChapterFailed(UserError):
+    """A chapter did not run to its end; the message names it, the error and where the partial copy lies."""
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a book's parts lie; the defaults are this repository's."""
+
+    chapters: Path = paths.CHAPTERS
+    parameters: Path = paths.PARAMETERS
+    data: Path = paths.DATA
+    executed: Path = paths.EXECUTED
+    figures: Path = paths.FIGURES
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A notebook and what it is to run with.
+
+    Parameters
+    ----------
+    stem
+        The notebook's file name without its suffix.
+    profile
+        The name of the parameter set that was asked for.
+    parameters
+        What replaces the defaults of the notebook's own parameters cell.
+    place
+        Which chapter of how many it is, to say while it runs.
+    folders
+        The book it belongs to.
+    """
+
+    stem: str
+    profile: str
+    parameters: dict[str, Any]
+    place: tuple[int, int] = (1, 1)
+    folders: Folders = field(default_factory=Folders)
+
+    @property
+    def source(self) -> Path:
+        """The notebook in git."""
+        return self.folders.chapters / f"{self.stem}.ipynb"
+
+    @property
+    def executed(self) -> Path:
+        """The copy with outputs."""
+        return self.folders.executed / f"{self.stem}.ipynb"
+
+    @property
+    def partial(self) -> Path:
+        """The copy that is being made, or that a failure left."""
+        return self.folders.executed / f"{self.stem}.partial.ipynb"
+
+    @property
+    def figures(self) -> Path:
+        """The figures that belong to the executed copy."""
+        return self.folders.figures / self.stem
+
+    def inputs_sha256(self) -> str:
+        """Digest everything that could change what the chapter shows."""
+        cells = _code_cells(_read_notebook(self.source))
+        digest = hashlib.sha256()
+
+        def add(label: str, content: bytes | str) -> None:
+            content = content.encode() if isinstance(content, str) else content
+            # Lengths, so that moving text from one input to the next cannot leave the digest as it was.
+            digest.update(f"{label} {len(content)}\n".encode() + content)
+
+        for cell_id, code in cells:
+            add(f"cell {cell_id}", code)
+        add("parameters", json.dumps(self.parameters, sort_keys=True))
+        add("source", _source_sha256(code for _, code in cells))
+        add("style", fingerprint.of_file(STYLE))
+        for file in _data_files(self.folders.data):
+            add(f"data {file.relative_to(self.folders.data)}", fingerprint.of_file(file))
+        add("versions", json.dumps(_versions()))
+        return digest.hexdigest()
+
+    def why_stale(self) -> str | None:
+        """Say in a few words why the chapter must run; None when its copy is fresh."""
+        if not self.executed.is_file():
+            return "not executed yet"
+        try:
+            metadata = json.loads(self.executed.read_text("utf-8"))["metadata"]
+            stored = metadata["kvbook"]
+            made_from, files = stored["inputs_sha256"], stored["files"]
+        except (ValueError, KeyError, TypeError):
+            return "its executed copy is damaged"
+        if made_from != self.inputs_sha256():
+            return "its inputs have changed"
+        for name, sha256 in files.items():
+            file = self.figures / name
+            if not file.is_file() or fingerprint.of_file(file) != sha256:
+                return f"its figure file {name} is missing or not the one it made"
+        return None
+
+    def is_fresh(self) -> bool:
+        """Whether the executed copy shows what running the chapter now would."""
+        return self.why_stale() is None
+
+
+def plan(profile: str | None = None, folders: Folders | None = None) -> list[Chapter]:
+    """List the book's chapters with their parameters.
+
+    Parameters
+    ----------
+    profile
+        A file in ``parameters/``, laid over ``default.yaml``; the environment's ``PROFILE`` when left out.
+    folders
+        The book; this repository's when left out.
+
+    Returns
+    -------
+    list of Chapter
+        In the order of their names.
+    """
+    folders = folders or Folders()
+    profile = profile or os.environ.get(PROFILE_VARIABLE) or DEFAULT_PROFILE
+    stems = [path.stem for path in sorted(folders.chapters.glob("*.ipynb"))]
+    chosen: dict[str, dict[str, Any]] = {stem: {} for stem in stems}
+    for name in dict.fromkeys((DEFAULT_PROFILE, profile)):
+        for stem, values in _read_parameters(folders.parameters, name, stems).items():
+            chosen[stem].update(values)
+    return [
+        Chapter(stem, profile, chosen[stem], (k, len(stems)), folders)
+        for k, stem in enumerate(stems, start=1)
+    ]
+
+
+def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> list[Chapter]:
+    """Execute the chapters whose copies are not fresh; return those.
+
+    Parameters
+    ----------
+    chapters
+        From :func:`plan`.
+    out
+        Where progress is written; standard error when left out.
+    """
+    stale = [(chapter, why) for chapter in chapters if (why := chapter.why_stale()) is not None]
+    for chapter, why in stale:
+        execute(chapter, why=why, out=out)
+    return [chapter for chapter, _ in stale]
+
+
+def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None) -> Path:
+    """Run a chapter from its first cell to its last.
+
+    Parameters
+    ----------
+    chapter
+        From :func:`plan`.
+    why
+        Why it must run, for the progress line.
+    out
+        Where progress is written; standard error when left out.
+
+    Returns
+    -------
+    pathlib.Path
+        The executed copy.
+
+    Raises
+    ------
+    ChapterFailed
+        With one line that says which chapter, what error, and where its partial copy lies.
+    UserError
+        When a parameter is given that the chapter does not have.
+    """
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    # Seconds to import, so only when a chapter runs: a build with nothing to execute never needs torch.
+    from kvbook import machine
+
+    known = papermill.inspect_notebook(chapter.source)
+    _refuse_unknown_parameters(chapter, known)
+    chapter.executed.parent.mkdir(parents=True, exist_ok=True)
+    staged = chapter.figures.with_name(f".{chapter.stem}.partial")
+    shutil.rmtree(staged, ignore_errors=True)
+    # Taken before the run: whoever edits a file meanwhile gets a stale copy, not a wrongly fresh one.
+    inputs_sha256 = chapter.inputs_sha256()
+    started, clock = datetime.now(UTC), time.monotonic()
+    code_cells = len(_code_cells(_read_notebook(chapter.source))) + bool(chapter.parameters)
+    with (
+        tempfile.TemporaryDirectory(prefix="kvbook-") as scratch,
+        _Live(chapter, why, code_cells, out) as live,
+    ):
+        live.progress_file = Path(scratch) / "progress"
+        settings = {
+            CHAPTER_VARIABLE: chapter.stem,
+            FOLDER_VARIABLE: str(staged),
+            PROGRESS_VARIABLE: str(live.progress_file),
+            # Every refresh of a library's own bar would be stored as an output of the cell.
+            "TQDM_DISABLE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        with _environment(settings):
+            try:
+                notebook = papermill.execute_notebook(
+                    chapter.source,
+                    chapter.partial,
+                    parameters=chapter.parameters,
+                    kernel_name="python3",
+                    cwd=chapter.folders.chapters,
+                    progress_bar=False,
+                    kernel_manager_class=_own_interpreter(),
+                    on_cell_start=live.cell_started,
+                )
+            except PapermillExecutionError as error:
+                raise ChapterFailed(_failure(chapter, f"{error.ename}: {error.evalue}")) from None
+            except Exception as error:
+                # The kernel died (out of memory, a crash in C code) or never started: papermill tells these
+                # by many types, and for the reader they are one thing.
+                raise ChapterFailed(_failure(chapter, f"{type(error).__name__}: {error}")) from error
+    notebook.metadata["kvbook"] = {
+        "inputs_sha256": inputs_sha256,
+        "profile": chapter.profile,
+        "parameters": chapter.parameters,
+        "started": started.isoformat(timespec="seconds"),
+        "duration_s": round(time.monotonic() - clock, 1),
+        "machine": machine.describe(_device(chapter, known)),
+        "versions": _versions(),
+        "commit": machine.commit(),
+        "files": {
+            f.name: fingerprint.of_file(f) for f in sorted(staged.glob("*")) if not f.name.startswith(".")
+        },
+    }
+    chapter.partial.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    _replace_folder(staged, chapter.figures)
+    # Last: a copy in place vouches for the figures, never the other way round.
+    chapter.partial.replace(chapter.executed)
+    return chapter.executed
+
+
+def _read_parameters(folder: Path, profile: str, stems: list[str]) -> dict[str, dict[str, Any]]:
+    file = folder / f"{profile}.yaml"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml"))) or "none"
+        raise UserError(f"no parameter set {profile!r}: {file} does not exist (there are: {known})")
+    try:
+        content = yaml.safe_load(file.read_text("utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
+        raise UserError(f"{file} must hold <chapter>: {{<parameter>: <value>}}")
+    for stem in content:
+        if stem not in stems:
+            raise UserError(
+                f"{file} names a chapter {stem!r} that does not exist (there are: {', '.join(stems)})"
+            )
+    return {stem: values or {} for stem, values in content.items()}
+
+
+def _refuse_unknown_parameters(chapter: Chapter, known: Mapping[str, Any]) -> None:
+    # papermill itself only logs "Passed unknown parameter" and runs on with the default in place of what was
+    # meant.
+    for name in chapter.parameters:
+        if name not in known:
+            raise UserError(
+                f"chapter {chapter.stem} has no parameter {name!r} (profile {chapter.profile}); "
+                f"it has: {', '.join(known) or 'none'}"
+            )
+
+
+def _device(chapter: Chapter, known: Mapping[str, Any]) -> str:
+    """Name the device that the chapter computed on: its parameter of that name, else the processor."""
+    default = known["device"]["default"].strip("\"'") if "device" in known else "cpu"
+    return chapter.parameters.get("device", default)
+
+
+def _own_interpreter() -> type:
+    """Return a kernel manager that runs this interpreter, whatever kernelspec named python3 is installed."""
+    from jupyter_client.kernelspec import KernelSpec
+    from jupyter_client.manager import AsyncKernelManager
+
+    class OwnInterpreter(AsyncKernelManager):
+        @property
+        def kernel_spec(self) -> KernelSpec:
+            # The log level keeps ipykernel's remark on unencrypted local TCP from every chapter's first line.
+            start = ["-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=40"]
+            return KernelSpec(argv=[sys.executable, *start], display_name="Python 3", language="python")
+
+    return OwnInterpreter
+
+
+class _Live:
+    """Says which chapter runs, which cell, and what its experiment last reported."""
+
+    def __init__(self, chapter: Chapter, why: str | None, code_cells: int, out: TextIO | None) -> None:
+        self._out = out or sys.stderr
+        place, count = chapter.place
+        self._head = f"chapter {place} of {count}: {chapter.stem}"
+        self._why = f" ({why})" if why else ""
+        self._code_cells = code_cells
+        self._cells_begun = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.progress_file: Path | None = None
+
+    def cell_started(self, cell: dict[str, Any], **_: Any) -> None:
+        if cell["cell_type"] == "code":
+            self._cells_begun += 1
+
+    def __enter__(self) -> "_Live":
+        self._began = time.monotonic()
+        self._line(f"{self._head}{self._why}")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        if self._out.isatty():
+            self._out.write("\r\x1b[K")
+        self._line(f"{self._head}: {'failed' if kind else 'done'} after {self._elapsed()}")
+
+    def _watch(self) -> None:
+        last_news, last_said = "", self._began
+        while not self._done.wait(SECONDS_BETWEEN_LOOKS):
+            news, now = self._news(), time.monotonic()
+            line = f"{self._head}  {self._elapsed()}  {news}"
+            if self._out.isatty():
+                width = shutil.get_terminal_size().columns - 1
+                self._out.write(f"\r\x1b[K{line[:width]}")
+                self._out.flush()
+                continue
+            pause = SECONDS_BETWEEN_LINES if news != last_news else SECONDS_WITHOUT_NEWS
+            if now - last_said >= pause:
+                self._line(line)
+                last_news, last_said = news, now
+
+    def _news(self) -> str:
+        news = f"cell {self._cells_begun} of {self._code_cells}"
+        if self.progress_file is not None and self.progress_file.is_file():
+            reported = self.progress_file.read_text("utf-8", errors="replace").strip()
+            news += f"  {reported}" if reported else ""
+        return news
+
+    def _elapsed(self) -> str:
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        return f"{minutes}:{seconds:02d}"
+
+    def _line(self, text: str) -> None:
+        self._out.write(f"{text}\n")
+        self._out.flush()
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _failure(chapter: Chapter, error: str) -> str:
+    kept = f"; what ran is in {_short(chapter.partial)}" if chapter.partial.is_file() else ""
+    return f"chapter {chapter.stem} failed: {' '.join(error.split())}{kept}"
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _replace_folder(new: Path, final: Path) -> None:
+    # Renames, so that a kill leaves the old folder, none, or the new one, and never a mixture; a copy whose
+    # figures are not these is seen as stale by their digests.
+    old = final.with_name(f".{final.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.is_dir():
+        final.rename(old)
+    if new.is_dir():
+        new.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _read_notebook(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not a notebook: {error}") from None
+
+
+def _code_cells(notebook: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(c.get("id", ""), "".join(c["source"])) for c in notebook["cells"] if c["cell_type"] == "code"]
+
+
+def _source_sha256(codes: Iterable[str]) -> str:
+    modules: set[str] = set()
+    for code in codes:
+        # Magics and shell lines are notebook syntax, not Python's; they import nothing of ours.
+        lines = ("" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines())
+        # A cell that is not Python fails when it runs, with Python's own message; a digest has nothing to add.
+        with contextlib.suppress(SyntaxError):
+            modules |= fingerprint.imports_of("\n".join(lines))
+    return fingerprint.of_source(modules)
+
+
+def _data_files(folder: Path) -> list[Path]:
+    # Prose about the data changes nothing that a chapter computes; a dot file is somebody's half-written one.
+    files = (f for f in folder.rglob("*") if f.is_file()) if folder.is_dir() else ()
+    return sorted(f for f in files if f.suffix != ".md" and not f.name.startswith("."))
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[library] = importlib.metadata.version(library)
+    return versions

@@ -1,0 +1,31 @@
+"""What the site adds to Jupyter Book, as one Sphinx extension: ``kvbook.site`` in ``_config.yml``.
+
+:mod:`~kvbook.site.executed` executes what is not executed yet and shows outputs with the sources' prose,
+:mod:`~kvbook.site.repository` tells the pages who wrote the book and where it lives, if that is known, and
+:mod:`~kvbook.site.clean_assets` mends three faults that this set of packages puts into every page.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+from kvbook.site import clean_assets, executed, repository
+
+STATIC = Path(__file__).parent / "static"
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect all parts; Sphinx calls this."""
+    app.connect("config-inited", _add_static)
+    app.add_css_file("kvbook.css")
+    for part in (repository, executed, clean_assets):
+        part.connect(app)
+    return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
+
+
+def _add_static(_app: Sphinx, config: Config) -> None:
+    config.html_static_path.append(str(STATIC))
+    # Browsers ask for an icon in any case, and log an error where there is none.
+    config.html_favicon = str(STATIC / "favicon.svg")

@@ -1,0 +1,62 @@
+"""Every page from a fresh run: what is stale is executed before Sphinx reads; then outputs join the sources."""
+
+import json
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+from kvbook import execution
+from kvbook.errors import UserError
+from kvbook.site.overlay import overlay
+
+_CHAPTERS = "kvbook_chapters"
+
+
+def connect(app: Sphinx) -> None:
+    """Join the build."""
+    app.connect("builder-inited", _execute_what_is_stale)
+    app.connect("env-get-outdated", _read_again_what_was_run_again)
+    app.connect("source-read", _show_outputs)
+
+
+def _execute_what_is_stale(app: Sphinx) -> None:
+    # One way to run a chapter: after `make book` there is nothing left to do here, and a plain
+    # `jupyter-book build .` gives the full book too.
+    try:
+        chapters = execution.plan()
+        execution.bring_up_to_date(chapters)
+    except UserError as error:
+        # Not an exception of Sphinx: Jupyter Book would bury its one line under a trace of its own.
+        raise SystemExit(f"kvbook: {error}") from None
+    setattr(app, _CHAPTERS, {chapter.source.resolve(): chapter for chapter in chapters})
+
+
+def _chapter(app: Sphinx, docname: str) -> execution.Chapter | None:
+    return getattr(app, _CHAPTERS).get(Path(app.env.doc2path(docname)).resolve())
+
+
+def _read_again_what_was_run_again(
+    app: Sphinx, env: BuildEnvironment, _added: set[str], _changed: set[str], _removed: set[str]
+) -> list[str]:
+    now = {}
+    for docname in env.found_docs:
+        if (chapter := _chapter(app, docname)) is not None:
+            now[docname] = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
+    before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
+    # All pages, not just the chapter's: any of them may show a number of another page's run, and Sphinx keeps
+    # no record of that. Reading them all costs less than a second.
+    return sorted(env.found_docs) if before != now else []
+
+
+def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
+    if (chapter := _chapter(app, docname)) is None:
+        return
+    executed = json.loads(chapter.executed.read_text("utf-8"))
+    try:
+        merged = overlay(
+            json.loads(source[0]), executed, chapter.source.parent, chapter.figures, chapter.executed
+        )
+    except UserError as error:
+        raise SystemExit(f"kvbook: chapter {chapter.stem}: {error}") from None
+    source[0] = json.dumps(merged)

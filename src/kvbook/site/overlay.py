@@ -1,0 +1,210 @@
+"""A chapter as its page shows it: prose from the source, outputs from the executed copy.
+
+A plain function on notebooks, without Sphinx. Cells are matched by id, so prose can change without a run.
+Along the way
+
+- a published figure's caption, name and alternative text become what MyST-NB numbers, and a line of downloads
+  follows;
+- a published table becomes a numbered directive, which a reader's program reads as a table;
+- the cell with this run's parameters is folded away, not removed: parameters are part of a result;
+- a last section says how the chapter was run.
+"""
+
+import copy
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbook.errors import UserError
+
+Notebook = dict[str, Any]
+Cell = dict[str, Any]
+
+INJECTED = "injected-parameters"
+
+# What a reader calls each file of a figure or table, in the order in which they are offered.
+_FILE_KINDS = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "data (CSV)"}
+
+# A cell of a table that MyST would read as the start of a list, a heading or a quotation: "-", "1.", "# x".
+_BLOCK_START = re.compile(r"^([-+*#>]|\d+[.)])(?=\s|$)")
+
+
+def overlay(source: Notebook, executed: Notebook, page: Path, figures: Path, executed_path: Path) -> Notebook:
+    """Join a source notebook with the outputs of its executed copy.
+
+    Parameters
+    ----------
+    source
+        The notebook in ``chapters/``.
+    executed
+        Its executed copy, as :func:`kvbook.execution.execute` left it.
+    page
+        The folder of the source; links are written relative to it.
+    figures
+        The folder with the chapter's figure files.
+    executed_path
+        The executed copy's file, offered for download.
+
+    Returns
+    -------
+    dict
+        The notebook that the page is rendered from.
+
+    Raises
+    ------
+    kvbook.errors.UserError
+        When the copy is of a failed run, or of another version of the notebook's code.
+    """
+    _refuse_failed(executed)
+    outputs = {cell["id"]: cell for cell in executed["cells"] if cell["cell_type"] == "code"}
+    merged = copy.deepcopy(source)
+    cells: list[Cell] = []
+    for cell in merged["cells"]:
+        if cell["cell_type"] != "code":
+            cells.append(cell)
+            continue
+        if (ran := outputs.get(cell["id"])) is None or _text(ran) != _text(cell):
+            raise UserError(
+                f"cell {cell['id']!r} is not the one that was executed: execute the chapter again"
+            )
+        cell["outputs"] = copy.deepcopy(ran["outputs"])
+        cell["execution_count"] = ran.get("execution_count")
+        cells += _shown(cell, page, figures)
+        if "parameters" in _tags(cell):
+            cells += [_folded(copy.deepcopy(ran)) for ran in outputs.values() if INJECTED in _tags(ran)]
+    cells.append(_how_it_was_run(executed["metadata"]["kvbook"], page, executed_path))
+    merged["cells"] = cells
+    return merged
+
+
+def _refuse_failed(executed: Notebook) -> None:
+    failed = executed["metadata"].get("papermill", {}).get("exception")
+    errors = (
+        out for cell in executed["cells"] for out in cell.get("outputs", ()) if out["output_type"] == "error"
+    )
+    if failed or any(errors):
+        raise UserError("its last run failed, and a failed run is never shown: mend it and execute it again")
+
+
+def _shown(cell: Cell, page: Path, figures: Path) -> Iterator[Cell]:
+    """Yield the cell, and after it what its published figure or table adds."""
+    after: list[Cell] = []
+    kept = []
+    count = 0
+    for output in cell["outputs"]:
+        metadata = output.get("metadata", {})
+        figure = metadata.get("image/png", {})
+        table = metadata.get("text/html", {}).get("kvbook_table")
+        if "name" in figure:
+            count += 1
+            look = cell["metadata"].setdefault("mystnb", {})
+            look["figure"] = {"name": figure["name"], "caption": figure["caption"]}
+            # dark-light: in the dark theme too a figure keeps its own colours; they are what its legend
+            # names.
+            look["image"] = {"alt": figure["alt"], "classes": "dark-light"}
+            after.append(_downloads(figure, page, figures))
+        if table is None:
+            kept.append(output)
+        else:
+            after += [_markdown(table["name"], _table_directive(table)), _downloads(table, page, figures)]
+    if count > 1:
+        raise UserError(
+            f"cell {cell['id']!r} publishes {count} figures: give each a cell, so that each gets a caption"
+        )
+    cell["outputs"] = kept
+    yield cell
+    yield from after
+
+
+def _folded(cell: Cell) -> Cell:
+    cell["metadata"] = {
+        "tags": [INJECTED, "hide-input"],
+        "mystnb": {
+            "code_prompt_show": "Show the parameters of this run",
+            "code_prompt_hide": "Hide the parameters of this run",
+        },
+    }
+    return cell
+
+
+def _downloads(published: Mapping[str, Any], page: Path, figures: Path) -> Cell:
+    links = [
+        _download(label, figures / f"{published['name']}.{kind}", page)
+        for kind, label in _FILE_KINDS.items()
+        if kind in published["files"]
+    ]
+    text = ":::{container} kvbook-downloads\nDownload: " + " · ".join(links) + "\n:::"
+    return _markdown(f"downloads-{published['name']}", text)
+
+
+def _download(label: str, file: Path, page: Path) -> str:
+    return f"{{download}}`{label} <{Path(os.path.relpath(file, page)).as_posix()}>`"
+
+
+def _table_directive(table: Mapping[str, Any]) -> str:
+    # One line, whatever the caption's own line breaks: it is the directive's argument.
+    caption = " ".join(table["caption"].split())
+    rows = "\n".join(_safe_row(row) for row in table["csv"].splitlines())
+    head = f"::::{{csv-table}} {caption}\n:name: {table['name']}\n:header-rows: 1\n:class: kvbook-table"
+    return f"{head}\n\n{rows}\n::::"
+
+
+def _safe_row(row: str) -> str:
+    import csv
+    import io
+
+    fields = [_BLOCK_START.sub(_escaped, field) for field in next(csv.reader([row]), [])]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def _escaped(start: re.Match[str]) -> str:
+    mark = start.group(1)
+    return f"{mark[:-1]}\\{mark[-1]}"
+
+
+def _how_it_was_run(run: Mapping[str, Any], page: Path, executed_path: Path) -> Cell:
+    facts = {
+        "Parameters": _parameters(run),
+        "Machine": f"{run['machine']['device_name']}, {run['machine']['system']}",
+        "Versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
+        "Commit": _commit(run["commit"]),
+        "Started": f"{run['started'].replace('+00:00', '').replace('T', ' ')} UTC",
+        "Took": f"{run['duration_s']:g} s",
+        "Notebook": _download("with its outputs", executed_path, page),
+    }
+    rows = "\n".join(f"{name}\n: {value}\n" for name, value in facts.items())
+    return _markdown(
+        "how-it-was-run", f":::::{{dropdown}} How this was run\n:class-container: kvbook-run\n\n{rows}:::::"
+    )
+
+
+def _commit(commit: str) -> str:
+    if commit == "unknown":
+        return "unknown (not run from a git checkout)"
+    return f"`{commit.rstrip('+')}`{' with uncommitted changes' if commit.endswith('+') else ''}"
+
+
+def _parameters(run: Mapping[str, Any]) -> str:
+    given = ", ".join(f"`{name} = {value!r}`" for name, value in run["parameters"].items())
+    rest = "the defaults in the chapter's parameters cell"
+    return (
+        f"{given}; for the others {rest} (set `{run['profile']}`)"
+        if given
+        else f"{rest} (set `{run['profile']}`)"
+    )
+
+
+def _markdown(cell_id: str, text: str) -> Cell:
+    return {"cell_type": "markdown", "id": cell_id, "metadata": {}, "source": text}
+
+
+def _text(cell: Cell) -> str:
+    return "".join(cell["source"])
+
+
+def _tags(cell: Cell) -> list[str]:
+    return cell["metadata"].get("tags", [])
