@@ -453,7 +453,7 @@ def _source_sha256(codes: Iterable[str]) -> str:
     for code in codes:
         # Magics and shell lines are notebook syntax, not Python's; they import nothing of ours.
         lines = ("" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines())
-        # A cell that is not Python fails when it runs, with Python's own message; a digest has nothing to add.
+        # A cell that is not Python fails when it runs, with Python's own message; nothing to add here.
         with contextlib.suppress(SyntaxError):
             modules |= fingerprint.imports_of("\n".join(lines))
     return fingerprint.of_source(modules)

@@ -32,6 +32,7 @@ DATA = ROOT / "data"
 DOCUMENTS = DATA / "documents"
 # Stand-in checkpoints and the registry of families.
 MODELS = DATA / "models"
+STANDINS = MODELS / "standins"
 # Recorded runs of this and other machines; immutable.
 RECORDED_RUNS = DATA / "runs"
 

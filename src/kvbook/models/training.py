@@ -27,7 +27,6 @@ from kvbook import corpus, paths
 from kvbook.models import baselines, standins, tokenizers
 from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE
 
-STANDINS = paths.MODELS / "standins"
 WORK = paths.BUILD / "training"
 # Positions without a target.
 _IGNORED = -100
@@ -248,7 +247,7 @@ def train(family: str, recipe: Recipe | None = None, destination: Path | None = 
     recipe = recipe or Recipe()
     config = standins.config(family)
     masked = family == "roberta"
-    destination = destination or STANDINS / family
+    destination = destination or paths.STANDINS / family
     name = f"{family}-{recipe.steps}-{recipe.seed}"
     work = WORK / name
     work.mkdir(parents=True, exist_ok=True)

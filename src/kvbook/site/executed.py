@@ -1,4 +1,4 @@
-"""Every page from a fresh run: what is stale is executed before Sphinx reads; then outputs join the sources."""
+"""Every page from a fresh run: what is stale is executed before Sphinx reads; outputs then join sources."""
 
 import json
 from pathlib import Path

@@ -1,0 +1,117 @@
+"""How far two computations of the same thing are apart.
+
+Never a bare "same": bits equal, tokens equal, or within x.  Differences are taken in float64, where those of two
+numbers of 32 bits or less are exact or as good as exact, so the measure adds no rounding of its own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+# Half the distance from 1 to the next number: the relative error of one rounding (Higham, 2002, section 2.1).
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Difference of two tensors, over their last dimension.
+
+    Attributes
+    ----------
+    max_abs : Tensor of float64
+        Largest absolute difference.
+    rms : Tensor of float64
+        Root mean square of the difference.
+    reference_rms : Tensor of float64
+        Root mean square of the first tensor.
+    differing_share : Tensor of float64
+        Share of elements whose values differ; 0 means that all are equal, bit for bit but for the sign of zero.
+    """
+
+    max_abs: torch.Tensor
+    rms: torch.Tensor
+    reference_rms: torch.Tensor
+    differing_share: torch.Tensor
+
+    @property
+    def relative_rms(self) -> torch.Tensor:
+        """Drift without a scale: `rms` over `reference_rms`."""
+        return self.rms / self.reference_rms
+
+
+def drift(reference: torch.Tensor, other: torch.Tensor) -> Drift:
+    """Compare two tensors along their last dimension.
+
+    Parameters
+    ----------
+    reference, other : Tensor, shape (..., n)
+        Two computations of the same numbers.
+
+    Returns
+    -------
+    Drift
+        Each entry of shape (...).
+
+    Raises
+    ------
+    ValueError
+        When the shapes differ: broadcasting would compare what does not belong together.
+    """
+    if reference.shape != other.shape:
+        raise ValueError(f"shapes differ: {tuple(reference.shape)} and {tuple(other.shape)}")
+    first, second = reference.double(), other.double()
+    difference = first - second
+    return Drift(
+        max_abs=difference.abs().amax(-1),
+        rms=difference.square().mean(-1).sqrt(),
+        reference_rms=first.square().mean(-1).sqrt(),
+        differing_share=(difference != 0).double().mean(-1),
+    )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a difference of logits means for the next token.
+
+    Attributes
+    ----------
+    kl_nats : float
+        Kullback-Leibler divergence of the other distribution from the reference, in nats.
+    top1_flip : bool
+        Whether the most probable token is another one.
+    margin : float
+        Reference logit of its most probable token less that of the second.
+    """
+
+    kl_nats: float
+    top1_flip: bool
+    margin: float
+
+
+def decision(reference: torch.Tensor, other: torch.Tensor) -> Decision:
+    """Compare two vectors of logits as distributions and as greedy choices.
+
+    Parameters
+    ----------
+    reference, other : Tensor, shape (vocabulary_size,)
+        Logits.
+    """
+    first, second = torch.log_softmax(reference.double(), -1), torch.log_softmax(other.double(), -1)
+    best = reference.double().topk(2).values
+    return Decision(
+        # Rounding can leave a divergence of equal distributions a hair below zero.
+        kl_nats=max(0.0, (first.exp() * (first - second)).sum().item()),
+        top1_flip=bool(reference.argmax() != other.argmax()),
+        margin=(best[0] - best[1]).item(),
+    )
+
+
+def first_divergence(reference: list[int], other: list[int]) -> int | None:
+    """Give the index of the first token that differs, or None when the shorter list is a prefix of the longer.
+
+    Parameters
+    ----------
+    reference, other : list of int
+        Token ids.
+    """
+    return next((i for i, (a, b) in enumerate(zip(reference, other, strict=False)) if a != b), None)

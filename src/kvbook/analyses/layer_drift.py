@@ -1,0 +1,219 @@
+"""Tables behind the chapter on issue 25420."""
+
+import pandas as pd
+
+from kvbook import agreement, fits
+from kvbook.experiments import greedy_paths
+
+
+def _inner(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the layers to which one law can apply: not the embedding, which cannot drift, nor what is behind the final norm."""
+    last = rows.loc[rows["place"] == "hidden", "layer"].max()
+    return rows[(rows["place"] == "hidden") & (rows["layer"] >= 1) & (rows["layer"] < last)]
+
+
+def layer_means(drift: pd.DataFrame) -> pd.DataFrame:
+    """Average over samples, as the document did, with an interval.
+
+    Parameters
+    ----------
+    drift : DataFrame
+        Rows of the experiment ``layer_drift``.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``weights``, ``dtype``, ``place``, ``layer``, ``max_abs`` with ``low`` and ``high`` (95 %, bootstrap over
+        files), and the means of ``relative_rms``, ``differing_share``, and ``n`` samples.
+    """
+    tables = []
+    for (model, weights, dtype), rows in drift.groupby(["model", "weights", "dtype"], sort=False):
+        resampled = fits.resample(rows, "max_abs")
+        low, high = resampled.interval()
+        others = rows.groupby("layer")[["relative_rms", "differing_share"]].mean()
+        tables.append(
+            pd.DataFrame(
+                {
+                    "model": model,
+                    "weights": weights,
+                    "dtype": dtype,
+                    "place": rows.groupby("layer")["place"].first().to_numpy(),
+                    "layer": resampled.layers,
+                    "max_abs": resampled.mean,
+                    "low": low,
+                    "high": high,
+                    "relative_rms": others["relative_rms"].to_numpy(),
+                    "differing_share": others["differing_share"].to_numpy(),
+                    "n": rows["sample"].nunique(),
+                }
+            )
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+def growth_table(drift: pd.DataFrame) -> pd.DataFrame:
+    """Fit the growth a layer of every series that drifts in each inner layer.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``fit`` (interval of the fit) and ``sampling`` (bootstrap over files), both `Estimate`.
+    """
+    table = []
+    for (model, dtype), rows in drift.groupby(["model", "dtype"], sort=False):
+        resampled = fits.resample(_inner(rows), "max_abs")
+        if len(resampled.layers) < 3 or not (resampled.mean > 0).all() or not (resampled.draws > 0).all():
+            continue
+        table.append(
+            {
+                "model": model,
+                "dtype": dtype,
+                "fit": fits.growth_per_layer(resampled.layers, resampled.mean),
+                "sampling": fits.growth_resampled(resampled),
+            }
+        )
+    return pd.DataFrame(table, columns=["model", "dtype", "fit", "sampling"])
+
+
+def ratio_table(drift: pd.DataFrame) -> pd.DataFrame:
+    """Take the ratio of every dtype to every finer one, over the inner layers.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``coarse``, ``fine``, ``fit``, ``sampling``.
+    """
+    table = []
+    for model, rows in drift.groupby("model", sort=False):
+        series = {}
+        for dtype, part in rows.groupby("dtype", sort=False):
+            resampled = fits.resample(_inner(part), "max_abs")
+            if (resampled.mean > 0).all() and (resampled.draws > 0).all():
+                series[dtype] = resampled
+        names = sorted(series, key=agreement.UNIT_ROUNDOFF.__getitem__)
+        for fine, coarse in [(f, c) for i, f in enumerate(names) for c in names[i + 1 :]]:
+            table.append(
+                {
+                    "model": model,
+                    "coarse": coarse,
+                    "fine": fine,
+                    "fit": fits.geometric_mean_ratio(series[coarse].mean, series[fine].mean),
+                    "sampling": fits.ratio_resampled(series[coarse], series[fine]),
+                }
+            )
+    return pd.DataFrame(table, columns=["model", "coarse", "fine", "fit", "sampling"])
+
+
+def published_fits(published: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Fit growth and ratios to the document's own columns; they have no samples, so only the fit's interval.
+
+    Parameters
+    ----------
+    published : DataFrame
+        From `documents.published_drift`.
+
+    Returns
+    -------
+    growth, ratios : DataFrame
+        As `growth_table` and `ratio_table`, without ``sampling``.
+    """
+    growth, ratios = [], []
+    for model, of_model in published.groupby("model", sort=False):
+        inner = {dtype: _inner(rows) for dtype, rows in of_model.groupby("dtype", sort=False)}
+        for dtype, rows in inner.items():
+            fit = fits.growth_per_layer(rows["layer"].to_numpy(), rows["max_abs"].to_numpy())
+            growth.append({"model": model, "dtype": dtype, "fit": fit})
+        names = sorted(inner, key=agreement.UNIT_ROUNDOFF.__getitem__)
+        for fine, coarse in [(f, c) for i, f in enumerate(names) for c in names[i + 1 :]]:
+            ratio = fits.geometric_mean_ratio(inner[coarse]["max_abs"].to_numpy(), inner[fine]["max_abs"].to_numpy())
+            ratios.append({"model": model, "coarse": coarse, "fine": fine, "fit": ratio})
+    return pd.DataFrame(growth), pd.DataFrame(ratios, columns=["model", "coarse", "fine", "fit"])
+
+
+def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
+    """Hold each step of a method against the same step without a cache.
+
+    Parameters
+    ----------
+    greedy : DataFrame
+        Rows of the experiment ``greedy_paths``.
+    method : str
+        A cached method.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``step``, ``bits_equal`` (of the logits), ``token_equal``, and ``same_prefix``: whether all
+        tokens before the step are equal, so that the two steps compute the same thing.
+    """
+    keys = ["model", "dtype", "step"]
+    both = greedy[greedy["method"] == method].merge(
+        greedy[greedy["method"] == greedy_paths.UNCACHED], on=keys, suffixes=("", "_uncached")
+    )
+    both = both.sort_values(keys)
+    both["bits_equal"] = both["logits_sha256"] == both["logits_sha256_uncached"]
+    both["token_equal"] = both["token"] == both["token_uncached"]
+    both["same_prefix"] = both.groupby(["model", "dtype"])["token_equal"].transform(
+        lambda equal: equal.shift(fill_value=True).cummin()
+    )
+    return both[[*keys, "bits_equal", "token_equal", "same_prefix"]].reset_index(drop=True)
+
+
+def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
+    """Find for every method the first token that differs from decoding without a cache.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``method``, ``first_divergence`` (step, NaN when all tokens are equal), ``margin`` (of the
+        uncached logits at that step), ``steps`` compared, ``bits_equal_steps`` and ``final_cache_length``.
+    """
+    table = []
+    for (model, dtype), rows in greedy.groupby(["model", "dtype"], sort=False):
+        uncached = rows[rows["method"] == greedy_paths.UNCACHED].set_index("step").sort_index()
+        for method in greedy_paths.METHODS[1:]:
+            own = rows[rows["method"] == method].set_index("step").sort_index()
+            step = agreement.first_divergence(uncached["token"].tolist(), own["token"].tolist())
+            steps = min(len(uncached), len(own))
+            equal = own["logits_sha256"].iloc[:steps] == uncached["logits_sha256"].iloc[:steps]
+            table.append(
+                {
+                    "model": model,
+                    "dtype": dtype,
+                    "method": method,
+                    "first_divergence": step,
+                    "margin": None if step is None else uncached["margin"].iloc[step],
+                    "steps": steps,
+                    "bits_equal_steps": int(equal.sum()),
+                    "final_cache_length": int(own["cache_length"].iloc[-1]),
+                }
+            )
+    frame = pd.DataFrame(table)
+    return frame.astype({"first_divergence": "Float64", "margin": "Float64"})
+
+
+def mitigation_table(mitigations: pd.DataFrame) -> pd.DataFrame:
+    """Take every variant against stock: drift by the ratio of means, times by the median of paired ratios.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``variant``, ``drift_ratio``, ``decode_ratio``, ``full_ratio`` (each an `Estimate`); empty for a dtype in
+        which stock does not drift.
+    """
+    table = []
+    for dtype, rows in mitigations.groupby("dtype", sort=False):
+        if not (rows.loc[rows["variant"] == "stock", "logits_relative_rms"] > 0).any():
+            continue
+        for variant in rows["variant"].unique():
+            if variant != "stock":
+                table.append(
+                    {
+                        "dtype": dtype,
+                        "variant": variant,
+                        "drift_ratio": fits.paired_ratio(rows, "logits_relative_rms", variant, "stock"),
+                        "decode_ratio": fits.paired_median_ratio(rows, "decode_s", variant, "stock"),
+                        "full_ratio": fits.paired_median_ratio(rows, "full_s", variant, "stock"),
+                    }
+                )
+    return pd.DataFrame(table, columns=["dtype", "variant", "drift_ratio", "decode_ratio", "full_ratio"])

@@ -1,0 +1,1 @@
+"""Verdicts on what the documents claim, computed from rows and never typed."""

@@ -1,0 +1,92 @@
+"""The ledger: every claim of a document beside its verdict."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import pandas as pd
+
+from kvbook import documents, paths
+
+Word = Literal["reproduced", "reproduced in kind", "refuted", "other cause", "needs the real weights", "not run"]
+
+Evidence = TypeVar("Evidence")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What our rows say of a claim.
+
+    Attributes
+    ----------
+    here : str
+        The numbers that decided, with their interval.
+    verdict : str
+        One of `Word`.  "In kind" is said where the rows come from stand-in or random weights: the mechanism is shown,
+        the document's magnitude is not.
+    """
+
+    here: str
+    verdict: Word
+
+
+def holds(condition: bool, weights: str) -> Word:
+    """Give the word for a claim that our rows bear out, or do not.
+
+    Parameters
+    ----------
+    condition : bool
+        Whether they do.
+    weights : str
+        Of the model that made the rows.
+    """
+    if not condition:
+        return "refuted"
+    return "reproduced" if weights in ("hub", "local") else "reproduced in kind"
+
+
+def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], evidence: Evidence) -> pd.DataFrame:
+    """Check every claim of a document and keep the result in ``_build/claims/<document>.json``.
+
+    Parameters
+    ----------
+    document : str
+        Its short name.
+    checks : mapping of str to callable
+        One check a claim, by the claim's id.
+    evidence : object
+        What the checks take.
+
+    Returns
+    -------
+    DataFrame
+        ``document``, ``claim``, ``published``, ``here``, ``verdict``, in the document's order.
+
+    Raises
+    ------
+    ValueError
+        When a claim has no check, or a check no claim.
+    """
+    claims = documents.published(document)["claims"]
+    if (named := {claim["id"] for claim in claims}) != set(checks):
+        raise ValueError(f"{document}: claims and checks differ in {sorted(named ^ set(checks))}")
+    rows = []
+    for claim in claims:
+        verdict = checks[claim["id"]](evidence)
+        rows.append(
+            {
+                "document": document,
+                "claim": claim["claim"],
+                "published": claim["published"],
+                "here": verdict.here,
+                "verdict": verdict.verdict,
+            }
+        )
+    folder = paths.BUILD / "claims"
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{document}.partial"
+    part.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    os.replace(part, folder / f"{document}.json")
+    return pd.DataFrame(rows)

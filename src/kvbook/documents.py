@@ -1,0 +1,38 @@
+"""What the documents published: ``data/documents/<document>.yaml``, read and nothing more."""
+
+import functools
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from kvbook import paths
+
+
+@functools.cache
+def published(document: str) -> dict[str, Any]:
+    """Read everything that was transcribed from a document.
+
+    Parameters
+    ----------
+    document : str
+        Its short name, such as ``"issue-25420"``.
+    """
+    return yaml.safe_load((paths.DOCUMENTS / f"{document}.yaml").read_text("utf-8"))
+
+
+def published_drift() -> pd.DataFrame:
+    """Give issue 25420's table as tidy rows.
+
+    Returns
+    -------
+    DataFrame
+        ``family``, ``model``, ``dtype``, ``place`` (``hidden`` or ``logits``), ``layer``, ``max_abs``; the layer of the
+        logits is one behind the last.
+    """
+    rows = []
+    for series in published("issue-25420")["drift"]["series"]:
+        about = {key: series[key] for key in ("family", "model", "dtype")}
+        rows += [about | {"place": "hidden", "layer": i, "max_abs": x} for i, x in enumerate(series["hidden"])]
+        rows.append(about | {"place": "logits", "layer": len(series["hidden"]), "max_abs": series["logits"]})
+    return pd.DataFrame(rows)

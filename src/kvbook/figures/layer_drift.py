@@ -1,0 +1,285 @@
+"""Figures of the chapter on issue 25420.
+
+Colour is the dtype; marker and line style tell whose numbers they are: filled and solid is this run, hollow and dashed is
+what the document published.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from kvbook import agreement, fits
+from kvbook.experiments import greedy_paths
+from kvbook.figures import style
+
+DTYPE_COLOURS = {
+    "float64": style.BLACK,
+    "float32": style.BLUE,
+    "float16": style.GREEN,
+    "bfloat16": style.VERMILION,
+}
+SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def _hidden(rows: pd.DataFrame) -> pd.DataFrame:
+    # The embedding drifts by exactly zero, which a logarithmic axis cannot hold.
+    return rows[(rows["place"] == "hidden") & (rows["layer"] > 0)].sort_values("layer")
+
+
+def _whose(ax: Axes, **where) -> None:
+    ax.legend(
+        handles=[
+            Line2D([], [], color=style.GREY, marker="o", linestyle="-", label="this run"),
+            Line2D([], [], color=style.GREY, marker="o", linestyle="--", markerfacecolor="white", label="published"),
+        ],
+        **where,
+    )
+
+
+def _line(ax: Axes, x, y, dtype: str, published: bool, **more) -> None:
+    ax.plot(
+        x, y, color=DTYPE_COLOURS[dtype], marker="o", markersize=3.5, linestyle="--" if published else "-",
+        markerfacecolor="white" if published else DTYPE_COLOURS[dtype], linewidth=1.2, **more,
+    )  # fmt: skip
+
+
+def plot_absolute(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw the largest absolute difference against the layer, one model of ours beside the document's of its kind.
+
+    Parameters
+    ----------
+    means : DataFrame
+        From `analyses.layer_drift.layer_means`, one model.
+    published : DataFrame
+        From `documents.published_drift`, one family.
+    ax : Axes
+        Where to draw.
+    """
+    for rows, theirs in ((means, False), (published, True)):
+        for dtype, series in rows.groupby("dtype"):
+            hidden = _hidden(series)
+            hidden = hidden[hidden["max_abs"] > 0]
+            if hidden.empty:
+                continue
+            _line(ax, hidden["layer"], hidden["max_abs"], dtype, theirs)
+            if not theirs:
+                low = hidden["low"].where(hidden["low"] > 0, hidden["max_abs"])
+                ax.fill_between(hidden["layer"], low, hidden["high"], color=DTYPE_COLOURS[dtype], alpha=0.2, linewidth=0)
+            else:
+                end = hidden.iloc[-2]
+                ax.annotate(
+                    SHORT[dtype], (end["layer"], end["max_abs"]), xytext=(4, 3), textcoords="offset points",
+                    color=DTYPE_COLOURS[dtype], fontsize=9,
+                )  # fmt: skip
+    ax.set(yscale="log", xlabel="hidden state after layer", ylabel="largest absolute difference")
+    return ax
+
+
+def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[str], families: list[str]) -> Figure:
+    """Draw `plot_absolute` for each model, side by side on one axis of values."""
+    fig, axes = plt.subplots(1, len(models), sharey=True, squeeze=False, figsize=(style.WIDTH, 3.7))
+    for ax, model, family in zip(axes[0], models, families, strict=True):
+        plot_absolute(means[means["model"] == model], published[published["family"] == family], ax)
+        ax.text(0.03, 0.97, model, transform=ax.transAxes, va="top", fontsize=10, fontweight="bold")
+        ax.label_outer()
+    _whose(axes[0][-1], loc="lower right")
+    return fig
+
+
+def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw every series over its own geometric mean against depth, so that only the shape is left.
+
+    Parameters and the axes as for `plot_absolute`; all models and families may be in the tables.
+    """
+    for rows, theirs in ((means, False), (published, True)):
+        for (_, dtype), series in rows.groupby(["model", "dtype"]):
+            hidden = _hidden(series)
+            depth = hidden["layer"].max()
+            inner = hidden[(hidden["layer"] < depth) & (hidden["max_abs"] > 0)]
+            if len(inner) > 2:
+                scale = np.exp(np.log(inner["max_abs"]).mean())
+                _line(ax, inner["layer"] / depth, inner["max_abs"] / scale, dtype, theirs, alpha=0.85)
+    ax.set(yscale="log", xlabel="depth (layer / layers)", ylabel="drift / its geometric mean")
+    return ax
+
+
+def plot_relative(means: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw the relative drift in units of the dtype's unit roundoff against depth.
+
+    Parameters
+    ----------
+    means : DataFrame
+        From `analyses.layer_drift.layer_means`.
+    ax : Axes
+        Where to draw.
+    """
+    for model_index, (_, of_model) in enumerate(means.groupby("model", sort=False)):
+        for dtype, series in of_model.groupby("dtype"):
+            hidden = _hidden(series)
+            hidden = hidden[hidden["relative_rms"] > 0]
+            if hidden.empty:
+                continue
+            ax.plot(
+                hidden["layer"] / series.loc[series["place"] == "hidden", "layer"].max(),
+                hidden["relative_rms"] / agreement.UNIT_ROUNDOFF[dtype],
+                color=DTYPE_COLOURS[dtype], marker=style.MARKERS[model_index], markersize=3.5, linewidth=1.2,
+                linestyle=("-", ":")[model_index % 2],
+            )  # fmt: skip
+    ax.set(yscale="log", xlabel="depth (layer / layers)", ylabel="relative drift / unit roundoff")
+    return ax
+
+
+def figure_scale_free(means: pd.DataFrame, published: pd.DataFrame) -> Figure:
+    """Draw shape and relative drift side by side."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(style.WIDTH, 3.7))
+    plot_shape(means, published, left)
+    _whose(left, loc="upper left")
+    plot_relative(means, right)
+    models = list(dict.fromkeys(means["model"]))
+    handles = [
+        Line2D([], [], color=style.GREY, marker=style.MARKERS[i], linestyle=("-", ":")[i % 2], label=model)
+        for i, model in enumerate(models)
+    ]
+    handles += [Line2D([], [], color=DTYPE_COLOURS[d], label=SHORT[d]) for d in dict.fromkeys(means["dtype"])]
+    right.legend(handles=handles, loc="best", fontsize=9)
+    return fig
+
+
+def plot_estimates(table: pd.DataFrame, ax: Axes, reference: float | None = None, form: str = "{:.3g}") -> Axes:
+    """Draw estimates with their intervals, a line each, the value written beside.
+
+    Parameters
+    ----------
+    table : DataFrame
+        ``label``, ``estimate`` (`Estimate`), ``published`` (bool).
+    ax : Axes
+        Where to draw.
+    reference : float, optional
+        A value to mark.
+    form : str
+        How to write the value.
+    """
+    for place, row in enumerate(table.itertuples()):
+        estimate: fits.Estimate = row.estimate
+        colour = style.GREY if row.published else style.BLUE
+        ax.errorbar(
+            estimate.value, place, xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
+            fmt="o", color=colour, markerfacecolor="white" if row.published else colour,
+        )  # fmt: skip
+        ax.annotate(
+            form.format(estimate.value), (estimate.value, place), xytext=(0, 6), textcoords="offset points",
+            ha="center", fontsize=8.5, color=colour,
+        )  # fmt: skip
+    if reference is not None:
+        ax.axvline(reference, color=style.GREY, linewidth=1, linestyle=":")
+    ax.set_yticks(range(len(table)), table["label"])
+    ax.set_ylim(len(table) - 0.4, -0.8)
+    ax.grid(axis="y", visible=False)
+    return ax
+
+
+def figure_laws(growth: pd.DataFrame, ratios: pd.DataFrame) -> Figure:
+    """Draw growth a layer and ratios between dtypes, the document's and ours.
+
+    Parameters
+    ----------
+    growth, ratios : DataFrame
+        As `plot_estimates` takes them.
+    """
+    height = 0.9 + 0.32 * (len(growth) + len(ratios)) + 0.8
+    fig, (top, bottom) = plt.subplots(
+        2, 1, figsize=(style.WIDTH, height), height_ratios=[max(1, len(growth)), max(1, len(ratios))]
+    )
+    plot_estimates(growth, top, reference=0.0, form="{:+.1%}")
+    top.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+    top.set_xlabel("growth a layer")
+    plot_estimates(ratios, bottom)
+    bottom.set(xscale="log", xlabel="ratio of drift")
+    return fig
+
+
+# Least to most wrong; each also has its own hatch-free grey value, so print and colour agree.
+_STATES = ("bits equal", "token equal", "token differs", "not run")
+_STATE_COLOURS = (style.BLUE, style.SKY, style.ORANGE, "#eeeeee")
+
+
+def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw for every cached method and step whether bits or tokens equal those without a cache.
+
+    Parameters
+    ----------
+    greedy : DataFrame
+        Rows of the experiment ``greedy_paths``, one model and dtype.
+    ax : Axes
+        Where to draw.
+    """
+    uncached = greedy[greedy["method"] == greedy_paths.UNCACHED].set_index("step")
+    methods = greedy_paths.METHODS[1:]
+    grid = np.full((len(methods), len(uncached)), 3)
+    for row, method in enumerate(methods):
+        own = greedy[greedy["method"] == method].set_index("step")
+        for step in own.index:
+            if own.loc[step, "logits_sha256"] == uncached.loc[step, "logits_sha256"]:
+                grid[row, step] = 0
+            else:
+                grid[row, step] = 1 if own.loc[step, "token"] == uncached.loc[step, "token"] else 2
+    ax.pcolormesh(
+        grid, cmap=ListedColormap(_STATE_COLOURS), norm=BoundaryNorm(range(5), 4), edgecolors="white", linewidth=0.5
+    )
+    ax.set_yticks(np.arange(len(methods)) + 0.5, methods, fontsize=8)
+    ax.invert_yaxis()
+    ax.grid(visible=False)
+    return ax
+
+
+def figure_greedy(greedy: pd.DataFrame) -> Figure:
+    """Draw `plot_greedy` for every model and dtype, one under the other."""
+    groups = list(greedy.groupby(["model", "dtype"], sort=False))
+    fig, axes = plt.subplots(len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.6 + 1.12 * len(groups)))
+    for ax, ((model, dtype), rows) in zip(axes[:, 0], groups, strict=True):
+        plot_greedy(rows, ax)
+        ax.set_title(f"{model}, {SHORT[dtype]}", loc="left", fontsize=9, pad=2)
+    axes[-1, 0].set_xlabel("decoding step")
+    handles = [
+        plt.Rectangle((0, 0), 1, 1, facecolor=c, edgecolor="#444444", linewidth=0.5, label=s)
+        for s, c in zip(_STATES[:3], _STATE_COLOURS, strict=False)
+    ]
+    fig.legend(handles=handles, loc="outside upper right", ncols=3, fontsize=8.5)
+    return fig
+
+
+def plot_mitigations(table: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw the drift of each mitigation against its decode time, both over stock's.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `analyses.layer_drift.mitigation_table`.
+    ax : Axes
+        Where to draw.
+    """
+    for dtype, rows in table.groupby("dtype", sort=False):
+        for row in rows.itertuples():
+            number = list(dict.fromkeys(table["variant"])).index(row.variant)
+            drift, time = row.drift_ratio, row.decode_ratio
+            ax.errorbar(
+                time.value, drift.value,
+                xerr=[[time.value - time.low], [time.high - time.value]],
+                yerr=[[drift.value - drift.low], [drift.high - drift.value]],
+                color=DTYPE_COLOURS[dtype], fmt=style.MARKERS[number], markersize=6, linewidth=1,
+            )  # fmt: skip
+    ax.axhline(1, color=style.GREY, linewidth=1, linestyle=":")
+    ax.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
+    ax.set(xlabel="time of a decode step / stock", ylabel="relative drift of the logits / stock")
+    ax.set_ylim(bottom=min(-0.05, ax.get_ylim()[0]))
+    handles = [
+        Line2D([], [], color=style.GREY, marker=style.MARKERS[i], linestyle="", label=name)
+        for i, name in enumerate(dict.fromkeys(table["variant"]))
+    ]
+    handles += [Line2D([], [], color=DTYPE_COLOURS[d], linewidth=3, label=SHORT[d]) for d in dict.fromkeys(table["dtype"])]
+    ax.legend(handles=handles, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return ax

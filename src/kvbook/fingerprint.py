@@ -1,0 +1,101 @@
+"""Content hashes: of values, of files, and of the source that a module runs.
+
+Nothing is stale because of a clock: a result is redone when what made it has other bytes.
+"""
+
+import ast
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def of_values(values: Any) -> str:
+    """Hash anything that JSON can hold; the order of a mapping's keys does not matter."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def of_file(path: Path) -> str:
+    """Hash a file's bytes, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _file_of(module: str) -> Path | None:
+    base = PACKAGE.joinpath(*module.split(".")[1:])
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def imports_of(source: str, module: str = "") -> set[str]:
+    """List the kvbook modules that a piece of source imports, wherever in it the import stands.
+
+    Parameters
+    ----------
+    source : str
+        Python source.
+    module : str
+        Its own dotted name, for relative imports.
+    """
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")[: -node.level]
+                base = ".".join([*parents, base]).rstrip(".")
+            # `from kvbook.models import training` imports a module, `from kvbook.errors import UserError` a name.
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        found |= {name for name in names if name.split(".")[0] == PACKAGE.name and _file_of(name)}
+    return found
+
+
+@functools.cache
+def _reached(module: str) -> frozenset[str]:
+    reached: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in reached or (path := _file_of(name)) is None:
+            continue
+        reached.add(name)
+        waiting += imports_of(path.read_text("utf-8"), name)
+    return frozenset(reached)
+
+
+def _without_prose(source: str) -> str:
+    """Reduce source to what runs: no comments, no docstrings, no layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                del node.body[0]
+    return ast.dump(tree)
+
+
+def of_source(modules: Iterable[str]) -> str:
+    """Hash the source of modules and of every kvbook module that they import, directly or not.
+
+    Comments and docstrings do not count: a better explanation must not cost a GPU run.
+
+    Parameters
+    ----------
+    modules : iterable of str
+        Dotted names, such as ``"kvbook.experiments.layer_drift"``.
+    """
+    everything = sorted(set().union(*(_reached(module) for module in modules)))
+    digest = hashlib.sha256()
+    for module in everything:
+        if path := _file_of(module):
+            digest.update(module.encode() + b"\0" + _without_prose(path.read_text("utf-8")).encode() + b"\0")
+    return digest.hexdigest()
