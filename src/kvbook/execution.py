@@ -333,8 +333,8 @@ def _own_interpreter() -> type:
     class OwnInterpreter(AsyncKernelManager):
         @property
         def kernel_spec(self) -> KernelSpec:
-            # The log level keeps ipykernel's remark on unencrypted local TCP from every chapter's first line.
-            start = ["-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=40"]
+            # The log level keeps remarks on local TCP and on slow shutdown from among the progress lines.
+            start = ["-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=50"]
             return KernelSpec(argv=[sys.executable, *start], display_name="Python 3", language="python")
 
     return OwnInterpreter

@@ -98,13 +98,7 @@ class Page:
         _check_words(name, caption=caption, alt=alt)
         files = {kind: _picture(fig, kind, dpi=300) for kind in ("svg", "pdf", "png")}
         files["csv"] = _csv(table)
-        inline = next(
-            (p for p in (_picture(fig, "png", d) for d in INLINE_DPI) if len(p) <= INLINE_BYTES), None
-        )
-        if inline is None:
-            # Better a blurred picture than a page that a telephone gives up on; the sharp one is a click
-            # away.
-            inline = _picture(fig, "png", INLINE_DPI[-1])
+        inline = _picture_for_the_page(fig)
         width = round(fig.get_figwidth() * PAGE_PIXELS_PER_INCH)
         plt.close(fig)
         digests = self._write(name, files)
@@ -143,7 +137,10 @@ class Page:
         )
 
     def numbers(self, values: Mapping[str, str]) -> None:
-        """Give numbers a name by which the chapter's prose shows them, as ``{glue:text}`name```.
+        """Give numbers a name by which prose shows them.
+
+        In the chapter: ``{glue:text}`name```. On another page with a format, without which MyST-NB misreads
+        the path: ``{glue:text}`chapters/01_layer_drift.ipynb::name:s```.
 
         Parameters
         ----------
@@ -183,6 +180,25 @@ def _picture(fig: Figure, kind: str, dpi: int) -> bytes:
     buffer = io.BytesIO()
     options = {"pil_kwargs": {"optimize": True}} if kind == "png" else {}
     fig.savefig(buffer, format=kind, dpi=dpi, metadata=_NO_DATES[kind], **options)
+    return buffer.getvalue()
+
+
+def _picture_for_the_page(fig: Figure) -> bytes:
+    for dpi in INLINE_DPI:
+        picture = _picture(fig, "png", dpi)
+        for candidate in (picture, _with_256_colours(picture)):
+            if len(candidate) <= INLINE_BYTES:
+                return candidate
+    # Better a coarse picture than a page that a telephone gives up on; the sharp files are a click away.
+    return candidate
+
+
+def _with_256_colours(png: bytes) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    reduced = Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    reduced.save(buffer, format="png", optimize=True)
     return buffer.getvalue()
 
 

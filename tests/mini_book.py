@@ -1,0 +1,125 @@
+"""A book of one small chapter in its own folder, with this repository's configuration, for tests to build."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from kvbook.execution import Folders
+from kvbook.paths import ROOT
+
+STEM = "01_squares"
+
+PROSE = """\
+# Squares
+
+The last square is {glue:text}`last-square`, and a number that must not be touched is {glue:text}`exact`.
+See {numref}`fig-squares` and {numref}`tab-squares`.
+"""
+
+CODE = {
+    "parameters": 'n: int = 4  # how many numbers\nlabel: str = "squares"  # what the line is called\n',
+    "run": (
+        "import sys\n"
+        "import matplotlib.pyplot as plt\n"
+        "import pandas as pd\n"
+        "from kvbook import progress\n"
+        "from kvbook.figures import publish, style\n"
+        "\n"
+        "style.use()\n"
+        'rows = pd.DataFrame({"x": list(progress.track(range(n), label="square"))})\n'
+        'rows["y"] = rows["x"] ** 2 / 3\n'
+        'print("run by", sys.executable)\n'
+    ),
+    "figure": (
+        f'page = publish.Page("{STEM}")\n'
+        "fig, ax = plt.subplots()\n"
+        'ax.plot(rows["x"], rows["y"], marker="o", label=label)\n'
+        'page.figure(fig, "fig-squares", f"Thirds of {n} squares.", f"A line through {n} points.", rows)\n'
+    ),
+    "table": 'page.table(rows, "tab-squares", "The rows behind {numref}`fig-squares`.", {"y": "{:.2f}"})\n',
+    "numbers": 'page.numbers({"last-square": f"{rows.y.iloc[-1]:.2f}", "exact": "1e-3 [8.40, 9.5]"})\n',
+}
+
+INDEX = """\
+# A small book
+
+The chapter's number, from another page: {glue:text}`chapters/01_squares.ipynb::last-square:s`.
+"""
+
+
+def notebook(prose: str = PROSE, **code: str) -> dict:
+    """Give the chapter as a notebook; a keyword replaces the code of that cell."""
+    cells = [{"cell_type": "markdown", "id": "prose", "metadata": {}, "source": prose}]
+    for name, source in (CODE | code).items():
+        metadata = {"tags": ["parameters"]} if name == "parameters" else {}
+        cell = {"cell_type": "code", "id": name, "metadata": metadata, "source": source}
+        cells.append(cell | {"outputs": [], "execution_count": None})
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def write(root: Path, prose: str = PROSE, **code: str) -> Path:
+    """Write the chapter's source; returns its file."""
+    path = root / "chapters" / f"{STEM}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(notebook(prose, **code), indent=1) + "\n", "utf-8")
+    return path
+
+
+def create(root: Path) -> Path:
+    """Write the whole book into `root`."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name in ("_config.yml", "_toc.yml", "CITATION.cff"):
+        shutil.copy(ROOT / name, root / name)
+    (root / "references.bib").write_text("")
+    (root / "index.md").write_text(INDEX)
+    (root / "parameters").mkdir()
+    (root / "parameters" / "default.yaml").write_text("# nothing differs\n")
+    (root / "parameters" / "few.yaml").write_text(f"{STEM}:\n  n: 3\n")
+    (root / "data").mkdir()
+    (root / "data" / "numbers.csv").write_text("x\n1\n")
+    write(root)
+    return root
+
+
+def folders(root: Path) -> Folders:
+    """Give the book's folders, for calls in this process."""
+    build = root / "_build"
+    return Folders(
+        root / "chapters", root / "parameters", root / "data", build / "executed", build / "figures"
+    )
+
+
+def environment(root: Path, **more: str) -> dict[str, str]:
+    """Give the environment in which this repository's commands work on the book in `root`."""
+    # PYTEST_: ipykernel looks for it and then treats standard error in another way than it does for people.
+    ours = ("KVBOOK_", "GITHUB_", "PYTEST_", "PROFILE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return kept | {"KVBOOK_ROOT": str(root), "KVBOOK_BUILD": str(root / "_build")} | more
+
+
+def run(root: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on the book; standard error comes with standard output, as a person sees them."""
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=root,
+        env=environment(root, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def make_book(root: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Do what `make book` does once everything is installed."""
+    return run(root, "-m", "doit", "-f", str(ROOT / "dodo.py"), **more)
+
+
+def plain_build(root: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Do what a reader does who knows Jupyter Book and nothing of this repository."""
+    return run(root, "-c", "from jupyter_book.cli.main import main; main()", "build", ".", **more)

@@ -1,0 +1,94 @@
+"""What a chapter's notebook must be, as a function that lists what it is not."""
+
+import ast
+import re
+from typing import Any
+
+MOST_PARAMETERS = 8
+MOST_LINES = 80
+# What nbformat asks of a cell's id.
+CELL_ID = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
+# A parameter: name, type, default, and a comment that papermill --help-notebook shows.
+PARAMETER = re.compile(r"^\w+: [^=]+ = .+  # \S.*$")
+
+
+def faults(notebook: dict[str, Any]) -> list[str]:
+    """List what is wrong with a chapter's notebook.
+
+    Parameters
+    ----------
+    notebook
+        As JSON reads it.
+
+    Returns
+    -------
+    list of str
+        One line a fault; empty when the notebook is as it must be.
+    """
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [
+        *_leftovers(notebook, code),
+        *_ids(notebook["cells"]),
+        *_parameters(code),
+        *_thinness(code),
+    ]
+
+
+def _leftovers(notebook: dict[str, Any], code: list[dict[str, Any]]) -> list[str]:
+    found = []
+    for cell in code:
+        if cell["outputs"]:
+            found.append(f"cell {cell.get('id')} holds outputs")
+        if cell["execution_count"] is not None:
+            found.append(f"cell {cell.get('id')} holds an execution count")
+        if "injected-parameters" in cell["metadata"].get("tags", []):
+            found.append(f"cell {cell.get('id')} is one run's parameters")
+    if "papermill" in notebook["metadata"] or "kvbook" in notebook["metadata"]:
+        found.append("the metadata of a run are in it")
+    if notebook["metadata"].get("kernelspec", {}).get("name") != "python3":
+        found.append("its kernel is not python3")
+    return found
+
+
+def _ids(cells: list[dict[str, Any]]) -> list[str]:
+    ids = [cell.get("id", "") for cell in cells]
+    found = [
+        f"cell {number} has no proper id"
+        for number, cell_id in enumerate(ids, 1)
+        if not CELL_ID.match(cell_id)
+    ]
+    if len(set(ids)) < len(ids):
+        found.append("two cells have one id")
+    return found
+
+
+def _parameters(code: list[dict[str, Any]]) -> list[str]:
+    tagged = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
+    if len(tagged) != 1:
+        return [f"{len(tagged)} cells are tagged parameters, not one"]
+    lines = [line for line in _source(tagged[0]).splitlines() if line.strip() and not line.startswith("#")]
+    found = [f"parameter without type or comment: {line}" for line in lines if not PARAMETER.match(line)]
+    if len(lines) > MOST_PARAMETERS:
+        found.append(f"{len(lines)} parameters, more than {MOST_PARAMETERS}")
+    return found
+
+
+def _thinness(code: list[dict[str, Any]]) -> list[str]:
+    found = []
+    lines = 0
+    for cell in code:
+        source = _source(cell)
+        lines += sum(bool(line.strip()) for line in source.splitlines())
+        if re.search(r"^\s*[!%]", source, re.MULTILINE):
+            found.append(f"cell {cell.get('id')} holds a magic or a shell command")
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.append(f"cell {cell.get('id')} defines {node.name}: that belongs into src/kvbook")
+    if lines > MOST_LINES:
+        found.append(f"{lines} lines of code, more than {MOST_LINES}")
+    return found
+
+
+def _source(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])

@@ -1,0 +1,211 @@
+"""What a chapter publishes: the same bytes every time, readable by people, programs and journals."""
+
+import json
+import subprocess
+import sys
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from kvbook.errors import UserError
+from kvbook.figures import publish, style
+
+ROWS = pd.DataFrame({"x": [1, 2], "y": [1 / 3, None]})
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Everything that a cell would show, as (data, metadata)."""
+    outputs = []
+    monkeypatch.setattr(publish, "_show", lambda data, metadata: outputs.append((data, metadata)))
+    return outputs
+
+
+@pytest.fixture
+def page(tmp_path, shown):
+    return publish.Page("01_layer_drift", tmp_path)
+
+
+@pytest.fixture
+def fig():
+    with plt.style.context(style.STYLE):
+        fig, ax = plt.subplots()
+        ax.plot([1, 2, 3], [1, 4, 2], marker="o", label="drift")
+        ax.legend()
+        yield fig
+    plt.close(fig)
+
+
+def refusal(call, *arguments, **named) -> str:
+    with pytest.raises(UserError) as caught:
+        call(*arguments, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Figures
+
+
+def test_a_figure_is_four_files_and_one_picture_with_words(page, fig, shown, tmp_path):
+    page.figure(fig, "fig-drift", "A caption.", "A line.", ROWS)
+    assert sorted(f.name for f in tmp_path.iterdir()) == [
+        "fig-drift.csv", "fig-drift.pdf", "fig-drift.png", "fig-drift.svg"
+    ]  # fmt: skip
+    ((data, metadata),) = shown
+    assert data["text/plain"] == "A line."
+    assert metadata["image/png"]["caption"] == "A caption."
+    assert set(metadata["image/png"]["files"]) == {"svg", "pdf", "png", "csv"}
+    assert not plt.fignum_exists(fig.number)
+
+
+DRAW = """
+import sys
+from pathlib import Path
+import matplotlib.pyplot as plt, pandas as pd
+from kvbook.figures import publish, style
+if sys.argv[2] == "style":
+    style.use()
+fig, ax = plt.subplots()
+ax.plot([1, 2, 3], [1, 4, 2], marker="o")
+publish.Page("x", Path(sys.argv[1])).figure(fig, "fig-x", "c", "a", pd.DataFrame({"x": [1]}))
+"""
+
+
+def drawn_in_another_process(folder, how):
+    # Without its hash salt, SVG's ids come from a random number; a process each shows that.
+    subprocess.run([sys.executable, "-c", DRAW, str(folder), how], check=True)
+    return {file.suffix: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_figure_is_the_same_bytes_in_every_process(tmp_path):
+    first = drawn_in_another_process(tmp_path / "a", "style")
+    assert drawn_in_another_process(tmp_path / "b", "style") == first
+
+
+def test_control_without_the_style_svg_differs_between_processes(tmp_path):
+    first = drawn_in_another_process(tmp_path / "a", "none")
+    assert drawn_in_another_process(tmp_path / "b", "none")[".svg"] != first[".svg"]
+
+
+def test_pdf_embeds_truetype_and_svg_needs_no_font(fig, tmp_path):
+    with plt.style.context(style.STYLE):
+        pdf, svg = publish._picture(fig, "pdf", 300), publish._picture(fig, "svg", 300)
+    assert b"/Type3" not in pdf
+    assert b"/FontFile2" in pdf
+    assert b"<text" not in svg
+    with plt.rc_context({"pdf.fonttype": 3, "svg.fonttype": "none"}):
+        assert b"/Type3" in publish._picture(fig, "pdf", 300)
+        assert b"<text" in publish._picture(fig, "svg", 300)
+
+
+def test_the_picture_in_the_page_is_light_even_when_the_figure_is_dense(page, shown):
+    noise = np.random.default_rng(0)
+    with plt.style.context(style.STYLE):
+        fig, ax = plt.subplots()
+        ax.scatter(noise.normal(size=3000), noise.normal(size=3000), c=noise.normal(size=3000), s=4)
+        assert len(publish._picture(fig, "png", publish.INLINE_DPI[0])) > publish.INLINE_BYTES
+        page.figure(fig, "fig-dense", "c", "a", ROWS)
+    picture = shown[0][0]["image/png"]
+    assert len(picture) * 3 / 4 <= publish.INLINE_BYTES
+
+
+@pytest.mark.parametrize("name", ["layer-drift", "fig_drift", "fig-Drift", "tab-drift", "fig-", "../fig-x"])
+def test_a_name_that_no_link_could_use_is_refused(page, fig, name, tmp_path):
+    assert name in refusal(page.figure, fig, name, "c", "a", ROWS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("caption", "alt", "missing"), [(" ", "a", "caption"), ("c", "", "alt")])
+def test_a_figure_without_words_is_refused(page, fig, caption, alt, missing, tmp_path):
+    assert f"no {missing}" in refusal(page.figure, fig, "fig-x", caption, alt, ROWS)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Tables
+
+
+def test_a_table_is_rounded_for_people_and_whole_for_programs(page, shown, tmp_path):
+    page.table(ROWS, "tab-drift", "A caption.", {"y": "{:.2f}"})
+    ((_, metadata),) = shown
+    assert metadata["text/html"]["kvbook_table"]["csv"] == "x,y\n1,0.33\n2,\n"
+    assert pd.read_csv(tmp_path / "tab-drift.csv")["y"][0] == 1 / 3
+
+
+def test_a_format_for_a_column_that_is_not_there_is_refused(page):
+    assert "no column 'z'" in refusal(page.table, ROWS, "tab-x", "c", {"z": "{:.2f}"})
+
+
+# Numbers
+
+
+def test_a_number_is_glued_as_the_text_that_it_is(page, shown):
+    page.numbers({"growth": "1e-3"})
+    ((data, metadata),) = shown
+    assert data == {"application/papermill.record/text/plain": "'1e-3'"}
+    assert metadata["scrapbook"] == {"name": "growth", "mime_prefix": "application/papermill.record/"}
+
+
+def test_a_number_glued_here_is_what_myst_nb_would_glue(page, shown, monkeypatch):
+    import myst_nb.ext.glue as theirs
+
+    InteractiveShell.instance()
+    glued = []
+    monkeypatch.setattr(theirs, "ipy_display", lambda data, raw, metadata: glued.append((data, metadata)))
+    theirs.glue("growth", "9.6 % [9.1, 10.2]", display=False)
+    page.numbers({"growth": "9.6 % [9.1, 10.2]"})
+    InteractiveShell.clear_instance()
+    assert shown[0][0] == glued[0][0]
+    assert shown[0][1]["scrapbook"] == glued[0][1]["scrapbook"]
+
+
+def test_a_number_that_nobody_rounded_is_refused(page):
+    assert "'growth'" in refusal(page.numbers, {"growth": 0.1})
+
+
+# Where files go
+
+
+def test_a_run_of_ones_own_does_not_touch_the_books_figures(monkeypatch):
+    monkeypatch.delenv(publish.FOLDER_VARIABLE, raising=False)
+    assert publish.Page("01_layer_drift").folder == publish.FIGURES / "own" / "01_layer_drift"
+
+
+def test_under_the_books_own_execution_files_go_where_it_says(monkeypatch, tmp_path):
+    monkeypatch.setenv(publish.FOLDER_VARIABLE, str(tmp_path))
+    assert publish.Page("01_layer_drift").folder == tmp_path
+
+
+def test_a_chapter_that_publishes_under_anothers_name_is_refused(monkeypatch):
+    monkeypatch.setenv(publish.CHAPTER_VARIABLE, "02_static")
+    assert 'Page("02_static")' in refusal(publish.Page, "01_layer_drift")
+
+
+def test_metadata_survives_json(page, fig, shown):
+    page.figure(fig, "fig-drift", "c", "a", ROWS)
+    page.table(ROWS, "tab-drift", "c")
+    assert json.loads(json.dumps(shown[1][1])) == shown[1][1]
+
+
+# The look
+
+
+def contrast_on_white(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 1.05 / (0.05 + 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+
+
+def test_every_line_colour_stands_out_on_white():
+    # WCAG 2.2, 1.4.11: 3 to 1 for graphical objects.
+    assert min(map(contrast_on_white, (*style.PALETTE, style.GREY))) >= 3
+    assert contrast_on_white("#F0E442") < 3
+
+
+def test_the_style_sheet_and_the_named_colours_agree():
+    with plt.style.context(style.STYLE):
+        cycle = plt.rcParams["axes.prop_cycle"].by_key()
+    assert tuple(c.upper() for c in cycle["color"]) == style.PALETTE
+    assert len(set(map(str, cycle["linestyle"]))) == len(style.PALETTE) == len(style.MARKERS)

@@ -1,0 +1,307 @@
+"""The page shows the source's prose with the last run's outputs, and never a run that failed."""
+
+import copy
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import mini_book
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from mini_book import STEM
+
+from kvbook import execution
+from kvbook.errors import UserError
+from kvbook.paths import ROOT
+from kvbook.site import clean_assets, repository
+from kvbook.site.overlay import overlay
+
+
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory):
+    """The small book, executed with the parameter set `few` and rendered as `make book` does."""
+    root = mini_book.create(tmp_path_factory.mktemp("site") / "book")
+    built = mini_book.make_book(root, PROFILE="few")
+    assert built.returncode == 0, built.stdout
+    return root, built.stdout
+
+
+@pytest.fixture
+def book(built_once, tmp_path):
+    return shutil.copytree(built_once[0], tmp_path / "book")
+
+
+def page(root: Path, name: str = f"chapters/{STEM}") -> BeautifulSoup:
+    return BeautifulSoup((root / "_build" / "html" / f"{name}.html").read_text("utf-8"), "html.parser")
+
+
+def article(root: Path, name: str = f"chapters/{STEM}") -> str:
+    return " ".join(page(root, name).find("article").get_text().split())
+
+
+# What the page shows
+
+
+def test_the_build_says_what_ran_and_where_the_book_is(built_once):
+    root, said = built_once
+    assert f"chapter 1 of 1: {STEM}" in said
+    assert f"The book is in {root / '_build' / 'html' / 'index.html'}" in said
+
+
+def test_a_figure_has_number_caption_and_words_computed_by_the_run(built_once):
+    figure = page(built_once[0]).find("figure", id="fig-squares")
+    assert " ".join(figure.figcaption.get_text().split()).startswith("Fig. 1.1 Thirds of 3 squares.")
+    assert figure.img["alt"] == "A line through 3 points."
+
+
+def test_a_table_is_a_numbered_table_with_rounded_rows(built_once):
+    table = page(built_once[0]).find("table", id="tab-squares")
+    assert " ".join(table.caption.get_text().split()).startswith("Table 1.1 The rows behind Fig. 1.1.")
+    rows = [
+        [cell.get_text(strip=True) for cell in row.find_all(["th", "td"])] for row in table.find_all("tr")
+    ]
+    assert rows == [["x", "y"], ["0", "0.00"], ["1", "0.33"], ["2", "1.33"]]
+    assert len(page(built_once[0]).find_all("table")) == 1, "the notebook's own HTML table is shown too"
+
+
+def test_numbers_in_the_prose_are_the_runs_to_the_letter(built_once):
+    text = article(built_once[0])
+    assert "The last square is 1.33, and a number that must not be touched is 1e-3 [8.40, 9.5]." in text
+    assert "See Fig. 1.1 and Table 1.1." in text
+
+
+def test_every_download_is_the_runs_own_file(built_once):
+    root, _ = built_once
+    here = root / "_build" / "html" / "chapters"
+    links = page(root).find("article").select("a.download")
+    offered = {Path(link["href"]).name: (here / link["href"]).resolve() for link in links}
+    figures = root / "_build" / "figures" / STEM
+    expected = {file.name: file for file in figures.iterdir()} | {
+        f"{STEM}.ipynb": root / "_build" / "executed" / f"{STEM}.ipynb"
+    }
+    assert set(offered) == set(expected)
+    for name, file in offered.items():
+        assert file.read_bytes() == expected[name].read_bytes(), name
+
+
+def test_the_parameters_of_the_run_are_folded_away_but_there(built_once):
+    details = page(built_once[0]).find_all("details")
+    (folded,) = [d for d in details if "Show the parameters of this run" in d.summary.get_text()]
+    assert "n = 3" in folded.get_text()
+    assert "open" not in folded.attrs
+
+
+def test_the_page_ends_with_how_it_was_run(built_once):
+    (section,) = [
+        d for d in page(built_once[0]).find_all("details") if "How this was run" in d.summary.get_text()
+    ]
+    facts = dict(
+        zip(
+            [term.get_text(strip=True) for term in section.find_all("dt")],
+            [fact.get_text(" ", strip=True) for fact in section.find_all("dd")],
+            strict=True,
+        )
+    )
+    assert "n = 3" in facts["Parameters"]
+    assert "few" in facts["Parameters"]
+    assert "torch" in facts["Versions"]
+    assert facts["Took"].endswith(" s")
+    assert set(facts) == {"Parameters", "Machine", "Versions", "Commit", "Started", "Took", "Notebook"}
+
+
+def test_no_page_asks_a_foreign_host_for_anything(built_once):
+    pages = sorted((built_once[0] / "_build" / "html").rglob("*.html"))
+    assert len(pages) >= 4
+    for file in pages:
+        soup = BeautifulSoup(file.read_text("utf-8"), "html.parser")
+        loaded = [tag.get("src") for tag in soup.find_all(["script", "img", "iframe"])]
+        loaded += [tag["href"] for tag in soup.find_all("link")]
+        assert [address for address in loaded if address and "//" in address] == [], file.name
+
+
+def test_no_page_loads_thebe_or_a_script_twice(built_once):
+    scripts = [str(script) for script in page(built_once[0]).find("head").find_all("script")]
+    assert not any("thebe" in script for script in scripts)
+    assert len(set(scripts)) == len(scripts)
+
+
+def test_control_thebe_and_twins_are_taken_out():
+    assert clean_assets._without_thebe_and_twins(["a.js", "sphinx-thebe.js", "a.js", "b.js"]) == [
+        "a.js",
+        "b.js",
+    ]
+
+
+def test_a_book_of_unknown_origin_has_no_repository_buttons(built_once):
+    html = (built_once[0] / "_build" / "html" / "index.html").read_text("utf-8")
+    assert "github.com" not in html
+    assert "By The kvbook authors" in page(built_once[0], "index").get_text(" ", strip=True)
+
+
+# What a change costs
+
+
+def test_prose_shows_at_once_and_nothing_is_executed(book):
+    mini_book.write(book, prose=mini_book.PROSE.replace("The last square is", "At the end stands"))
+    copy_before = (book / "_build" / "executed" / f"{STEM}.ipynb").stat().st_mtime_ns
+    built = mini_book.make_book(book, PROFILE="few")
+    assert built.returncode == 0, built.stdout
+    assert "chapter 1 of 1" not in built.stdout
+    assert "At the end stands 1.33" in article(book)
+    assert (book / "_build" / "executed" / f"{STEM}.ipynb").stat().st_mtime_ns == copy_before
+
+
+def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_numbers(book):
+    # Once more in this place, so that Sphinx remembers its pages: it forgets those of another folder.
+    assert mini_book.plain_build(book, PROFILE="few").returncode == 0
+    assert "from another page: 1.33" in article(book, "index")
+    built = mini_book.plain_build(book)
+    assert built.returncode == 0, built.stdout
+    assert f"chapter 1 of 1: {STEM} (its inputs have changed)" in built.stdout
+    assert "The last square is 3.00" in article(book)
+    # Sphinx alone would not read this page again: nothing in its own source has changed.
+    assert "from another page: 3.00" in article(book, "index")
+
+
+def test_the_repository_is_linked_where_it_is_known(book):
+    built = mini_book.plain_build(
+        book, PROFILE="few", GITHUB_REPOSITORY="somebody/book", GITHUB_REF_NAME="main"
+    )
+    assert built.returncode == 0, built.stdout
+    assert page(book).find("a", href="https://github.com/somebody/book") is not None
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("build", [mini_book.make_book, mini_book.plain_build])
+def test_a_chapter_that_fails_stops_the_build_with_one_line(built_once, tmp_path, build):
+    root = mini_book.create(tmp_path)
+    mini_book.write(root, numbers='raise ValueError("no such drift")\n')
+    built = build(root)
+    assert built.returncode != 0
+    complaints = [line for line in built.stdout.splitlines() if "no such drift" in line]
+    assert complaints == [
+        f"kvbook: chapter {STEM} failed: ValueError: no such drift; what ran is in "
+        + str(Path("_build/executed" if build is mini_book.plain_build else root / "_build/executed"))
+        + f"/{STEM}.partial.ipynb"
+    ]
+    assert "Traceback" not in built.stdout
+    assert not list((root / "_build" / "html").glob("**/*.html"))
+
+
+def test_a_reference_to_nothing_fails_each_time_not_only_the_first(book):
+    mini_book.write(book, prose=mini_book.PROSE + "\nSee {numref}`fig-nowhere`.\n")
+    for _ in range(2):
+        built = mini_book.make_book(book, PROFILE="few")
+        assert built.returncode != 0
+        assert "fig-nowhere" in built.stdout
+
+
+def executed_and_source(built_once) -> tuple[dict, dict]:
+    root, _ = built_once
+    executed = json.loads((root / "_build" / "executed" / f"{STEM}.ipynb").read_text())
+    return json.loads((root / "chapters" / f"{STEM}.ipynb").read_text()), executed
+
+
+def joined(source: dict, executed: dict) -> dict:
+    return overlay(
+        source, executed, Path("chapters"), Path("_build/figures"), Path("_build/executed/x.ipynb")
+    )
+
+
+def refusal(source: dict, executed: dict) -> str:
+    with pytest.raises(UserError) as caught:
+        joined(source, executed)
+    return str(caught.value)
+
+
+def test_a_copy_of_a_failed_run_is_refused(built_once):
+    source, executed = executed_and_source(built_once)
+    joined(source, executed)
+    executed["metadata"]["papermill"]["exception"] = True
+    assert "failed" in refusal(source, executed)
+
+
+def test_a_copy_that_holds_an_error_is_refused(built_once):
+    source, executed = executed_and_source(built_once)
+    executed["cells"][-1]["outputs"].append(
+        {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
+    )
+    assert "failed" in refusal(source, executed)
+
+
+def test_a_copy_of_other_code_is_refused(built_once):
+    source, executed = executed_and_source(built_once)
+    source["cells"][2]["source"] += "\nx = 1\n"
+    assert "'run'" in refusal(source, executed)
+
+
+def test_two_figures_of_one_cell_are_refused(built_once):
+    source, executed = executed_and_source(built_once)
+    (cell,) = [cell for cell in executed["cells"] if cell.get("id") == "figure"]
+    cell["outputs"].append(copy.deepcopy(cell["outputs"][0]))
+    assert "publishes 2 figures" in refusal(source, executed)
+
+
+def test_joining_changes_neither_notebook(built_once):
+    source, executed = executed_and_source(built_once)
+    before = copy.deepcopy((source, executed))
+    joined(source, executed)
+    assert (source, executed) == before
+
+
+def test_a_table_cell_that_looks_like_a_list_stays_text(built_once):
+    source, executed = executed_and_source(built_once)
+    (cell,) = [cell for cell in executed["cells"] if cell.get("id") == "table"]
+    cell["outputs"][0]["metadata"]["text/html"]["kvbook_table"]["csv"] = 'a,b\n-,1.\n-3.5,"x, y"\n'
+    (table,) = [cell for cell in joined(source, executed)["cells"] if cell.get("id") == "tab-squares"]
+    assert table["source"].splitlines()[-4:-1] == ["a,b", "\\-,1\\.", '-3.5,"x, y"']
+
+
+# Where the book comes from
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://github.com/somebody/book.git", "https://github.com/somebody/book"),
+        ("https://github.com/somebody/book", "https://github.com/somebody/book"),
+        ("git@github.com:somebody/book.git", "https://github.com/somebody/book"),
+        ("ssh://git@github.com/somebody/book.git", "https://github.com/somebody/book"),
+        ("https://name:secret@github.com/somebody/book.git", "https://github.com/somebody/book"),
+        ("https://gitlab.com/group/part/book.git", "https://gitlab.com/group/part/book"),
+        ("https://example.org/somebody/book.git", None),
+        ("/srv/git/book.git", None),
+        ("", None),
+    ],
+)
+def test_a_remote_becomes_an_address_without_credentials_or_none(remote, address):
+    assert repository.web_address(remote) == address
+
+
+def test_a_clone_knows_its_origin_and_a_folder_without_git_does_not(tmp_path, monkeypatch):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    assert repository.find_repository(tmp_path) is None
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    assert repository.find_repository(tmp_path) is None
+    subprocess.run(
+        ["git", "remote", "add", "origin", "git@github.com:somebody/book.git"], cwd=tmp_path, check=True
+    )
+    assert repository.find_repository(tmp_path) == ("https://github.com/somebody/book", "main")
+
+
+# This repository's own book
+
+
+def test_the_contents_take_up_every_chapter():
+    contents = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    assert {"glob": "chapters/*"} in contents["parts"][0]["chapters"]
+
+
+def test_every_chapter_has_a_plan_in_every_parameter_set():
+    stems = sorted(path.stem for path in (ROOT / "chapters").glob("*.ipynb"))
+    for file in (ROOT / "parameters").glob("*.yaml"):
+        assert [chapter.stem for chapter in execution.plan(file.stem)] == stems
