@@ -28,6 +28,38 @@ def models_train(
     typer.echo(f"{folder}: {(folder / 'training.json').read_text()}")
 
 
+def _assignments(values: list[str]) -> dict[str, str]:
+    pairs = {}
+    for value in values:
+        name, equals, content = value.partition("=")
+        if not equals:
+            raise UserError(f"{value!r} is not a setting: write name=value, such as n_samples=20")
+        pairs[name] = content
+    return pairs
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="layer_drift, greedy_paths or mitigations.")],
+    settings: Annotated[list[str] | None, typer.Argument(help="name=value, such as model=gpt2 n_samples=20.")] = None,
+) -> None:
+    """Run one experiment, without a notebook, and print where its rows lie."""
+    from kvbook.experiments import catalogue
+
+    finished = catalogue.run(experiment, _assignments(settings or []))
+    if finished is None:
+        raise UserError(f"{experiment} has nothing to measure with these settings: see its documentation")
+    typer.echo(f"{len(finished.rows)} rows in {finished.folder}")
+
+
+@app.command()
+def bench() -> None:
+    """Measure this book's own speed as ratios, side by side in one run, and print them."""
+    from kvbook import bench as benchmarks
+
+    typer.echo(benchmarks.table().to_string(index=False))
+
+
 def main() -> None:
     """Run the command line; what a user can mend is one line on standard error and exit status 2."""
     try:

@@ -127,7 +127,7 @@ class LayerDriftSettings(Settings):
     """
 
     reference_model: Annotated[str, Field(min_length=1)] = "gpt2"
-    n_samples: Annotated[int, Field(ge=1)] = 100
+    n_samples: Annotated[int, Field(ge=1)] = 50
     n_tokens: Annotated[int, Field(ge=2)] = 64
     dtypes: DTypes = ("float32", "float16", "bfloat16")
     corpus: Annotated[str, Field(min_length=1)] = "stdlib"

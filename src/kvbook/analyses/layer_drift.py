@@ -3,13 +3,26 @@
 import pandas as pd
 
 from kvbook import agreement, fits
+from kvbook.analyses.wording import DTYPES, power_of_ten
 from kvbook.experiments import greedy_paths
 
 
+# The embedding cannot drift, and layer 1 is where drift begins: its attention is the first operation that sees the cache.
+# From layer 2 on, drift is carried along; what is behind the final norm has another scale.
+FIRST_FITTED_LAYER = 2
+
+
 def _inner(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the layers to which one law can apply: not the embedding, which cannot drift, nor what is behind the final norm."""
+    """Keep the layers to which one law of growth can apply."""
     last = rows.loc[rows["place"] == "hidden", "layer"].max()
-    return rows[(rows["place"] == "hidden") & (rows["layer"] >= 1) & (rows["layer"] < last)]
+    return rows[(rows["place"] == "hidden") & (rows["layer"] >= FIRST_FITTED_LAYER) & (rows["layer"] < last)]
+
+
+def _fittable(rows: pd.DataFrame) -> fits.Resampled | None:
+    """Resample a series whose mean drift is above zero in every inner layer and draw; a logarithm takes no other."""
+    resampled = fits.resample(_inner(rows), "max_abs")
+    positive = len(resampled.layers) >= 3 and (resampled.mean > 0).all() and (resampled.draws > 0).all()
+    return resampled if positive else None
 
 
 def layer_means(drift: pd.DataFrame) -> pd.DataFrame:
@@ -61,8 +74,7 @@ def growth_table(drift: pd.DataFrame) -> pd.DataFrame:
     """
     table = []
     for (model, dtype), rows in drift.groupby(["model", "dtype"], sort=False):
-        resampled = fits.resample(_inner(rows), "max_abs")
-        if len(resampled.layers) < 3 or not (resampled.mean > 0).all() or not (resampled.draws > 0).all():
+        if (resampled := _fittable(rows)) is None:
             continue
         table.append(
             {
@@ -87,8 +99,7 @@ def ratio_table(drift: pd.DataFrame) -> pd.DataFrame:
     for model, rows in drift.groupby("model", sort=False):
         series = {}
         for dtype, part in rows.groupby("dtype", sort=False):
-            resampled = fits.resample(_inner(part), "max_abs")
-            if (resampled.mean > 0).all() and (resampled.draws > 0).all():
+            if (resampled := _fittable(part)) is not None:
                 series[dtype] = resampled
         names = sorted(series, key=agreement.UNIT_ROUNDOFF.__getitem__)
         for fine, coarse in [(f, c) for i, f in enumerate(names) for c in names[i + 1 :]]:
@@ -217,3 +228,119 @@ def mitigation_table(mitigations: pd.DataFrame) -> pd.DataFrame:
                     }
                 )
     return pd.DataFrame(table, columns=["dtype", "variant", "drift_ratio", "decode_ratio", "full_ratio"])
+
+
+GROWTH, RATIO = "growth a layer", "ratio of drift"
+
+
+def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+    """Bring our fits and those of the published columns together.
+
+    Returns
+    -------
+    DataFrame
+        ``quantity`` (growth a layer or ratio of drift), ``label``, ``estimate``, ``published``.
+    """
+    table = []
+    whose = (*((fitted, "fit", True) for fitted in published_fits(published)),
+             *((fitted, "sampling", False) for fitted in (growth_table(drift), ratio_table(drift))))  # fmt: skip
+    for fitted, column, theirs in whose:
+        for _, row in fitted.iterrows():
+            is_ratio = "coarse" in fitted.columns
+            dtypes = f"{DTYPES[row['coarse']]} / {DTYPES[row['fine']]}" if is_ratio else DTYPES[row["dtype"]]
+            label = f"{row['model'].split('/')[-1]}, {dtypes}"
+            table.append((RATIO if is_ratio else GROWTH, label, row[column], theirs))
+    return pd.DataFrame(table, columns=["quantity", "label", "estimate", "published"])
+
+
+def flat(table: pd.DataFrame) -> pd.DataFrame:
+    """Spread each column of estimates over three, value, low and high, so that the table can be written as CSV."""
+    parts = []
+    for name, column in table.items():
+        if column.map(lambda x: isinstance(x, fits.Estimate)).any():
+            for end in ("value", "low", "high"):
+                parts.append(column.map(lambda e, end=end: getattr(e, end)).rename(name if end == "value" else f"{name}_{end}"))
+        else:
+            parts.append(column)
+    return pd.concat(parts, axis=1)
+
+
+def drift_table(means: pd.DataFrame) -> pd.DataFrame:
+    """Lay the means out as the document printed them: a row a layer, a column a model and dtype."""
+    table = means.assign(column=means["model"] + ", " + means["dtype"].map(DTYPES)).pivot(
+        index="layer", columns="column", values="max_abs"
+    )[list(dict.fromkeys(means["model"] + ", " + means["dtype"].map(DTYPES)))]
+    depths = means[means["place"] == "logits"].groupby("model")["layer"].first()
+    # Models of unequal depth have their logits in different rows; the label is right when all agree.
+    names = {depth: "logits" for depth in depths} if depths.nunique() == 1 else {}
+    table.index = [names.get(layer, layer) for layer in table.index]
+    return table.rename_axis("layer").reset_index()
+
+
+def _both(estimates: list[fits.Estimate], form: str) -> str:
+    """Write the range of several estimates."""
+    values = [estimate.value for estimate in estimates]
+    return " to ".join(dict.fromkeys((form.format(min(values)), form.format(max(values)))))
+
+
+def numbers(
+    drift: pd.DataFrame, greedy: pd.DataFrame, mitigations: pd.DataFrame | None, published: pd.DataFrame
+) -> dict[str, str]:
+    """Write every number that the chapter's prose quotes, by its glue key."""
+    their_growth, their_ratios = published_fits(published)
+    llama_growth = list(their_growth.loc[their_growth["model"] != "gpt2", "fit"])
+    said = {
+        "their_growth": _both(llama_growth, "{:.1%}"),
+        "their_bf16_fp16": _one(their_ratios, "bfloat16", "float16", "fit").text("{:.1f}"),
+        "their_fp16_fp32": _one(their_ratios, "float16", "float32", "fit").text("{:,.0f}"),
+    }
+    ours, own_ratios = growth_table(drift), ratio_table(drift)
+    said["our_growth"] = (
+        "; ".join(f"{r.model} {DTYPES[r.dtype]} {r.sampling.text('{:.1%}')}" for r in ours.itertuples())
+        or "not to be fitted in this run"
+    )
+    for coarse, fine, key in (("bfloat16", "float16", "our_bf16_fp16"), ("float16", "float32", "our_fp16_fp32")):
+        found = own_ratios[(own_ratios["coarse"] == coarse) & (own_ratios["fine"] == fine)]
+        said[key] = "; ".join(f"{r.model} {r.sampling.text('{:,.3g}')}" for r in found.itertuples()) or "not measured"
+    logits = drift[drift["place"] == "logits"]
+    said["our_logits"] = "; ".join(
+        f"{model} {DTYPES[dtype]} {power_of_ten(rows['max_abs'].mean())}"
+        for (model, dtype), rows in logits.groupby(["model", "dtype"], sort=False)
+    )
+    said["kl"] = "; ".join(
+        f"{model} {DTYPES[dtype]} {power_of_ten(rows['kl_nats'].mean())}"
+        for (model, dtype), rows in logits.groupby(["model", "dtype"], sort=False)
+    )
+    flips = fits.share(int(logits["top1_flip"].sum()), len(logits))
+    said["flips"] = f"{int(logits['top1_flip'].sum())} of {len(logits)} comparisons ({flips.text('{:.2%}')})"
+    table = divergence_table(greedy)
+    runs = len(table[table["method"] == greedy_paths.GENERATE])
+    for key, method in (
+        ("posted", "cache, as posted"),
+        ("posted_positions", "cache, as posted + position ids"),
+        ("last", "cache, last token"),
+        ("last_positions", "cache, last token + position ids"),
+        ("generate", greedy_paths.GENERATE),
+    ):
+        rows = table[table["method"] == method]
+        said[f"greedy_{key}"] = f"{int(rows['first_divergence'].isna().sum())} of {runs}"
+        said[f"bits_{key}"] = f"{rows['bits_equal_steps'].sum()} of {rows['steps'].sum()}"
+    lengths = greedy[(greedy["method"] == "cache, as posted") & (greedy["model"] == greedy["model"].iloc[0])]
+    said["posted_lengths"] = ", ".join(map(str, lengths.drop_duplicates("step")["cache_length"].head(6)))
+    right = greedy[(greedy["method"] == "cache, last token") & (greedy["model"] == greedy["model"].iloc[0])]
+    said["right_lengths"] = ", ".join(map(str, right.drop_duplicates("step")["cache_length"].head(6)))
+    said["mitigation_best"], said["mitigation_rest"] = "not measured in this run", "not measured in this run"
+    if mitigations is not None and not (of := mitigation_table(mitigations)).empty:
+        values = of["drift_ratio"].map(lambda e: e.value)
+        best = of.loc[values.idxmin()]
+        said["mitigation_best"] = (
+            f"{best['variant']} in {DTYPES[best['dtype']]}: drift {best['drift_ratio'].text('{:.2f}')} of stock's, "
+            f"decode step {best['decode_ratio'].text('{:.2f}')} and full pass {best['full_ratio'].text('{:.2f}')} of its time"
+        )
+        indifferent = of[of["drift_ratio"].map(lambda e: e.low <= 1 <= e.high)]
+        said["mitigation_rest"] = f"{len(indifferent)} of {len(of)}"
+    return said
+
+
+def _one(ratios: pd.DataFrame, coarse: str, fine: str, column: str) -> fits.Estimate:
+    return ratios.loc[(ratios["coarse"] == coarse) & (ratios["fine"] == fine), column].iloc[0]

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from kvbook import agreement, fits
+from kvbook.analyses import layer_drift as analysis
 from kvbook.experiments import greedy_paths
 from kvbook.figures import style
 
@@ -182,29 +183,30 @@ def plot_estimates(table: pd.DataFrame, ax: Axes, reference: float | None = None
     return ax
 
 
-def figure_laws(growth: pd.DataFrame, ratios: pd.DataFrame) -> Figure:
+def figure_laws(laws: pd.DataFrame) -> Figure:
     """Draw growth a layer and ratios between dtypes, the document's and ours.
 
     Parameters
     ----------
-    growth, ratios : DataFrame
-        As `plot_estimates` takes them.
+    laws : DataFrame
+        From `analyses.layer_drift.laws_table`.
     """
-    height = 0.9 + 0.32 * (len(growth) + len(ratios)) + 0.8
+    growth, ratios = (laws[laws["quantity"] == quantity] for quantity in (analysis.GROWTH, analysis.RATIO))
     fig, (top, bottom) = plt.subplots(
-        2, 1, figsize=(style.WIDTH, height), height_ratios=[max(1, len(growth)), max(1, len(ratios))]
+        2, 1, figsize=(style.WIDTH, 1.8 + 0.36 * len(laws)), height_ratios=[len(growth) + 1, len(ratios) + 1]
     )
     plot_estimates(growth, top, reference=0.0, form="{:+.1%}")
     top.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-    top.set_xlabel("growth a layer")
+    top.set_xlabel(analysis.GROWTH)
     plot_estimates(ratios, bottom)
-    bottom.set(xscale="log", xlabel="ratio of drift")
+    bottom.set(xscale="log", xlabel=analysis.RATIO)
     return fig
 
 
-# Least to most wrong; each also has its own hatch-free grey value, so print and colour agree.
-_STATES = ("bits equal", "token equal", "token differs", "not run")
-_STATE_COLOURS = (style.BLUE, style.SKY, style.ORANGE, "#eeeeee")
+# Dark to light, so that a grey print tells them apart too.  Behind the first different token the two decode different
+# texts, and an equal token means nothing.
+_STATES = ("bits equal", "token equal", "first different token", "behind it")
+_STATE_COLOURS = (style.BLUE, style.SKY, style.VERMILION, "#e8e8e8")
 
 
 def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> Axes:
@@ -223,10 +225,10 @@ def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> Axes:
     for row, method in enumerate(methods):
         own = greedy[greedy["method"] == method].set_index("step")
         for step in own.index:
-            if own.loc[step, "logits_sha256"] == uncached.loc[step, "logits_sha256"]:
-                grid[row, step] = 0
-            else:
-                grid[row, step] = 1 if own.loc[step, "token"] == uncached.loc[step, "token"] else 2
+            if own.loc[step, "token"] != uncached.loc[step, "token"]:
+                grid[row, step] = 2
+                break
+            grid[row, step] = 0 if own.loc[step, "logits_sha256"] == uncached.loc[step, "logits_sha256"] else 1
     ax.pcolormesh(
         grid, cmap=ListedColormap(_STATE_COLOURS), norm=BoundaryNorm(range(5), 4), edgecolors="white", linewidth=0.5
     )
@@ -246,9 +248,9 @@ def figure_greedy(greedy: pd.DataFrame) -> Figure:
     axes[-1, 0].set_xlabel("decoding step")
     handles = [
         plt.Rectangle((0, 0), 1, 1, facecolor=c, edgecolor="#444444", linewidth=0.5, label=s)
-        for s, c in zip(_STATES[:3], _STATE_COLOURS, strict=False)
+        for s, c in zip(_STATES, _STATE_COLOURS, strict=True)
     ]
-    fig.legend(handles=handles, loc="outside upper right", ncols=3, fontsize=8.5)
+    fig.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=8.5)
     return fig
 
 
@@ -283,3 +285,10 @@ def plot_mitigations(table: pd.DataFrame, ax: Axes) -> Axes:
     handles += [Line2D([], [], color=DTYPE_COLOURS[d], linewidth=3, label=SHORT[d]) for d in dict.fromkeys(table["dtype"])]
     ax.legend(handles=handles, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
+
+
+def figure_mitigations(table: pd.DataFrame) -> Figure:
+    """Draw `plot_mitigations` on a figure of its own."""
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 3.6))
+    plot_mitigations(table, ax)
+    return fig

@@ -1,0 +1,50 @@
+"""What every caption must say, put in words from a run's own record."""
+
+from typing import Any
+
+from kvbook.records import Run
+
+WEIGHTS = {
+    "stand-in": "stand-in weights trained for this book",
+    "hub": "weights from the hub",
+    "local": "weights from a local folder",
+    "random": "the true shape with random weights",
+}
+DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def models(run: Run) -> str:
+    """Name a run's models with their sizes and weights."""
+    return " and ".join(
+        f"{model['name']} ({model['parameters'] / 1e6:,.1f} M parameters, {model['layers']} layers, {WEIGHTS[model['weights']]})"
+        for model in run.about["models"]
+    )
+
+
+def corpus(run: Run) -> str:
+    """Name the text that a run was measured on."""
+    about: dict[str, Any] = run.about["corpus"]
+    if about["corpus"] == "stdlib":
+        return f"the held-out part of Python {about['python']}'s standard library"
+    return "a folder of text files"
+
+
+def machine(run: Run) -> str:
+    """Name the device, and the version of torch, whose kernels decide the bits."""
+    about = run.about["machine"]
+    return f"{about['device_name']}, torch {about['torch']}"
+
+
+def samples(run: Run) -> str:
+    """Say how many samples of what."""
+    settings = run.about["settings"]
+    return f"{settings['n_samples']} samples of {settings['n_tokens']} tokens of {corpus(run)}"
+
+
+def power_of_ten(value: float, digits: int = 1) -> str:
+    """Write a number as 1.5 × 10⁻⁵, for prose."""
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return mantissa if int(exponent) == 0 else f"{mantissa} × 10{raised}"

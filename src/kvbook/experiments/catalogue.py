@@ -1,0 +1,36 @@
+"""Every experiment by its name, for the command line and for sweeps."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvbook import records
+from kvbook.errors import UserError
+from kvbook.experiments import greedy_paths, layer_drift, mitigations
+from kvbook.settings import LayerDriftSettings, Settings
+
+EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]]] = {
+    "layer_drift": (LayerDriftSettings, layer_drift.run),
+    "greedy_paths": (LayerDriftSettings, greedy_paths.run),
+    "mitigations": (LayerDriftSettings, mitigations.run),
+}
+
+
+def run(name: str, values: Mapping[str, Any]) -> records.Run | None:
+    """Run an experiment.
+
+    Parameters
+    ----------
+    name : str
+        One of `EXPERIMENTS`.
+    values : mapping
+        Its settings; strings are converted.
+
+    Raises
+    ------
+    UserError
+        For an unknown experiment or settings that cannot be run.
+    """
+    if name not in EXPERIMENTS:
+        raise UserError(f"no experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
+    settings, measure = EXPERIMENTS[name]
+    return measure(settings.checked(**values))
