@@ -9,8 +9,8 @@ from kvbook.fingerprint import imports_of
 
 PACKAGE = Path(__file__).parents[1] / "src" / "kvbook"
 
-# From the document to the page. A package stands for all modules in it; what these import of one another is its own
-# affair.
+# From the document to the page. A package stands for all modules in it; what these import of one another is
+# its own affair.
 ORDER = (
     "errors",
     "paths",
@@ -36,6 +36,7 @@ ORDER = (
     "figures",
     "execution",
     "site",
+    "bench",
     "__main__",
 )
 

@@ -1,0 +1,135 @@
+"""The site in a real browser: every page of this book, with the tests' parameters, as readers meet it."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import page_rules
+import pytest
+from playwright.sync_api import sync_playwright
+
+from kvbook.paths import CHAPTERS, ROOT
+
+CHAPTER_PAGES = [f"chapters/{path.stem}.html" for path in sorted(CHAPTERS.glob("*.ipynb"))]
+PAGES = ["index.html", *CHAPTER_PAGES, "search.html", "genindex.html"]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """Build this repository's book with the parameter set `smoke`; gives the folder of its pages."""
+    build = tmp_path_factory.mktemp("pages") / "_build"
+    environment = os.environ | {"KVBOOK_BUILD": str(build), "PROFILE": "smoke"}
+    made = subprocess.run(
+        [sys.executable, "-m", "doit"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    return build / "html"
+
+
+@pytest.fixture(scope="session")
+def address(site):
+    with page_rules.serve(site) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def browser():
+    names = (os.environ.get("KVBOOK_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    assert found, (
+        "no Chromium: install it, or name one in KVBOOK_CHROMIUM (`make test` looks for it, and says more)"
+    )
+    with sync_playwright() as playwright:
+        # Without its sandbox, because in a container Chromium has none to use; it visits only our own pages.
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_as_it_must_be(browser, address, site, path):
+    assert page_rules.faults(browser, address, path, site) == []
+
+
+@pytest.fixture
+def chapter(browser, address):
+    context = browser.new_context(accept_downloads=True)
+    page = context.new_page()
+    page.goto(address + CHAPTER_PAGES[0])
+    yield page
+    context.close()
+
+
+def test_every_chapter_shows_figures_tables_and_no_traceback(browser, address):
+    for path in CHAPTER_PAGES:
+        page = browser.new_page()
+        page.goto(address + path)
+        assert page.locator("article figure img").count() > 0, path
+        assert page.locator("article table.kvbook-table").count() > 0, path
+        assert page.locator("article .traceback, article .stderr").count() == 0, path
+        page.close()
+
+
+def test_how_a_chapter_was_run_opens_with_the_keyboard(chapter):
+    summary = chapter.locator("details summary", has_text="How this was run")
+    facts = chapter.locator("details dd", has_text="torch")
+    assert not facts.is_visible()
+    summary.focus()
+    chapter.keyboard.press("Enter")
+    facts.wait_for(state="visible")
+
+
+def test_the_data_behind_a_figure_can_be_downloaded(chapter):
+    with chapter.expect_download() as download:
+        chapter.locator(".kvbook-downloads a", has_text="data (CSV)").first.click()
+    rows = list(csv.reader(Path(download.value.path()).read_text("utf-8").splitlines()))
+    assert len(rows) > 1
+    assert len({len(row) for row in rows}) == 1
+
+
+def test_search_finds_a_chapter(browser, address):
+    page = browser.new_page()
+    page.goto(f"{address}search.html?q=cache")
+    page.locator("#search-results a").first.wait_for()
+    page.close()
+
+
+# What each harm adds to a page, and what is to be found then.
+HARM = {
+    "picture without words": '<img src="{own}" alt="">',
+    "picture does not load": '<img src="../_images/nothing.png" alt="a lost picture">',
+    "failed request": '<img src="../_images/nothing.png" alt="a lost picture">',
+    "foreign request": '<script src="https://example.org/x.js"></script>',
+    "script error": "<script>undefinedFunction()</script>",
+    "console error": "<script>console.error('no')</script>",
+    "dead link: nowhere.html": '<a href="nowhere.html">a link</a>',
+    "dead link: ../index.html#nothing": '<a href="../index.html#nothing">a link</a>',
+    "scrolls sideways at 390 px": '<div style="width: 900px">wide</div>',
+    "no number in caption": "<figure><figcaption>A caption</figcaption></figure>",
+    "light theme, color-contrast": '<p style="color: #ddd; background: #fff">hard to read</p>',
+    "dark theme, color-contrast": '<p style="color: #333; background: #000">hard to read</p>',
+    "light theme, link-name": '<a href="../index.html"></a>',
+    "too heavy": "<!--" + "x" * page_rules.MOST_OWN_BYTES + "-->",
+}
+
+
+@pytest.fixture(scope="module")
+def harmed_faults(browser, tmp_path_factory, site):
+    """All harms on one page, visited once; what was found."""
+    folder = shutil.copytree(site, tmp_path_factory.mktemp("harmed") / "html")
+    page = folder / CHAPTER_PAGES[0]
+    html = page.read_text("utf-8")
+    own = html.split('<img alt="', 1)[1].split('src="', 1)[1].split('"', 1)[0]
+    page.write_text(
+        html.replace("</article>", "".join(HARM.values()).replace("{own}", own) + "</article>", 1), "utf-8"
+    )
+    with page_rules.serve(folder) as address:
+        return page_rules.faults(browser, address, CHAPTER_PAGES[0], folder)
+
+
+@pytest.mark.parametrize("fault", HARM)
+def test_control_each_fault_is_found_and_named(harmed_faults, fault):
+    assert any(line.startswith(fault) for line in harmed_faults), harmed_faults
