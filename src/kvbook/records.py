@@ -125,7 +125,7 @@ def load(folder: Path) -> Run:
         about = json.loads((folder / "run.json").read_text("utf-8"))
         if about["rows_sha256"] != fingerprint.of_file(folder / "rows.csv"):
             raise UserError(f"{folder}: rows.csv was changed after the run: delete the folder and run again")
-        rows = pd.read_csv(folder / "rows.csv", keep_default_na=False, na_values=[""], float_precision="round_trip")
+        rows = pd.read_csv(folder / "rows.csv", keep_default_na=False, na_values=[""])
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: not a readable run ({error}): delete the folder and run again") from error
     return Run(rows, about, folder)

@@ -1,0 +1,79 @@
+"""What all tests share: results in a folder of their own, and models small enough to be made on the spot."""
+
+import os
+import tempfile
+
+# Before anything of kvbook is imported: a test must never write where a person's results lie.
+os.environ["KVBOOK_BUILD"] = tempfile.mkdtemp(prefix="kvbook-tests-")
+# Tests run beside one another and beside other work; a second thread gains nothing on models of this size.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from kvbook.models import tokenizers
+
+SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
+
+
+def small_llama() -> LlamaForCausalLM:
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def small_gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(2)
+    config = GPT2Config(**SMALL, n_embd=32, n_layer=6, n_head=4, n_positions=64, initializer_range=0.2)
+    return GPT2LMHeadModel(config).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def llama() -> LlamaForCausalLM:
+    return small_llama()
+
+
+@pytest.fixture(scope="session")
+def gpt2() -> GPT2LMHeadModel:
+    return small_gpt2()
+
+
+@pytest.fixture(scope="session")
+def bpe():
+    return tokenizers.train_bpe("llama3", ["def f(x):\n    return x + 1\n# What is it? Help.\n"] * 4, 320)
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory, bpe):
+    """Save a small Llama checkpoint with its tokenizer, as a user's folder would hold one."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "small-llama"
+    small_llama().save_pretrained(folder)
+    tokenizers.for_family(bpe, "llama", 64).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(tmp_path_factory, bpe):
+    folder = tmp_path_factory.mktemp("checkpoints") / "small-gpt2"
+    small_gpt2().save_pretrained(folder)
+    tokenizers.for_family(bpe, "gpt2", 64).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    for index in range(6):
+        (folder / f"{index}.py").write_text(f"def f{index}(x):\n    return x + {index}\n" * 10)
+    return folder
+
+
+@pytest.fixture
+def ids():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(11, 320, (1, 24), generator=generator)

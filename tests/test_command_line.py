@@ -1,0 +1,39 @@
+import subprocess
+import sys
+
+import pytest
+
+from kvbook import paths
+
+
+def kvbook(*arguments):
+    return subprocess.run([sys.executable, "-m", "kvbook", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "nosuch"),
+        ("run", "layer_drift", "n_samples=0"),
+        ("run", "layer_drift", "colour=blue"),
+        ("run", "layer_drift", "n_samples"),
+        ("run", "layer_drift", "model=nosuch"),
+        ("models", "train", "--family", "bert"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments):
+    done = kvbook(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("kvbook: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_experiment_runs_without_a_notebook(llama_folder, text_folder):
+    done = kvbook(
+        "run", "layer_drift", f"model={llama_folder}", f"reference_model={llama_folder}", f"corpus={text_folder}",
+        "n_samples=2", "n_tokens=8", "dtypes=fp32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("16 rows in ")
+    assert str(paths.RUNS) in done.stdout

@@ -1,0 +1,62 @@
+import pytest
+
+from kvbook import corpus
+from kvbook.errors import UserError
+
+
+class Letters:
+    """A tokenizer whose ids are characters, with a beginning in front."""
+
+    def __call__(self, text, truncation=False, max_length=None, verbose=True):
+        ids = [1, *map(ord, text)]
+        return {"input_ids": ids[:max_length] if truncation else ids}
+
+
+def test_train_and_held_out_share_no_file_and_lose_none():
+    train, held_out = set(corpus.stdlib_files("train")), set(corpus.stdlib_files("held-out"))
+    assert not train & held_out
+    assert 0.03 < len(held_out) / len(train | held_out) < 0.25
+
+
+def test_a_file_stays_on_its_side_whatever_else_is_there():
+    assert corpus.part_of("argparse.py") == corpus.part_of("argparse.py")
+    assert {corpus.part_of(f"m{i}.py") for i in range(200)} == {"train", "held-out"}
+
+
+def test_a_folder_gives_the_first_tokens_of_its_files_in_name_order(tmp_path):
+    for name, text in (("b.py", "bbbb"), ("a.py", "aaaaaaaa"), ("c.txt", "c"), (".hidden", "h" * 9), ("bin", "")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "d.bin").write_bytes(b"\xff\xfe\x00")
+    found = list(corpus.samples(str(tmp_path), Letters(), 3, 6))
+    assert [(s.source, s.ids) for s in found] == [
+        ("a.py", [1, *b"aaaaa"]),
+        ("b.py", [1, *b"bbbb"]),
+        ("c.txt", [1, *b"c"]),
+    ]
+
+
+def test_samples_of_the_standard_library_have_full_length_and_differ():
+    found = list(corpus.samples("stdlib", Letters(), 120, 64))
+    assert {len(s.ids) for s in found} == {64}
+    assert len({(s.source, s.start) for s in found}) == 120
+    assert [s.index for s in found] == list(range(120))
+    assert all(corpus.part_of(s.source) == "held-out" for s in found)
+
+
+def test_too_few_samples_are_refused_with_the_number_there_is(tmp_path):
+    (tmp_path / "a.py").write_text("a = 1")
+    with pytest.raises(UserError, match="gives 1 samples.*at most 1"):
+        list(corpus.samples(str(tmp_path), Letters(), 2, 4))
+
+
+def test_a_missing_folder_is_refused():
+    with pytest.raises(UserError, match="not a folder"):
+        list(corpus.documents("/nowhere/at/all"))
+
+
+def test_a_description_changes_with_the_text(tmp_path):
+    (tmp_path / "a.py").write_text("a = 1")
+    before = corpus.describe(str(tmp_path))
+    (tmp_path / "a.py").write_text("a = 2")
+    assert corpus.describe(str(tmp_path))["sha256"] != before["sha256"]
+    assert before["files"] == 1

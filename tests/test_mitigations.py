@@ -1,0 +1,77 @@
+import copy
+import sys
+
+import pytest
+import torch
+
+from kvbook import mitigations, passes
+from kvbook.errors import UserError
+
+
+@pytest.fixture
+def model(llama):
+    return copy.deepcopy(llama).to(torch.bfloat16)
+
+
+def full(model, ids):
+    with torch.inference_mode():
+        return passes.full_pass(model, ids).logits
+
+
+@pytest.mark.parametrize("name", mitigations.NAMES[1:])
+def test_each_switch_is_used_while_it_is_on_and_gone_afterwards(model, ids, name):
+    before = full(model, ids)
+    function = sys.modules[type(model).__module__].apply_rotary_pos_emb
+    used = set()
+
+    def watched(index, replacement):
+        def call(*arguments, **named):
+            used.add(index)
+            return replacement(*arguments, **named)
+
+        return call
+
+    patches = mitigations.prepare(model, name)
+    spies = [(owner, attribute, watched(i, by)) for i, (owner, attribute, by) in enumerate(patches)]
+    with mitigations.applied(spies):
+        full(model, ids)
+    assert used == set(range(len(patches)))
+    used.clear()
+    assert torch.equal(before, full(model, ids))
+    assert not used
+    assert sys.modules[type(model).__module__].apply_rotary_pos_emb is function
+
+
+def test_attention_in_fp32_reaches_the_cache_and_changes_the_result(model, ids):
+    before = full(model, ids)
+    with mitigations.applied(mitigations.prepare(model, "whole attention")), torch.inference_mode():
+        during, cache = full(model, ids), passes.prefill(model, ids)
+    assert cache.layers[0].keys.dtype == torch.float32
+    assert not torch.equal(before, during)
+
+
+@pytest.mark.parametrize("name", mitigations.NAMES[1:])
+def test_an_upcast_of_what_is_fp32_already_changes_nothing_but_rounding(llama, ids, name):
+    with mitigations.applied(mitigations.prepare(llama, name)):
+        during = full(llama, ids)
+    assert torch.allclose(during, full(llama, ids), rtol=0, atol=1e-5)
+
+
+def test_a_switch_is_taken_back_after_an_error(model, ids):
+    before = full(model, ids)
+    with pytest.raises(RuntimeError, match="inside"), mitigations.applied(mitigations.prepare(model, "whole attention")):
+        raise RuntimeError("inside")
+    assert torch.equal(before, full(model, ids))
+
+
+def test_stock_is_untouched(model, ids):
+    with mitigations.applied(mitigations.prepare(model, mitigations.STOCK)):
+        assert torch.equal(full(model, ids), full(model, ids))
+    assert mitigations.prepare(model, mitigations.STOCK) == []
+
+
+def test_other_names_and_other_models_are_refused(model, gpt2):
+    with pytest.raises(UserError, match="no mitigation 'magic'"):
+        mitigations.prepare(model, "magic")
+    with pytest.raises(UserError, match="gpt2 has other modules"):
+        mitigations.prepare(gpt2, "rotary")

@@ -1,0 +1,157 @@
+import shutil
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from kvbook import paths
+from kvbook.errors import UserError
+from kvbook.models import loading, placement, registry, standins, tokenizers
+
+SHIPPED = sorted(path.name for path in paths.STANDINS.iterdir() if path.is_dir())
+
+
+def test_every_family_of_issue_25420_has_a_stand_in():
+    assert {"gpt2", "llama"} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("family", SHIPPED)
+def test_a_stand_in_is_small_deep_and_better_than_n_grams(family):
+    folder = paths.STANDINS / family
+    assert (folder / "model.safetensors").stat().st_size <= 6_000_000
+    facts = loading.standin_facts(family)
+    about = loading.identify(family)
+    assert about["layers"] >= 12
+    assert 2e6 < about["parameters"] < 3e6
+    scores = facts["held_out_bits_per_byte"]
+    assert scores["model"] < 0.95 * scores["bigram_backoff"] < scores["unigram"]
+    assert (folder / "training_log.csv").read_text().count("\n") == facts["recipe"]["steps"] + 1
+
+
+@pytest.mark.parametrize("family", SHIPPED)
+def test_a_stand_in_scores_as_its_record_says(family):
+    """On a piece of the held-out text, within the spread between pieces; a model of noise would miss by far."""
+    from kvbook.models import baselines, training
+
+    loaded = loading.load(family)
+    stream, n_bytes = training.token_stream(loaded.tokenizer, "held-out")
+    nats = training.held_out_nats(loaded.model, stream[: 16 * 1024], training.Recipe(), masked=family == "roberta")
+    found = baselines.bits_per_byte(nats, len(stream), n_bytes)
+    assert found == pytest.approx(loading.standin_facts(family)["held_out_bits_per_byte"]["model"], rel=0.25)
+
+
+@pytest.mark.parametrize("family", SHIPPED)
+def test_two_loads_give_equal_bits(family):
+    first, second = loading.load(family).model.state_dict(), loading.load(family).model.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("family", SHIPPED)
+def test_only_roberta_sees_what_comes_later(family):
+    loaded = loading.load(family)
+    ids = torch.arange(100, 132)[None]
+    changed = ids.clone()
+    changed[0, -1] += 1
+    with torch.inference_mode():
+        early = loaded.model(ids).logits[0, :-1] - loaded.model(changed).logits[0, :-1]
+    assert bool(early.abs().max() > 1e-3) == (family == "roberta")
+
+
+@pytest.mark.parametrize("architecture", [a for f in registry.families().values() for a in f.architectures], ids=lambda a: a.hub_id)
+def test_the_registrys_shapes_have_the_published_number_of_parameters(architecture):
+    values = dict(architecture.config)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    assert loading.parameter_count(config) == architecture.parameters
+
+
+def test_random_weights_of_a_folders_shape_depend_on_the_seed_alone(llama_folder):
+    one, again, other = (loading.load(str(llama_folder), weights="random", seed=s).model for s in (5, 5, 6))
+    assert torch.equal(one.lm_head.weight, again.lm_head.weight)
+    assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
+
+
+def test_a_folder_is_loaded_in_the_dtype_asked_for_and_says_where_it_came_from(llama_folder):
+    loaded = loading.load(str(llama_folder), dtype="bfloat16")
+    assert (loaded.weights, loaded.name, loaded.model.dtype) == ("local", "small-llama", torch.bfloat16)
+    assert len(loading.identify(str(llama_folder))["sha256"]) == 64
+
+
+def test_identity_changes_with_the_weights(llama_folder, gpt2_folder):
+    assert loading.identify(str(llama_folder))["sha256"] != loading.identify(str(gpt2_folder))["sha256"]
+
+
+class TestBadInput:
+    """One line each that says what to do."""
+
+    def refused(self, match, model, **options):
+        with pytest.raises(UserError, match=match) as error:
+            loading.load(str(model), **options)
+        assert "\n" not in str(error.value)
+
+    def test_unknown_name(self):
+        self.refused("neither a family", "nosuch")
+
+    def test_unreachable_hub(self):
+        self.refused("cannot be reached", "somebody/something")
+
+    def test_folder_without_weights(self, llama_folder, tmp_path):
+        shutil.copy(llama_folder / "config.json", tmp_path)
+        self.refused("holds no weights", tmp_path)
+
+    def test_folder_without_config(self, tmp_path):
+        self.refused("no config.json", tmp_path)
+
+    def test_folder_without_tokenizer(self, llama_folder, tmp_path):
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(llama_folder / name, tmp_path)
+        self.refused("no tokenizer", tmp_path)
+
+    def test_damaged_weights(self, llama_folder, tmp_path):
+        shutil.copytree(llama_folder, tmp_path / "m")
+        weights = tmp_path / "m" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+        self.refused("damaged", tmp_path / "m")
+
+    def test_device_that_is_not_there(self, llama_folder):
+        self.refused("CUDA devices", llama_folder, device="cuda:99")
+        self.refused("not a torch device", llama_folder, device="abacus")
+
+    def test_dtype_that_does_not_exist(self, llama_folder):
+        self.refused("dtype 'float8'", llama_folder, dtype="float8")
+
+    def test_a_model_larger_than_the_memory(self, monkeypatch):
+        monkeypatch.setattr(placement, "free_bytes", lambda device: 2**30)
+        self.refused(r"needs about 29\.7 GiB and cpu has 1\.0 GiB free", "falcon", weights="random")
+
+    def test_text_longer_than_the_context(self, llama_folder):
+        with pytest.raises(UserError, match="lower n_tokens"):
+            loading.check_length(loading.identify(str(llama_folder)), 65)
+        loading.check_length(loading.identify(str(llama_folder)), 64)
+
+
+class TestTokenizers:
+    def test_both_styles_have_one_size_and_give_text_back(self):
+        from kvbook.models import training
+
+        text = "def f(x):\n    return x.What  # Ünicode, tabs\t and 12345\n"
+        for style in ("gpt2", "llama3"):
+            bpe = training.shared_bpe(style)
+            assert bpe.get_vocab_size() == tokenizers.VOCABULARY_SIZE
+            assert bpe.decode(bpe.encode(text).ids) == text
+
+    def test_only_the_llama3_style_lets_punctuation_lead_a_word(self):
+        pieces = {
+            style: [piece for piece, _ in tokenizers._pre_tokenizer(style).pre_tokenize_str("assistant.What")]
+            for style in ("gpt2", "llama3")
+        }
+        assert pieces == {"gpt2": ["assistant", ".", "What"], "llama3": ["assistant", ".What"]}
+
+    def test_llama_begins_every_text_and_qwen_does_not(self, bpe):
+        llama, qwen = (tokenizers.for_family(bpe, family, 64) for family in ("llama", "qwen2"))
+        assert llama("x")["input_ids"] == [llama.bos_token_id, *qwen("x")["input_ids"]]
+
+
+def test_there_is_a_configuration_for_every_family_of_the_registry():
+    assert set(standins.FAMILIES) == set(registry.families())
+    with pytest.raises(UserError, match="no stand-in"):
+        standins.config("bert")

@@ -1,0 +1,93 @@
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from kvbook import paths, records
+from kvbook.errors import UserError
+
+
+def measure(units, calls=None):
+    def work(writer):
+        for unit in units:
+            if unit not in writer.done:
+                if calls is not None:
+                    calls.append(unit)
+                writer.append(unit, [{"unit": unit, "x": 0.1 * len(unit), "text": 'a "quoted", line\n'}] * 2)
+
+    return work
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+    return tmp_path
+
+
+def test_a_finished_run_is_read_and_not_done_again(runs):
+    first = records.run("e", {"a": 1}, measure(["u", "v"]))
+    calls = []
+    second = records.run("e", {"a": 1}, measure(["u", "v"], calls))
+    assert calls == []
+    assert second.rows.equals(first.rows)
+    assert first.rows["text"].iloc[0] == 'a "quoted", line\n'
+    assert first.about["rows"] == len(first.rows) == 4
+
+
+def test_other_inputs_make_another_run(runs):
+    assert records.run("e", {"a": 1}, measure(["u"])).hash != records.run("e", {"a": 2}, measure(["u"])).hash
+
+
+def test_a_killed_run_goes_on_behind_its_last_whole_unit(runs):
+    script = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from kvbook import paths, records
+        paths.RUNS = Path(sys.argv[1])
+        def work(writer):
+            writer.append("u", [{"unit": "u", "x": 1.0}] * 2)
+            with open(next(paths.RUNS.rglob("rows.csv")), "a") as file:
+                file.write("v,half a ro")
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        records.run("e", {"a": 1}, work)
+        """
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(runs)], check=False, env={**os.environ})
+    assert killed.returncode == -9
+    assert not [path for path in (runs / "e").iterdir() if not path.name.endswith(".partial")]
+    calls = []
+    run = records.run("e", {"a": 1}, lambda w: [calls.append(u) or w.append(u, [{"unit": u, "x": 2.0}] * 2) for u in "uv" if u not in w.done])
+    assert calls == ["v"]
+    assert run.rows["unit"].tolist() == ["u", "u", "v", "v"]
+
+
+def test_a_failed_measurement_leaves_no_run(runs):
+    def fail(writer):
+        writer.append("u", [{"x": 1}])
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        records.run("e", {"a": 1}, fail)
+    assert [path.suffix for path in (runs / "e").iterdir()] == [".partial"]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "run.json"])
+def test_a_changed_or_broken_file_is_refused_with_what_to_do(runs, name):
+    run = records.run("e", {"a": 1}, measure(["u"]))
+    path = run.folder / name
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(UserError, match="delete the folder"):
+        records.run("e", {"a": 1}, measure(["u"]))
+
+
+def test_provenance_lies_beside_the_rows(runs):
+    run = records.run("e", {"settings": {"n": 1}}, measure(["u"]), note={"commit": "abc"})
+    about = json.loads((run.folder / "run.json").read_text())
+    assert about["settings"] == {"n": 1}
+    assert about["commit"] == "abc"
+    assert {"started", "finished", "rows_sha256", "hash"} <= set(about)

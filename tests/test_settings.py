@@ -1,0 +1,33 @@
+import pytest
+
+from kvbook.errors import UserError
+from kvbook.settings import LayerDriftSettings
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"n_samples": 0}, "n_samples"),
+        ({"n_tokens": 1}, "n_tokens"),
+        ({"dtypes": []}, "dtypes"),
+        ({"dtypes": ["float8"]}, "float8"),
+        ({"nosuch": 3}, "unknown parameter 'nosuch'"),
+        ({"weights": "magic"}, "weights"),
+        ({"n_samples": "many"}, "n_samples"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(values, message):
+    with pytest.raises(UserError, match=message) as error:
+        LayerDriftSettings.checked(**values)
+    assert "\n" not in str(error.value)
+
+
+def test_dtypes_may_come_as_a_string_and_under_their_short_names():
+    assert LayerDriftSettings.checked(dtypes="bf16, fp32").dtypes == ("bfloat16", "float32")
+
+
+def test_a_notebooks_own_names_are_not_parameters_but_unknown_ones_are():
+    namespace = {"__name__": "__main__", "_i1": "x", "In": [], "Out": {}, "pytest": pytest, "f": len, "n_samples": 7}
+    assert LayerDriftSettings.from_notebook(namespace).n_samples == 7
+    with pytest.raises(UserError, match="unknown parameter 'n_sample'"):
+        LayerDriftSettings.from_notebook(namespace | {"n_sample": 7})

@@ -1,0 +1,117 @@
+"""The recipe, on a few steps of a shrunken model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from kvbook import paths
+from kvbook.models import baselines, training
+
+QUICK = training.Recipe(steps=6, tokens_per_step=64, short=16, long=32, warmup=2)
+
+
+def test_a_batch_depends_on_the_seed_and_the_step_alone():
+    stream = np.arange(1000)
+    first, again = training.batch(stream, QUICK, 3, False), training.batch(stream, QUICK, 3, False)
+    assert torch.equal(first[0], again[0])
+    assert not torch.equal(first[0], training.batch(stream, QUICK, 2, False)[0])
+
+
+def test_masking_hides_what_is_to_be_predicted():
+    ids = torch.randint(20, 2000, (64, 256), generator=torch.Generator().manual_seed(0))
+    inputs, targets = training.mask_tokens(ids, 0.15, torch.Generator().manual_seed(1))
+    chosen = targets != -100
+    assert chosen.float().mean().item() == pytest.approx(0.15, abs=0.01)
+    assert torch.equal(inputs[~chosen], ids[~chosen])
+    assert torch.equal(targets[chosen], ids[chosen])
+    masked = (inputs[chosen] == training.SPECIAL_TOKENS.index("<mask>")).float().mean().item()
+    assert masked == pytest.approx(0.8, abs=0.03)
+
+
+def test_the_learning_rate_warms_up_and_falls():
+    recipe = training.Recipe()
+    rates = [recipe.learning_rate(step) for step in range(recipe.steps)]
+    assert rates[0] < rates[50] < max(rates) == pytest.approx(recipe.peak_lr)
+    assert rates[-1] == pytest.approx(recipe.final_lr, rel=0.01)
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from kvbook.models import standins, training
+standins.LAYERS = 2
+slow = float(sys.argv[2])
+rate = training.Recipe.learning_rate
+def pause(self, step):
+    time.sleep(slow)
+    return rate(self, step)
+training.Recipe.learning_rate = pause
+recipe = training.Recipe(steps=8, tokens_per_step=64, short=16, long=32, warmup=2)
+training.train("gpt2", recipe, Path(sys.argv[1]), every=2)
+"""
+
+
+def losses(folder):
+    return [line.split(",")[1] for line in (folder / "training_log.csv").read_text().splitlines()[1:]]
+
+
+def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path):
+    def environment(name):
+        return os.environ | {"KVBOOK_BUILD": str(tmp_path / name)}
+
+    def start(name, slow):
+        command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / name / "model"), slow]
+        return subprocess.Popen(command, env=environment(name), stderr=subprocess.DEVNULL)
+
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    assert start("whole", "0").wait() == 0
+    process = start("killed", "0.5")
+    work = tmp_path / "killed" / "training" / "gpt2-8-0"
+    while not (work / "step-4").is_dir():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "model").exists()
+    assert start("killed", "0").wait() == 0
+    assert losses(tmp_path / "killed" / "model") == losses(tmp_path / "whole" / "model")
+    whole, killed = (json.loads((tmp_path / name / "model" / "training.json").read_text()) for name in ("whole", "killed"))
+    assert killed["held_out_bits_per_byte"] == whole["held_out_bits_per_byte"]
+
+
+class TestBaselines:
+    def test_unigram_equals_what_one_computes_by_hand(self):
+        found = baselines.unigram_nats(np.array([0, 0, 1]), np.array([0, 1]), 2)
+        assert found == pytest.approx(-(np.log(3 / 5) + np.log(2 / 5)) / 2)
+
+    def test_bigram_equals_what_one_computes_by_hand(self):
+        # After 0 come 1, 1: T = 1, c = 2; unigram of 1 is (2 + 1) / (5 + 3).
+        found = baselines.bigram_nats(np.array([0, 1, 0, 1, 2]), np.array([0, 1]), 3)
+        assert found == pytest.approx(-np.log((2 + 1 * 3 / 8) / 3))
+
+    def test_an_unseen_predecessor_falls_back_to_the_unigram(self):
+        train = np.array([0, 0, 0])
+        assert baselines.bigram_nats(train, np.array([1, 0]), 2) == pytest.approx(-np.log(4 / 5))
+
+    def test_bits_per_byte_of_a_fair_coin_a_byte(self):
+        assert baselines.bits_per_byte(np.log(2), 10, 10) == pytest.approx(1)
+
+    def test_noise_does_not_compress(self):
+        assert baselines.xz_bits_per_byte(np.random.default_rng(0).bytes(5000)) > 8
+        assert baselines.xz_bits_per_byte(b"a" * 5000) < 0.5
+
+
+def test_the_recipe_that_ships_is_the_recipe_that_is_recorded():
+    for folder in paths.STANDINS.iterdir():
+        if folder.is_dir():
+            recorded = json.loads((folder / "training.json").read_text())["recipe"]
+            assert training.Recipe(**recorded) == training.Recipe()
