@@ -61,6 +61,10 @@ def attempt(function, *arguments):
         function(*arguments)
     except UserError as error:
         return TaskFailed(str(error))
+    except KeyboardInterrupt:
+        sys.exit(
+            "kvbook: interrupted; what was finished is kept, and the next `make book` goes on from there"
+        )
 
 
 def task_chapter():

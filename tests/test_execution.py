@@ -18,6 +18,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 
 from kvbook import execution, fingerprint
 from kvbook.errors import UserError
+from kvbook.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -267,24 +268,52 @@ def test_a_kernel_that_dies_is_a_failed_chapter(root):
     assert message.startswith(f"chapter {mini_book.STEM} failed: ")
 
 
-def test_a_killed_run_leaves_no_copy_and_no_kernel_and_the_next_one_finishes(tmp_path):
+@pytest.fixture
+def waiting_book(tmp_path):
+    """A book whose chapter, half done, notes its kernel's process and waits; and the file with that note."""
     root = mini_book.create(tmp_path)
-    wait = (
-        f"import os, time\nopen({str(tmp_path / 'kernel')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
-    )
+    note = tmp_path / "kernel"
+    wait = f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     mini_book.write(root, table=wait)
-    command = [sys.executable, "-c", "from kvbook import execution as e; e.bring_up_to_date(e.plan())"]
-    run = subprocess.Popen(command, env=mini_book.environment(root), stderr=subprocess.DEVNULL)
-    kernel = tmp_path / "kernel"
-    until(lambda: kernel.is_file() and kernel.read_text(), seconds=60)
+    return root, note
+
+
+def start(root: Path, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=root,
+        env=mini_book.environment(root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_killed_run_leaves_no_copy_and_no_kernel_and_the_next_one_finishes(waiting_book):
+    root, note = waiting_book
+    run = start(root, "-c", "from kvbook import execution as e; e.bring_up_to_date(e.plan())")
+    until(lambda: note.is_file() and note.read_text(), seconds=60)
     run.send_signal(signal.SIGKILL)
-    run.wait()
+    run.communicate()
     assert not only_chapter(root).executed.exists()
     assert not only_chapter(root).figures.exists()
-    until(lambda: not psutil.pid_exists(int(kernel.read_text())), seconds=20)
+    until(lambda: not psutil.pid_exists(int(note.read_text())), seconds=20)
     mini_book.write(root)
     execution.execute(only_chapter(root), out=io.StringIO())
     assert only_chapter(root).is_fresh()
+
+
+def test_an_interrupted_make_book_ends_in_one_line(waiting_book):
+    root, note = waiting_book
+    run = start(root, "-m", "doit", "-f", str(ROOT / "dodo.py"))
+    until(lambda: note.is_file() and note.read_text(), seconds=60)
+    os.killpg(run.pid, signal.SIGINT)
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode != 0
+    assert "kvbook: interrupted" in said
+    assert "Traceback" not in said
+    until(lambda: not psutil.pid_exists(int(note.read_text())), seconds=20)
 
 
 def until(condition, seconds: float) -> None:

@@ -369,7 +369,8 @@ class _Live:
         self._thread.join()
         if self._out.isatty():
             self._out.write("\r\x1b[K")
-        self._line(f"{self._head}: {'failed' if kind else 'done'} after {self._elapsed()}")
+        end = "done" if kind is None else "interrupted" if kind is KeyboardInterrupt else "failed"
+        self._line(f"{self._head}: {end} after {self._elapsed()}")
 
     def _watch(self) -> None:
         last_news, last_said = "", self._began
