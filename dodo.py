@@ -31,9 +31,7 @@ class OneLineReporter(ConsoleReporter):
             self.write(f"kvbook: {result['exception'].message}\n")
         elif isinstance(result["exception"], UnmetDependency):
             if result["task"].name == "html":
-                self.write(
-                    "kvbook: the site was not rendered; what is in _build/html is from an earlier build\n"
-                )
+                self.write("kvbook: the site was not rendered; what is in _build/html is from an earlier build\n")
         else:
             super()._write_failure(result, write_exception)
 
@@ -62,9 +60,7 @@ def attempt(function, *arguments):
     except UserError as error:
         return TaskFailed(str(error))
     except KeyboardInterrupt:
-        sys.exit(
-            "kvbook: interrupted; what was finished is kept, and the next `make book` goes on from there"
-        )
+        sys.exit("kvbook: interrupted; what was finished is kept, and the next `make book` goes on from there")
 
 
 def task_chapter():

@@ -88,9 +88,7 @@ def create(root: Path) -> Path:
 def folders(root: Path) -> Folders:
     """Give the book's folders, for calls in this process."""
     build = root / "_build"
-    return Folders(
-        root / "chapters", root / "parameters", root / "data", build / "executed", build / "figures"
-    )
+    return Folders(root / "chapters", root / "parameters", root / "data", build / "executed", build / "figures")
 
 
 def environment(root: Path, **more: str) -> dict[str, str]:

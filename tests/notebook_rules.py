@@ -52,11 +52,7 @@ def _leftovers(notebook: dict[str, Any], code: list[dict[str, Any]]) -> list[str
 
 def _ids(cells: list[dict[str, Any]]) -> list[str]:
     ids = [cell.get("id", "") for cell in cells]
-    found = [
-        f"cell {number} has no proper id"
-        for number, cell_id in enumerate(ids, 1)
-        if not CELL_ID.match(cell_id)
-    ]
+    found = [f"cell {number} has no proper id" for number, cell_id in enumerate(ids, 1) if not CELL_ID.match(cell_id)]
     if len(set(ids)) < len(ids):
         found.append("two cells have one id")
     return found

@@ -90,9 +90,7 @@ def faults(browser: Browser, address: str, path: str, folder: Path) -> list[str]
     page.on(
         "console",
         lambda message: (
-            found.append(f"console {message.type}: {message.text}")
-            if message.type in ("error", "warning")
-            else None
+            found.append(f"console {message.type}: {message.text}") if message.type in ("error", "warning") else None
         ),
     )
     try:
@@ -114,8 +112,7 @@ def faults(browser: Browser, address: str, path: str, folder: Path) -> list[str]
 
 def _pictures(page: Page) -> list[str]:
     pictures = page.evaluate(
-        "[...document.querySelectorAll('article img')]"
-        ".map(i => [i.getAttribute('src'), i.naturalWidth, i.alt])"
+        "[...document.querySelectorAll('article img')].map(i => [i.getAttribute('src'), i.naturalWidth, i.alt])"
     )
     found = [f"picture does not load: {source}" for source, width, _ in pictures if width == 0]
     # MyST-NB's own stand-in for a missing text is the picture's file name, a hash.
@@ -131,11 +128,7 @@ def _captions(page: Page) -> list[str]:
         "[...document.querySelectorAll('article figure, article table.kvbook-table')]"
         ".map(f => (f.querySelector('figcaption, caption') || {innerText: ''}).innerText)"
     )
-    return [
-        f"no number in caption: {text[:60]!r}"
-        for text in captions
-        if not text.startswith(("Fig. ", "Table "))
-    ]
+    return [f"no number in caption: {text[:60]!r}" for text in captions if not text.startswith(("Fig. ", "Table "))]
 
 
 def _weight(loaded: dict[str, int], address: str) -> list[str]:
@@ -174,11 +167,7 @@ def _links(folder: Path, path: str) -> list[str]:
         file = file / "index.html" if file.is_dir() else file
         if not file.is_file():
             found.append(f"dead link: {link['href']}")
-        elif (
-            fragment
-            and file.suffix == ".html"
-            and unquote(fragment) not in _ids(file, file.stat().st_mtime_ns)
-        ):
+        elif fragment and file.suffix == ".html" and unquote(fragment) not in _ids(file, file.stat().st_mtime_ns):
             found.append(f"dead link: {link['href']} names no place on its page")
     return found
 

@@ -45,7 +45,7 @@ def test_samples_of_the_standard_library_have_full_length_and_differ():
 
 def test_too_few_samples_are_refused_with_the_number_there_is(tmp_path):
     (tmp_path / "a.py").write_text("a = 1")
-    with pytest.raises(UserError, match="gives 1 samples.*at most 1"):
+    with pytest.raises(UserError, match=r"gives 1 samples.*at most 1"):
         list(corpus.samples(str(tmp_path), Letters(), 2, 4))
 
 

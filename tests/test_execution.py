@@ -83,9 +83,7 @@ def test_a_change_of_the_data_makes_a_chapter_stale_and_a_note_about_it_does_not
 
 def test_another_version_of_a_library_makes_a_chapter_stale(root, monkeypatch):
     version = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: "0.0" if name == "torch" else version(name)
-    )
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0" if name == "torch" else version(name))
     assert not only_chapter(root).is_fresh()
 
 
@@ -145,9 +143,7 @@ def test_progress_never_becomes_an_output(root):
 
 def test_a_parameter_of_the_profile_reaches_the_chapter(root):
     execution.execute(only_chapter(root, "few"), out=io.StringIO())
-    captions = [
-        o["metadata"]["image/png"]["caption"] for o in outputs(root) if "image/png" in o.get("metadata", {})
-    ]
+    captions = [o["metadata"]["image/png"]["caption"] for o in outputs(root) if "image/png" in o.get("metadata", {})]
     assert captions == ["Thirds of 3 squares."]
     assert only_chapter(root, "few").is_fresh()
 

@@ -156,8 +156,11 @@ def test_rows_as_the_document_describes_them_bear_it_out(lawful):
         ("drift-everywhere", {"differing_share": lambda r: 0.0}),
         ("gpt2-too", {"differing_share": lambda r: r["model"].eq("small-llama") * 0.5}),
         ("grows-with-depth", {"max_abs": lambda r: r["max_abs"] * 1.2 ** -r["layer"]}),
-        ("coarser-is-worse", {"max_abs": lambda r: 1e-3 * 1.1 ** r["layer"] * (1 + 0.1 * r["sample"])}),
-        ("bf16-worse-than-fp16", {"max_abs": lambda r: r["max_abs"].where(r["dtype"] != "bfloat16", r["max_abs"] / 20)}),
+        ("coarser-is-worse", {"max_abs": lambda r: r["max_abs"] / r["dtype"].map(agreement.UNIT_ROUNDOFF) ** 2}),
+        (
+            "bf16-worse-than-fp16",
+            {"max_abs": lambda r: r["max_abs"].where(r["dtype"] != "bfloat16", r["max_abs"] / 20)},
+        ),
         ("fp32-imperceptible", {"top1_flip": lambda r: 1.0}),
         ("greedy-often-same", {"top1_flip": lambda r: 1.0}),
     ],
@@ -165,6 +168,13 @@ def test_rows_as_the_document_describes_them_bear_it_out(lawful):
 def test_a_verdict_turns_when_the_drift_does(lawful, claim, changes):
     rows = lawful["drift"].assign(**{column: change(lawful["drift"]) for column, change in changes.items()})
     assert judged(lawful | {"drift": rows})[claim].verdict == "refuted"
+
+
+def test_evidence_that_holds_both_answers_decides_nothing(lawful):
+    alike = lawful["drift"].assign(max_abs=lambda r: 1e-3 * 1.1 ** r["layer"] * (1 + 0.1 * r["sample"]))
+    assert judged(lawful | {"drift": alike})["coarser-is-worse"].verdict == "undecided"
+    few = lawful["drift"][lawful["drift"]["sample"] < 3]
+    assert judged(lawful | {"drift": few})["fp32-imperceptible"].verdict == "undecided"
 
 
 def test_a_mitigation_that_removes_the_drift_would_refute_the_claim_and_none_measured_decides_nothing(lawful):

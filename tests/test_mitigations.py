@@ -59,7 +59,10 @@ def test_an_upcast_of_what_is_fp32_already_changes_nothing_but_rounding(llama, i
 
 def test_a_switch_is_taken_back_after_an_error(model, ids):
     before = full(model, ids)
-    with pytest.raises(RuntimeError, match="inside"), mitigations.applied(mitigations.prepare(model, "whole attention")):
+    with (
+        pytest.raises(RuntimeError, match="inside"),
+        mitigations.applied(mitigations.prepare(model, "whole attention")),
+    ):
         raise RuntimeError("inside")
     assert torch.equal(before, full(model, ids))
 

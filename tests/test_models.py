@@ -57,7 +57,9 @@ def test_only_roberta_sees_what_comes_later(family):
     assert bool(early.abs().max() > 1e-3) == (family == "roberta")
 
 
-@pytest.mark.parametrize("architecture", [a for f in registry.families().values() for a in f.architectures], ids=lambda a: a.hub_id)
+@pytest.mark.parametrize(
+    "architecture", [a for f in registry.families().values() for a in f.architectures], ids=lambda a: a.hub_id
+)
 def test_the_registrys_shapes_have_the_published_number_of_parameters(architecture):
     values = dict(architecture.config)
     config = AutoConfig.for_model(values.pop("model_type"), **values)

@@ -22,9 +22,7 @@ def site(tmp_path_factory):
     """Build this repository's book with the parameter set `smoke`; gives the folder of its pages."""
     build = tmp_path_factory.mktemp("pages") / "_build"
     environment = os.environ | {"KVBOOK_BUILD": str(build), "PROFILE": "smoke"}
-    made = subprocess.run(
-        [sys.executable, "-m", "doit"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    made = subprocess.run([sys.executable, "-m", "doit"], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert made.returncode == 0, made.stdout + made.stderr
     return build / "html"
 
@@ -39,9 +37,7 @@ def address(site):
 def browser():
     names = (os.environ.get("KVBOOK_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if name and (path := shutil.which(name))), None)
-    assert found, (
-        "no Chromium: install it, or name one in KVBOOK_CHROMIUM (`make test` looks for it, and says more)"
-    )
+    assert found, "no Chromium: install it, or name one in KVBOOK_CHROMIUM (`make test` looks for it, and says more)"
     with sync_playwright() as playwright:
         # Without its sandbox, because in a container Chromium has none to use; it visits only our own pages.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
@@ -123,9 +119,7 @@ def harmed_faults(browser, tmp_path_factory, site):
     page = folder / CHAPTER_PAGES[0]
     html = page.read_text("utf-8")
     own = html.split('<img alt="', 1)[1].split('src="', 1)[1].split('"', 1)[0]
-    page.write_text(
-        html.replace("</article>", "".join(HARM.values()).replace("{own}", own) + "</article>", 1), "utf-8"
-    )
+    page.write_text(html.replace("</article>", "".join(HARM.values()).replace("{own}", own) + "</article>", 1), "utf-8")
     with page_rules.serve(folder) as address:
         return page_rules.faults(browser, address, CHAPTER_PAGES[0], folder)
 

@@ -61,7 +61,11 @@ def test_a_killed_run_goes_on_behind_its_last_whole_unit(runs):
     assert killed.returncode == -9
     assert not [path for path in (runs / "e").iterdir() if not path.name.endswith(".partial")]
     calls = []
-    run = records.run("e", {"a": 1}, lambda w: [calls.append(u) or w.append(u, [{"unit": u, "x": 2.0}] * 2) for u in "uv" if u not in w.done])
+    run = records.run(
+        "e",
+        {"a": 1},
+        lambda w: [calls.append(u) or w.append(u, [{"unit": u, "x": 2.0}] * 2) for u in "uv" if u not in w.done],
+    )
     assert calls == ["v"]
     assert run.rows["unit"].tolist() == ["u", "u", "v", "v"]
 

@@ -59,9 +59,7 @@ def test_a_figure_has_number_caption_and_words_computed_by_the_run(built_once):
 def test_a_table_is_a_numbered_table_with_rounded_rows(built_once):
     table = page(built_once[0]).find("table", id="tab-squares")
     assert " ".join(table.caption.get_text().split()).startswith("Table 1.1 The rows behind Fig. 1.1.")
-    rows = [
-        [cell.get_text(strip=True) for cell in row.find_all(["th", "td"])] for row in table.find_all("tr")
-    ]
+    rows = [[cell.get_text(strip=True) for cell in row.find_all(["th", "td"])] for row in table.find_all("tr")]
     assert rows == [["x", "y"], ["0", "0.00"], ["1", "0.33"], ["2", "1.33"]]
     assert len(page(built_once[0]).find_all("table")) == 1, "the notebook's own HTML table is shown too"
 
@@ -94,9 +92,7 @@ def test_the_parameters_of_the_run_are_folded_away_but_there(built_once):
 
 
 def test_the_page_ends_with_how_it_was_run(built_once):
-    (section,) = [
-        d for d in page(built_once[0]).find_all("details") if "How this was run" in d.summary.get_text()
-    ]
+    (section,) = [d for d in page(built_once[0]).find_all("details") if "How this was run" in d.summary.get_text()]
     facts = dict(
         zip(
             [term.get_text(strip=True) for term in section.find_all("dt")],
@@ -166,9 +162,7 @@ def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_numbe
 
 
 def test_the_repository_is_linked_where_it_is_known(book):
-    built = mini_book.plain_build(
-        book, PROFILE="few", GITHUB_REPOSITORY="somebody/book", GITHUB_REF_NAME="main"
-    )
+    built = mini_book.plain_build(book, PROFILE="few", GITHUB_REPOSITORY="somebody/book", GITHUB_REF_NAME="main")
     assert built.returncode == 0, built.stdout
     assert page(book).find("a", href="https://github.com/somebody/book") is not None
 
@@ -207,9 +201,7 @@ def executed_and_source(built_once) -> tuple[dict, dict]:
 
 
 def joined(source: dict, executed: dict) -> dict:
-    return overlay(
-        source, executed, Path("chapters"), Path("_build/figures"), Path("_build/executed/x.ipynb")
-    )
+    return overlay(source, executed, Path("chapters"), Path("_build/figures"), Path("_build/executed/x.ipynb"))
 
 
 def refusal(source: dict, executed: dict) -> str:
@@ -227,9 +219,7 @@ def test_a_copy_of_a_failed_run_is_refused(built_once):
 
 def test_a_copy_that_holds_an_error_is_refused(built_once):
     source, executed = executed_and_source(built_once)
-    executed["cells"][-1]["outputs"].append(
-        {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
-    )
+    executed["cells"][-1]["outputs"].append({"output_type": "error", "ename": "E", "evalue": "", "traceback": []})
     assert "failed" in refusal(source, executed)
 
 
@@ -287,9 +277,7 @@ def test_a_clone_knows_its_origin_and_a_folder_without_git_does_not(tmp_path, mo
     assert repository.find_repository(tmp_path) is None
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     assert repository.find_repository(tmp_path) is None
-    subprocess.run(
-        ["git", "remote", "add", "origin", "git@github.com:somebody/book.git"], cwd=tmp_path, check=True
-    )
+    subprocess.run(["git", "remote", "add", "origin", "git@github.com:somebody/book.git"], cwd=tmp_path, check=True)
     assert repository.find_repository(tmp_path) == ("https://github.com/somebody/book", "main")
 
 

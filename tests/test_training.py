@@ -83,7 +83,9 @@ def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path)
     assert not (tmp_path / "killed" / "model").exists()
     assert start("killed", "0").wait() == 0
     assert losses(tmp_path / "killed" / "model") == losses(tmp_path / "whole" / "model")
-    whole, killed = (json.loads((tmp_path / name / "model" / "training.json").read_text()) for name in ("whole", "killed"))
+    whole, killed = (
+        json.loads((tmp_path / name / "model" / "training.json").read_text()) for name in ("whole", "killed")
+    )
     assert killed["held_out_bits_per_byte"] == whole["held_out_bits_per_byte"]
 
 

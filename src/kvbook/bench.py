@@ -66,9 +66,7 @@ def drift_harness(dtype: str) -> dict[str, str]:
     loaded = loading.load("llama", dtype=dtype)
     # As `from_pretrained` leaves it, which the described script does not change.
     loaded.model.requires_grad_(True)
-    samples = [
-        torch.tensor([sample.ids]) for sample in corpus.samples("stdlib", loaded.tokenizer, _SAMPLES, 64)
-    ]
+    samples = [torch.tensor([sample.ids]) for sample in corpus.samples("stdlib", loaded.tokenizer, _SAMPLES, 64)]
     theirs, ours = _ratios(
         lambda: documented_way(loaded.model, samples),
         lambda: our_way(loaded.model, samples),

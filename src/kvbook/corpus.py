@@ -167,7 +167,9 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[S
     """
     made = 0
     if corpus == "stdlib":
-        encoded = [(document.name, tokenizer(document.text, verbose=False)["input_ids"]) for document in documents(corpus)]
+        encoded = [
+            (document.name, tokenizer(document.text, verbose=False)["input_ids"]) for document in documents(corpus)
+        ]
         longest = max(len(ids) for _, ids in encoded)
         for start in range(0, longest, n_tokens):
             for name, ids in encoded:

@@ -177,10 +177,7 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
     for name in dict.fromkeys((DEFAULT_PROFILE, profile)):
         for stem, values in _read_parameters(folders.parameters, name, stems).items():
             chosen[stem].update(values)
-    return [
-        Chapter(stem, profile, chosen[stem], (k, len(stems)), folders)
-        for k, stem in enumerate(stems, start=1)
-    ]
+    return [Chapter(stem, profile, chosen[stem], (k, len(stems)), folders) for k, stem in enumerate(stems, start=1)]
 
 
 def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> list[Chapter]:
@@ -278,9 +275,7 @@ def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None)
         "machine": machine.describe(_device(chapter, known)),
         "versions": _versions(),
         "commit": machine.commit(),
-        "files": {
-            f.name: fingerprint.of_file(f) for f in sorted(staged.glob("*")) if not f.name.startswith(".")
-        },
+        "files": {f.name: fingerprint.of_file(f) for f in sorted(staged.glob("*")) if not f.name.startswith(".")},
     }
     chapter.partial.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "utf-8")
     _replace_folder(staged, chapter.figures)
@@ -302,9 +297,7 @@ def _read_parameters(folder: Path, profile: str, stems: list[str]) -> dict[str, 
         raise UserError(f"{file} must hold <chapter>: {{<parameter>: <value>}}")
     for stem in content:
         if stem not in stems:
-            raise UserError(
-                f"{file} names a chapter {stem!r} that does not exist (there are: {', '.join(stems)})"
-            )
+            raise UserError(f"{file} names a chapter {stem!r} that does not exist (there are: {', '.join(stems)})")
     return {stem: values or {} for stem, values in content.items()}
 
 

@@ -185,7 +185,7 @@ def run(
     started_file.unlink()
     (partial / "journal.jsonl").unlink()
     try:
-        os.replace(partial, final)
+        partial.replace(final)
     except OSError:
         # Somebody else finished the same run first; theirs has the same inputs.
         if not final.is_dir():

@@ -3,9 +3,8 @@
 import pandas as pd
 
 from kvbook import agreement, fits
-from kvbook.analyses.wording import DTYPES, power_of_ten
+from kvbook.analyses.wording import DTYPES
 from kvbook.experiments import greedy_paths
-
 
 # The embedding cannot drift, and layer 1 is where drift begins: its attention is the first operation that sees the cache.
 # From layer 2 on, drift is carried along; what is behind the final norm has another scale.
@@ -203,6 +202,25 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
     return frame.astype({"first_divergence": "Float64", "margin": "Float64"})
 
 
+def divergence_grid(greedy: pd.DataFrame) -> pd.DataFrame:
+    """Lay the first differing steps out for reading: a row a method, a column a model and dtype.
+
+    Returns
+    -------
+    DataFrame
+        ``method``; for each model and dtype ``equal``, or ``step n`` for the first step whose token differs; and
+        ``cache length``, at the end, over all of them.
+    """
+    table = divergence_table(greedy)
+    said = table["first_divergence"].map(lambda step: "equal" if pd.isna(step) else f"step {int(step)}")
+    column = table["model"] + ", " + table["dtype"].map(DTYPES)
+    grid = table.assign(said=said, column=column).pivot(index="method", columns="column", values="said")
+    grid = grid.loc[list(greedy_paths.METHODS[1:]), list(dict.fromkeys(column))]
+    lengths = table.groupby("method")["final_cache_length"].agg(lambda held: ", ".join(map(str, sorted(set(held)))))
+    grid["cache length"] = lengths
+    return grid.rename_axis(columns=None).reset_index()
+
+
 def mitigation_table(mitigations: pd.DataFrame) -> pd.DataFrame:
     """Take every variant against stock: drift by the ratio of means, times by the median of paired ratios.
 
@@ -259,7 +277,9 @@ def flat(table: pd.DataFrame) -> pd.DataFrame:
     for name, column in table.items():
         if column.map(lambda x: isinstance(x, fits.Estimate)).any():
             for end in ("value", "low", "high"):
-                parts.append(column.map(lambda e, end=end: getattr(e, end)).rename(name if end == "value" else f"{name}_{end}"))
+                parts.append(
+                    column.map(lambda e, end=end: getattr(e, end)).rename(name if end == "value" else f"{name}_{end}")
+                )
         else:
             parts.append(column)
     return pd.concat(parts, axis=1)
@@ -272,75 +292,6 @@ def drift_table(means: pd.DataFrame) -> pd.DataFrame:
     )[list(dict.fromkeys(means["model"] + ", " + means["dtype"].map(DTYPES)))]
     depths = means[means["place"] == "logits"].groupby("model")["layer"].first()
     # Models of unequal depth have their logits in different rows; the label is right when all agree.
-    names = {depth: "logits" for depth in depths} if depths.nunique() == 1 else {}
+    names = dict.fromkeys(depths, "logits") if len(set(depths)) == 1 else {}
     table.index = [names.get(layer, layer) for layer in table.index]
     return table.rename_axis("layer").reset_index()
-
-
-def _both(estimates: list[fits.Estimate], form: str) -> str:
-    """Write the range of several estimates."""
-    values = [estimate.value for estimate in estimates]
-    return " to ".join(dict.fromkeys((form.format(min(values)), form.format(max(values)))))
-
-
-def numbers(
-    drift: pd.DataFrame, greedy: pd.DataFrame, mitigations: pd.DataFrame | None, published: pd.DataFrame
-) -> dict[str, str]:
-    """Write every number that the chapter's prose quotes, by its glue key."""
-    their_growth, their_ratios = published_fits(published)
-    llama_growth = list(their_growth.loc[their_growth["model"] != "gpt2", "fit"])
-    said = {
-        "their_growth": _both(llama_growth, "{:.1%}"),
-        "their_bf16_fp16": _one(their_ratios, "bfloat16", "float16", "fit").text("{:.1f}"),
-        "their_fp16_fp32": _one(their_ratios, "float16", "float32", "fit").text("{:,.0f}"),
-    }
-    ours, own_ratios = growth_table(drift), ratio_table(drift)
-    said["our_growth"] = (
-        "; ".join(f"{r.model} {DTYPES[r.dtype]} {r.sampling.text('{:.1%}')}" for r in ours.itertuples())
-        or "not to be fitted in this run"
-    )
-    for coarse, fine, key in (("bfloat16", "float16", "our_bf16_fp16"), ("float16", "float32", "our_fp16_fp32")):
-        found = own_ratios[(own_ratios["coarse"] == coarse) & (own_ratios["fine"] == fine)]
-        said[key] = "; ".join(f"{r.model} {r.sampling.text('{:,.3g}')}" for r in found.itertuples()) or "not measured"
-    logits = drift[drift["place"] == "logits"]
-    said["our_logits"] = "; ".join(
-        f"{model} {DTYPES[dtype]} {power_of_ten(rows['max_abs'].mean())}"
-        for (model, dtype), rows in logits.groupby(["model", "dtype"], sort=False)
-    )
-    said["kl"] = "; ".join(
-        f"{model} {DTYPES[dtype]} {power_of_ten(rows['kl_nats'].mean())}"
-        for (model, dtype), rows in logits.groupby(["model", "dtype"], sort=False)
-    )
-    flips = fits.share(int(logits["top1_flip"].sum()), len(logits))
-    said["flips"] = f"{int(logits['top1_flip'].sum())} of {len(logits)} comparisons ({flips.text('{:.2%}')})"
-    table = divergence_table(greedy)
-    runs = len(table[table["method"] == greedy_paths.GENERATE])
-    for key, method in (
-        ("posted", "cache, as posted"),
-        ("posted_positions", "cache, as posted + position ids"),
-        ("last", "cache, last token"),
-        ("last_positions", "cache, last token + position ids"),
-        ("generate", greedy_paths.GENERATE),
-    ):
-        rows = table[table["method"] == method]
-        said[f"greedy_{key}"] = f"{int(rows['first_divergence'].isna().sum())} of {runs}"
-        said[f"bits_{key}"] = f"{rows['bits_equal_steps'].sum()} of {rows['steps'].sum()}"
-    lengths = greedy[(greedy["method"] == "cache, as posted") & (greedy["model"] == greedy["model"].iloc[0])]
-    said["posted_lengths"] = ", ".join(map(str, lengths.drop_duplicates("step")["cache_length"].head(6)))
-    right = greedy[(greedy["method"] == "cache, last token") & (greedy["model"] == greedy["model"].iloc[0])]
-    said["right_lengths"] = ", ".join(map(str, right.drop_duplicates("step")["cache_length"].head(6)))
-    said["mitigation_best"], said["mitigation_rest"] = "not measured in this run", "not measured in this run"
-    if mitigations is not None and not (of := mitigation_table(mitigations)).empty:
-        values = of["drift_ratio"].map(lambda e: e.value)
-        best = of.loc[values.idxmin()]
-        said["mitigation_best"] = (
-            f"{best['variant']} in {DTYPES[best['dtype']]}: drift {best['drift_ratio'].text('{:.2f}')} of stock's, "
-            f"decode step {best['decode_ratio'].text('{:.2f}')} and full pass {best['full_ratio'].text('{:.2f}')} of its time"
-        )
-        indifferent = of[of["drift_ratio"].map(lambda e: e.low <= 1 <= e.high)]
-        said["mitigation_rest"] = f"{len(indifferent)} of {len(of)}"
-    return said
-
-
-def _one(ratios: pd.DataFrame, coarse: str, fine: str, column: str) -> fits.Estimate:
-    return ratios.loc[(ratios["coarse"] == coarse) & (ratios["fine"] == fine), column].iloc[0]

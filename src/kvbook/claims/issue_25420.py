@@ -1,10 +1,12 @@
 """The claims of issue 25420, each with the check that its YAML describes."""
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
 
-from kvbook import agreement, fits
+from kvbook import agreement, documents, fits
 from kvbook.analyses import layer_drift as analysis
 from kvbook.claims.ledger import Verdict, holds
 from kvbook.experiments import greedy_paths
@@ -36,6 +38,12 @@ class Evidence:
         return self.drift.loc[self.drift["model"] == self.model, "weights"].iloc[0]
 
 
+def _all_above(estimates: Iterable[fits.Estimate], bound: float) -> tuple[bool, bool]:
+    """Tell whether all intervals lie above a bound, and whether one lies below it."""
+    estimates = list(estimates)
+    return all(e.low > bound for e in estimates), any(e.high < bound for e in estimates)
+
+
 def _logits(evidence: Evidence) -> pd.DataFrame:
     return evidence.drift[evidence.drift["place"] == "logits"]
 
@@ -52,16 +60,18 @@ def drift_everywhere(evidence: Evidence) -> Verdict:
         for (model, dtype), rows in _logits(evidence).groupby(["model", "dtype"])
     }
     here = "; ".join(f"{model} {dtype}: {e.text('{:.2f}')} of samples" for (model, dtype), e in shares.items())
-    return Verdict(here, holds(all(e.low > 0.5 for e in shares.values()), evidence.weights))
+    return Verdict(here, holds(*_all_above(shares.values(), 0.5), evidence.weights))
 
 
 def grows_with_depth(evidence: Evidence) -> Verdict:
     """Fit the growth a layer."""
     growth = analysis.growth_table(evidence.drift)
-    here = "; ".join(f"{r.model} {r.dtype}: {r.sampling.text('{:+.1%}')}" for r in growth.itertuples())
+    theirs, _ = analysis.published_fits(documents.published_drift())
+    published = "; ".join(f"{r.model.split('/')[-1]} {r.dtype}: {r.fit.text('{:+.1%}')}" for r in theirs.itertuples())
     if growth.empty:
-        return Verdict("no series with drift in every layer", "not run")
-    return Verdict(here, holds(all(e.low > 0 for e in growth["sampling"]), evidence.weights))
+        return Verdict("no series with drift in every layer", "not run", published)
+    here = "; ".join(f"{r.model} {r.dtype}: {r.sampling.text('{:+.1%}')}" for r in growth.itertuples())
+    return Verdict(here, holds(*_all_above(growth["sampling"], 0), evidence.weights), published)
 
 
 def _ratio(evidence: Evidence, coarse: str, fine: str) -> fits.Estimate | None:
@@ -73,12 +83,12 @@ def _ratio(evidence: Evidence, coarse: str, fine: str) -> fits.Estimate | None:
 def coarser_is_worse(evidence: Evidence) -> Verdict:
     """Compare each dtype with the next finer one."""
     names = _dtypes(evidence)
-    found = {(c, f): _ratio(evidence, c, f) for f, c in zip(names, names[1:], strict=False)}
+    found = {(c, f): _ratio(evidence, c, f) for f, c in itertools.pairwise(names)}
     found = {pair: estimate for pair, estimate in found.items() if estimate is not None}
     if not found:
         return Verdict("fewer than two dtypes with drift in every layer", "not run")
     here = "; ".join(f"{coarse} / {fine}: {e.text('{:.3g}')}" for (coarse, fine), e in found.items())
-    return Verdict(here, holds(all(e.low > 1 for e in found.values()), evidence.weights))
+    return Verdict(here, holds(*_all_above(found.values(), 1), evidence.weights))
 
 
 def bf16_worse_than_fp16(evidence: Evidence) -> Verdict:
@@ -89,25 +99,22 @@ def bf16_worse_than_fp16(evidence: Evidence) -> Verdict:
     expected = agreement.UNIT_ROUNDOFF["bfloat16"] / agreement.UNIT_ROUNDOFF["float16"]
     near = "within" if expected / 2 <= ratio.value <= expected * 2 else "not within"
     here = f"{ratio.text('{:.2f}')}, {near} a factor of two of the unit roundoffs' {expected:.0f}"
-    return Verdict(here, holds(ratio.low > 1, evidence.weights))
-
-
-def _flips(evidence: Evidence, dtype: str | None = None) -> dict[str, fits.Estimate]:
-    rows = _logits(evidence)
-    rows = rows if dtype is None else rows[rows["dtype"] == dtype]
-    return {
-        f"{model} {name}": fits.share(int(group["top1_flip"].sum()), len(group))
-        for (model, name), group in rows.groupby(["model", "dtype"])
-    }
+    _, theirs = analysis.published_fits(documents.published_drift())
+    published = (
+        theirs.loc[(theirs["coarse"] == "bfloat16") & (theirs["fine"] == "float16"), "fit"].iloc[0].text("{:.2f}")
+    )
+    return Verdict(here, holds(*_all_above([ratio], 1), evidence.weights), published)
 
 
 def fp32_imperceptible(evidence: Evidence) -> Verdict:
-    """Count top-1 flips in fp32."""
-    flips = _flips(evidence, "float32")
-    if not flips:
+    """Count top-1 flips in fp32, over all models of the run."""
+    rows = _logits(evidence)
+    rows = rows[rows["dtype"] == "float32"]
+    if rows.empty:
         return Verdict("float32 is not among the dtypes", "not run")
-    here = "; ".join(f"{name}: flips in {e.text('{:.3f}')} of samples" for name, e in flips.items())
-    return Verdict(here, holds(all(e.high < 0.05 for e in flips.values()), evidence.weights))
+    flips = fits.share(int(rows["top1_flip"].sum()), len(rows))
+    here = f"flips in {flips.text('{:.3f}')} of {len(rows)} samples; largest difference {rows['max_abs'].max():.2g}"
+    return Verdict(here, holds(flips.high < 0.05, flips.low > 0.05, evidence.weights))
 
 
 def gpt2_too(evidence: Evidence) -> Verdict:
@@ -115,10 +122,14 @@ def gpt2_too(evidence: Evidence) -> Verdict:
     rows = _logits(evidence)
     rows = rows[rows["model"] == evidence.reference_model]
     shares = {
-        dtype: fits.share(int((group["differing_share"] > 0).sum()), len(group)) for dtype, group in rows.groupby("dtype")
+        dtype: fits.share(int((group["differing_share"] > 0).sum()), len(group))
+        for dtype, group in rows.groupby("dtype")
     }
     here = "; ".join(f"{dtype}: {e.text('{:.2f}')} of samples" for dtype, e in shares.items())
-    return Verdict(here, holds(any(e.low > 0.5 for e in shares.values()), evidence.weights))
+    return Verdict(
+        here,
+        holds(any(e.low > 0.5 for e in shares.values()), all(e.high < 0.5 for e in shares.values()), evidence.weights),
+    )
 
 
 def prefill_exact(evidence: Evidence) -> Verdict:
@@ -129,7 +140,8 @@ def prefill_exact(evidence: Evidence) -> Verdict:
         f"first step: bits equal in {int(first['bits_equal'].sum())} of {len(first)} runs; "
         f"later steps with the same tokens before them: {int(later['bits_equal'].sum())} of {len(later)}"
     )
-    return Verdict(here, holds(bool(first["bits_equal"].all()) and not later["bits_equal"].all(), evidence.weights))
+    prefill_equal, later_equal = bool(first["bits_equal"].all()), bool(later["bits_equal"].all())
+    return Verdict(here, holds(prefill_equal and not later_equal, not prefill_equal, evidence.weights))
 
 
 def positions_missing(evidence: Evidence) -> Verdict:
@@ -143,15 +155,21 @@ def positions_missing(evidence: Evidence) -> Verdict:
     last = count["cache, last token"]
     # The thread's cause would show as: posted wrong, posted with positions right.
     if posted_positions > posted:
-        return Verdict(here, holds(posted_positions == runs, evidence.weights))
-    return Verdict(here, "other cause" if last > posted else "refuted")
+        return Verdict(here, holds(posted_positions == runs, False, evidence.weights))
+    return Verdict(here, "other cause" if last > posted else "undecided")
 
 
 def greedy_often_same(evidence: Evidence) -> Verdict:
     """Count top-1 flips in every dtype."""
-    flips = _flips(evidence)
+    flips = {
+        f"{model} {dtype}": fits.share(int(group["top1_flip"].sum()), len(group))
+        for (model, dtype), group in _logits(evidence).groupby(["model", "dtype"])
+    }
     here = "; ".join(f"{name}: flips in {e.text('{:.3f}')}" for name, e in flips.items())
-    return Verdict(here, holds(all(e.high < 0.5 for e in flips.values()), evidence.weights))
+    return Verdict(
+        here,
+        holds(all(e.high < 0.5 for e in flips.values()), any(e.low > 0.5 for e in flips.values()), evidence.weights),
+    )
 
 
 def mitigations_do_not_remove(evidence: Evidence) -> Verdict:
@@ -166,7 +184,8 @@ def mitigations_do_not_remove(evidence: Evidence) -> Verdict:
         f"best: {best['variant']} in {best['dtype']}, drift {best['drift_ratio'].text('{:.2f}')} x stock, "
         f"decode step {best['decode_ratio'].text('{:.2f}')} x stock"
     )
-    return Verdict(here, holds(bool(best["drift_ratio"].value > 0), evidence.weights))
+    removed = bool(best["drift_ratio"].value == 0)
+    return Verdict(here, holds(not removed, removed, evidence.weights))
 
 
 CHECKS = {
@@ -181,4 +200,3 @@ CHECKS = {
     "greedy-often-same": greedy_often_same,
     "mitigations-do-not-remove": mitigations_do_not_remove,
 }
-

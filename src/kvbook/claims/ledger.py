@@ -1,7 +1,6 @@
 """The ledger: every claim of a document beside its verdict."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -10,7 +9,9 @@ import pandas as pd
 
 from kvbook import documents, paths
 
-Word = Literal["reproduced", "reproduced in kind", "refuted", "other cause", "needs the real weights", "not run"]
+Word = Literal[
+    "reproduced", "reproduced in kind", "refuted", "other cause", "needs the real weights", "undecided", "not run"
+]
 
 Evidence = TypeVar("Evidence")
 
@@ -25,26 +26,31 @@ class Verdict:
         The numbers that decided, with their interval.
     verdict : str
         One of `Word`.  "In kind" is said where the rows come from stand-in or random weights: the mechanism is shown,
-        the document's magnitude is not.
+        the document's magnitude is not.  "Undecided" is said where the interval holds both answers.
+    published : str, optional
+        What the document's own numbers give in the same arithmetic, where it published numbers.
     """
 
     here: str
     verdict: Word
+    published: str | None = None
 
 
-def holds(condition: bool, weights: str) -> Word:
-    """Give the word for a claim that our rows bear out, or do not.
+def holds(borne_out: bool, contradicted: bool, weights: str) -> Word:
+    """Give the word for a claim; to contradict it takes evidence of its own, not the lack of evidence for it.
 
     Parameters
     ----------
-    condition : bool
-        Whether they do.
+    borne_out : bool
+        Whether the whole interval is where the claim says.
+    contradicted : bool
+        Whether the whole interval is where the claim excludes it.
     weights : str
         Of the model that made the rows.
     """
-    if not condition:
-        return "refuted"
-    return "reproduced" if weights in ("hub", "local") else "reproduced in kind"
+    if borne_out:
+        return "reproduced" if weights in ("hub", "local") else "reproduced in kind"
+    return "refuted" if contradicted else "undecided"
 
 
 def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], evidence: Evidence) -> pd.DataFrame:
@@ -79,7 +85,7 @@ def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], ev
             {
                 "document": document,
                 "claim": claim["claim"],
-                "published": claim["published"],
+                "published": verdict.published or claim["published"],
                 "here": verdict.here,
                 "verdict": verdict.verdict,
             }
@@ -88,5 +94,5 @@ def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], ev
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{document}.partial"
     part.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    os.replace(part, folder / f"{document}.json")
+    part.replace(folder / f"{document}.json")
     return pd.DataFrame(rows)

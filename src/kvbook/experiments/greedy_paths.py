@@ -149,7 +149,8 @@ def run(settings: LayerDriftSettings) -> records.Run:
     models = layer_drift.identities(settings)
     made_of = {
         "settings": settings.model_dump(
-            mode="json", include={"model", "reference_model", "weights", "device", "seed", "dtypes", "prompt", "n_new_tokens"}
+            mode="json",
+            include={"model", "reference_model", "weights", "device", "seed", "dtypes", "prompt", "n_new_tokens"},
         ),
         "source": fingerprint.of_source([__name__]),
         "models": models,

@@ -69,7 +69,9 @@ def plot_absolute(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axe
             _line(ax, hidden["layer"], hidden["max_abs"], dtype, theirs)
             if not theirs:
                 low = hidden["low"].where(hidden["low"] > 0, hidden["max_abs"])
-                ax.fill_between(hidden["layer"], low, hidden["high"], color=DTYPE_COLOURS[dtype], alpha=0.2, linewidth=0)
+                ax.fill_between(
+                    hidden["layer"], low, hidden["high"], color=DTYPE_COLOURS[dtype], alpha=0.2, linewidth=0
+                )
             else:
                 end = hidden.iloc[-2]
                 ax.annotate(
@@ -241,7 +243,9 @@ def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> Axes:
 def figure_greedy(greedy: pd.DataFrame) -> Figure:
     """Draw `plot_greedy` for every model and dtype, one under the other."""
     groups = list(greedy.groupby(["model", "dtype"], sort=False))
-    fig, axes = plt.subplots(len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.6 + 1.12 * len(groups)))
+    fig, axes = plt.subplots(
+        len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.6 + 1.12 * len(groups))
+    )
     for ax, ((model, dtype), rows) in zip(axes[:, 0], groups, strict=True):
         plot_greedy(rows, ax)
         ax.set_title(f"{model}, {SHORT[dtype]}", loc="left", fontsize=9, pad=2)
@@ -282,7 +286,9 @@ def plot_mitigations(table: pd.DataFrame, ax: Axes) -> Axes:
         Line2D([], [], color=style.GREY, marker=style.MARKERS[i], linestyle="", label=name)
         for i, name in enumerate(dict.fromkeys(table["variant"]))
     ]
-    handles += [Line2D([], [], color=DTYPE_COLOURS[d], linewidth=3, label=SHORT[d]) for d in dict.fromkeys(table["dtype"])]
+    handles += [
+        Line2D([], [], color=DTYPE_COLOURS[d], linewidth=3, label=SHORT[d]) for d in dict.fromkeys(table["dtype"])
+    ]
     ax.legend(handles=handles, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
 

@@ -71,9 +71,7 @@ class Page:
     def __init__(self, chapter: str, folder: Path | None = None) -> None:
         running = os.environ.get(CHAPTER_VARIABLE)
         if running is not None and running != chapter:
-            raise UserError(
-                f'this chapter is {running}, but it publishes as "{chapter}": write Page("{running}")'
-            )
+            raise UserError(f'this chapter is {running}, but it publishes as "{chapter}": write Page("{running}")')
         self.chapter = chapter
         staged = os.environ.get(FOLDER_VARIABLE)
         self.folder = Path(folder or staged or FIGURES / "own" / chapter)
@@ -105,9 +103,7 @@ class Page:
         metadata = {"alt": alt, "caption": caption, "name": name, "files": digests, "width": width}
         _show({"image/png": base64.b64encode(inline).decode(), "text/plain": alt}, {"image/png": metadata})
 
-    def table(
-        self, df: pd.DataFrame, name: str, caption: str, formats: Mapping[str, Format] | None = None
-    ) -> None:
+    def table(self, df: pd.DataFrame, name: str, caption: str, formats: Mapping[str, Format] | None = None) -> None:
         """Save a table's rows as CSV in full precision, and show them rounded.
 
         Parameters
@@ -124,9 +120,7 @@ class Page:
         _check_name(name, "tab-")
         _check_words(name, caption=caption)
         if unknown := sorted(set(formats or {}) - set(map(str, df.columns))):
-            raise UserError(
-                f"table {name} has no column {unknown[0]!r} to format; it has {', '.join(map(str, df))}"
-            )
+            raise UserError(f"table {name} has no column {unknown[0]!r} to format; it has {', '.join(map(str, df))}")
         shown = pd.DataFrame({str(c): _written(df[c], (formats or {}).get(str(c))) for c in df.columns})
         digests = self._write(name, {"csv": _csv(df)})
         metadata = {"caption": caption, "name": name, "csv": shown.to_csv(index=False), "files": digests}

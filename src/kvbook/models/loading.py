@@ -284,7 +284,9 @@ def load(
                 device_map=None if place.type == "cpu" else {"": place}, **options,
             )  # fmt: skip
     except SafetensorError as error:
-        raise UserError(f"{where.path}: the weights are damaged ({_first_line(error)}): fetch or save them again") from error
+        raise UserError(
+            f"{where.path}: the weights are damaged ({_first_line(error)}): fetch or save them again"
+        ) from error
     except (OSError, ValueError, RuntimeError) as error:
         if where.source == "hub":
             raise _hub_error(where.path, error) from error

@@ -119,7 +119,13 @@ def for_family(bpe: Tokenizer, family: str, context_length: int) -> PreTrainedTo
             pair="<s> $A </s> </s> $B </s>",
             special_tokens=[("<s>", ids["<s>"]), ("</s>", ids["</s>"])],
         )
-        special |= {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
+        special |= {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "cls_token": "<s>",
+            "sep_token": "</s>",
+            "mask_token": "<mask>",
+        }
     elif family == "qwen2":
         chat = _CHATML
     tokenizer = PreTrainedTokenizerFast(

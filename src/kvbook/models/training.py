@@ -9,7 +9,6 @@ atomically; nothing is pickled.  The result goes to ``data/models/standins/<fami
 
 import csv
 import json
-import os
 import platform
 import shutil
 import time
@@ -88,7 +87,7 @@ def shared_bpe(style: tokenizers.Style):
         trained = tokenizers.train_bpe(style, (document.text for document in corpus.documents("stdlib", "train")))
         part = path.with_suffix(".partial")
         trained.save(str(part))
-        os.replace(part, path)
+        part.replace(path)
     return tokenizers.load_bpe(path)
 
 
@@ -182,7 +181,11 @@ def _optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Opti
     others = [p for p in named.values() if id(p) not in chosen]
     return [
         torch.optim.Muon(
-            matrices, lr=recipe.matrix_lr, momentum=0.95, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+            matrices,
+            lr=recipe.matrix_lr,
+            momentum=0.95,
+            weight_decay=recipe.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
         ),
         torch.optim.AdamW(others, lr=recipe.other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
@@ -204,7 +207,7 @@ def _save_checkpoint(folder: Path, step: int, model: PreTrainedModel, optimizers
         for key, value in state.items()
     }
     save_file(moments, fresh / "moments.safetensors")
-    os.replace(fresh, folder / f"step-{step}")
+    fresh.replace(folder / f"step-{step}")
     for old in folder.glob("step-*"):
         if old.name != f"step-{step}":
             shutil.rmtree(old, ignore_errors=True)
@@ -266,9 +269,7 @@ def train(family: str, recipe: Recipe | None = None, destination: Path | None = 
     work = WORK / name
     work.mkdir(parents=True, exist_ok=True)
 
-    tokenizer = tokenizers.for_family(
-        shared_bpe(standins.tokenizer_style(family)), family, standins.CONTEXT_LENGTH
-    )
+    tokenizer = tokenizers.for_family(shared_bpe(standins.tokenizer_style(family)), family, standins.CONTEXT_LENGTH)
     stream, _ = token_stream(tokenizer, "train")
     torch.manual_seed(recipe.seed)
     model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(config)
@@ -358,5 +359,5 @@ def _publish(
     }
     (part / "training.json").write_text(json.dumps(about, indent=2) + "\n")
     shutil.rmtree(destination, ignore_errors=True)
-    os.replace(part, destination)
+    part.replace(destination)
     return destination

@@ -54,9 +54,7 @@ def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     executed = json.loads(chapter.executed.read_text("utf-8"))
     try:
-        merged = overlay(
-            json.loads(source[0]), executed, chapter.source.parent, chapter.figures, chapter.executed
-        )
+        merged = overlay(json.loads(source[0]), executed, chapter.source.parent, chapter.figures, chapter.executed)
     except UserError as error:
         raise SystemExit(f"kvbook: chapter {chapter.stem}: {error}") from None
     source[0] = json.dumps(merged)

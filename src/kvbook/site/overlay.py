@@ -66,9 +66,7 @@ def overlay(source: Notebook, executed: Notebook, page: Path, figures: Path, exe
             cells.append(cell)
             continue
         if (ran := outputs.get(cell["id"])) is None or _text(ran) != _text(cell):
-            raise UserError(
-                f"cell {cell['id']!r} is not the one that was executed: execute the chapter again"
-            )
+            raise UserError(f"cell {cell['id']!r} is not the one that was executed: execute the chapter again")
         cell["outputs"] = copy.deepcopy(ran["outputs"])
         cell["execution_count"] = ran.get("execution_count")
         cells += _shown(cell, page, figures)
@@ -81,9 +79,7 @@ def overlay(source: Notebook, executed: Notebook, page: Path, figures: Path, exe
 
 def _refuse_failed(executed: Notebook) -> None:
     failed = executed["metadata"].get("papermill", {}).get("exception")
-    errors = (
-        out for cell in executed["cells"] for out in cell.get("outputs", ()) if out["output_type"] == "error"
-    )
+    errors = (out for cell in executed["cells"] for out in cell.get("outputs", ()) if out["output_type"] == "error")
     if failed or any(errors):
         raise UserError("its last run failed, and a failed run is never shown: mend it and execute it again")
 
@@ -110,9 +106,7 @@ def _shown(cell: Cell, page: Path, figures: Path) -> Iterator[Cell]:
         else:
             after += [_markdown(table["name"], _table_directive(table)), _downloads(table, page, figures)]
     if count > 1:
-        raise UserError(
-            f"cell {cell['id']!r} publishes {count} figures: give each a cell, so that each gets a caption"
-        )
+        raise UserError(f"cell {cell['id']!r} publishes {count} figures: give each a cell, so that each gets a caption")
     cell["outputs"] = kept
     yield cell
     yield from after
@@ -191,11 +185,7 @@ def _commit(commit: str) -> str:
 def _parameters(run: Mapping[str, Any]) -> str:
     given = ", ".join(f"`{name} = {value!r}`" for name, value in run["parameters"].items())
     rest = "the defaults in the chapter's parameters cell"
-    return (
-        f"{given}; for the others {rest} (set `{run['profile']}`)"
-        if given
-        else f"{rest} (set `{run['profile']}`)"
-    )
+    return f"{given}; for the others {rest} (set `{run['profile']}`)" if given else f"{rest} (set `{run['profile']}`)"
 
 
 def _markdown(cell_id: str, text: str) -> Cell:

@@ -86,8 +86,7 @@ def _git(folder: Path, *words: str) -> str | None:
 def _set_authors(app: Sphinx, config: Config) -> None:
     citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text("utf-8"))
     names = [
-        author.get("name") or f"{author['given-names']} {author['family-names']}"
-        for author in citation["authors"]
+        author.get("name") or f"{author['given-names']} {author['family-names']}" for author in citation["authors"]
     ]
     config.author = ", ".join(names)
     released = citation.get("date-released")
@@ -100,8 +99,6 @@ def _set_repository(app: Sphinx, config: Config) -> None:
     options.pop("repository_url", None)
     if (found := find_repository(Path(app.srcdir))) is not None:
         options["repository_url"], options["repository_branch"] = found
-        options["use_repository_button"] = options["use_issues_button"] = options["use_edit_page_button"] = (
-            True
-        )
+        options["use_repository_button"] = options["use_issues_button"] = options["use_edit_page_button"] = True
     if address := os.environ.get(SITE_VARIABLE):
         config.html_baseurl = config.ogp_site_url = address.rstrip("/") + "/"
