@@ -1,0 +1,55 @@
+"""Chapters run by hand, as a person with a checkpoint of their own runs them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from kvbook.paths import CHAPTERS, ROOT
+
+
+def papermill(chapter, output, cwd, **parameters):
+    command = [sys.executable, "-m", "papermill", "-k", "python3", str(chapter), str(output), "--no-progress-bar"]
+    for name, value in parameters.items():
+        command += ["-p", name, str(value)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("cwd", [ROOT, CHAPTERS], ids=["from the root", "from chapters/"])
+def test_layer_drift_runs_on_a_folder_of_any_llama_checkpoint(cwd, llama_folder, gpt2_folder, text_folder, tmp_path):
+    chapter = "chapters/01_layer_drift.ipynb" if cwd == ROOT else "01_layer_drift.ipynb"
+    done = papermill(
+        chapter, tmp_path / "out.ipynb", cwd,
+        model=llama_folder, reference_model=gpt2_folder, corpus=text_folder, n_samples=3, n_tokens=12,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
+    names = [
+        output["metadata"]["image/png"]["name"]
+        for cell in cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("metadata", {})
+    ]
+    assert "fig-layer-drift" in names
+    assert "small-llama" in json.dumps(cells)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"nosuch": 3}, "unknown parameter 'nosuch'"),
+        ({"n_samples": 0}, "n_samples = 0"),
+        ({"n_tokens": 5000}, "more than the context"),
+        ({"model": "/nowhere"}, "neither a family"),
+        ({"device": "cuda:99"}, "CUDA devices"),
+    ],
+)
+def test_bad_parameters_end_in_one_clear_line_and_no_rows(parameters, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVBOOK_BUILD", str(tmp_path / "build"))
+    done = papermill("chapters/01_layer_drift.ipynb", tmp_path / "out.ipynb", ROOT, **parameters)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("UserError: ")
+    assert message in last
+    assert not (tmp_path / "build" / "runs").exists()
