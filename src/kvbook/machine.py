@@ -43,7 +43,8 @@ def device_name(device: str) -> str:
     if kind == "cuda":
         return torch.cuda.get_device_name(torch.device(device))
     if kind == "cpu":
-        return f"{_processor()}, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"{_processor()}, {threads} thread{'s' * (threads > 1)}"
     return device
 
 
