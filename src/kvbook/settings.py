@@ -133,3 +133,8 @@ class LayerDriftSettings(Settings):
     corpus: Annotated[str, Field(min_length=1)] = "stdlib"
     prompt: Annotated[str, Field(min_length=1)] = "This is a "
     n_new_tokens: Annotated[int, Field(ge=1)] = 40
+
+    @property
+    def n_mitigation_samples(self) -> int:
+        """Samples that go through the mitigations: half, since each of them goes through six variants."""
+        return max(1, self.n_samples // 2)

@@ -5,20 +5,21 @@ from typing import Any
 from kvbook.records import Run
 
 WEIGHTS = {
-    "stand-in": "stand-in weights trained for this book",
+    "stand-in": "stand-ins trained for this book",
     "hub": "weights from the hub",
     "local": "weights from a local folder",
-    "random": "the true shape with random weights",
+    "random": "true shape, random weights",
 }
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def models(run: Run) -> str:
-    """Name a run's models with their sizes and weights."""
-    return " and ".join(
-        f"{model['name']} ({model['parameters'] / 1e6:,.1f} M parameters, {model['layers']} layers, {WEIGHTS[model['weights']]})"
-        for model in run.about["models"]
-    )
+    """Name a run's models with their sizes, those with weights of one kind together."""
+    groups: dict[str, list[str]] = {}
+    for model in run.about["models"]:
+        size = f"{model['name']} ({model['layers']} layers, {model['parameters'] / 1e6:,.1f} M parameters)"
+        groups.setdefault(model["weights"], []).append(size)
+    return "; ".join(f"{WEIGHTS[weights]}: {', '.join(names)}" for weights, names in groups.items())
 
 
 def corpus(run: Run) -> str:

@@ -1,13 +1,14 @@
 """The claims of issue 25420, each with the check that its YAML describes."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pandas as pd
 
 from kvbook import agreement, documents, fits
 from kvbook.analyses import layer_drift as analysis
+from kvbook.analyses.wording import DTYPES
 from kvbook.claims.ledger import Verdict, holds
 from kvbook.experiments import greedy_paths
 
@@ -44,6 +45,12 @@ def _all_above(estimates: Iterable[fits.Estimate], bound: float) -> tuple[bool, 
     return all(e.low > bound for e in estimates), any(e.high < bound for e in estimates)
 
 
+def _extreme(shares: dict[tuple[str, str], fits.Estimate], choose: Callable, form: str = "{:.2f}") -> str:
+    """Name the series with the smallest or the largest share, and give it."""
+    (model, dtype), estimate = choose(shares.items(), key=lambda item: item[1].value)
+    return f"{model} {DTYPES[dtype]} {estimate.text(form)}"
+
+
 def _logits(evidence: Evidence) -> pd.DataFrame:
     return evidence.drift[evidence.drift["place"] == "logits"]
 
@@ -59,7 +66,7 @@ def drift_everywhere(evidence: Evidence) -> Verdict:
         (model, dtype): fits.share(int((rows["differing_share"] > 0).sum()), len(rows))
         for (model, dtype), rows in _logits(evidence).groupby(["model", "dtype"])
     }
-    here = "; ".join(f"{model} {dtype}: {e.text('{:.2f}')} of samples" for (model, dtype), e in shares.items())
+    here = f"{_extreme(shares, min)} of samples, the least of {len(shares)} pairs of model and dtype"
     return Verdict(here, holds(*_all_above(shares.values(), 0.5), evidence.weights))
 
 
@@ -67,10 +74,12 @@ def grows_with_depth(evidence: Evidence) -> Verdict:
     """Fit the growth a layer."""
     growth = analysis.growth_table(evidence.drift)
     theirs, _ = analysis.published_fits(documents.published_drift())
-    published = "; ".join(f"{r.model.split('/')[-1]} {r.dtype}: {r.fit.text('{:+.1%}')}" for r in theirs.itertuples())
+    published = "; ".join(
+        f"{r.model.split('/')[-1]} {DTYPES[r.dtype]} {r.fit.text('{:+.1%}')}" for r in theirs.itertuples()
+    )
     if growth.empty:
         return Verdict("no series with drift in every layer", "not run", published)
-    here = "; ".join(f"{r.model} {r.dtype}: {r.sampling.text('{:+.1%}')}" for r in growth.itertuples())
+    here = "; ".join(f"{r.model} {DTYPES[r.dtype]} {r.sampling.text('{:+.1%}')}" for r in growth.itertuples())
     return Verdict(here, holds(*_all_above(growth["sampling"], 0), evidence.weights), published)
 
 
@@ -87,7 +96,7 @@ def coarser_is_worse(evidence: Evidence) -> Verdict:
     found = {pair: estimate for pair, estimate in found.items() if estimate is not None}
     if not found:
         return Verdict("fewer than two dtypes with drift in every layer", "not run")
-    here = "; ".join(f"{coarse} / {fine}: {e.text('{:.3g}')}" for (coarse, fine), e in found.items())
+    here = "; ".join(f"{DTYPES[coarse]} / {DTYPES[fine]} {e.text('{:,.3g}')}" for (coarse, fine), e in found.items())
     return Verdict(here, holds(*_all_above(found.values(), 1), evidence.weights))
 
 
@@ -162,10 +171,10 @@ def positions_missing(evidence: Evidence) -> Verdict:
 def greedy_often_same(evidence: Evidence) -> Verdict:
     """Count top-1 flips in every dtype."""
     flips = {
-        f"{model} {dtype}": fits.share(int(group["top1_flip"].sum()), len(group))
+        (model, dtype): fits.share(int(group["top1_flip"].sum()), len(group))
         for (model, dtype), group in _logits(evidence).groupby(["model", "dtype"])
     }
-    here = "; ".join(f"{name}: flips in {e.text('{:.3f}')}" for name, e in flips.items())
+    here = f"flips in {_extreme(flips, max, '{:.3f}')} of samples, the most of {len(flips)} pairs of model and dtype"
     return Verdict(
         here,
         holds(all(e.high < 0.5 for e in flips.values()), any(e.low > 0.5 for e in flips.values()), evidence.weights),
@@ -181,7 +190,7 @@ def mitigations_do_not_remove(evidence: Evidence) -> Verdict:
         return Verdict("stock shows no drift in these dtypes, so there is none to remove", "not run")
     best = table.loc[table["drift_ratio"].map(lambda e: e.value).idxmin()]
     here = (
-        f"best: {best['variant']} in {best['dtype']}, drift {best['drift_ratio'].text('{:.2f}')} x stock, "
+        f"best: {best['variant']} in {DTYPES[best['dtype']]}, drift {best['drift_ratio'].text('{:.2f}')} x stock, "
         f"decode step {best['decode_ratio'].text('{:.2f}')} x stock"
     )
     removed = bool(best["drift_ratio"].value == 0)

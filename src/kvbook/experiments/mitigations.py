@@ -47,8 +47,9 @@ def run(settings: LayerDriftSettings) -> records.Run | None:
     loading.check_length(model, settings.n_tokens)
     made_of = {
         "settings": settings.model_dump(
-            mode="json", include={"weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}
-        ),
+            mode="json", include={"weights", "device", "seed", "dtypes", "corpus", "n_tokens"}
+        )
+        | {"n_samples": settings.n_mitigation_samples},
         "source": fingerprint.of_source([__name__]),
         "models": [model],
         "corpus": corpus.describe(settings.corpus),
@@ -65,8 +66,8 @@ def _measure(settings: LayerDriftSettings, model: dict[str, Any], writer: record
             model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
         )
         patches = {name: mitigations.prepare(loaded.model, name) for name in mitigations.NAMES}
-        samples = corpus.samples(settings.corpus, loaded.tokenizer, settings.n_samples, settings.n_tokens)
-        for sample in progress.track(samples, settings.n_samples, f"mitigations, {dtype}: sample"):
+        samples = corpus.samples(settings.corpus, loaded.tokenizer, settings.n_mitigation_samples, settings.n_tokens)
+        for sample in progress.track(samples, settings.n_mitigation_samples, f"mitigations, {dtype}: sample"):
             unit = f"{dtype}|{sample.index}"
             if unit in writer.done:
                 continue
