@@ -6,7 +6,7 @@
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +25,10 @@ from transformers.utils import logging
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
-from kvbook.models import placement, registry
+from kvbook.models import hub, lowbit, placement, registry
 
-# Parameters from which on loading takes long enough to be watched.
-_LARGE = 1e9
+# Bytes from which on loading takes long enough to be watched.
+_LARGE = 2e9
 
 Source = Literal["stand-in", "hub", "random", "local"]
 
@@ -49,6 +49,8 @@ class Loaded:
         To be said in every caption.
     dtype : str
         Name of the dtype of weights and arithmetic.
+    quantization : {"none", "8bit", "4bit"}
+        How the matrices of the linear layers are stored; the rest is in `dtype`.
     """
 
     model: PreTrainedModel
@@ -56,6 +58,7 @@ class Loaded:
     name: str
     weights: Source
     dtype: str
+    quantization: lowbit.Quantization = "none"
 
 
 def context_length(config: PretrainedConfig) -> int | None:
@@ -69,14 +72,17 @@ def context_length(config: PretrainedConfig) -> int | None:
 
 @dataclass(frozen=True)
 class _Where:
-    """A request, resolved: which source, which folder or hub id, which configuration."""
+    """A request, resolved: which source, which folder or hub id, which configuration.
+
+    A hub's weights and tokenizer are fetched at `revision`, the commit that the configuration came from.
+    """
 
     source: Source
     name: str
     path: str
     config: PretrainedConfig
     tokenizer_path: str
-    identity: dict[str, Any]
+    revision: str | None = None
 
 
 def _is_masked(config: PretrainedConfig) -> bool:
@@ -90,59 +96,32 @@ def _weight_files(folder: Path) -> list[Path]:
 def _folder(path: Path, source: Source, name: str) -> _Where:
     if not (path / "config.json").is_file():
         raise UserError(f"{path} holds no config.json: name the folder that `save_pretrained` wrote")
-    files = _weight_files(path)
-    if not files:
+    if not _weight_files(path):
         raise UserError(f"{path} holds no weights (*.safetensors): save the model there with `save_pretrained`")
     try:
         config = AutoConfig.from_pretrained(path)
     except (ValueError, KeyError, OSError) as error:
-        raise UserError(f"{path}/config.json cannot be read ({_first_line(error)}): save the model again") from error
-    identity = {"sha256": fingerprint.of_values([fingerprint.of_file(file) for file in files])}
-    if len(files) == 1:
-        identity = {"sha256": fingerprint.of_file(files[0])}
-    return _Where(source, name, str(path), config, str(path), identity)
+        raise UserError(f"{path}/config.json cannot be read ({hub.first_line(error)}): save the model again") from error
+    return _Where(source, name, str(path), config, str(path))
 
 
-def _hub_config(hub_id: str) -> PretrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(hub_id, trust_remote_code=False)
-    except Exception as error:
-        raise _hub_error(hub_id, error) from error
+def _identity(where: _Where, seed: int) -> dict[str, Any]:
+    """Give what tells a request's weights from all others."""
+    if where.source == "random":
+        values = {name: value for name, value in where.config.to_dict().items() if not name.startswith("_")}
+        # A folder is named by its last part: where it lies is its owner's affair.
+        named = where.name if Path(where.path).is_dir() else where.path
+        return {"shape_of": named, "shape_sha256": fingerprint.of_values(values), "seed": seed}
+    if where.source == "hub":
+        return {"hub_id": where.path, "revision": where.revision}
+    # Read for the record alone, never to load: a large checkpoint takes its time.
+    digests = [fingerprint.of_file(file) for file in _weight_files(Path(where.path))]
+    return {"sha256": digests[0] if len(digests) == 1 else fingerprint.of_values(digests)}
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _hub_error(hub_id: str, error: Exception) -> UserError:
-    """Say in one line what went wrong between us and the hub."""
-    from huggingface_hub import errors as hub
-
-    # transformers wraps the hub's errors; the cause tells more than the wrapper.
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    kinds = tuple(type(link) for link in chain)
-
-    def among(*names: type[BaseException]) -> bool:
-        return any(issubclass(kind, names) for kind in kinds)
-
-    if among(hub.GatedRepoError):
-        return UserError(f"{hub_id} is gated: accept its licence on the hub, then set HF_TOKEN to a token of yours")
-    if among(hub.RepositoryNotFoundError, hub.HFValidationError):
-        return UserError(f"{hub_id!r} is not on the hub (or private): check owner/name, or set HF_TOKEN")
-    if among(SafetensorError):
-        return UserError(f"{hub_id}: the downloaded weights are damaged: delete them from HF_HOME and run again")
-    if among(hub.EntryNotFoundError) and not among(hub.LocalEntryNotFoundError):
-        return UserError(f"{hub_id} lacks a file that is needed (safetensors only, no pickles): {_first_line(error)}")
-    if among(hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, ConnectionError, OSError):
-        return UserError(
-            f"{hub_id} is not in the local cache and the hub cannot be reached: go online, or name a local folder, "
-            "or use weights='stand-in' with a family's name"
-        )
-    return UserError(f"{hub_id} cannot be loaded: {_first_line(error)}")
+def _hub(name: str, hub_id: str, source: Source) -> _Where:
+    config = hub.config(hub_id)
+    return _Where(source, name, hub_id, config, hub_id, hub.revision(config))
 
 
 def _resolve(model: str, weights: str) -> _Where:
@@ -159,50 +138,40 @@ def _resolve(model: str, weights: str) -> _Where:
         if weights == "random":
             values = dict(architecture.config)
             config = AutoConfig.for_model(values.pop("model_type"), **values)
-            return _Where("random", model, architecture.hub_id, config, str(standin), {"shape_of": architecture.hub_id})
-        return _Where(
-            "hub", model, architecture.hub_id, _hub_config(architecture.hub_id), architecture.hub_id,
-            {"hub_id": architecture.hub_id},
-        )  # fmt: skip
+            return _Where("random", model, architecture.hub_id, config, str(standin))
+        return _hub(model, architecture.hub_id, "hub")
     if folder.is_dir():
         found = _folder(folder.resolve(), "local", folder.resolve().name)
-        if weights == "random":
-            return _Where("random", found.name, found.path, found.config, found.path, {"shape_of": found.name})
-        return found
+        return replace(found, source="random") if weights == "random" else found
     if model.count("/") == 1 and not model.startswith((".", "/", "~")):
-        config = _hub_config(model)
-        source: Source = "random" if weights == "random" else "hub"
-        return _Where(source, model, model, config, model, {"hub_id": model})
+        return _hub(model, model, "random" if weights == "random" else "hub")
     raise UserError(
         f"model {model!r} is neither a family ({', '.join(families)}), nor an existing folder, nor a hub id (owner/name)"
     )
 
 
-def identify(model: str, weights: str = "stand-in", seed: int = 0) -> dict[str, Any]:
+def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization: str = "none") -> dict[str, Any]:
     """Say which weights a request leads to, without loading them.
 
     Parameters
     ----------
-    model, weights, seed
+    model, weights, seed, quantization
         As for `load`.
 
     Returns
     -------
     dict
-        ``name``, ``weights``, ``architecture`` (transformers' model type), ``layers``, ``width``, ``context_length``, and
-        what identifies the weights: the files' ``sha256``, the hub's ``hub_id`` and ``revision``, or the ``seed``.
+        ``name``, ``weights``, ``architecture`` (transformers' model type), ``parameters``, ``layers``, ``width``,
+        ``context_length``, and what identifies the weights: the files' ``sha256``, the hub's ``hub_id`` and ``revision``,
+        or ``shape_of`` and ``seed``; where they are quantized, ``quantization`` and the version of ``bitsandbytes``.
 
     Raises
     ------
     UserError
         As `load`, as far as it shows before the weights are read.
     """
+    lowbit.check(quantization)
     where = _resolve(model, weights)
-    identity = dict(where.identity)
-    if where.source == "random":
-        identity["seed"] = seed
-    elif revision := getattr(where.config, "_commit_hash", None):
-        identity["revision"] = revision
     return {
         "name": where.name,
         "weights": where.source,
@@ -211,15 +180,24 @@ def identify(model: str, weights: str = "stand-in", seed: int = 0) -> dict[str, 
         "layers": where.config.num_hidden_layers,
         "width": where.config.hidden_size,
         "context_length": context_length(where.config),
-        **identity,
+        **_identity(where, seed),
+        **lowbit.identity(quantization),
     }
+
+
+def shape(config: PretrainedConfig) -> PreTrainedModel:
+    """Build the model of a configuration on the meta device: all shapes, no memory."""
+    with torch.device("meta"):
+        return _auto(config).from_config(config)
+
+
+def _auto(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMaskedLM]:
+    return AutoModelForMaskedLM if _is_masked(config) else AutoModelForCausalLM
 
 
 def parameter_count(config: PretrainedConfig) -> int:
     """Count the parameters that a configuration makes, without allocating them."""
-    auto = AutoModelForMaskedLM if _is_masked(config) else AutoModelForCausalLM
-    with torch.device("meta"):
-        return sum(p.numel() for p in auto.from_config(config).parameters())
+    return sum(p.numel() for p in shape(config).parameters())
 
 
 def load(
@@ -230,6 +208,7 @@ def load(
     device: str = "cpu",
     attention: str | None = None,
     seed: int = 0,
+    quantization: str = "none",
 ) -> Loaded:
     """Load a model and its tokenizer.
 
@@ -243,11 +222,14 @@ def load(
     dtype : str
         ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``; the weights are converted to it.
     device : str
-        A torch device's name.
+        A torch device's name.  Of a model that ``"cuda"`` cannot hold on one GPU, the weights are spread over all GPUs
+        and then the host's memory (``device_map="auto"``); ``"cuda:0"`` names one GPU and no other is used.
     attention : str, optional
         transformers' ``attn_implementation``; its own choice by default.
     seed : int
         Of random weights.
+    quantization : {"none", "8bit", "4bit"}
+        How the matrices of the linear layers are stored: see `lowbit`.
 
     Returns
     -------
@@ -257,50 +239,89 @@ def load(
     ------
     UserError
         For a name that leads nowhere, a folder without weights, damaged files, a gated or unreachable repository, a
-        device or dtype that is not there, or a model larger than the free memory.
+        device or dtype that is not there, a quantization without its library, or a model larger than the free memory.
     """
+    lowbit.check(quantization)
     where = _resolve(model, weights)
     place = placement.device_of(device)
     torch_dtype = placement.dtype_on(dtype, place)
-    parameters = parameter_count(where.config)
-    placement.check_memory(where.name, parameters, torch_dtype.itemsize, place)
+    blank = shape(where.config)
+    needed = lowbit.bytes_needed(blank, quantization, torch_dtype)
+    if where.source == "random":
+        # Drawn in full before they are quantized, and never spread.
+        placement.check_memory(where.name, max(needed, lowbit.bytes_needed(blank, "none", torch_dtype)), place)
+        device_map: placement.DeviceMap = {"": place}
+    else:
+        device_map = placement.device_map(where.name, needed, place)
 
     # A bar helps while gigabytes are read; for a small model it is a flicker between our own progress lines.
-    if parameters < _LARGE:
+    if needed < _LARGE:
         logging.disable_progress_bar()
     else:
         logging.enable_progress_bar()
-    auto = AutoModelForMaskedLM if _is_masked(where.config) else AutoModelForCausalLM
-    options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    options: dict[str, Any] = lowbit.options(quantization, torch_dtype)
+    if attention is not None:
+        options["attn_implementation"] = attention
     try:
-        if where.source == "random":
-            torch.manual_seed(seed)
-            # Weights are drawn where and as they will be used: no copy in fp32 first.
-            with place:
-                built = auto.from_config(where.config, dtype=torch_dtype, **options)
-        else:
-            built = auto.from_pretrained(
-                where.path, dtype=torch_dtype, use_safetensors=True, trust_remote_code=False,
-                device_map=None if place.type == "cpu" else {"": place}, **options,
-            )  # fmt: skip
+        with lowbit.every_linear_found(quantization):
+            if where.source == "random":
+                built = _random(where, torch_dtype, place, seed, options)
+            else:
+                built = _pretrained(where, torch_dtype, device_map, options)
     except SafetensorError as error:
+        if where.source == "hub":
+            raise hub.explain(where.path, "weights", error) from error
         raise UserError(
-            f"{where.path}: the weights are damaged ({_first_line(error)}): fetch or save them again"
+            f"{where.path}: the weights are damaged ({hub.first_line(error)}): fetch or save them again"
         ) from error
     except (OSError, ValueError, RuntimeError) as error:
         if where.source == "hub":
-            raise _hub_error(where.path, error) from error
-        raise UserError(f"{where.path} cannot be loaded: {_first_line(error)}") from error
-    built = built.to(place).eval().requires_grad_(False)
-    return Loaded(model=built, tokenizer=_tokenizer(where), name=where.name, weights=where.source, dtype=dtype)
+            raise hub.explain(where.path, "weights", error) from error
+        raise UserError(f"{where.path} cannot be loaded: {hub.first_line(error)}") from error
+    lowbit.refuse_untouched(built, where.name, quantization)
+    built = built.eval().requires_grad_(False)
+    return Loaded(built, _tokenizer(where), where.name, where.source, dtype, quantization)
+
+
+def _random(
+    where: _Where, dtype: torch.dtype, place: torch.device, seed: int, options: dict[str, Any]
+) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    auto = _auto(where.config)
+    if "quantization_config" not in options:
+        # Weights are drawn where and as they will be used: no copy in fp32 first.
+        with place:
+            return auto.from_config(where.config, dtype=dtype, **options)
+    drawn = auto.from_config(where.config, dtype=dtype)
+    return type(drawn).from_pretrained(
+        None, config=where.config, state_dict=drawn.state_dict(), dtype=dtype, device_map={"": place}, **options
+    )
+
+
+def _pretrained(
+    where: _Where, dtype: torch.dtype, device_map: placement.DeviceMap, options: dict[str, Any]
+) -> PreTrainedModel:
+    def read(device_map: placement.DeviceMap | None) -> PreTrainedModel:
+        return _auto(where.config).from_pretrained(
+            where.path, revision=where.revision, dtype=dtype, use_safetensors=True, trust_remote_code=False,
+            device_map=device_map, **options,
+        )  # fmt: skip
+
+    if device_map == "auto" or options.get("quantization_config"):
+        return read(device_map)
+    place = device_map[""]
+    # transformers reads straight onto a GPU only with accelerate; without it through the host's memory.
+    if place.type == "cpu" or not placement.has_accelerate():
+        return read(None).to(place)
+    return read(device_map)
 
 
 def _tokenizer(where: _Where) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(where.tokenizer_path, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(where.tokenizer_path, revision=where.revision, trust_remote_code=False)
     except Exception as error:
         if where.source == "hub":
-            raise _hub_error(where.tokenizer_path, error) from error
+            raise hub.explain(where.tokenizer_path, "tokenizer", error) from error
         raise UserError(
             f"{where.tokenizer_path} holds no tokenizer that can be read: save it there with `tokenizer.save_pretrained`"
         ) from error

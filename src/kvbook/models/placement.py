@@ -1,7 +1,9 @@
 """Whether a model can be where it is asked to be: devices, dtypes, and the memory that it will take."""
 
+import importlib.util
 import os
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -10,6 +12,8 @@ from kvbook.errors import UserError
 # Activations, the allocator's slack and the cache come on top of the weights; a prediction that ignored them would let
 # the kernel's out-of-memory killer answer instead of us.
 _HEADROOM = 1.15
+
+DeviceMap = dict[str, torch.device] | Literal["auto"]
 
 
 def device_of(name: str) -> torch.device:
@@ -80,28 +84,74 @@ def _cgroup_room() -> int:
         return 1 << 62
 
 
-def check_memory(what: str, parameters: int, bytes_per_parameter: float, device: torch.device) -> None:
+def has_accelerate() -> bool:
+    """Tell whether the library is there with which transformers puts weights on devices while it reads them."""
+    return importlib.util.find_spec("accelerate") is not None
+
+
+def _gib(n_bytes: float) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB"
+
+
+def check_memory(what: str, n_bytes: float, device: torch.device) -> None:
     """Refuse a load that cannot fit, before it starts.
 
     Parameters
     ----------
     what : str
         The model, for the message.
-    parameters : int
-        Their number.
-    bytes_per_parameter : float
-        Of the dtype, or of the quantization.
+    n_bytes : float
+        Of its weights.
     device : torch.device
-        Where the weights will lie.
+        Where they will lie.
 
     Raises
     ------
     UserError
         With the bytes needed and the bytes free.
     """
-    needed, free = parameters * bytes_per_parameter * _HEADROOM, free_bytes(device)
+    needed, free = n_bytes * _HEADROOM, free_bytes(device)
     if needed > free:
         raise UserError(
-            f"{what} needs about {needed / 2**30:.1f} GiB and {device} has {free / 2**30:.1f} GiB free: "
+            f"{what} needs about {_gib(needed)} and {device} has {_gib(free)} free: "
             "choose a smaller model, a 16-bit dtype, quantization, or another device"
         )
+
+
+def device_map(what: str, n_bytes: float, device: torch.device) -> DeviceMap:
+    """Decide where weights that are read from files will lie.
+
+    Parameters
+    ----------
+    what, n_bytes
+        As for `check_memory`.
+    device : torch.device
+        Where they were asked to be.  ``cuda`` without a number leaves a choice, where one GPU does not hold them.
+
+    Returns
+    -------
+    dict or str
+        All on the one device, or ``"auto"``: over all GPUs, and what is left over in the host's memory.
+
+    Raises
+    ------
+    UserError
+        With the bytes needed and the bytes free, or for a missing library.
+    """
+    needed = n_bytes * _HEADROOM
+    if device.type != "cuda" or device.index is not None or needed <= free_bytes(device):
+        check_memory(what, n_bytes, device)
+        return {"": device}
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    free = sum(map(free_bytes, gpus)) + free_bytes(torch.device("cpu"))
+    if needed > free:
+        raise UserError(
+            f"{what} needs about {_gib(needed)}; all GPUs and the host together have {_gib(free)} free: "
+            "choose a smaller model, a 16-bit dtype or quantization"
+        )
+    if not has_accelerate():
+        raise UserError(
+            f"{what} needs about {_gib(needed)} and {device} has {_gib(free_bytes(device))} free: pip install accelerate, "
+            "which spreads it over all GPUs and the host, or choose a 16-bit dtype or quantization"
+        )
+    return "auto"
