@@ -11,9 +11,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
-from kvbook.models import tokenizers
+from kvbook.models import standins, tokenizers
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 
@@ -63,6 +70,25 @@ def gpt2_folder(tmp_path_factory, bpe):
     small_gpt2().save_pretrained(folder)
     tokenizers.for_family(bpe, "gpt2", 64).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def family_folders(tmp_path_factory, bpe):
+    """Save a checkpoint of every family: its stand-in's shape with two layers and random weights."""
+    folders = {}
+    for family in standins.FAMILIES:
+        torch.manual_seed(4)
+        config = standins.config(family)
+        config.num_hidden_layers = 2
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:2]
+        # The configurations' own spread is so small that families would hardly differ from their embedding.
+        config.initializer_range = 0.1
+        auto = AutoModelForMaskedLM if family == "roberta" else AutoModelForCausalLM
+        folders[family] = tmp_path_factory.mktemp("families") / family
+        auto.from_config(config).save_pretrained(folders[family])
+        tokenizers.for_family(bpe, family, standins.CONTEXT_LENGTH).save_pretrained(folders[family])
+    return folders
 
 
 @pytest.fixture(scope="session")

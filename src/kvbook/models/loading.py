@@ -6,6 +6,7 @@
 """
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -72,17 +73,19 @@ def context_length(config: PretrainedConfig) -> int | None:
 
 @dataclass(frozen=True)
 class _Where:
-    """A request, resolved: which source, which folder or hub id, which configuration.
-
-    A hub's weights and tokenizer are fetched at `revision`, the commit that the configuration came from.
-    """
+    """A request, resolved: which source, which folder or hub id, which configuration."""
 
     source: Source
     name: str
     path: str
     config: PretrainedConfig
     tokenizer_path: str
-    revision: str | None = None
+    repository: hub.Repository | None = None
+
+    @property
+    def revision(self) -> str | None:
+        """The commit at which the hub's files are fetched."""
+        return self.repository.revision if self.repository else None
 
 
 def _is_masked(config: PretrainedConfig) -> bool:
@@ -120,8 +123,8 @@ def _identity(where: _Where, seed: int) -> dict[str, Any]:
 
 
 def _hub(name: str, hub_id: str, source: Source) -> _Where:
-    config = hub.config(hub_id)
-    return _Where(source, name, hub_id, config, hub_id, hub.revision(config))
+    repository = hub.resolve(hub_id)
+    return _Where(source, name, hub_id, hub.config(repository), hub_id, repository)
 
 
 def _resolve(model: str, weights: str) -> _Where:
@@ -263,24 +266,28 @@ def load(
     if attention is not None:
         options["attn_implementation"] = attention
     try:
-        with lowbit.every_linear_found(quantization):
+        with lowbit.every_linear_found(quantization), _open(where):
             if where.source == "random":
                 built = _random(where, torch_dtype, place, seed, options)
             else:
                 built = _pretrained(where, torch_dtype, device_map, options)
     except SafetensorError as error:
-        if where.source == "hub":
-            raise hub.explain(where.path, "weights", error) from error
+        if where.repository:
+            raise hub.explain(where.path, "weights", error, where.repository.reached) from error
         raise UserError(
             f"{where.path}: the weights are damaged ({hub.first_line(error)}): fetch or save them again"
         ) from error
     except (OSError, ValueError, RuntimeError) as error:
-        if where.source == "hub":
-            raise hub.explain(where.path, "weights", error) from error
+        if where.repository:
+            raise hub.explain(where.path, "weights", error, where.repository.reached) from error
         raise UserError(f"{where.path} cannot be loaded: {hub.first_line(error)}") from error
     lowbit.refuse_untouched(built, where.name, quantization)
     built = built.eval().requires_grad_(False)
     return Loaded(built, _tokenizer(where), where.name, where.source, dtype, quantization)
+
+
+def _open(where: _Where) -> AbstractContextManager[None]:
+    return where.repository.open() if where.repository else nullcontext()
 
 
 def _random(
@@ -318,13 +325,20 @@ def _pretrained(
 
 def _tokenizer(where: _Where) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(where.tokenizer_path, revision=where.revision, trust_remote_code=False)
+        with _open(where):
+            found = AutoTokenizer.from_pretrained(
+                where.tokenizer_path, revision=where.revision, trust_remote_code=False
+            )
+        if not found.vocab_size:
+            # What some of transformers' classes make of a folder without any of their files.
+            raise ValueError("its vocabulary is empty")
     except Exception as error:
-        if where.source == "hub":
-            raise hub.explain(where.tokenizer_path, "tokenizer", error) from error
+        if where.repository:
+            raise hub.explain(where.path, "tokenizer", error, where.repository.reached) from error
         raise UserError(
             f"{where.tokenizer_path} holds no tokenizer that can be read: save it there with `tokenizer.save_pretrained`"
         ) from error
+    return found
 
 
 def tokenizer(model: str, weights: str = "stand-in") -> PreTrainedTokenizerBase:
