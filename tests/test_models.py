@@ -1,4 +1,6 @@
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -30,12 +32,16 @@ def test_a_stand_in_is_small_deep_and_better_than_n_grams(family):
 
 @pytest.mark.parametrize("family", SHIPPED)
 def test_a_stand_in_scores_as_its_record_says(family):
-    """On a piece of the held-out text, within the spread between pieces; a model of noise would miss by far."""
+    """On windows from all over the held-out text, within the spread between them; noise would miss by far."""
+    import numpy as np
+
     from kvbook.models import baselines, training
 
-    loaded = loading.load(family)
+    loaded, recipe = loading.load(family), training.Recipe()
     stream, n_bytes = training.token_stream(loaded.tokenizer, "held-out")
-    nats = training.held_out_nats(loaded.model, stream[: 16 * 1024], training.Recipe(), masked=family == "roberta")
+    starts = np.linspace(0, len(stream) - recipe.long, 6).astype(int)
+    windows = np.concatenate([stream[start : start + recipe.long] for start in starts])
+    nats = training.held_out_nats(loaded.model, windows, recipe, masked=family == "roberta")
     found = baselines.bits_per_byte(nats, len(stream), n_bytes)
     assert found == pytest.approx(loading.standin_facts(family)["held_out_bits_per_byte"]["model"], rel=0.25)
 
@@ -121,6 +127,11 @@ class TestBadInput:
     def test_dtype_that_does_not_exist(self, llama_folder):
         self.refused("dtype 'float8'", llama_folder, dtype="float8")
 
+    def test_a_gpt2_folder_without_tokenizer_whose_class_would_make_an_empty_one(self, gpt2_folder, tmp_path):
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(gpt2_folder / name, tmp_path)
+        self.refused("no tokenizer", tmp_path)
+
     def test_a_model_larger_than_the_memory(self, monkeypatch):
         monkeypatch.setattr(placement, "free_bytes", lambda device: 2**30)
         self.refused(r"needs about 29\.7 GiB and cpu has 1\.0 GiB free", "falcon", weights="random")
@@ -129,6 +140,70 @@ class TestBadInput:
         with pytest.raises(UserError, match="lower n_tokens"):
             loading.check_length(loading.identify(str(llama_folder)), 65)
         loading.check_length(loading.identify(str(llama_folder)), 64)
+
+
+class TestPlacement:
+    """Where weights lie; the free memory is told, for no machine of the tests has two GPUs."""
+
+    GPU, ONE_GPU, HOST = torch.device("cuda"), torch.device("cuda", 0), torch.device("cpu")
+
+    @pytest.fixture(autouse=True)
+    def room(self, monkeypatch):
+        free = {"cuda": 10 * 2**30, "cpu": 100 * 2**30}
+        monkeypatch.setattr(placement, "free_bytes", lambda device: free[device.type])
+
+    def test_what_one_gpu_holds_lies_on_it(self):
+        assert placement.device_map("m", 8 * 2**30, self.GPU) == {"": self.GPU}
+        assert placement.device_map("m", 80 * 2**30, self.HOST) == {"": self.HOST}
+
+    def test_what_one_gpu_does_not_hold_is_spread(self):
+        assert placement.device_map("m", 9 * 2**30, self.GPU) == "auto"
+
+    def test_a_gpu_that_was_named_is_the_only_one(self):
+        with pytest.raises(UserError, match=r"needs about 10\.3 GiB and cuda:0 has 10\.0 GiB free"):
+            placement.device_map("m", 9 * 2**30, self.ONE_GPU)
+
+    def test_what_nothing_holds_is_refused_with_both_numbers(self):
+        with pytest.raises(UserError, match=r"needs about 1150\.0 GiB; all GPUs .* have 1\d\d\.0 GiB free"):
+            placement.device_map("m", 1000 * 2**30, self.GPU)
+
+    def test_without_accelerate_spreading_is_one_line(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "accelerate", None)
+        with pytest.raises(UserError, match="pip install accelerate"):
+            placement.device_map("m", 9 * 2**30, self.GPU)
+
+
+DRAW = """
+import sys
+import torch
+from pathlib import Path
+from kvbook.models import loading
+
+def status(field):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+def peak_of(family, dtype):
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = status("VmRSS")
+    model = loading.load(family, weights="random", dtype=dtype).model.to(torch.bfloat16)
+    return (status("VmHWM") - before) / sum(p.numel() * p.element_size() for p in model.parameters())
+
+loading.load("gpt2")  # whatever is loaded once, is loaded now
+for family in sys.argv[1:]:
+    print(peak_of(family, "bfloat16"), peak_of(family, "float32"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process's memory from /proc")
+def test_random_weights_are_drawn_in_their_own_dtype():
+    """The true shapes in bf16, and as a control drawn in fp32 and then converted: peaks over the weights' own bytes."""
+    families = [family for family in ("gpt2", "smollm2") if family in SHIPPED]
+    done = subprocess.run([sys.executable, "-c", DRAW, *families], capture_output=True, text=True, check=True)
+    for line in done.stdout.splitlines():
+        direct, by_a_detour = map(float, line.split())
+        assert 1 <= direct < 1.6
+        assert by_a_detour > 2
 
 
 class TestTokenizers:
