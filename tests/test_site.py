@@ -293,3 +293,32 @@ def test_every_chapter_has_a_plan_in_every_parameter_set():
     stems = sorted(path.stem for path in (ROOT / "chapters").glob("*.ipynb"))
     for file in (ROOT / "parameters").glob("*.yaml"):
         assert [chapter.stem for chapter in execution.plan(file.stem)] == stems
+
+
+def chapter_with_claims(tmp_path, **columns):
+    from types import SimpleNamespace
+
+    row = {"claim": "Water, it is said, is wet.", "published": "1", "here": "2", "verdict": "refuted"} | columns
+    text = ",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values()) + "\n"
+    metadata = {"text/html": {"kvbook_table": {"name": "tab-claims-some-thread", "caption": "x", "csv": text}}}
+    cells = [{"cell_type": "code", "outputs": [{"metadata": metadata}]}, {"cell_type": "markdown"}]
+    path = tmp_path / "executed.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    return SimpleNamespace(executed=path)
+
+
+def test_the_ledger_says_what_the_chapters_published(tmp_path):
+    from kvbook.site import ledger
+
+    rows = list(ledger.verdicts([chapter_with_claims(tmp_path)]))
+    assert [row["verdict"] for row in rows] == ["refuted"]
+    text = ledger.markdown(rows)
+    assert text.startswith("Claims checked: 1; documents: 1; verdicts: 1 refuted.")
+    assert '[some-thread](#tab-claims-some-thread),"Water, it is said, is wet.",refuted' in text
+
+
+def test_the_ledger_changes_with_a_verdict_and_is_honest_when_empty(tmp_path):
+    from kvbook.site import ledger
+
+    assert "1 reproduced" in ledger.markdown(ledger.verdicts([chapter_with_claims(tmp_path, verdict="reproduced")]))
+    assert "No chapter" in ledger.markdown([])

@@ -104,7 +104,7 @@ def _shown(cell: Cell, page: Path, figures: Path) -> Iterator[Cell]:
         if table is None:
             kept.append(output)
         else:
-            after += [_markdown(table["name"], _table_directive(table)), _downloads(table, page, figures)]
+            after += [_markdown(table["name"], table_directive(table)), _downloads(table, page, figures)]
     if count > 1:
         raise UserError(f"cell {cell['id']!r} publishes {count} figures: give each a cell, so that each gets a caption")
     cell["outputs"] = kept
@@ -137,7 +137,14 @@ def _download(label: str, file: Path, page: Path) -> str:
     return f"{{download}}`{label} <{Path(os.path.relpath(file, page)).as_posix()}>`"
 
 
-def _table_directive(table: Mapping[str, Any]) -> str:
+def table_directive(table: Mapping[str, Any]) -> str:
+    """Write a table as a numbered directive.
+
+    Parameters
+    ----------
+    table
+        ``caption``, ``name`` and ``csv``.
+    """
     # One line, whatever the caption's own line breaks: it is the directive's argument.
     caption = " ".join(table["caption"].split())
     rows = "\n".join(_safe_row(row) for row in table["csv"].splitlines())
