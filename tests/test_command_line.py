@@ -37,3 +37,9 @@ def test_an_experiment_runs_without_a_notebook(llama_folder, text_folder):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("16 rows in ")
     assert str(paths.RUNS) in done.stdout
+
+
+def test_the_families_are_listed_without_loading_one():
+    done = kvbook("models", "list")
+    assert done.returncode == 0, done.stderr
+    assert "meta-llama/Llama-3.1-8B-Instruct 8,030,261,248" in done.stdout

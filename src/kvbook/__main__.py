@@ -8,8 +8,16 @@ import typer
 from kvbook.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Experiments of the book on the KV cache.")
-models_app = typer.Typer(no_args_is_help=True, help="The stand-in models.")
+models_app = typer.Typer(no_args_is_help=True, help="The models: what there is, and how the stand-ins were made.")
 app.add_typer(models_app, name="models")
+
+
+@models_app.command("list")
+def models_list() -> None:
+    """Print the families: hub ids, parameters, GiB of weights, and which stand-ins are there."""
+    from kvbook.analyses import models_page
+
+    typer.echo(models_page.listing())
 
 
 @models_app.command("train")

@@ -138,3 +138,24 @@ class LayerDriftSettings(Settings):
     def n_mitigation_samples(self) -> int:
         """Samples that go through the mitigations: half, since each of them goes through six variants."""
         return max(1, self.n_samples // 2)
+
+
+class ModelsSettings(Settings):
+    """Settings of the page on the models.
+
+    Attributes
+    ----------
+    model : str
+        ``"all"`` for every family of the registry; or names as elsewhere, with commas between them.
+    dtype : str
+        Of weights and arithmetic.
+    prompt : str
+        What every model goes on from.
+    n_new_tokens : int
+        Tokens that each writes.
+    """
+
+    model: Annotated[str, Field(min_length=1)] = "all"
+    dtype: DTypeName = "float32"
+    prompt: Annotated[str, Field(min_length=1)] = "def read_lines(path):\n"
+    n_new_tokens: Annotated[int, Field(ge=1)] = 32

@@ -17,7 +17,8 @@ def models(run: Run) -> str:
     """Name a run's models with their sizes, those with weights of one kind together."""
     groups: dict[str, list[str]] = {}
     for model in run.about["models"]:
-        size = f"{model['name']} ({model['layers']} layers, {model['parameters'] / 1e6:,.1f} M parameters)"
+        stored = f", {model['quantization']}" if "quantization" in model else ""
+        size = f"{model['name']} ({model['layers']} layers, {model['parameters'] / 1e6:,.1f} M parameters{stored})"
         groups.setdefault(model["weights"], []).append(size)
     return "; ".join(f"{WEIGHTS[weights]}: {', '.join(names)}" for weights, names in groups.items())
 

@@ -5,13 +5,14 @@ from typing import Any
 
 from kvbook import records
 from kvbook.errors import UserError
-from kvbook.experiments import greedy_paths, layer_drift, mitigations
-from kvbook.settings import LayerDriftSettings, Settings
+from kvbook.experiments import greedy_paths, greedy_samples, layer_drift, mitigations
+from kvbook.settings import LayerDriftSettings, ModelsSettings, Settings
 
 EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]]] = {
     "layer_drift": (LayerDriftSettings, layer_drift.run),
     "greedy_paths": (LayerDriftSettings, greedy_paths.run),
     "mitigations": (LayerDriftSettings, mitigations.run),
+    "greedy_samples": (ModelsSettings, greedy_samples.run),
 }
 
 

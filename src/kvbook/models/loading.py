@@ -88,7 +88,8 @@ class _Where:
         return self.repository.revision if self.repository else None
 
 
-def _is_masked(config: PretrainedConfig) -> bool:
+def is_masked(config: PretrainedConfig) -> bool:
+    """Tell whether a configuration is of a masked language model, which sees both sides of a token."""
     return config.model_type == "roberta" and not config.is_decoder
 
 
@@ -122,6 +123,12 @@ def _identity(where: _Where, seed: int) -> dict[str, Any]:
     return {"sha256": digests[0] if len(digests) == 1 else fingerprint.of_values(digests)}
 
 
+def configuration(architecture: registry.Architecture) -> PretrainedConfig:
+    """Build the configuration of a registered architecture."""
+    values = dict(architecture.config)
+    return AutoConfig.for_model(values.pop("model_type"), **values)
+
+
 def _hub(name: str, hub_id: str, source: Source) -> _Where:
     repository = hub.resolve(hub_id)
     return _Where(source, name, hub_id, hub.config(repository), hub_id, repository)
@@ -139,9 +146,7 @@ def _resolve(model: str, weights: str) -> _Where:
             return _folder(standin, "stand-in", model)
         architecture = family.architectures[0]
         if weights == "random":
-            values = dict(architecture.config)
-            config = AutoConfig.for_model(values.pop("model_type"), **values)
-            return _Where("random", model, architecture.hub_id, config, str(standin))
+            return _Where("random", model, architecture.hub_id, configuration(architecture), str(standin))
         return _hub(model, architecture.hub_id, "hub")
     if folder.is_dir():
         found = _folder(folder.resolve(), "local", folder.resolve().name)
@@ -195,7 +200,7 @@ def shape(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _auto(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMaskedLM]:
-    return AutoModelForMaskedLM if _is_masked(config) else AutoModelForCausalLM
+    return AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
 
 
 def parameter_count(config: PretrainedConfig) -> int:
@@ -360,6 +365,11 @@ def tokenizer(model: str, weights: str = "stand-in") -> PreTrainedTokenizerBase:
 def standin_facts(family: str) -> dict[str, Any]:
     """Read how a stand-in was trained: its ``training.json``."""
     return json.loads((paths.STANDINS / family / "training.json").read_text("utf-8"))
+
+
+def standin_config(family: str) -> PretrainedConfig:
+    """Read the configuration that a stand-in ships with."""
+    return _resolve(family, "stand-in").config
 
 
 def check_length(model: dict[str, Any], n_tokens: int) -> None:

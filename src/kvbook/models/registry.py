@@ -17,6 +17,8 @@ class Architecture:
     ----------
     hub_id : str
         ``owner/name``.
+    documents : tuple of str
+        Short names of the documents that used it.
     parameters : int
         Number of parameters.
     config : dict
@@ -24,6 +26,7 @@ class Architecture:
     """
 
     hub_id: str
+    documents: tuple[str, ...]
     parameters: int
     config: dict[str, Any]
 
@@ -36,8 +39,6 @@ class Family:
     ----------
     name, title : str
         Its name in parameters and in prose.
-    documents : tuple of str
-        Short names of the documents that use it.
     objective : str
         What it was trained for.
     positions : str
@@ -50,11 +51,15 @@ class Family:
 
     name: str
     title: str
-    documents: tuple[str, ...]
     objective: str
     positions: str
     notes: str
     architectures: tuple[Architecture, ...]
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """Short names of the documents that used any of its architectures."""
+        return tuple(dict.fromkeys(document for a in self.architectures for document in a.documents))
 
 
 @functools.cache
@@ -66,8 +71,10 @@ def families() -> dict[str, Family]:
             name=name,
             **entry
             | {
-                "documents": tuple(entry["documents"]),
-                "architectures": tuple(Architecture(**architecture) for architecture in entry["architectures"]),
+                "architectures": tuple(
+                    Architecture(**architecture | {"documents": tuple(architecture["documents"])})
+                    for architecture in entry["architectures"]
+                )
             },
         )
         for name, entry in entries.items()
