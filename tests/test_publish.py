@@ -127,6 +127,17 @@ def test_a_figure_without_words_is_refused(page, fig, caption, alt, missing, tmp
 # Tables
 
 
+def test_quoted_text_is_shown_as_itself_and_other_text_is_markup(page, shown):
+    quoted = pd.DataFrame({"text": ["<b>*x*</b> {glue:text}`y`"], "note": ["*x*"]})
+    page.table(quoted, "tab-quoted", "A caption.", literal=["text"])
+    ((data, metadata),) = shown
+    line = metadata["text/html"]["kvbook_table"]["csv"].splitlines()[1]
+    assert line == "`` <b>*x*</b> {glue:text}`y` ``,*x*"
+    assert "&lt;b&gt;" in data["text/html"]
+    assert "<b>" not in data["text/html"]
+    assert "no column 'z'" in refusal(page.table, quoted, "tab-quoted", "c", literal=["z"])
+
+
 def test_a_table_is_rounded_for_people_and_whole_for_programs(page, shown, tmp_path):
     page.table(ROWS, "tab-drift", "A caption.", {"y": "{:.2f}"})
     ((_, metadata),) = shown

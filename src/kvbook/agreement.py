@@ -115,3 +115,40 @@ def first_divergence(reference: list[int], other: list[int]) -> int | None:
         Token ids.
     """
     return next((i for i, (a, b) in enumerate(zip(reference, other, strict=False)) if a != b), None)
+
+
+# Signed integers as wide as the dtype: the bits of a float, read as one of these, count the numbers from zero on.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def ulps(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Count the representable numbers between two computations of each element: 0 is equal, 1 is the next number.
+
+    Near zero numbers lie close, so one element that cancels can be many ulps off by next to nothing: read the median.
+
+    Parameters
+    ----------
+    reference, other : Tensor, shape (...)
+        Of one floating dtype, finite.
+
+    Returns
+    -------
+    Tensor of int64, shape (...)
+        Both zeros count as one number.
+
+    Raises
+    ------
+    ValueError
+        When shapes or dtypes differ.
+    """
+    if reference.shape != other.shape or reference.dtype != other.dtype:
+        raise ValueError(f"{tuple(reference.shape)} {reference.dtype} against {tuple(other.shape)} {other.dtype}")
+    return (_place(reference) - _place(other)).abs()
+
+
+def _place(numbers: torch.Tensor) -> torch.Tensor:
+    """Number the values of a dtype in their order, zero at 0."""
+    bits = numbers.contiguous().view(_INTEGERS[numbers.element_size()]).long()
+    sign = -(1 << (8 * numbers.element_size() - 1))
+    # A float is sign and magnitude, an integer two's complement: below zero the order of the bits runs backwards.
+    return torch.where(bits < 0, sign - bits, bits)

@@ -1,8 +1,10 @@
 """The ledger: every claim of a document beside its verdict."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import pandas as pd
@@ -54,7 +56,9 @@ def holds(borne_out: bool, contradicted: bool, weights: str) -> Word:
 
 
 def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], evidence: Evidence) -> pd.DataFrame:
-    """Check every claim of a document and keep the result in ``_build/claims/<document>.json``.
+    """Check every claim of a document and keep the result.
+
+    The verdicts go to ``_build/claims/<document>.json``, and those on all documents to ``_build/claims.json``.
 
     Parameters
     ----------
@@ -92,7 +96,27 @@ def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], ev
         )
     folder = paths.BUILD / "claims"
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{document}.partial"
-    part.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    part.replace(folder / f"{document}.json")
+    _write(folder / f"{document}.json", rows)
+    merge()
     return pd.DataFrame(rows)
+
+
+def merge() -> None:
+    """Join the verdicts on all documents judged so far into ``_build/claims.json``, in the documents' name order."""
+
+    def judged() -> list[dict[str, str]]:
+        files = sorted((paths.BUILD / "claims").glob("*.json"))
+        return [row for file in files for row in json.loads(file.read_text("utf-8"))]
+
+    rows = None
+    # Another chapter may end between our reading and our writing; whoever writes last looks again, and finds both.
+    while rows != (now := judged()):
+        _write(paths.BUILD / "claims.json", now)
+        rows = now
+
+
+def _write(file: Path, rows: list[dict[str, str]]) -> None:
+    # A name of its own for each process, so that two that write at once never mix their halves.
+    part = file.with_suffix(f".{os.getpid()}.partial")
+    part.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    part.replace(file)

@@ -5,14 +5,27 @@ from typing import Any
 
 from kvbook import records
 from kvbook.errors import UserError
-from kvbook.experiments import greedy_paths, greedy_samples, layer_drift, mitigations
-from kvbook.settings import LayerDriftSettings, ModelsSettings, Settings
+from kvbook.experiments import (
+    first_layer,
+    greedy_paths,
+    greedy_samples,
+    layer_drift,
+    mitigations,
+    prompt_reuse,
+    seams,
+    split_keys,
+)
+from kvbook.settings import LayerDriftSettings, ModelsSettings, PromptReuseSettings, Settings
 
 EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]]] = {
     "layer_drift": (LayerDriftSettings, layer_drift.run),
     "greedy_paths": (LayerDriftSettings, greedy_paths.run),
     "mitigations": (LayerDriftSettings, mitigations.run),
     "greedy_samples": (ModelsSettings, greedy_samples.run),
+    "split_keys": (PromptReuseSettings, split_keys.run),
+    "first_layer": (PromptReuseSettings, first_layer.run),
+    "prompt_reuse": (PromptReuseSettings, prompt_reuse.run),
+    "seams": (PromptReuseSettings, seams.run),
 }
 
 

@@ -22,7 +22,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,14 @@ class Page:
         metadata = {"alt": alt, "caption": caption, "name": name, "files": digests, "width": width}
         _show({"image/png": base64.b64encode(inline).decode(), "text/plain": alt}, {"image/png": metadata})
 
-    def table(self, df: pd.DataFrame, name: str, caption: str, formats: Mapping[str, Format] | None = None) -> None:
+    def table(
+        self,
+        df: pd.DataFrame,
+        name: str,
+        caption: str,
+        formats: Mapping[str, Format] | None = None,
+        literal: Collection[str] = (),
+    ) -> None:
         """Save a table's rows as CSV in full precision, and show them rounded.
 
         Parameters
@@ -116,14 +123,18 @@ class Page:
             MyST text, as for a figure.
         formats
             How to write a column's values: ``"{:.2e}"`` or a function. Others are written as they are.
+        literal
+            Columns that quote text from elsewhere, a model's for one: shown as code, every character as itself.
+            Others are MyST.
         """
         _check_name(name, "tab-")
         _check_words(name, caption=caption)
-        if unknown := sorted(set(formats or {}) - set(map(str, df.columns))):
+        if unknown := sorted({*(formats or {}), *literal} - set(map(str, df.columns))):
             raise UserError(f"table {name} has no column {unknown[0]!r} to format; it has {', '.join(map(str, df))}")
         shown = pd.DataFrame({str(c): _written(df[c], (formats or {}).get(str(c))) for c in df.columns})
         digests = self._write(name, {"csv": _csv(df)})
-        metadata = {"caption": caption, "name": name, "csv": shown.to_csv(index=False), "files": digests}
+        marked_up = shown.assign(**{column: [_quoted(text) for text in shown[column]] for column in literal})
+        metadata = {"caption": caption, "name": name, "csv": marked_up.to_csv(index=False), "files": digests}
         html = shown.to_html(index=False, border=0)
         _show(
             {"text/html": html, "text/plain": shown.to_string(index=False)},
@@ -203,6 +214,15 @@ def _csv(table: pd.DataFrame) -> bytes:
 def _written(values: pd.Series, how: Format | None) -> list[str]:
     write = how.format if isinstance(how, str) else (how or str)
     return ["" if pd.isna(value) else write(value) for value in values]
+
+
+def _quoted(text: str) -> str:
+    """Write a text as MyST's inline code, where nothing is markup and no quotation mark is bent."""
+    if not text:
+        return ""
+    # A fence must be longer than any run of its own character inside; one space on both sides is taken off again.
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}"
 
 
 def _show(data: dict[str, str], metadata: dict[str, Any]) -> None:
