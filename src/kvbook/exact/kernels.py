@@ -1,0 +1,58 @@
+"""torch's own kernels, called past whatever is registered over them, and the errors of this package."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from kvbook.errors import UserError
+
+
+class NotInvariant(UserError):
+    """An operation cannot be made row-invariant; the message names it and says what to do."""
+
+
+@functools.cache
+def base(operator: str, key: str) -> Callable[..., object]:
+    """Give the kernel that torch brings for an operator.
+
+    Parameters
+    ----------
+    operator : str
+        Such as ``aten::mm``; with its overload, such as ``aten::mean.dim``.
+    key : str
+        Dispatch key, ``CPU`` or ``CUDA``.
+
+    Notes
+    -----
+    Must be called before anything is registered over the operator; the result stays what it was.
+    """
+    kernel = torch.library.get_kernel(operator, key)
+    keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return functools.partial(kernel.call_boxed, keyset)
+
+
+def key_of(tensor: torch.Tensor) -> str:
+    """Give the dispatch key of a tensor's device."""
+    return "CUDA" if tensor.is_cuda else "CPU"
+
+
+def no_gradients(operator: str, *tensors: torch.Tensor | None) -> None:
+    """Refuse to run where a gradient would be asked for: only the forward pass is made invariant.
+
+    Raises
+    ------
+    NotInvariant
+        When autograd is on and one of the tensors wants a gradient.
+    """
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise NotInvariant(
+            f"row_invariant() has no backward pass ({operator} wants a gradient): "
+            "put the forward pass under torch.inference_mode() or torch.no_grad()"
+        )
+
+
+def random(shape: tuple[int, ...], like: torch.Tensor, seed: int) -> torch.Tensor:
+    """Draw normal numbers for a bitwise comparison of kernels, without touching the caller's random state."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(like.device, like.dtype)

@@ -1,0 +1,181 @@
+"""Matrix products in which a row's bits do not depend on how many rows come with it.
+
+A library picks another algorithm, so another order of additions, for another number of rows.  Here a product only ever
+runs on row counts of a short list.  The smallest, a tile of 16, is the reference.  Every other count is compared with it
+bit for bit the first time that it is wanted, with the shapes, strides, dtype and threads of the product at hand, and is
+used only if no bit differs.  What the machine does not grant is paid for with padding.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from kvbook.exact.kernels import base, key_of, random
+
+TILE = 16
+# Below a tile: what a decode step would like to run on. Above: what keeps a prefill fast.
+SMALL = (1, 2, 4, 8)
+LARGE = (256, 64)
+# Vector units and caches work on lines of this many bytes; a library may start differently inside one.
+_LINE = 64
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    key = key_of(x)
+    return base("aten::mm", key)(x, weight) if bias is None else base("aten::addmm", key)(bias, x, weight)
+
+
+def _lined_up(x: torch.Tensor) -> torch.Tensor:
+    """Give a contiguous tensor that begins at the beginning of a cache line."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % _LINE else x
+
+
+@dataclass
+class RowCounts:
+    """The row counts on which one product may run, found out on the way.
+
+    Attributes
+    ----------
+    tile : int
+        The reference: 16, or 1 where the rows of a tile of 16 are not treated alike.
+    verdicts : dict of int to bool
+        For every count that was tried, whether its bits equal the reference's.
+    """
+
+    tile: int
+    verdicts: dict[int, bool] = field(default_factory=dict)
+    _plans: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def allows(self, count: int, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Tell whether a count gives the reference's bits, by trying it the first time."""
+        if count == self.tile:
+            return True
+        if count not in self.verdicts:
+            x = random((max(count, self.tile), weight.shape[0]), weight, seed=count)
+            pieces = [
+                torch.cat([_product(_lined_up(x[i : i + rows]), weight, bias) for i in range(0, len(x), rows)])
+                for rows in (self.tile, count)
+            ]
+            self.verdicts[count] = torch.equal(*pieces)
+        return self.verdicts[count]
+
+    def plan(self, rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> list[tuple[int, int, int]]:
+        """Cut a number of rows into pieces: where each begins, how many rows it has, how many it is padded to."""
+        if rows not in self._plans:
+            pieces, start = [], 0
+            for size in (*LARGE, self.tile):
+                while rows - start >= size and self.allows(size, weight, bias):
+                    pieces.append((start, size, size))
+                    start += size
+            if rest := rows - start:
+                fits = (size for size in SMALL if size >= rest and self.allows(size, weight, bias))
+                pieces.append((start, rest, next(fits, self.tile)))
+            self._plans[rows] = pieces
+        return self._plans[rows]
+
+
+_known: dict[tuple[object, ...], RowCounts] = {}
+
+
+def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None) -> RowCounts:
+    key = (
+        weight.dtype, weight.device, weight.shape, weight.stride(), weight.data_ptr() % _LINE, bias is None,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    if (found := _known.get(key)) is None:
+        found = _known[key] = RowCounts(TILE if _alike(weight, bias) else 1)
+    return found
+
+
+def _alike(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Tell whether a row has equal bits wherever in a tile it lies and whatever lies beside it."""
+    x = random((TILE, weight.shape[0]), weight, seed=0)
+    mixed = _product(x, weight, bias)
+    for place in (0, TILE // 2 + 1, TILE - 1):
+        repeated = _product(x[place].expand(TILE, -1).contiguous(), weight, bias)
+        if not torch.equal(repeated, mixed[place].expand(TILE, -1)):
+            return False
+    return True
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Multiply rows with a matrix so that each row's bits are its own affair.
+
+    Parameters
+    ----------
+    x : Tensor, shape (rows, inner)
+        One vector a row.
+    weight : Tensor, shape (inner, columns)
+        Any strides.
+    bias : Tensor, shape (columns,), optional
+        Added before the result is rounded, as ``addmm`` does.
+
+    Returns
+    -------
+    Tensor, shape (rows, columns)
+    """
+    rows = x.shape[0]
+    if not rows or not weight.numel():
+        return _product(x, weight, bias)
+    pieces = _row_counts(weight, bias).plan(rows, weight, bias)
+    if len(pieces) == 1 and pieces[0][1] == pieces[0][2]:
+        return _product(_lined_up(x), weight, bias)
+    out = x.new_empty(rows, weight.shape[1])
+    for start, count, size in pieces:
+        if count == size:
+            piece = _lined_up(x[start : start + count])
+        else:
+            piece = x.new_zeros(size, x.shape[1])
+            piece[:count] = x[start : start + count]
+        out[start : start + count] = _product(piece, weight, bias)[:count]
+    return out
+
+
+# Inner sizes and columns of a batched product are cut into blocks of this many.
+BLOCK = 128
+
+
+def batched(left: torch.Tensor, right: torch.Tensor, skip: list[int] | None = None) -> torch.Tensor:
+    """Multiply batches of matrices so that no element depends on rows, columns or zeros that come after its own.
+
+    The inner dimension is summed in blocks of 128, one after the other, in 32 bits or more: a block of zeros adds
+    nothing, so masked keys behind a row's last one, and a static cache's unused ones, leave its bits alone.
+
+    Parameters
+    ----------
+    left : Tensor, shape (n, rows, inner)
+        Queries, or attention probabilities.
+    right : Tensor, shape (n, inner, columns)
+        Keys, or values.
+    skip : list of int, length n, optional
+        Leading inner elements that are zero in `left` and are left out, so that the blocks begin with the first key that
+        counts: left padding.
+
+    Returns
+    -------
+    Tensor, shape (n, rows, columns), of the dtype of `left`
+    """
+    n, rows, inner = left.shape
+    columns = right.shape[2]
+    wide = torch.promote_types(left.dtype, torch.float32)
+    if inner == 1:
+        # One product, rounded once: nothing is added.
+        return (left.to(wide) * right.to(wide)).to(left.dtype)
+    out = left.new_zeros(n, rows, columns, dtype=wide)
+    padded = -(-columns // BLOCK) * BLOCK
+    for index in range(n):
+        first = skip[index] if skip else 0
+        # A copy, so that blocks begin at the beginning of a line whatever the caller's strides are.
+        vectors = left.new_zeros(-(-(inner - first) // BLOCK), rows, BLOCK, dtype=wide)
+        for block, start in enumerate(range(first, inner, BLOCK)):
+            stop = min(start + BLOCK, inner)
+            vectors[block, :, : stop - start] = left[index, :, start:stop]
+        for begin in range(0, padded, BLOCK):
+            end = min(begin + BLOCK, columns)
+            for block, start in enumerate(range(first, inner, BLOCK)):
+                stop = min(start + BLOCK, inner)
+                matrix = right.new_zeros(BLOCK, BLOCK, dtype=wide)
+                matrix[: stop - start, : end - begin] = right[index, start:stop, begin:end]
+                out[index, :, begin:end] += product(vectors[block], matrix)[:, : end - begin]
+    return out.to(left.dtype)
