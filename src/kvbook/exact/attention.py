@@ -7,13 +7,12 @@ blocks, the first time that it is wanted.
 """
 
 import functools
-from collections.abc import Callable
 
 import torch
 
 from kvbook.exact import rows
-from kvbook.exact.kernels import NotInvariant, base, random
-from kvbook.exact.pointwise import MASKED, leading
+from kvbook.exact.kernels import NotInvariant, base, draw, pairs
+from kvbook.exact.pointwise import MASKED, leading, pointwise, softmax
 
 BLOCK = 512
 QUERIES = 4
@@ -37,42 +36,62 @@ def _allows(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype:
     return _verdicts[about]
 
 
-def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: torch.dtype) -> bool:
+# Scores that are left over from sums of zero are brought to the size of true scores by a scale, see `pairs`.
+_SCALE = 2.0**18
+# Keys are paired within stretches of this many, and queries see whole stretches, so that their sums of values are zero too.
+_STRETCH = 32
+
+
+def _telling(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: torch.dtype):
+    """Make queries, keys, values and a mask whose result tells the order of every addition in it."""
     width = like.shape[-1]
+    q, k = draw((1, heads, queries, width), 1), draw((1, heads, keys, width), 2)
+    v = draw((1, heads, keys, width), 3, scale=16)
+    plus, minus = pairs(width, 4)
+    q[..., minus], k[..., minus] = q[..., plus], -k[..., plus]
+    if width % 2:
+        q[..., torch.ones(width, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0
+    first, second = pairs(_STRETCH, 5)
+    for start in range(0, keys - _STRETCH + 1, _STRETCH):
+        k[:, :, start + second] = k[:, :, start + first]
+        v[:, :, start + second] = -v[:, :, start + first]
+    # Every query sees another number of keys, from one stretch to all.
+    seen = torch.linspace(1, keys // _STRETCH, queries).round().long() * _STRETCH
+    bias = torch.zeros(1, 1, queries, keys, dtype=bias_dtype)
+    bias.masked_fill_(torch.arange(keys) >= seen[:, None], float("-inf"))
+    return *(x.to(like.dtype) for x in (q, k, v)), bias, seen
+
+
+def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: torch.dtype) -> bool:
+    q, k, v, bias, seen = _telling(like, heads, queries, keys, bias_dtype)
+    tried = _kernel(q, k, v, bias, _SCALE)
     whole = -(-keys // BLOCK) * BLOCK
-    q = random((1, heads, queries, width), like, 1)
-    k, v = (random((1, heads, whole, width), like, seed) for seed in (2, 3))
-    # Every query sees another number of keys, from one to all.
-    seen = torch.linspace(1, keys, queries).round().long() if queries > 1 else torch.tensor([keys])
-    bias = torch.zeros(1, 1, queries, whole, dtype=bias_dtype)
-    bias.masked_fill_(torch.arange(whole) >= seen[:, None], float("-inf"))
-    tried = _kernel(q, k[:, :, :keys], v[:, :, :keys], bias[..., :keys].contiguous(), None)
+    k, v = (_padded(x, 0, keys, whole) for x in (k, v))
+    bias = torch.cat([bias, bias.new_full((1, 1, queries, whole - keys), float("-inf"))], -1)
     for head in {0, heads // 2, heads - 1}:
         one = slice(head, head + 1)
         for start in range(0, queries, QUERIES):
-            rows_ = slice(start, start + QUERIES)
+            some = slice(start, start + QUERIES)
             # No longer than the longest of these queries needs: blocks behind it must change nothing.
-            needed = -(-int(seen[rows_].max()) // BLOCK) * BLOCK
+            needed = -(-int(seen[some].max()) // BLOCK) * BLOCK
             expected = _kernel(
-                q[:, one, rows_].contiguous(), k[:, one, :needed].contiguous(), v[:, one, :needed].contiguous(),
-                bias[:, :, rows_, :needed].contiguous(), None,
+                *(rows.lined_up(x) for x in (q[:, one, some], k[:, one, :needed], v[:, one, :needed])),
+                bias[:, :, some, :needed].contiguous(), _SCALE,
             )  # fmt: skip
-            if not torch.equal(tried[:, one, rows_], expected):
+            if not torch.equal(tried[:, one, some], expected):
                 return False
     return True
 
 
 @functools.cache
-def _reference_holds(dtype: torch.dtype, width: int, threads: int) -> bool:
+def _reference_holds(dtype: torch.dtype, width: int, _threads: int) -> bool:
     """Tell whether the four queries of the reference are treated alike, whatever lies beside them."""
-    like = torch.empty(0, width, dtype=dtype)
-    q = random((1, 1, QUERIES, width), like, 1)
-    k, v = (random((1, 1, BLOCK, width), like, seed) for seed in (2, 3))
-    bias = torch.zeros(1, 1, QUERIES, BLOCK, dtype=dtype)
-    bias[..., 300:] = float("-inf")
-    mixed = _kernel(q, k, v, bias, None)
-    return all(
-        torch.equal(_kernel(q[:, :, [place] * QUERIES], k, v, bias, None), mixed[:, :, [place] * QUERIES])
+    q, k, v, bias, _ = _telling(torch.empty(0, width, dtype=dtype), 1, QUERIES, BLOCK, dtype)
+    bias[:] = bias[:, :, 2:3]
+    mixed = _kernel(q, k, v, bias, _SCALE)
+    # Two whole blocks against one, for queries that see no more.
+    return _try(k, 1, QUERIES, 2 * BLOCK, dtype) and all(
+        torch.equal(_kernel(q[:, :, [place] * QUERIES], k, v, bias, _SCALE), mixed[:, :, [place] * QUERIES])
         for place in range(QUERIES)
     )
 
@@ -119,8 +138,7 @@ def attend(
     Raises
     ------
     NotInvariant
-        For dropout, for values of another width than the keys, for a mask in which queries begin at different keys, and
-        where the machine's kernel does not treat four queries alike.
+        For dropout, for values of another width than the keys, for a mask in which queries begin at different keys.
     """
     if dropout_p:
         raise NotInvariant("row_invariant() has no attention dropout: call model.eval() first")
@@ -129,11 +147,9 @@ def attend(
             f"row_invariant() cannot do scaled_dot_product_attention of shapes {tuple(query.shape)}, "
             f"{tuple(value.shape)} in {query.dtype}: load the model with attn_implementation='eager'"
         )
+    check_heads(query, key, enable_gqa)
     if not _reference_holds(query.dtype, query.shape[-1], torch.get_num_threads()):
-        raise NotInvariant(
-            "row_invariant() found that this machine's scaled_dot_product_attention does not treat queries alike: "
-            "load the model with attn_implementation='eager'"
-        )
+        return attend_in_blocks(query, key, value, attn_mask, is_causal, scale, pointwise("aten::exp"))
     if attn_mask is not None:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     out = torch.empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3], dtype=query.dtype).transpose(1, 2)
@@ -142,6 +158,19 @@ def attend(
         mask = None if attn_mask is None else attn_mask[one if len(attn_mask) > 1 else slice(None)]
         out[one] = _one(query[one], key[one], value[one], mask, is_causal, scale)
     return out
+
+
+def check_heads(query: torch.Tensor, key: torch.Tensor, enable_gqa: bool) -> None:
+    """Refuse numbers of heads that torch refuses: only a single key head is shared without being asked for.
+
+    Raises
+    ------
+    NotInvariant
+        When the query heads cannot be shared out.
+    """
+    heads, key_heads = query.shape[1], key.shape[1]
+    if heads != key_heads and (heads % key_heads or not (enable_gqa or key_heads == 1)):
+        raise NotInvariant(f"scaled_dot_product_attention of {heads} heads on {key_heads}: pass enable_gqa=True")
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -201,10 +230,10 @@ def _pieces(query, key, value, mask, is_causal, scale) -> torch.Tensor:
             end = min(stop, first + length)
             padded[length] = [_padded(x, first, end, length) for x in (key, value)]
         if _allows(query, heads, size, length, dtype):
-            result = _kernel(piece.contiguous(), *padded[length], written, scale)
+            result = _kernel(rows.lined_up(piece), *padded[length], written, scale)
         else:
             result = torch.cat(
-                [_kernel(piece[:, h : h + 1].contiguous(), *(x[:, h : h + 1].contiguous() for x in padded[length]),
+                [_kernel(*(rows.lined_up(x[:, h : h + 1]) for x in (piece, *padded[length])),
                          written[:, h % written.shape[1]][:, None].contiguous(), scale) for h in range(heads)], 1
             )  # fmt: skip
         out.append(result[:, :, :count])
@@ -222,23 +251,25 @@ def _length(query: torch.Tensor, heads: int, queries: int, keys: int, dtype: tor
     return None
 
 
-def attend_in_blocks(softmax: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Give attention made of batched products and a softmax, for devices whose kernels are not looked into."""
+def attend_in_blocks(query, key, value, attn_mask, is_causal, scale, exp) -> torch.Tensor:
+    """Attend by batched products and a softmax, where the machine's kernel cannot be used; slower, and as invariant.
 
-    def function(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-        if dropout_p:
-            raise NotInvariant("row_invariant() has no attention dropout: call model.eval() first")
-        groups = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        shape = query.shape[:2]
-        scores = rows.batched(query.flatten(0, 1).float(), key.flatten(0, 1).float().transpose(1, 2)) * scale
-        scores = scores.unflatten(0, shape)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
-        probabilities = softmax(scores, -1, False)
-        return rows.batched(probabilities.flatten(0, 1), value.flatten(0, 1).float()).unflatten(0, shape).to(query.dtype)
-
-    return function
+    Parameters
+    ----------
+    query, key, value, attn_mask, is_causal, scale
+        As for `attend`.
+    exp : callable
+        The exponential to use.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1).flatten(0, 1).float() for x in (key, value))
+    shape = query.shape[:2]
+    scores = rows.batched(query.flatten(0, 1).float(), key.transpose(1, 2)).unflatten(0, shape)
+    scores *= query.shape[-1] ** -0.5 if scale is None else scale
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
+    probabilities, skipped = softmax(scores, -1, False, exp)
+    skip = [first for first in skipped for _ in range(shape[1])]
+    return rows.batched(probabilities.flatten(0, 1), value, skip).unflatten(0, shape).to(query.dtype)

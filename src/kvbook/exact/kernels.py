@@ -52,7 +52,20 @@ def no_gradients(operator: str, *tensors: torch.Tensor | None) -> None:
         )
 
 
-def random(shape: tuple[int, ...], like: torch.Tensor, seed: int) -> torch.Tensor:
-    """Draw normal numbers for a bitwise comparison of kernels, without touching the caller's random state."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
+def draw(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> torch.Tensor:
+    """Draw normal numbers in 32 bits on the host, without touching the caller's random state."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def pairs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pair the indices 0 to size - 1 at random; an odd one is left out.
+
+    Notes
+    -----
+    What is summed in 32 bits and then rounded to 16 hides nearly every difference between two orders of addition: it would
+    take a hundred thousand numbers to see one. So kernels are compared on sums that are zero, pair by pair: what is left is
+    the rounding error alone, and 16 bits hold all of its leading ones.
+    """
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    half = size // 2
+    return order[:half], order[half : 2 * half]

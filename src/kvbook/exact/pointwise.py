@@ -34,6 +34,7 @@ def _quantum(threads: int) -> int:
     return _TURN * math.lcm(*range(1, threads + 1))
 
 
+@functools.cache
 def pointwise(operator: str) -> Callable[..., torch.Tensor]:
     """Make a function of single elements independent of their places.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvbook.exact.kernels import base, key_of, random
+from kvbook.exact.kernels import base, draw, key_of, pairs
 
 TILE = 16
 # Below a tile: what a decode step would like to run on. Above: what keeps a prefill fast.
@@ -25,7 +25,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     return base("aten::mm", key)(x, weight) if bias is None else base("aten::addmm", key)(bias, x, weight)
 
 
-def _lined_up(x: torch.Tensor) -> torch.Tensor:
+def lined_up(x: torch.Tensor) -> torch.Tensor:
     """Give a contiguous tensor that begins at the beginning of a cache line."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % _LINE else x
@@ -52,12 +52,12 @@ class RowCounts:
         if count == self.tile:
             return True
         if count not in self.verdicts:
-            x = random((max(count, self.tile), weight.shape[0]), weight, seed=count)
-            pieces = [
-                torch.cat([_product(_lined_up(x[i : i + rows]), weight, bias) for i in range(0, len(x), rows)])
+            x, *others = _telling(max(count, self.tile), weight, bias)
+            reference, tried = (
+                torch.cat([_product(lined_up(x[i : i + rows]), *others) for i in range(0, len(x), rows)])
                 for rows in (self.tile, count)
-            ]
-            self.verdicts[count] = torch.equal(*pieces)
+            )
+            self.verdicts[count] = torch.equal(reference, tried)
         return self.verdicts[count]
 
     def plan(self, rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> list[tuple[int, int, int]]:
@@ -88,12 +88,31 @@ def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None) -> RowCounts:
     return found
 
 
+def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """Make a product of the shapes and strides at hand whose bits tell the order of its additions, see `pairs`."""
+    inner, columns = weight.shape
+    plus, minus = pairs(inner, seed=1)
+    x, other = draw((rows, inner), seed=2, scale=16), draw((inner, columns), seed=3, scale=16)
+    other[minus] = other[plus]
+    x[:, minus] = -x[:, plus]
+    if inner % 2:
+        x[:, torch.ones(inner, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0
+    # The same strides, and the same place within a line.
+    offset = weight.data_ptr() % _LINE // weight.element_size()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    matrix = weight.new_empty(offset + span).as_strided(weight.shape, weight.stride(), offset)
+    matrix.copy_(other)
+    # As small as what is left of the sum, so that when it is added makes a difference.
+    summand = None if bias is None else draw((columns,), seed=4, scale=4e-4).to(bias)
+    return x.to(weight), matrix, summand
+
+
 def _alike(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Tell whether a row has equal bits wherever in a tile it lies and whatever lies beside it."""
-    x = random((TILE, weight.shape[0]), weight, seed=0)
-    mixed = _product(x, weight, bias)
+    x, *others = _telling(TILE, weight, bias)
+    mixed = _product(x, *others)
     for place in (0, TILE // 2 + 1, TILE - 1):
-        repeated = _product(x[place].expand(TILE, -1).contiguous(), weight, bias)
+        repeated = _product(x[place].expand(TILE, -1).contiguous(), *others)
         if not torch.equal(repeated, mixed[place].expand(TILE, -1)):
             return False
     return True
@@ -120,11 +139,11 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
         return _product(x, weight, bias)
     pieces = _row_counts(weight, bias).plan(rows, weight, bias)
     if len(pieces) == 1 and pieces[0][1] == pieces[0][2]:
-        return _product(_lined_up(x), weight, bias)
+        return _product(lined_up(x), weight, bias)
     out = x.new_empty(rows, weight.shape[1])
     for start, count, size in pieces:
         if count == size:
-            piece = _lined_up(x[start : start + count])
+            piece = lined_up(x[start : start + count])
         else:
             piece = x.new_zeros(size, x.shape[1])
             piece[:count] = x[start : start + count]

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator
 import torch
 
 from kvbook.exact import alibi, attention, pointwise, rows
-from kvbook.exact.kernels import NotInvariant, base, no_gradients
+from kvbook.exact.kernels import NotInvariant, base, key_of, no_gradients
 
 # Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
 # quotients are rounded correctly wherever an element lies and need no help.
 _POINTWISE = (
-    "celu elu erf erfc erfinv exp exp2 expm1 gelu hardswish leaky_relu lgamma log log10 log1p log2 log_sigmoid logit "
-    "mish pow.Tensor_Scalar reciprocal rsqrt selu sigmoid silu sin cos tan sinh cosh asin acos atan asinh acosh atanh "
-    "softplus sqrt tanh"
-).split()
+    "celu", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "gelu", "hardswish", "leaky_relu", "lgamma",
+    "log", "log10", "log1p", "log2", "log_sigmoid", "logit", "mish", "pow.Tensor_Scalar", "reciprocal", "rsqrt",
+    "selu", "sigmoid", "silu", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
+    "softplus", "sqrt", "tanh",
+)  # fmt: skip
 
 # What adds up, or fuses an addition with a product, and is not made invariant here. `.out` variants of what is replaced
 # are what a compiler calls behind the replacement's back.
@@ -34,7 +35,9 @@ _REFUSED = re.compile(
     re.VERBOSE,
 )
 # Namespaces of other libraries whose operators compute: quantized products, fused kernels.
-_FOREIGN = re.compile(r"^(quantized|mkldnn|mkldnn_prepacked|mkl|mkldnn|fbgemm|torchao|bitsandbytes|torchvision|xformers|flash_attn)::")
+_FOREIGN = re.compile(
+    r"^(quantized|mkldnn|mkldnn_prepacked|mkl|fbgemm|torchao|bitsandbytes|torchvision|xformers|flash_attn)::"
+)
 
 
 class _State(threading.local):
@@ -116,6 +119,17 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arg
     return attention.attend(query, key, value, *arguments, **options)
 
 
+def _blocks(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
+) -> torch.Tensor:
+    """Attend on a device whose own kernel has not been looked into."""
+    no_gradients("scaled_dot_product_attention", query, key, value)
+    if dropout_p:
+        raise NotInvariant("row_invariant() has no attention dropout: call model.eval() first")
+    attention.check_heads(query, key, enable_gqa)
+    return attention.attend_in_blocks(query, key, value, attn_mask, is_causal, scale, base("aten::exp", key_of(query)))
+
+
 def _refusal(name: str) -> Callable[..., None]:
     def refuse(*_arguments: object, **_options: object) -> None:
         raise NotInvariant(
@@ -160,9 +174,11 @@ def _replacements(key: str) -> dict[str, Callable[..., object]]:
             if _exists(variant, key):
                 table[variant] = pointwise.in_place(function)
     else:
-        table["aten::scaled_dot_product_attention"] = attention.attend_in_blocks(softmax)
+        table["aten::scaled_dot_product_attention"] = _blocks
     for name in sorted(_names()):
-        if (_REFUSED.match(name) or _FOREIGN.match(name)) and name not in table and _exists(name, key):
+        refused = (_REFUSED.match(name) or _FOREIGN.match(name)) and name not in table
+        # Some, such as a matrix times a vector, have one kernel for all devices.
+        if refused and (_exists(name, key) or _exists(name, "CompositeExplicitAutograd")):
             table[name] = _refusal(name)
     return table
 
