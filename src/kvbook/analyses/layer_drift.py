@@ -1,13 +1,16 @@
 """Tables behind the chapter on issue 25420."""
 
+import itertools
+
 import pandas as pd
 
 from kvbook import agreement, fits
+from kvbook import mitigations as mitigations_of
 from kvbook.analyses.wording import DTYPES
 from kvbook.experiments import greedy_paths
 
-# The embedding cannot drift, and layer 1 is where drift begins: its attention is the first operation that sees the cache.
-# From layer 2 on, drift is carried along; what is behind the final norm has another scale.
+# The embedding cannot drift, and layer 1 only begins to: in 16 bits few or none of its elements differ.  From layer 2 on
+# there is drift to carry along; what comes after the final norm has another scale.
 FIRST_FITTED_LAYER = 2
 
 
@@ -87,7 +90,7 @@ def growth_table(drift: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratio_table(drift: pd.DataFrame) -> pd.DataFrame:
-    """Take the ratio of every dtype to every finer one, over the inner layers.
+    """Take the ratio of every dtype to the next finer one, over the inner layers.
 
     Returns
     -------
@@ -101,7 +104,7 @@ def ratio_table(drift: pd.DataFrame) -> pd.DataFrame:
             if (resampled := _fittable(part)) is not None:
                 series[dtype] = resampled
         names = sorted(series, key=agreement.UNIT_ROUNDOFF.__getitem__)
-        for fine, coarse in [(f, c) for i, f in enumerate(names) for c in names[i + 1 :]]:
+        for fine, coarse in itertools.pairwise(names):
             table.append(
                 {
                     "model": model,
@@ -134,7 +137,7 @@ def published_fits(published: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]
             fit = fits.growth_per_layer(rows["layer"].to_numpy(), rows["max_abs"].to_numpy())
             growth.append({"model": model, "dtype": dtype, "fit": fit})
         names = sorted(inner, key=agreement.UNIT_ROUNDOFF.__getitem__)
-        for fine, coarse in [(f, c) for i, f in enumerate(names) for c in names[i + 1 :]]:
+        for fine, coarse in itertools.pairwise(names):
             ratio = fits.geometric_mean_ratio(inner[coarse]["max_abs"].to_numpy(), inner[fine]["max_abs"].to_numpy())
             ratios.append({"model": model, "coarse": coarse, "fine": fine, "fit": ratio})
     return pd.DataFrame(growth), pd.DataFrame(ratios, columns=["model", "coarse", "fine", "fit"])
@@ -176,7 +179,8 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         ``model``, ``dtype``, ``method``, ``first_divergence`` (step, NaN when all tokens are equal), ``margin`` (of the
-        uncached logits at that step), ``steps`` compared, ``bits_equal_steps`` and ``final_cache_length``.
+        uncached logits at that step), ``steps`` compared, ``equal`` (all of them, and no fewer than without a cache),
+        ``bits_equal_steps`` and ``final_cache_length``.
     """
     table = []
     for (model, dtype), rows in greedy.groupby(["model", "dtype"], sort=False):
@@ -185,6 +189,8 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
             own = rows[rows["method"] == method].set_index("step").sort_index()
             step = agreement.first_divergence(uncached["token"].tolist(), own["token"].tolist())
             steps = min(len(uncached), len(own))
+            # A loop that ended early, at the model's context, cannot be called equal.
+            complete = steps == len(uncached)
             equal = own["logits_sha256"].iloc[:steps] == uncached["logits_sha256"].iloc[:steps]
             table.append(
                 {
@@ -194,6 +200,7 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
                     "first_divergence": step,
                     "margin": None if step is None else uncached["margin"].iloc[step],
                     "steps": steps,
+                    "equal": step is None and complete,
                     "bits_equal_steps": int(equal.sum()),
                     "final_cache_length": int(own["cache_length"].iloc[-1]),
                 }
@@ -202,22 +209,28 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
     return frame.astype({"first_divergence": "Float64", "margin": "Float64"})
 
 
+def _first_difference(row) -> str:
+    if row.equal:
+        return "equal"
+    return f"equal, ends at {row.steps}" if pd.isna(row.first_divergence) else f"step {row.first_divergence}"
+
+
 def divergence_grid(greedy: pd.DataFrame) -> pd.DataFrame:
     """Lay the first differing steps out for reading: a row a method, a column a model and dtype.
 
     Returns
     -------
     DataFrame
-        ``method``; for each model and dtype ``equal``, or ``step n`` for the first step whose token differs; and
-        ``cache length``, at the end, over all of them.
+        ``method``; ``cache length`` at the end, over all models and dtypes; and for each of these ``equal``, or ``step n``
+        for the first step whose token differs.
     """
     table = divergence_table(greedy)
-    said = table["first_divergence"].map(lambda step: "equal" if pd.isna(step) else f"step {int(step)}")
+    said = pd.Series([_first_difference(row) for row in table.itertuples()])
     column = table["model"] + ", " + table["dtype"].map(DTYPES)
     grid = table.assign(said=said, column=column).pivot(index="method", columns="column", values="said")
     grid = grid.loc[list(greedy_paths.METHODS[1:]), list(dict.fromkeys(column))]
     lengths = table.groupby("method")["final_cache_length"].agg(lambda held: ", ".join(map(str, sorted(set(held)))))
-    grid["cache length"] = lengths
+    grid.insert(0, "cache length", lengths)
     return grid.rename_axis(columns=None).reset_index()
 
 
@@ -227,28 +240,31 @@ def mitigation_table(mitigations: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``dtype``, ``variant``, ``drift_ratio``, ``decode_ratio``, ``full_ratio`` (each an `Estimate`); empty for a dtype in
-        which stock does not drift.
+        ``dtype``, ``variant``, ``equal_share`` (samples whose logits are equal bit for bit), ``drift_ratio``,
+        ``decode_ratio``, ``full_ratio`` (each an `Estimate`); no rows for a dtype in which stock does not drift.
     """
     table = []
     for dtype, rows in mitigations.groupby("dtype", sort=False):
-        if not (rows.loc[rows["variant"] == "stock", "logits_relative_rms"] > 0).any():
+        if not (rows.loc[rows["variant"] == mitigations_of.STOCK, "logits_relative_rms"] > 0).any():
             continue
-        for variant in rows["variant"].unique():
-            if variant != "stock":
+        for variant in mitigations_of.NAMES[1:]:
+            own = rows[rows["variant"] == variant]
+            if len(own):
                 table.append(
                     {
                         "dtype": dtype,
                         "variant": variant,
+                        "equal_share": fits.share(int((own["logits_relative_rms"] == 0).sum()), len(own)),
                         "drift_ratio": fits.paired_ratio(rows, "logits_relative_rms", variant, "stock"),
                         "decode_ratio": fits.paired_median_ratio(rows, "decode_s", variant, "stock"),
                         "full_ratio": fits.paired_median_ratio(rows, "full_s", variant, "stock"),
                     }
                 )
-    return pd.DataFrame(table, columns=["dtype", "variant", "drift_ratio", "decode_ratio", "full_ratio"])
+    columns = ["dtype", "variant", "equal_share", "drift_ratio", "decode_ratio", "full_ratio"]
+    return pd.DataFrame(table, columns=columns)
 
 
-GROWTH, RATIO = "growth a layer", "ratio of drift"
+GROWTH, RATIO = "growth a layer", "ratio of drift / ratio of unit roundoffs"
 
 
 def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
@@ -257,7 +273,8 @@ def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``quantity`` (growth a layer or ratio of drift), ``label``, ``estimate``, ``published``.
+        ``quantity`` (growth a layer; or ratio of drift between two dtypes over that of their unit roundoffs), ``label``,
+        ``estimate``, ``published``.
     """
     table = []
     whose = (*((fitted, "fit", True) for fitted in published_fits(published)),
@@ -266,8 +283,12 @@ def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
         for _, row in fitted.iterrows():
             is_ratio = "coarse" in fitted.columns
             dtypes = f"{DTYPES[row['coarse']]} / {DTYPES[row['fine']]}" if is_ratio else DTYPES[row["dtype"]]
-            label = f"{row['model'].split('/')[-1]}, {dtypes}"
-            table.append((RATIO if is_ratio else GROWTH, label, row[column], theirs))
+            label = f"{row['model'].split('/')[-1]}, {dtypes}{', published' if theirs else ''}"
+            estimate = row[column]
+            if is_ratio:
+                roundoffs = agreement.UNIT_ROUNDOFF[row["coarse"]] / agreement.UNIT_ROUNDOFF[row["fine"]]
+                estimate = fits.Estimate(*(end / roundoffs for end in (estimate.value, estimate.low, estimate.high)))
+            table.append((RATIO if is_ratio else GROWTH, label, estimate, theirs))
     return pd.DataFrame(table, columns=["quantity", "label", "estimate", "published"])
 
 
@@ -295,3 +316,43 @@ def drift_table(means: pd.DataFrame) -> pd.DataFrame:
     names = dict.fromkeys(depths, "logits") if len(set(depths)) == 1 else {}
     table.index = [names.get(layer, layer) for layer in table.index]
     return table.rename_axis("layer").reset_index()
+
+
+def mitigation_grid(mitigations: pd.DataFrame) -> pd.DataFrame:
+    """Lay `mitigation_table` out for reading, under a reader's column names."""
+    table = mitigation_table(mitigations)
+    return pd.DataFrame(
+        {
+            "mitigation": table["variant"],
+            "dtype": table["dtype"].map(DTYPES),
+            "drift / stock": table["drift_ratio"].map(lambda e: e.text("{:.2f}")),
+            "logits equal": table["equal_share"].map(lambda e: e.text("{:.0%}")),
+            "decode step / stock": table["decode_ratio"].map(lambda e: e.text("{:.2f}")),
+            "full pass / stock": table["full_ratio"].map(lambda e: e.text("{:.2f}")),
+        }
+    )
+
+
+def halves(drift: pd.DataFrame) -> pd.DataFrame:
+    """Fit the growth of the first and of the second half of the inner layers apart: one law would give equal halves.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``first``, ``second`` (growth a layer, as a fraction); series that `growth_table` has.
+    """
+    table = []
+    for (model, dtype), rows in drift.groupby(["model", "dtype"], sort=False):
+        if (series := _fittable(rows)) is not None and len(series.layers) >= 6:
+            middle = len(series.layers) // 2
+            first, second = (
+                fits.growth_per_layer(series.layers[part], series.mean[part]).value
+                for part in (slice(None, middle), slice(middle, None))
+            )
+            table.append({"model": model, "dtype": dtype, "first": first, "second": second})
+    return pd.DataFrame(table, columns=["model", "dtype", "first", "second"])
+
+
+def with_published(means: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+    """Put our means and the document's in one table, as they are drawn, told apart by a column ``published``."""
+    return pd.concat([means.assign(published=False), published.assign(published=True)], ignore_index=True)

@@ -4,6 +4,8 @@ Colour is the dtype; marker and line style tell whose numbers they are: filled a
 what the document published.
 """
 
+from collections.abc import Iterable
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from kvbook import agreement, fits
 from kvbook.analyses import layer_drift as analysis
@@ -31,20 +34,21 @@ def _hidden(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["place"] == "hidden") & (rows["layer"] > 0)].sort_values("layer")
 
 
-def _whose(ax: Axes, **where) -> None:
-    ax.legend(
-        handles=[
-            Line2D([], [], color=style.GREY, marker="o", linestyle="-", label="this run"),
-            Line2D([], [], color=style.GREY, marker="o", linestyle="--", markerfacecolor="white", label="published"),
-        ],
-        **where,
-    )
+def _whose(ax: Axes, dtypes: Iterable[str], **where) -> None:
+    """Say what colour and marker mean."""
+    handles = [Line2D([], [], color=DTYPE_COLOURS[d], linewidth=3, label=SHORT[d]) for d in dict.fromkeys(dtypes)]
+    handles += [
+        Line2D([], [], color=style.GREY, marker="o", linestyle="-", label="this run"),
+        Line2D([], [], color=style.GREY, marker="o", linestyle="--", markerfacecolor="white", label="published"),
+    ]
+    ax.legend(handles=handles, fontsize=9, **where)
 
 
 def _line(ax: Axes, x, y, dtype: str, published: bool, **more) -> None:
+    more = {"marker": "o", "markersize": 3.5, "linewidth": 1.2} | more
     ax.plot(
-        x, y, color=DTYPE_COLOURS[dtype], marker="o", markersize=3.5, linestyle="--" if published else "-",
-        markerfacecolor="white" if published else DTYPE_COLOURS[dtype], linewidth=1.2, **more,
+        x, y, color=DTYPE_COLOURS[dtype], linestyle="--" if published else "-",
+        markerfacecolor="white" if published else DTYPE_COLOURS[dtype], **more,
     )  # fmt: skip
 
 
@@ -72,41 +76,43 @@ def plot_absolute(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axe
                 ax.fill_between(
                     hidden["layer"], low, hidden["high"], color=DTYPE_COLOURS[dtype], alpha=0.2, linewidth=0
                 )
-            else:
-                end = hidden.iloc[-2]
-                ax.annotate(
-                    SHORT[dtype], (end["layer"], end["max_abs"]), xytext=(4, 3), textcoords="offset points",
-                    color=DTYPE_COLOURS[dtype], fontsize=9,
-                )  # fmt: skip
     ax.set(yscale="log", xlabel="hidden state after layer", ylabel="largest absolute difference")
     return ax
 
 
 def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[str], families: list[str]) -> Figure:
-    """Draw `plot_absolute` for each model, side by side on one axis of values."""
-    fig, axes = plt.subplots(1, len(models), sharey=True, squeeze=False, figsize=(style.WIDTH, 3.7))
-    for ax, model, family in zip(axes[0], models, families, strict=True):
+    """Draw `plot_absolute` for each model, one under the other, on one scale of values."""
+    fig, axes = plt.subplots(len(models), 1, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.4 + 2.9 * len(models)))
+    for ax, model, family in zip(axes[:, 0], models, families, strict=True):
         plot_absolute(means[means["model"] == model], published[published["family"] == family], ax)
-        ax.text(0.03, 0.97, model, transform=ax.transAxes, va="top", fontsize=10, fontweight="bold")
-        ax.label_outer()
-    _whose(axes[0][-1], loc="lower right")
+        ax.text(0.015, 0.97, model, transform=ax.transAxes, va="top", fontweight="bold")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _whose(axes[0, 0], means["dtype"], loc="center right")
     return fig
 
 
 def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axes:
     """Draw every series over its own geometric mean against depth, so that only the shape is left.
 
+    Layer 1, where drift begins, and the last one, after the final norm, are left out.
+
     Parameters and the axes as for `plot_absolute`; all models and families may be in the tables.
     """
     for rows, theirs in ((means, False), (published, True)):
-        for (_, dtype), series in rows.groupby(["model", "dtype"]):
-            hidden = _hidden(series)
-            depth = hidden["layer"].max()
-            inner = hidden[(hidden["layer"] < depth) & (hidden["max_abs"] > 0)]
-            if len(inner) > 2:
-                scale = np.exp(np.log(inner["max_abs"]).mean())
-                _line(ax, inner["layer"] / depth, inner["max_abs"] / scale, dtype, theirs, alpha=0.85)
+        for index, (_, of_model) in enumerate(rows.groupby("model", sort=False)):
+            for dtype, series in of_model.groupby("dtype"):
+                hidden = _hidden(series)
+                depth = hidden["layer"].max()
+                inner = hidden[(hidden["layer"] >= 2) & (hidden["layer"] < depth) & (hidden["max_abs"] > 0)]
+                if len(inner) > 2:
+                    scale = np.exp(np.log(inner["max_abs"]).mean())
+                    _line(
+                        ax, inner["layer"] / depth, inner["max_abs"] / scale, dtype, theirs, alpha=0.85,
+                        marker=style.MARKERS[index],
+                    )  # fmt: skip
     ax.set(yscale="log", xlabel="depth (layer / layers)", ylabel="drift / its geometric mean")
+    ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
     return ax
 
 
@@ -132,23 +138,22 @@ def plot_relative(means: pd.DataFrame, ax: Axes) -> Axes:
                 color=DTYPE_COLOURS[dtype], marker=style.MARKERS[model_index], markersize=3.5, linewidth=1.2,
                 linestyle=("-", ":")[model_index % 2],
             )  # fmt: skip
+    ax.axhline(1, color=style.GREY, linewidth=1, linestyle=":")
     ax.set(yscale="log", xlabel="depth (layer / layers)", ylabel="relative drift / unit roundoff")
     return ax
 
 
 def figure_scale_free(means: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Draw shape and relative drift side by side."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(style.WIDTH, 3.7))
-    plot_shape(means, published, left)
-    _whose(left, loc="upper left")
-    plot_relative(means, right)
-    models = list(dict.fromkeys(means["model"]))
+    """Draw shape and relative drift, one under the other."""
+    fig, (top, bottom) = plt.subplots(2, 1, figsize=(style.WIDTH, 6.2))
+    plot_shape(means, published, top)
+    _whose(top, means["dtype"], loc="lower right", ncols=2)
+    plot_relative(means, bottom)
     handles = [
         Line2D([], [], color=style.GREY, marker=style.MARKERS[i], linestyle=("-", ":")[i % 2], label=model)
-        for i, model in enumerate(models)
+        for i, model in enumerate(dict.fromkeys(means["model"]))
     ]
-    handles += [Line2D([], [], color=DTYPE_COLOURS[d], label=SHORT[d]) for d in dict.fromkeys(means["dtype"])]
-    right.legend(handles=handles, loc="best", fontsize=9)
+    bottom.legend(handles=handles, loc="best", fontsize=9)
     return fig
 
 
@@ -200,8 +205,9 @@ def figure_laws(laws: pd.DataFrame) -> Figure:
     plot_estimates(growth, top, reference=0.0, form="{:+.1%}")
     top.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
     top.set_xlabel(analysis.GROWTH)
-    plot_estimates(ratios, bottom)
-    bottom.set(xscale="log", xlabel=analysis.RATIO)
+    plot_estimates(ratios, bottom, reference=1.0, form="{:.2f}")
+    bottom.set_xlim(left=0)
+    bottom.set_xlabel(analysis.RATIO)
     return fig
 
 
@@ -234,7 +240,8 @@ def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> Axes:
     ax.pcolormesh(
         grid, cmap=ListedColormap(_STATE_COLOURS), norm=BoundaryNorm(range(5), 4), edgecolors="white", linewidth=0.5
     )
-    ax.set_yticks(np.arange(len(methods)) + 0.5, methods, fontsize=8)
+    # "cache, " begins all labels but one; without it they can be larger.
+    ax.set_yticks(np.arange(len(methods)) + 0.5, [method.removeprefix("cache, ") for method in methods], fontsize=9.5)
     ax.invert_yaxis()
     ax.grid(visible=False)
     return ax
@@ -244,57 +251,88 @@ def figure_greedy(greedy: pd.DataFrame) -> Figure:
     """Draw `plot_greedy` for every model and dtype, one under the other."""
     groups = list(greedy.groupby(["model", "dtype"], sort=False))
     fig, axes = plt.subplots(
-        len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.6 + 1.12 * len(groups))
+        len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.6 + 1.25 * len(groups))
     )
     for ax, ((model, dtype), rows) in zip(axes[:, 0], groups, strict=True):
         plot_greedy(rows, ax)
-        ax.set_title(f"{model}, {SHORT[dtype]}", loc="left", fontsize=9, pad=2)
+        ax.set_title(f"{model}, {SHORT[dtype]}", loc="left", fontsize=10, pad=2)
     axes[-1, 0].set_xlabel("decoding step")
     handles = [
         plt.Rectangle((0, 0), 1, 1, facecolor=c, edgecolor="#444444", linewidth=0.5, label=s)
         for s, c in zip(_STATES, _STATE_COLOURS, strict=True)
     ]
-    fig.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=8.5)
+    fig.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=9.5)
     return fig
 
 
-def plot_mitigations(table: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the drift of each mitigation against its decode time, both over stock's.
+def plot_cache_lengths(greedy: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw how many positions the cache holds after every step, for each method, of one model and dtype.
+
+    Parameters
+    ----------
+    greedy : DataFrame
+        Rows of the experiment ``greedy_paths``, one model and dtype.
+    ax : Axes
+        Where to draw.
+    """
+    for method, colour, line in (
+        ("cache, as posted", style.VERMILION, "-"),
+        ("cache, last token", style.BLUE, "-"),
+        (greedy_paths.GENERATE, style.BLACK, ":"),
+    ):
+        own = greedy[greedy["method"] == method].sort_values("step")
+        ax.plot(own["step"], own["cache_length"], color=colour, linestyle=line, label=method.removeprefix("cache, "))
+    ax.set(xlabel="decoding step", ylabel="positions in the cache")
+    ax.legend()
+    return ax
+
+
+def figure_cache_lengths(greedy: pd.DataFrame) -> Figure:
+    """Draw `plot_cache_lengths` for the first model and dtype; lengths depend on the prompt's tokens alone."""
+    first = greedy.iloc[0]
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 2.9))
+    plot_cache_lengths(greedy[(greedy["model"] == first["model"]) & (greedy["dtype"] == first["dtype"])], ax)
+    return fig
+
+
+def plot_mitigation(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
+    """Draw one quantity of every mitigation over stock's, a row a mitigation.
 
     Parameters
     ----------
     table : DataFrame
         From `analyses.layer_drift.mitigation_table`.
+    column : str
+        A column of estimates.
     ax : Axes
         Where to draw.
     """
-    for dtype, rows in table.groupby("dtype", sort=False):
-        for row in rows.itertuples():
-            number = list(dict.fromkeys(table["variant"])).index(row.variant)
-            drift, time = row.drift_ratio, row.decode_ratio
+    variants = list(dict.fromkeys(table["variant"]))
+    dtypes = list(dict.fromkeys(table["dtype"]))
+    for shift, (dtype, marker) in enumerate(zip(dtypes, style.MARKERS, strict=False)):
+        for row in table[table["dtype"] == dtype].itertuples():
+            estimate: fits.Estimate = getattr(row, column)
             ax.errorbar(
-                time.value, drift.value,
-                xerr=[[time.value - time.low], [time.high - time.value]],
-                yerr=[[drift.value - drift.low], [drift.high - drift.value]],
-                color=DTYPE_COLOURS[dtype], fmt=style.MARKERS[number], markersize=6, linewidth=1,
+                estimate.value, variants.index(row.variant) + 0.24 * (shift - (len(dtypes) - 1) / 2),
+                xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
+                color=DTYPE_COLOURS[dtype], fmt=marker, label=SHORT[dtype],
             )  # fmt: skip
-    ax.axhline(1, color=style.GREY, linewidth=1, linestyle=":")
     ax.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
-    ax.set(xlabel="time of a decode step / stock", ylabel="relative drift of the logits / stock")
-    ax.set_ylim(bottom=min(-0.05, ax.get_ylim()[0]))
-    handles = [
-        Line2D([], [], color=style.GREY, marker=style.MARKERS[i], linestyle="", label=name)
-        for i, name in enumerate(dict.fromkeys(table["variant"]))
-    ]
-    handles += [
-        Line2D([], [], color=DTYPE_COLOURS[d], linewidth=3, label=SHORT[d]) for d in dict.fromkeys(table["dtype"])
-    ]
-    ax.legend(handles=handles, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.set_yticks(range(len(variants)), variants)
+    ax.set_ylim(len(variants) - 0.4, -0.6)
+    ax.set_xlim(left=min(0, ax.get_xlim()[0]))
+    ax.grid(axis="y", visible=False)
     return ax
 
 
 def figure_mitigations(table: pd.DataFrame) -> Figure:
-    """Draw `plot_mitigations` on a figure of its own."""
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 3.6))
-    plot_mitigations(table, ax)
+    """Draw drift and time of a decode step under each mitigation, one under the other."""
+    fig, (top, bottom) = plt.subplots(2, 1, figsize=(style.WIDTH, 5.2))
+    plot_mitigation(table, "drift_ratio", top).set_xlabel("relative drift of the logits / stock")
+    plot_mitigation(table, "decode_ratio", bottom).set_xlabel("time of a decode step / stock")
+    handles = [
+        Line2D([], [], color=DTYPE_COLOURS[d], marker=m, linestyle="", label=SHORT[d])
+        for d, m in zip(dict.fromkeys(table["dtype"]), style.MARKERS, strict=False)
+    ]
+    top.legend(handles=handles, loc="best")
     return fig
