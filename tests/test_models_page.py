@@ -61,7 +61,8 @@ def test_the_texts_pieces_make_the_text(run):
 
 
 def test_all_stands_for_every_family_and_nothing_for_none():
-    assert greedy_samples.names(ModelsSettings()) == list(registry.families())
+    assert greedy_samples.names(ModelsSettings(weights="hub")) == list(registry.families())
+    assert greedy_samples.names(ModelsSettings()) == analysis.shipped()
     assert greedy_samples.names(ModelsSettings.checked(model="gpt2, mpt,gpt2")) == ["gpt2", "mpt"]
     with pytest.raises(UserError, match="names no model"):
         greedy_samples.run(ModelsSettings.checked(model=" , "))

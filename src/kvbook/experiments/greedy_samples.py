@@ -12,16 +12,20 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import fingerprint, machine, progress, records
+from kvbook import fingerprint, machine, paths, progress, records
 from kvbook.errors import UserError
 from kvbook.models import loading, placement, registry
 from kvbook.settings import ModelsSettings
 
 
 def names(settings: ModelsSettings) -> list[str]:
-    """List what the settings' `model` stands for, each once."""
+    """List what the settings' `model` stands for, each once; of the stand-ins, all that ship."""
     if settings.model == "all":
-        return list(registry.families())
+        return [
+            name
+            for name in registry.families()
+            if settings.weights != "stand-in" or (paths.STANDINS / name / "config.json").is_file()
+        ]
     return list(dict.fromkeys(name.strip() for name in settings.model.split(",") if name.strip()))
 
 

@@ -1,6 +1,6 @@
 """The figure of the page on the models: how the stand-ins learned.
 
-Colour and line style are the family; the Llama-like ones share a colour.  A masked language model's loss is another
+Colour and line style together are the family; the Llama-like ones share a colour.  A masked language model's loss is another
 quantity, so its line is thin.
 """
 
@@ -84,16 +84,20 @@ def plot_curves(curves: pd.DataFrame, scores: pd.DataFrame, ax: Axes) -> Axes:
         )  # fmt: skip
         family = rows["family"].iloc[0]
         score = scores.loc[scores["family"] == family, "model"].iloc[0]
-        ax.plot([last * 1.25], [score], marker="o", markersize=4, color=colour, markerfacecolor=colour, clip_on=False)
-        ends.append((score, f"{family}{' (masked)' if masked else ''}", colour))
+        ax.plot([last * 1.25], [score], marker="o", markersize=4, color=colour, clip_on=False)
+        ends.append((score, family, colour, line))
     # Apart by a line of text: log of the axis' height over the number of such lines in it.
     low, high = ax.get_ylim()
-    places = spread(np.log([score for score, _, _ in ends]), np.log(high / low) / 17)
-    for (score, label, colour), place in zip(ends, places, strict=True):
+    places = spread(np.log([score for score, *_ in ends]), np.log(high / low) / 18)
+    for (score, label, colour, line), place in zip(ends, places, strict=True):
+        # The leader is drawn as the family's curve is, so that it is the curve's key too.
         ax.annotate(
-            label, (last * 1.3, score), xytext=(last * 1.75, np.exp(place)), textcoords="data", color=colour,
+            label, (last * 1.25, score), xytext=(last * 2.3, np.exp(place)), textcoords="data", color=colour,
             fontsize=9.5, va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2},
+            arrowprops={
+                "arrowstyle": "-", "color": colour, "linewidth": 1.2, "linestyle": line, "relpos": (0, 0.5),
+                "shrinkA": 2, "shrinkB": 4,
+            },
         )  # fmt: skip
     ax.set_yticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
     ax.set_yticks([], minor=True)
