@@ -25,6 +25,7 @@ ORDER = (
     "exact",
     "mitigations",
     "agreement",
+    "replay",
     "timing",
     "memory",
     "machine",

@@ -106,6 +106,34 @@ def decision(reference: torch.Tensor, other: torch.Tensor) -> Decision:
     )
 
 
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits_equal(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Compare two floating-point tensors bit by bit: 0 and -0 differ, and a NaN equals itself.
+
+    Parameters
+    ----------
+    reference, other : Tensor, shape (...)
+        Of one shape and dtype.
+
+    Returns
+    -------
+    Tensor of bool, shape (...)
+
+    Raises
+    ------
+    ValueError
+        When shapes or dtypes differ.
+    """
+    if reference.shape != other.shape or reference.dtype != other.dtype:
+        raise ValueError(
+            f"{tuple(reference.shape)} {reference.dtype} cannot equal {tuple(other.shape)} {other.dtype} bit by bit"
+        )
+    integers = _BITS[reference.dtype.itemsize]
+    return reference.contiguous().view(integers) == other.contiguous().view(integers)
+
+
 def first_divergence(reference: list[int], other: list[int]) -> int | None:
     """Give the index of the first token that differs, or None when the shorter list is a prefix of the longer.
 

@@ -6,16 +6,21 @@ from typing import Any
 from kvbook import records
 from kvbook.errors import UserError
 from kvbook.experiments import (
+    attention_forms,
+    cache_factorial,
     first_layer,
+    gemm_map,
     greedy_paths,
     greedy_samples,
     layer_drift,
+    length_sweep,
     mitigations,
+    operation_replay,
     prompt_reuse,
     seams,
     split_keys,
 )
-from kvbook.settings import LayerDriftSettings, ModelsSettings, PromptReuseSettings, Settings
+from kvbook.settings import LayerDriftSettings, ModelsSettings, PromptReuseSettings, Settings, WhereDriftBeginsSettings
 
 EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]]] = {
     "layer_drift": (LayerDriftSettings, layer_drift.run),
@@ -26,6 +31,11 @@ EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]
     "first_layer": (PromptReuseSettings, first_layer.run),
     "prompt_reuse": (PromptReuseSettings, prompt_reuse.run),
     "seams": (PromptReuseSettings, seams.run),
+    "operation_replay": (WhereDriftBeginsSettings, operation_replay.run),
+    "gemm_map": (WhereDriftBeginsSettings, gemm_map.run),
+    "length_sweep": (WhereDriftBeginsSettings, length_sweep.run),
+    "attention_forms": (WhereDriftBeginsSettings, attention_forms.run),
+    "cache_factorial": (WhereDriftBeginsSettings, cache_factorial.run),
 }
 
 

@@ -1,0 +1,307 @@
+"""What the chapter on where drift begins says in words: captions, and the numbers of its prose."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from kvbook.analyses import where_drift_begins as tables
+from kvbook.analyses import wording
+from kvbook.analyses.wording import DTYPES
+from kvbook.experiments import attention_forms, cache_factorial, operation_replay
+from kvbook.records import Run
+
+# A list of more lengths than these says less than their number.
+_MOST_LENGTHS = 12
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The chapter's runs.
+
+    Attributes
+    ----------
+    replayed, mapped, swept, attention, factorial : Run
+        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``, ``cache_factorial``.
+    """
+
+    replayed: Run
+    mapped: Run
+    swept: Run
+    attention: Run
+    factorial: Run
+
+
+def _hardware(run: Run) -> str:
+    """Name the hardware without its number of threads, where these are part of the measurement."""
+    about = run.about["machine"]
+    name = about["processor"] if about["device"] == "cpu" else about["device_name"]
+    return f"{name}, torch {about['torch']}"
+
+
+def captions(runs: Runs) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
+
+    Parameters
+    ----------
+    runs : Runs
+        The chapter's runs.
+
+    Returns
+    -------
+    dict
+        By name: ``name``, ``caption`` and, for a figure, ``alt``.
+    """
+    asked = runs.replayed.about["settings"]
+    replayed = (
+        f"{wording.models(runs.replayed)}; {asked['n_replayed']} samples of {asked['n_tokens']} tokens of "
+        f"{wording.corpus(runs.replayed)}; {wording.machine(runs.replayed)}"
+    )
+    first = runs.replayed.rows.iloc[0]
+    gemm, keys = runs.mapped.about["settings"], runs.attention.about["settings"]
+    texts = (
+        f"{wording.models(runs.factorial)}; {wording.samples(runs.factorial)}, and one token more; "
+        f"{wording.machine(runs.factorial)}"
+    )
+    said = {
+        "fig-operations": (
+            f"Every operation of {first['model']} ({first['attention']} attention), layer by layer, in order of execution. "
+            "By itself: other bits although every input has the full pass's bits, for the last row alone or for all rows "
+            "but the last. Handed: other bits in the real decode step only. Cells right of the layers are behind them. "
+            f"{replayed}.",
+            "Three maps, one a dtype, of operations against layers; which operations differ by themselves is coloured dark.",
+        ),
+        "fig-kinds": (
+            "Share of operations, by kind, whose result has other bits than in the full pass although their inputs have the "
+            f"full pass's bits. Left or above: the last row alone; right or below: all rows but the last. {replayed}.",
+            "Maps of kinds of operation against models, one a dtype and pass, each cell with its share.",
+        ),
+        "tab-first-difference": (
+            "First operation of a real decode step (prefill of all tokens but the last, then the last) whose result has "
+            f"other bits than the full pass's row. {replayed}.",
+            "",
+        ),
+        "fig-gemm-map": (
+            f"One matrix product of {gemm['max_rows']} rows and {gemm['outer_size']} columns, in random numbers: computed "
+            f"for its first rows only, does it give them the bits that it gives them among {gemm['max_rows']}? "
+            f"No model; one draw a cell; {_hardware(runs.mapped)}.",
+            "Strips of the number of rows against the inner size, one block a dtype and number of threads: which numbers of "
+            "rows give other bits is coloured dark.",
+        ),
+        "fig-lengths": (
+            "One text cut at every length: prefix + last token against the full pass. Hatched: the prefix's keys and values "
+            "already differ from the full pass's; plain blue: they are equal, and the last token's own pass differs. "
+            f"{wording.models(runs.swept)}; one text of {wording.corpus(runs.swept)}; {wording.machine(runs.swept)}.",
+            "Strips against the number of tokens, one an attention implementation and dtype: where bits are equal the strip "
+            "is light.",
+        ),
+        "tab-lengths": (
+            "At how many lengths the last token's logits on a cache have the full pass's bits, and the prefill's keys and "
+            f"values those of the full pass. {wording.models(runs.swept)}; one text of {wording.corpus(runs.swept)}; "
+            f"{wording.machine(runs.swept)}.",
+            "",
+        ),
+        "fig-attention-forms": (
+            "Share of rows that have the bits of the causal pass over all rows, for each way to compute these rows from "
+            "equal numbers: light is all, 0 is none, a dot is some. Hidden keys: masked positions behind the last key, as a "
+            "static cache has them. One more row behind: the rows before it are compared. No model: random numbers, "
+            f"{attention_forms.DRAWS} draws of {attention_forms.HEADS} heads of {attention_forms.HEAD_DIM}, "
+            f"{min(keys['key_lengths'])} to {max(keys['key_lengths'])} keys; {wording.machine(runs.attention)}.",
+            "Maps of forms of the attention against the number of keys, one a kernel and dtype: dark where no row has equal "
+            "bits.",
+        ),
+        "fig-factorial": (
+            "Relative drift of the last token's logits from the full pass, by who wrote the keys and values that it reads "
+            "and by how it is run: alone, or among all rows. Mean and 95 % interval (bootstrap over files). "
+            f"{texts}.",
+            "Points with intervals for three sources of the cache and two ways to run the last token, one panel a dtype and "
+            "length.",
+        ),
+        "tab-factorial": (
+            "Relative drift of the last token's logits over the unit roundoff, mean with 95 % interval (bootstrap over files), "
+            "and what is enough for the logits of some sample to differ in a bit. One row alone: the last token by itself on "
+            "the full pass's own keys and values; prefill's or decoded cache alone: the last token among all rows. "
+            f"{texts}.",
+            "",
+        ),
+    }
+    return {
+        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
+        for name, (caption, alt) in said.items()
+    }
+
+
+def first_table(replayed: pd.DataFrame) -> pd.DataFrame:
+    """Lay `analyses.where_drift_begins.first_differences` out for reading."""
+    table = tables.first_differences(replayed)
+    return pd.DataFrame(
+        {
+            "model": table["model"],
+            "attention": table["attention"],
+            "dtype": table["dtype"].map(DTYPES),
+            "samples that differ": [f"{row.differing} of {row.samples}" for row in table.itertuples()],
+            "first operation": table["first"],
+            "because of": table["cause"],
+        }
+    )
+
+
+def _by_kind(shares: pd.DataFrame, name: str) -> str:
+    """Write the share of differing calls by dtype and kind, over all models."""
+    parts = []
+    for dtype, rows in shares[shares["pass"] == name].groupby("dtype", sort=False):
+        sums = rows.groupby("kind", sort=False)[["differing", "calls"]].sum()
+        said = [f"{row.Index} {row.differing / row.calls:.0%}" for row in sums.itertuples() if row.differing]
+        parts.append(f"{DTYPES[dtype]}: {', '.join(said) or 'none'}")
+    return "; ".join(parts)
+
+
+def lengths_table(swept: pd.DataFrame, n_tokens: int) -> pd.DataFrame:
+    """Count the lengths at which bits are equal, and say what happens at the texts' length and at one token more.
+
+    Parameters
+    ----------
+    swept : DataFrame
+        Rows of the experiment ``length_sweep``.
+    n_tokens : int
+        The texts' length.
+    """
+    table = []
+    for (attention, dtype), rows in tables.sweep_states(swept).groupby(["attention", "dtype"], sort=False):
+        states = rows.set_index("n_tokens")["state"]
+        differing = list(states.index[states != tables.EQUAL])
+        table.append(
+            {
+                "attention": attention,
+                "dtype": DTYPES[dtype],
+                "logits equal": f"{len(rows) - len(differing)} of {len(rows)}",
+                "lengths that differ": tables.runs_of_numbers(differing) if len(differing) <= _MOST_LENGTHS else "many",
+                "prefill equal": f"{int(rows['cache_equal'].sum())} of {len(rows)}",
+                f"at {n_tokens} tokens": states.get(n_tokens, "not measured"),
+                f"at {n_tokens + 1} tokens": states.get(n_tokens + 1, "not measured"),
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
+    """Lay the factorial out for reading: each of the two alone, both, and keys and values from decoding."""
+    decoded = tables.factorial_table(factorial)
+    decoded = decoded[
+        (decoded["cache"] == cache_factorial.DECODE) & (decoded["query"] == cache_factorial.ALL_ROWS)
+    ].set_index(["dtype", "n_tokens"])["drift"]
+    return pd.DataFrame(
+        {
+            "dtype": DTYPES[row.dtype],
+            "tokens": row.n_tokens,
+            "one row alone": row.query.text("{:.2f}"),
+            "prefill's cache alone": row.cache.text("{:.2f}"),
+            "both": row.both.text("{:.2f}"),
+            "decoded cache alone": decoded[row.dtype, row.n_tokens].text("{:.2f}"),
+            "enough for a difference": row.fault,
+        }
+        for row in tables.whose_fault(factorial).itertuples()
+    )
+
+
+def _share(attention: pd.DataFrame, form: str) -> str:
+    """Write the share of equal rows of a form by dtype: from the kernel with the least to that with the most."""
+    rows = attention[attention["form"] == form]
+    sums = rows.groupby(["dtype", "kernel"], sort=False)[["equal_rows", "compared_rows"]].sum()
+    shares = sums["equal_rows"] / sums["compared_rows"]
+    parts = []
+    for dtype, of in shares.groupby("dtype", sort=False):
+        ends = dict.fromkeys(f"{end:.1%}" for end in (of.min(), of.max()))
+        parts.append(f"{DTYPES[dtype]} {' to '.join(ends)}")
+    return "; ".join(parts)
+
+
+def numbers(runs: Runs) -> dict[str, str]:
+    """Write every number that the chapter's prose quotes, by its glue key."""
+    return {
+        **_of_replay(runs.replayed.rows),
+        **_of_gemm(runs.mapped.rows),
+        **_of_lengths(runs.swept.rows, runs.factorial.about["settings"]["n_tokens"]),
+        **_of_attention(runs.attention.rows),
+        **_of_factorial(runs.factorial.rows),
+    }
+
+
+def _of_replay(replayed: pd.DataFrame) -> dict[str, str]:
+    shares = tables.kind_shares(replayed)
+    on_equal = replayed[replayed["pass"] != operation_replay.REAL]
+    again = on_equal[on_equal["pass"] == operation_replay.ALL]
+    unequal = tables.inputs_unequal(replayed)
+    differing = shares.groupby("kind", sort=False)["differing"].sum()
+    chunks = [
+        name for name in dict.fromkeys(shares["pass"])
+        if name.startswith("last ") and name != operation_replay.last(1)
+    ]  # fmt: skip
+    return {
+        "replayed_calls": f"{on_equal['calls'].sum():,}",
+        "inputs_equal": f"{int(on_equal.loc[on_equal['inputs_equal'] == 1, 'calls'].sum()):,}",
+        "inputs_unequal": "; ".join(f"{row.model}, {row.operation}" for row in unequal.itertuples()) or "none",
+        "again": f"{int(again['differing_calls'].sum())} of {again['calls'].sum():,}",
+        "own_one_row": _by_kind(shares, operation_replay.last(1)),
+        "own_chunks": " — ".join(f"{name} rows: {_by_kind(shares, name)}" for name in chunks) or "not measured",
+        "own_prefill": _by_kind(shares, operation_replay.PREFILL),
+        "never": ", ".join(kind for kind, count in differing.items() if not count) or "none",
+    }
+
+
+def _of_gemm(mapped: pd.DataFrame) -> dict[str, str]:
+    states = tables.gemm_states(mapped)
+    said = []
+    for (dtype, threads), rows in states.groupby(["dtype", "threads"], sort=False):
+        lists = {
+            tables.runs_of_numbers(list(of.loc[of["state"] != tables.ALL_EQUAL, "rows"])) or "none"
+            for _, of in rows.groupby("inner_size")
+        }
+        listed = lists.pop() if len(lists) == 1 else "other ones for each inner size"
+        said.append(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}: {listed}")
+    moved = [
+        DTYPES[dtype]
+        for dtype, rows in states.groupby("dtype", sort=False)
+        if rows.groupby(["inner_size", "rows"])["state"].nunique().max() > 1
+    ]
+    return {
+        "gemm": "; ".join(said),
+        "gemm_threads": f"changes it in {', '.join(moved)}" if moved else "changes it in no dtype",
+    }
+
+
+def _of_lengths(swept: pd.DataFrame, n_tokens: int) -> dict[str, str]:
+    by_dtype = [
+        f"{DTYPES[dtype]} {int(rows['logits_equal'].sum())} of {len(rows)}"
+        for dtype, rows in swept.groupby("dtype", sort=False)
+    ]
+    return {
+        "lengths": "; ".join(by_dtype),
+        "prefill_lengths": f"{int(swept['cache_equal'].sum())} of {len(swept)}",
+        "document_length": f"{n_tokens}",
+    }
+
+
+def _of_attention(attention: pd.DataFrame) -> dict[str, str]:
+    changed = attention[attention["equal_rows"] < attention["compared_rows"]]
+    ratios = changed["form_error"] / changed["reference_error"]
+    return {
+        "attention_one": _share(attention, "1 row, no mask"),
+        "attention_mask": _share(attention, "all rows, boolean mask"),
+        "attention_hidden": _share(attention, "all rows, 64 hidden keys"),
+        "attention_behind": _share(attention, "one more row behind"),
+        "attention_error": (
+            f"{ratios.median():.2f} (from {ratios.min():.2f} to {ratios.max():.2f})"
+            if len(ratios)
+            else "not defined: none differ"
+        ),
+    }
+
+
+def _of_factorial(factorial: pd.DataFrame) -> dict[str, str]:
+    faults = tables.whose_fault(factorial)
+    table = tables.factorial_table(factorial)
+    reference = table[(table["cache"] == cache_factorial.FULL) & (table["query"] == cache_factorial.ALL_ROWS)]
+    return {
+        "fault": "; ".join(f"{DTYPES[row.dtype]}, {row.n_tokens} tokens: {row.fault}" for row in faults.itertuples()),
+        "fault_control": f"{int(reference['equal'].sum())} of {int(reference['samples'].sum())}",
+    }

@@ -1,0 +1,190 @@
+"""Whose fault is the drift: that of the keys and values in the cache, or that of the new token's own pass.
+
+Keys and values of the prefix come from the full pass, from a prefill, or from decoding token by token; the last token runs
+on top of them alone, or together with all other rows, in products of the full pass's shape.  Each text is scored at the
+settings' length and at one token more, since a kernel that works in blocks may tell the two apart.  Rows, one a (model,
+dtype, sample, length, source of the cache, query): see ``data/README.md``.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache
+
+from kvbook import agreement, corpus, fingerprint, machine, passes, progress, records
+from kvbook.experiments import operation_replay
+from kvbook.models import loading
+from kvbook.settings import WhereDriftBeginsSettings
+
+FULL, PREFILL, DECODE = "full pass", "prefill", "decode"
+SOURCES = (FULL, PREFILL, DECODE)
+ONE_ROW, ALL_ROWS = "one row", "all rows"
+
+
+class GivenCache(DynamicCache):
+    """A cache that answers with another one's keys and values for the prefix, and with the caller's own for the last row.
+
+    Parameters
+    ----------
+    prefix : Cache
+        Of all tokens but the last; left as it is.
+    """
+
+    def __init__(self, prefix: Cache) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args, **_kwargs):
+        """Give prefix and last row, whatever keys and values the other rows have made.
+
+        Parameters
+        ----------
+        key_states, value_states : Tensor, shape (1, heads, seq_len, head_dim)
+            Of all rows.
+        layer_idx : int
+            The layer.
+
+        Returns
+        -------
+        tuple of Tensor
+            Keys and values, of the shapes given.
+        """
+        layer = self._prefix.layers[layer_idx]
+        return tuple(
+            torch.cat([held, own[..., held.shape[-2] :, :]], dim=-2)
+            for held, own in ((layer.keys, key_states), (layer.values, value_states))
+        )
+
+
+def caches(model: passes.PreTrainedModel, ids: torch.Tensor) -> dict[str, Cache]:
+    """Write the keys and values of all tokens but the last in three ways.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+
+    Returns
+    -------
+    dict
+        By `SOURCES`.
+    """
+    prefix = ids[:, :-1]
+    full = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    full.crop(-1)
+    decoded = passes.prefill(model, prefix[:, :1])
+    for position in range(1, prefix.shape[1]):
+        model(prefix[:, position : position + 1], past_key_values=decoded, use_cache=True)
+    return {FULL: full, PREFILL: passes.prefill(model, prefix), DECODE: decoded}
+
+
+def query(model: passes.PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) -> passes.LastToken:
+    """Run the last token on a cache, alone or among all rows.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    cache : Cache
+        Of all tokens but the last; left as it is.
+    rows : str
+        `ONE_ROW` or `ALL_ROWS`.
+    """
+    if rows == ONE_ROW:
+        return passes.decode(model, ids[:, -1:], copy.deepcopy(cache))
+    return passes.decode(model, ids, GivenCache(cache))
+
+
+def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Score one text's last token in all six ways and hold each against the full pass.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    """
+    reference = passes.full_pass(model, ids)
+    written = caches(model, ids)
+    for source, cache in written.items():
+        held, expected = (_flat(which) for which in (cache, written[FULL]))
+        of_cache = agreement.drift(expected, held)
+        for rows in (ONE_ROW, ALL_ROWS):
+            found = query(model, ids, cache, rows)
+            logits = agreement.drift(reference.logits.cpu(), found.logits.cpu())
+            decision = agreement.decision(reference.logits.cpu(), found.logits.cpu())
+            yield {
+                "cache": source,
+                "query": rows,
+                "cache_relative_rms": of_cache.relative_rms.item(),
+                "cache_differing_share": of_cache.differing_share.item(),
+                "max_abs": logits.max_abs.item(),
+                "relative_rms": logits.relative_rms.item(),
+                "differing_share": logits.differing_share.item(),
+                "kl_nats": decision.kl_nats,
+                "top1_flip": int(decision.top1_flip),
+            }
+
+
+def _flat(cache: Cache) -> torch.Tensor:
+    return torch.cat([states.flatten().cpu() for layer in cache.layers for states in (layer.keys, layer.values)])
+
+
+def run(settings: WhereDriftBeginsSettings) -> records.Run:
+    """Measure the factorial on the settings' first model, or read the rows.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    model = operation_replay.identities(settings.model_copy(update={"families": ()}))[0]
+    longer = settings.model_copy(update={"n_tokens": settings.n_tokens + 1})
+    loading.check_length(model, longer.n_tokens)
+    operation_replay.check_corpus(longer, [model["asked_for"]], settings.n_samples)
+    made_of = {
+        "settings": settings.model_dump(
+            mode="json", include={"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}
+        ),
+        "source": fingerprint.of_source([__name__]),
+        "models": [model],
+        "corpus": corpus.describe(settings.corpus),
+        "machine": machine.describe(settings.device),
+    }
+    return records.run(
+        "cache_factorial", made_of, lambda writer: _measure(settings, model, writer), note={"commit": machine.commit()}
+    )
+
+
+def _measure(settings: WhereDriftBeginsSettings, model: dict[str, Any], writer: records.Writer) -> None:
+    for dtype in settings.dtypes:
+        loaded = loading.load(
+            model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
+        )
+        samples = corpus.samples(settings.corpus, loaded.tokenizer, settings.n_samples, settings.n_tokens + 1)
+        for sample in progress.track(samples, settings.n_samples, f"whose fault, {dtype}: sample"):
+            unit = f"{dtype}|{sample.index}"
+            if unit in writer.done:
+                continue
+            about = {
+                "model": loaded.name,
+                "weights": loaded.weights,
+                "dtype": dtype,
+                "sample": sample.index,
+                "source": sample.source,
+            }
+            ids = torch.tensor([sample.ids], device=loaded.model.device)
+            with torch.inference_mode():
+                rows = [
+                    about | {"n_tokens": length} | row
+                    for length in (ids.shape[1] - 1, ids.shape[1])
+                    for row in compare(loaded.model, ids[:, :length])
+                ]
+            writer.append(unit, rows)

@@ -1,0 +1,87 @@
+"""The map of one matrix product: with how many rows it gives a row the bits that it gives it among the most rows.
+
+Rows, one a (dtype, threads, inner size, number of rows): see ``data/README.md``.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from kvbook import agreement, fingerprint, machine, progress, records
+from kvbook.models import placement
+from kvbook.settings import WhereDriftBeginsSettings
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads of the CPU within a ``with`` block; for the whole process, so not safe in threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) -> Iterator[dict[str, Any]]:
+    """Multiply the first 1, 2, ... rows and hold every row against the product of all.
+
+    Parameters
+    ----------
+    x : Tensor, shape (max_rows, inner_size)
+        The rows.
+    weight : Tensor, shape (outer_size, inner_size)
+        As of a linear layer.
+    product : callable
+        What is mapped.
+    """
+    everything = product(x, weight)
+    for rows in range(1, len(x) + 1):
+        equal = agreement.bits_equal(everything[:rows], product(x[:rows], weight)).all(-1)
+        yield {"rows": rows, "first_row_equal": int(equal[0]), "equal_rows": int(equal.sum())}
+
+
+def run(settings: WhereDriftBeginsSettings) -> records.Run:
+    """Map the product for every dtype, number of threads and inner size, or read the rows.
+
+    Raises
+    ------
+    UserError
+        For a device or dtype that is not there.
+    """
+    device = placement.device_of(settings.device)
+    for dtype in settings.dtypes:
+        placement.dtype_on(dtype, device)
+    made_of = {
+        "settings": settings.model_dump(
+            mode="json", include={"device", "seed", "dtypes", "max_rows", "inner_sizes", "outer_size", "threads"}
+        ),
+        "source": fingerprint.of_source([__name__]),
+        "models": [],
+        "machine": machine.describe(settings.device),
+    }
+    return records.run(
+        "gemm_map", made_of, lambda writer: _measure(settings, device, writer), note={"commit": machine.commit()}
+    )
+
+
+def _measure(settings: WhereDriftBeginsSettings, device: torch.device, writer: records.Writer) -> None:
+    # Threads are the CPU's; a GPU's product does not know them.
+    counts = settings.threads if device.type == "cpu" else settings.threads[:1]
+    cases = [(dtype, count, inner) for dtype in settings.dtypes for count in counts for inner in settings.inner_sizes]
+    for dtype, count, inner in progress.track(cases, len(cases), "map of the matrix product: case"):
+        unit = f"{dtype}|{count}|{inner}"
+        if unit in writer.done:
+            continue
+        generator = torch.Generator().manual_seed(settings.seed)
+        x = torch.randn(settings.max_rows, inner, generator=generator)
+        weight = torch.randn(settings.outer_size, inner, generator=generator) / inner**0.5
+        about = {"dtype": dtype, "threads": count, "inner_size": inner, "outer_size": settings.outer_size}
+        with torch.inference_mode(), threads(count):
+            placed = (t.to(device, getattr(torch, dtype)) for t in (x, weight))
+            writer.append(unit, [about | row for row in compare(*placed)])

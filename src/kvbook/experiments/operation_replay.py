@@ -1,0 +1,184 @@
+"""Equal-input replay of every operation of a model: which ones give a row other bits when fewer rows come with it.
+
+Rows, one a (model, attention, dtype, sample, pass, layer, operation): see ``data/README.md``.  Calls of one operation within
+one layer are added up.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from kvbook import corpus, fingerprint, machine, passes, progress, records, replay
+from kvbook.models import loading, placement
+from kvbook.settings import WhereDriftBeginsSettings
+
+# Not replayed but run as it comes: prefill of all tokens but the last, then the last.
+REAL = "real decode step"
+PREFILL = "all but the last"
+ALL = "all"
+
+
+def last(rows: int) -> str:
+    """Name the pass of the last rows."""
+    return f"last {rows}"
+
+
+def identities(settings: WhereDriftBeginsSettings) -> list[dict[str, Any]]:
+    """Name the models of a run, each once, and refuse what cannot be run before anything is.
+
+    Raises
+    ------
+    UserError
+        For a model that is not there, a device or dtype that is not there, a context shorter than the samples.
+    """
+    device = placement.device_of(settings.device)
+    for dtype in settings.dtypes:
+        placement.dtype_on(dtype, device)
+    models = []
+    for name in dict.fromkeys((settings.model, *settings.families)):
+        model = loading.identify(name, settings.weights, settings.seed) | {"asked_for": name}
+        loading.check_length(model, settings.n_tokens)
+        models.append(model)
+    return models
+
+
+def check_corpus(settings: WhereDriftBeginsSettings, names: Iterable[str], n_samples: int) -> None:
+    """Cut the texts once before a folder is made, so that a corpus which is too small leaves none.
+
+    Raises
+    ------
+    UserError
+        When the corpus holds too few samples.
+    """
+    for name in names:
+        for _ in corpus.samples(
+            settings.corpus, loading.tokenizer(name, settings.weights), n_samples, settings.n_tokens
+        ):
+            pass
+
+
+def run(settings: WhereDriftBeginsSettings) -> records.Run:
+    """Replay every model of the settings, or read the rows if these inputs have been replayed.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    models = identities(settings)
+    check_corpus(settings, [model["asked_for"] for model in models], settings.n_replayed)
+    made_of = {
+        "settings": settings.model_dump(
+            mode="json",
+            include={
+                "model",
+                "families",
+                "weights",
+                "device",
+                "seed",
+                "dtypes",
+                "corpus",
+                "n_replayed",
+                "n_tokens",
+                "chunks",
+            },
+        ),
+        "source": fingerprint.of_source([__name__]),
+        "models": models,
+        "corpus": corpus.describe(settings.corpus),
+        "machine": machine.describe(settings.device),
+    }
+    return records.run(
+        "operation_replay",
+        made_of,
+        lambda writer: _measure(settings, models, writer),
+        note={"commit": machine.commit()},
+    )
+
+
+def _measure(settings: WhereDriftBeginsSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
+    for number, model in enumerate(models):
+        # The model's own choice of attention; for the first model transformers' plain one too.
+        for attention in (None, "eager") if number == 0 else (None,):
+            for dtype in settings.dtypes:
+                loaded = loading.load(
+                    model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, attention=attention,
+                    seed=settings.seed,
+                )  # fmt: skip
+                implementation = loaded.model.config._attn_implementation
+                if number == 0 and attention is None and implementation == "eager":
+                    continue  # the model knows no other, and the case behind is this one
+                samples = corpus.samples(settings.corpus, loaded.tokenizer, settings.n_replayed, settings.n_tokens)
+                label = f"replay of {loaded.name}, {implementation}, {dtype}: sample"
+                for sample in progress.track(samples, settings.n_replayed, label):
+                    unit = f"{model['asked_for']}|{implementation}|{dtype}|{sample.index}"
+                    if unit in writer.done:
+                        continue
+                    about = {
+                        "model": loaded.name,
+                        "weights": loaded.weights,
+                        "attention": implementation,
+                        "dtype": dtype,
+                        "sample": sample.index,
+                        "source": sample.source,
+                        "n_tokens": len(sample.ids),
+                    }
+                    ids = torch.tensor([sample.ids], device=loaded.model.device)
+                    with torch.inference_mode():
+                        writer.append(unit, [about | row for row in compare(loaded.model, ids, settings.chunks)])
+
+
+def compare(model: passes.PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Replay one text in every way and yield a row for each pass, layer and operation.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    chunks : iterable of int
+        Rows of the replayed passes; those of ``seq_len`` or more are left out.
+    """
+    length = ids.shape[1]
+    full, cache = replay.record(model, ids)
+    for rows in (*sorted({rows for rows in chunks if rows < length}), length):
+        name = ALL if rows == length else last(rows)
+        yield from rows_of(name, rows, replay.replay_last(model, ids, full, cache, rows))
+    yield from rows_of(PREFILL, length - 1, replay.replay_first(model, ids, full, length - 1))
+    prefix = passes.prefill(model, ids[:, :-1])
+    yield from rows_of(REAL, 1, replay.replay_last(model, ids, full, prefix, 1, corrected=False))
+
+
+def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Iterator[dict[str, Any]]:
+    """Add up the calls of each operation within each layer.
+
+    Parameters
+    ----------
+    name : str
+        Of the pass.
+    rows : int
+        How many rows it had.
+    verdicts : list of Verdict
+        In order of execution.
+    """
+    groups: dict[tuple[int | None, str], list[replay.Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault((verdict.layer, verdict.operation), []).append(verdict)
+    for (layer, operation), calls in groups.items():
+        differing = [call for call in calls if call.differing]
+        yield {
+            "pass": name,
+            "rows": rows,
+            "layer": layer,
+            "operation": operation,
+            "kind": calls[0].kind,
+            "order": calls[0].order,
+            "calls": len(calls),
+            "differing_calls": len(differing),
+            "first_differing": min((call.order for call in differing), default=None),
+            "inputs_equal": int(all(call.inputs_equal for call in calls)),
+            "differing_share": sum(call.differing for call in calls) / sum(call.elements for call in calls),
+            "relative_rms": max(call.relative_rms for call in calls),
+        }

@@ -1,0 +1,295 @@
+"""The experiments on where drift begins: each finds what was planted, and finds nothing where nothing is."""
+
+import pandas as pd
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from kvbook import agreement, passes, paths
+from kvbook.analyses import where_drift_begins as analysis
+from kvbook.analyses import where_drift_begins_text as text
+from kvbook.errors import UserError
+from kvbook.experiments import attention_forms, cache_factorial, gemm_map, length_sweep, operation_replay
+from kvbook.settings import WhereDriftBeginsSettings
+
+
+@pytest.fixture(scope="module")
+def settings(llama_folder, gpt2_folder, text_folder):
+    return WhereDriftBeginsSettings.checked(
+        model=str(llama_folder), families=[str(gpt2_folder)], corpus=str(text_folder), n_samples=3, n_tokens=12,
+        max_rows=8, chunks="1,3", inner_sizes="16", threads="1", key_lengths="5,17",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(settings):
+    return text.Runs(
+        replayed=operation_replay.run(settings),
+        mapped=gemm_map.run(settings),
+        swept=length_sweep.run(settings),
+        attention=attention_forms.run(settings),
+        factorial=cache_factorial.run(settings),
+    )
+
+
+def test_every_operation_is_in_every_pass_once(runs):
+    rows = runs.replayed.rows
+    keys = ["model", "attention", "dtype", "sample", "pass", "layer", "operation"]
+    assert not rows.duplicated(keys).any()
+    assert set(rows["pass"]) == {"last 1", "last 3", "all", "all but the last", "real decode step"}
+    assert (
+        rows.groupby(["model", "attention", "dtype", "sample", "pass"])["calls"]
+        .sum()
+        .groupby(["model", "attention"])
+        .nunique()
+        .eq(1)
+        .all()
+    )
+
+
+def test_all_rows_once_more_are_equal_and_replayed_inputs_are_too(runs):
+    rows = runs.replayed.rows
+    assert (rows.loc[rows["pass"] == "all", "differing_calls"] == 0).all()
+    assert (rows.loc[rows["pass"] != "real decode step", "inputs_equal"] == 1).all()
+
+
+def test_every_caption_and_number_can_be_said_of_any_run(runs):
+    words = text.captions(runs)
+    assert all(name == said["name"] and said["caption"].endswith(".") for name, said in words.items())
+    numbers = text.numbers(runs)
+    assert all(isinstance(value, str) and value for value in numbers.values())
+    assert not any("nan" in value for value in numbers.values())
+
+
+@pytest.fixture
+def product():
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(12, 16, generator=generator), torch.randn(6, 16, generator=generator)
+
+
+def invariant(x, weight):
+    # Each row by itself: independent of how many come with it.
+    return torch.stack([(row * weight).sum(-1) for row in x])
+
+
+def test_a_product_that_takes_each_row_by_itself_is_equal_at_every_number_of_rows(product):
+    rows = list(gemm_map.compare(*product, invariant))
+    assert [row["rows"] for row in rows] == list(range(1, 13))
+    assert all(row["equal_rows"] == row["rows"] and row["first_row_equal"] for row in rows)
+
+
+def test_control_a_product_that_depends_on_the_number_of_rows_is_flagged_where_it_does(product):
+    def planted(x, weight):
+        result = invariant(x, weight)
+        if len(x) < 4:
+            return result * 1.001
+        if len(x) == 6:
+            result[-2:] *= 1.001
+        return result
+
+    states = analysis.gemm_states(pd.DataFrame(gemm_map.compare(*product, planted)))
+    assert states.loc[states["state"] == analysis.NONE_EQUAL, "rows"].tolist() == [1, 2, 3]
+    assert states.loc[states["state"] == analysis.FIRST_EQUAL, "rows"].tolist() == [6]
+    assert analysis.runs_of_numbers(states.loc[states["state"] != analysis.ALL_EQUAL, "rows"].tolist()) == "1–3, 6"
+
+
+def test_threads_are_put_back_after_an_error():
+    before, during = torch.get_num_threads(), []
+
+    def fail():
+        with gemm_map.threads(before + 1):
+            during.append(torch.get_num_threads())
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail()
+    assert (during, torch.get_num_threads()) == ([before + 1], before)
+
+
+@pytest.fixture
+def qkv():
+    generator = torch.Generator().manual_seed(6)
+    return [torch.randn(2, 2, 20, 8, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+@pytest.mark.parametrize("kernel", ["SDPA math", "eager"])
+def test_every_form_of_the_attention_computes_the_same_up_to_rounding(qkv, kernel):
+    rows = list(attention_forms.compare(attention_forms.KERNELS[kernel], *qkv))
+    assert {row["form"] for row in rows} == set(attention_forms.FORMS)
+    assert all(row["relative_rms"] < 1e-13 and row["form_error"] < 1e-13 for row in rows)
+
+
+def test_control_a_causal_mask_on_one_query_is_flagged(qkv):
+    def upper_left(q, k, v, mask, is_causal):
+        # What one-query SDPA does with is_causal: the query sees the first key alone.
+        one = q.shape[-2] == 1 and mask is None
+        return attention_forms.KERNELS["SDPA math"](q, k, v, mask, is_causal or one)
+
+    found = {row["form"]: row for row in attention_forms.compare(upper_left, *qkv)}
+    assert found["1 row, no mask"]["equal_rows"] == 0
+    assert found["1 row, no mask"]["relative_rms"] > 0.1
+    assert found["1 row, boolean mask"]["relative_rms"] < 1e-13
+
+
+def test_a_kernel_without_masks_leaves_these_forms_out(qkv):
+    def no_masks(q, k, v, mask, is_causal):
+        if mask is not None:
+            raise RuntimeError("no masks here")
+        return attention_forms.KERNELS["eager"](q, k, v, mask, is_causal)
+
+    assert {row["form"] for row in attention_forms.compare(no_masks, *qkv)} == {"1 row, no mask", "one more row behind"}
+
+
+def test_the_sweep_sees_what_two_passes_give(llama, ids):
+    with torch.inference_mode():
+        rows = {row["n_tokens"]: row for row in length_sweep.compare(llama, ids)}
+        full, split = passes.full_pass(llama, ids[:, :9]), passes.split_pass(llama, ids[:, :9])
+    assert list(rows) == list(range(2, ids.shape[1] + 1))
+    assert rows[9]["logits_equal"] == int(agreement.bits_equal(full.logits, split.logits).all())
+    assert rows[9]["relative_rms"] == agreement.drift(full.logits, split.logits).relative_rms.item()
+
+
+def test_control_a_changed_key_is_a_changed_cache(llama, ids):
+    with torch.inference_mode():
+        one, other = passes.prefill(llama, ids), passes.prefill(llama, ids)
+        assert length_sweep.cache_equal(one, other)
+        other.layers[3].keys[0, 1, 5, 2] += 1e-6
+        assert not length_sweep.cache_equal(one, other)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(request, ids, family):
+    model = request.getfixturevalue(family)
+    with torch.inference_mode():
+        reference, written = passes.full_pass(model, ids), cache_factorial.caches(model, ids)
+        found = cache_factorial.query(model, ids, written[cache_factorial.FULL], cache_factorial.ALL_ROWS)
+    assert agreement.bits_equal(reference.logits, found.logits).all()
+    assert {cache.get_seq_length() for cache in written.values()} == {ids.shape[1] - 1}
+
+
+def test_control_all_rows_read_the_cache_that_they_are_given(llama, ids):
+    with torch.inference_mode():
+        reference = passes.full_pass(llama, ids)
+        wrong = ids.clone()
+        wrong[0, 3] += 1
+        cache = cache_factorial.caches(llama, wrong)[cache_factorial.PREFILL]
+        among = cache_factorial.query(llama, ids, cache, cache_factorial.ALL_ROWS)
+        alone = cache_factorial.query(llama, ids, cache, cache_factorial.ONE_ROW)
+    assert agreement.drift(reference.logits, among.logits).relative_rms > 1e-3
+    assert agreement.drift(alone.logits, among.logits).relative_rms < 1e-5
+
+
+def factorial_rows(drifts) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "model": "m", "weights": "random", "dtype": "float32", "sample": sample, "source": f"{sample}.py", "n_tokens": 8,
+            "cache": cache, "query": query, "relative_rms": drift * (1 + 0.1 * sample), "differing_share": float(drift > 0),
+        }
+        for (cache, query), drift in drifts.items()
+        for sample in range(4)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("by_query", "by_cache", "fault"),
+    [(1e-7, 1e-7, analysis.BOTH), (1e-7, 0, analysis.QUERY), (0, 1e-7, analysis.CACHE), (0, 0, analysis.NEITHER)],
+)
+def test_the_fault_is_found_where_it_was_planted(by_query, by_cache, fault):
+    one, every = cache_factorial.ONE_ROW, cache_factorial.ALL_ROWS
+    rows = factorial_rows(
+        {
+            (cache, query): (query == one) * by_query + (cache != cache_factorial.FULL) * by_cache
+            for cache in cache_factorial.SOURCES
+            for query in (one, every)
+        }
+    )
+    assert analysis.whose_fault(rows)["fault"].tolist() == [fault]
+
+
+def replayed_rows(**changes) -> pd.DataFrame:
+    base = {"model": "m", "attention": "sdpa", "dtype": "float32", "sample": 0, "calls": 1, "kind": "linear"}
+    rows = []
+    for order, (layer, operation) in enumerate(
+        [(None, "embed"), (0, "proj"), (0, "act"), (1, "proj"), (1, "act"), (None, "head")]
+    ):
+        for name in ("last 1", "all but the last", "real decode step"):
+            differing = (name, layer, operation) in changes.get("differing", ())
+            equal = (name, layer, operation) not in changes.get("unequal", ())
+            rows.append(
+                base | {"pass": name, "layer": layer, "operation": operation, "order": order, "differing_calls": int(differing),
+                        "first_differing": order if differing else None, "inputs_equal": int(equal)}
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_each_state_of_an_operation_is_told_from_the_others():
+    rows = replayed_rows(
+        differing={
+            ("last 1", 0, "proj"), ("real decode step", 0, "proj"), ("real decode step", 0, "act"),
+            ("all but the last", 1, "proj"), ("last 1", 1, "act"), ("all but the last", 1, "act"),
+            # Handed other inputs in the replay: no verdict on the operation itself.
+            ("all but the last", None, "head"), ("real decode step", None, "head"),
+        },
+        unequal={("all but the last", None, "head")},
+    )  # fmt: skip
+    table = analysis.operation_states(rows).set_index(["layer", "operation"])["state"]
+    assert table.to_dict() == {
+        (-1, "embed"): analysis.EQUAL,
+        (0, "proj"): analysis.OWN_ROW,
+        (0, "act"): analysis.HANDED,
+        (1, "proj"): analysis.OWN_PREFILL,
+        (1, "act"): analysis.OWN_BOTH,
+        (2, "head"): analysis.HANDED,
+    }
+
+
+def test_the_first_difference_is_the_earliest_and_says_whether_it_was_handed():
+    rows = replayed_rows(
+        differing={("real decode step", 1, "proj"), ("real decode step", 1, "act"), ("real decode step", None, "head")},
+        unequal={("real decode step", 1, "proj")},
+    )
+    found = analysis.first_differences(rows).iloc[0]
+    assert (found["first"], found["cause"], found["differing"]) == ("layer 1 proj", "the cache it reads", 1)
+    nothing = analysis.first_differences(replayed_rows()).iloc[0]
+    assert (nothing["first"], nothing["differing"]) == ("none", 0)
+
+
+def test_a_run_that_cannot_start_leaves_nothing_behind(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    for module, change in (
+        (operation_replay, {"families": ["nosuch"]}),
+        (operation_replay, {"n_tokens": 65}),
+        (cache_factorial, {"n_tokens": 64}),
+        (length_sweep, {"n_tokens": 42}),
+        (gemm_map, {"device": "cuda:99"}),
+        (attention_forms, {"device": "nosuch"}),
+    ):
+        with pytest.raises(UserError) as error:
+            module.run(WhereDriftBeginsSettings.checked(**settings.model_dump() | change))
+        assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_figures_draw_what_the_tables_hold(runs):
+    from matplotlib import pyplot as plt
+
+    from kvbook.figures import where_drift_begins as figures
+
+    states = analysis.operation_states(runs.replayed.rows)
+    drawn = [
+        figures.figure_operations(states, states["model"].iloc[0], states["attention"].iloc[0]),
+        figures.figure_kinds(analysis.kind_shares(runs.replayed.rows), figures.shown_passes()),
+        figures.figure_gemm(analysis.gemm_states(runs.mapped.rows)),
+        figures.figure_lengths(analysis.sweep_states(runs.swept.rows)),
+        figures.figure_forms(analysis.form_shares(runs.attention.rows)),
+        figures.figure_factorial(analysis.factorial_table(runs.factorial.rows)),
+    ]
+    for fig in drawn:
+        fig.canvas.draw()
+        assert all(ax.has_data() for ax in fig.axes)
+        plt.close(fig)
+
+
+def test_the_library_s_own_product_is_what_is_mapped_by_default(product):
+    x, weight = product
+    assert list(gemm_map.compare(x, weight)) == list(gemm_map.compare(x, weight, linear))
