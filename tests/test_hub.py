@@ -146,6 +146,9 @@ def test_weights_and_tokenizer_are_fetched_at_the_commit_that_is_recorded(online
     files = [r["path"] for r in requests if r["path"].startswith(f"/{hub_ids['gpt2']}/resolve/")]
     at_main = {path for path in files if "/resolve/main/" in path}
     assert at_main == {f"/{hub_ids['gpt2']}/resolve/main/config.json"}
+    # One to see whether there is a hub, one that notes where the branch stands; a load after an identify asks no more.
+    asked = [r for r in requests if r["method"] == "HEAD" and r["path"].startswith(f"/{hub_ids['gpt2']}/resolve/main/")]
+    assert len(asked) == 2
     assert {f"/{hub_ids['gpt2']}/resolve/{COMMIT}/{name}" for name in ("model.safetensors", "tokenizer.json")} <= set(
         files
     )

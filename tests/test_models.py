@@ -176,6 +176,13 @@ class TestPlacement:
     def test_what_one_gpu_does_not_hold_is_spread(self):
         assert placement.device_map("m", 9 * 2**30, self.GPU) == "auto"
 
+    def test_spread_weights_are_the_same_bits(self, llama_folder):
+        # Without a GPU "all GPUs and then the host" is the host.
+        where = loading._resolve(str(llama_folder), "stand-in")
+        spread = loading._pretrained(where, torch.float32, "auto", {}).state_dict()
+        whole = loading.load(str(llama_folder)).model.state_dict()
+        assert all(torch.equal(spread[name], whole[name]) for name in whole)
+
     def test_a_gpu_that_was_named_is_the_only_one(self):
         with pytest.raises(UserError, match=r"needs about 10\.3 GiB and cuda:0 has 10\.0 GiB free"):
             placement.device_map("m", 9 * 2**30, self.ONE_GPU)

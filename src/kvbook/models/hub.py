@@ -4,6 +4,7 @@ transformers and huggingface_hub read ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT``
 """
 
 import errno
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,8 +57,11 @@ class Repository:
             constants.HF_HUB_OFFLINE = before
 
 
+@functools.cache
 def resolve(hub_id: str) -> Repository:
     """Find the commit at which the branch ``main`` stands, or stood when it was last cached.
+
+    Found once in a process, so that the weights of a run are all of the commit that its record names.
 
     Raises
     ------
