@@ -264,7 +264,7 @@ def mitigation_table(mitigations: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table, columns=columns)
 
 
-GROWTH, RATIO = "growth a layer", "ratio of drift / ratio of unit roundoffs"
+GROWTH, RATIO = "growth a layer", "ratio of drift / that of unit roundoffs"
 
 
 def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:

@@ -111,7 +111,7 @@ def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axes:
                         marker=style.MARKERS[index],
                     )  # fmt: skip
     ax.set(yscale="log", xlabel="depth (layer / layers)", ylabel="drift / its geometric mean")
-    ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    ax.set_yticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
     ax.yaxis.set_minor_formatter(NullFormatter())
     return ax
 
@@ -213,7 +213,7 @@ def figure_laws(laws: pd.DataFrame) -> Figure:
 
 # Dark to light, so that a grey print tells them apart too.  Behind the first different token the two decode different
 # texts, and an equal token means nothing.
-_STATES = ("bits equal", "token equal", "first different token", "behind it")
+_STATES = ("bits equal", "token equal", "first different token", "after it")
 _STATE_COLOURS = (style.BLUE, style.SKY, style.VERMILION, "#e8e8e8")
 
 
