@@ -56,12 +56,14 @@ def identity(quantization: str) -> dict[str, str]:
     return {} if quantization == "none" else {"quantization": quantization, "bitsandbytes": version("bitsandbytes")}
 
 
-def _matrices(model: PreTrainedModel) -> Iterator[nn.Parameter]:
-    # transformers leaves the output head as it is, tied or not.
+def _linears(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """Yield the linear layers that a quantization is to replace: all but those of the output head, tied or not."""
     head = model.get_output_embeddings()
-    for module in model.modules():
-        if isinstance(module, nn.Linear | Conv1D) and module is not head:
-            yield module.weight
+    named = dict(model.named_modules())
+    top = next((name.partition(".")[0] for name, module in named.items() if module is head), None)
+    for name, module in named.items():
+        if isinstance(module, nn.Linear | Conv1D) and name.partition(".")[0] != top:
+            yield module
 
 
 def bytes_needed(model: PreTrainedModel, quantization: str, dtype: torch.dtype) -> float:
@@ -79,7 +81,7 @@ def bytes_needed(model: PreTrainedModel, quantization: str, dtype: torch.dtype) 
     every = sum(p.numel() for p in model.parameters())
     if quantization == "none":
         return every * dtype.itemsize
-    quantized = sum(weight.numel() for weight in _matrices(model))
+    quantized = sum(layer.weight.numel() for layer in _linears(model))
     return quantized * _BYTES[quantization] + (every - quantized) * dtype.itemsize
 
 
@@ -138,15 +140,9 @@ def refuse_untouched(model: PreTrainedModel, name: str, quantization: str) -> No
     """
     if quantization == "none":
         return
-    head = model.get_output_embeddings()
-    left = [m for m in model.modules() if type(m) is not nn.Embedding and m is not head and _in_full(m)]
+    left = [layer for layer in _linears(model) if layer.weight.is_floating_point()]
     if left:
         raise UserError(
             f"{name}: {len(left)} linear layers were not quantized ({type(left[0]).__name__}): "
             "use quantization='none' for this architecture"
         )
-
-
-def _in_full(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(module, nn.Linear | Conv1D) and weight is not None and weight.is_floating_point()
