@@ -142,3 +142,11 @@ def test_captions_and_numbers_come_from_the_records(run):
     before, after = (text.numbers(table, analysis.memory())["causal_bits"] for table in (scores, better))
     assert (before, after) == (before, "0.50 to 0.50")
     assert before != after
+
+
+def test_a_family_without_a_stand_in_is_said():
+    scores, memory = analysis.stand_ins(), analysis.memory()
+    titles = [family.title for family in registry.families().values()]
+    every = pd.concat([scores.iloc[[0]].assign(family=title) for title in titles])
+    assert text.numbers(every, memory)["missing"] == "every family has one"
+    assert text.numbers(every[every["family"] != "MPT"], memory)["missing"].startswith("MPT has none")

@@ -6,7 +6,7 @@ import pandas as pd
 
 from kvbook.analyses import models_page as tables
 from kvbook.analyses import wording
-from kvbook.models import loading
+from kvbook.models import loading, registry
 from kvbook.records import Run
 
 _GIB = 2**30
@@ -124,6 +124,11 @@ def sample_table(rows: pd.DataFrame) -> pd.DataFrame:
     return tables.samples(rows)[["model", "text", "probability"]]
 
 
+def _missing(families: list[str], there: list[str]) -> str:
+    missing = [family for family in families if family not in there]
+    return f"{_several(missing)} has none in this copy of the book" if missing else "every family has one"
+
+
 def numbers(scores: pd.DataFrame, memory: pd.DataFrame) -> dict[str, str]:
     """Write every number that the page's prose quotes, by its glue key."""
     causal = scores[scores["objective"] == "next token"]
@@ -133,6 +138,7 @@ def numbers(scores: pd.DataFrame, memory: pd.DataFrame) -> dict[str, str]:
     }
     return {
         "families": str(len(scores)),
+        "missing": _missing([family.title for family in registry.families().values()], list(scores["family"])),
         "sizes": f"{scores['parameters'].min() / 1e6:.1f} to {scores['parameters'].max() / 1e6:.1f} million",
         "causal_bits": f"{causal['model'].min():.2f} to {causal['model'].max():.2f}",
         "best_family": str(causal.loc[causal["model"].idxmin(), "family"]),
