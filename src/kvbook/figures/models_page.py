@@ -1,6 +1,6 @@
 """The figure of the page on the models: how the stand-ins learned.
 
-Colour and line style together are the family; the Llama-like ones share a colour.  A masked language model's loss is another
+Colour and line style together are the family; SmolLM2, which is of Llama's classes, has Llama's colour.  A masked language model's loss is another
 quantity, so its line is thin.
 """
 
@@ -15,11 +15,11 @@ from kvbook.figures import style
 LINES = {
     "gpt2": (style.BLUE, "-"),
     "llama": (style.VERMILION, "-"),
-    "qwen2": (style.VERMILION, "--"),
+    "qwen2": (style.BLACK, "--"),
     "smollm2": (style.VERMILION, ":"),
     "mpt": (style.GREEN, "-"),
     "falcon": (style.PURPLE, "--"),
-    "roberta": (style.BLACK, "-."),
+    "roberta": (style.GREY, "-."),
 }
 BASELINES = {"unigram": "unigram", "bigram_backoff": "bigram, backoff", "xz_9": "xz -9"}
 
