@@ -1,7 +1,7 @@
 """The figure of the page on the models: how the stand-ins learned.
 
-Colour and line style together are the family; SmolLM2, which is of Llama's classes, has Llama's colour.  A masked language model's loss is another
-quantity, so its line is thin.
+Colour and line style together are the family; SmolLM2, which is of Llama's classes, has Llama's colour.  A masked
+language model's loss is another quantity, so its line is thin.
 """
 
 import matplotlib.pyplot as plt
