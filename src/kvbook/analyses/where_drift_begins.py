@@ -7,10 +7,10 @@ from kvbook.experiments import cache_factorial, operation_replay
 
 # What becomes of an operation, from the least to the most.
 EQUAL = "bits equal"
-HANDED = "differs only by what it was handed"
-OWN_PREFILL = "differs by itself: one row fewer behind"
-OWN_ROW = "differs by itself: one row alone"
-OWN_BOTH = "differs by itself in both"
+HANDED = "only handed on"
+OWN_PREFILL = "by itself: one row fewer behind"
+OWN_ROW = "by itself: one row alone"
+OWN_BOTH = "by itself: both"
 STATES = (EQUAL, HANDED, OWN_PREFILL, OWN_ROW, OWN_BOTH)
 ONE_ROW = operation_replay.last(1)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from kvbook import fits
 from kvbook.analyses import where_drift_begins as tables
 from kvbook.analyses import wording
 from kvbook.analyses.wording import DTYPES
@@ -174,7 +175,9 @@ def lengths_table(swept: pd.DataFrame, n_tokens: int) -> pd.DataFrame:
                 "attention": attention,
                 "dtype": DTYPES[dtype],
                 "logits equal": f"{len(rows) - len(differing)} of {len(rows)}",
-                "lengths that differ": tables.runs_of_numbers(differing) if len(differing) <= _MOST_LENGTHS else "many",
+                "lengths that differ": (tables.runs_of_numbers(differing) or "none")
+                if len(differing) <= _MOST_LENGTHS
+                else "many",
                 "prefill equal": f"{int(rows['cache_equal'].sum())} of {len(rows)}",
                 f"at {n_tokens} tokens": states.get(n_tokens, "not measured"),
                 f"at {n_tokens + 1} tokens": states.get(n_tokens + 1, "not measured"),
@@ -193,14 +196,18 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
         {
             "dtype": DTYPES[row.dtype],
             "tokens": row.n_tokens,
-            "one row alone": row.query.text("{:.2f}"),
-            "prefill's cache alone": row.cache.text("{:.2f}"),
-            "both": row.both.text("{:.2f}"),
-            "decoded cache alone": decoded[row.dtype, row.n_tokens].text("{:.2f}"),
+            "one row alone": _drift(row.query),
+            "prefill's cache alone": _drift(row.cache),
+            "both": _drift(row.both),
+            "decoded cache alone": _drift(decoded[row.dtype, row.n_tokens]),
             "enough for a difference": row.fault,
         }
         for row in tables.whose_fault(factorial).itertuples()
     )
+
+
+def _drift(estimate: fits.Estimate) -> str:
+    return estimate.text("{:.2f}") if estimate.high else "0"
 
 
 def _share(attention: pd.DataFrame, form: str) -> str:

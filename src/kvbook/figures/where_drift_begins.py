@@ -50,7 +50,7 @@ def _legend(fig: Figure, names: list[str], colours: list[str], hatches: list[str
         for name, colour, hatch in zip(names, colours, hatches, strict=True)
     ]
     fig.legend(
-        handles=handles, loc="outside upper left", ncols=columns, fontsize=8.5, columnspacing=1, handlelength=1.6
+        handles=handles, loc="outside upper left", ncols=columns, fontsize=9.5, columnspacing=1, handlelength=1.6
     )
 
 
@@ -75,9 +75,9 @@ def plot_operations(states: pd.DataFrame, ax: Axes) -> Axes:
         grid[names.index(row.operation), row.layer - first] = analysis.STATES.index(row.state)
     edges = np.arange(first, last + 2) - 0.5
     _plot_states(ax, grid, edges, _STATE_COLOURS, _STATE_HATCHES)
-    ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=8)
+    ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9)
     ticks = [0, (last - 1) // 2, last - 1]
-    ax.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=8.5)
+    ax.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=9.5)
     return ax
 
 
@@ -91,7 +91,7 @@ def figure_operations(states: pd.DataFrame, model: str, attention: str) -> Figur
         len(dtypes),
         sharey=True,
         squeeze=False,
-        figsize=(style.WIDTH, 1.5 + 0.185 * count),
+        figsize=(style.WIDTH, 1.5 + 0.2 * count),
         width_ratios=[1] * len(dtypes),
     )
     for ax, dtype in zip(axes[0], dtypes, strict=True):
@@ -123,11 +123,11 @@ def plot_kinds(shares: pd.DataFrame, columns: list[tuple[str, str]], ax: Axes) -
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
             text = "0" if value == 0 else f"{value:.0%}" if value >= 0.005 else "<1%"
-            ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=8.5,
+            ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9.5,
                     color="white" if value > 0.55 else "#222222")  # fmt: skip
-    ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9)
+    ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9.5)
     labels = [model if attention != "eager" or model == "mpt" else f"{model}\neager" for model, attention in columns]
-    ax.set_xticks(np.arange(len(columns)) + 0.5, labels, fontsize=8.5)
+    ax.set_xticks(np.arange(len(columns)) + 0.5, labels, fontsize=9.5)
     ax.set_ylim(len(names), 0)
     ax.grid(visible=False)
     ax.tick_params(length=0)
@@ -142,12 +142,12 @@ def figure_kinds(shares: pd.DataFrame, passes: list[str]) -> Figure:
     across = len(passes) if len(columns) <= 4 else 1
     down = len(panels) // across
     fig, axes = plt.subplots(
-        down, across, sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.8 + 1.3 * down)
+        down, across, sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.8 + 1.45 * down)
     )
     for ax, (dtype, name) in zip(axes.T.flat, panels, strict=True):
         plot_kinds(shares[(shares["dtype"] == dtype) & (shares["pass"] == name)], columns, ax)
         shown = "last row alone" if name == analysis.ONE_ROW else name
-        ax.set_title(f"{DTYPES[dtype]}, {shown}", fontsize=9, loc="left", pad=2)
+        ax.set_title(f"{DTYPES[dtype]}, {shown}", fontsize=9.5, loc="left", pad=2)
     return fig
 
 
@@ -175,7 +175,7 @@ def plot_gemm(states: pd.DataFrame, ax: Axes) -> Axes:
     ticks = [2**power for power in range(most.bit_length()) if 2**power <= most]
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.set_xticks([], minor=True)
-    ax.set_yticks(np.arange(len(sizes)) + 0.5, [str(size) for size in sizes], fontsize=8)
+    ax.set_yticks(np.arange(len(sizes)) + 0.5, [str(size) for size in sizes], fontsize=9)
     return ax
 
 
@@ -184,14 +184,14 @@ def figure_gemm(states: pd.DataFrame) -> Figure:
     groups = list(states.groupby(["dtype", "threads"], sort=False))
     sizes = states["inner_size"].nunique()
     fig, axes = plt.subplots(
-        len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 1.3 + len(groups) * (0.3 + 0.13 * sizes))
+        len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 1.3 + len(groups) * (0.32 + 0.19 * sizes))
     )
     for ax, ((dtype, threads), rows) in zip(axes[:, 0], groups, strict=True):
         plot_gemm(rows, ax)
-        ax.set_title(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}", loc="left", fontsize=9, pad=2)
+        ax.set_title(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}", loc="left", fontsize=9.5, pad=2)
     fig.supylabel("inner size", fontsize=10)
     axes[-1, 0].set_xlabel("rows of the product")
-    _legend(fig, list(analysis.GEMM_STATES), _GEMM_COLOURS, _GEMM_HATCHES, 3)
+    _legend(fig, list(analysis.GEMM_STATES), _GEMM_COLOURS, _GEMM_HATCHES, 2)
     return fig
 
 
@@ -218,7 +218,7 @@ def figure_lengths(states: pd.DataFrame) -> Figure:
     ax.set_yticks(np.arange(len(groups)) + 0.5, [f"{attention}, {DTYPES[dtype]}" for (attention, dtype), _ in groups])
     ax.set_xticks([length for length in lengths if length % 16 == 0])
     ax.set_xlabel("tokens, the last one scored on a cache")
-    _legend(fig, list(analysis.SWEEP_STATES), _SWEEP_COLOURS, _SWEEP_HATCHES, 3)
+    _legend(fig, list(analysis.SWEEP_STATES), _SWEEP_COLOURS, _SWEEP_HATCHES, 2)
     return fig
 
 
@@ -242,8 +242,8 @@ def plot_forms(shares: pd.DataFrame, ax: Axes) -> Axes:
         if np.isfinite(value) and value < 1:
             ax.text(column + 0.5, row + 0.5, "0" if value == 0 else "·", ha="center", va="center", fontsize=8,
                     color="white" if value < 0.6 else "#222222")  # fmt: skip
-    ax.set_yticks(np.arange(len(forms)) + 0.5, forms, fontsize=8)
-    ax.set_xticks(np.arange(len(lengths)) + 0.5, [str(length) for length in lengths], fontsize=7.5, rotation=90)
+    ax.set_yticks(np.arange(len(forms)) + 0.5, forms, fontsize=9)
+    ax.set_xticks(np.arange(len(lengths)) + 0.5, [str(length) for length in lengths], fontsize=9, rotation=90)
     ax.set_ylim(len(forms), 0)
     ax.grid(visible=False)
     ax.tick_params(length=0)
@@ -259,12 +259,12 @@ def figure_forms(shares: pd.DataFrame) -> Figure:
         sharex=True,
         sharey=True,
         squeeze=False,
-        figsize=(style.WIDTH, 1 + 1.75 * len(kernels)),
+        figsize=(style.WIDTH, 1 + 2 * len(kernels)),
     )
     for row, kernel in zip(axes, kernels, strict=True):
         for ax, dtype in zip(row, dtypes, strict=True):
             plot_forms(shares[(shares["kernel"] == kernel) & (shares["dtype"] == dtype)], ax)
-            ax.set_title(f"{kernel}, {DTYPES[dtype]}", fontsize=8.5, loc="left", pad=2)
+            ax.set_title(f"{kernel}, {DTYPES[dtype]}", fontsize=9.5, loc="left", pad=2)
     for ax in axes[-1]:
         ax.set_xlabel("keys")
     return fig
@@ -291,7 +291,7 @@ def plot_factorial(table: pd.DataFrame, ax: Axes) -> Axes:
             drift.value, place, xerr=[[max(drift.value - drift.low, 0)], [max(drift.high - drift.value, 0)]],
             color=colour, marker=marker, markersize=6, linestyle="", markerfacecolor="white" if drift.value == 0 else colour,
         )  # fmt: skip
-    ax.set_yticks(range(len(cache_factorial.SOURCES)), cache_factorial.SOURCES, fontsize=9)
+    ax.set_yticks(range(len(cache_factorial.SOURCES)), cache_factorial.SOURCES, fontsize=9.5)
     ax.set_ylim(len(cache_factorial.SOURCES) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
     return ax
@@ -311,7 +311,7 @@ def figure_factorial(table: pd.DataFrame) -> Figure:
     for row, dtype in zip(axes, dtypes, strict=True):
         for ax, length in zip(row, lengths, strict=True):
             plot_factorial(table[(table["dtype"] == dtype) & (table["n_tokens"] == length)], ax)
-            ax.set_title(f"{DTYPES[dtype]}, {length} tokens", fontsize=9, loc="left", pad=2)
+            ax.set_title(f"{DTYPES[dtype]}, {length} tokens", fontsize=9.5, loc="left", pad=2)
         right = row[0].get_xlim()[1]
         row[0].set_xlim(-0.04 * right, right)
     fig.supxlabel("relative drift of the logits / unit roundoff", fontsize=10)
@@ -323,7 +323,7 @@ def figure_factorial(table: pd.DataFrame) -> Figure:
     handles.append(
         plt.Line2D([], [], color=style.GREY, marker="o", markerfacecolor="white", linestyle="", label="hollow: 0")
     )
-    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=8.5)
+    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5, columnspacing=1, handletextpad=0.2)
     return fig
 
 
