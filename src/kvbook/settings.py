@@ -141,7 +141,7 @@ class WhereDriftBeginsSettings(Settings):
         As in the other chapters.
     """
 
-    families: Annotated[tuple[str, ...], BeforeValidator(_several)] = ("gpt2",)
+    families: Annotated[tuple[str, ...], BeforeValidator(_several)] = ("gpt2", "qwen2")
     n_samples: Annotated[int, Field(ge=1)] = 6
     n_replayed: Annotated[int, Field(ge=1)] = 2
     n_tokens: Annotated[int, Field(ge=3)] = 64
