@@ -241,3 +241,42 @@ class PromptReuseSettings(Settings):
     n_positions: Annotated[int, Field(ge=1)] = 40
     dtypes: DTypes = ("float32", "bfloat16")
     n_new_tokens: Annotated[int, Field(ge=1)] = 20
+
+
+class ExactCachesSettings(Settings):
+    """Settings of the chapter on exact caches.
+
+    Attributes
+    ----------
+    families : tuple of str
+        Models that go through every way of feeding the same tokens; ``"all"`` for every causal family whose weights are
+        here.
+    corpus : str
+        ``"stdlib"`` or a folder of text files.
+    n_samples : int
+        Texts.
+    n_tokens : int
+        Length of each.
+    dtypes : tuple of str
+        Among float32, float16, bfloat16.
+    cost_shape : str
+        Family whose true shape, with random weights, is timed.
+    cost_dtype : str
+        In which it is timed.
+    n_prefill, n_context, n_steps : int
+        Tokens of the timed prefill; tokens in the cache before the timed decode steps; how many steps.
+    """
+
+    model: Annotated[str, Field(min_length=1)] = "llama"
+    families: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)] = ("all",)
+    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+    n_samples: Annotated[int, Field(ge=1)] = 3
+    n_tokens: Annotated[int, Field(ge=8)] = 48
+    dtypes: Annotated[tuple[Literal["float32", "float16", "bfloat16"], ...], BeforeValidator(_several), Field(min_length=1)] = (
+        "float32", "bfloat16", "float16",
+    )  # fmt: skip
+    cost_shape: Annotated[str, Field(min_length=1)] = "smollm2"
+    cost_dtype: DTypeName = "bfloat16"
+    n_prefill: Annotated[int, Field(ge=2)] = 512
+    n_context: Annotated[int, Field(ge=1)] = 200
+    n_steps: Annotated[int, Field(ge=1)] = 8

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
@@ -183,6 +183,23 @@ def _replacements(key: str) -> dict[str, Callable[..., object]]:
     return table
 
 
+PARTS = ("products", "attention", "functions")
+
+
+def _only(table: dict[str, Callable[..., object]], parts: Collection[str]) -> dict[str, Callable[..., object]]:
+    """Keep some parts of the replacements; with fewer than all, stock's own kernels are needed, so nothing is refused."""
+    if set(parts) == set(PARTS):
+        return table
+    products = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")}
+    attends = {"aten::scaled_dot_product_attention", "aten::_softmax"}
+    return {
+        name: function
+        for name, function in table.items()
+        if function.__name__ != "refuse"
+        and ("products" if name in products else "attention" if name in attends else "functions") in parts
+    }
+
+
 _lock = threading.RLock()
 _depth = 0
 _libraries: list[torch.library.Library] = []
@@ -193,9 +210,9 @@ def _devices() -> list[str]:
     return ["CPU", "CUDA"] if torch.cuda.is_available() else ["CPU"]
 
 
-def _switch_on() -> None:
+def _switch_on(parts: Collection[str]) -> None:
     global _others
-    tables = {key: _replacements(key) for key in _devices()}
+    tables = {key: _only(_replacements(key), parts) for key in _devices()}
     _others = contextlib.ExitStack()
     try:
         _others.enter_context(alibi.relative_to_the_query())
@@ -233,12 +250,19 @@ def is_on() -> bool:
 
 
 @contextlib.contextmanager
-def row_invariant() -> Iterator[None]:
+def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     """Make the bits of a row independent of how many rows, and of how many keys behind its own, come with it.
 
     Inside the block, any causal language model of transformers gives equal bits, in logits, hidden states and caches, for
     equal token ids, however they are fed: all at once, a prefix and then the rest, in chunks, token by token, through
     ``generate``, with a dynamic or a static cache of any length, alone or in a batch, left-padded or not.
+
+    Parameters
+    ----------
+    parts : collection of str
+        What to make invariant, to see what each part does: ``products`` (of matrices), ``attention`` (with its softmax),
+        ``functions`` (of single elements).  Only all three together keep the promise, and only they refuse what they
+        cannot keep it for.  A block inside another one takes on the outer one's.
 
     Raises
     ------
@@ -278,7 +302,7 @@ def row_invariant() -> Iterator[None]:
     global _depth
     with _lock:
         if not _depth:
-            _switch_on()
+            _switch_on(parts)
         _depth += 1
     try:
         yield

@@ -8,6 +8,9 @@ from kvbook.errors import UserError
 from kvbook.experiments import (
     attention_forms,
     cache_factorial,
+    exact_cost,
+    exact_ladder,
+    exact_ways,
     first_layer,
     gemm_map,
     greedy_paths,
@@ -20,7 +23,14 @@ from kvbook.experiments import (
     seams,
     split_keys,
 )
-from kvbook.settings import LayerDriftSettings, ModelsSettings, PromptReuseSettings, Settings, WhereDriftBeginsSettings
+from kvbook.settings import (
+    ExactCachesSettings,
+    LayerDriftSettings,
+    ModelsSettings,
+    PromptReuseSettings,
+    Settings,
+    WhereDriftBeginsSettings,
+)
 
 EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]]] = {
     "layer_drift": (LayerDriftSettings, layer_drift.run),
@@ -30,6 +40,9 @@ EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]
     "split_keys": (PromptReuseSettings, split_keys.run),
     "first_layer": (PromptReuseSettings, first_layer.run),
     "prompt_reuse": (PromptReuseSettings, prompt_reuse.run),
+    "exact_ways": (ExactCachesSettings, exact_ways.run),
+    "exact_ladder": (ExactCachesSettings, exact_ladder.run),
+    "exact_cost": (ExactCachesSettings, exact_cost.run),
     "seams": (PromptReuseSettings, seams.run),
     "operation_replay": (WhereDriftBeginsSettings, operation_replay.run),
     "gemm_map": (WhereDriftBeginsSettings, gemm_map.run),

@@ -1,0 +1,102 @@
+"""What the chapter on exact caches says in words: captions, and the numbers of its prose."""
+
+import pandas as pd
+
+from kvbook.analyses import exact_caches as tables
+from kvbook.analyses import wording
+from kvbook.analyses.wording import DTYPES, power_of_ten
+from kvbook.experiments import exact_ways
+from kvbook.records import Run
+
+
+def _dtypes(run: Run) -> str:
+    return ", ".join(DTYPES[dtype] for dtype in run.about["settings"]["dtypes"])
+
+
+def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
+
+    Parameters
+    ----------
+    ways, ladder, cost : Run
+        The chapter's runs.
+
+    Returns
+    -------
+    dict
+        By name: ``name``, ``caption`` and, for a figure, ``alt``.
+    """
+    setting = f"{wording.models(ways)}; {_dtypes(ways)}; {wording.samples(ways)}; {wording.machine(ways)}"
+    one = f"{wording.models(ladder)}; {_dtypes(ladder)}; {wording.samples(ladder)}; {wording.machine(ladder)}"
+    asked = cost.about["settings"]
+    timed = (
+        f"{wording.models(cost)}; {DTYPES[asked['cost_dtype']]}; prefill of {asked['n_prefill']} tokens, "
+        f"{asked['n_steps']} steps on {asked['n_context']} cached tokens, {asked['n_samples']} repeats by turns, whatever "
+        f"else ran on the machine; {wording.machine(cost)}"
+    )
+    said = {
+        "fig-exact-ways": (
+            "Share of rows of logits in which every bit equals the full pass's, by model and dtype. Hollow: stock. Filled: "
+            f"under the switch. Each column is one way to feed the tokens. {setting}.",
+            "Points of the share of equal rows, one panel a dtype, models from left to right within each way: stock's "
+            "scatter between none and all, those under the switch show what the table beside it counts.",
+        ),
+        "tab-exact-ways": (f"Rows of logits equal in every bit to the full pass's, all models. {setting}.", ""),
+        "fig-exact-ladder": (
+            "Token by token against the full pass, with more and more of the arithmetic made invariant. Left: share of rows "
+            f"equal in every bit. Right: error of the full pass against double precision with the same weights. {one}.",
+            "Two panels with one row for each rung of the ladder and one colour a dtype: share of equal rows on the left, "
+            "relative error on a logarithmic axis on the right.",
+        ),
+        "tab-exact-ladder": (
+            f"The same in numbers. Times are of this small model, over stock's on the same text, medians. {one}.",
+            "",
+        ),
+        "tab-exact-promises": (
+            f"What the switch promises, with the numbers that decide it. Rows: {setting}. Error: {one}. Times: {timed}.",
+            "",
+        ),
+    }
+    return {
+        name: {"name": name, "caption": caption, **({"alt": alt} if alt else {})}
+        for name, (caption, alt) in said.items()
+    }
+
+
+def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> dict[str, str]:
+    """Write the numbers of the prose.
+
+    Parameters
+    ----------
+    ways, ladder, cost : DataFrame
+        Rows of the experiments.
+    """
+    table = tables.shares(ways)
+    exact, stock = (table[table["arithmetic"] == name] for name in (exact_ways.EXACT, exact_ways.STOCK))
+    rungs = tables.ladder_table(ladder)
+    times = tables.costs(cost)
+    single = stock[stock["way"] == "token by token"].groupby("dtype", sort=False)[["equal_rows", "rows", "flips"]].sum()
+    first = {
+        dtype: rows.loc[rows["share"] == 1, "rung"].iloc[0] if (rows["share"] == 1).any() else "none"
+        for dtype, rows in rungs.groupby("dtype", sort=False)
+    }
+    seconds = cost[cost["arithmetic"] == exact_ways.STOCK][["prefill_s", "decode_s"]].median()
+    return {
+        "models": f"{ways['model'].nunique()}",
+        "exact_rows": f"{exact['equal_rows'].sum():,} of {exact['rows'].sum():,}",
+        "stock_single": "; ".join(f"{DTYPES[d]} {r.equal_rows:,} of {r.rows:,}" for d, r in single.iterrows()),
+        "stock_flips": "; ".join(f"{DTYPES[d]} {r.flips:,}" for d, r in single.iterrows()),
+        "stock_largest": "; ".join(
+            f"{DTYPES[d]} {power_of_ten(value)}"
+            for d, value in stock.groupby("dtype", sort=False)["max_abs"].max().items()
+        ),
+        "exact_largest": power_of_ten(exact["max_abs"].max()),
+        "first_rung": "; ".join(f"{DTYPES[d]} {rung}" for d, rung in first.items()),
+        "error_ratio": "; ".join(
+            f"{DTYPES[r.dtype]} {r.ratio.text('{:.2f}')}" for r in tables.error_ratios(ladder).itertuples()
+        ),
+        "decode_cost": times["decode"].text("{:.2f}"),
+        "prefill_cost": times["prefill"].text("{:.2f}"),
+        "stock_decode": f"{1e3 * seconds['decode_s']:.0f} ms",
+        "stock_prefill": f"{1e3 * seconds['prefill_s']:.0f} ms",
+    }

@@ -1,0 +1,89 @@
+"""What the switch costs at a true shape: prefill and decode steps, stock and row-invariant by turns in one run.
+
+Speed does not depend on the weights' values, so they are random.  Rows, one a (repeat, arithmetic): see
+``data/README.md``.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from kvbook import exact, fingerprint, machine, progress, records, timing
+from kvbook.errors import UserError
+from kvbook.experiments import exact_ways
+from kvbook.models import loading, placement, registry
+from kvbook.settings import ExactCachesSettings
+
+
+def run(settings: ExactCachesSettings) -> records.Run:
+    """Measure the times, or read them if these inputs have been measured.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    placement.device_of(settings.device)
+    if settings.cost_shape not in registry.families():
+        raise UserError(f"cost_shape {settings.cost_shape!r}: choose one of {', '.join(registry.families())}")
+    model = loading.identify(settings.cost_shape, "random", settings.seed)
+    loading.check_length(model, max(settings.n_prefill, settings.n_context + settings.n_steps))
+    made_of = {
+        "settings": settings.model_dump(
+            mode="json",
+            include={"device", "seed", "n_samples", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"},
+        ),
+        "source": fingerprint.of_source([__name__]),
+        "models": [model],
+        "machine": machine.describe(settings.device),
+    }
+    return records.run(
+        "exact_cost", made_of, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
+    )
+
+
+def _measure(settings: ExactCachesSettings, writer: records.Writer) -> None:
+    model = _blank(settings)
+    ids = torch.arange(3, 3 + max(settings.n_prefill, settings.n_context + settings.n_steps))[None] % 1000
+    ids = ids.to(model.device)
+    # The first turn of each is not kept: kernels are compared, buffers and code paths warmed up.
+    for repeat in progress.track(range(-1, settings.n_samples), settings.n_samples + 1, "cost of the switch: repeat"):
+        unit = str(repeat)
+        if unit in writer.done:
+            continue
+        turn = exact_ways.ARITHMETICS[:: 1 if repeat % 2 else -1]
+        rows = [
+            {"repeat": repeat, "source": repeat, "sample": repeat, "arithmetic": arithmetic}
+            | _time(model, ids, settings, arithmetic)
+            for arithmetic in turn
+        ]
+        if repeat >= 0:
+            writer.append(unit, rows)
+
+
+def _blank(settings: ExactCachesSettings) -> PreTrainedModel:
+    """Build the shape without a tokenizer: the ids are any."""
+    values = dict(registry.families()[settings.cost_shape].architectures[0].config)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    torch.manual_seed(settings.seed)
+    with torch.device(settings.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.cost_dtype))
+    return model.eval().requires_grad_(False)
+
+
+def _time(model: PreTrainedModel, ids: torch.Tensor, settings: ExactCachesSettings, arithmetic: str) -> dict[str, Any]:
+    switch = exact.row_invariant() if arithmetic == exact_ways.EXACT else nullcontext()
+    with torch.inference_mode(), switch:
+        _, prefill_s = timing.timed(
+            lambda: model(ids[:, : settings.n_prefill], use_cache=True, logits_to_keep=1), model.device
+        )
+        cache = DynamicCache(config=model.config)
+        model(ids[:, : settings.n_context], past_key_values=cache, logits_to_keep=1)
+        steps = []
+        for step in range(settings.n_context, settings.n_context + settings.n_steps):
+            token = ids[:, step : step + 1]
+            steps.append(timing.timed(lambda token=token: model(token, past_key_values=cache), model.device)[1])
+    # A single step that the system interrupted must not speak for the others.
+    return {"prefill_s": prefill_s, "decode_s": sorted(steps)[len(steps) // 2]}

@@ -1,0 +1,108 @@
+"""Which part of the arithmetic has to be invariant: rungs from stock to all of it, with drift, error and time of each.
+
+Every text goes through all rungs before the next one comes, in an order that rotates.  Rows, one a (dtype, sample, rung):
+see ``data/README.md``.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from kvbook import corpus, exact, fingerprint, machine, progress, records, timing
+from kvbook.experiments import exact_ways
+from kvbook.models import loading
+from kvbook.settings import ExactCachesSettings
+
+STOCK = "stock"
+# Attention implementation and invariant parts of every rung; None is torch's own arithmetic.
+RUNGS: dict[str, tuple[str | None, tuple[str, ...] | None]] = {
+    STOCK: (None, None),
+    "stock, eager": ("eager", None),
+    "attention": (None, ("attention",)),
+    "products": (None, ("products",)),
+    "products + attention": (None, ("products", "attention")),
+    "all": (None, exact.PARTS),
+}
+
+
+def run(settings: ExactCachesSettings) -> records.Run:
+    """Measure every rung, or read it if these inputs have been measured.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    models = exact_ways.identities(settings, [settings.model])
+    made_of = {
+        "settings": settings.model_dump(
+            mode="json", include={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}
+        ),
+        "source": fingerprint.of_source([__name__]),
+        "models": models,
+        "corpus": corpus.describe(settings.corpus),
+        "machine": machine.describe(settings.device),
+    }
+    return records.run(
+        "exact_ladder", made_of, lambda writer: _measure(settings, models[0], writer), note={"commit": machine.commit()}
+    )
+
+
+def _arithmetic(parts: tuple[str, ...] | None) -> AbstractContextManager[None]:
+    return nullcontext() if parts is None else exact.row_invariant(parts)
+
+
+def _measure(settings: ExactCachesSettings, model: dict[str, Any], writer: records.Writer) -> None:
+    where = {"weights": settings.weights, "device": settings.device, "seed": settings.seed}
+    truth = loading.load(model["asked_for"], dtype="float64", attention="eager", **where)
+    texts = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens))
+    names = list(RUNGS)
+    for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
+        loaded = {
+            kind: loading.load(model["asked_for"], dtype=dtype, attention=kind, **where) for kind in (None, "eager")
+        }
+        for text in texts:
+            unit = f"{dtype}|{text.index}"
+            if unit in writer.done:
+                continue
+            ids = torch.tensor([text.ids], device=truth.model.device)
+            # Weights rounded as the subject's are, so that what is compared is arithmetic alone.
+            with torch.inference_mode():
+                reference = _rounded(truth.model, loaded[None].model)(ids, use_cache=False).logits[0]
+            about = {"model": truth.name, "weights": truth.weights, "dtype": dtype, "sample": text.index,
+                     "source": text.source, "n_tokens": ids.shape[1]}  # fmt: skip
+            turn = text.index % len(names)
+            rows = [
+                about | {"rung": name} | _score(loaded[RUNGS[name][0]].model, RUNGS[name][1], ids, reference)
+                for name in names[turn:] + names[:turn]
+            ]
+            writer.append(unit, rows)
+
+
+def _rounded(truth: PreTrainedModel, model: PreTrainedModel) -> PreTrainedModel:
+    """Give the reference model the weights of another one, in double precision."""
+    truth.load_state_dict({name: weight.double() for name, weight in model.state_dict().items()}, strict=False)
+    return truth
+
+
+def _score(
+    model: PreTrainedModel, parts: tuple[str, ...] | None, ids: torch.Tensor, reference: torch.Tensor
+) -> dict[str, Any]:
+    with torch.inference_mode(), _arithmetic(parts):
+        # What has not run yet is compared with its reference, or warmed up, here and not under the clock.
+        model(ids, use_cache=False)
+        full, full_s = timing.timed(lambda: model(ids, use_cache=False).logits[0], model.device)
+        sizes = [2, *[1] * (ids.shape[1] - 2)]
+        exact_ways.fed(model, ids[:, :4], [2, 1, 1], DynamicCache(config=model.config))
+        single, decode_s = timing.timed(
+            lambda: exact_ways.fed(model, ids, sizes, DynamicCache(config=model.config)), model.device
+        )
+    error = (full.double() - reference).square().mean().sqrt().item()
+    return exact_ways.against(full, single) | {
+        "error_rms": error,
+        "reference_rms": reference.square().mean().sqrt().item(),
+        "full_s": full_s,
+        "decode_s": decode_s / len(sizes),
+    }
