@@ -63,8 +63,8 @@ def ladder_table(ladder: pd.DataFrame) -> pd.DataFrame:
         (relative to the reference, root mean square), and the times of a full pass and of a step over stock's (medians of
         the ratios by sample).
     """
-    stock = ladder[ladder["rung"] == exact_ladder.STOCK].set_index(["dtype", "sample"])
-    paired = ladder.join(stock[["full_s", "decode_s"]], on=["dtype", "sample"], rsuffix="_stock")
+    stock = ladder.loc[ladder["rung"] == exact_ladder.STOCK, ["dtype", "sample", "full_s", "decode_s"]]
+    paired = ladder.merge(stock, on=["dtype", "sample"], suffixes=("", "_stock"))
     paired["full_ratio"] = paired["full_s"] / paired["full_s_stock"]
     paired["decode_ratio"] = paired["decode_s"] / paired["decode_s_stock"]
     paired["error"] = paired["error_rms"] / paired["reference_rms"]

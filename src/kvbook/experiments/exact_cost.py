@@ -46,8 +46,8 @@ def run(settings: ExactCachesSettings) -> records.Run:
 
 def _measure(settings: ExactCachesSettings, writer: records.Writer) -> None:
     model = _blank(settings)
-    ids = torch.arange(3, 3 + max(settings.n_prefill, settings.n_context + settings.n_steps))[None] % 1000
-    ids = ids.to(model.device)
+    ids = torch.arange(3, 3 + max(settings.n_prefill, settings.n_context + settings.n_steps))[None]
+    ids = (ids % model.config.vocab_size).to(model.device)
     # The first turn of each is not kept: kernels are compared, buffers and code paths warmed up.
     for repeat in progress.track(range(-1, settings.n_samples), settings.n_samples + 1, "cost of the switch: repeat"):
         unit = str(repeat)

@@ -1,0 +1,136 @@
+"""The chapter on exact caches: its rows are what the ways give, and its words follow the rows."""
+
+import pytest
+import torch
+
+from kvbook import fits
+from kvbook.analyses import exact_caches as analysis
+from kvbook.analyses import exact_caches_text as text
+from kvbook.errors import UserError
+from kvbook.experiments import exact_cost, exact_ladder, exact_ways
+from kvbook.figures import exact_caches as figures
+from kvbook.settings import ExactCachesSettings
+
+
+@pytest.fixture(scope="module")
+def settings(llama_folder, gpt2_folder, text_folder):
+    return ExactCachesSettings.checked(
+        model=str(llama_folder), families=[str(llama_folder), str(gpt2_folder)], corpus=str(text_folder), n_samples=2,
+        n_tokens=20, dtypes=["float32", "bfloat16"], n_prefill=12, n_context=6, n_steps=2,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ways(settings):
+    return exact_ways.run(settings)
+
+
+@pytest.fixture(scope="module")
+def ladder(settings):
+    return exact_ladder.run(settings)
+
+
+@pytest.fixture(scope="module")
+def cost(settings, llama, monkeypatch_module):
+    # The true shape takes seconds to build, and only its time is of interest.
+    monkeypatch_module.setattr(exact_cost, "_blank", lambda _settings: llama)
+    return exact_cost.run(settings)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def test_every_way_is_measured_under_both_arithmetics(ways):
+    assert not ways.rows.duplicated(["model", "dtype", "sample", "arithmetic", "way"]).any()
+    assert len(ways.rows) == 2 * 2 * 2 * 2 * 7
+    assert ways.rows.loc[ways.rows["way"] == "token by token", "rows"].eq(20).all()
+    assert ways.rows.loc[ways.rows["way"] == "generate", "rows"].eq(10).all()
+
+
+def test_under_the_switch_all_rows_of_all_ways_are_equal(ways):
+    exact = ways.rows[ways.rows["arithmetic"] == exact_ways.EXACT]
+    assert (exact["equal_rows"] == exact["rows"]).all()
+    assert (exact["max_abs"] == 0).all()
+
+
+def test_the_chunks_make_up_the_text_and_generate_writes_it(llama, ids):
+    assert sum(exact_ways.chunks(ids.shape[1])) == ids.shape[1]
+    with torch.inference_mode():
+        full = llama(ids).logits[0]
+        found = dict(exact_ways.ways(llama, ids))
+    for way, logits in found.items():
+        reference = full[:-1][-len(logits) :] if way == "generate" else full
+        assert torch.allclose(logits, reference, atol=1e-4), way
+
+
+def test_a_row_that_differs_in_one_bit_is_counted():
+    reference = torch.randn(4, 9)
+    other = reference.clone()
+    other[2, 3] = torch.nextafter(other[2, 3], torch.tensor(9.0))
+    found = exact_ways.against(reference, other)
+    assert (found["rows"], found["equal_rows"]) == (4, 3)
+    assert 0 < found["max_abs"] < 1e-6
+
+
+def test_every_rung_is_measured_and_the_last_one_is_exact(ladder):
+    table = analysis.ladder_table(ladder.rows)
+    assert list(dict.fromkeys(table["rung"])) == list(exact_ladder.RUNGS)
+    assert (table.loc[table["rung"] == "all", "share"] == 1).all()
+    assert (table["error"] > 0).all()
+
+
+def test_ratios_of_time_are_the_switch_over_stock(cost):
+    halved = cost.rows.copy()
+    halved.loc[halved["arithmetic"] == exact_ways.STOCK, ["prefill_s", "decode_s"]] = 2.0
+    halved.loc[halved["arithmetic"] == exact_ways.EXACT, ["prefill_s", "decode_s"]] = 1.0
+    assert analysis.costs(halved)["decode"] == fits.Estimate(0.5, 0.5, 0.5)
+
+
+def verdicts(ways, ladder, cost):
+    return dict(analysis.promises(ways, ladder, cost)[["promise", "verdict"]].to_numpy())
+
+
+def test_a_single_differing_bit_breaks_the_promise(ways, ladder, cost):
+    lawful = ways.rows.copy()
+    stock = lawful["arithmetic"] == exact_ways.STOCK
+    # Whether models this small drift depends on the processor.
+    lawful.loc[stock, "equal_rows"] = 0
+    first, control, *_ = verdicts(lawful, ladder.rows, cost.rows).values()
+    assert (first, control) == ("kept", "kept")
+    broken = lawful.copy()
+    broken.loc[broken[~stock].index[-1], "equal_rows"] -= 1
+    assert next(iter(verdicts(broken, ladder.rows, cost.rows).values())) == "broken"
+    harmless = lawful.assign(equal_rows=lawful["rows"])
+    assert list(verdicts(harmless, ladder.rows, cost.rows).values())[1] == "broken"
+
+
+def test_slow_rows_break_the_promise_of_speed_and_fast_ones_keep_it(ways, ladder, cost):
+    rows = cost.rows.copy()
+    for seconds, word in ((1.0, "kept"), (3.0, "broken")):
+        rows.loc[rows["arithmetic"] == exact_ways.STOCK, ["prefill_s", "decode_s"]] = 1.0
+        rows.loc[rows["arithmetic"] == exact_ways.EXACT, ["prefill_s", "decode_s"]] = seconds
+        assert list(verdicts(ways.rows, ladder.rows, rows).values())[-2:] == [word, word]
+
+
+def test_words_and_figures_come_from_the_rows(ways, ladder, cost):
+    said = text.numbers(ways.rows, ladder.rows, cost.rows)
+    assert said["models"] == "2"
+    assert said["exact_rows"].startswith("1,") or "of" in said["exact_rows"]
+    captions = text.captions(ways, ladder, cost)
+    assert all("torch" in caption["caption"] for caption in captions.values())
+    assert len(figures.figure_ways(analysis.shares(ways.rows)).axes) == 2
+    assert len(figures.figure_ladder(analysis.ladder_table(ladder.rows)).axes) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"families": ["nosuch"]}, {"n_tokens": 60}, {"device": "cuda:99"}, {"n_samples": 9}]
+)
+def test_settings_that_cannot_be_run_are_refused_in_one_line(settings, change):
+    with pytest.raises(UserError) as error:
+        exact_ways.run(ExactCachesSettings.checked(**settings.model_dump() | change))
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError):
+        ExactCachesSettings.checked(dtypes=["float64"])
