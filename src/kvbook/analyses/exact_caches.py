@@ -77,6 +77,14 @@ def ladder_table(ladder: pd.DataFrame) -> pd.DataFrame:
     return table.loc[order].reset_index()
 
 
+def ladder_shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Give what a reader wants of `ladder_table`, under a reader's names."""
+    shown = table.assign(dtype=table["dtype"].map(DTYPES))
+    shown["equal rows"] = shown["equal_rows"].map("{:,}".format) + " of " + shown["rows"].map("{:,}".format)
+    names = {"max_abs": "largest difference", "full_ratio": "full pass / stock", "decode_ratio": "step / stock"}
+    return shown.rename(columns=names)[["dtype", "rung", "equal rows", *names.values(), "flips", "error"]]
+
+
 def error_ratios(ladder: pd.DataFrame) -> pd.DataFrame:
     """Take the error of the whole switch against double precision over stock's, by dtype.
 

@@ -1,5 +1,7 @@
 """Figures of the chapter on exact caches. Colour is the dtype; filled is under the switch, hollow is stock."""
 
+import textwrap
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -39,7 +41,7 @@ def figure_ways(shares: pd.DataFrame) -> Figure:
         for edge in np.arange(0.5, len(ways) - 1):
             ax.axvline(edge, color="#dddddd", linewidth=0.8)
         ax.grid(axis="x", visible=False)
-    axes[-1, 0].set_xticks(range(len(ways)), [way.replace(" ", "\n") for way in ways], fontsize=8)
+    axes[-1, 0].set_xticks(range(len(ways)), [textwrap.fill(way, 9) for way in ways], fontsize=8)
     handles = [
         Line2D([], [], color=style.GREY, marker=style.MARKERS[i % len(style.MARKERS)], linestyle="", label=model)
         for i, model in enumerate(models)
