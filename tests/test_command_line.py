@@ -19,6 +19,9 @@ def kvbook(*arguments):
         ("run", "layer_drift", "n_samples"),
         ("run", "layer_drift", "model=nosuch"),
         ("models", "train", "--family", "bert"),
+        ("models", "train-scratch", "--size", "nosuch"),
+        ("models", "train-scratch", "--corpus", "/nowhere"),
+        ("models", "train-scratch", "--corpus", "/nowhere", "--destination", "/tmp/nosuch"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments):

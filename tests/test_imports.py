@@ -20,6 +20,7 @@ ORDER = (
     "documents",
     "corpus",
     "models",
+    "scratch",
     "caches",
     "passes",
     "exact",

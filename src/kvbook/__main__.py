@@ -36,6 +36,33 @@ def models_train(
     typer.echo(f"{folder}: {(folder / 'training.json').read_text()}")
 
 
+@models_app.command("train-scratch")
+def models_train_scratch(
+    size: Annotated[str, typer.Option(help="small, which ships, or thread, as large as the forum thread's.")] = "small",
+    corpus: Annotated[str, typer.Option(help="stdlib, a folder of text files, or one text file.")] = "stdlib",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    destination: Annotated[str | None, typer.Option(help="Folder of the finished checkpoint.")] = None,
+) -> None:
+    """Train the model of the chapter "from scratch"; a killed run goes on from its last checkpoint."""
+    from pathlib import Path
+
+    from kvbook.models import placement
+    from kvbook.scratch import checkpoints, training
+
+    if size not in training.RECIPES:
+        raise UserError(f"no size {size!r}: choose one of {', '.join(training.RECIPES)}")
+    placement.device_of(device)
+    if destination:
+        folder = training.train(training.RECIPES[size], Path(destination), corpus, device)
+    elif size == checkpoints.THREAD:
+        folder = checkpoints.folder_of(size, corpus, device)
+    elif corpus == "stdlib":
+        folder = training.train(training.RECIPES[size], checkpoints.SHIPPED, corpus, device)
+    else:
+        raise UserError("the checkpoint that ships is trained on the stdlib: name a --destination for another corpus")
+    typer.echo(f"{folder}: {(folder / 'training.json').read_text()}")
+
+
 def _assignments(values: list[str]) -> dict[str, str]:
     pairs = {}
     for value in values:
@@ -48,7 +75,7 @@ def _assignments(values: list[str]) -> dict[str, str]:
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="layer_drift, greedy_paths or mitigations.")],
+    experiment: Annotated[str, typer.Argument(help="Its name; a wrong one lists them all.")],
     settings: Annotated[list[str] | None, typer.Argument(help="name=value, such as model=gpt2 n_samples=20.")] = None,
 ) -> None:
     """Run one experiment, without a notebook, and print where its rows lie."""

@@ -11,6 +11,7 @@ True
 """
 
 import hashlib
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -81,9 +82,16 @@ def part_of(name: str) -> Part:
 def stdlib_files(part: Part) -> Iterator[Path]:
     """Yield the standard library's source files of one part, in name order."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    named = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    named = {}
+    for folder, inner, files in os.walk(root):
+        # What is installed beside the standard library may be a hundred times its size: not even looked at.
+        inner[:] = [name for name in inner if name not in _EXCLUDED_FOLDERS]
+        for file in files:
+            if file.endswith(".py"):
+                path = Path(folder, file)
+                named[path.relative_to(root).as_posix()] = path
     for name in sorted(named):
-        if _EXCLUDED_FOLDERS.isdisjoint(name.split("/")[:-1]) and part_of(name) == part:
+        if part_of(name) == part:
             yield named[name]
 
 

@@ -20,6 +20,10 @@ from kvbook.experiments import (
     mitigations,
     operation_replay,
     prompt_reuse,
+    scratch_logits,
+    scratch_loss,
+    scratch_speed,
+    scratch_texts,
     seams,
     split_keys,
 )
@@ -28,6 +32,7 @@ from kvbook.settings import (
     LayerDriftSettings,
     ModelsSettings,
     PromptReuseSettings,
+    ScratchSettings,
     Settings,
     WhereDriftBeginsSettings,
 )
@@ -49,6 +54,10 @@ EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]
     "length_sweep": (WhereDriftBeginsSettings, length_sweep.run),
     "attention_forms": (WhereDriftBeginsSettings, attention_forms.run),
     "cache_factorial": (WhereDriftBeginsSettings, cache_factorial.run),
+    "scratch_logits": (ScratchSettings, scratch_logits.run),
+    "scratch_loss": (ScratchSettings, scratch_loss.run),
+    "scratch_texts": (ScratchSettings, scratch_texts.run),
+    "scratch_speed": (ScratchSettings, scratch_speed.run),
 }
 
 

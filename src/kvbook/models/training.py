@@ -196,7 +196,8 @@ def _states(optimizers: list[torch.optim.Optimizer]) -> list[dict]:
     return [o.state[p] for o in optimizers for group in o.param_groups for p in group["params"]]
 
 
-def _save_checkpoint(folder: Path, step: int, model: PreTrainedModel, optimizers: list[torch.optim.Optimizer]) -> None:
+def save_checkpoint(folder: Path, step: int, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Write weights and moments after `step` steps as two safetensors files, swap them in whole, drop older ones."""
     fresh = folder / f"step-{step}.partial"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -213,7 +214,8 @@ def _save_checkpoint(folder: Path, step: int, model: PreTrainedModel, optimizers
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _load_checkpoint(folder: Path, model: PreTrainedModel, optimizers: list[torch.optim.Optimizer]) -> int:
+def load_checkpoint(folder: Path, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
+    """Read the newest checkpoint into model and optimizers; give the number of steps done, 0 when there is none."""
     steps = [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit()]
     if not steps:
         return 0
@@ -228,7 +230,7 @@ def _load_checkpoint(folder: Path, model: PreTrainedModel, optimizers: list[torc
     return max(steps)
 
 
-def _log_kept(path: Path, step: int) -> list[list[str]]:
+def log_kept(path: Path, step: int) -> list[list[str]]:
     """Read the log's rows before `step`; what a killed run wrote past its checkpoint will be done again."""
     if step == 0 or not path.is_file():
         return []
@@ -275,9 +277,9 @@ def train(family: str, recipe: Recipe | None = None, destination: Path | None = 
     model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(config)
     optimizers = _optimizers(model, recipe)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    first = _load_checkpoint(work, model, optimizers)
+    first = load_checkpoint(work, model, optimizers)
     log = work / "training_log.csv"
-    kept = _log_kept(log, first)
+    kept = log_kept(log, first)
     started = time.perf_counter() - (float(kept[-1][3]) if kept else 0.0)
     with log.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -301,7 +303,7 @@ def train(family: str, recipe: Recipe | None = None, destination: Path | None = 
             bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
             if (step + 1) % every == 0 or step + 1 == recipe.steps:
                 file.flush()
-                _save_checkpoint(work, step + 1, model, optimizers)
+                save_checkpoint(work, step + 1, model, optimizers)
     return _publish(family, recipe, model, tokenizer, stream, log, destination)
 
 

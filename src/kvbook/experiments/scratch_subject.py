@@ -1,0 +1,66 @@
+"""What the experiments on the thread's model share: the model, its texts, and what a run is made of."""
+
+from typing import Any
+
+import torch
+
+from kvbook import fingerprint, machine
+from kvbook.errors import UserError
+from kvbook.models import placement
+from kvbook.scratch import checkpoints, text
+from kvbook.settings import ScratchSettings
+
+
+def made_of(settings: ScratchSettings, module: str, fields: set[str]) -> dict[str, Any]:
+    """Name everything that the rows of an experiment depend on, and refuse what cannot be run before anything is.
+
+    Parameters
+    ----------
+    settings : ScratchSettings
+        What to run.
+    module : str
+        The experiment's dotted name.
+    fields : set of str
+        The settings on which its rows depend, besides model, weights, device, seed and corpus.
+
+    Raises
+    ------
+    UserError
+        For a model, device, dtype or corpus that is not there, or texts longer than the table of positions.
+    """
+    device = placement.device_of(settings.device)
+    for dtype in settings.dtypes:
+        placement.dtype_on(dtype, device)
+    model = checkpoints.identify(settings.model, settings.weights, settings.seed, settings.corpus, settings.device)
+    longest = model["shape"]["table"] // model["shape"]["block"]
+    if settings.n_blocks > longest:
+        raise UserError(
+            f"n_blocks = {settings.n_blocks}: the model's table of positions ends after {longest} blocks; lower n_blocks"
+        )
+    texts(settings, checkpoints.load_vocabulary(settings.model, settings.corpus), model["shape"]["block"])
+    return {
+        "settings": settings.model_dump(
+            mode="json", include={"model", "weights", "device", "seed", "corpus"} | fields
+        ),
+        "source": fingerprint.of_source([module]),
+        "models": [model],
+        "corpus": text.describe(settings.corpus, "held-out"),
+        "machine": machine.describe(settings.device),
+    }  # fmt: skip
+
+
+def load(settings: ScratchSettings, dtype: str) -> checkpoints.Loaded:
+    """Load the model of the settings in a dtype."""
+    return checkpoints.load(
+        settings.model, settings.weights, settings.seed, settings.corpus, dtype, settings.device
+    )  # fmt: skip
+
+
+def texts(settings: ScratchSettings, vocabulary: text.Vocabulary, block: int) -> list[text.corpus.Sample]:
+    """Cut the held-out texts: `n_blocks` blocks and the character behind them."""
+    return text.samples(settings.corpus, vocabulary, settings.n_samples, settings.n_blocks * block + 1)
+
+
+def ids_of(samples: list[text.corpus.Sample], device: torch.device) -> torch.Tensor:
+    """Stack samples, shape (n_samples, n_characters), int64."""
+    return torch.tensor([sample.ids for sample in samples], device=device)

@@ -1,0 +1,455 @@
+"""The model of the forum thread: its ways to read, its training, its experiments, its verdicts."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from kvbook import paths
+from kvbook.analyses import scratch as analysis
+from kvbook.claims import forum_scratch, ledger
+from kvbook.errors import UserError
+from kvbook.experiments import scratch_logits, scratch_loss, scratch_speed, scratch_texts
+from kvbook.scratch import checkpoints, text, training
+from kvbook.scratch.memory import RollingMemory
+from kvbook.scratch.model import ScratchGPT, Shape, mask_of
+from kvbook.scratch.ways import FIXES, POSTED, WAYS, WINDOW, Refill, Reply, Rolling, Window, write
+from kvbook.settings import ScratchSettings
+
+BLOCK = 8
+
+
+def make_model(layers=3, **changes):
+    torch.manual_seed(4)
+    shape = dataclasses.replace(Shape(20, layers, 16, 2, BLOCK, 8 * BLOCK), **changes)
+    model = ScratchGPT(shape).double().eval().requires_grad_(False)
+    with torch.no_grad():
+        # At their first values the layers say almost nothing, and every way would agree.
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def letters():
+    return torch.randint(0, 20, (2, 4 * BLOCK), generator=torch.Generator().manual_seed(5))
+
+
+def apart(one, other, ids):
+    """Largest difference in the first block and past it."""
+    with torch.inference_mode():
+        steps = (scratch_logits.read_steps(one, ids) - scratch_logits.read_steps(other, ids)).abs().amax((1, 2))
+    return steps[:BLOCK].max().item(), steps[BLOCK:].max().item()
+
+
+TINY = 1e-12
+
+
+class TestWays:
+    def test_the_posted_cache_is_right_in_the_first_block_and_wrong_past_it(self, model, letters):
+        inside, behind = apart(Rolling(model), Window(model), letters)
+        assert inside < TINY
+        assert behind > 0.1
+
+    @pytest.mark.parametrize("positions", ["from 0", "absolute", "modulo"])
+    def test_all_windows_agree_in_the_first_block(self, model, letters, positions):
+        assert apart(Window(model, positions), Window(model), letters)[0] == 0
+
+    def test_control_a_forgotten_offset_is_wrong_at_once(self, model, letters):
+        assert apart(Rolling(model, positions="forgotten"), Window(model), letters)[0] > 0.1
+
+    def test_with_one_layer_no_key_goes_stale(self, letters):
+        shallow = make_model(layers=1)
+        assert max(apart(Rolling(shallow), Window(shallow, "absolute"), letters)) < TINY
+
+    def test_control_with_more_layers_some_do(self, model, letters):
+        assert apart(Rolling(model), Window(model, "absolute"), letters)[1] > 0.1
+
+    @pytest.mark.parametrize("fix", list(FIXES)[:3])
+    def test_append_mask_and_prompt_change_nothing(self, model, letters, fix):
+        assert max(apart(FIXES[fix](model), Rolling(model), letters)) < TINY
+
+    def test_modulo_positions_change_what_is_past_the_block(self, model, letters):
+        inside, behind = apart(FIXES["4 positions modulo block"](model), Rolling(model), letters)
+        assert inside == 0
+        assert behind > 0.1
+
+    def test_the_order_of_keys_and_values_does_not_matter(self, model, letters):
+        assert max(apart(Rolling(model, keeping="shuffled"), Rolling(model), letters)) < TINY
+
+    def test_control_which_value_belongs_to_which_key_does(self, model, letters):
+        assert min(apart(Rolling(model, keeping="values late"), Rolling(model), letters)) > 0.1
+
+    @pytest.mark.parametrize("hop", [1, 2, 3, BLOCK])
+    def test_a_refilled_cache_equals_a_window_of_its_hop_everywhere(self, model, letters, hop):
+        assert max(apart(Refill(model, hop), Window(model, hop=hop), letters)) < TINY
+
+    def test_control_a_refilled_cache_does_not_equal_a_window_of_another_hop(self, model, letters):
+        assert apart(Refill(model, 3), Window(model, hop=2), letters)[1] > 0.1
+
+    def test_the_reply_is_right_in_the_first_block_and_not_past_it(self, model, letters):
+        inside, behind = apart(Reply(model), Window(model, "modulo"), letters)
+        assert inside < TINY
+        assert behind > 0.1
+
+    def test_the_reply_forgets_everything_at_the_end_of_each_block(self, model, letters):
+        way = Reply(model)
+        with torch.inference_mode():
+            held = []
+            for length in range(1, 2 * BLOCK + 2):
+                way.read(letters[:, :length])
+                held.append(way.memory._stores[0][0].shape[2])
+        assert held == [*range(1, BLOCK + 1), *range(1, BLOCK + 1), 1]
+
+    def test_all_rows_cost_time_and_change_no_choice(self, model, letters):
+        assert max(apart(Window(model, all_rows=True), Window(model), letters)) < TINY
+
+    def test_behind_the_table_there_is_no_position(self, model, letters):
+        long = letters.repeat(1, 3)
+        way = Rolling(model)
+        with torch.inference_mode():
+            for length in range(1, 8 * BLOCK + 1):
+                way.read(long[:, :length])
+            with pytest.raises(IndexError):
+                way.read(long[:, : 8 * BLOCK + 1])
+
+    def test_what_does_not_fit_into_a_block_at_once_is_refused(self, model, letters):
+        memory = RollingMemory(BLOCK)
+        model(letters[:, :5], torch.arange(5), memory)
+        with pytest.raises(ValueError, match="do not fit"):
+            model(letters[:, 5:10], torch.arange(5, 10), memory)
+
+    def test_equal_draws_write_equal_texts_inside_the_block_and_greedy_needs_none(self, model, letters):
+        draws = torch.rand(BLOCK, generator=torch.Generator().manual_seed(6))
+        one, other = (write(make(model), letters[:, :1], BLOCK - 1, draws) for make in (WAYS[WINDOW], WAYS[POSTED]))
+        assert torch.equal(one, other)
+        greedy = write(Window(model), letters[:, :3], 4)
+        assert greedy[0, 3] == model(letters[:1, :3], torch.arange(3))[0, -1].argmax()
+
+
+class TestPrompts:
+    def differences(self, model, ids):
+        with torch.inference_mode():
+            reference = model(ids, torch.arange(ids.shape[1]))[:, -1]
+            ways = (scratch_logits.LAST_ONLY, scratch_logits.WHOLE, *scratch_logits.CHUNKS)
+            return {
+                how: (scratch_logits.read_prompt(model, ids, how) - reference).abs().max().item() for how in ways
+            }  # fmt: skip
+
+    def test_only_the_last_character_is_no_prompt(self, model, letters):
+        assert self.differences(model, letters[:1, :5])[scratch_logits.LAST_ONLY] > 0.1
+        assert self.differences(model, letters[:1, :1])[scratch_logits.LAST_ONLY] < TINY
+
+    def test_two_chunks_need_a_mask_that_is_shifted_by_what_is_cached(self, model, letters):
+        found = self.differences(model, letters[:1, :6])
+        assert found["prompt: two chunks, shifted mask"] < TINY
+        assert found["prompt: two chunks, reply's mask"] > 0.1
+        assert found["prompt: two chunks, no mask"] > 0.1
+
+    def test_masks_are_what_one_draws_by_hand(self):
+        device = torch.device("cpu")
+        assert mask_of("causal", 2, 3, device).int().tolist() == [[1, 1, 0], [1, 1, 1]]
+        assert mask_of("unshifted", 2, 3, device).int().tolist() == [[1, 0, 0], [1, 1, 0]]
+        assert mask_of("explicit", 1, 3, device).int().tolist() == [[1, 1, 1]]
+        assert mask_of("causal", 1, 3, device) is None
+        assert mask_of("none", 2, 3, device) is None
+
+
+class TestText:
+    def test_encoding_and_decoding_give_the_text_back_and_mark_what_is_unknown(self):
+        vocabulary = text.Vocabulary.of(["ab\n" * 200, "é"])
+        assert vocabulary.characters == text.UNKNOWN + "\nab"
+        assert vocabulary.decode(vocabulary.encode("ab\naé")) == "ab\na" + text.UNKNOWN
+        assert len(vocabulary.encode("")) == 0
+
+    def test_of_one_file_the_last_tenth_is_held_out(self, tmp_path):
+        file = tmp_path / "text.txt"
+        file.write_text("".join(str(i % 10) for i in range(100_000)))
+        train, held_out = text.documents(str(file), "train"), text.documents(str(file), "held-out")
+        assert len(train[0].text) == 90_000
+        assert sum(len(d.text) for d in held_out) == 10_000
+        assert len({d.name for d in held_out}) == len(held_out) == 3
+
+    def test_a_corpus_that_cannot_be_used_is_refused_in_one_line(self, tmp_path):
+        (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\xff")
+        (tmp_path / "folder").mkdir()
+        for name in ("/nowhere", tmp_path / "binary", tmp_path / "folder"):
+            with pytest.raises(UserError) as error:
+                text.documents(str(name), "held-out")
+            assert "\n" not in str(error.value)
+
+
+QUICK = training.Recipe(
+    layers=2, width=16, heads=2, block=16, steps=8, batch_size=4, rate=1e-3, falls=True, dropout=0.1
+)
+
+
+@pytest.fixture(scope="module")
+def corpus_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("scratch") / "code.txt"
+    file.write_text("".join(f"def f{i % 37}(x):\n    return x + {i % 11}\n" for i in range(4000)))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(corpus_file, tmp_path_factory):
+    recipe = dataclasses.replace(QUICK, steps=60, rate=1e-2)
+    return training.train(recipe, tmp_path_factory.mktemp("scratch") / "tiny", corpus_file)
+
+
+class TestTraining:
+    def test_a_batch_depends_on_the_seed_and_the_step_alone_and_its_targets_are_one_further(self):
+        stream = np.arange(1000)
+        first, again, other = (training.batch(stream, QUICK, step) for step in (3, 3, 2))
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        assert not torch.equal(first[0], other[0])
+        assert torch.equal(first[1], first[0] + 1)
+
+    def test_offsets_reach_both_ends_of_the_table(self):
+        stream = np.arange(1000)
+        positions = torch.cat([training.batch(stream, QUICK, step)[2] for step in range(400)])
+        assert positions.min() == 0
+        assert positions.max() == QUICK.block * QUICK.blocks_in_table - 1
+
+    def test_training_lowers_the_loss_and_records_what_it_was_made_of(self, checkpoint):
+        about = json.loads((checkpoint / "training.json").read_text())
+        losses = [float(line.split(",")[1]) for line in (checkpoint / "training_log.csv").read_text().splitlines()[1:]]
+        assert about["held_out_nats_per_character"] < losses[0] / 2
+        assert about["trained_characters"] == 60 * 4 * 16
+        assert {"sha256", "bytes"} <= about["train"].keys()
+
+    def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(self, corpus_file, tmp_path):
+        script = """
+        import sys, time
+        from pathlib import Path
+        from kvbook.scratch import training
+        slow, rate = float(sys.argv[2]), training.Recipe.rate_at
+        training.Recipe.rate_at = lambda self, step: time.sleep(slow / 2) or rate(self, step)
+        recipe = training.Recipe(layers=2, width=16, heads=2, block=16, steps=8, batch_size=4, rate=1e-3, falls=True,
+                                 dropout=0.1)
+        training.train(recipe, Path(sys.argv[1]), sys.argv[3], every=2)
+        """
+
+        def start(name, slow):
+            command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / name / "model"), slow, corpus_file]
+            environment = os.environ | {"KVBOOK_BUILD": str(tmp_path / name)}
+            return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+        for name in ("whole", "killed"):
+            (tmp_path / name).mkdir()
+        assert start("whole", "0").wait() == 0
+        process = start("killed", "0.5")
+        while not list((tmp_path / "killed" / "training").glob("scratch-*/step-4")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "killed" / "model").exists()
+        assert start("killed", "0").wait() == 0
+        logs = [
+            [line.split(",")[:2] for line in (tmp_path / name / "model" / "training_log.csv").read_text().splitlines()]
+            for name in ("whole", "killed")
+        ]
+        assert logs[0] == logs[1]
+
+    def test_what_ships_was_made_by_the_recipe_that_stands_here_and_is_small(self):
+        recorded = json.loads((checkpoints.SHIPPED / "training.json").read_text())
+        assert training.Recipe(**recorded["recipe"]) == training.RECIPES["small"]
+        assert sum(file.stat().st_size for file in checkpoints.SHIPPED.iterdir()) < 3e6
+
+    def test_what_ships_scores_what_its_record_says(self):
+        recorded = json.loads((checkpoints.SHIPPED / "training.json").read_text())
+        if text.describe("stdlib", "held-out")["sha256"] != recorded["held_out"]["sha256"]:
+            expected = pytest.approx(recorded["held_out_nats_per_character"], abs=0.1)
+        else:
+            expected = pytest.approx(recorded["held_out_nats_per_character"], abs=1e-3)
+        loaded = checkpoints.load("small", "stand-in", 0, "stdlib", "float32", "cpu")
+        assert training.held_out_nats(loaded.model, loaded.vocabulary, "stdlib") == expected
+
+
+@pytest.fixture(scope="module")
+def settings(checkpoint, corpus_file):
+    return ScratchSettings.checked(model=str(checkpoint), corpus=corpus_file, n_samples=6, n_blocks=4, n_timed=2)
+
+
+@pytest.fixture(scope="module")
+def runs(settings):
+    return {
+        "logits": scratch_logits.run(settings).rows,
+        "loss": scratch_loss.run(settings).rows,
+        "texts": scratch_texts.run(settings).rows,
+        "speed": scratch_speed.run(settings).rows,
+    }
+
+
+class TestExperiments:
+    def test_every_way_is_scored_at_the_same_places(self, runs):
+        counts = runs["loss"].groupby(["way", "read_to"])["n_scored"].sum().unstack("way")
+        assert (counts.eq(counts[WINDOW], axis=0)).all(axis=None)
+        assert set(runs["loss"]["way"]) >= {*WAYS, *FIXES}
+
+    def test_losses_are_what_a_full_pass_gives_in_the_first_block(self, runs, settings):
+        loaded = checkpoints.load(settings.model, "stand-in", 0, settings.corpus, "float32", "cpu")
+        sample = text.samples(settings.corpus, loaded.vocabulary, 6, 4 * 16 + 1)[2]
+        places = [place for place in scratch_loss.places(16, 4, 0) if place <= 8]
+        ids = torch.tensor([sample.ids])
+        with torch.inference_mode():
+            logs = torch.log_softmax(loaded.model(ids[:, :16], torch.arange(16)), -1)[0]
+        expected = -np.mean([logs[place - 1, sample.ids[place]].item() for place in places])
+        found = runs["loss"].query("way == 'posted cache' and sample == 2 and read_to == 8")["nats"].item()
+        assert found == pytest.approx(expected, abs=1e-5)
+
+    def test_places_do_not_keep_one_phase_of_the_hops(self):
+        places = np.array(scratch_loss.places(64, 8, 0))
+        assert len(set(places % 8)) == 8
+        assert (np.diff(places) > 0).all()
+        assert places[-1] <= 8 * 64
+
+    def test_the_gap_is_a_difference_of_means(self, runs):
+        behind = runs["loss"][runs["loss"]["read_from"] >= 16]
+        mean = behind.groupby("way").apply(lambda r: np.average(r["nats"], weights=r["n_scored"]), include_groups=False)
+        gap = analysis.gap_behind(runs["loss"], POSTED)
+        assert gap.value == pytest.approx(mean[POSTED] - mean[WINDOW])
+        assert gap.low <= gap.value <= gap.high
+
+    def test_every_repetition_times_every_way(self, runs):
+        assert (runs["speed"].groupby(["model", "measure", "way", "length"]).size() == 2).all()
+        assert (runs["speed"]["seconds"] > 0).all()
+
+    def test_greedy_texts_that_part_are_found_where_they_part(self, runs):
+        reply = ("reply's cache", scratch_texts.REPLYS_WINDOW)
+        rows = analysis.divergence(runs["texts"], *reply)
+        assert rows["first"].isna().sum() + (rows["first"] > 16).sum() == len(rows)
+        changed = runs["texts"].copy()
+        hit = (changed["choice"] == "greedy") & (changed["way"] == reply[0])
+        changed.loc[hit, "text"] = changed.loc[hit, "text"].str.slice_replace(10, 11, "\0")
+        assert (analysis.divergence(changed, *reply)["first"] == 10).all()
+
+    def test_a_run_that_cannot_start_leaves_nothing_behind(self, settings, tmp_path, monkeypatch):
+        monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+        for change in (
+            {"n_blocks": 9},
+            {"n_samples": 10_000},
+            {"model": "nosuch"},
+            {"model": str(tmp_path)},
+            {"device": "cuda:99"},
+            {"corpus": "/nowhere"},
+        ):
+            with pytest.raises(UserError) as error:
+                scratch_loss.run(ScratchSettings.checked(**settings.model_dump() | change))
+            assert "\n" not in str(error.value)
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_checkpoint_whose_weights_do_not_fit_is_refused_in_one_line(self, checkpoint, tmp_path):
+        folder = tmp_path / "broken"
+        folder.mkdir()
+        for file in checkpoint.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        (folder / "model.safetensors").write_bytes(b"not weights")
+        with pytest.raises(UserError, match="does not fit"):
+            checkpoints.load(str(folder), "stand-in", 0, "stdlib", "float32", "cpu")
+
+
+def judged(runs, weights="stand-in"):
+    evidence = forum_scratch.Evidence(**runs, weights=weights)
+    return {name: check(evidence) for name, check in forum_scratch.CHECKS.items()}
+
+
+def moved(loss, way, by):
+    """Move a way's loss past the first block."""
+    hit = (loss["way"] == way) & (loss["read_from"] >= loss["block"])
+    return loss.assign(nats=loss["nats"] + np.where(hit, by, 0.0))
+
+
+class TestVerdicts:
+    def test_every_claim_has_a_check_and_a_word_of_the_ledger(self, runs):
+        evidence = forum_scratch.Evidence(**runs, weights="stand-in")
+        table = ledger.judge("forum-scratch", forum_scratch.CHECKS, evidence)
+        assert len(table) == 13
+        assert set(table["verdict"]) <= set(ledger.Word.__args__)
+
+    def test_what_the_mechanism_decides_is_decided(self, runs):
+        found = {name: verdict.verdict for name, verdict in judged(runs).items()}
+        assert found["roll-scrambles"] == found["mask-missing"] == found["prompt-is-the-cause"] == "refuted"
+        assert found["prompt-skipped"] == "reproduced in kind"
+        assert found["cache-changes-nothing"] == found["mask-sees-the-past-only"] == "refuted"
+        assert found["outputs-match"] == "reproduced in kind"
+
+    @pytest.mark.parametrize(
+        ("claim", "way", "by", "verdict"),
+        [
+            ("cached-is-worse", POSTED, 5.0, "reproduced in kind"),
+            ("cached-is-worse", POSTED, -5.0, "refuted"),
+            ("positions-misalign", "4 positions modulo block", -5.0, "reproduced in kind"),
+            ("positions-misalign", "4 positions modulo block", 5.0, "refuted"),
+            ("reply-improves", "reply's cache", -5.0, "reproduced in kind"),
+            ("reply-improves", "reply's cache", 5.0, "refuted"),
+            ("reply-cures", "reply's cache", -5.0, "reproduced in kind"),
+            ("reply-cures", "reply's cache", 5.0, "refuted"),
+        ],
+    )
+    def test_a_verdict_turns_when_the_loss_does(self, runs, claim, way, by, verdict):
+        assert judged(runs | {"loss": moved(runs["loss"], way, by)})[claim].verdict == verdict
+
+    @pytest.mark.parametrize("fix", ["1 append, no roll", "2 explicit mask", "3 whole prompt"])
+    def test_were_a_point_the_cause_the_verdict_would_say_so(self, runs, fix):
+        logits = runs["logits"].copy()
+        hit = (logits["comparison"] == fix) & (logits["length"] > logits["block"])
+        logits.loc[hit, ["max_abs", "relative_rms"]] = 1.0
+        changed = runs | {"logits": logits, "loss": moved(runs["loss"], fix, -5.0)}
+        claim = {"1": "roll-scrambles", "2": "mask-missing", "3": "prompt-is-the-cause"}[fix[0]]
+        assert judged(changed)[claim].verdict == "reproduced in kind"
+
+    def test_were_the_cached_logits_right_past_the_block_the_verdict_would_say_so(self, runs):
+        logits = runs["logits"].assign(max_abs=0.0, relative_rms=0.0)
+        found = judged(runs | {"logits": logits})
+        assert found["cache-changes-nothing"].verdict == "reproduced in kind"
+        assert found["prompt-skipped"].verdict == "refuted"
+        assert found["mask-sees-the-past-only"].verdict == "reproduced in kind"
+
+    def test_the_speed_is_judged_by_its_interval(self, runs):
+        def timed(factor):
+            speed = runs["speed"].copy()
+            speed["seconds"] = np.where(speed["way"] == POSTED, 1.0, factor) * (1 + 0.01 * speed["repetition"])
+            return judged(runs | {"speed": speed})["three-times-faster"].verdict
+
+        assert timed(5.0) == "reproduced"
+        assert timed(2.0) == "refuted"
+
+    def test_dtypes_in_which_rounding_hides_everything_decide_nothing(self, runs):
+        coarse = runs["logits"].assign(dtype="bfloat16")
+        found = judged(runs | {"logits": coarse})
+        assert found["cache-changes-nothing"].verdict == found["roll-scrambles"].verdict == "not run"
+
+    def test_reply_texts_that_part_in_the_first_block_would_be_told(self, runs):
+        texts = runs["texts"].copy()
+        hit = (texts["choice"] == "greedy") & (texts["way"] == "reply's cache")
+        texts.loc[hit, "text"] = texts.loc[hit, "text"].str.slice_replace(10, 11, "\0")
+        assert judged(runs | {"texts": texts})["outputs-match"].verdict == "refuted"
+
+    def test_stale_share_is_all_of_the_gap_when_positions_cost_nothing_and_unknown_without_a_gap(self, runs):
+        loss = runs["loss"]
+        window = loss[loss["way"] == WINDOW]
+        rest = loss[~loss["way"].isin([WINDOW, POSTED, analysis.ABSOLUTE])]
+        table = pd.concat(
+            [rest, window, window.assign(way=analysis.ABSOLUTE),
+             moved(window.assign(way=POSTED), POSTED, 1.0)]
+        )  # fmt: skip
+        assert analysis.stale_share(table).value == pytest.approx(1)
+        flat = pd.concat([rest, window, window.assign(way=analysis.ABSOLUTE), window.assign(way=POSTED)])
+        assert analysis.stale_share(flat) is None
