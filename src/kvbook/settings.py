@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from kvbook.errors import UserError
 
 DType = Literal["float64", "float32", "float16", "bfloat16"]
-Weights = Literal["stand-in", "hub", "random"]
+Weights = Literal["stand-in", "hub", "random", "untrained"]
 
 # What people type for the four.
 _DTYPE_NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
@@ -38,9 +38,10 @@ class Settings(BaseModel):
     ----------
     model : str
         A family's name, a hub id, or a local folder.
-    weights : {"stand-in", "hub", "random"}
+    weights : {"stand-in", "hub", "random", "untrained"}
         For a family's name: its stand-in, its first hub id, or its true architecture with seeded random weights. A
         folder and a hub id bring their own; ``"random"`` then keeps the architecture and draws the weights.
+        ``"untrained"`` is a family's stand-in with random weights.
     device : str
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
     seed : int
@@ -235,7 +236,7 @@ class PromptReuseSettings(Settings):
         Tokens that the greedy decoding writes; the document's number.
     """
 
-    second_model: Annotated[str, Field(min_length=1)] = "gpt2"
+    second_model: Annotated[str, Field(min_length=1)] = "qwen2"
     corpus: Annotated[str, Field(min_length=1)] = "stdlib"
     n_samples: Annotated[int, Field(ge=1)] = 10
     n_positions: Annotated[int, Field(ge=1)] = 40
@@ -311,3 +312,39 @@ class ScratchSettings(Settings):
     n_blocks: Annotated[int, Field(ge=2)] = 8
     dtypes: DTypes = ("float32", "float64")
     n_timed: Annotated[int, Field(ge=2)] = 4
+
+
+class PastTablesSettings(Settings):
+    """Settings of the chapter on the blog post about past_key_values.
+
+    Attributes
+    ----------
+    model : str
+        The baseline; the document's was GPT-2.
+    families : tuple of str
+        The other models: families, hub ids or folders.
+    dtype : str
+        Of weights and arithmetic; what quantization leaves alone has it.
+    quantizations : tuple of str
+        Among none, 8bit, 4bit.
+    corpus : str
+        ``"stdlib"`` or a folder of text files.
+    n_samples : int
+        Texts besides the posted one.
+    n_tokens : int
+        Tokens of each.
+    """
+
+    model: Annotated[str, Field(min_length=1)] = "gpt2"
+    families: Annotated[tuple[str, ...], BeforeValidator(_several)] = ("roberta", "mpt", "falcon")
+    dtype: DTypeName = "float32"
+    quantizations: Annotated[
+        tuple[Literal["none", "8bit", "4bit"], ...], BeforeValidator(_several), Field(min_length=1)
+    ] = (
+        "none",
+        "8bit",
+        "4bit",
+    )
+    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+    n_samples: Annotated[int, Field(ge=1)] = 20
+    n_tokens: Annotated[int, Field(ge=3)] = 32

@@ -9,6 +9,7 @@ WEIGHTS = {
     "hub": "weights from the hub",
     "local": "weights from a local folder",
     "random": "true shape, random weights",
+    "untrained": "stand-ins' shape, random weights",
 }
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 

@@ -19,6 +19,7 @@ from kvbook.experiments import (
     length_sweep,
     mitigations,
     operation_replay,
+    past_tables,
     prompt_reuse,
     scratch_logits,
     scratch_loss,
@@ -31,6 +32,7 @@ from kvbook.settings import (
     ExactCachesSettings,
     LayerDriftSettings,
     ModelsSettings,
+    PastTablesSettings,
     PromptReuseSettings,
     ScratchSettings,
     Settings,
@@ -58,6 +60,7 @@ EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]
     "scratch_loss": (ScratchSettings, scratch_loss.run),
     "scratch_texts": (ScratchSettings, scratch_texts.run),
     "scratch_speed": (ScratchSettings, scratch_speed.run),
+    "past_tables": (PastTablesSettings, past_tables.run),
 }
 
 

@@ -26,12 +26,17 @@ from transformers.utils import logging
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
-from kvbook.models import hub, lowbit, placement, registry
+from kvbook.models import hub, lowbit, placement, registry, standins, tokenizers
 
 # Bytes from which on loading takes long enough to be watched.
 _LARGE = 2e9
 
-Source = Literal["stand-in", "hub", "random", "local"]
+Source = Literal["stand-in", "hub", "random", "untrained", "local"]
+
+# Sources whose weights are drawn, not read.
+_DRAWN = ("random", "untrained")
+# Wide enough that attention tells tokens apart without training, so that a missing context shows.
+_UNTRAINED_RANGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Loaded:
         Its own; for random weights the stand-in's (its ids are below any true vocabulary's size).
     name : str
         As it was asked for, a folder by its last part.
-    weights : {"stand-in", "hub", "random", "local"}
+    weights : {"stand-in", "hub", "random", "untrained", "local"}
         To be said in every caption.
     dtype : str
         Name of the dtype of weights and arithmetic.
@@ -111,7 +116,7 @@ def _folder(path: Path, source: Source, name: str) -> _Where:
 
 def _identity(where: _Where, seed: int) -> dict[str, Any]:
     """Give what tells a request's weights from all others."""
-    if where.source == "random":
+    if where.source in _DRAWN:
         values = {name: value for name, value in where.config.to_dict().items() if not name.startswith("_")}
         # A folder is named by its last part: where it lies is its owner's affair.
         named = where.name if Path(where.path).is_dir() else where.path
@@ -144,6 +149,10 @@ def _resolve(model: str, weights: str) -> _Where:
             if not standin.is_dir():
                 raise UserError(f"{standin} is missing: make it with `python -m kvbook models train --family {model}`")
             return _folder(standin, "stand-in", model)
+        if weights == "untrained":
+            config = standins.config(model)
+            config.initializer_range = _UNTRAINED_RANGE
+            return _Where("untrained", model, f"stand-in {model}", config, "")
         architecture = family.architectures[0]
         if weights == "random":
             return _Where("random", model, architecture.hub_id, configuration(architecture), str(standin))
@@ -224,9 +233,10 @@ def load(
     ----------
     model : str
         A family's name (see ``data/models/registry.yaml``), a local folder, or a hub id.
-    weights : {"stand-in", "hub", "random"}
+    weights : {"stand-in", "hub", "random", "untrained"}
         For a family's name: its stand-in, its first hub id, or that architecture with random weights.  A folder or a
-        hub id brings its own weights; with ``"random"`` its architecture gets random ones.
+        hub id brings its own weights; with ``"random"`` its architecture gets random ones.  ``"untrained"`` is for a
+        family's name too: the stand-in's shape with random weights, for which no file is needed.
     dtype : str
         ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``; the weights are converted to it.
     device : str
@@ -255,7 +265,7 @@ def load(
     torch_dtype = placement.dtype_on(dtype, place)
     blank = shape(where.config)
     needed = lowbit.bytes_needed(blank, quantization, torch_dtype)
-    if where.source == "random":
+    if where.source in _DRAWN:
         # Drawn in full before they are quantized, and never spread.
         placement.check_memory(where.name, max(needed, lowbit.bytes_needed(blank, "none", torch_dtype)), place)
         device_map: placement.DeviceMap = {"": place}
@@ -272,7 +282,7 @@ def load(
         options["attn_implementation"] = attention
     try:
         with lowbit.every_linear_found(quantization), _open(where):
-            if where.source == "random":
+            if where.source in _DRAWN:
                 built = _random(where, torch_dtype, place, seed, options)
             else:
                 built = _pretrained(where, torch_dtype, device_map, options)
@@ -329,6 +339,9 @@ def _pretrained(
 
 
 def _tokenizer(where: _Where) -> PreTrainedTokenizerBase:
+    if where.source == "untrained":
+        bpe = tokenizers.load_bpe(paths.MODELS / "tokenizers" / f"{standins.tokenizer_style(where.name)}.json")
+        return tokenizers.for_family(bpe, where.name, standins.CONTEXT_LENGTH)
     try:
         with _open(where):
             found = AutoTokenizer.from_pretrained(

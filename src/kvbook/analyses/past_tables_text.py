@@ -1,0 +1,127 @@
+"""What the chapter on past_key_values says in words: captions, and the numbers of its prose."""
+
+import pandas as pd
+
+from kvbook.analyses import past_tables as tables
+from kvbook.analyses import wording
+from kvbook.analyses.wording import DTYPES
+from kvbook.experiments import past_tables
+from kvbook.records import Run
+
+
+def captions(run: Run) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
+
+    Parameters
+    ----------
+    run : Run
+        Of the experiment ``past_tables``.
+
+    Returns
+    -------
+    dict
+        By name: ``name``, ``caption`` and, for a figure, ``alt``.
+    """
+    asked = run.about["settings"]
+    machine = f"{DTYPES[asked['dtype']]}; {wording.machine(run)}"
+    one_text = f"{wording.models(run)}; {machine}; the post's one text"
+    texts = (
+        f"{wording.models(run)}; {machine}; {asked['n_samples']} samples of {asked['n_tokens']} tokens of "
+        f"{wording.corpus(run)}, and the post's text"
+    )
+    said = {
+        "fig-past-published": (
+            "Statistics of the absolute difference of the last token's logits with and without past, each family as it was in "
+            f"mid-2023. Hollow: published, the true models. Filled: this run. {one_text}. A difference of zero is not drawn.",
+            "Seven panels of seven statistics on a logarithmic axis, published and of this run: GPT-2 lies orders of magnitude "
+            "below the others.",
+        ),
+        "tab-past-published": (
+            "The post's differences beside ours, as it took them (each statistic of the differences over the same statistic of "
+            f"the logits) and element by element. {one_text}. An empty field: left out of this run.",
+            "",
+        ),
+        "fig-past-variants": (
+            "Root mean square difference of the last token's logits over their standard deviation, mean over texts with 95 % "
+            f"interval (bootstrap over files), for every switch. {texts}.",
+            "A list of variants against the difference on a logarithmic axis: native models near the roundoff, switched ones "
+            "near one.",
+        ),
+        "tab-past-variants": (
+            "For every switch: the share of the tokens that the past held, the difference as in the figure, the texts whose "
+            f"logits equal in every element those of the last token fed alone, and how often the first choice changes. {texts}.",
+            "",
+        ),
+        "fig-past-depth": (
+            "A bidirectional model whose past is handed over, cut to its first layers, against the same model without a past "
+            f"and made causal: mean difference over texts, 95 % interval (bootstrap over files). {texts}.",
+            "Difference against the number of layers on a logarithmic axis: at one layer near the roundoff, then rising, below "
+            "the line of no past.",
+        ),
+        "tab-claims-blog-past": (
+            f"Claims of the post and what this run says of them. {texts}. “In kind”: the mechanism is shown on weights that "
+            "are not the document's, so its magnitudes are not.",
+            "",
+        ),
+    }
+    return {
+        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
+        for name, (caption, alt) in said.items()
+    }
+
+
+def numbers(rows: pd.DataFrame) -> dict[str, str]:
+    """Write every number that the chapter's prose quotes, by its glue key.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``past_tables``.
+    """
+    table = tables.by_variant(rows)
+    plain = table[table["quantization"] == "none"]
+
+    def spread(family: str, variant: str, of: pd.DataFrame = plain) -> str:
+        found = of[(of["family"] == family) & (of["variant"] == variant)]
+        return "; ".join(e.text("{:.2g}") for e in found["spread"]) or "not run"
+
+    def alone(family: str, variant: str) -> str:
+        found = table[(table["family"] == family) & (table["variant"] == variant)]
+        return f"{found['alone_equal'].sum()} of {found['texts'].sum()}" if len(found) else "not run"
+
+    said = {
+        "gpt2_native": spread("gpt2", past_tables.NATIVE),
+        "gpt2_8bit": spread("gpt2", past_tables.NATIVE, table[table["quantization"] == "8bit"]),
+        "gpt2_4bit": spread("gpt2", past_tables.NATIVE, table[table["quantization"] == "4bit"]),
+        "roberta_posted": spread("roberta", past_tables.NO_PAST),
+        "roberta_alone": alone("roberta", past_tables.NO_PAST),
+        "roberta_decoder": spread("roberta", past_tables.DECODER),
+        "mpt_off": spread("mpt", past_tables.CACHE_OFF),
+        "mpt_alone": alone("mpt", past_tables.CACHE_OFF),
+        "mpt_native": spread("mpt", past_tables.NATIVE),
+        "falcon_native": spread("falcon", past_tables.NATIVE),
+        "falcon_mask": spread("falcon", past_tables.UPPER_LEFT),
+        "falcon_rotary": spread("falcon", past_tables.NO_OFFSET),
+        "falcon_both": spread("falcon", past_tables.BOTH),
+    }
+    handed = plain[plain["variant"] == past_tables.HANDED].sort_values("layers")
+    said["roberta_depths"] = (
+        ", ".join(
+            f"{row.spread.text('{:.2g}')} with {row.layers} layer{'s' * (row.layers > 1)}"
+            for row in handed.itertuples()
+        )
+        or "not run"
+    )
+    falcon = rows[rows["family"] == "falcon"].pivot_table(
+        index=["model", "quantization", "sample"], columns="variant", values="max_abs"
+    )
+    said["falcon_masked_equal"] = (
+        f"{int((falcon[past_tables.UPPER_LEFT] == falcon[past_tables.BOTH]).sum())} of {len(falcon)}"
+        if len(falcon)
+        else "not run"
+    )
+    own = tables.own_tables(tables.as_in_2023(rows))
+    own = own[(own["relative"] > 0) & (own["element"] > 0)]
+    apart = (own["relative"] / own["element"]).map(lambda ratio: max(ratio, 1 / ratio))
+    said["relative_apart"] = f"{apart.max():,.0f}" if len(apart) else "not run"
+    return said

@@ -1,0 +1,252 @@
+"""The experiment of the blog post about past_key_values, on small checkpoints in local folders."""
+
+import pandas as pd
+import pytest
+import torch
+from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
+    MptConfig,
+    MptForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from kvbook import documents, paths
+from kvbook.analyses import past_tables as analysis
+from kvbook.analyses import past_tables_text as text
+from kvbook.claims import blog_past, ledger
+from kvbook.errors import UserError
+from kvbook.experiments import past_tables
+from kvbook.models import tokenizers
+from kvbook.settings import PastTablesSettings
+
+SHAPE = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
+
+
+def small(family: str):
+    torch.manual_seed(6)
+    if family == "mpt":
+        # The class's own default of use_cache stays: it is what the document fell into.
+        return MptForCausalLM(
+            MptConfig(**SHAPE, d_model=32, n_heads=4, n_layers=3, max_seq_len=64, initializer_range=0.2)
+        )
+    if family == "falcon":
+        config = FalconConfig(
+            **SHAPE, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=64,
+            multi_query=True, parallel_attn=True, alibi=False, bias=False, new_decoder_architecture=False,
+            ffn_hidden_size=64, initializer_range=0.2,
+        )  # fmt: skip
+        return FalconForCausalLM(config)
+    config = RobertaConfig(
+        **SHAPE, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=67, type_vocab_size=1, initializer_range=0.2,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return RobertaForMaskedLM(config)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory, bpe, gpt2_folder, text_folder):
+    folders = []
+    for family in ("roberta", "mpt", "falcon"):
+        folder = tmp_path_factory.mktemp("past") / f"small-{family}"
+        small(family).save_pretrained(folder)
+        tokenizers.for_family(bpe, family, 64).save_pretrained(folder)
+        folders.append(str(folder))
+    return PastTablesSettings.checked(
+        model=str(gpt2_folder),
+        families=folders,
+        quantizations="none",
+        corpus=str(text_folder),
+        n_samples=5,
+        n_tokens=12,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(settings):
+    return past_tables.run(settings)
+
+
+def of(run, family: str, variant: str, layers: int | None = None) -> pd.DataFrame:
+    rows = run.rows[(run.rows["family"] == family) & (run.rows["variant"] == variant)]
+    return rows if layers is None else rows[rows["layers"] == layers]
+
+
+def test_every_text_and_variant_is_measured_once(run):
+    assert not run.rows.duplicated(["model", "quantization", "variant", "layers", "sample"]).any()
+    assert (run.rows.groupby(["model", "variant", "layers"]).size() == 6).all()
+    assert set(run.rows["family"]) == {"gpt2", "roberta", "mpt", "falcon"}
+
+
+def test_mpt_with_its_default_has_no_past_and_with_the_cache_on_it_has(run):
+    off, on = of(run, "mpt", past_tables.CACHE_OFF), of(run, "mpt", past_tables.NATIVE)
+    assert (off["held"] == 0).all()
+    assert (off["alone_max_abs"] == 0).all()
+    assert (on["held"] == on["n_tokens"] - 1).all()
+    assert (on["max_abs"] < 1e-4).all()
+    # Control: with a past the logits are not those of the last token alone.
+    assert (on["alone_max_abs"] > 0.01).all()
+    assert (off["max_abs"] > 0.01).all()
+
+
+def test_each_line_of_falcon_breaks_it_alone_and_the_native_model_is_whole(run):
+    assert (of(run, "falcon", past_tables.NATIVE)["max_abs"] < 1e-4).all()
+    for variant in (past_tables.UPPER_LEFT, past_tables.NO_OFFSET, past_tables.BOTH):
+        assert (of(run, "falcon", variant)["max_abs"] > 0.01).any(), variant
+
+
+def test_with_one_key_in_sight_the_rotary_embedding_cannot_matter():
+    model = small("falcon").eval()
+    ids = torch.tensor([[11, 12, 13, 14, 15]])
+    found = {way.name: way.split(ids).logits for way in past_tables.variants(model)}
+    with torch.inference_mode():
+        assert torch.equal(found[past_tables.UPPER_LEFT], found[past_tables.BOTH])
+    # Control: without that mask it does.
+    assert not torch.allclose(found[past_tables.NATIVE], found[past_tables.NO_OFFSET], atol=1e-3)
+
+
+def test_the_mask_is_put_back_also_after_an_error():
+    stock = torch.nn.functional.scaled_dot_product_attention
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted()
+    assert torch.nn.functional.scaled_dot_product_attention is stock
+
+
+def _interrupted() -> None:
+    with past_tables.upper_left_mask():
+        raise KeyboardInterrupt
+
+
+def test_the_upper_left_mask_shows_a_single_query_the_first_key_alone():
+    q, k, v = (torch.randn(1, 1, n, 4) for n in (1, 5, 5))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert not torch.allclose(attend(q, k, v), v[:, :, :1])
+    with past_tables.upper_left_mask():
+        assert torch.allclose(torch.nn.functional.scaled_dot_product_attention(q, k, v), v[:, :, :1])
+
+
+def test_roberta_returns_no_past_and_a_handed_one_costs_nothing_in_one_layer_alone(run):
+    posted = of(run, "roberta", past_tables.NO_PAST)
+    assert (posted["held"] == 0).all()
+    assert (posted["alone_max_abs"] == 0).all()
+    assert (of(run, "roberta", past_tables.DECODER)["max_abs"] < 1e-4).all()
+    one, three = (of(run, "roberta", past_tables.HANDED, layers) for layers in (1, 3))
+    assert (one["held"] == one["n_tokens"] - 1).all()
+    assert (one["max_abs"] < 1e-4).all()
+    assert (three["max_abs"] > 1e-3).all()
+
+
+def test_the_statistics_are_those_of_pandas():
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+    expected = pd.Series(values.double().tolist()).describe().drop("count")
+    assert past_tables.described(values) == pytest.approx(expected.tolist())
+    assert list(expected.index) == documents.published("blog-past")["statistics"]
+
+
+def test_the_posts_relative_column_is_its_own_quotient():
+    table = analysis.published_tables()
+    large = table[(table["absolute"] > 1e-3) & (table["without"].abs() > 1)]
+    assert (large["absolute"] / large["without"].abs()).to_numpy() == pytest.approx(
+        large["relative"].to_numpy(), rel=0.02
+    )
+    assert len(table) == 7 * 7
+
+
+def test_ours_stand_beside_the_posts_and_what_was_left_out_is_empty(run):
+    beside = analysis.beside_published(run.rows)
+    assert len(beside) == 49
+    plain = beside[~beside["case"].str.contains("bits")]
+    assert plain["here absolute"].notna().all()
+    assert beside.loc[beside["case"].str.contains("bits"), "here absolute"].isna().all()
+
+
+def test_a_family_without_a_stand_in_is_run_untrained_and_the_rows_say_so(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "STANDINS", tmp_path)
+    alone = past_tables.run(settings.model_copy(update={"families": ("mpt",), "n_samples": 1}))
+    assert alone.rows.groupby("family")["weights"].first().to_dict() == {"gpt2": "local", "mpt": "untrained"}
+    assert "random weights" in text.captions(alone)["fig-past-variants"]["caption"]
+    # Weights that are not the document's show a mechanism, and no verdict may say more.
+    assert word(alone.rows, "gpt2-compatible") == "reproduced in kind"
+    # Control: a folder that is not there is refused, not replaced.
+    with pytest.raises(UserError):
+        past_tables.run(settings.model_copy(update={"families": ("/nowhere",)}))
+
+
+# Verdicts
+
+
+def word(rows: pd.DataFrame, claim: str) -> str:
+    return blog_past.CHECKS[claim](blog_past.Evidence(rows)).verdict
+
+
+def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "BUILD", tmp_path)
+    table = ledger.judge("blog-past", blog_past.CHECKS, blog_past.Evidence(run.rows))
+    assert len(table) == len(documents.published("blog-past")["claims"]) == 7
+    assert table["here"].str.contains(r"\d").all()
+    assert (tmp_path / "claims.json").is_file()
+
+
+def test_verdicts_on_these_rows(run):
+    found = {claim: word(run.rows, claim) for claim in blog_past.CHECKS}
+    assert found["gpt2-compatible"] == "reproduced"
+    assert found["roberta-fails-bidirectional"] == "other cause"
+    assert found["quantization-keeps-past"] == "not run"
+    assert found["mpt-cannot"] == "other cause"
+    assert found["falcon-cannot"] == "other cause"
+    assert found["large-models-unsafe"] == "refuted"
+
+
+def test_a_large_native_difference_would_bear_the_post_out(run):
+    native = run.rows["variant"] == past_tables.NATIVE
+    rows = run.rows.assign(relative_rms=run.rows["relative_rms"].mask(native, 0.5))
+    assert word(rows, "gpt2-compatible") == "refuted"
+    for claim in ("mpt-cannot", "falcon-cannot", "large-models-unsafe"):
+        assert word(rows, claim) == "reproduced", claim
+
+
+def test_a_past_that_was_there_is_no_missing_past(run):
+    rows = run.rows.assign(alone_max_abs=1.0, held=5)
+    assert word(rows, "roberta-fails-bidirectional") == "reproduced"
+    assert word(rows, "mpt-cannot") != "other cause"
+
+
+def test_switches_that_break_nothing_explain_nothing(run):
+    assert word(run.rows.assign(relative_rms=1e-8), "falcon-cannot") == "undecided"
+
+
+def test_a_quantized_difference_is_held_against_the_roundoff_of_fp16(run):
+    rows = run.rows.assign(quantization="4bit", relative_rms=2.0**-11 * 3)
+    assert word(rows, "quantization-keeps-past") == "reproduced"
+    assert word(rows.assign(relative_rms=0.5), "quantization-keeps-past") == "refuted"
+    assert word(rows.assign(quantization="none"), "gpt2-compatible") == "refuted"
+
+
+def test_a_statistic_that_agrees_with_the_elements_bears_the_post_out(run):
+    names = documents.published("blog-past")["statistics"]
+    rows = run.rows.assign(
+        **{f"element {name}": run.rows[f"absolute {name}"] / run.rows[f"without {name}"].abs() for name in names}
+    )
+    assert word(rows, "relative-difference") == "reproduced"
+    tenfold = rows.assign(**{f"element {name}": rows[f"element {name}"] * 10 for name in names})
+    # Four tables are too few for an interval that excludes one half.
+    assert word(tenfold, "relative-difference") in {"refuted", "undecided"}
+
+
+def test_words_can_be_written_for_these_rows_and_for_one_model_alone(run, settings):
+    alone = past_tables.run(settings.model_copy(update={"families": ()}))
+    for each in (run, alone):
+        assert all(isinstance(value, str) and value for value in text.numbers(each.rows).values())
+        assert all(words["caption"] for words in text.captions(each).values())
+    assert {check(blog_past.Evidence(alone.rows)).verdict for check in blog_past.CHECKS.values()} >= {"not run"}
+
+
+def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    for change in ({"families": ("/nowhere",)}, {"device": "cuda:99"}, {"n_tokens": 99}):
+        with pytest.raises(UserError) as error:
+            past_tables.run(settings.model_copy(update=change))
+        assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
