@@ -292,6 +292,13 @@ def test_differing_keys_are_seen_and_so_is_their_absence(evidence, differing, ex
     assert found == ("reproduced in kind" if differing else "refuted")
 
 
+def test_keys_that_differ_in_a_coarser_dtype_alone_decide_nothing(evidence):
+    rows = evidence["split"].assign(n_differing=lambda rows: (rows["dtype"] == "bfloat16") * 5)
+    assert word(evidence, "split-changes-keys", split=rows) == "undecided"
+    rows = evidence["split"].assign(n_differing=lambda rows: (rows["dtype"] == "float32") * 5)
+    assert word(evidence, "split-changes-keys", split=rows) == "reproduced"
+
+
 def test_a_first_layer_that_differs_at_other_row_counts_alone_decides_nothing(evidence):
     rows = evidence["first_layer"].assign(n_differing=lambda rows: (rows["rows_fed"] == 1) * 3)
     assert word(evidence, "first-layer-differs", first_layer=rows) == "undecided"

@@ -57,7 +57,8 @@ def split_changes_keys(evidence: Evidence) -> Verdict:
         for (model, dtype), row in zip(counts.index, counts.itertuples(), strict=True)
     )
     differs = counts["n_differing"] > 0
-    return Verdict(f"all layers, keys and values: {here}", holds(differs.all(), not differs.any(), evidence.weights))
+    finest = differs[differs.index.get_level_values("dtype") == evidence.finest]
+    return Verdict(f"all layers, keys and values: {here}", holds(finest.all(), not differs.any(), evidence.weights))
 
 
 def element_counts(evidence: Evidence) -> Verdict:
