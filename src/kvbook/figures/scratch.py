@@ -135,7 +135,7 @@ def figure_causes(causes: pd.DataFrame) -> Figure:
     fig, ax = plt.subplots(figsize=(style.WIDTH, 0.9 + 0.38 * len(causes)))
     plot_estimates(causes, ax, reference=0.0, form="{:+.3f}")
     ax.margins(x=0.09)
-    ax.set_xlabel("loss less the window's (nats a character)")
+    ax.set_xlabel("loss less the window's (nats)")
     return fig
 
 
