@@ -4,7 +4,14 @@ import threading
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    StaticCache,
+)
 
 from kvbook.errors import UserError
 from kvbook.exact import NotInvariant, is_on, row_invariant, rows, switch, verify
@@ -119,6 +126,27 @@ def test_a_sliding_window_is_refused_and_a_padded_batch_is_not():
     padded = torch.ones(20, 20).tril().bool()
     padded[:, :5] = False
     assert leading(padded, "attention") == (5, 20)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_text_beyond_the_window_of_a_sliding_cache_is_refused_and_one_within_is_exact(attention):
+    config = MistralConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=16, attn_implementation=attention,
+    )  # fmt: skip
+    model = MistralForCausalLM(config).eval()
+    ids = torch.arange(3, 27)[None]
+    with torch.inference_mode(), row_invariant():
+        assert torch.equal(one_by_one(model, ids[:, :16]), model(ids[:, :16]).logits)
+        with pytest.raises(NotInvariant, match="window"):
+            one_by_one(model, ids)
+        with pytest.raises(NotInvariant, match="window"):
+            model(ids, use_cache=False)
+        cache = StaticCache(config=config, max_cache_len=40)
+        model(ids[:, :15], past_key_values=cache)
+        model(ids[:, 15:16], past_key_values=cache)
+        with pytest.raises(NotInvariant, match="window"):
+            model(ids[:, 16:17], past_key_values=cache)
 
 
 @pytest.mark.parametrize("left_out", ["aten::linear", "aten::scaled_dot_product_attention", "aten::mm", "aten::silu"])

@@ -13,6 +13,10 @@ def _dtypes(run: Run) -> str:
     return ", ".join(DTYPES[dtype] for dtype in run.about["settings"]["dtypes"])
 
 
+def _capital(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
+
+
 def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
     """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
 
@@ -26,11 +30,11 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
     dict
         By name: ``name``, ``caption`` and, for a figure, ``alt``.
     """
-    setting = f"{wording.models(ways)}; {_dtypes(ways)}; {wording.samples(ways)}; {wording.machine(ways)}"
-    one = f"{wording.models(ladder)}; {_dtypes(ladder)}; {wording.samples(ladder)}; {wording.machine(ladder)}"
+    setting = f"{_capital(wording.models(ways))}; {_dtypes(ways)}; {wording.samples(ways)}; {wording.machine(ways)}"
+    one = f"{_capital(wording.models(ladder))}; {_dtypes(ladder)}; {wording.samples(ladder)}; {wording.machine(ladder)}"
     asked = cost.about["settings"]
     timed = (
-        f"{wording.models(cost)}; {DTYPES[asked['cost_dtype']]}; prefill of {asked['n_prefill']} tokens, "
+        f"{_capital(wording.models(cost))}; {DTYPES[asked['cost_dtype']]}; prefill of {asked['n_prefill']} tokens, "
         f"{asked['n_steps']} steps on {asked['n_context']} cached tokens, {asked['n_samples']} repeats by turns, whatever "
         f"else ran on the machine; {wording.machine(cost)}"
     )

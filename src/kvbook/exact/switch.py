@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import torch
 
-from kvbook.exact import alibi, attention, pointwise, rows
+from kvbook.exact import alibi, attention, pointwise, rows, windows
 from kvbook.exact.kernels import NotInvariant, base, key_of, no_gradients
 
 # Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
@@ -216,6 +216,7 @@ def _switch_on(parts: Collection[str]) -> None:
     _others = contextlib.ExitStack()
     try:
         _others.enter_context(alibi.relative_to_the_query())
+        _others.enter_context(windows.refused())
         if "torch._dynamo" in sys.modules:
             # What a compiler made does not go through the operators that are replaced.
             _others.enter_context(torch.compiler.set_stance("force_eager"))
@@ -268,7 +269,8 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     ------
     NotInvariant
         Inside the block, by an operation that is met and cannot be made invariant, naming it: convolutions, quantized
-        products, recurrent networks, batch norms, sliding windows, attention dropout, a backward pass.
+        products, recurrent networks, batch norms, sliding windows that have dropped a key, attention dropout, a backward
+        pass.
 
     See Also
     --------
@@ -286,6 +288,8 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids`` that start
       at 0 with the first real token, as ``generate`` does by itself; else the positions are others, and so the results.
     - Each attention implementation ("eager", "sdpa") equals itself, not the other one. Others are not supported.
+    - Norms and other sums over a row are torch's own, which take a row by itself; rows of 32,768 elements or more have not
+      been tried.
     - MPT's bias is taken relative to the query instead of to the last key, which is equal but for rounding.
     - On CUDA the same row counts are tried bit for bit, and attention is done in blocks; this has not been run on a GPU.
 
