@@ -267,6 +267,16 @@ class TestTraining:
         ]
         assert logs[0] == logs[1]
 
+    def test_the_threads_size_is_trained_on_first_use_and_found_again(self, corpus_file, tmp_path, monkeypatch):
+        monkeypatch.setattr(paths, "BUILD", tmp_path)
+        monkeypatch.setattr(training.training, "WORK", tmp_path / "training")
+        monkeypatch.setitem(training.RECIPES, "thread", QUICK)
+        about = checkpoints.identify("thread", "stand-in", 0, corpus_file)
+        assert about["weights"] == "stand-in"
+        assert about["shape"]["width"] == QUICK.width
+        monkeypatch.setattr(training, "train", None)
+        assert checkpoints.identify("thread", "stand-in", 0, corpus_file) == about
+
     def test_what_ships_was_made_by_the_recipe_that_stands_here_and_is_small(self):
         recorded = json.loads((checkpoints.SHIPPED / "training.json").read_text())
         assert training.Recipe(**recorded["recipe"]) == training.RECIPES["small"]

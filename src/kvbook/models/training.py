@@ -224,9 +224,11 @@ def load_checkpoint(folder: Path, model: torch.nn.Module, optimizers: list[torch
         for name, p in model.named_parameters():
             p.copy_(weights[name])
     states = _states(optimizers)
+    parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     for name, value in load_file(folder / f"step-{max(steps)}" / "moments.safetensors").items():
         index, _, key = name.partition(".")
-        states[int(index)][key] = value
+        # Moments lie where their parameter does; the count of steps stays on the host, where AdamW keeps it.
+        states[int(index)][key] = value if key == "step" else value.to(parameters[int(index)].device)
     return max(steps)
 
 
