@@ -2,8 +2,7 @@
 
 torch's CPU kernel walks through the keys in blocks of 512 and keeps a running maximum and sum.  Padded to whole blocks
 and with the mask written out, a block behind a query's last key changes nothing.  What remains is the number of queries
-and of heads, and shorter last blocks: each is compared bit for bit with the reference, one head, four queries, whole
-blocks, the first time that it is wanted.
+and of heads: each is compared bit for bit with the reference, one head and four queries, the first time that it is wanted.
 """
 
 import functools
@@ -11,13 +10,15 @@ import functools
 import torch
 
 from kvbook.exact import rows
-from kvbook.exact.kernels import NotInvariant, base, draw, pairs
+from kvbook.exact.kernels import NotInvariant, base, draw, pairs, spread
 from kvbook.exact.pointwise import MASKED, leading, pointwise, softmax
 
 BLOCK = 512
 QUERIES = 4
 _LARGE = (256, 32)
-_SHORT = (64, 128, 256)
+# Head widths that leave nothing over in the kernel's vectorised loops; others go through blocks of our own. At 10 a query's
+# bits changed with its place among 256, in one of a thousand.
+_WIDTHS = 16
 
 
 def _kernel(query, key, value, bias, scale):
@@ -48,6 +49,7 @@ def _telling(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype
     q, k = draw((1, heads, queries, width), 1), draw((1, heads, keys, width), 2)
     v = draw((1, heads, keys, width), 3, scale=16)
     plus, minus = pairs(width, 4)
+    q[..., plus] *= spread(len(plus))
     q[..., minus], k[..., minus] = q[..., plus], -k[..., plus]
     if width % 2:
         q[..., torch.ones(width, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0
@@ -148,7 +150,7 @@ def attend(
             f"{tuple(value.shape)} in {query.dtype}: load the model with attn_implementation='eager'"
         )
     check_heads(query, key, enable_gqa)
-    if not _reference_holds(query.dtype, query.shape[-1], torch.get_num_threads()):
+    if query.shape[-1] % _WIDTHS or not _reference_holds(query.dtype, query.shape[-1], torch.get_num_threads()):
         return attend_in_blocks(query, key, value, attn_mask, is_causal, scale, pointwise("aten::exp"))
     if attn_mask is not None:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
@@ -242,13 +244,9 @@ def _pieces(query, key, value, mask, is_causal, scale) -> torch.Tensor:
 
 
 def _length(query: torch.Tensor, heads: int, queries: int, keys: int, dtype: torch.dtype) -> int | None:
-    """Give the shortest length to pad the keys to that is allowed, or None."""
-    whole, rest = divmod(keys, BLOCK)
-    tails = [whole * BLOCK + size for size in _SHORT if size >= rest] if rest else []
-    for length in (*tails, -(-keys // BLOCK) * BLOCK):
-        if _allows(query, heads, queries, length, dtype):
-            return length
-    return None
+    """Give the whole blocks that the keys are padded to, or None where this shape is not allowed."""
+    length = -(-keys // BLOCK) * BLOCK
+    return length if _allows(query, heads, queries, length, dtype) else None
 
 
 def attend_in_blocks(query, key, value, attn_mask, is_causal, scale, exp) -> torch.Tensor:

@@ -69,3 +69,8 @@ def pairs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
     half = size // 2
     return order[:half], order[half : 2 * half]
+
+
+def spread(count: int) -> torch.Tensor:
+    """Give powers of two from 1/64 to 64: terms of many sizes, so that even a short sum of them is rounded on the way."""
+    return 2.0 ** torch.linspace(-6, 6, count).round()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvbook.exact.kernels import base, draw, key_of, pairs
+from kvbook.exact.kernels import base, draw, key_of, pairs, spread
 
 TILE = 16
 # Below a tile: what a decode step would like to run on. Above: what keeps a prefill fast.
@@ -93,6 +93,7 @@ def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tupl
     inner, columns = weight.shape
     plus, minus = pairs(inner, seed=1)
     x, other = draw((rows, inner), seed=2, scale=16), draw((inner, columns), seed=3, scale=16)
+    x[:, plus] *= spread(len(plus))
     other[minus] = other[plus]
     x[:, minus] = -x[:, plus]
     if inner % 2:
