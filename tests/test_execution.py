@@ -283,6 +283,8 @@ def start(root: Path, *command: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell's background job ignores Ctrl-C, and its children inherit that; the command here must not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
