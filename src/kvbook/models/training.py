@@ -45,7 +45,7 @@ class Recipe:
         Sequence length of the first four fifths of the steps, and of the last fifth, which teaches the late positions.
     matrix_lr, other_lr : float
         Peak learning rate of Muon (the layers' matrices, its update scaled to AdamW's size) and of AdamW (embeddings,
-        heads, norms, biases).  Muon reached in 0.7 M tokens the loss that AdamW alone reached in 2 M.
+        heads, norms, biases).  See CHANGELOG.md for one trial of each.
     warmup : int
         Steps of linear warm-up; after three tenths of all steps both rates fall linearly to a tenth.
     weight_decay, clip : float
