@@ -23,6 +23,8 @@ ORDER = (
     "scratch",
     "caches",
     "passes",
+    "onerow",
+    "decoding",
     "exact",
     "mitigations",
     "agreement",

@@ -115,4 +115,4 @@ def test_the_recipe_that_ships_is_the_recipe_that_is_recorded():
     for folder in paths.STANDINS.iterdir():
         if folder.is_dir():
             recorded = json.loads((folder / "training.json").read_text())["recipe"]
-            assert training.Recipe(**recorded) == training.Recipe()
+            assert training.Recipe(**recorded) == training.recipe_for(folder.name)

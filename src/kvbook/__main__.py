@@ -1,6 +1,7 @@
 """The command line: ``python -m kvbook``."""
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -31,7 +32,8 @@ def models_train(
 
     from kvbook.models import training
 
-    recipe = training.Recipe() if steps is None else training.Recipe(steps=steps)
+    recipe = training.recipe_for(family)
+    recipe = recipe if steps is None else replace(recipe, steps=steps)
     folder = training.train(family, recipe, Path(destination) if destination else None)
     typer.echo(f"{folder}: {(folder / 'training.json').read_text()}")
 

@@ -17,6 +17,7 @@ from kvbook.experiments import (
     greedy_samples,
     layer_drift,
     length_sweep,
+    memory_bandwidth,
     mitigations,
     operation_replay,
     past_tables,
@@ -27,6 +28,10 @@ from kvbook.experiments import (
     scratch_texts,
     seams,
     split_keys,
+    static_memory,
+    static_shapes,
+    static_speed,
+    static_texts,
 )
 from kvbook.settings import (
     ExactCachesSettings,
@@ -36,6 +41,7 @@ from kvbook.settings import (
     PromptReuseSettings,
     ScratchSettings,
     Settings,
+    StaticCacheSettings,
     WhereDriftBeginsSettings,
 )
 
@@ -61,6 +67,11 @@ EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]
     "scratch_texts": (ScratchSettings, scratch_texts.run),
     "scratch_speed": (ScratchSettings, scratch_speed.run),
     "past_tables": (PastTablesSettings, past_tables.run),
+    "static_speed": (StaticCacheSettings, static_speed.run),
+    "memory_bandwidth": (StaticCacheSettings, memory_bandwidth.run),
+    "static_memory": (StaticCacheSettings, static_memory.run),
+    "static_shapes": (StaticCacheSettings, static_shapes.run),
+    "static_texts": (StaticCacheSettings, static_texts.run),
 }
 
 

@@ -1,0 +1,155 @@
+"""What the chapter on static and dynamic caches says in words: captions, and the numbers of its prose."""
+
+import pandas as pd
+
+from kvbook.analyses import static_cache as analysis
+from kvbook.analyses import wording
+from kvbook.analyses.wording import DTYPES
+from kvbook.experiments import static_speed as speed
+from kvbook.records import Run
+
+_ONE_ROW = ("static", True, True)
+
+
+def _fastest(table: pd.DataFrame) -> tuple[str, bool, bool]:
+    """Choose the way of the loop that is compiled as well as the run could: the one-row form, where it was run."""
+    loop = table[table["engine"] == speed.LOOP]
+    return _ONE_ROW if (loop["one_row"] == 1).any() else ("static", True, False)
+
+
+def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
+
+    Parameters
+    ----------
+    run : Run
+        Of the experiment ``static_speed``.
+    texts : Run
+        Of the experiment ``static_texts``.
+
+    Returns
+    -------
+    dict
+        By name: ``name``, ``caption`` and, for a figure, ``alt``.
+    """
+    asked = run.about["settings"]
+    where = f"{wording.models(run)}, {DTYPES[asked['dtype']]}; {wording.machine(run)}"
+    timed = f"{where}; {asked['n_new_tokens']} new tokens, {asked['n_repeats']} runs of each way by turns"
+    unit = "one layer, used for all" if asked["scope"] == "layer" else "the whole forward pass"
+    spread = "median, and from the lowest to the highest run"
+    written = f"{wording.models(texts)}; {wording.machine(texts)}; one prompt, greedy, {asked['n_new_tokens']} tokens"
+    said = {
+        "fig-static-published": (
+            "Tokens a second of `generate`: the document's (hollow) and this run's (filled). Where a static cache's forward pass "
+            f"was not compiled, that is said. {timed}.",
+            "A line a device with three markers, no cache, dynamic and static: static is far ahead only where it was compiled.",
+        ),
+        "fig-static-grid": (
+            f"Tokens a second ({spread}) by kind of cache and by compilation of {unit}. The loop's are of decoding alone, those of "
+            f"`generate` of the whole call. Dashed: what the bandwidth of memory allows. {timed}; without a cache at some "
+            "lengths only, and one whole call.",
+            "A list of ways against tokens a second: eager cached ways close together, compiled ones ahead, the one-row form "
+            "nearest to the limit of memory.",
+        ),
+        "tab-static-grid": (
+            f"The figure's numbers ({spread}), the share of the memory limit, and the seconds of the first two steps, compilation "
+            f"included. {timed}.",
+            "",
+        ),
+        "tab-static-phases": (
+            "Seconds of loading, of the first decode step (with its compilation), of the prefill up to the first token, and of a "
+            f"decode step behind the warm-up: median and the 5 and 95 % quantiles of all. {timed}.",
+            "",
+        ),
+        "fig-static-length": (
+            "Time of a decode step against the number of tokens, by kind of cache and by compilation: median over runs, with a "
+            f"cache also over 15 neighbouring steps. {timed}.",
+            "Milliseconds on a logarithmic axis against tokens: without a cache rising, with one flat, the compiled one-row form "
+            "lowest.",
+        ),
+        "tab-static-shapes": (
+            "What is fed and what is held in the document's five steps: ids, keys of the first layer, their first dimension, the "
+            f"tokens cached, and bytes of all keys and values as counted and as computed from the configuration. {where}.",
+            "",
+        ),
+        "tab-static-memory": (
+            "Bytes of keys and values as counted and as computed from the configuration, and the peak while a prompt and four "
+            "further tokens were run, the counter reset before; on a CPU that is the process's resident memory, on a GPU what "
+            f"torch allocated. {where}.",
+            "",
+        ),
+        "tab-static-partings": (
+            "First token at which the texts of two kinds of cache differ, and the margin between first and second choice "
+            f"there. {written}.",
+            "",
+        ),
+        "tab-static-texts": (
+            f"The texts in {DTYPES[asked['dtype']]}, cut around the first token that differs. {written}.",
+            "",
+        ),
+        "tab-claims-notebook-static": (
+            "Claims of the document and what this run says of them; brackets hold the lowest and the highest run, or a 95 % "
+            f"interval where a fit is behind them. {timed}. “In kind”: the mechanism is shown on weights and a machine that "
+            "are not the document's, so its magnitudes are not.",
+            "",
+        ),
+    }
+    return {
+        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
+        for name, (caption, alt) in said.items()
+    }
+
+
+def numbers(
+    rows: pd.DataFrame, read: pd.DataFrame, memory: pd.DataFrame, shapes: pd.DataFrame, texts: pd.DataFrame
+) -> dict[str, str]:
+    """Write every number that the chapter's prose quotes, by its glue key.
+
+    Parameters
+    ----------
+    rows, read, memory, shapes, texts : DataFrame
+        Rows of ``static_speed``, ``memory_bandwidth``, ``static_memory``, ``static_shapes`` and ``static_texts``.
+    """
+    table = analysis.speeds(rows)
+    bound = analysis.limit(read, memory)
+    best = _fastest(table)
+    loop = table[table["engine"] == speed.LOOP].set_index(["cache", "compiled", "one_row"])["speed"]
+    generate = table[table["engine"] == speed.GENERATE].set_index("cache")["speed"]
+    fastest = loop[(best[0], int(best[1]), int(best[2]))]
+    cross = {done: analysis.crossover(rows, done) for done in (False, True)}
+    growth = {cache: analysis.growth(analysis.step_seconds(rows, cache, False)) for cache in analysis.KINDS}
+    graphs = int(rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max())
+    phases = analysis.phases(rows).set_index("way")
+    per_token = int(memory["predicted_bytes"].max() / memory.loc[memory["predicted_bytes"].idxmax(), "n_tokens"])
+    parted = analysis.partings(texts)
+    first = parted[parted["step"].notna()]
+    early = shapes.groupby("cache")["kv_bytes"].last()
+    return {
+        "generate_none": generate["none"].text("{:.1f}"),
+        "generate_dynamic": generate["dynamic"].text("{:.1f}"),
+        "generate_static": generate["static"].text("{:.1f}"),
+        "generate_graphs": str(graphs),
+        "loop_fastest": fastest.text("{:.0f}"),
+        "cache_gain": analysis.ratio(rows, ("dynamic", False, False), ("none", False, False)).text(),
+        "kind_eager": analysis.ratio(rows, ("static", False, False), ("dynamic", False, False)).text(),
+        "kind_compiled": analysis.ratio(rows, ("static", True, False), ("dynamic", True, False)).text(),
+        "compiled_stock": analysis.ratio(rows, ("static", True, False), ("static", False, False)).text(),
+        "compiled_best": analysis.ratio(rows, best, ("static", False, False)).text(),
+        "over_generate": analysis.against_generate(rows, best).text(),
+        "stock_over_generate": analysis.against_generate(rows, ("static", True, False)).text(),
+        "bandwidth": f"{bound.bytes_per_second / 1e9:.0f}",
+        "bytes_per_token": f"{bound.bytes_per_token / 1e6:.0f}",
+        "limit": f"{bound.tokens_per_second:.0f}",
+        "limit_share": f"{fastest.value / bound.tokens_per_second:.2f}",
+        "growth_none": growth["none"].text("{:+.0%}"),
+        "growth_dynamic": growth["dynamic"].text("{:+.1%}"),
+        "growth_static": growth["static"].text("{:+.1%}"),
+        "crossover_eager": "no length measured" if cross[False] is None else f"{cross[False]} tokens",
+        "crossover_compiled": "no length measured" if cross[True] is None else f"{cross[True]} tokens",
+        "first_step": f"{phases.loc[analysis.label(best[0], 1, int(best[2])), 'first step']:.0f}",
+        "kv_per_token": f"{per_token:,}",
+        "kv_static_early": f"{early['static'] / 2**20:.1f}",
+        "kv_dynamic_early": f"{early['dynamic'] / 2**20:.2f}",
+        "partings": f"{len(first)} of {len(parted)}",
+        "parting_margins": ", ".join(f"{row.margin:.2g} ({DTYPES[row.dtype]})" for row in first.itertuples()) or "none",
+    }

@@ -1,0 +1,420 @@
+"""Static and dynamic caches: the decode loop, the one-row form, bytes, and what is made of the rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from kvbook import caches, decoding, documents, memory, onerow
+from kvbook.analyses import static_cache as analysis
+from kvbook.analyses import static_cache_text as text
+from kvbook.claims import ledger, notebook_static
+from kvbook.decoding import Decoder, Way
+from kvbook.errors import UserError
+from kvbook.experiments import memory_bandwidth, static_memory, static_shapes, static_speed, static_texts
+from kvbook.settings import StaticCacheSettings
+
+IDS = torch.tensor([[5, 17, 200, 31, 8]])
+N_NEW = 8
+
+
+def written(model, way: Way, **options) -> list[int]:
+    decoder = Decoder(model, way, IDS.shape[1] + N_NEW, **options)
+    try:
+        with torch.inference_mode():
+            tokens = [decoder.start(IDS)]
+            while len(tokens) < N_NEW:
+                tokens.append(decoder.step(tokens[-1]))
+    finally:
+        decoder.close()
+    return [token.item() for token in tokens]
+
+
+def generated(model) -> list[int]:
+    output = model.generate(
+        IDS,
+        attention_mask=torch.ones_like(IDS),
+        max_new_tokens=N_NEW,
+        min_new_tokens=N_NEW,
+        do_sample=False,
+        pad_token_id=2,
+    )
+    return output[0, IDS.shape[1] :].tolist()
+
+
+@pytest.fixture
+def freshly_compiled():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("cache", ["none", "dynamic", "static"])
+def test_the_eager_loop_writes_what_generate_writes(llama, cache):
+    assert written(llama, Way(cache)) == generated(llama)
+
+
+def test_a_loop_that_shows_the_empty_room_to_the_model_is_caught(llama, monkeypatch):
+    monkeypatch.setattr(Decoder, "_mask", lambda *_: None)
+    assert written(llama, Way("static")) != generated(llama)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [Way("dynamic", compiled=True), Way("static", compiled=True), Way("static", compiled=True, one_row=True)],
+    ids=str,
+)
+def test_one_graph_serves_all_layers_and_writes_the_same_tokens(llama, way, freshly_compiled):
+    before = counters["stats"]["unique_graphs"]
+    assert written(llama, way) == generated(llama)
+    made = counters["stats"]["unique_graphs"] - before
+    # One for the layer, one for the head; a length that varies may cost one more.
+    assert 2 <= made <= 3 < llama.config.num_hidden_layers
+
+
+def test_a_static_cache_is_used_again_from_its_beginning(llama):
+    decoder = Decoder(llama, Way("static"), 16)
+    with torch.inference_mode():
+        first, second = ([decoder.start(IDS).item()] for _ in range(2))
+    assert first == second
+    assert caches.length(decoder.cache) == IDS.shape[1]
+
+
+def test_a_cache_cannot_be_stood_behind_without_filling_it(llama):
+    with pytest.raises(ValueError, match="call start"):
+        Decoder(llama, Way("dynamic"), 16).resume(IDS)
+
+
+def test_a_model_of_another_build_is_refused_with_what_to_do(gpt2):
+    with pytest.raises(UserError, match="scope=model"):
+        Decoder(gpt2, Way("static"), 16)
+
+
+def test_a_model_of_another_build_decodes_whole(gpt2):
+    assert written(gpt2, Way("static"), scope="model") == generated(gpt2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_one_row_product_is_the_product(dtype, bias):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(48, 32, bias=bias).to(dtype)
+    row = torch.randn(1, 1, 48, dtype=dtype)
+    with torch.no_grad():
+        exact = torch.nn.functional.linear(row.double(), linear.weight.double(), linear.bias.double() if bias else None)
+        got = onerow.one_row_linear(linear, row)
+        assert got.dtype == dtype
+        assert torch.allclose(got.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+        linear.weight[0, 0] += 1
+        assert not torch.allclose(onerow.one_row_linear(linear, row).double(), exact, rtol=2 * torch.finfo(dtype).eps)
+
+
+def test_the_one_query_attention_is_the_attention():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    mask = torch.zeros(1, 1, 1, 9)
+    mask[..., 6:] = float("-inf")
+    stock = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    got, _ = onerow.one_query_attention(None, query, key, value, mask)
+    assert torch.allclose(got.transpose(1, 2), stock, atol=1e-6)
+    unmasked, _ = onerow.one_query_attention(None, query, key, value, None)
+    assert not torch.allclose(unmasked.transpose(1, 2), stock, atol=1e-2)
+
+
+def test_the_one_query_attention_refuses_two_queries():
+    with pytest.raises(ValueError, match="written for one"):
+        onerow.one_query_attention(
+            None, torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 2, 4), None
+        )
+
+
+def test_the_one_row_form_is_taken_back_even_after_an_error(llama):
+    before = llama.config._attn_implementation
+    switch = onerow.one_row(llama)
+    switch.__enter__()
+    assert llama.config._attn_implementation == onerow.ATTENTION
+    # False: the error goes on to whoever is to hear of it.
+    assert switch.__exit__(RuntimeError, RuntimeError("inside"), None) is False
+    assert llama.config._attn_implementation == before
+    assert not any("forward" in module.__dict__ for module in llama.modules())
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_predicted_bytes_are_those_that_a_full_cache_takes(llama, gpt2, kind):
+    for model in (llama, gpt2):
+        cache = caches.make(kind, model.config, IDS.shape[1])
+        with torch.inference_mode():
+            model(IDS, past_key_values=cache)
+        predicted = IDS.shape[1] * memory.kv_bytes_per_token(model.config, torch.float32)
+        assert memory.cache_bytes(cache) == predicted
+        assert memory.cache_bytes(cache) != predicted / 2
+
+
+def test_a_room_that_is_too_large_costs_bytes(llama):
+    cache = caches.make("static", llama.config, 4 * IDS.shape[1])
+    with torch.inference_mode():
+        llama(IDS, past_key_values=cache)
+    assert memory.cache_bytes(cache) == 4 * IDS.shape[1] * memory.kv_bytes_per_token(llama.config, torch.float32)
+
+
+def test_the_peak_is_that_of_the_work_alone():
+    def hold(mib: int) -> None:
+        torch.ones(mib << 18).sum()
+
+    # A first and larger piece must not be remembered: that is what a counter that is never reset does.
+    hold(400)
+    _, nothing = memory.peak(lambda: None, torch.device("cpu"))
+    _, some = memory.peak(lambda: hold(200), torch.device("cpu"))
+    assert 190 << 20 < some - nothing < 300 << 20
+
+
+# What is made of rows.
+
+ABOUT = {"model": "m", "weights": "random", "dtype": "bfloat16"}
+
+
+def made_rows(
+    seconds: dict[tuple[str, int, int], tuple[float, float]], generate: dict[str, float] | None = None, graphs: int = 0
+) -> pd.DataFrame:
+    """Make rows of known times: of each way the seconds of a step at the start, and by how much each further one grows."""
+    ways = decoding.Way
+    rows = [static_speed._row(ways("none"), 0, static_speed.LOAD, 0, 0, 1.5) | {"engine": "", "cache": ""}]
+    for cache, rate in (generate or {"none": 10, "dynamic": 40, "static": 38}).items():
+        for repeat in range(3):
+            row = static_speed._row(ways(cache), repeat, static_speed.WHOLE, 0, 7, 200 / rate * (1 + 0.01 * repeat))
+            rows.append(row | {"engine": static_speed.GENERATE, "n_steps": 200, "graphs": graphs * (cache == "static")})
+    for (cache, compiled, one_row), (start, slope) in seconds.items():
+        way = ways(cache, bool(compiled), bool(one_row))
+        for step in (1, 2):
+            first = 5.0 if compiled and step == 1 else start
+            rows.append(
+                static_speed._row(way, -1, static_speed.COMPILE, step, 7 + step, first, 1, 2 * compiled * (step == 1))
+            )
+        for repeat in range(3):
+            if cache != "none":
+                rows.append(static_speed._row(way, repeat, static_speed.PREFILL, 0, 7, 0.03, 1))
+            for step in range(1, 200, 20 if cache == "none" else 1):
+                took = (start + slope * step) * (1 + 0.01 * repeat)
+                rows.append(static_speed._row(way, repeat, static_speed.DECODE, step, 7 + step, took, 1))
+    return pd.DataFrame([ABOUT | row for row in rows])
+
+
+TIMES = {
+    ("none", 0, 0): (0.02, 4e-4),
+    ("dynamic", 0, 0): (0.025, 0.0),
+    ("static", 0, 0): (0.025, 0.0),
+    ("none", 1, 0): (0.018, 3e-4),
+    ("dynamic", 1, 0): (0.02, 0.0),
+    ("static", 1, 0): (0.02, 0.0),
+    ("static", 1, 1): (0.01, 0.0),
+}
+
+
+@pytest.fixture
+def rows() -> pd.DataFrame:
+    return made_rows(TIMES)
+
+
+def test_speeds_are_steps_over_their_seconds(rows):
+    table = analysis.speeds(rows).set_index(["engine", "cache", "compiled", "one_row"])["speed"]
+    assert table[("loop", "static", 1, 1)].value == pytest.approx(100 / 1.01)
+    assert table[("loop", "static", 1, 1)].high == pytest.approx(100)
+    # Without a cache a few lengths stand for all: the mean of a straight line is its middle.
+    assert table[("loop", "none", 0, 0)].high == pytest.approx(1 / (0.02 + 4e-4 * 91), rel=1e-2)
+    assert table[("generate", "dynamic", 0, 0)].high == pytest.approx(40)
+
+
+def test_ratios_compare_runs_of_the_same_turn(rows):
+    found = analysis.ratio(rows, ("static", True, True), ("static", False, False))
+    assert (found.low, found.value, found.high) == pytest.approx((2.5, 2.5, 2.5))
+
+
+def test_against_generate_counts_the_prefill_on_both_sides(rows):
+    found = analysis.against_generate(rows, ("static", True, True))
+    assert found.high == pytest.approx(200 / (199 * 0.01 + 0.03) / 40, rel=1e-3)
+
+
+def test_growth_is_found_where_it_is_and_not_where_it_is_not(rows):
+    grows = analysis.growth(analysis.step_seconds(rows, "none", False))
+    assert grows.value == pytest.approx(100 * 4e-4 / 0.0204, rel=0.02)
+    flat = analysis.growth(analysis.step_seconds(rows, "dynamic", False))
+    assert flat.low <= 0 <= flat.high
+
+
+def test_the_crossover_is_where_the_lines_cross(rows):
+    # 0.02 + 4e-4 * step = 0.025 at step 12.5, seven tokens behind the prompt.
+    assert analysis.crossover(rows, compiled=False) == pytest.approx(20, abs=1)
+    never = made_rows(TIMES | {("none", 0, 0): (0.01, 0.0)})
+    assert analysis.crossover(never, compiled=False) is None
+
+
+def test_the_limit_is_bandwidth_over_bytes():
+    read = pd.DataFrame({"kernel": ["sum", "copy"], "repeat": 0, "n_bytes": [4e9, 8e9], "seconds": [0.2, 0.2]})
+    used = pd.DataFrame({"cache": ["static"], "n_tokens": [200], "weights_bytes": [3e8], "kv_bytes": [2e8]})
+    assert analysis.limit(read, used).tokens_per_second == pytest.approx(100)
+
+
+def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFrame:
+    return pd.DataFrame(
+        ABOUT | {"cache": cache, "step": step, "text": f" {token}", "token": token, "margin": margins[step], "logits_rms": 2.0}
+        for cache, ids in tokens.items()
+        for step, token in enumerate(ids)
+    )  # fmt: skip
+
+
+def test_partings_name_the_first_other_token_and_its_margin():
+    rows = text_rows({"none": [1, 2, 3], "dynamic": [1, 2, 3], "static": [1, 9, 3]}, [1.0, 0.01, 1.0])
+    table = analysis.partings(rows).set_index(["against", "cache"])
+    assert np.isnan(table.loc[("none", "dynamic"), "step"])
+    assert table.loc[("none", "static"), ["step", "margin"]].tolist() == [1, 0.01]
+
+
+def held(cache: str, **values) -> dict:
+    return {
+        "cache": cache,
+        "n_tokens": 200,
+        "weights_bytes": 2**28,
+        "predicted_bytes": 2**22,
+        "before_bytes": 2**29,
+    } | values
+
+
+MEMORY = pd.DataFrame(
+    [held("none", kv_bytes=0, peak_bytes=2**29), held("dynamic", kv_bytes=2**22, peak_bytes=2**29),
+     held("static", kv_bytes=2**22, peak_bytes=2**29)]
+)  # fmt: skip
+
+
+def shape_rows(prompt: int = 7, grows: int = 1) -> pd.DataFrame:
+    rows = []
+    for step in range(5):
+        length = prompt + grows * step
+        rows.append({"cache": "none", "step": step, "fed": f"1x{length}", "kv_bytes": 0})
+        for cache, places in (("dynamic", length), ("static", 1024)):
+            rows.append(
+                {
+                    "cache": cache, "step": step, "fed": "1x1", "keys_shape": f"1x3x{places}x64", "first_dimension": 1,
+                    "cached_tokens": length, "kv_bytes": 23040 * places,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+TEXTS = text_rows({"none": [1, 2], "dynamic": [1, 2], "static": [1, 9]}, [1.0, 0.01])
+
+
+def verdicts(device="cpu", memory=MEMORY, shapes=None, texts=TEXTS, **rows) -> dict[str, str]:
+    rows.setdefault("seconds", TIMES)
+    evidence = notebook_static.Evidence(
+        made_rows(**rows), shape_rows() if shapes is None else shapes, memory, texts, device
+    )
+    return {name: check(evidence).verdict for name, check in notebook_static.CHECKS.items()}
+
+
+def test_a_document_that_is_right_about_all_but_causes():
+    assert verdicts() == {
+        "cache-speeds-up": "reproduced in kind",
+        "linear-time": "reproduced in kind",
+        "static-faster": "other cause",
+        "static-slower": "other cause",
+        "dynamic-not-compilable": "refuted",
+        "compiled-by-itself": "undecided",
+        "first-call-slow": "reproduced in kind",
+        "static-more-memory": "other cause",
+        "shapes": "reproduced",
+        "length-of-cache": "refuted",
+        "peak-memory": "undecided",
+        "texts-differ": "reproduced in kind",
+    }
+
+
+OTHERWISE = {
+    "cache-speeds-up": ({"seconds": TIMES | {("none", 0, 0): (0.005, 0.0)}}, "refuted"),
+    "linear-time": ({"seconds": TIMES | {("dynamic", 0, 0): (0.025, 1e-3)}}, "refuted"),
+    # A static cache that is three times as fast without any compilation is its own cause.
+    "static-faster": (
+        {"seconds": TIMES | {("static", d, 0): (0.005, 0.0) for d in (0, 1)} | {("static", 1, 1): (0.005, 0.0)}},
+        "reproduced in kind",
+    ),
+    "static-slower": ({"graphs": 3}, "reproduced in kind"),
+    "compiled-by-itself": ({"graphs": 3}, "reproduced in kind"),
+    "shapes": ({"shapes": shape_rows(grows=2)}, "refuted"),
+    "static-more-memory": (
+        {"memory": MEMORY.assign(kv_bytes=MEMORY["kv_bytes"] * (1 + (MEMORY["cache"] == "static")))},
+        "reproduced in kind",
+    ),
+    "peak-memory": ({"device": "cuda"}, "other cause"),
+    "texts-differ": ({"texts": text_rows({"none": [1], "dynamic": [1], "static": [1]}, [1.0])}, "refuted"),
+}
+
+
+@pytest.mark.parametrize("claim", OTHERWISE)
+def test_other_rows_give_another_verdict(claim):
+    changed, word = OTHERWISE[claim]
+    assert verdicts(**changed)[claim] == word
+
+
+def test_a_wide_margin_where_texts_part_is_not_called_rounding():
+    wide = text_rows({"none": [1, 2], "dynamic": [1, 2], "static": [1, 9]}, [1.0, 5.0])
+    assert verdicts(texts=wide)["texts-differ"] == "undecided"
+
+
+def test_a_graph_for_every_length_is_not_called_compilable():
+    evidence = made_rows(TIMES)
+    late = (evidence["cache"] == "dynamic") & (evidence["compiled"] == 1) & (evidence["step"] == 150)
+    evidence.loc[late, "graphs"] = 1
+    found = notebook_static.dynamic_not_compilable(
+        notebook_static.Evidence(evidence, shape_rows(), MEMORY, TEXTS, "cpu")
+    )
+    assert found.verdict == "undecided"
+
+
+def test_every_claim_has_a_check():
+    claims = documents.published("notebook-static")["claims"]
+    assert [claim["id"] for claim in claims] == list(notebook_static.CHECKS)
+
+
+@pytest.fixture(scope="module")
+def settings(llama_folder):
+    return StaticCacheSettings.checked(
+        model=str(llama_folder),
+        text_model=str(llama_folder),
+        dtype="float32",
+        n_new_tokens=6,
+        n_repeats=2,
+        prompt="def f(x):",
+    )
+
+
+def test_the_chapter_runs_on_a_local_folder(settings, monkeypatch):
+    # The kernels of this size compile as slowly as any: one compiled way is enough here.
+    monkeypatch.setattr(
+        static_speed, "ways", lambda _: [Way("none"), Way("dynamic"), Way("static"), Way("static", True)]
+    )
+    monkeypatch.setattr(memory_bandwidth, "_N", 1 << 16)
+    run = static_speed.run(settings)
+    assert set(run.rows["phase"]) == {"load", "compile", "prefill", "decode", "whole"}
+    cached = run.rows[(run.rows["phase"] == "decode") & (run.rows["cache"] != "none")]
+    assert (cached.groupby(["cache", "compiled", "repeat"]).size() == 5).all()
+    # All ways in fp32 at this size: one text.
+    assert cached.groupby("step")["token"].nunique().max() == 1
+    read, used = memory_bandwidth.run(settings).rows, static_memory.run(settings).rows
+    shapes, texts = static_shapes.run(settings).rows, static_texts.run(settings)
+    assert (used["kv_bytes"] == used["predicted_bytes"]).all()
+    assert len(shapes) == 15
+    assert analysis.limit(read, used).tokens_per_second > 0
+    captions = text.captions(run, texts)
+    assert all("local folder" in said["caption"] for said in captions.values())
+
+
+def test_a_text_that_the_model_cannot_hold_is_refused(settings):
+    with pytest.raises(UserError, match="context"):
+        static_speed.run(settings.model_copy(update={"n_new_tokens": 100}))
+
+
+def test_judging_writes_every_claim(rows):
+    table = ledger.judge(
+        "notebook-static", notebook_static.CHECKS, notebook_static.Evidence(rows, shape_rows(), MEMORY, TEXTS, "cpu")
+    )
+    assert len(table) == len(notebook_static.CHECKS)
