@@ -90,6 +90,39 @@ def run(
 
 
 @app.command()
+def check(
+    model: Annotated[str, typer.Argument(help="A folder that save_pretrained wrote, a hub id, or a family's name.")],
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    dtypes: Annotated[
+        str, typer.Option(help="The finest decides most; those that do not fit are left out.")
+    ] = "float64,float32,float16,bfloat16",
+    samples: Annotated[int, typer.Option(min=1, help="How many texts.")] = 4,
+    tokens: Annotated[int, typer.Option(min=4, help="Tokens of a text, at most.")] = 32,
+    corpus: Annotated[str, typer.Option(help="stdlib, or a folder of text files.")] = "stdlib",
+    seed: Annotated[int, typer.Option(min=0, help="Of the places where texts are cut, and of the bootstrap.")] = 0,
+    prefix: Annotated[str | None, typer.Option(help="Only look for a tokenizer seam behind this text.")] = None,
+    rest: Annotated[str | None, typer.Option(help="What follows the prefix.")] = None,
+) -> None:
+    """Say whether a model's cache is exact, within rounding (exit status 0), or wrong (1); 2 if it could not be told.
+
+    The checkpoint is run as it is, its configuration's use_cache included.
+    """
+    from kvbook.settings import CheckSettings
+
+    # Before torch is imported, which takes its time: what is wrong with the question itself.
+    if (prefix is None) != (rest is None):
+        raise UserError("a seam lies between two texts: name both --prefix and --rest")
+    asked = CheckSettings.checked(
+        model=model, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus, seed=seed
+    )
+    from kvbook.diagnosis import check as checks
+
+    found = checks.check(asked) if prefix is None or rest is None else checks.seam(model, prefix, rest)
+    typer.echo("\n".join(found.lines))
+    raise typer.Exit(found.status)
+
+
+@app.command()
 def bench() -> None:
     """Measure this book's own speed as ratios, side by side in one run, and print them."""
     from kvbook import bench as benchmarks

@@ -379,3 +379,22 @@ class StaticCacheSettings(Settings):
     scope: Literal["layer", "model"] = "layer"
     prompt: Annotated[str, Field(min_length=1)] = "The theory of special relativity states "
     text_model: Annotated[str, Field(min_length=1)] = "smollm2"
+
+
+class CheckSettings(Settings):
+    """Settings of ``python -m kvbook check``.
+
+    Attributes
+    ----------
+    dtypes : tuple of str
+        Among float64, float32, float16, bfloat16; the finest decides most.
+    n_samples, n_tokens : int
+        Texts, and tokens of each at most.
+    corpus : str
+        ``"stdlib"`` or a folder of text files.
+    """
+
+    dtypes: DTypes = ("float64", "float32", "float16", "bfloat16")
+    n_samples: Annotated[int, Field(ge=1)] = 4
+    n_tokens: Annotated[int, Field(ge=4)] = 32
+    corpus: Annotated[str, Field(min_length=1)] = "stdlib"

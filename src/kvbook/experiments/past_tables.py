@@ -18,15 +18,15 @@ Rows, one a (model, quantization, variant, layers, sample): see ``data/README.md
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel, RobertaForCausalLM
 
 from kvbook import agreement, corpus, documents, fingerprint, machine, paths, progress, records
+from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.models import loading, lowbit, placement, registry
 from kvbook.settings import PastTablesSettings
 
@@ -36,24 +36,6 @@ UPPER_LEFT, NO_OFFSET, BOTH = "mask upper left", "rotary without offset", "mask 
 # How the document's call came out in mid-2023.
 AS_IN_2023 = {"gpt2": NATIVE, "mpt": CACHE_OFF, "roberta": NO_PAST, "falcon": BOTH}
 POSTED = "posted"
-
-
-@contextmanager
-def upper_left_mask() -> Iterator[None]:
-    """Give every attention of a ``with`` block a causal mask aligned to the upper left, as Falcon's code of mid-2023 did.
-
-    Not safe in threads: torch's function is replaced for the length of the block.
-    """
-    stock = functional.scaled_dot_product_attention
-
-    def attend(query, key, value, **options):
-        return stock(query, key, value, **options | {"attn_mask": None, "is_causal": True})
-
-    functional.scaled_dot_product_attention = attend
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = stock
 
 
 @dataclass(frozen=True)

@@ -385,6 +385,22 @@ def standin_config(family: str) -> PretrainedConfig:
     return _resolve(family, "stand-in").config
 
 
+def config_of(model: str, weights: str = "stand-in") -> PretrainedConfig:
+    """Read the configuration that a request leads to, as it stands.
+
+    Parameters
+    ----------
+    model, weights
+        As for `load`.
+
+    Raises
+    ------
+    UserError
+        When there is none.
+    """
+    return _resolve(model, weights).config
+
+
 def check_length(model: dict[str, Any], n_tokens: int) -> None:
     """Refuse a text that is longer than a model's context.
 

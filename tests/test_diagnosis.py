@@ -1,0 +1,334 @@
+"""The judge of bug or rounding: right on every planted bug and on every clean family."""
+
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from kvbook import corpus, paths
+from kvbook.agreement import UNIT_ROUNDOFF
+from kvbook.diagnosis import check, faults, probe, verdict
+from kvbook.errors import UserError
+from kvbook.models import loading, placement
+from kvbook.settings import CheckSettings
+
+DTYPES = tuple(UNIT_ROUNDOFF)
+CAUSAL = ("gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon")
+CLEAN = "clean"
+TEXT = "def f(x):\n    return x + 1\n# What is it? Help.\n"
+
+
+# Families and faults: every combination is measured once, in every dtype.
+
+
+@pytest.fixture(scope="module")
+def measured(family_folders) -> pd.DataFrame:
+    rows = []
+    for family in CAUSAL:
+        for dtype in DTYPES:
+            loaded = loading.load(str(family_folders[family]), dtype=dtype)
+            ids = loaded.tokenizer(TEXT)["input_ids"][:24]
+            planted = {name: fault.plant for name, fault in faults.FAULTS.items() if fault.applies(loaded.model.config)}
+            for name, plant in {CLEAN: nullcontext, faults.SEAM: nullcontext, **planted}.items():
+                whole, fed = (
+                    faults.seam(loaded.tokenizer, ids) if name == faults.SEAM else (ids, ids)
+                )  # every vocabulary has a seam
+                with plant(loaded.model) if name in planted else nullcontext():
+                    for reading in probe.readings(
+                        loaded.model, torch.tensor([whole]), torch.tensor([fed]), np.random.default_rng(0)
+                    ):
+                        rows.append(
+                            {"family": family, "fault": name, "dtype": dtype, "source": "text", "sample": 0}
+                            | vars(reading)
+                        )
+    return pd.DataFrame(rows)
+
+
+def kinds(rows: pd.DataFrame) -> dict[tuple, str]:
+    return {key: verdict.judge(part).kind for key, part in rows.groupby(["family", "fault", "way"])}
+
+
+def test_every_planted_bug_is_called_a_bug_in_every_family_and_way(measured):
+    found = kinds(measured[measured["fault"] != CLEAN])
+    assert {key: kind for key, kind in found.items() if kind != "bug"} == {}
+    assert len(found) == len(probe.WAYS) * (len(CAUSAL) * (len(faults.FAULTS) + 1) - 2)
+
+
+def test_no_clean_family_is_called_a_bug_in_all_dtypes_or_in_any(measured):
+    clean = measured[measured["fault"] == CLEAN]
+    assert set(kinds(clean).values()) <= {"rounding", "exact"}
+    for dtype in DTYPES:
+        assert "bug" not in kinds(clean[clean["dtype"] == dtype]).values()
+    without = clean[clean["dtype"] != "float64"]
+    assert "bug" not in kinds(without).values()
+
+
+def test_a_bug_is_found_without_fp64_unless_16_bits_hide_it(measured):
+    coarse = measured[(measured["dtype"] != "float64") & ~measured["fault"].isin([CLEAN, "cache kept in 16 bits"])]
+    assert set(kinds(coarse).values()) == {"bug"}
+
+
+def test_a_bug_that_16_bits_hide_is_found_in_finer_arithmetic_and_not_in_16_bits(measured):
+    hidden = measured[measured["fault"] == "cache kept in 16 bits"]
+    assert set(kinds(hidden).values()) == {"bug"}
+    # Control: where only 16 bits are looked at, it is not there to be seen.
+    assert "bug" not in kinds(hidden[hidden["dtype"].isin(["float16", "bfloat16"])]).values()
+
+
+def test_positions_are_not_counted_where_there_is_alibi(measured):
+    assert not measured[(measured["family"] == "mpt") & measured["fault"].str.startswith("position")].size
+    assert measured[(measured["family"] == "falcon") & measured["fault"].str.startswith("position")].size
+
+
+def test_without_a_cache_the_logits_are_those_of_the_last_part_alone(measured):
+    lost = measured["fault"] == "cache never returned"
+    assert (measured.loc[lost, "held"] == 0).all()
+    assert measured.loc[lost, "alone"].all()
+    assert not measured.loc[measured["fault"] == CLEAN, "alone"].any()
+    clean = measured[measured["fault"] == CLEAN]
+    assert (clean["held"] == clean["fed"]).all()
+
+
+def test_control_softmax_in_32_bits_would_make_a_sound_mpt_look_like_a_bug(family_folders, monkeypatch):
+    loaded = loading.load(str(family_folders["mpt"]), dtype="float64")
+    sample = corpus.Sample(0, "text", 0, loaded.tokenizer(TEXT)["input_ids"])
+    wide = pd.DataFrame(check.rows_of(loaded.model, "float64", [sample]))
+    monkeypatch.setattr(probe, "widened", lambda dtype: nullcontext())
+    stock = pd.DataFrame(check.rows_of(loaded.model, "float64", [sample]))
+    assert verdict.judge(wide).kind == "rounding"
+    assert verdict.judge(stock).kind == "bug"
+
+
+@pytest.mark.parametrize("name", faults.FAULTS)
+def test_a_fault_is_taken_out_again_also_after_an_error(name, family_folders):
+    model = loading.load(str(family_folders["llama"])).model
+    ids = torch.arange(11, 31)[None]
+
+    def last() -> torch.Tensor:
+        with torch.inference_mode():
+            return probe.cached(model, ids, [15, 5])[0].logits
+
+    before = last()
+    with faults.FAULTS[name].plant(model):
+        assert not torch.equal(last(), before)
+    with pytest.raises(KeyboardInterrupt), faults.FAULTS[name].plant(model):
+        raise KeyboardInterrupt
+    assert torch.equal(last(), before)
+
+
+@pytest.mark.parametrize("plant", [faults.one_step_late, faults.kept_in_16_bits])
+@pytest.mark.parametrize("layer", [0, 3])
+def test_the_first_suspicious_layer_is_the_one_in_which_the_bug_is(llama_folder, plant, layer):
+    model = loading.load(str(llama_folder), dtype="float64").model
+    sample = corpus.Sample(0, "text", 0, list(range(11, 31)))
+    with plant(model, layers={layer}):
+        rows = pd.DataFrame(check.rows_of(model, "float64", [sample]))
+    assert check.suspicious_layer(rows) == layer + 1
+
+
+def test_positions_that_are_added_to_the_embedding_are_suspicious_there(gpt2_folder):
+    model = loading.load(str(gpt2_folder), dtype="float64").model
+    with faults.offset_forgotten(model):
+        rows = pd.DataFrame(check.rows_of(model, "float64", [corpus.Sample(0, "text", 0, list(range(11, 31)))]))
+    assert check.suspicious_layer(rows) == 0
+
+
+def test_a_text_without_a_seam_has_none(bpe, family_folders):
+    tokenizer = loading.tokenizer(str(family_folders["gpt2"]))
+    assert faults.seam(tokenizer, tokenizer(TEXT)["input_ids"]) is not None
+    assert faults.seam(tokenizer, tokenizer("7 7")["input_ids"]) is None
+
+
+# The verdict, on rows whose answer is known.
+
+
+def law(constant: float = 8.0, floor: float = 0.0, dtypes=DTYPES, scatter: float = 0.3, n: int = 12) -> pd.DataFrame:
+    generator = np.random.default_rng(1)
+    return pd.DataFrame(
+        {
+            "dtype": dtype,
+            "source": f"file {sample // 2}",
+            "sample": sample,
+            "drift": floor + constant * UNIT_ROUNDOFF[dtype] * np.exp(scatter * generator.standard_normal()),
+        }
+        for dtype in dtypes
+        for sample in range(n)
+    )
+
+
+def test_what_is_proportional_to_the_roundoff_is_rounding_and_what_is_flat_is_a_bug():
+    rounding, bug = verdict.judge(law()), verdict.judge(law(floor=0.1))
+    assert rounding.kind == "rounding"
+    assert rounding.slope.low < 1 < rounding.slope.high
+    assert bug.kind == "bug"
+    assert bug.slope.low < 0 < bug.slope.high
+    assert verdict.slope(law(scatter=0)).value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("floor", [1e-4, 1e-7, 1e-10])
+def test_a_flat_difference_is_a_bug_however_small_if_fp64_sees_it(floor):
+    assert verdict.judge(law(floor=floor)).kind == "bug"
+
+
+def test_control_below_what_fp64_resolves_a_difference_is_taken_for_rounding():
+    assert verdict.judge(law(floor=1e-15)).kind == "rounding"
+
+
+def test_one_text_of_many_is_enough():
+    rows = law()
+    rows.loc[rows["sample"] == 5, "drift"] = 0.1
+    assert verdict.judge(rows).kind == "bug"
+
+
+def test_an_interval_that_holds_both_decides_nothing():
+    assert verdict.judge(law(dtypes=("float16", "bfloat16"))).kind == "undecided"
+    assert verdict.judge(law(floor=1e-4, dtypes=("float32", "float16", "bfloat16"))).kind == "undecided"
+    # Control: with one finer dtype the same two are decided.
+    assert verdict.judge(law(dtypes=("float32", "float16", "bfloat16"))).kind == "rounding"
+    assert verdict.judge(law(floor=0.01, dtypes=("float32", "float16", "bfloat16"))).kind == "bug"
+
+
+def test_one_dtype_alone_decides_by_size_and_only_if_it_is_fine_enough():
+    assert verdict.judge(law(dtypes=("float64",))).kind == "rounding"
+    assert verdict.judge(law(floor=1e-6, dtypes=("float64",))).kind == "bug"
+    assert verdict.judge(law(floor=0.1, dtypes=("float32",))).kind == "bug"
+    assert verdict.judge(law(dtypes=("float32",))).kind == "undecided"
+    assert verdict.judge(law(floor=0.5, dtypes=("bfloat16",))).kind == "undecided"
+
+
+def test_bits_that_are_equal_everywhere_are_exact_and_in_the_finer_dtype_alone_no_bug():
+    rows = law()
+    assert verdict.judge(rows.assign(drift=0.0)).kind == "exact"
+    assert verdict.judge(rows.assign(drift=rows["drift"].where(rows["dtype"] == "bfloat16", 0.0))).kind == "rounding"
+
+
+def test_what_overflows_on_both_sides_is_left_out_and_on_the_cached_side_alone_is_a_bug():
+    rows = law()
+    fp16 = rows["dtype"] == "float16"
+    both = verdict.judge(rows.assign(drift=rows["drift"].mask(fp16, np.nan)))
+    assert both.kind == "rounding"
+    assert list(both.left_out) == ["float16"]
+    assert verdict.judge(rows.assign(drift=rows["drift"].mask(fp16, np.inf))).kind == "bug"
+    assert verdict.judge(rows.assign(drift=np.nan)).kind == "undecided"
+
+
+def test_a_difference_is_measured_against_the_spread_and_not_the_shift_of_logits():
+    reference = torch.tensor([1.0, -1.0, 1.0, -1.0]).double()
+    assert probe.relative(reference, reference + 0.5, centred=True).item() == pytest.approx(0.5)
+    assert probe.relative(reference - 99, reference - 98.5, centred=True).item() == pytest.approx(0.5)
+    assert probe.relative(reference, reference).item() == 0
+    assert probe.relative(reference, reference / 0).item() == np.inf
+    assert np.isnan(probe.relative(reference / 0, reference).item())
+
+
+# The command line.
+
+
+def kvbook(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "kvbook", "check", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def trapped(family_folders, tmp_path_factory):
+    """Copy a checkpoint and turn its cache off, as MPT's own default has it."""
+    folder = tmp_path_factory.mktemp("trap") / "small-mpt"
+    shutil.copytree(family_folders["mpt"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["use_cache"] is True
+    (folder / "config.json").write_text(json.dumps(config | {"use_cache": False}))
+    return folder
+
+
+def test_a_sound_folder_gives_0_and_a_few_lines_of_numbers(family_folders, text_folder):
+    done = kvbook(family_folders["llama"], "--corpus", text_folder, "--samples", 2, "--tokens", 12)
+    assert done.returncode == 0, done.stderr
+    assert "verdict   rounding: slope" in done.stdout
+    assert all(dtype in done.stdout for dtype in DTYPES)
+    assert "first suspicious layer: none" in done.stdout
+    assert len(done.stdout.splitlines()) < 12
+
+
+def test_a_cache_that_is_turned_off_gives_1_and_its_remedy(trapped, text_folder):
+    done = kvbook(trapped, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
+    assert done.returncode == 1, done.stderr
+    assert "verdict   bug: " in done.stdout
+    assert "first suspicious layer: layer 1 of 2" in done.stdout
+    assert '"use_cache": true' in done.stdout
+    assert "with use_cache=True: rounding" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("/nowhere",), ("llama", "--dtypes", "float8"), ("llama", "--prefix", "alone")])
+def test_what_cannot_be_run_gives_2_and_one_line(arguments):
+    done = kvbook(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("kvbook: ")
+    assert done.stderr.count("\n") == 1
+
+
+def settings(model, corpus_folder, **changes) -> CheckSettings:
+    return CheckSettings.checked(model=str(model), corpus=str(corpus_folder), n_samples=2, n_tokens=12, **changes)
+
+
+def test_every_causal_family_is_sound_as_it_ships(text_folder):
+    here = [family for family in CAUSAL if (paths.STANDINS / family / "config.json").is_file()]
+    assert here
+    for family in here:
+        found = check.check(settings(family, text_folder, dtypes="float64,float32"))
+        assert found.status == check.SOUND, (family, found.lines)
+
+
+def test_a_model_that_sees_both_sides_is_refused_in_words(family_folders, text_folder):
+    with pytest.raises(UserError, match=r"masked model.*is_decoder=true"):
+        check.check(settings(family_folders["roberta"], text_folder))
+
+
+def test_dtypes_that_do_not_fit_are_left_out_and_named(family_folders, text_folder, monkeypatch):
+    stock = placement.dtype_on
+
+    def without_fp64(name, device):
+        if name == "float64":
+            raise UserError("device 'mps' has no float64 arithmetic: leave float64 out of the dtypes")
+        return stock(name, device)
+
+    monkeypatch.setattr(placement, "dtype_on", without_fp64)
+    found = check.check(settings(family_folders["gpt2"], text_folder))
+    assert found.status != check.BUG
+    assert any("float64" in line and "left out: device 'mps' has no float64" in line for line in found.lines)
+    with pytest.raises(UserError, match="no float64"):
+        check.check(settings(family_folders["gpt2"], text_folder, dtypes="float64"))
+
+
+def test_a_model_whose_cached_call_fails_could_not_be_run(family_folders, text_folder, monkeypatch):
+    def fails(*arguments, **options):
+        raise IndexError("index 9 is out of bounds\nand more")
+
+    monkeypatch.setattr(probe, "cached", fails)
+    with pytest.raises(UserError, match="IndexError: index 9 is out of bounds") as error:
+        check.check(settings(family_folders["gpt2"], text_folder))
+    assert "\n" not in str(error.value)
+
+
+def test_texts_too_short_to_be_cut_are_refused(family_folders, tmp_path):
+    (tmp_path / "a.txt").write_text("x + ")
+    with pytest.raises(UserError, match="longer texts"):
+        check.check(settings(family_folders["gpt2"], tmp_path).model_copy(update={"n_samples": 1}))
+
+
+def test_a_seam_between_two_texts_is_a_bug_and_no_seam_is_none(family_folders):
+    folder = str(family_folders["llama"])
+    tokenizer = loading.tokenizer(folder)
+    word = next(token for token in map(tokenizer.decode, range(300, 20, -1)) if token.isalpha() and len(token) > 1)
+    found = check.seam(folder, word[0], word[1:])
+    assert found.status == check.BUG
+    assert "tokenizer seam at token" in found.lines[1]
+    assert "reusable" in found.lines[2]
+    assert check.seam(folder, "7", "7").status == check.SOUND
