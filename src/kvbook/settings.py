@@ -28,6 +28,8 @@ def _several(value: Any) -> Any:
 
 
 DTypeName = Annotated[DType, BeforeValidator(_dtype)]
+# Those that quantized weights run in.
+SmallDType = Annotated[Literal["float32", "float16", "bfloat16"], BeforeValidator(_dtype)]
 DTypes = Annotated[tuple[DTypeName, ...], BeforeValidator(_several), Field(min_length=1)]
 
 
@@ -398,3 +400,34 @@ class CheckSettings(Settings):
     n_samples: Annotated[int, Field(ge=1)] = 4
     n_tokens: Annotated[int, Field(ge=4)] = 32
     corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+
+
+class DoesItMatterSettings(Settings):
+    """Settings of the chapter on whether the difference matters.
+
+    Attributes
+    ----------
+    corpus : str
+        ``"stdlib"`` or a folder of text files.
+    n_samples : int
+        Texts, and prompts that are continued.
+    n_tokens : int
+        Tokens that are read of each text: the first half is a prompt, the second half is scored; or written, where the
+        model continues the prompt.
+    longest : int
+        Tokens of the texts along which drift is followed; no more than the model's context is used.
+    dtypes : tuple of str
+        Among float32, float16, bfloat16.
+    n_long : int
+        Texts of that length.
+    n_fit : int
+        Texts that the classification head is fitted on.
+    """
+
+    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+    n_samples: Annotated[int, Field(ge=1)] = 16
+    n_tokens: Annotated[int, Field(ge=8)] = 96
+    longest: Annotated[int, Field(ge=16)] = 1024
+    dtypes: Annotated[tuple[SmallDType, ...], BeforeValidator(_several), Field(min_length=1)] = ("float32", "bfloat16")
+    n_long: Annotated[int, Field(ge=1)] = 3
+    n_fit: Annotated[int, Field(ge=2)] = 24

@@ -6,11 +6,14 @@ from typing import Any
 from kvbook import records
 from kvbook.errors import UserError
 from kvbook.experiments import (
+    after_divergence,
     attention_forms,
     cache_factorial,
+    drift_by_position,
     exact_cost,
     exact_ladder,
     exact_ways,
+    first_divergence,
     first_layer,
     gemm_map,
     greedy_paths,
@@ -32,8 +35,10 @@ from kvbook.experiments import (
     static_shapes,
     static_speed,
     static_texts,
+    teacher_forced,
 )
 from kvbook.settings import (
+    DoesItMatterSettings,
     ExactCachesSettings,
     LayerDriftSettings,
     ModelsSettings,
@@ -72,6 +77,10 @@ EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]
     "static_memory": (StaticCacheSettings, static_memory.run),
     "static_shapes": (StaticCacheSettings, static_shapes.run),
     "static_texts": (StaticCacheSettings, static_texts.run),
+    "teacher_forced": (DoesItMatterSettings, teacher_forced.run),
+    "drift_by_position": (DoesItMatterSettings, drift_by_position.run),
+    "first_divergence": (DoesItMatterSettings, first_divergence.run),
+    "after_divergence": (DoesItMatterSettings, after_divergence.run),
 }
 
 

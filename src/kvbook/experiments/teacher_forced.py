@@ -1,0 +1,117 @@
+"""The same texts, token by token, by every way that is one change away from the baseline: how far the predictions move.
+
+Rows, one a (model, dtype, way, sample, position): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kvbook import corpus, fingerprint, machine, predictions, progress, records
+from kvbook.experiments import one_axis, sequence_head
+from kvbook.settings import DoesItMatterSettings
+
+
+def made_of(settings: DoesItMatterSettings, module: str, include: set[str], n_tokens: int) -> dict[str, Any]:
+    """Give everything that the rows of one of the chapter's experiments depend on.
+
+    Parameters
+    ----------
+    settings : DoesItMatterSettings
+        The chapter's.
+    module : str
+        Dotted name of the experiment.
+    include : set of str
+        Settings beside those that all experiments use.
+    n_tokens : int
+        The longest text that is run.
+    """
+    shared = {"model", "weights", "device", "seed", "corpus", "dtypes"}
+    return {
+        "settings": settings.model_dump(mode="json", include=shared | include),
+        "source": fingerprint.of_source([module]),
+        "models": [one_axis.identity(settings, n_tokens)],
+        "corpus": corpus.describe(settings.corpus),
+        "machine": machine.describe(settings.device),
+    }
+
+
+def run(settings: DoesItMatterSettings) -> records.Run:
+    """Score the texts, or read the rows if these inputs have been measured.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    about = made_of(settings, __name__, {"n_samples", "n_tokens", "n_fit"}, settings.n_tokens + max(one_axis.PADS))
+    return records.run(
+        "teacher_forced", about, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
+    )
+
+
+def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
+    head = None
+    for dtype in settings.dtypes:
+        subject = one_axis.Subject(settings, dtype)
+        tokenizer = subject.baseline.tokenizer
+        # One more than is read: the last position's next token.
+        samples = one_axis.texts(settings, tokenizer, settings.n_samples, settings.n_tokens + 1)
+        if head is None:
+            fitted_on = sequence_head.fitting_texts(settings, tokenizer)
+            head = sequence_head.fit(subject.baseline.model, tokenizer, fitted_on)
+        groups = [samples[first : first + one_axis.BATCH] for first in range(0, len(samples), one_axis.BATCH)]
+        for number, group in enumerate(progress.track(groups, len(groups), f"does it matter, {dtype}: group")):
+            if (unit := f"{dtype}|{number}") in writer.done:
+                continue
+            about = {"model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype}
+            writer.append(unit, [about | row for row in score(subject, group, head)])
+
+
+def score(subject: one_axis.Subject, samples: list[corpus.Sample], head: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Hold every way against the baseline on some texts; the logits live no longer than the comparison.
+
+    Parameters
+    ----------
+    subject : Subject
+        The model.
+    samples : list of Sample
+        Texts of one length, of which the last token is only predicted.
+    head : Tensor, shape (2, width)
+        Of the classification.
+    """
+    whole = subject.tensor([sample.ids for sample in samples])
+    ids, targets = whole[:, :-1], whole[:, 1:]
+    half = ids.shape[1] // 2
+    with torch.inference_mode():
+        baseline = [
+            (piece.logits[half:], sequence_head.decisions(piece.hidden[half:], head))
+            for piece in one_axis.whole(one_axis.Reader(subject.baseline.model), ids, half)
+        ]
+        right = [
+            torch.from_numpy(sequence_head.labels(subject.baseline.tokenizer, sample.ids)[half:-1]).to(decided.device)
+            == decided.bool()
+            for sample, (_, decided) in zip(samples, baseline, strict=True)
+        ]
+        for way in progress.track(one_axis.possible(subject.baseline.model), label="way"):
+            for piece in subject.pieces(way, ids, half):
+                begin = max(0, half - piece.start)
+                first = piece.start + begin - half
+                rows = slice(first, first + len(piece.logits) - begin)
+                logits, decided = (part[rows] for part in baseline[piece.text])
+                compared = predictions.compare(
+                    logits, piece.logits[begin:], targets[piece.text, half + rows.start : half + rows.stop]
+                )
+                flips = decided != sequence_head.decisions(piece.hidden[begin:], head)
+                sample = samples[piece.text]
+                for index, row in enumerate(compared.rows()):
+                    yield {
+                        "way": way.name,
+                        "sample": sample.index,
+                        "source": sample.source,
+                        "position": half + rows.start + index,
+                        **row,
+                        "decision_flip": int(flips[index]),
+                        "decision_right": int(right[piece.text][rows.start + index]),
+                    }
