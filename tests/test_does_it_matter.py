@@ -1,0 +1,350 @@
+"""The experiments of the chapter on whether the difference matters, on small checkpoints in a local folder."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL
+from transformers import AutoConfig, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+
+from kvbook import agreement, corpus, predictions, rounded_caches
+from kvbook.errors import UserError
+from kvbook.experiments import (
+    after_divergence,
+    drift_by_position,
+    first_divergence,
+    one_axis,
+    sequence_head,
+    teacher_forced,
+)
+from kvbook.models import loading, tokenizers
+from kvbook.settings import DoesItMatterSettings
+
+ROUNDING = [way for way in one_axis.WAYS if way.kind == "rounding"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, bpe):
+    """Save a small Llama checkpoint whose widths are multiples of 64, as bitsandbytes' 4-bit product on a CPU wants."""
+    torch.manual_seed(6)
+    config = LlamaConfig(
+        **SMALL, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False,
+    )  # fmt: skip
+    where = tmp_path_factory.mktemp("matter") / "small-llama-64"
+    LlamaForCausalLM(config).save_pretrained(where)
+    tokenizers.for_family(bpe, "llama", 64).save_pretrained(where)
+    return where
+
+
+@pytest.fixture(scope="module")
+def settings(folder, text_folder):
+    return DoesItMatterSettings.checked(
+        model=str(folder), corpus=str(text_folder), n_samples=4, n_tokens=24, longest=40, n_long=2, n_fit=2,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def forced(settings):
+    return teacher_forced.run(settings)
+
+
+@pytest.fixture(scope="module")
+def parting(settings):
+    return first_divergence.run(settings)
+
+
+@pytest.fixture(scope="module")
+def subject(settings):
+    return one_axis.Subject(settings, "float32")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return torch.randint(11, 320, (3, 21), generator=torch.Generator().manual_seed(4))
+
+
+def gathered(subject, way, ids, prompt):
+    """Lay a way's pieces out by text: logits and last hidden states of every row from the prompt on."""
+    rows = {}
+    with torch.inference_mode():
+        for piece in subject.pieces(way, ids, prompt):
+            for index, (logits, hidden) in enumerate(zip(piece.logits, piece.hidden, strict=True)):
+                if piece.start + index >= prompt:
+                    rows.setdefault(piece.text, {})[piece.start + index] = (logits, hidden)
+    return rows
+
+
+BASELINE = one_axis.Way("itself", "rounding", one_axis.whole)
+
+
+def without_offset(read, ids, prompt):
+    """Read behind the prompt with positions from 0 again, as Falcon's code of mid-2023 did."""
+    for text in range(len(ids)):
+        cache = one_axis.dynamic(read.model, ids.shape[1])
+        read.model(ids[text : text + 1, :prompt], past_key_values=cache, use_cache=True)
+        rest = ids[text : text + 1, prompt:]
+        places = torch.arange(rest.shape[1])[None]
+        logits, hidden = read(rest, past_key_values=cache, use_cache=True, position_ids=places)
+        yield one_axis.Piece(text, prompt, logits[0], hidden[0])
+
+
+def without_mask(read, ids, _prompt):
+    """Pad on the left and tell nobody."""
+    for text in range(len(ids)):
+        padded = torch.cat([ids[text : text + 1, :1].repeat(1, 5), ids[text : text + 1]], 1)
+        logits, hidden = read(padded, use_cache=False)
+        yield one_axis.Piece(text, 0, logits[0, 5:], hidden[0, 5:])
+
+
+FORGOTTEN = one_axis.Way("offset forgotten", "control", without_offset)
+UNMASKED = one_axis.Way("padding not masked", "control", without_mask)
+
+
+def mean_kl(subject, way, ids, prompt=8):
+    expected, found = (gathered(subject, which, ids, prompt) for which in (BASELINE, way))
+    both = [
+        predictions.compare(torch.stack([r[0] for r in one]), torch.stack([r[0] for r in two]), torch.zeros(13).long())
+        for one, two in ((list(e.values()), list(f.values())) for e, f in zip(expected.values(), found.values(), strict=True))
+    ]  # fmt: skip
+    return torch.cat([scores.kl for scores in both]).mean().item()
+
+
+@pytest.mark.parametrize("way", ROUNDING, ids=lambda way: way.name)
+def test_every_rounding_way_gives_every_row_of_every_text(subject, texts, way):
+    expected, found = (gathered(subject, which, texts, 8) for which in (BASELINE, way))
+    assert {text: sorted(rows) for text, rows in found.items()} == {text: list(range(8, 21)) for text in range(3)}
+    for text, rows in found.items():
+        for position, (logits, hidden) in rows.items():
+            assert torch.allclose(logits, expected[text][position][0], atol=2e-4), (text, position)
+            assert torch.allclose(hidden, expected[text][position][1], atol=2e-4)
+
+
+def test_control_rows_of_a_neighbour_would_not_pass(subject, texts):
+    expected = gathered(subject, BASELINE, texts, 8)
+    assert not torch.allclose(expected[0][12][0], expected[1][12][0], atol=1e-1)
+    assert not torch.allclose(expected[0][12][0], expected[0][13][0], atol=1e-1)
+
+
+def test_a_batch_smaller_than_the_full_one_is_filled_and_more_texts_make_a_second(subject):
+    many = torch.randint(11, 320, (one_axis.BATCH + 1, 12), generator=torch.Generator().manual_seed(6))
+    expected = gathered(subject, BASELINE, many, 6)
+    for way in (one_axis.BATCHED, one_axis.PADDED):
+        found = gathered(subject, way, many, 6)
+        assert sorted(found) == list(range(one_axis.BATCH + 1))
+        assert torch.allclose(found[8][11][0], expected[8][11][0], atol=2e-4)
+
+
+def test_learned_positions_are_right_behind_padding(gpt2_folder, settings, texts):
+    gpt2 = one_axis.Subject(settings.model_copy(update={"model": str(gpt2_folder)}), "float32")
+    assert mean_kl(gpt2, one_axis.PADDED, texts) < 1e-7
+    # Control: without mask and positions the same comparison fails.
+    assert mean_kl(gpt2, UNMASKED, texts) > 1e-2
+
+
+def test_fewer_bits_are_further_off_and_a_wrong_cache_further_still(subject, texts):
+    rounding = max(mean_kl(subject, way, texts) for way in ROUNDING)
+    int8, int4 = (mean_kl(subject, way, texts) for way in (one_axis.KV_INT8, one_axis.KV_INT4))
+    lost, forgotten = (mean_kl(subject, way, texts) for way in (one_axis.LOST, FORGOTTEN))
+    assert rounding < 1e-8 < int8 < int4
+    assert min(lost, forgotten) > 100 * int8
+    assert mean_kl(subject, BASELINE, texts) == 0
+
+
+def test_another_attention_is_put_back(subject, texts):
+    model = subject.baseline.model
+    before = model.config._attn_implementation
+    list(subject.pieces(one_axis.EAGER, texts, 8))
+    assert model.config._attn_implementation == before != "eager"
+    with pytest.raises(RuntimeError), one_axis.attention_of(model, "eager"):
+        raise RuntimeError
+    assert model.config._attn_implementation == before
+    with one_axis.attention_of(model, "eager"):
+        assert one_axis.EAGER not in one_axis.possible(model)
+
+
+def test_the_head_decides_as_the_stock_class_does(settings, subject, texts):
+    config = AutoConfig.from_pretrained(settings.model)
+    stock = AutoModelForSequenceClassification.from_config(config).eval()
+    stock.model = subject.baseline.model.model
+    score = torch.randn(2, config.hidden_size)
+    stock.score.weight.data = score
+    rows = gathered(subject, BASELINE, texts, 1)
+    for length in (5, 14, 21):
+        with torch.inference_mode():
+            expected = stock(texts[:1, :length]).logits.argmax(-1)
+        found = sequence_head.decisions(rows[0][length - 1][1][None], score)
+        assert found.tolist() == expected.tolist()
+
+
+def test_labels_count_brackets(folder):
+    tokenizer = loading.tokenizer(str(folder))
+    ids = tokenizer("def f(x): return [x]", add_special_tokens=False)["input_ids"]
+    texts = ["".join(tokenizer.batch_decode([[i] for i in ids[: n + 1]])) for n in range(len(ids))]
+    expected = [sum(map(t.count, "([{")) > sum(map(t.count, ")]}")) for t in texts]
+    assert sequence_head.labels(tokenizer, ids).tolist() == expected
+    assert True in expected
+    assert False in expected
+
+
+def test_the_regression_stands_where_its_loss_has_no_slope():
+    generator = np.random.default_rng(3)
+    features = generator.normal(size=(400, 5))
+    truth = np.array([2.0, -1.0, 0.0, 0.5, 1.0])
+    classes = generator.random(400) < 1 / (1 + np.exp(-features @ truth))
+    weights = sequence_head.logistic(features, classes)
+    sign = np.where(classes, 1, -1)
+    slope = -(sign / (1 + np.exp(sign * (features @ weights)))) @ features / 400 + 2e-3 * weights
+    assert abs(slope).max() < 1e-4
+    assert np.corrcoef(weights, truth)[0, 1] > 0.95
+
+
+def test_rows_hold_every_way_and_scored_token_once(forced, settings):
+    rows = forced.rows
+    assert not rows.duplicated(["dtype", "way", "sample", "position"]).any()
+    assert len(rows) == 2 * len(one_axis.WAYS) * 4 * 12
+    assert set(rows["position"]) == set(range(12, 24))
+    assert rows["kl"].notna().all()
+    by_way = rows[rows["dtype"] == "float32"].groupby("way")["kl"].mean()
+    assert by_way["cache, token by token"] < 1e-8 < by_way["fault: a cached token lost"]
+
+
+def test_rows_are_what_the_passes_give(forced, settings, subject):
+    sample = list(corpus.samples(settings.corpus, subject.baseline.tokenizer, 4, 25))[2]
+    ids = torch.tensor([sample.ids])
+    with torch.inference_mode():
+        logp = torch.log_softmax(subject.baseline.model(ids[:, :-1]).logits[0].double(), -1)
+    row = forced.rows.query(
+        "dtype == 'float32' and way == 'batch of 8' and sample == 2 and position == 17"
+    ).iloc[0]  # fmt: skip
+    assert row["nll"] == pytest.approx(-logp[17, sample.ids[18]].item(), rel=1e-4)
+    best = logp[17].topk(2).values
+    assert row["margin"] == pytest.approx((best[0] - best[1]).item(), rel=1e-4)
+
+
+def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
+    run = drift_by_position.run(settings)
+    rows = run.rows
+    for _, one in rows.groupby(["dtype", "way", "sample"]):
+        # 39 positions are read, in sixteenths of 2; the first of these is the prompt.
+        assert one["n_tokens"].sum() == 39 - 2
+        assert one["read_from"].tolist()[1:] == one["read_to"].tolist()[:-1]
+    sample = one_axis.texts(settings, subject.baseline.tokenizer, 1, 40)[0]
+    int4 = [row for row in drift_by_position.follow(subject, sample) if row["way"] == one_axis.KV_INT4.name]
+    stored = rows.query("dtype == 'float32' and way == 'KV cache in int4' and sample == 0")
+    assert [row["kl"] for row in int4] == pytest.approx(stored["kl"].tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "other", "most", "expected"),
+    [([1, 2, 3], [1, 2, 3], 3, (3, 0)), ([1, 2, 3], [1, 9, 3], 3, (2, 1)), ([1, 2, 3], [1, 2, 9], 2, (2, 0))],
+)
+def test_watching_counts_the_step_that_parts(baseline, other, most, expected):
+    assert first_divergence.watch(baseline, other, most) == expected
+
+
+def test_a_text_ends_with_the_token_that_ends_it():
+    assert first_divergence.ended([5, 7, 0, 9], {0}) == 3
+    assert first_divergence.ended([5, 7], {0, None}) == 2
+
+
+def decoded(model, prompt, n, cache=None):
+    """Decode greedily by a plain loop: without a cache, or with one that is filled but for the prompt's last token."""
+    ids = prompt
+    if cache is not None:
+        model(ids[:, :-1], past_key_values=cache, use_cache=True)
+    for _ in range(n):
+        fed = ids if cache is None else ids[:, -1:]
+        options = {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
+        ids = torch.cat([ids, model(fed, **options).logits[:, -1:].argmax(-1)], 1)
+    return ids[0, prompt.shape[1] :].tolist()
+
+
+def test_two_plain_loops_part_where_one_pass_says(subject):
+    model = subject.baseline.model
+    prompts = torch.randint(11, 320, (6, 10), generator=torch.Generator().manual_seed(8))
+    choose = first_divergence.Chooser("greedy", 0)
+    with torch.inference_mode():
+        found = {
+            (text, row["way"]): row for text, row in first_divergence.part(subject, prompts, list(range(6)), 14, choose)
+        }
+        seen = []
+        for text in range(6):
+            plain = decoded(model, prompts[text : text + 1], 14)
+            rounded = decoded(model, prompts[text : text + 1], 14, rounded_caches.make(model.config, 4))
+            first = agreement.first_divergence(plain, rounded)
+            row = found[text, one_axis.KV_INT4.name]
+            seen.append(first)
+            most = found[text, first_divergence.WRITER]["steps"]
+            expected = (most, 0) if first is None or first >= most else (first + 1, 1)
+            assert (row["steps"], row["parted"]) == expected, text
+    assert any(first is not None for first in seen), "no loop parted: the test shows nothing"
+
+
+def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_not(subject):
+    prompts = torch.randint(11, 320, (4, 10), generator=torch.Generator().manual_seed(9))
+    with torch.inference_mode():
+        for noise, parts in ((3, False), (4, True)):
+            written = first_divergence.write(
+                subject.baseline.model, prompts, [0, 1, 2, 3], 12, first_divergence.Chooser("drawn", 3)
+            )
+            other = first_divergence.write(
+                subject.baseline.model, prompts, [0, 1, 2, 3], 12, first_divergence.Chooser("drawn", noise)
+            )
+            assert (written != other).any().item() == parts
+
+
+def test_every_way_is_watched_for_every_prompt_and_choice(parting):
+    rows = parting.rows
+    ways = {first_divergence.WRITER, *(way.name for way in first_divergence.WATCHED)}
+    assert set(rows["way"]) == ways
+    assert len(rows) == 2 * 2 * len(ways) * 4
+    assert rows["steps"].between(1, 12).all()
+    wrote = rows[rows["way"] == first_divergence.WRITER].set_index(["dtype", "choice", "sample"])["steps"]
+    most = rows.set_index(["dtype", "choice", "sample"]).index.map(wrote)
+    assert (rows["steps"].to_numpy() <= np.asarray(most)).all()
+
+
+def test_two_continuations_are_equal_up_to_the_parting_and_free_behind_it(subject):
+    prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(10))
+    choose = first_divergence.Chooser("greedy", 0)
+    with torch.inference_mode():
+        path = first_divergence.write(subject.baseline.model, prompt, [0], 16, choose)[0].tolist()
+        instead = (path[6] + 1) % 320
+        rows = list(after_divergence.follow(subject, prompt, path, 7, instead, choose))
+    assert [row["offset"] for row in rows] == list(range(-6, 10))
+    by_offset = {row["offset"]: row for row in rows}
+    assert all(by_offset[k]["token_equal"] and by_offset[k]["kl_free"] < 1e-8 for k in range(-6, 0))
+    assert not by_offset[0]["token_equal"]
+    assert by_offset[0]["kl_free"] < 1e-8 < 1e-3 < by_offset[1]["kl_free"]
+    assert all(row["kl_forced"] < 1e-8 for row in rows)
+
+
+def test_without_a_parting_there_is_nothing_behind_it(parting, settings, monkeypatch):
+    together = parting.rows.assign(parted=0)
+    assert after_divergence.pairs(together).empty
+    parted = parting.rows.assign(parted=1, instead=5)
+    assert len(after_divergence.pairs(parted)) == 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_tokens": 60}, "context"),
+        ({"model": "nosuch"}, "neither"),
+        ({"n_samples": 9}, "samples"),
+        ({"device": "cuda:99"}, "CUDA"),
+    ],
+)
+def test_settings_that_cannot_be_run_are_refused_in_one_line(settings, change, message):
+    with pytest.raises(UserError, match=message) as error:
+        teacher_forced.run(DoesItMatterSettings.checked(**settings.model_dump() | change))
+    assert "\n" not in str(error.value)
+
+
+def test_texts_of_several_lengths_are_refused(settings, tmp_path, subject):
+    (tmp_path / "a.py").write_text("x = 1\n" * 50)
+    (tmp_path / "b.py").write_text("x = 1\n")
+    with pytest.raises(UserError, match=r"b\.py gives"):
+        one_axis.texts(settings.model_copy(update={"corpus": str(tmp_path)}), subject.baseline.tokenizer, 2, 24)
+    with pytest.raises(UserError, match="dtypes"):
+        DoesItMatterSettings.checked(dtypes=["float64"])
