@@ -38,7 +38,6 @@ ORDER = (
     "machine",
     "records",
     "experiments",
-    "fits",
     "survival",
     "analyses",
     "claims",
