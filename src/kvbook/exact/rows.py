@@ -139,8 +139,13 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     if not rows or not weight.numel():
         return _product(x, weight, bias)
     pieces = _row_counts(weight, bias).plan(rows, weight, bias)
-    if len(pieces) == 1 and pieces[0][1] == pieces[0][2]:
-        return _product(lined_up(x), weight, bias)
+    if len(pieces) == 1:
+        _, count, size = pieces[0]
+        if count == size:
+            return _product(lined_up(x), weight, bias)
+        if count == 1:
+            # A decode step, where each call's own cost counts: the row beside itself, in one copy.
+            return _product(x.expand(size, -1).contiguous(), weight, bias)[:1]
     out = x.new_empty(rows, weight.shape[1])
     for start, count, size in pieces:
         if count == size:
