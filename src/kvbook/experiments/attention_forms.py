@@ -11,7 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 
-from kvbook import agreement, fingerprint, machine, progress, records
+from kvbook import agreement, progress, records
+from kvbook.experiments import frame
 from kvbook.models import placement
 from kvbook.settings import WhereDriftBeginsSettings
 
@@ -149,14 +150,12 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     device = placement.device_of(settings.device)
     for dtype in settings.dtypes:
         placement.dtype_on(dtype, device)
-    made_of = {
-        "settings": settings.model_dump(mode="json", include={"device", "seed", "dtypes", "key_lengths"}),
-        "source": fingerprint.of_source([__name__]),
-        "models": [],
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "attention_forms", made_of, lambda writer: _measure(settings, device, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, device, writer),
+        fields={"device", "seed", "dtypes", "key_lengths"},
+        models=[],
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache
 
-from kvbook import agreement, corpus, fingerprint, machine, passes, progress, records
-from kvbook.experiments import operation_replay
+from kvbook import agreement, corpus, passes, progress, records
+from kvbook.experiments import frame, operation_replay
 from kvbook.models import loading
 from kvbook.settings import WhereDriftBeginsSettings
 
@@ -149,17 +149,13 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     longer = settings.model_copy(update={"n_tokens": settings.n_tokens + 1})
     loading.check_length(model, longer.n_tokens)
     operation_replay.check_corpus(longer, [model["asked_for"]], settings.n_samples)
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json", include={"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "models": [model],
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "cache_factorial", made_of, lambda writer: _measure(settings, model, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, model, writer),
+        fields={"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"},
+        models=[model],
+        corpus=corpus.describe(settings.corpus),
     )
 
 

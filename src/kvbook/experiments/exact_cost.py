@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from kvbook import exact, fingerprint, machine, progress, records, timing
+from kvbook import exact, progress, records, timing
 from kvbook.errors import UserError
-from kvbook.experiments import exact_ways
+from kvbook.experiments import exact_ways, frame
 from kvbook.models import loading, placement, registry
 from kvbook.settings import ExactCachesSettings
 
@@ -30,17 +30,12 @@ def run(settings: ExactCachesSettings) -> records.Run:
         raise UserError(f"cost_shape {settings.cost_shape!r}: choose one of {', '.join(registry.families())}")
     model = loading.identify(settings.cost_shape, "random", settings.seed)
     loading.check_length(model, max(settings.n_prefill, settings.n_context + settings.n_steps))
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json",
-            include={"device", "seed", "n_samples", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"},
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "models": [model],
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "exact_cost", made_of, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        fields={"device", "seed", "n_samples", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"},
+        models=[model],
     )
 
 

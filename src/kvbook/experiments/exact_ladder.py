@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from kvbook import corpus, exact, fingerprint, machine, progress, records, timing
-from kvbook.experiments import exact_ways
+from kvbook import corpus, exact, progress, records, timing
+from kvbook.experiments import exact_ways, frame
 from kvbook.models import loading
 from kvbook.settings import ExactCachesSettings
 
@@ -36,17 +36,13 @@ def run(settings: ExactCachesSettings) -> records.Run:
         For settings that cannot be run.
     """
     models = exact_ways.identities(settings, [settings.model])
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json", include={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "models": models,
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "exact_ladder", made_of, lambda writer: _measure(settings, models[0], writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models[0], writer),
+        fields={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"},
+        models=models,
+        corpus=corpus.describe(settings.corpus),
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from kvbook import corpus, exact, fingerprint, machine, paths, progress, records
+from kvbook import corpus, exact, paths, progress, records
 from kvbook.errors import UserError
+from kvbook.experiments import frame
 from kvbook.models import loading, placement, registry
 from kvbook.settings import ExactCachesSettings
 
@@ -132,17 +133,13 @@ def run(settings: ExactCachesSettings) -> records.Run:
         For settings that cannot be run.
     """
     models = identities(settings, subjects(settings))
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json", include={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "models": models,
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "exact_ways", made_of, lambda writer: _measure(settings, models, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        fields={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"},
+        models=models,
+        corpus=corpus.describe(settings.corpus),
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbook import documents, fingerprint, machine, progress, records
-from kvbook.experiments import split_keys
+from kvbook import documents, progress, records
+from kvbook.experiments import frame, split_keys
 from kvbook.models import placement, registry
 from kvbook.settings import PromptReuseSettings
 
@@ -76,17 +76,14 @@ def run(settings: PromptReuseSettings) -> records.Run:
     device = placement.device_of(settings.device)
     dtypes = [(name, placement.dtype_on(name, device)) for name in settings.dtypes]
     counts = documents.published("forum-reuse")["split"]["counts"]
-    made_of = {
-        "settings": settings.model_dump(mode="json", include={"device", "seed", "dtypes"}),
-        "source": fingerprint.of_source([__name__]),
-        "shapes": {count["hub_id"]: shape_of(count["hub_id"]) for count in counts},
-        "counts": counts,
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "first_layer", made_of, lambda writer: _measure(settings, counts, dtypes, device, writer),
-        note={"commit": machine.commit()},
-    )  # fmt: skip
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, counts, dtypes, device, writer),
+        fields={"device", "seed", "dtypes"},
+        shapes={count["hub_id"]: shape_of(count["hub_id"]) for count in counts},
+        counts=counts,
+    )
 
 
 def _measure(settings, counts, dtypes, device, writer: records.Writer) -> None:

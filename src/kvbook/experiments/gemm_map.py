@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from kvbook import agreement, fingerprint, machine, progress, records
+from kvbook import agreement, progress, records
+from kvbook.experiments import frame
 from kvbook.models import placement
 from kvbook.settings import WhereDriftBeginsSettings
 
@@ -57,16 +58,12 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     device = placement.device_of(settings.device)
     for dtype in settings.dtypes:
         placement.dtype_on(dtype, device)
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json", include={"device", "seed", "dtypes", "max_rows", "inner_sizes", "outer_size", "threads"}
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "models": [],
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "gemm_map", made_of, lambda writer: _measure(settings, device, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, device, writer),
+        fields={"device", "seed", "dtypes", "max_rows", "inner_sizes", "outer_size", "threads"},
+        models=[],
     )
 
 

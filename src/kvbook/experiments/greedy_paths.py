@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import fingerprint, machine, progress, records
-from kvbook.experiments import layer_drift
+from kvbook import progress, records
+from kvbook.experiments import frame, layer_drift
 from kvbook.models import loading
 from kvbook.settings import LayerDriftSettings
 
@@ -147,17 +147,12 @@ def run(settings: LayerDriftSettings) -> records.Run:
         For settings that cannot be run.
     """
     models = layer_drift.identities(settings)
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json",
-            include={"model", "reference_model", "weights", "device", "seed", "dtypes", "prompt", "n_new_tokens"},
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "models": models,
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "greedy_paths", made_of, lambda writer: _measure(settings, models, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        fields={"model", "reference_model", "weights", "device", "seed", "dtypes", "prompt", "n_new_tokens"},
+        models=models,
     )
 
 

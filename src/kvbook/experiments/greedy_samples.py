@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import fingerprint, machine, paths, progress, records
+from kvbook import paths, progress, records
 from kvbook.errors import UserError
+from kvbook.experiments import frame
 from kvbook.models import loading, placement, registry
 from kvbook.settings import ModelsSettings
 
@@ -79,14 +80,11 @@ def run(settings: ModelsSettings) -> records.Run:
         loading.identify(name, settings.weights, settings.seed) | {"asked_for": name}
         for name in progress.track(asked, label="models: found")
     ]
-    made_of = {
-        "settings": settings.model_dump(mode="json"),
-        "source": fingerprint.of_source([__name__]),
-        "models": models,
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "greedy_samples", made_of, lambda writer: _measure(settings, models, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        models=models,
     )
 
 

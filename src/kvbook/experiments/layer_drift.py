@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from kvbook import agreement, corpus, fingerprint, machine, passes, progress, records
+from kvbook import agreement, corpus, passes, progress, records
+from kvbook.experiments import frame
 from kvbook.models import loading, placement
 from kvbook.settings import LayerDriftSettings
 
@@ -104,15 +105,12 @@ def run(settings: LayerDriftSettings) -> records.Run:
         for _ in corpus.samples(settings.corpus, loading.tokenizer(model["asked_for"], settings.weights),
                                 settings.n_samples, settings.n_tokens):  # fmt: skip
             pass
-    made_of = {
-        "settings": settings.model_dump(mode="json"),
-        "source": fingerprint.of_source([__name__]),
-        "models": models,
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "layer_drift", made_of, lambda writer: _measure(settings, models, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        models=models,
+        corpus=corpus.describe(settings.corpus),
     )
 
 

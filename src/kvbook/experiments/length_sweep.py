@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from kvbook import agreement, corpus, fingerprint, machine, passes, progress, records
-from kvbook.experiments import operation_replay
+from kvbook import agreement, corpus, passes, progress, records
+from kvbook.experiments import frame, operation_replay
 from kvbook.models import loading
 from kvbook.settings import WhereDriftBeginsSettings
 
@@ -68,16 +68,14 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     model = operation_replay.identities(settings.model_copy(update={"families": ()}))[0]
     loading.check_length(model, longest)
     operation_replay.check_corpus(settings.model_copy(update={"n_tokens": longest}), [model["asked_for"]], 1)
-    made_of = {
-        "settings": settings.model_dump(mode="json", include={"model", "weights", "device", "seed", "dtypes", "corpus"})
-        | {"longest": longest},
-        "source": fingerprint.of_source([__name__]),
-        "models": [model],
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "length_sweep", made_of, lambda writer: _measure(settings, model, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, model, writer),
+        fields={"model", "weights", "device", "seed", "dtypes", "corpus"},
+        longest=longest,
+        models=[model],
+        corpus=corpus.describe(settings.corpus),
     )
 
 

@@ -7,7 +7,8 @@ a (kernel, repeat): see ``data/README.md``.
 
 import torch
 
-from kvbook import fingerprint, machine, progress, records, timing
+from kvbook import progress, records, timing
+from kvbook.experiments import frame
 from kvbook.models import placement
 from kvbook.settings import StaticCacheSettings
 
@@ -25,13 +26,11 @@ def run(settings: StaticCacheSettings) -> records.Run:
         For a device that is not there.
     """
     device = placement.device_of(settings.device)
-    made_of = {
-        "settings": settings.model_dump(mode="json", include={"device"}),
-        "source": fingerprint.of_source([__name__]),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "memory_bandwidth", made_of, lambda writer: _measure(device, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(device, writer),
+        fields={"device"},
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from kvbook import agreement, corpus, fingerprint, machine, mitigations, passes, progress, records, timing
+from kvbook import agreement, corpus, mitigations, passes, progress, records, timing
+from kvbook.experiments import frame
 from kvbook.models import loading, placement
 from kvbook.settings import LayerDriftSettings
 
@@ -45,18 +46,13 @@ def run(settings: LayerDriftSettings) -> records.Run | None:
         placement.dtype_on(dtype, device)
     model = loading.identify(name, settings.weights, settings.seed) | {"asked_for": name}
     loading.check_length(model, settings.n_tokens)
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json", include={"weights", "device", "seed", "dtypes", "corpus", "n_tokens"}
-        )
-        | {"n_samples": settings.n_mitigation_samples},
-        "source": fingerprint.of_source([__name__]),
-        "models": [model],
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "mitigations", made_of, lambda writer: _measure(settings, model, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings.model_copy(update={"n_samples": settings.n_mitigation_samples}),
+        lambda writer: _measure(settings, model, writer),
+        fields={"weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"},
+        models=[model],
+        corpus=corpus.describe(settings.corpus),
     )
 
 

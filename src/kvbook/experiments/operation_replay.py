@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from kvbook import corpus, fingerprint, machine, passes, progress, records, replay
+from kvbook import corpus, passes, progress, records, replay
+from kvbook.experiments import frame
 from kvbook.models import loading, placement
 from kvbook.settings import WhereDriftBeginsSettings
 
@@ -68,32 +69,24 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     """
     models = identities(settings)
     check_corpus(settings, [model["asked_for"] for model in models], settings.n_replayed)
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json",
-            include={
-                "model",
-                "families",
-                "weights",
-                "device",
-                "seed",
-                "dtypes",
-                "corpus",
-                "n_replayed",
-                "n_tokens",
-                "chunks",
-            },
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "models": models,
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "operation_replay",
-        made_of,
+    return frame.recorded(
+        __name__,
+        settings,
         lambda writer: _measure(settings, models, writer),
-        note={"commit": machine.commit()},
+        fields={
+            "model",
+            "families",
+            "weights",
+            "device",
+            "seed",
+            "dtypes",
+            "corpus",
+            "n_replayed",
+            "n_tokens",
+            "chunks",
+        },
+        models=models,
+        corpus=corpus.describe(settings.corpus),
     )
 
 

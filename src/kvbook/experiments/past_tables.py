@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel, RobertaForCausalLM
 
-from kvbook import agreement, corpus, documents, fingerprint, machine, paths, progress, records
+from kvbook import agreement, corpus, documents, paths, progress, records
 from kvbook.diagnosis.faults import upper_left_mask
+from kvbook.experiments import frame
 from kvbook.models import loading, lowbit, placement, registry
 from kvbook.settings import PastTablesSettings
 
@@ -269,17 +270,14 @@ def run(settings: PastTablesSettings) -> records.Run:
         For settings that cannot be run.
     """
     models = identities(settings)
-    made_of = {
-        "settings": settings.model_dump(mode="json"),
-        "source": fingerprint.of_source([__name__]),
-        "text": documents.published("blog-past")["text"],
-        "models": models,
-        "quantizations": [lowbit.identity(quantization) for quantization in settings.quantizations],
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "past_tables", made_of, lambda writer: _measure(settings, models, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        text=documents.published("blog-past")["text"],
+        models=models,
+        quantizations=[lowbit.identity(quantization) for quantization in settings.quantizations],
+        corpus=corpus.describe(settings.corpus),
     )
 
 

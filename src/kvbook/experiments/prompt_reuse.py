@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook import caches, corpus, documents, fingerprint, machine, progress, records
+from kvbook import caches, corpus, documents, progress, records
 from kvbook.errors import UserError
-from kvbook.experiments import split_keys
+from kvbook.experiments import frame, split_keys
 from kvbook.models import loading
 from kvbook.settings import PromptReuseSettings
 
@@ -258,16 +258,14 @@ def run(settings: PromptReuseSettings) -> records.Run:
                 f"{2 * longest + settings.n_new_tokens} tokens are more than the context of {model['name']}, {limit}: "
                 "lower n_new_tokens"
             )
-    made_of = {
-        "settings": settings.model_dump(mode="json", exclude={"n_positions"}),
-        "source": fingerprint.of_source([__name__]),
-        "texts": documents.published("forum-reuse")["generation"],
-        "models": models,
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "prompt_reuse", made_of, lambda writer: _measure(settings, models, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        fields=set(PromptReuseSettings.model_fields) - {"n_positions"},
+        texts=documents.published("forum-reuse")["generation"],
+        models=models,
+        corpus=corpus.describe(settings.corpus),
     )
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from kvbook import caches, corpus, fingerprint, machine, paths, progress, records
+from kvbook import caches, corpus, fingerprint, paths, progress, records
 from kvbook.errors import UserError
-from kvbook.experiments import split_keys
+from kvbook.experiments import frame, split_keys
 from kvbook.models import loading, tokenizers
 from kvbook.settings import PromptReuseSettings
 
@@ -82,18 +82,17 @@ def run(settings: PromptReuseSettings) -> records.Run:
     """
     if not any(len(document.text) > 1 for document in corpus.documents(settings.corpus)):
         raise UserError(f"corpus {settings.corpus!r} has no file of two characters: name another folder")
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json", include={"model", "second_model", "weights", "corpus", "seed", "n_positions"}
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "tokenizers": {
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        fields={"model", "second_model", "weights", "corpus", "seed", "n_positions"},
+        tokenizers={
             style: fingerprint.of_file(paths.MODELS / "tokenizers" / f"{style}.json") for style in ("gpt2", "llama3")
         },
-        "models": split_keys.identities(settings),
-        "corpus": corpus.describe(settings.corpus),
-    }
-    return records.run("seams", made_of, lambda writer: _measure(settings, writer), note={"commit": machine.commit()})
+        models=split_keys.identities(settings),
+        corpus=corpus.describe(settings.corpus),
+    )
 
 
 def _measure(settings: PromptReuseSettings, writer: records.Writer) -> None:

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook import agreement, documents, fingerprint, machine, progress, records
+from kvbook import agreement, documents, progress, records
+from kvbook.experiments import frame
 from kvbook.models import loading, placement
 from kvbook.settings import PromptReuseSettings
 
@@ -204,17 +205,13 @@ def run(settings: PromptReuseSettings) -> records.Run:
         For settings that cannot be run.
     """
     models = identities(settings)
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json", include={"model", "second_model", "weights", "device", "seed", "dtypes"}
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "texts": documents.published("forum-reuse")["split"],
-        "models": models,
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "split_keys", made_of, lambda writer: _measure(settings, models, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        fields={"model", "second_model", "weights", "device", "seed", "dtypes"},
+        texts=documents.published("forum-reuse")["split"],
+        models=models,
     )
 
 

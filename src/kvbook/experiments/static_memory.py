@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import caches, fingerprint, machine, memory, progress, records
-from kvbook.experiments import static_speed
+from kvbook import caches, memory, progress, records
+from kvbook.experiments import frame, static_speed
 from kvbook.models import loading, placement
 from kvbook.settings import StaticCacheSettings
 
@@ -33,16 +33,12 @@ def run(settings: StaticCacheSettings) -> records.Run:
     """
     placement.dtype_on(settings.dtype, placement.device_of(settings.device))
     model = loading.identify(settings.model, static_speed.weights_of(settings), settings.seed)
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json", include={"model", "weights", "dtype", "device", "seed", "n_new_tokens"}
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "models": [model],
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "static_memory", made_of, lambda writer: _measure(settings, model, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, model, writer),
+        fields={"model", "weights", "dtype", "device", "seed", "n_new_tokens"},
+        models=[model],
     )
 
 

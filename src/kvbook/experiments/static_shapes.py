@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook import caches, fingerprint, machine, memory, records
-from kvbook.experiments import static_speed
+from kvbook import caches, memory, records
+from kvbook.experiments import frame, static_speed
 from kvbook.models import loading, placement
 from kvbook.settings import StaticCacheSettings
 
@@ -29,14 +29,12 @@ def run(settings: StaticCacheSettings) -> records.Run:
     """
     placement.dtype_on(settings.dtype, placement.device_of(settings.device))
     model = loading.identify(settings.model, static_speed.weights_of(settings), settings.seed)
-    made_of = {
-        "settings": settings.model_dump(mode="json", include={"model", "weights", "dtype", "device", "seed", "prompt"}),
-        "source": fingerprint.of_source([__name__]),
-        "models": [model],
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "static_shapes", made_of, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        fields={"model", "weights", "dtype", "device", "seed", "prompt"},
+        models=[model],
     )
 
 

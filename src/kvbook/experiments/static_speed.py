@@ -15,8 +15,9 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
-from kvbook import decoding, fingerprint, machine, progress, records, timing
+from kvbook import decoding, progress, records, timing
 from kvbook.decoding import Way
+from kvbook.experiments import frame
 from kvbook.models import loading, placement, registry
 from kvbook.settings import StaticCacheSettings
 
@@ -54,14 +55,11 @@ def run(settings: StaticCacheSettings) -> records.Run:
     model = loading.identify(settings.model, weights_of(settings), settings.seed)
     n_prompt = len(loading.tokenizer(settings.model, weights_of(settings))(settings.prompt)["input_ids"])
     loading.check_length(model, n_prompt + settings.n_new_tokens)
-    made_of = {
-        "settings": settings.model_dump(mode="json"),
-        "source": fingerprint.of_source([__name__]),
-        "models": [model],
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "static_speed", made_of, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        models=[model],
     )
 
 

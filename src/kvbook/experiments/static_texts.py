@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import caches, fingerprint, machine, progress, records
+from kvbook import caches, progress, records
+from kvbook.experiments import frame
 from kvbook.models import loading, placement
 from kvbook.settings import StaticCacheSettings
 
@@ -32,14 +33,6 @@ def run(settings: StaticCacheSettings) -> records.Run:
     model = loading.identify(settings.text_model, weights, settings.seed)
     tokenizer = loading.tokenizer(settings.text_model, weights)
     loading.check_length(model, len(tokenizer(settings.prompt)["input_ids"]) + settings.n_new_tokens)
-    made_of = {
-        "settings": settings.model_dump(
-            mode="json", include={"text_model", "weights", "dtype", "device", "seed", "prompt", "n_new_tokens"}
-        ),
-        "source": fingerprint.of_source([__name__]),
-        "models": [model],
-        "machine": machine.describe(settings.device),
-    }
 
     def measure(writer: records.Writer) -> None:
         for dtype in dtypes:
@@ -60,7 +53,13 @@ def run(settings: StaticCacheSettings) -> records.Run:
                     ]
             writer.append(dtype, rows)
 
-    return records.run("static_texts", made_of, measure, note={"commit": machine.commit()})
+    return frame.recorded(
+        __name__,
+        settings,
+        measure,
+        fields={"text_model", "weights", "dtype", "device", "seed", "prompt", "n_new_tokens"},
+        models=[model],
+    )
 
 
 def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> list[dict[str, Any]]:

@@ -1,0 +1,43 @@
+"""The frame of an experiment: what its rows are made of, and the run that these inputs make."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from kvbook import fingerprint, machine, records
+from kvbook.settings import Settings
+
+
+def recorded(
+    module: str,
+    settings: Settings,
+    measure: Callable[[records.Writer], None],
+    fields: Collection[str] | None = None,
+    **inputs: Any,
+) -> records.Run:
+    """Give the run of an experiment with these inputs: read it if it is there, else make it or finish it.
+
+    Parameters
+    ----------
+    module : str
+        The experiment's dotted name, whose last part names the run; its source, and that of what it imports, is one of the inputs.
+    settings : Settings
+        What was asked for.
+    measure : callable
+        Appends every unit that ``writer.done`` does not hold yet.
+    fields : collection of str, optional
+        The settings on which the rows depend; all of them by default.
+    **inputs
+        Whatever else they depend on: ``models``, ``corpus``, ...
+
+    Raises
+    ------
+    UserError
+        As `records.run`.
+    """
+    made_of = {
+        "settings": settings.model_dump(mode="json", include=None if fields is None else set(fields)),
+        "source": fingerprint.of_source([module]),
+        **inputs,
+        "machine": machine.describe(settings.device),
+    }
+    return records.run(module.rpartition(".")[2], made_of, measure, note={"commit": machine.commit()})
