@@ -37,6 +37,8 @@ ORDER = (
     "memory",
     "machine",
     "records",
+    "privacy",
+    "recording",
     "experiments",
     "survival",
     "analyses",

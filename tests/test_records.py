@@ -59,7 +59,7 @@ def test_a_killed_run_goes_on_behind_its_last_whole_unit(runs):
     )
     killed = subprocess.run([sys.executable, "-c", script, str(runs)], check=False, env={**os.environ})
     assert killed.returncode == -9
-    assert not [path for path in (runs / "e").iterdir() if not path.name.endswith(".partial")]
+    assert not [path for path in (runs / "e").iterdir() if path.is_dir() and not path.name.endswith(".partial")]
     calls = []
     run = records.run(
         "e",

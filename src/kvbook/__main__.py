@@ -11,6 +11,8 @@ from kvbook.errors import UserError
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Experiments of the book on the KV cache.")
 models_app = typer.Typer(no_args_is_help=True, help="The models: what there is, and how the stand-ins were made.")
 app.add_typer(models_app, name="models")
+records_app = typer.Typer(no_args_is_help=True, help="The recorded runs in data/runs.")
+app.add_typer(records_app, name="records")
 
 
 @models_app.command("list")
@@ -87,6 +89,26 @@ def run(
     if finished is None:
         raise UserError(f"{experiment} has nothing to measure with these settings: see its documentation")
     typer.echo(f"{len(finished.rows)} rows in {finished.folder}")
+
+
+@app.command()
+def record(
+    run: Annotated[str, typer.Argument(help="Folder of a finished run, or the first digits of its hash.")],
+) -> None:
+    """Move a finished run into data/runs, which is in git; one that was edited or tells of its owner is refused."""
+    from kvbook import recording
+
+    typer.echo(f"recorded in {recording.record(recording.find(run))}")
+
+
+@records_app.command("verify")
+def records_verify() -> None:
+    """Check that every recorded run is whole, in its place, and as it was made; exit status 1 when one is not."""
+    from kvbook import recording
+
+    count, faults = recording.verify()
+    typer.echo("\n".join([*faults, f"{count} recorded runs, {len(faults)} faults"]))
+    raise typer.Exit(1 if faults else 0)
 
 
 @app.command()

@@ -3,16 +3,20 @@
 A run lies in ``_build/runs/<experiment>/<hash>/`` as ``rows.csv`` and ``run.json``.  The hash is of what made it (settings,
 measuring source, models, text, machine), so the same run is found again instead of done again, and two different ones
 never share a folder.  While it runs, the folder is called ``<hash>.partial``: a killed run goes on after its last whole
-unit.
+unit.  One process at a time works in it; another one that wants the same run waits, and then reads it.
 """
 
+import contextlib
 import csv
+import errno
+import fcntl
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,8 @@ from kvbook.errors import UserError
 
 # Sixteen hexadecimal digits: short enough for a folder, long enough never to meet another by chance.
 _HASH_LENGTH = 16
+# Of these, as many name the folder of a recorded run, beside device and model.
+SHORT_HASH = 8
 
 
 @dataclass(frozen=True)
@@ -31,18 +37,20 @@ class Run:
 
     Attributes
     ----------
-    rows : DataFrame
-        Tidy rows, one a measurement.
     about : dict
         Content of ``run.json``: ``experiment``, ``hash``, ``settings``, ``models``, ``corpus``, ``machine``, ``commit``,
         ``started``, ``finished``, ``rows``, ``rows_sha256``.
     folder : Path
-        Where both lie.
+        Where ``rows.csv`` and ``run.json`` lie.
     """
 
-    rows: pd.DataFrame
     about: dict[str, Any]
     folder: Path
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """Tidy rows, one a measurement; read when they are first asked for, so that a long run needs no more memory."""
+        return pd.read_csv(self.folder / "rows.csv", keep_default_na=False, na_values=[""])
 
     @property
     def hash(self) -> str:
@@ -67,15 +75,18 @@ class Writer:
         self._rows, self._journal = folder / "rows.csv", folder / "journal.jsonl"
         self.done: set[str] = set()
         self._columns: list[str] | None = None
-        length = 0
+        length = whole = 0
         if self._journal.is_file():
-            for line in self._journal.read_text("utf-8").splitlines():
+            for line in self._journal.read_bytes().splitlines(keepends=True):
                 try:
                     note = json.loads(line)
-                except ValueError:
+                    self.done.add(note["unit"])
+                    length, self._columns = note["length"], note["columns"]
+                except (ValueError, KeyError, TypeError):
                     break  # a half-written last note
-                self.done.add(note["unit"])
-                length, self._columns = note["length"], note["columns"]
+                whole += len(line)
+            # What follows must not be written behind half a note.
+            os.truncate(self._journal, whole)
         if self._rows.is_file():
             if self._rows.stat().st_size < length:
                 # The notes say more than the rows hold: the folder was tampered with or the disk lost data.
@@ -95,18 +106,86 @@ class Writer:
             Its name, unique within the run.
         rows : iterable of mapping
             All with the same keys as the first row of the run.
+
+        Raises
+        ------
+        UserError
+            When the disk is full or does not let itself be written; the units before are kept.
         """
         rows = list(rows)
-        with self._rows.open("a", newline="", encoding="utf-8") as file:
-            if self._columns is None:
-                self._columns = list(rows[0])
-                csv.writer(file).writerow(self._columns)
-            writer = csv.DictWriter(file, self._columns)
-            writer.writerows(rows)
-            file.flush()
-            length = file.tell()
-        with self._journal.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"unit": unit, "length": length, "columns": self._columns}) + "\n")
+        with writable(self._rows.parent):
+            with self._rows.open("a", newline="", encoding="utf-8") as file:
+                if self._columns is None:
+                    self._columns = list(rows[0])
+                    csv.writer(file).writerow(self._columns)
+                writer = csv.DictWriter(file, self._columns)
+                writer.writerows(rows)
+                file.flush()
+                length = file.tell()
+            with self._journal.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"unit": unit, "length": length, "columns": self._columns}) + "\n")
+
+
+@contextlib.contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Say in one line what keeps a folder from being written.
+
+    Raises
+    ------
+    UserError
+        With what to do.
+    """
+    remedies = {
+        errno.ENOSPC: "free some room",
+        errno.EDQUOT: "free some of your quota",
+        errno.EFBIG: "raise the limit on the size of files",
+        errno.EROFS: "mount it for writing, or name another folder in KVBOOK_BUILD",
+        errno.EACCES: "allow it, or name another folder in KVBOOK_BUILD",
+        errno.EPERM: "allow it, or name another folder in KVBOOK_BUILD",
+    }
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in remedies:
+            raise
+        raise UserError(
+            f"cannot write results to {folder}: {error.strerror}; {remedies[error.errno]} and run again: "
+            "what was finished is kept"
+        ) from error
+
+
+def _locked(lock: Path, held_by: str) -> int:
+    """Open and lock a file, wait for whoever holds it, and give its descriptor."""
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"kvbook: waiting for another process that {held_by}", file=sys.stderr, flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Who held the lock has removed its file: then another one may be there by now, and this one guards nothing.
+        if lock.is_file() and os.path.samestat(os.fstat(descriptor), lock.stat()):
+            return descriptor
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone(lock: Path, held_by: str) -> Iterator[None]:
+    """Hold a lock while this is open, after waiting for whoever holds it; a killed holder holds it no longer.
+
+    Parameters
+    ----------
+    lock : Path
+        A file, made and removed here, in a folder that is there.
+    held_by : str
+        What another holder does, for the line that is said when there is one.
+    """
+    descriptor = _locked(lock, held_by)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def _now() -> str:
@@ -125,10 +204,9 @@ def load(folder: Path) -> Run:
         about = json.loads((folder / "run.json").read_text("utf-8"))
         if about["rows_sha256"] != fingerprint.of_file(folder / "rows.csv"):
             raise UserError(f"{folder}: rows.csv was changed after the run: delete the folder and run again")
-        rows = pd.read_csv(folder / "rows.csv", keep_default_na=False, na_values=[""])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: not a readable run ({error}): delete the folder and run again") from error
-    return Run(rows, about, folder)
+    return Run(about, folder)
 
 
 def run(
@@ -155,40 +233,53 @@ def run(
     UserError
         When a finished folder of this name cannot be read, or the results folder cannot be written.
     """
-    name = fingerprint.of_values({"experiment": experiment, **made_of})[:_HASH_LENGTH]
+    # As it will be read again: what the measurement does to these values must not part them from their hash.
+    made_of = json.loads(json.dumps(made_of, default=str))
+    name = hash_of(experiment, made_of)
     final = paths.RUNS / experiment / name
-    if final.is_dir():
-        return load(final)
-    partial = final.with_name(name + ".partial")
-    try:
+    for folder in (paths.RECORDED_RUNS / experiment).glob(f"*__{name[:SHORT_HASH]}"):
+        return load(folder)
+    if not final.is_dir():
+        with contextlib.ExitStack() as held:
+            with writable(final.parent):
+                final.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(alone(final.with_name(f".{name}.lock"), f"makes {experiment}/{name}"))
+            # Whoever was waited for may have made it.
+            if not final.is_dir():
+                _make(final, {"experiment": experiment, "hash": name, **made_of, **(note or {})}, measure)
+    return load(final)
+
+
+def hash_of(experiment: str, made_of: Mapping[str, Any]) -> str:
+    """Name the run that these inputs make.
+
+    Parameters
+    ----------
+    experiment, made_of
+        As for `run`.
+    """
+    return fingerprint.of_values({"experiment": experiment, **made_of})[:_HASH_LENGTH]
+
+
+def _make(final: Path, about: dict[str, Any], measure: Callable[[Writer], None]) -> None:
+    partial = final.with_name(final.name + ".partial")
+    with writable(partial):
         writer = Writer(partial)
-    except OSError as error:
-        raise UserError(f"cannot write results to {partial.parent}: {error.strerror}; free or allow it") from error
-    started_file = partial / "started"
-    if not started_file.is_file():
-        started_file.write_text(_now())
+        started_file = partial / "started"
+        if not (started_file.is_file() and started_file.read_text()):
+            started_file.write_text(_now())
     measure(writer)
     rows = partial / "rows.csv"
-    with rows.open("rb") as file:
-        count = sum(1 for _ in csv.reader(line.decode() for line in file)) - 1
-    about = {
-        "experiment": experiment,
-        "hash": name,
-        **made_of,
-        **(note or {}),
-        "started": started_file.read_text(),
-        "finished": _now(),
-        "rows": count,
-        "rows_sha256": fingerprint.of_file(rows),
-    }
-    (partial / "run.json").write_text(json.dumps(about, indent=2, default=str) + "\n", encoding="utf-8")
-    started_file.unlink()
-    (partial / "journal.jsonl").unlink()
-    try:
+    with writable(partial):
+        with rows.open("r", newline="", encoding="utf-8") as file:
+            count = max(0, sum(1 for _ in csv.reader(file)) - 1)
+        about = about | {
+            "started": started_file.read_text(),
+            "finished": _now(),
+            "rows": count,
+            "rows_sha256": fingerprint.of_file(rows),
+        }
+        (partial / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        started_file.unlink()
+        (partial / "journal.jsonl").unlink()
         partial.replace(final)
-    except OSError:
-        # Somebody else finished the same run first; theirs has the same inputs.
-        if not final.is_dir():
-            raise
-        shutil.rmtree(partial)
-    return load(final)

@@ -1,0 +1,215 @@
+"""Recorded runs: whole, as they were made, in their place, once, and fit to be published."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from kvbook import fingerprint, paths, privacy, recording, records
+from kvbook.errors import UserError
+
+MACHINE = {
+    "device": "cpu", "device_name": "Some CPU, 1 thread", "processor": "Some CPU", "threads": 1,
+    "cpu_capability": "AVX2", "system": "Linux", "python": "3.11.7", "torch": "2.13.0", "transformers": "5.23.0",
+    "kvbook": "0.1.0",
+}  # fmt: skip
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(paths, "RECORDED_RUNS", tmp_path / "recorded")
+    return tmp_path
+
+
+def make(settings=None, rows=({"x": 1.5, "text": "a, b\nc"}, {"x": 2.5, "text": ""}), **more) -> records.Run:
+    made_of = {
+        "settings": settings or {"model": "llama", "n_samples": 2},
+        "source": "0" * 64,
+        "models": [{"name": "llama", "weights": "stand-in"}],
+        "machine": MACHINE,
+    }
+    return records.run("layer_drift", made_of | more, lambda w: w.append("u", rows), note={"commit": "abc"})
+
+
+def test_a_recorded_run_lies_under_its_experiment_device_model_and_hash_and_verifies(data):
+    run = make()
+    rows = (run.folder / "rows.csv").read_bytes()
+    folder = recording.record(run.folder)
+    assert folder == data / "recorded" / "layer_drift" / f"some-cpu-1-thread__llama__{run.hash[:8]}"
+    assert (folder / "rows.csv").read_bytes() == rows
+    assert not run.folder.exists()
+    assert recording.verify() == (1, [])
+
+
+def test_a_recorded_run_is_found_again_and_not_measured_again(data):
+    folder = recording.record(make().folder)
+    again = records.run(
+        "layer_drift",
+        recording_inputs(folder),
+        lambda writer: pytest.fail("measured again"),
+    )
+    assert again.folder == folder
+    assert again.rows["x"].tolist() == [1.5, 2.5]
+
+
+def recording_inputs(folder):
+    content = json.loads((folder / "run.json").read_text())
+    return {key: content[key] for key in ("settings", "source", "models", "machine")}
+
+
+def test_the_machine_that_rows_do_not_depend_on_need_not_be_named(data):
+    made_of = {"settings": {}, "source": "0" * 64}
+    run = records.run("seams", made_of, lambda w: w.append("u", [{"x": 1}]), note={"commit": "abc"})
+    assert recording.record(run.folder).name == f"any__none__{run.hash[:8]}"
+
+
+def test_a_run_is_recorded_once(data):
+    run = make()
+    copy = shutil.copytree(run.folder, data / "copy")
+    recording.record(run.folder)
+    with pytest.raises(UserError, match="recorded already"):
+        recording.record(copy)
+    assert copy.is_dir()
+
+
+def edit(folder, change):
+    file = folder / "run.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.chmod(0o644)
+    file.write_text(json.dumps(content))
+
+
+def edited_rows(folder):
+    file = folder / "rows.csv"
+    file.chmod(0o644)
+    file.write_text(file.read_text().replace("1.5", "1.4"))
+
+
+def rewritten_rows(folder):
+    edited_rows(folder)
+    edit(folder, lambda content: content.update(rows_sha256=fingerprint.of_file(folder / "rows.csv"), rows=7))
+
+
+FAULTS = {
+    "edited rows": (edited_rows, "rows.csv was edited"),
+    "rows that do not count up": (rewritten_rows, "has 2 rows, and run.json says 7"),
+    "other settings": (lambda f: edit(f, lambda c: c["settings"].update(n_samples=3)), "run.json was edited"),
+    "no machine": (lambda f: edit(f, lambda c: c.pop("machine")), "run.json was edited"),
+    "no commit": (lambda f: edit(f, lambda c: c.pop("commit")), "commit: Field required"),
+    "no digest": (lambda f: edit(f, lambda c: c.pop("rows_sha256")), "rows_sha256: Field required"),
+    "a time of day alone": (lambda f: edit(f, lambda c: c.update(started="12:00")), "started"),
+    "rows as words": (lambda f: edit(f, lambda c: c.update(rows="many")), "rows: "),
+    "half a run.json": (lambda f: (f / "run.json").write_text("{"), "run.json"),
+    "no rows": (lambda f: (f / "rows.csv").unlink(), "holds no rows.csv"),
+    "nothing": (lambda f: [file.unlink() for file in f.iterdir()], "holds no run"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_that_is_not_whole_or_was_edited_is_not_recorded(data, fault):
+    run = make()
+    harm, message = FAULTS[fault]
+    harm(run.folder)
+    with pytest.raises(UserError, match=message) as caught:
+        recording.record(run.folder)
+    assert "\n" not in str(caught.value)
+    assert recording.recorded() == []
+    assert run.folder.is_dir()
+
+
+def test_an_unfinished_run_is_not_recorded(data):
+    run = make()
+    partial = run.folder.rename(run.folder.with_name(run.folder.name + ".partial"))
+    with pytest.raises(UserError, match="not finished"):
+        recording.record(partial)
+
+
+LATER = {
+    "edited rows": (edited_rows, "rows.csv was edited"),
+    "another date": (lambda f: edit(f, lambda c: c.update(finished="2020-01-01T00:00:00+00:00")), "after it was"),
+    "another place": (lambda f: f.rename(f.with_name("some-gpu__llama__" + f.name[-8:])), "should be"),
+    "a further file": (lambda f: (f / "notes.txt").write_text(""), "does not belong there: notes.txt"),
+    "a copy": (lambda f: shutil.copytree(f, f.with_name("other__llama__" + f.name[-8:])), "once more"),
+}
+
+
+@pytest.mark.parametrize("harm", LATER)
+def test_what_is_done_to_a_recorded_run_is_found(data, harm):
+    folder = recording.record(make().folder)
+    assert recording.verify() == (1, [])
+    LATER[harm][0](folder)
+    _, faults = recording.verify()
+    assert any(LATER[harm][1] in fault for fault in faults), faults
+
+
+PRIVATE = {
+    "a home folder": ({"settings": {"model": "/home/jo/checkpoints/x"}}, "an absolute path"),
+    "a folder of one's own": ({"settings": {"corpus": "~jo/texts"}}, "an absolute path"),
+    "Windows": ({"settings": {"model": r"C:\Users\jo\x"}}, "path of Windows"),
+    "an address": ({"corpus": {"corpus": "x", "by": "jo@example.org"}}, "e-mail"),
+    "a token": ({"settings": {"model": "hf_" + "a1B2" * 8}}, "token of the hub"),
+    "a token in a row": ({"rows": [{"text": "use hf_" + "a1B2" * 8}]}, "token of the hub in rows.csv"),
+    "a password": ({"rows": [{"text": "see https://jo:pass@example.org/x"}]}, "URL with a password in rows.csv"),
+    "a secret of this environment": ({"rows": [{"text": "a canary-sings-here b"}]}, "value of AWS_SECRET_ACCESS_KEY"),
+}
+
+
+@pytest.mark.parametrize("what", PRIVATE)
+def test_what_names_a_person_or_holds_a_secret_is_not_recorded(data, monkeypatch, what):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-sings-here")
+    values, message = PRIVATE[what]
+    run = make(**values)
+    with pytest.raises(UserError, match=message) as caught:
+        recording.record(run.folder)
+    assert "canary" not in str(caught.value)
+    assert "a1B2" not in str(caught.value)
+    assert recording.recorded() == []
+
+
+def test_control_ordinary_words_are_not_taken_for_private_ones():
+    for text in (
+        "meta-llama/Llama-3.1-8B", "tokens/s", "AMD EPYC, 2 threads", "checkpoints/mine", "and/or", "1e-3",
+        "https://example.org/a/b", "2026-11-20T11:42:36+00:00", "past_key_values @ layer 3",
+    ):  # fmt: skip
+        assert privacy.owner_in(text) == []
+        assert privacy.secrets_in(text, {"HF_TOKEN": "short", "TOKEN_FILE": "/tokens/s"}) == []
+
+
+def test_a_run_is_found_by_the_first_digits_of_its_hash(data):
+    one, other = make(), make(settings={"model": "gpt2"})
+    assert recording.find(one.hash[:8]) == one.folder
+    assert recording.find(str(other.folder)) == other.folder
+    for wrong in ("ffff0000", "nosuch", "/nowhere/at/all"):
+        with pytest.raises(UserError, match="no finished run"):
+            recording.find(wrong)
+
+
+def test_the_command_line_records_and_verifies(data, monkeypatch):
+    monkeypatch.setenv("KVBOOK_ROOT", str(data))
+    monkeypatch.setenv("KVBOOK_BUILD", str(data / "_build"))
+
+    def kvbook(*arguments):
+        return subprocess.run([sys.executable, "-m", "kvbook", *arguments], capture_output=True, text=True, check=False)
+
+    run = make()
+    done = kvbook("record", str(run.folder))
+    assert done.returncode == 0, done.stderr
+    folder = data / "data" / "runs" / "layer_drift" / f"some-cpu-1-thread__llama__{run.hash[:8]}"
+    assert done.stdout == f"recorded in {folder}\n"
+    assert kvbook("records", "verify").stdout == "1 recorded runs, 0 faults\n"
+    edited_rows(folder)
+    done = kvbook("records", "verify")
+    assert done.returncode == 1
+    assert "rows.csv was edited" in done.stdout
+    again = kvbook("record", "nosuch")
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+
+
+def test_all_runs_that_this_book_has_recorded_verify():
+    _, faults = recording.verify()
+    assert faults == []
