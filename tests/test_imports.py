@@ -47,6 +47,8 @@ ORDER = (
     "execution",
     "site",
     "bench",
+    "sweeps",
+    "cluster",
     "__main__",
 )
 

@@ -101,6 +101,37 @@ def record(
     typer.echo(f"recorded in {recording.record(recording.find(run))}")
 
 
+@app.command()
+def sweep(
+    file: Annotated[str, typer.Argument(help="YAML with experiment, model, dtype, length, device and settings.")],
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler that is there.")] = None,
+    slurm: Annotated[str | None, typer.Option(help="YAML with the options of jobs on Slurm.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes on this machine; one a GPU or core.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each; a run's hash depends on it.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of each, for models that one does not hold.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option(help="List the cells, and the job script with --slurm; run nothing.")
+    ] = False,
+) -> None:
+    """Run an experiment over models, dtypes, lengths and devices; started again, it goes on where it was."""
+    from pathlib import Path
+
+    from kvbook import cluster, sweeps
+
+    cells = sweeps.read(Path(file))
+    if scheduler and slurm:
+        raise UserError("a sweep runs in one place: name --scheduler or --slurm, not both")
+    if dry_run:
+        script = [cluster.slurm_script(Path(slurm), any(cell.on_gpu for cell in cells))] if slurm else []
+        typer.echo("\n".join([f"{len(cells)} cells:", *(f"  {cell.label}" for cell in cells), *script]))
+        return
+    outcome = cluster.sweep(
+        cells, scheduler=scheduler, slurm=Path(slurm) if slurm else None, workers=workers, threads=threads, gpus=gpus
+    )
+    typer.echo(outcome.text())
+    raise typer.Exit(1 if outcome.failures else 0)
+
+
 @records_app.command("verify")
 def records_verify() -> None:
     """Check that every recorded run is whole, in its place, and as it was made; exit status 1 when one is not."""

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -42,10 +42,13 @@ class Run:
         ``started``, ``finished``, ``rows``, ``rows_sha256``.
     folder : Path
         Where ``rows.csv`` and ``run.json`` lie.
+    made : bool
+        Whether this call made or finished it; otherwise it was found.
     """
 
     about: dict[str, Any]
     folder: Path
+    made: bool = False
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -247,6 +250,7 @@ def run(
             # Whoever was waited for may have made it.
             if not final.is_dir():
                 _make(final, {"experiment": experiment, "hash": name, **made_of, **(note or {})}, measure)
+                return replace(load(final), made=True)
     return load(final)
 
 

@@ -1,0 +1,345 @@
+"""A sweep ends complete, whatever happens to its workers, and no cell is done twice."""
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import yaml
+
+from kvbook import cluster, paths, sweeps
+from kvbook.errors import UserError
+from kvbook.paths import ROOT
+
+SETTINGS = {"n_samples": 3, "corpus": "texts"}
+
+
+def write(folder: Path, **content) -> Path:
+    file = folder / "sweep.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+# What a file asks for
+
+
+def test_a_file_asks_for_every_choice_on_every_axis(tmp_path):
+    cells = sweeps.read(
+        write(
+            tmp_path, experiment="layer_drift", model=["a", "b"], dtype=["fp32", "bf16"], length=[8, 16], device="cpu"
+        )
+    )
+    assert len({cell.key for cell in cells}) == len(cells) == 8
+    assert cells[0].label == "layer_drift a fp32 8 cpu"
+    settings = cells[-1].settings
+    assert (settings["model"], settings["reference_model"]) == ("b", "b")
+    assert (settings["dtypes"], settings["n_tokens"]) == (["bfloat16"], 16)
+
+
+def test_a_choice_that_is_named_twice_is_one_cell(tmp_path):
+    assert len(sweeps.read(write(tmp_path, experiment="layer_drift", model="a", dtype=["fp32", "float32"]))) == 2
+    cells = sweeps.read(write(tmp_path, experiment="layer_drift", model=["a", "a"]))
+    assert len(cells) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"experiment": "nosuch"}, "no experiment 'nosuch'"),
+        ({"experiment": "layer_drift", "colour": "blue"}, "colour"),
+        ({"experiment": "layer_drift", "length": [0]}, "length"),
+        ({"experiment": "layer_drift", "dtype": "float8"}, "float8"),
+        ({"experiment": "layer_drift", "settings": {"n_smaples": 3}}, "unknown parameter 'n_smaples'"),
+        ({"experiment": "memory_bandwidth", "model": "a", "dtype": "fp32", "length": 3}, "n_new_tokens"),
+        ({"experiment": "scratch_loss", "dtype": "fp32", "length": 2, "settings": {"weights": "hub"}}, "weights"),
+        ({"experiment": "greedy_samples", "model": "a", "length": 3, "device": "cpu", "dtype": "x"}, "dtype"),
+        ({}, "experiment"),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_refused_before_anything_is(tmp_path, content, message):
+    with pytest.raises(UserError, match=message) as caught:
+        sweeps.read(write(tmp_path, **content))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "- a", "", "!!python/object/apply:os.system ['touch harm']"])
+def test_what_is_no_file_of_a_sweep_is_refused_and_not_executed(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "sweep.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"sweep\.yaml"):
+        sweeps.read(file)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_the_sweeps_that_ship_can_be_read():
+    files = [file for file in (ROOT / "sweeps").glob("*.yaml") if file.name != "slurm.yaml"]
+    assert len(files) >= 1
+    assert all(len(sweeps.read(file)) > 1 for file in files)
+
+
+# How it runs
+
+# Notes every unit that any process finishes: what was done twice stands there twice.
+NOTING = """
+import os
+from kvbook import records
+append = records.Writer.append
+def noting(self, unit, rows):
+    append(self, unit, rows)
+    with open(os.environ["KVBOOK_TEST_UNITS"], "a") as file:
+        file.write(f"{self._rows.parent.name.removesuffix('.partial')} {unit}\\n")
+records.Writer.append = noting
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path, text_folder):
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "sitecustomize.py").write_text(textwrap.dedent(NOTING))
+    (tmp_path / "texts").symlink_to(text_folder)
+    return tmp_path
+
+
+def environment(workplace: Path, **more: str) -> dict[str, str]:
+    return os.environ | {
+        "KVBOOK_BUILD": str(workplace / "_build"),
+        "KVBOOK_TEST_UNITS": str(workplace / "units"),
+        "PYTHONPATH": os.pathsep.join([str(workplace / "python"), str(ROOT / "src")]),
+        **more,
+    }
+
+
+def start(workplace: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvbook", "sweep", "sweep.yaml", *arguments],
+        cwd=workplace,
+        env=environment(workplace, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    said, noted = process.communicate(timeout=300)
+    assert process.returncode == 0, said + noted
+    return said, noted
+
+
+def units(workplace: Path) -> list[str]:
+    return (workplace / "units").read_text().splitlines()
+
+
+def runs(workplace: Path) -> list[Path]:
+    found = (workplace / "_build" / "runs").glob("*/*/run.json")
+    return sorted(file.parent for file in found if not file.parent.name.endswith(".partial"))
+
+
+def until(condition, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+
+def test_a_sweep_with_a_worker_killed_midway_ends_complete_and_no_cell_is_done_twice(
+    workplace, llama_folder, gpt2_folder
+):
+    write(
+        workplace,
+        experiment="layer_drift",
+        model=[str(llama_folder), str(gpt2_folder)],
+        dtype=["float32", "bfloat16"],
+        length=[6, 7, 8, 9, 10, 11],
+        device="cpu",
+        settings=SETTINGS | {"n_samples": 4},
+    )
+    process = start(workplace, "--workers", "2")
+    until(lambda: len(runs(workplace)) >= 4 or process.poll() is not None)
+    victims = workers_of(process)
+    assert len(victims) == 2
+    # In the middle of a cell, not between two.
+    until(lambda: list((workplace / "_build" / "runs").glob("*/*.partial/rows.csv")))
+    victims[0].send_signal(signal.SIGKILL)
+    said, noted = finish(process)
+    assert "24 cells are finished" in said
+    assert "0 failed; 1 workers were lost" in said
+    assert "a worker was lost; its cell goes to another" in noted
+    assert re.search(r"sweep: \d+/24 cells: layer_drift ", noted)
+    done = units(workplace)
+    assert len(set(done)) == len(done), "a unit was done twice"
+    assert len(runs(workplace)) == 24
+    assert not list((workplace / "_build" / "runs").glob("*/*.partial"))
+    for folder in runs(workplace):
+        rows = pd.read_csv(folder / "rows.csv")
+        assert set(rows["sample"]) == set(range(4))
+        assert not rows.duplicated(["sample", "place", "layer"]).any()
+
+    before = {file: file.stat().st_mtime_ns for folder in runs(workplace) for file in folder.iterdir()}
+    said, _ = finish(start(workplace, "--workers", "2"))
+    assert "24 cells are finished" in said
+    assert "(0 made now, 24 found), 0 failed" in said
+    assert units(workplace) == done
+    assert {file: file.stat().st_mtime_ns for folder in runs(workplace) for file in folder.iterdir()} == before
+
+
+def test_a_cell_that_cannot_be_run_fails_alone_and_in_one_line(workplace, llama_folder):
+    write(workplace, experiment="layer_drift", model=[str(llama_folder), "nosuch"], settings=SETTINGS)
+    process = start(workplace, "--workers", "1")
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 1
+    lines = said.splitlines()
+    assert lines[0].startswith("failed: layer_drift nosuch: model 'nosuch' is neither")
+    assert "1 cells are finished" in lines[1]
+    assert len(lines) == 2
+
+
+@pytest.fixture
+def scheduler(workplace):
+    """A scheduler and a worker as a person starts them, the worker with results of its own in another folder."""
+    (workplace / "elsewhere").mkdir()
+    serve = """
+        import sys, time
+        from distributed import LocalCluster
+        if __name__ == "__main__":
+            cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, scheduler_port=0)
+            print(cluster.scheduler_address, flush=True)
+            time.sleep(600)
+    """
+    (workplace / "serve.py").write_text(textwrap.dedent(serve))
+    process = subprocess.Popen(
+        [sys.executable, "serve.py"],
+        cwd=workplace,
+        env=environment(workplace, KVBOOK_BUILD=str(workplace / "elsewhere")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    yield process.stdout.readline().strip()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_an_existing_scheduler_is_used_and_runs_of_other_machines_are_fetched(workplace, llama_folder, scheduler):
+    write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 8], settings=SETTINGS)
+    said, _ = finish(start(workplace, "--scheduler", scheduler))
+    assert "2 cells are finished" in said
+    assert "(2 made now" in said
+    theirs = sorted((workplace / "elsewhere" / "runs").glob("*/*/rows.csv"))
+    assert [folder.name for folder in runs(workplace)] == [file.parent.name for file in theirs]
+    assert [(f / "rows.csv").read_bytes() for f in runs(workplace)] == [file.read_bytes() for file in theirs]
+
+
+def test_a_run_that_came_over_the_network_is_checked_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+    files = {"rows.csv": b"x\n1\n", "run.json": b'{"rows_sha256": "0"}'}
+    with pytest.raises(UserError, match="changed after the run"):
+        cluster._keep("e", "0" * 16, files)
+    assert not (tmp_path / "e" / ("0" * 16)).exists()
+    digest = "9f4a2ff3a5a7b3bd0bfa2a6bb0d0b47a"
+    for name in ("../../harm", "/harm", digest):
+        with pytest.raises(UserError, match="is it one of yours"):
+            cluster._keep("e", name, files)
+
+
+def test_a_scheduler_that_is_not_there_is_one_line(workplace, monkeypatch):
+    monkeypatch.setattr(cluster, "_SECONDS_TO_CONNECT", 1)
+    with pytest.raises(UserError, match="no scheduler answers at tcp://127"), cluster.existing("tcp://127.0.0.1:9"):
+        raise AssertionError
+
+
+def test_a_worker_with_another_version_of_the_code_refuses(tmp_path):
+    (cell,) = sweeps.read(write(tmp_path, experiment="layer_drift", model="llama"))
+    assert "another version" in cluster.compute(cell.experiment, cell.settings, "0" * 64)["error"]
+
+
+def test_cells_for_a_gpu_are_not_left_waiting_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster.torch.cuda, "device_count", lambda: 0)
+    cells = sweeps.read(write(tmp_path, experiment="layer_drift", model="llama", device=["cpu", "cuda"]))
+    assert [cell.on_gpu for cell in cells] == [False, True]
+    with pytest.raises(UserError, match="this machine has 0"):
+        cluster.sweep(cells)
+
+
+def test_each_worker_of_this_machine_sees_gpus_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seen = [cluster._environment(tmp_path, index, 1, gpus=2)["CUDA_VISIBLE_DEVICES"] for index in range(2)]
+    assert seen == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert [cluster._environment(tmp_path, i, 1, gpus=1)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["4", "6"]
+
+
+@pytest.mark.parametrize("missing", ["distributed", "cryptography"])
+def test_without_the_extra_a_sweep_is_one_clear_line(tmp_path, monkeypatch, missing):
+    find_spec = cluster.importlib.util.find_spec
+    monkeypatch.setattr(
+        cluster.importlib.util, "find_spec", lambda name, *rest: None if name == missing else find_spec(name, *rest)
+    )
+    cells = sweeps.read(write(tmp_path, experiment="layer_drift", model="llama"))
+    with pytest.raises(UserError, match=r"pip install -e '\.\[cluster\]'") as caught:
+        cluster.sweep(cells, workers=1)
+    assert "\n" not in str(caught.value)
+
+
+# Slurm
+
+
+def test_the_job_script_asks_for_what_the_file_says_and_submits_nothing(workplace):
+    write(workplace, experiment="layer_drift", model="llama", device="cuda")
+    said, _ = finish(start(workplace, "--slurm", str(ROOT / "sweeps" / "slurm.yaml"), "--dry-run", PATH="/nowhere"))
+    assert "1 cells:\n  layer_drift llama cuda\n# 4 jobs of:\n#!/usr/bin/env bash" in said
+    assert "#SBATCH --gres=gpu:1\n" in said
+    assert "--resources GPU=1" in said
+    assert "--nthreads 1 " in said
+
+
+# Takes a job script from standard input or a file as Slurm does, and runs it at once on this machine.
+SBATCH = """\
+#!/bin/sh
+cp "$1" "{folder}/job.sh"
+setsid bash "{folder}/job.sh" > "{folder}/job.log" 2>&1 < /dev/null &
+echo "$!" > "{folder}/job.pid"
+echo "Submitted batch job $!"
+"""
+
+
+def test_a_sweep_runs_on_the_workers_that_slurm_starts(workplace, llama_folder):
+    commands = workplace / "commands"
+    commands.mkdir()
+    for name, script in (("sbatch", SBATCH.format(folder=workplace)), ("scancel", "#!/bin/sh\nkill -9 -- -$1\n")):
+        (commands / name).write_text(script)
+        (commands / name).chmod(stat.S_IRWXU)
+    (workplace / "slurm.yaml").write_text("jobs: 1\ncores: 1\nmemory: 2GB\ninterface: lo\n")
+    write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 8], settings=SETTINGS)
+    process = start(workplace, "--slurm", "slurm.yaml", PATH=f"{commands}:{os.environ['PATH']}", HOME=str(workplace))
+    said, _ = finish(process)
+    assert "2 cells are finished" in said
+    assert "(2 made now" in said
+    assert "tls://" in (workplace / "job.sh").read_text()
+    until(lambda: not psutil.pid_exists(int((workplace / "job.pid").read_text())), seconds=30)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "cores: 1\n", "jobs: many\ncores: 1\nmemory: 1GB\n", "jobs: 1\ncolour: blue\n", "["]
+)
+def test_options_that_are_none_of_slurms_are_one_line(tmp_path, text):
+    file = tmp_path / "slurm.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"slurm\.yaml") as caught:
+        cluster.slurm_script(file, gpu=False)
+    assert "\n" not in str(caught.value)
