@@ -1,0 +1,270 @@
+"""What the chapter on whether the difference matters says in words: captions, and the numbers of its prose."""
+
+import numpy as np
+import pandas as pd
+
+from kvbook import fits
+from kvbook.analyses import does_it_matter as tables
+from kvbook.analyses import wording
+from kvbook.analyses.wording import DTYPES, power_of_ten
+from kvbook.experiments import drift_by_position, first_divergence, one_axis
+from kvbook.records import Run
+from kvbook.survival import Survival
+
+CACHE = one_axis.TOKENS.name
+
+
+def _setting(run: Run) -> str:
+    asked = run.about["settings"]
+    dtypes = ", ".join(DTYPES[dtype] for dtype in asked["dtypes"])
+    models = wording.models(run)
+    return f"{models[0].upper()}{models[1:]}; {dtypes}; {wording.machine(run)}"
+
+
+def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
+
+    Parameters
+    ----------
+    forced, positions, parting : Run
+        Of the experiments ``teacher_forced``, ``drift_by_position`` and ``first_divergence``.
+    behind : Run or None
+        Of ``after_divergence``; None where nothing parted.
+
+    Returns
+    -------
+    dict
+        By name: ``name``, ``caption`` and, for a figure, ``alt``.
+    """
+    asked = forced.about["settings"]
+    half = asked["n_tokens"] // 2
+    files = forced.rows["source"].nunique()
+    texts = f"{asked['n_samples']} texts of {asked['n_tokens']} tokens of {wording.corpus(forced)}"
+    scored = f"{texts}, the second half of each scored ({asked['n_tokens'] - half} tokens a text)"
+    by_files = f"95 % intervals: bootstrap over {files} files"
+    longest = int(positions.rows["read_to"].max())
+    n_long = positions.rows["sample"].nunique()
+    pairs = 0 if behind is None else behind.rows[["dtype", "sample"]].drop_duplicates().shape[0]
+    wrote = f"{asked['n_samples']} prompts, {asked['n_tokens'] - half} tokens written to each"
+    said = {
+        "fig-matter-axes": (
+            "Mean Kullback-Leibler divergence of the next-token distribution from the baseline (one text, one pass, no "
+            "cache), one change at a time, every token of the text given. Top to bottom: only the rounding changes; fewer "
+            "bits; a planted fault; and, hollow, what llama.cpp publishes of other models "
+            f"{{cite}}`llamacppperplexity,llamacppkv`. {_setting(forced)}; {scored}; {by_files}.",
+            "A list of thirteen changes with their mean divergence on a logarithmic axis in two dtypes: those that only "
+            "round lie far to the left in fp32 and near the fewer-bit ones in 16 bits; the planted fault lies far to the "
+            "right in both. Published values of llama.cpp stand below as hollow diamonds.",
+        ),
+        "tab-matter-axes": (
+            "The statistics of llama.cpp's tool for every change. Perplexity ratio: the changed way's over the baseline's. "
+            "Change of the true token's probability: root mean square, in percentage points. Same: share of tokens whose "
+            "first choice, or whose decision by a classification head, is the baseline's. Below: the smallest published "
+            "divergence of llama.cpp that the whole interval lies under. "
+            f"{_setting(forced)}; {scored}; {by_files}, shares the wider of that and Wilson's.",
+            "",
+        ),
+        "fig-matter-margins": (
+            "Top: how far the first choice is ahead of the second, in ulps of the largest logit. Bottom: share of first "
+            "choices that are lost at such a margin when only the rounding changes, seen (bins of "
+            f"30 comparisons or more, Wilson's interval) and from the shifts alone, taken as independent of the margin. "
+            f"{_setting(forced)}; {scored}; {len(_rounding(forced.rows))} ways together.",
+            "Two panels over the margin on a logarithmic axis: in bf16 the smallest margins lie where choices are still "
+            "lost, in fp32 they lie orders of magnitude to the right of where they could be.",
+        ),
+        "fig-matter-partings": (
+            "Share of texts that are still the baseline's, token for token, behind so many written tokens: Kaplan-Meier, "
+            "with the 95 % band for the cache. Greedy, and drawn at temperature 1 with noise that all ways share. Dotted: "
+            "what the margins and shifts of the fixed texts lead one to expect of the cache. "
+            f"{_setting(parting)}; {wrote}.",
+            "Falling staircases of the share of equal texts against tokens written, greedy above and drawn below: the cache "
+            "in fp32 and bf16, and rounded caches and weights in the coarser dtype, with a dotted expected curve.",
+        ),
+        "tab-matter-partings": (
+            "Where paths part. Lost choices: share of tokens on the fixed texts, seen, and expected from margins and shifts. "
+            "One in: tokens to the first lost choice, were that share the chance at every step. Together: share of texts "
+            "that no token tells from the baseline's at the end, Kaplan-Meier with its 95 % interval, and how many parted. "
+            f"{_setting(parting)}; {wrote}.",
+            "",
+        ),
+        "fig-matter-drift": (
+            f"Top: divergence along {n_long} fixed texts of up to {longest:,} tokens, in bins; every token given. "
+            + (
+                f"Bottom: around the token at which two greedy texts part ({pairs} pairs), both read after one text, and each "
+                "after its own; means over pairs. "
+                if pairs
+                else "No pair of greedy texts parted in this run, so there is nothing to follow behind a parting. "
+            )
+            + f"{_setting(positions)}.",
+            "Above, nearly level curves of divergence against position for four ways in two dtypes. Below, divergence by "
+            "tokens since two texts parted: level where both read one text, orders of magnitude higher where each reads its "
+            "own.",
+        ),
+    }
+    return {
+        name: {"name": name, "caption": caption, **({"alt": alt} if alt else {})}
+        for name, (caption, alt) in said.items()
+    }
+
+
+def _rounding(rows: pd.DataFrame) -> list[str]:
+    return [way for way in dict.fromkeys(rows["way"]) if one_axis.BY_NAME[way].kind == "rounding"]
+
+
+def _spread(estimate: fits.Estimate) -> str:
+    """Write a small estimate with its interval, in powers of ten."""
+    if estimate.value == 0:
+        return "0"
+    return f"{power_of_ten(estimate.value)} [{power_of_ten(estimate.low)}, {power_of_ten(estimate.high)}]"
+
+
+def axes_shown(axes: pd.DataFrame) -> pd.DataFrame:
+    """Lay `analyses.does_it_matter.axes_table` out for a reader.
+
+    Returns
+    -------
+    DataFrame
+        One row a way and dtype, all cells text.
+    """
+    return pd.DataFrame(
+        [
+            {
+                "change": row.way,
+                "dtype": DTYPES[row.dtype],
+                "perplexity ratio": row.perplexity_ratio.text("{:.4f}"),
+                "mean divergence (nats)": _spread(row.kl),
+                "99 % of tokens below": power_of_ten(row.kl_99.value),
+                "change of probability": f"{100 * row.rms_delta_p.value:.2g} %",
+                "same first choice": row.same_top.text("{:.1%}"),
+                "same decision": row.same_decision.text("{:.1%}"),
+                "below llama.cpp's": tables.smaller_than(row.kl),
+            }
+            for row in axes.itertuples()
+        ]
+    )
+
+
+def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Lay `analyses.does_it_matter.partings_table` out for a reader; all cells text."""
+    shown = []
+    for row in table.itertuples():
+        cells = {
+            "way": row.way,
+            "dtype": DTYPES[row.dtype],
+            "lost choices, seen": row.flip_share.text("{:.2%}"),
+            "expected": _spread(row.expected_flips),
+            "one in": "never" if np.isinf(row.position) else f"{row.position:,.3g}",
+        }
+        for choice in first_divergence.CHOICES:
+            together = getattr(row, choice)
+            parted = getattr(row, f"{choice}_parted")
+            interval = f" [{together.low:.0%}, {together.high:.0%}]" if together.low == together.low else ""
+            cells[f"together, {choice}"] = f"{together.value:.0%}{interval}; {parted} parted"
+        shown.append(cells)
+    return pd.DataFrame(shown)
+
+
+def numbers(
+    forced: pd.DataFrame,
+    axes: pd.DataFrame,
+    partings: pd.DataFrame,
+    curves: dict[tuple[str, str, str], Survival],
+    positions: pd.DataFrame,
+    behind: pd.DataFrame | None,
+) -> dict[str, str]:
+    """Write the numbers of the prose.
+
+    Parameters
+    ----------
+    forced, positions : DataFrame
+        Rows of the experiments ``teacher_forced`` and ``drift_by_position``.
+    axes, partings : DataFrame
+        From `analyses.does_it_matter.axes_table` and `partings_table`.
+    curves : dict
+        From `analyses.does_it_matter.partings`.
+    behind : DataFrame or None
+        From `analyses.does_it_matter.snowball`.
+    """
+    return _of_axes(forced, axes) | _of_partings(forced, partings, curves) | _of_positions(positions, behind)
+
+
+def _each(table: pd.DataFrame, way: str, write) -> str:
+    of_way = table[table["way"] == way]
+    return "; ".join(f"{DTYPES[row.dtype]} {write(row)}" for row in of_way.itertuples()) or "not run"
+
+
+def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
+    rounding = forced[forced["way"].isin(_rounding(forced))]
+    # Decisions on the baseline are the same in every way's rows.
+    once = forced[forced["way"] == forced["way"].iloc[0]]
+    equal = axes[axes["bits_equal_share"] == 1]
+    said = {
+        key: _each(axes, way, lambda row: _spread(row.kl))
+        for key, way in (
+            ("cache_kl", CACHE),
+            ("dtype_kl", one_axis.OTHER_DTYPE.name),
+            ("int8_kl", one_axis.KV_INT8.name),
+            ("int4_kl", one_axis.KV_INT4.name),
+            ("weights4_kl", one_axis.WEIGHTS_4.name),
+            ("fault_kl", one_axis.LOST.name),
+        )
+    }
+    return said | {
+        "cache_perplexity": _each(axes, CACHE, lambda row: row.perplexity_ratio.text("{:.6f}")),
+        "perplexity": _each(axes, CACHE, lambda row: row.perplexity.text("{:.2f}")),
+        "cache_top": _each(axes, CACHE, lambda row: row.same_top.text("{:.1%}")),
+        "cache_below": _each(axes, CACHE, lambda row: tables.smaller_than(row.kl)),
+        "cache_over_dtype": "; ".join(
+            f"{DTYPES[dtype]} {power_of_ten(ratio.value) if ratio.value < 0.01 else ratio.text('{:.2f}')}"
+            for dtype, ratio in tables.against_other_dtype(forced, CACHE).items()
+        ),
+        "no_difference": "; ".join(f"{row.way} in {DTYPES[row.dtype]}" for row in equal.itertuples()) or "none of them",
+        "rounding_decisions": f"{int(rounding['decision_flip'].sum()):,} of {len(rounding):,}",
+        "weights4_decisions": _each(axes, one_axis.WEIGHTS_4.name, lambda row: f"{1 - row.same_decision.value:.1%}"),
+        "head_right": f"{once['decision_right'].mean():.0%}",
+    }
+
+
+def _of_partings(
+    forced: pd.DataFrame, partings: pd.DataFrame, curves: dict[tuple[str, str, str], Survival]
+) -> dict[str, str]:
+    ties = {dtype: (part["margin"] == 0).mean() for dtype, part in forced.groupby("dtype", sort=False)}
+    smallest = {dtype: (part["margin"] / part["ulp"]).min() for dtype, part in forced.groupby("dtype", sort=False)}
+
+    def together(choice: str) -> str:
+        return "; ".join(
+            f"{DTYPES[dtype]} {curve.parted} of {curve.pairs}"
+            for (dtype, chosen, way), curve in curves.items()
+            if (chosen, way) == (choice, CACHE)
+        )
+
+    return {
+        "ties": "; ".join(f"{DTYPES[dtype]} {share:.1%}" for dtype, share in ties.items()),
+        "smallest_margin": "; ".join(f"{DTYPES[dtype]} {ulps:,.3g}" for dtype, ulps in smallest.items()),
+        "one_in": _each(partings, CACHE, lambda row: "never" if np.isinf(row.position) else f"{row.position:,.2g}"),
+        "flips_seen": _each(partings, CACHE, lambda row: row.flip_share.text("{:.2%}")),
+        "flips_expected": _each(partings, CACHE, lambda row: _spread(row.expected_flips)),
+        "greedy_parted": together(first_divergence.GREEDY),
+        "drawn_parted": together(first_divergence.DRAWN),
+    }
+
+
+def _of_positions(positions: pd.DataFrame, behind: pd.DataFrame | None) -> dict[str, str]:
+    ratios = tables.growth(positions)
+    said = {
+        "growth": _each(ratios, drift_by_position.CHUNKS.name, lambda row: row.ratio.text("{:.2f}")),
+        "longest": f"{int(positions['read_to'].max()):,}",
+    }
+    if behind is None:
+        nothing = "not seen in this run, in which no greedy text parted"
+        return said | {"before_parting": nothing, "behind_parting": nothing, "behind_equal": nothing}
+    parts = behind.groupby("dtype", sort=False)
+    return said | {
+        "before_parting": "; ".join(f"{DTYPES[d]} {power_of_ten(part['kl_forced'].mean())}" for d, part in parts),
+        "behind_parting": "; ".join(
+            f"{DTYPES[d]} {part.loc[part['offset'] > 0, 'kl_free'].mean():.2g}" for d, part in parts
+        ),
+        "behind_equal": "; ".join(
+            f"{DTYPES[d]} {part.loc[part['offset'] > 0, 'token_equal'].mean():.0%}" for d, part in parts
+        ),
+    }
