@@ -150,16 +150,31 @@ def test_fewer_bits_are_further_off_and_a_wrong_cache_further_still(subject, tex
     assert mean_kl(subject, BASELINE, texts) == 0
 
 
-def test_another_attention_is_put_back(subject, texts):
-    model = subject.baseline.model
-    before = model.config._attn_implementation
-    list(subject.pieces(one_axis.EAGER, texts, 8))
-    assert model.config._attn_implementation == before != "eager"
-    with pytest.raises(RuntimeError), one_axis.attention_of(model, "eager"):
-        raise RuntimeError
-    assert model.config._attn_implementation == before
-    with one_axis.attention_of(model, "eager"):
-        assert one_axis.EAGER not in one_axis.possible(model)
+def test_each_way_runs_the_model_that_it_names(subject):
+    baseline = subject.baseline.model
+    assert baseline.config._attn_implementation != "eager"
+    eager, other, eight = (
+        subject.model_of(way) for way in (one_axis.EAGER, one_axis.OTHER_DTYPE, one_axis.WEIGHTS_8)
+    )  # fmt: skip
+    assert eager.config._attn_implementation == "eager"
+    assert (baseline.dtype, other.dtype) == (torch.float32, torch.bfloat16)
+    assert eight.model.layers[0].mlp.up_proj.weight.dtype == torch.int8
+    assert subject.model_of(one_axis.CHUNKS) is baseline
+    assert subject.model_of(one_axis.EAGER) is eager, "loaded once"
+
+
+def test_ways_that_a_model_lacks_are_left_out(subject, llama, gpt2):
+    assert one_axis.possible(subject.baseline.model) == list(one_axis.WAYS)
+    assert one_axis.EAGER not in one_axis.possible(subject.model_of(one_axis.EAGER))
+    # Widths of 32 and 48: bitsandbytes has no 4-bit product for these on a CPU.
+    for narrow in (llama, gpt2):
+        assert set(one_axis.WAYS) - set(one_axis.possible(narrow)) == {one_axis.WEIGHTS_4}
+
+
+def test_without_the_library_weights_are_not_quantized(subject, monkeypatch):
+    monkeypatch.setattr(one_axis.lowbit, "_LIBRARIES", ("nosuch_library",))
+    left = set(one_axis.WAYS) - set(one_axis.possible(subject.baseline.model))
+    assert left == {one_axis.WEIGHTS_8, one_axis.WEIGHTS_4}
 
 
 def test_the_head_decides_as_the_stock_class_does(settings, subject, texts):

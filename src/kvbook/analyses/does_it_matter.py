@@ -19,6 +19,8 @@ _DRAWS = 200
 # Share of the smallest margins below which their density is taken as even, so that margins smaller than any that was met
 # have their chance too.
 _EVEN = 0.05
+# Comparisons in a bin of margins below which its share says next to nothing and is not drawn.
+FEWEST = 60
 # Bins of the margin, in ulps: four to a power of ten.
 _BINS_A_DECADE = 4
 

@@ -52,25 +52,30 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
             "cache), one change at a time, every token of the text given. Top to bottom: only the rounding changes; fewer "
             "bits; a planted fault; and, hollow, what llama.cpp publishes of other models "
             f"{{cite}}`llamacppperplexity,llamacppkv`. {_setting(forced)}; {scored}; {by_files}.",
-            "A list of thirteen changes with their mean divergence on a logarithmic axis in two dtypes: those that only "
-            "round lie far to the left in fp32 and near the fewer-bit ones in 16 bits; the planted fault lies far to the "
-            "right in both. Published values of llama.cpp stand below as hollow diamonds.",
+            "A list of changes with their mean divergence on a logarithmic axis, one marker a dtype, in three groups: only "
+            "the rounding, fewer bits, a planted fault. Published values of llama.cpp stand below as hollow diamonds.",
         ),
         "tab-matter-axes": (
-            "The statistics of llama.cpp's tool for every change. Perplexity ratio: the changed way's over the baseline's. "
-            "Change of the true token's probability: root mean square, in percentage points. Same: share of tokens whose "
-            "first choice, or whose decision by a classification head, is the baseline's. Below: the smallest published "
-            "divergence of llama.cpp that the whole interval lies under. "
+            "Every change, by dtype of the baseline: mean divergence in nats; share of tokens whose first choice is the "
+            "baseline's; change of the perplexity. Behind ± stands half the 95 % interval. All statistics and their "
+            "intervals are in the data under the figure above. "
             f"{_setting(forced)}; {scored}; {by_files}, shares the wider of that and Wilson's.",
+            "",
+        ),
+        "tab-matter-tails": (
+            "The tails, and other decisions: the divergence that 99 % of tokens stay below, in nats; root mean square change "
+            "of the true token's probability, in percentage points; share of tokens at which the classification head decides "
+            f"as on the baseline. {_setting(forced)}; {scored}; {by_files}, shares the wider of that and Wilson's.",
             "",
         ),
         "fig-matter-margins": (
             "Top: how far the first choice is ahead of the second, in ulps of the largest logit. Bottom: share of first "
             "choices that are lost at such a margin when only the rounding changes, seen (bins of "
-            f"30 comparisons or more, Wilson's interval) and from the shifts alone, taken as independent of the margin. "
+            f"{tables.FEWEST} comparisons or more, Wilson's interval) and from the shifts alone, taken as independent of "
+            "the margin. "
             f"{_setting(forced)}; {scored}; {len(_rounding(forced.rows))} ways together.",
-            "Two panels over the margin on a logarithmic axis: in bf16 the smallest margins lie where choices are still "
-            "lost, in fp32 they lie orders of magnitude to the right of where they could be.",
+            "Two panels over the margin on a logarithmic axis, a colour a dtype: above, a histogram of margins; below, the "
+            "share of first choices lost, as points and as a dashed curve that falls with the margin.",
         ),
         "fig-matter-partings": (
             "Share of texts that are still the baseline's, token for token, behind so many written tokens: Kaplan-Meier, "
@@ -96,9 +101,8 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
                 else "No pair of greedy texts parted in this run, so there is nothing to follow behind a parting. "
             )
             + f"{_setting(positions)}.",
-            "Above, nearly level curves of divergence against position for four ways in two dtypes. Below, divergence by "
-            "tokens since two texts parted: level where both read one text, orders of magnitude higher where each reads its "
-            "own.",
+            "Above, curves of divergence against position, a line style a way and a colour a dtype. Below, where texts "
+            "parted, divergence by tokens since then: filled where both read one text, hollow where each reads its own.",
         ),
     }
     return {
@@ -112,36 +116,61 @@ def _rounding(rows: pd.DataFrame) -> list[str]:
 
 
 def _spread(estimate: fits.Estimate) -> str:
-    """Write a small estimate with its interval, in powers of ten."""
+    """Write a small estimate and half its interval, as (1.7 ± 0.2) × 10⁻⁴."""
     if estimate.value == 0:
         return "0"
-    return f"{power_of_ten(estimate.value)} [{power_of_ten(estimate.low)}, {power_of_ten(estimate.high)}]"
+    exponent = int(np.floor(np.log10(abs(estimate.value))))
+    half = (estimate.high - estimate.low) / 2
+    return f"({estimate.value / 10.0**exponent:.1f} ± {half / 10.0**exponent:.1f})" + (
+        f" × {power_of_ten(10.0**exponent, 0)[4:]}" if exponent else ""
+    )
+
+
+def _share(estimate: fits.Estimate) -> str:
+    """Write a share near 1 in per cent with its interval."""
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}] %"
+
+
+def _tokens(count: float) -> str:
+    """Write a number of tokens to two significant digits."""
+    return "never" if np.isinf(count) else f"{float(f'{count:.2g}'):,.0f}"
 
 
 def axes_shown(axes: pd.DataFrame) -> pd.DataFrame:
-    """Lay `analyses.does_it_matter.axes_table` out for a reader.
-
-    Returns
-    -------
-    DataFrame
-        One row a way and dtype, all cells text.
-    """
-    return pd.DataFrame(
-        [
-            {
-                "change": row.way,
-                "dtype": DTYPES[row.dtype],
-                "perplexity ratio": row.perplexity_ratio.text("{:.4f}"),
-                "mean divergence (nats)": _spread(row.kl),
-                "99 % of tokens below": power_of_ten(row.kl_99.value),
-                "change of probability": f"{100 * row.rms_delta_p.value:.2g} %",
-                "same first choice": row.same_top.text("{:.1%}"),
-                "same decision": row.same_decision.text("{:.1%}"),
-                "below llama.cpp's": tables.smaller_than(row.kl),
-            }
-            for row in axes.itertuples()
-        ]
+    """Lay the middle of the distributions out for a reader: a row a change, three columns a dtype, all cells text."""
+    return _by_dtype(
+        axes,
+        {
+            "divergence": lambda row: _spread(row.kl),
+            "same first choice": lambda row: _share(row.same_top),
+            "perplexity": lambda row: _change(row.perplexity_ratio),
+        },
     )
+
+
+def tails_shown(axes: pd.DataFrame) -> pd.DataFrame:
+    """Lay the tails and the other decisions out for a reader: a row a change, three columns a dtype, all cells text."""
+    return _by_dtype(
+        axes,
+        {
+            "99 % below": lambda row: _spread(row.kl_99),
+            "true token": lambda row: f"{100 * row.rms_delta_p.value:.2g} points",
+            "same decision": lambda row: _share(row.same_decision),
+        },
+    )
+
+
+def _change(ratio: fits.Estimate) -> str:
+    return f"{100 * (ratio.value - 1):+.2g} ± {50 * (ratio.high - ratio.low):.1g} %" if ratio.high > ratio.low else "0"
+
+
+def _by_dtype(axes: pd.DataFrame, cells) -> pd.DataFrame:
+    shown = pd.DataFrame({"change": list(dict.fromkeys(axes["way"]))})
+    for name, write in cells.items():
+        for dtype, rows in axes.groupby("dtype", sort=False):
+            written = {row.way: write(row) for row in rows.itertuples()}
+            shown[f"{name}, {DTYPES[dtype]}"] = shown["change"].map(written)
+    return shown
 
 
 def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
@@ -153,7 +182,7 @@ def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
             "dtype": DTYPES[row.dtype],
             "lost choices, seen": row.flip_share.text("{:.2%}"),
             "expected": _spread(row.expected_flips),
-            "one in": "never" if np.isinf(row.position) else f"{row.position:,.3g}",
+            "one in": _tokens(row.position),
         }
         for choice in first_divergence.CHOICES:
             together = getattr(row, choice)
@@ -210,10 +239,14 @@ def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
         )
     }
     return said | {
-        "cache_perplexity": _each(axes, CACHE, lambda row: row.perplexity_ratio.text("{:.6f}")),
+        "cache_perplexity": _each(axes, CACHE, lambda row: _change(row.perplexity_ratio)),
         "perplexity": _each(axes, CACHE, lambda row: row.perplexity.text("{:.2f}")),
-        "cache_top": _each(axes, CACHE, lambda row: row.same_top.text("{:.1%}")),
-        "cache_below": _each(axes, CACHE, lambda row: tables.smaller_than(row.kl)),
+        "cache_top": _each(axes, CACHE, lambda row: _share(row.same_top)),
+        "cache_below": "; ".join(
+            f"{DTYPES[row.dtype]}: {tables.smaller_than(row.kl)}" for row in axes[axes["way"] == CACHE].itertuples()
+        ),
+        "static_kl": _each(axes, one_axis.STATIC.name, lambda row: _spread(row.kl)),
+        "chunks_kl": _each(axes, one_axis.CHUNKS.name, lambda row: _spread(row.kl)),
         "cache_over_dtype": "; ".join(
             f"{DTYPES[dtype]} {power_of_ten(ratio.value) if ratio.value < 0.01 else ratio.text('{:.2f}')}"
             for dtype, ratio in tables.against_other_dtype(forced, CACHE).items()
@@ -240,8 +273,8 @@ def _of_partings(
 
     return {
         "ties": "; ".join(f"{DTYPES[dtype]} {share:.1%}" for dtype, share in ties.items()),
-        "smallest_margin": "; ".join(f"{DTYPES[dtype]} {ulps:,.3g}" for dtype, ulps in smallest.items()),
-        "one_in": _each(partings, CACHE, lambda row: "never" if np.isinf(row.position) else f"{row.position:,.2g}"),
+        "smallest_margin": "; ".join(f"{DTYPES[dtype]} {_tokens(ulps)}" for dtype, ulps in smallest.items()),
+        "one_in": _each(partings, CACHE, lambda row: _tokens(row.position)),
         "flips_seen": _each(partings, CACHE, lambda row: row.flip_share.text("{:.2%}")),
         "flips_expected": _each(partings, CACHE, lambda row: _spread(row.expected_flips)),
         "greedy_parted": together(first_divergence.GREEDY),
@@ -251,7 +284,12 @@ def _of_partings(
 
 def _of_positions(positions: pd.DataFrame, behind: pd.DataFrame | None) -> dict[str, str]:
     ratios = tables.growth(positions)
+    last = positions["bin"].max()
+    middle = (positions["read_from"] + positions["read_to"]) / 2
+    ends = [middle[inside].mean() for inside in (positions["bin"] > 3 * last / 4, positions["bin"] <= last / 4)]
     said = {
+        "in_proportion": f"{ends[0] / ends[1]:.1f}",
+        "n_long": f"{positions['sample'].nunique()}",
         "growth": _each(ratios, drift_by_position.CHUNKS.name, lambda row: row.ratio.text("{:.2f}")),
         "longest": f"{int(positions['read_to'].max()):,}",
     }

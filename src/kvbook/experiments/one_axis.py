@@ -8,16 +8,17 @@ planted fault, to show what a broken cache looks like on the same axes.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
+from transformers.pytorch_utils import Conv1D
 
 from kvbook import corpus, rounded_caches
 from kvbook.errors import UserError
-from kvbook.models import loading, placement
+from kvbook.models import loading, lowbit, placement
 from kvbook.settings import DoesItMatterSettings
 
 Kind = Literal["rounding", "fewer bits", "control"]
@@ -225,15 +226,43 @@ WAYS = (
 BY_NAME = {way.name: way for way in WAYS}
 
 
+# bitsandbytes' 4-bit product on a CPU takes rows of whole blocks of this many numbers.
+_BLOCK_4BIT = 64
+
+
 def possible(model: PreTrainedModel, ways: tuple[Way, ...] = WAYS) -> list[Way]:
-    """List the ways that a model has: no second attention where it knows one only, no rounded cache for a window."""
-    full = rounded_caches.all_full(model.config)
-    eager = model.config._attn_implementation == "eager"
-    return [
-        way
-        for way in ways
-        if not (way.attention == "eager" and eager) and (full or way not in (KV_FP8, KV_INT8, KV_INT4, LOST))
-    ]
+    """List the ways that a model has.
+
+    Left out are a second attention where it knows one only; caches that are rounded, or cut back, where a layer has a window;
+    quantized weights without the library; and on a CPU 4-bit weights of odd widths.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The baseline's.
+    ways : tuple of Way
+        To choose from.
+    """
+    without = set()
+    if model.config._attn_implementation == "eager":
+        without.add(EAGER.name)
+    if not rounded_caches.all_full(model.config):
+        without |= {way.name for way in (KV_FP8, KV_INT8, KV_INT4, LOST)}
+    if model.device.type == "cpu" and any(width % _BLOCK_4BIT for width in _inner_widths(model)):
+        without.add(WEIGHTS_4.name)
+    try:
+        lowbit.check(WEIGHTS_8.quantization)
+    except UserError:
+        without |= {WEIGHTS_8.name, WEIGHTS_4.name}
+    return [way for way in ways if way.name not in without]
+
+
+def _inner_widths(model: PreTrainedModel) -> Iterator[int]:
+    for module in model.base_model.modules():
+        if isinstance(module, nn.Linear):
+            yield module.in_features
+        elif isinstance(module, Conv1D):
+            yield module.weight.shape[0]
 
 
 class Subject:
@@ -251,16 +280,17 @@ class Subject:
 
     def __init__(self, settings: DoesItMatterSettings, dtype: str) -> None:
         self._settings, self._dtype = settings, dtype
-        self._loaded: dict[tuple[str, str], loading.Loaded] = {}
-        self.baseline = self._load("none", dtype)
+        self._loaded: dict[tuple[str, str, str | None], loading.Loaded] = {}
+        self.baseline = self._load("none", dtype, None)
 
-    def _load(self, quantization: str, dtype: str) -> loading.Loaded:
-        if (quantization, dtype) not in self._loaded:
-            self._loaded[quantization, dtype] = loading.load(
+    def _load(self, quantization: str, dtype: str, attention: str | None) -> loading.Loaded:
+        if (key := (quantization, dtype, attention)) not in self._loaded:
+            # A model of its own for another attention too: some classes ignore a switch, and say so in a log only.
+            self._loaded[key] = loading.load(
                 self._settings.model, weights=self._settings.weights, dtype=dtype, device=self._settings.device,
-                seed=self._settings.seed, quantization=quantization,
+                attention=attention, seed=self._settings.seed, quantization=quantization,
             )  # fmt: skip
-        return self._loaded[quantization, dtype]
+        return self._loaded[key]
 
     def pieces(self, way: Way, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
         """Run some texts in a way; to be consumed under ``torch.inference_mode``.
@@ -274,38 +304,18 @@ class Subject:
         prompt : int
             Tokens of the first part.
         """
+        yield from way.feed(Reader(self.model_of(way)), ids, prompt)
+
+    def model_of(self, way: Way) -> PreTrainedModel:
+        """Give the model that a way runs."""
         dtype = self._dtype
         if way.other_dtype:
             dtype = "bfloat16" if dtype == "float32" else "float32"
-        model = self._load(way.quantization, dtype).model
-        with attention_of(model, way.attention):
-            yield from way.feed(Reader(model), ids, prompt)
+        return self._load(way.quantization, dtype, way.attention).model
 
     def tensor(self, ids: list[list[int]]) -> torch.Tensor:
         """Put ids where the model is."""
         return torch.tensor(ids, device=self.baseline.model.device)
-
-
-@contextmanager
-def attention_of(model: PreTrainedModel, implementation: str | None) -> Iterator[None]:
-    """Switch a model's attention for the length of a block.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Changed, and changed back.
-    implementation : str or None
-        transformers' name; with None nothing changes.
-    """
-    if implementation is None:
-        yield
-        return
-    before = model.config._attn_implementation
-    model.set_attn_implementation(implementation)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def identity(settings: DoesItMatterSettings, n_tokens: int) -> dict[str, Any]:

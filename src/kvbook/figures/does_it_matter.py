@@ -53,7 +53,7 @@ def figure_axes(axes: pd.DataFrame) -> Figure:
             ax.axhline(index - 0.5, color="#bbbbbb", linewidth=0.8)
     ax.set_yticks(range(len(labels)), labels, fontsize=8.5)
     ax.set_ylim(len(labels) - 0.5, -0.5)
-    ax.set(xscale="log", xlabel="mean divergence from the baseline (nats a token)", xlim=(edge / 3, None))
+    ax.set(xscale="log", xlabel="mean divergence (nats a token)", xlim=(edge / 3, None))
     ax.grid(axis="y", visible=False)
     handles = [
         Line2D([], [], color=DTYPE_COLOURS[d], marker=_DTYPE_MARKERS[d], linestyle="", label=DTYPES[d]) for d in dtypes
@@ -64,10 +64,6 @@ def figure_axes(axes: pd.DataFrame) -> Figure:
     ]
     fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
     return fig
-
-
-# Comparisons in a bin below which its share says next to nothing.
-FEWEST = 30
 
 
 def figure_margins(margins: pd.DataFrame) -> Figure:
@@ -87,7 +83,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
         top.stairs(rows["share_of_margins"], [*left, rows["high"].iloc[-1]], color=colour)
         middle = np.sqrt(left * rows["high"])
         bottom.plot(middle, rows["predicted"], color=colour, linestyle="--", linewidth=1.2)
-        seen = rows[rows["tokens"] >= FEWEST]
+        seen = rows[rows["tokens"] >= analysis.FEWEST]
         for row, at in zip(seen.itertuples(), middle[seen.index], strict=True):
             bottom.errorbar(
                 at, row.seen.value, yerr=[[row.seen.value - row.seen.low], [row.seen.high - row.seen.value]],

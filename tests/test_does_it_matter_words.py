@@ -1,0 +1,227 @@
+"""The chapter's statistics are those that their names say, and its words follow the rows."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kvbook import fits
+from kvbook.analyses import does_it_matter as analysis
+from kvbook.analyses import does_it_matter_text as text
+from kvbook.experiments import first_divergence, one_axis
+from kvbook.figures import does_it_matter as figures
+from kvbook.paths import CHAPTERS
+from kvbook.records import Run
+
+ABOUT = {
+    "settings": {"n_samples": 6, "n_tokens": 40, "dtypes": ["float32", "bfloat16"]},
+    "models": [{"name": "made up", "weights": "local", "layers": 2, "parameters": 1e6}],
+    "corpus": {"corpus": "folder"},
+    "machine": {"device_name": "none", "torch": "0"},
+}
+# How far each dtype's rounding is from the other's; what has few bits depends on neither.
+SIZE = {"float32": 1e-6, "bfloat16": 3e-2}
+
+
+def run(rows) -> Run:
+    return Run(pd.DataFrame(rows), ABOUT, None)
+
+
+@pytest.fixture(scope="module")
+def forced():
+    generator = np.random.default_rng(2)
+    rows = []
+    for dtype, rounding in SIZE.items():
+        for sample in range(6):
+            margins, nll = generator.exponential(1.5, 20), generator.exponential(2.0, 20)
+            for way in one_axis.WAYS:
+                size = rounding if way.kind == "rounding" else 0.3
+                shifts = generator.normal(0, size, 20)
+                rows += [
+                    {
+                        "dtype": dtype, "way": way.name, "sample": sample, "source": f"{sample}.py", "position": 20 + k,
+                        "nll": nll[k], "dlogp": generator.normal(0, size), "kl": shifts[k] ** 2 / 4,
+                        "flip": float(shifts[k] < -margins[k]), "margin": margins[k], "shift": shifts[k],
+                        "ulp": 2.0**-20 if dtype == "float32" else 2.0**-4, "decision_flip": 0, "decision_right": 1,
+                    }
+                    for k in range(20)
+                ]  # fmt: skip
+    return run(rows)
+
+
+@pytest.fixture(scope="module")
+def axes(forced):
+    return analysis.axes_table(forced.rows)
+
+
+def test_the_statistics_are_those_that_numpy_gives(forced, axes):
+    rows = forced.rows.query("dtype == 'bfloat16' and way == 'KV cache in int4'")
+    found = axes.query("dtype == 'bfloat16' and way == 'KV cache in int4'").iloc[0]
+    before, behind = np.exp(-rows["nll"]), np.exp(-rows["nll"] + rows["dlogp"])
+    expected = {
+        "perplexity": np.exp(-np.log(before).mean()),
+        "perplexity_way": np.exp(-np.log(behind).mean()),
+        "kl": rows["kl"].mean(),
+        "kl_99": np.quantile(rows["kl"], 0.99),
+        "mean_delta_p": (behind - before).mean(),
+        "rms_delta_p": np.sqrt(((behind - before) ** 2).mean()),
+        "same_top": 1 - rows["flip"].mean(),
+    }
+    for name, value in expected.items():
+        assert found[name].value == pytest.approx(value), name
+        assert found[name].low <= found[name].value <= found[name].high, name
+    assert found["perplexity_ratio"].value == pytest.approx(expected["perplexity_way"] / expected["perplexity"])
+    assert found["delta_p_1"] == pytest.approx(np.quantile(behind - before, 0.01))
+
+
+def test_streams_that_are_equal_differ_in_nothing_and_shares_keep_an_interval(forced):
+    equal = forced.rows.assign(kl=0.0, dlogp=0.0, shift=0.0, flip=0.0)
+    table = analysis.axes_table(equal)
+    assert all(estimate == fits.Estimate(0, 0, 0) for estimate in table["kl"])
+    assert all(estimate == fits.Estimate(1, 1, 1) for estimate in table["perplexity_ratio"])
+    assert all(estimate.value == 1 and estimate.low < 1 for estimate in table["same_top"])
+    assert (table["bits_equal_share"] == 1).all()
+
+
+def test_the_unit_of_resampling_is_the_file():
+    # Two files that disagree, each with many tokens: the interval is as wide as two files leave it.
+    files = [np.full((500, 1), value) for value in (0.0, 1.0)]
+    found = analysis.resampled(files, lambda kept: kept.mean())
+    assert (found.low, found.value, found.high) == (0, 0.5, 1)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-1, 1e-3, 1e-6])
+def test_expected_flips_are_those_of_independent_margins_and_shifts(size):
+    generator = np.random.default_rng(5)
+    margins, shifts = generator.exponential(1.0, 4000), generator.normal(0, size, 4000)
+    # The chance that a normal loss is larger than an exponential margin, by quadrature.
+    loss = np.linspace(0, 8 * size, 20001)
+    density = np.exp(-0.5 * (loss / size) ** 2) / (size * np.sqrt(2 * np.pi))
+    exact = np.trapezoid(density * -np.expm1(-loss), loss)
+    assert analysis.expected_flips(margins, shifts) == pytest.approx(exact, rel=0.15)
+
+
+def test_control_counting_flips_alone_says_nothing_where_none_was_seen():
+    generator = np.random.default_rng(5)
+    margins, shifts = generator.exponential(1.0, 4000), generator.normal(0, 1e-6, 4000)
+    assert (shifts < -margins).sum() == 0 < analysis.expected_flips(margins, shifts) < 1e-5
+
+
+def test_margins_hold_every_comparison_that_only_rounds(forced):
+    table = analysis.margins_table(forced.rows)
+    rounding = forced.rows[forced.rows["way"].isin([way.name for way in one_axis.WAYS if way.kind == "rounding"])]
+    for dtype, part in rounding.groupby("dtype"):
+        own = table[table["dtype"] == dtype]
+        assert own["tokens"].sum() == len(part)
+        assert own["flips"].sum() == part["flip"].sum()
+        assert (own["predicted"].diff().dropna() <= 1e-12).all()
+    assert analysis.margins_flat(table)["seen"].notna().sum() == (table["tokens"] > 0).sum()
+
+
+def test_a_loss_that_just_takes_a_margin_leaves_a_tie():
+    losses = pd.Series([0.0, 1.0, 1.0, 2.0])
+    # A margin of 1: one loss is larger and two leave a tie.  A margin of 0: three losses are larger.
+    assert analysis._overtaken(np.array([1.0]), losses) == pytest.approx(1 / 4 + 2 / 8)
+    assert analysis._overtaken(np.array([0.0]), losses) == pytest.approx(3 / 4)
+
+
+def test_a_divergence_is_placed_below_the_next_larger_published_one():
+    published = analysis.elsewhere().sort_values("mean_kl_nats")
+    first, last = published.iloc[0], published.iloc[-1]
+    assert analysis.smaller_than(fits.Estimate(0, 0, first["mean_kl_nats"] / 2)) == first["what"]
+    assert analysis.smaller_than(fits.Estimate(0, 0, first["mean_kl_nats"] * 1.01)) == published["what"].iloc[1]
+    assert analysis.smaller_than(fits.Estimate(1, 1, last["mean_kl_nats"] * 2)) == "none of these"
+
+
+@pytest.fixture(scope="module")
+def parting():
+    ways = [first_divergence.WRITER, *(way.name for way in first_divergence.WATCHED)]
+    return run(
+        {
+            "dtype": dtype, "choice": choice, "way": way, "sample": sample, "source": f"{sample}.py",
+            "steps": 20 if dtype == "float32" else 4 + sample, "parted": int(dtype == "bfloat16" and sample % 2),
+        }
+        for dtype in SIZE for choice in first_divergence.CHOICES for way in ways for sample in range(6)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def positions():
+    return run(
+        {
+            "dtype": dtype, "way": way, "sample": sample, "source": f"{sample}.py", "bin": place, "read_from": 4 * place,
+            "read_to": 4 * place + 4, "n_tokens": 4, "kl": SIZE[dtype] * place, "flips": 0,
+        }
+        for dtype in SIZE for way in ("cache, 32 tokens at once", "KV cache in int8") for sample in range(2)
+        for place in range(1, 16)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def behind():
+    return run(
+        {
+            "dtype": "bfloat16", "sample": sample, "source": f"{sample}.py", "offset": offset, "kl_forced": 1e-4,
+            "kl_free": 2.0 if offset > 0 else 1e-4, "token_equal": int(offset < 0),
+        }
+        for sample in range(2) for offset in range(-3, 5)
+    )  # fmt: skip
+
+
+def test_growth_of_what_grows_in_proportion_is_the_ratio_of_the_places(positions):
+    grown = analysis.growth(positions.rows)
+    # Bins 1 to 3 against 12 to 15.
+    assert [row.ratio.value for row in grown.itertuples()] == pytest.approx([13.5 / 2] * 4)
+    level = positions.rows.assign(kl=1e-3)
+    assert all(row.ratio.value == pytest.approx(1) for row in analysis.growth(level).itertuples())
+
+
+def test_partings_put_seen_and_expected_side_by_side(axes, parting):
+    table = analysis.partings_table(analysis.partings(parting.rows), axes, 20)
+    wrote = table[table["way"] == first_divergence.WRITER].set_index("dtype")
+    assert wrote.loc["float32", "greedy_parted"] == "0 of 6"
+    assert wrote.loc["bfloat16", "greedy_parted"] == "3 of 6"
+    assert wrote.loc["float32", "position"] > 100 * wrote.loc["bfloat16", "position"]
+    assert wrote.loc["bfloat16", "expected"] < wrote.loc["float32", "expected"] < 1
+
+
+def glued(chapter: str) -> set[str]:
+    cells = json.loads((CHAPTERS / chapter).read_text("utf-8"))["cells"]
+    prose = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return set(re.findall(r"\{glue:text\}`([^`]+)`", prose))
+
+
+@pytest.mark.parametrize("parted", [True, False])
+def test_every_number_of_the_prose_and_every_figure_comes_from_the_rows(
+    forced, axes, parting, positions, behind, parted
+):
+    curves = analysis.partings(parting.rows)
+    partings = analysis.partings_table(curves, axes, 20)
+    snowball = analysis.snowball(behind.rows) if parted else None
+    said = text.numbers(forced.rows, axes, partings, curves, positions.rows, snowball)
+    assert glued("10_does_it_matter.ipynb") <= set(said)
+    assert ("not seen" in said["behind_parting"]) != parted
+    captions = text.captions(forced, positions, parting, behind if parted else None)
+    assert all("torch" in caption["caption"] for caption in captions.values())
+    assert len(figures.figure_axes(axes).axes) == 1
+    assert len(figures.figure_margins(analysis.margins_table(forced.rows)).axes) == 2
+    assert len(figures.figure_partings(curves, partings, 20).axes) == 2
+    along = analysis.positions_table(positions.rows)
+    assert len(figures.figure_drift_and_snowball(along, snowball).axes) == 1 + parted
+    for shown in (text.axes_shown(axes), text.tails_shown(axes), text.partings_shown(partings)):
+        assert shown.notna().all(axis=None)
+    assert not analysis.curves_table(curves).empty
+
+
+@pytest.mark.parametrize(
+    ("estimate", "written"),
+    [
+        (fits.Estimate(1.7e-4, 1.5e-4, 1.9e-4), "(1.7 ± 0.2) × 10⁻⁴"),
+        (fits.Estimate(2.0, 1.5, 2.5), "(2.0 ± 0.5)"),
+        (fits.Estimate(0, 0, 0), "0"),
+    ],
+)
+def test_small_numbers_are_written_with_half_their_interval(estimate, written):
+    assert text._spread(estimate) == written
