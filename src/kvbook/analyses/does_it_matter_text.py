@@ -126,9 +126,17 @@ def _spread(estimate: fits.Estimate) -> str:
     )
 
 
+def _percent(estimate: fits.Estimate) -> str:
+    """Write a share in per cent with its interval, for a column whose header says so."""
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
 def _share(estimate: fits.Estimate) -> str:
-    """Write a share near 1 in per cent with its interval."""
-    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}] %"
+    return f"{_percent(estimate)} %"
+
+
+def _small(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.01 else power_of_ten(value, 0)
 
 
 def _tokens(count: float) -> str:
@@ -142,8 +150,8 @@ def axes_shown(axes: pd.DataFrame) -> pd.DataFrame:
         axes,
         {
             "divergence": lambda row: _spread(row.kl),
-            "same first choice": lambda row: _share(row.same_top),
-            "perplexity": lambda row: _change(row.perplexity_ratio),
+            "same choice (%)": lambda row: _percent(row.same_top),
+            "perplexity (%)": lambda row: _change(row.perplexity_ratio),
         },
     )
 
@@ -154,14 +162,15 @@ def tails_shown(axes: pd.DataFrame) -> pd.DataFrame:
         axes,
         {
             "99 % below": lambda row: _spread(row.kl_99),
-            "true token": lambda row: f"{100 * row.rms_delta_p.value:.2g} points",
-            "same decision": lambda row: _share(row.same_decision),
+            "true token (points)": lambda row: _small(100 * row.rms_delta_p.value),
+            "same decision (%)": lambda row: _percent(row.same_decision),
         },
     )
 
 
 def _change(ratio: fits.Estimate) -> str:
-    return f"{100 * (ratio.value - 1):+.2g} ± {50 * (ratio.high - ratio.low):.1g} %" if ratio.high > ratio.low else "0"
+    """Write by how many per cent a ratio is off 1, and half its interval."""
+    return f"{100 * (ratio.value - 1):+.2f} ± {50 * (ratio.high - ratio.low):.2f}" if ratio.high > ratio.low else "0"
 
 
 def _by_dtype(axes: pd.DataFrame, cells) -> pd.DataFrame:
@@ -180,15 +189,17 @@ def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
         cells = {
             "way": row.way,
             "dtype": DTYPES[row.dtype],
-            "lost choices, seen": row.flip_share.text("{:.2%}"),
-            "expected": _spread(row.expected_flips),
+            "lost, seen (%)": _percent(row.flip_share),
+            "lost, expected": _spread(row.expected_flips),
             "one in": _tokens(row.position),
         }
         for choice in first_divergence.CHOICES:
             together = getattr(row, choice)
             parted = getattr(row, f"{choice}_parted")
-            interval = f" [{together.low:.0%}, {together.high:.0%}]" if together.low == together.low else ""
-            cells[f"together, {choice}"] = f"{together.value:.0%}{interval}; {parted} parted"
+            # Where none is left, the interval is not defined.
+            interval = "" if np.isnan(together.low) else f" [{100 * together.low:.0f}, {100 * together.high:.0f}]"
+            cells[f"together, {choice} (%)"] = f"{100 * together.value:.0f}{interval}"
+            cells[f"parted, {choice}"] = parted
         shown.append(cells)
     return pd.DataFrame(shown)
 
@@ -239,7 +250,7 @@ def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
         )
     }
     return said | {
-        "cache_perplexity": _each(axes, CACHE, lambda row: _change(row.perplexity_ratio)),
+        "cache_perplexity": _each(axes, CACHE, lambda row: f"{_change(row.perplexity_ratio)} %"),
         "perplexity": _each(axes, CACHE, lambda row: row.perplexity.text("{:.2f}")),
         "cache_top": _each(axes, CACHE, lambda row: _share(row.same_top)),
         "cache_below": "; ".join(

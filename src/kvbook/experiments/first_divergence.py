@@ -27,10 +27,7 @@ CHOICES = (GREEDY, DRAWN)
 # The way that wrote the path.
 WRITER = one_axis.TOKENS.name
 # The ways that are watched along it.
-WATCHED = (
-    one_axis.CHUNKS, one_axis.EAGER, one_axis.OTHER_DTYPE, one_axis.KV_FP8, one_axis.KV_INT8, one_axis.KV_INT4,
-    one_axis.WEIGHTS_8, one_axis.WEIGHTS_4,
-)  # fmt: skip
+WATCHED = (one_axis.OTHER_DTYPE, one_axis.KV_INT8, one_axis.KV_INT4, one_axis.WEIGHTS_4)
 
 
 class Chooser:

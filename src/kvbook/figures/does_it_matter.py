@@ -199,6 +199,8 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
     ]
     if behind is not None:
         ax = axes[1, 0]
+        # Before the limits are set: on a linear axis they would go below zero.
+        ax.set_yscale("log")
         for dtype, rows in behind.groupby("dtype", sort=False):
             for column, line, filled in (("kl_forced", "-", True), ("kl_free", "--", False)):
                 shown = rows[rows[column] > 0].sort_values("offset")
@@ -213,6 +215,6 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
                 )  # fmt: skip
         ax.set_ylim(top=20 * behind["kl_free"].max())
         ax.axvline(0.5, color=style.GREY, linewidth=1, linestyle=":")
-        ax.set(yscale="log", xlabel="tokens since the texts parted", ylabel="divergence (nats)")
+        ax.set(xlabel="tokens since the texts parted", ylabel="divergence (nats)")
     fig.legend(handles=handles, loc="outside upper center", ncols=2, fontsize=9)
     return fig
