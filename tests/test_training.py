@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
 
 from kvbook import paths
-from kvbook.models import baselines, training
+from kvbook.models import baselines, standins, training
 
 QUICK = training.Recipe(steps=6, tokens_per_step=64, short=16, long=32, warmup=2)
 
@@ -23,6 +24,26 @@ def test_a_batch_depends_on_the_seed_and_the_step_alone():
     first, again = training.batch(stream, QUICK, 3, False), training.batch(stream, QUICK, 3, False)
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[0], training.batch(stream, QUICK, 2, False)[0])
+
+
+def looks_at(begin: bool, head: int, offset: int) -> float:
+    """Give the attention that a fresh masked model's head pays to a neighbour, mean over its layers."""
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(standins.config("roberta"), attn_implementation="eager").eval()
+    if begin:
+        training._begin_masked(model)
+    ids = torch.randint(20, 2000, (1, 64), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        layers = model(ids, output_attentions=True).attentions
+    return float(np.mean([torch.diagonal(layer[0, head], offset).mean().item() for layer in layers]))
+
+
+def test_a_masked_model_begins_with_a_head_for_each_neighbour():
+    assert looks_at(True, 0, -1) > 0.15
+    assert looks_at(True, 1, 1) > 0.15
+    assert looks_at(True, 0, 1) < 0.02
+    # The class's own beginning looks everywhere alike.
+    assert looks_at(False, 0, -1) == pytest.approx(1 / 64, rel=0.1)
 
 
 def test_masking_hides_what_is_to_be_predicted():

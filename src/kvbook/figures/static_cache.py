@@ -123,6 +123,7 @@ def figure_length(rows: pd.DataFrame) -> Figure:
             label=analysis.label(cache, compiled, one_row),
         )  # fmt: skip
     ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter("{x:g}")
     ax.tick_params(axis="y", which="minor", labelsize=8)
