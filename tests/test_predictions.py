@@ -93,6 +93,13 @@ def test_common_noise_draws_from_the_softmax_and_depends_on_its_name_alone():
     assert not torch.equal(predictions.gumbel(1, 2, 3, 9), predictions.gumbel(1, 2, 4, 9))
 
 
+def test_rows_that_are_compared_in_parts_are_those_compared_at_once(monkeypatch):
+    first, second, targets = streams(0.1)
+    at_once = predictions.compare(first, second, targets)
+    monkeypatch.setattr(predictions, "_ROWS", 7)
+    assert predictions.compare(first, second, targets).rows() == at_once.rows()
+
+
 def test_rows_that_do_not_belong_together_are_refused():
     first, second, targets = streams(0.1)
     with pytest.raises(ValueError, match="against"):

@@ -18,6 +18,8 @@ import torch
 
 # Below this, exp(c) - 1 - c by its series: the subtraction would cancel more digits than the series leaves out.
 _SMALL = 0.03
+# Rows that are compared at once: what is computed on the way is as large as the logits, several times over.
+_ROWS = 256
 # Beyond this, exp(c) times a tiny probability leaves the range in which 32 bits are to be trusted.
 _LARGE = 30.0
 
@@ -78,6 +80,11 @@ def compare(reference: torch.Tensor, other: torch.Tensor, targets: torch.Tensor)
     """
     if reference.shape != other.shape or targets.shape != reference.shape[:1]:
         raise ValueError(f"{tuple(reference.shape)} against {tuple(other.shape)} for {tuple(targets.shape)} targets")
+    parts = [_compare(*part) for part in zip(*(x.split(_ROWS) for x in (reference, other, targets)), strict=True)]
+    return Scores(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Scores)))
+
+
+def _compare(reference: torch.Tensor, other: torch.Tensor, targets: torch.Tensor) -> Scores:
     ulp = spacing(reference.amax(-1))
     exact = torch.float64 if reference.dtype == torch.float64 else torch.float32
     flip = reference.argmax(-1) != other.argmax(-1)
