@@ -243,7 +243,7 @@ def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
         # 39 positions are read, in sixteenths of 2; the first of these is the prompt.
         assert one["n_tokens"].sum() == 39 - 2
         assert one["read_from"].tolist()[1:] == one["read_to"].tolist()[:-1]
-    sample = one_axis.texts(settings, subject.baseline.tokenizer, 1, 40)[0]
+    sample = one_axis.texts(settings, 1, 40)[0]
     int4 = [row for row in drift_by_position.follow(subject, sample) if row["way"] == one_axis.KV_INT4.name]
     stored = rows.query("dtype == 'float32' and way == 'KV cache in int4' and sample == 0")
     assert [row["kl"] for row in int4] == pytest.approx(stored["kl"].tolist(), rel=1e-6)
@@ -356,10 +356,10 @@ def test_settings_that_cannot_be_run_are_refused_in_one_line(settings, change, m
     assert "\n" not in str(error.value)
 
 
-def test_texts_of_several_lengths_are_refused(settings, tmp_path, subject):
+def test_texts_of_several_lengths_are_refused(settings, tmp_path):
     (tmp_path / "a.py").write_text("x = 1\n" * 50)
     (tmp_path / "b.py").write_text("x = 1\n")
     with pytest.raises(UserError, match=r"b\.py gives"):
-        one_axis.texts(settings.model_copy(update={"corpus": str(tmp_path)}), subject.baseline.tokenizer, 2, 24)
+        one_axis.texts(settings.model_copy(update={"corpus": str(tmp_path)}), 2, 24)
     with pytest.raises(UserError, match="dtypes"):
         DoesItMatterSettings.checked(dtypes=["float64"])

@@ -63,11 +63,10 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measure(settings: DoesItMatterSettings, parted: pd.DataFrame, writer: records.Writer) -> None:
-    half = settings.n_tokens // 2
+    samples = one_axis.texts(settings, settings.n_samples, settings.n_tokens // 2)
     choose = first_divergence.Chooser(first_divergence.GREEDY, settings.seed)
     for dtype, some in parted.groupby("dtype", sort=False):
         subject = one_axis.Subject(settings, dtype)
-        samples = one_axis.texts(settings, subject.baseline.tokenizer, settings.n_samples, half)
         for pair in progress.track(list(some.itertuples()), len(some), f"behind the parting, {dtype}: pair"):
             if (unit := f"{dtype}|{pair.sample}") in writer.done:
                 continue

@@ -45,10 +45,9 @@ def run(settings: DoesItMatterSettings) -> records.Run:
 
 
 def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
-    n_tokens = length(settings)
+    samples = one_axis.texts(settings, settings.n_long, length(settings))
     for dtype in settings.dtypes:
         subject = one_axis.Subject(settings, dtype)
-        samples = one_axis.texts(settings, subject.baseline.tokenizer, settings.n_long, n_tokens)
         for sample in progress.track(samples, len(samples), f"drift along the text, {dtype}: text"):
             if (unit := f"{dtype}|{sample.index}") in writer.done:
                 continue

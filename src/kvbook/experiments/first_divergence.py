@@ -135,9 +135,9 @@ def run(settings: DoesItMatterSettings) -> records.Run:
 
 def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
     half = settings.n_tokens // 2
+    samples = one_axis.texts(settings, settings.n_samples, half)
     for dtype in settings.dtypes:
         subject = one_axis.Subject(settings, dtype)
-        samples = one_axis.texts(settings, subject.baseline.tokenizer, settings.n_samples, half)
         groups = [samples[first : first + one_axis.BATCH] for first in range(0, len(samples), one_axis.BATCH)]
         work = [(choice, number) for choice in CHOICES for number in range(len(groups))]
         for choice, number in progress.track(work, len(work), f"where paths part, {dtype}: group"):

@@ -334,15 +334,13 @@ def identity(settings: DoesItMatterSettings, n_tokens: int) -> dict[str, Any]:
     return model
 
 
-def texts(settings: DoesItMatterSettings, tokenizer, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
-    """Cut samples of one length.
+def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
+    """Cut samples of one length, by the model's own tokenizer.
 
     Parameters
     ----------
     settings : DoesItMatterSettings
-        Whose corpus it is.
-    tokenizer : transformers tokenizer
-        The model's.
+        Whose corpus and model it is.
     n_samples, n_tokens : int
         How many, how long.
 
@@ -351,6 +349,7 @@ def texts(settings: DoesItMatterSettings, tokenizer, n_samples: int, n_tokens: i
     UserError
         When the corpus has fewer, or a file is too short: texts of a batch, and positions, must be comparable.
     """
+    tokenizer = loading.tokenizer(settings.model, settings.weights)
     samples = list(corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens))
     if short := [sample for sample in samples if len(sample.ids) < n_tokens]:
         raise UserError(

@@ -52,12 +52,12 @@ def run(settings: DoesItMatterSettings) -> records.Run:
 
 
 def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
+    # One more than is read: the last position's next token.
+    samples = one_axis.texts(settings, settings.n_samples, settings.n_tokens + 1)
     head = None
     for dtype in settings.dtypes:
         subject = one_axis.Subject(settings, dtype)
         tokenizer = subject.baseline.tokenizer
-        # One more than is read: the last position's next token.
-        samples = one_axis.texts(settings, tokenizer, settings.n_samples, settings.n_tokens + 1)
         if head is None:
             fitted_on = sequence_head.fitting_texts(settings, tokenizer)
             head = sequence_head.fit(subject.baseline.model, tokenizer, fitted_on)
