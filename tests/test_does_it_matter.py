@@ -244,9 +244,9 @@ def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
         assert one["n_tokens"].sum() == 39 - 2
         assert one["read_from"].tolist()[1:] == one["read_to"].tolist()[:-1]
     sample = one_axis.texts(settings, 1, 40)[0]
-    int4 = [row for row in drift_by_position.follow(subject, sample) if row["way"] == one_axis.KV_INT4.name]
-    stored = rows.query("dtype == 'float32' and way == 'KV cache in int4' and sample == 0")
-    assert [row["kl"] for row in int4] == pytest.approx(stored["kl"].tolist(), rel=1e-6)
+    int8 = [row for row in drift_by_position.follow(subject, sample) if row["way"] == one_axis.KV_INT8.name]
+    stored = rows.query("dtype == 'float32' and way == 'KV cache in int8' and sample == 0")
+    assert [row["kl"] for row in int8] == pytest.approx(stored["kl"].tolist(), rel=1e-6)
 
 
 @pytest.mark.parametrize(

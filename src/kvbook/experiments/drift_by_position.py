@@ -21,7 +21,7 @@ BINS = 16
 # Tokens that a call feeds: one at a time takes minutes for long texts.
 _AT_ONCE = 32
 CHUNKS = one_axis.Way(f"cache, {_AT_ONCE} tokens at once", "rounding", one_axis.on_a_cache(one_axis.dynamic, _AT_ONCE))
-WAYS = (CHUNKS, one_axis.KV_INT8, one_axis.KV_INT4, one_axis.WEIGHTS_4)
+WAYS = (CHUNKS, one_axis.KV_INT8, one_axis.WEIGHTS_4)
 
 
 def length(settings: DoesItMatterSettings) -> int:
