@@ -20,7 +20,7 @@ _DRAWS = 200
 # have their chance too.
 _EVEN = 0.05
 # Comparisons in a bin of margins below which its share says next to nothing and is not drawn.
-FEWEST = 60
+FEWEST = 40
 # Bins of the margin, in ulps: four to a power of ten.
 _BINS_A_DECADE = 4
 

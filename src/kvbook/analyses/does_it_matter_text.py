@@ -71,8 +71,8 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
         "fig-matter-margins": (
             "Top: how far the first choice is ahead of the second, in ulps of the largest logit. Bottom: share of first "
             "choices that are lost at such a margin when only the rounding changes, seen (bins of "
-            f"{tables.FEWEST} comparisons or more, Wilson's interval) and from the shifts alone, taken as independent of "
-            "the margin. "
+            f"{tables.FEWEST} comparisons or more, Wilson's interval, too narrow since the ways share their tokens) and "
+            "from the shifts alone, taken as independent of the margin. "
             f"{_setting(forced)}; {scored}; {len(_rounding(forced.rows))} ways together.",
             "Two panels over the margin on a logarithmic axis, a colour a dtype: above, a histogram of margins; below, the "
             "share of first choices lost, as points and as a dashed curve that falls with the margin.",
@@ -170,7 +170,10 @@ def tails_shown(axes: pd.DataFrame) -> pd.DataFrame:
 
 def _change(ratio: fits.Estimate) -> str:
     """Write by how many per cent a ratio is off 1, and half its interval."""
-    return f"{100 * (ratio.value - 1):+.2f} ± {50 * (ratio.high - ratio.low):.2f}" if ratio.high > ratio.low else "0"
+    if ratio.low == ratio.high == 1:
+        return "0"
+    # Plus zero, for what rounds to minus zero.
+    return f"{round(100 * (ratio.value - 1), 2) + 0:+.2f} ± {50 * (ratio.high - ratio.low):.2f}"
 
 
 def _by_dtype(axes: pd.DataFrame, cells) -> pd.DataFrame:
