@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,6 @@ from kvbook.analyses import does_it_matter_text as text
 from kvbook.experiments import first_divergence, one_axis
 from kvbook.figures import does_it_matter as figures
 from kvbook.paths import CHAPTERS
-from kvbook.records import Run
 
 ABOUT = {
     "settings": {"n_samples": 6, "n_tokens": 40, "dtypes": ["float32", "bfloat16"]},
@@ -25,8 +25,9 @@ ABOUT = {
 SIZE = {"float32": 1e-6, "bfloat16": 3e-2}
 
 
-def run(rows) -> Run:
-    return Run(pd.DataFrame(rows), ABOUT, None)
+def run(rows) -> SimpleNamespace:
+    """Give what the words ask of a run: its rows and what it says of itself."""
+    return SimpleNamespace(rows=pd.DataFrame(rows), about=ABOUT)
 
 
 @pytest.fixture(scope="module")
