@@ -47,6 +47,22 @@ INDEX = """\
 # A small book
 
 The chapter's number, from another page: {glue:text}`chapters/01_squares.ipynb::last-square:s`.
+
+<!-- part: how to cite -->
+"""
+
+CONTENTS = """\
+format: jb-book
+root: index
+parts:
+  - caption: Chapters
+    numbered: true
+    chapters:
+      - glob: chapters/*
+  - caption: About
+    chapters:
+      - file: pages/figures
+      - file: pages/environment
 """
 
 
@@ -72,8 +88,11 @@ def write(root: Path, prose: str = PROSE, **code: str) -> Path:
 def create(root: Path) -> Path:
     """Write the whole book into `root`."""
     root.mkdir(parents=True, exist_ok=True)
-    for name in ("_config.yml", "_toc.yml", "CITATION.cff"):
+    (root / "pages").mkdir()
+    copied = ("_config.yml", "CITATION.cff", "requirements.txt", "pages/figures.md", "pages/environment.md")
+    for name in copied:
         shutil.copy(ROOT / name, root / name)
+    (root / "_toc.yml").write_text(CONTENTS)
     (root / "references.bib").write_text("")
     (root / "index.md").write_text(INDEX)
     (root / "parameters").mkdir()

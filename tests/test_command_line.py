@@ -18,6 +18,7 @@ def kvbook(*arguments):
         ("run", "layer_drift", "colour=blue"),
         ("run", "layer_drift", "n_samples"),
         ("run", "layer_drift", "model=nosuch"),
+        ("cite", "fig-layer-drift"),
         ("models", "train", "--family", "bert"),
         ("models", "train-scratch", "--size", "nosuch"),
         ("models", "train-scratch", "--corpus", "/nowhere"),

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import page_rules
 import pytest
@@ -14,7 +15,10 @@ from playwright.sync_api import sync_playwright
 from kvbook.paths import CHAPTERS, ROOT
 
 CHAPTER_PAGES = [f"chapters/{path.stem}.html" for path in sorted(CHAPTERS.glob("*.ipynb"))]
-PAGES = ["index.html", *CHAPTER_PAGES, "search.html", "genindex.html"]
+OTHER_PAGES = [
+    path.relative_to(ROOT).with_suffix(".html").as_posix() for path in sorted((ROOT / "pages").rglob("*.md"))
+]
+PAGES = ["index.html", *CHAPTER_PAGES, *OTHER_PAGES, "search.html", "genindex.html"]
 
 
 @pytest.fixture(scope="session")
@@ -86,10 +90,41 @@ def test_the_data_behind_a_figure_can_be_downloaded(chapter):
     assert len({len(row) for row in rows}) == 1
 
 
-def test_search_finds_a_chapter(browser, address):
+def found_by_search(browser, address, words):
+    """Give the addresses that the site's own search offers, in its order; empty when it says that there are none."""
     page = browser.new_page()
-    page.goto(f"{address}search.html?q=cache")
-    page.locator("#search-results a").first.wait_for()
+    page.goto(f"{address}search.html?q={quote(words)}")
+    page.locator("#search-results > p.search-summary, #search-results > .search-summary").wait_for()
+    page.wait_for_function("!document.querySelector('#search-results > h2').innerText.includes('Searching')")
+    offered = page.eval_on_selector_all("#search-results ul.search a", "links => links.map(link => link.href)")
+    page.close()
+    return offered
+
+
+def test_search_for_static_cache_leads_to_the_chapter_on_it(browser, address):
+    assert any("chapters/05_static_cache.html" in link for link in found_by_search(browser, address, "static cache"))
+
+
+def test_control_search_for_what_is_nowhere_finds_nothing(browser, address):
+    assert found_by_search(browser, address, "zyzzyva") == []
+
+
+def test_every_file_offered_for_download_is_there_and_holds_something(site):
+    offered = [(page, link) for page in PAGES for link in page_rules.downloads(site, page)]
+    assert len(offered) > len(CHAPTER_PAGES)
+    assert [(page, link.name) for page, link in offered if not link.is_file() or link.stat().st_size == 0] == []
+
+
+def test_the_gallery_leads_to_every_figure_of_every_chapter(browser, address):
+    page = browser.new_page()
+    shown = 0
+    for path in CHAPTER_PAGES:
+        page.goto(address + path)
+        shown += page.locator("article figure img").count()
+    page.goto(address + "pages/figures.html")
+    assert page.locator(".kvbook-tile a > img").count() == shown > 0
+    page.locator(".kvbook-tile a").first.click()
+    page.wait_for_url("**/chapters/*.html#fig-*")
     page.close()
 
 
@@ -108,7 +143,8 @@ HARM = {
     "light theme, color-contrast": '<p style="color: #ddd; background: #fff">hard to read</p>',
     "dark theme, color-contrast": '<p style="color: #333; background: #000">hard to read</p>',
     "light theme, link-name": '<a href="../index.html"></a>',
-    "too heavy": "<!--" + "x" * page_rules.MOST_OWN_BYTES + "-->",
+    "too heavy: its HTML": "<!--" + "x" * page_rules.MOST_HTML_BYTES + "-->",
+    "too heavy: of its own": "<!--" + "x" * page_rules.MOST_OWN_BYTES + "-->",
 }
 
 

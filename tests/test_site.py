@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import mini_book
@@ -12,11 +13,11 @@ import yaml
 from bs4 import BeautifulSoup
 from mini_book import STEM
 
-from kvbook import execution
+from kvbook import execution, origin
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
-from kvbook.site import clean_assets, repository
-from kvbook.site.overlay import overlay
+from kvbook.site import clean_assets
+from kvbook.site.overlay import Files, overlay
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +76,45 @@ def test_every_download_is_the_runs_own_file(built_once):
     here = root / "_build" / "html" / "chapters"
     links = page(root).find("article").select("a.download")
     offered = {Path(link["href"]).name: (here / link["href"]).resolve() for link in links}
-    figures = root / "_build" / "figures" / STEM
-    expected = {file.name: file for file in figures.iterdir()} | {
-        f"{STEM}.ipynb": root / "_build" / "executed" / f"{STEM}.ipynb"
-    }
+    made = [*(root / "_build" / "figures" / STEM).iterdir(), *(root / "_build" / "citations" / STEM).iterdir()]
+    expected = {file.name: file for file in [*made, root / "_build" / "executed" / f"{STEM}.ipynb"]}
     assert set(offered) == set(expected)
     for name, file in offered.items():
         assert file.read_bytes() == expected[name].read_bytes(), name
+
+
+def test_below_a_figure_stand_a_link_to_it_and_a_citation_with_the_runs_hash(built_once):
+    root, _ = built_once
+    below = page(root).find("figure", id="fig-squares").find_next("div", class_="kvbook-downloads")
+    assert below.find("a", string="permalink")["href"] == "#fig-squares"
+    entry = below.find("pre").get_text()
+    assert entry == (root / "_build" / "citations" / STEM / "fig-squares.bib").read_text("utf-8")
+    run = json.loads((root / "_build" / "executed" / f"{STEM}.ipynb").read_text("utf-8"))["metadata"]["kvbook"]
+    assert run["inputs_sha256"][:16] in entry
+    assert run["files"]["fig-squares.csv"][:16] in entry
+    assert "url" not in entry
+
+
+def test_the_gallery_shows_every_figure_and_leads_to_it(built_once):
+    root, _ = built_once
+    (link,) = page(root, "pages/figures").select(".kvbook-tile a:has(img)")
+    assert link["href"] == f"../chapters/{STEM}.html#fig-squares"
+    assert link.img["alt"] == "A line through 3 points."
+    assert "Fig. 1.1: Thirds of 3 squares." in article(root, "pages/figures")
+
+
+def test_the_page_on_the_environment_lists_every_run(built_once):
+    root, _ = built_once
+    row = page(root, "pages/environment").find("table", id="tab-runs").find("tbody").find("tr")
+    run = json.loads((root / "_build" / "executed" / f"{STEM}.ipynb").read_text("utf-8"))["metadata"]["kvbook"]
+    cells = [cell.get_text(strip=True) for cell in row.find_all("td")]
+    assert cells[:2] == [STEM, "few"]
+    assert cells[-1] == run["inputs_sha256"][:16]
+
+
+def test_the_first_page_says_how_to_cite_the_book(built_once):
+    entry = page(built_once[0], "index").find("article").find("pre").get_text()
+    assert entry.startswith("@misc{kvbook,")
 
 
 def test_the_parameters_of_the_run_are_folded_away_but_there(built_once):
@@ -161,10 +194,22 @@ def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_numbe
     assert "from another page: 3.00" in article(book, "index")
 
 
-def test_the_repository_is_linked_where_it_is_known(book):
-    built = mini_book.plain_build(book, PROFILE="few", GITHUB_REPOSITORY="somebody/book", GITHUB_REF_NAME="main")
+def test_repository_colab_and_site_are_linked_where_they_are_known(book):
+    known = {
+        "GITHUB_REPOSITORY": "somebody/book",
+        "GITHUB_REF_NAME": "main",
+        "KVBOOK_SITE_URL": "https://example.org/b",
+    }
+    built = mini_book.plain_build(book, PROFILE="few", **known)
     assert built.returncode == 0, built.stdout
-    assert page(book).find("a", href="https://github.com/somebody/book") is not None
+    chapter = page(book)
+    assert chapter.find("a", href="https://github.com/somebody/book") is not None
+    colab = "https://colab.research.google.com/github/somebody/book/blob/main"
+    assert chapter.find("a", href=f"{colab}/chapters/{STEM}.ipynb") is not None
+    permalink = f"https://example.org/b/chapters/{STEM}.html#fig-squares"
+    assert chapter.find("a", string="permalink")["href"] == permalink
+    assert f"url = {{{permalink}}}" in chapter.find("div", class_="kvbook-downloads").get_text()
+    assert chapter.find("meta", property="og:url")["content"] == f"https://example.org/b/chapters/{STEM}.html"
 
 
 # What is refused
@@ -200,8 +245,11 @@ def executed_and_source(built_once) -> tuple[dict, dict]:
     return json.loads((root / "chapters" / f"{STEM}.ipynb").read_text()), executed
 
 
-def joined(source: dict, executed: dict) -> dict:
-    return overlay(source, executed, Path("chapters"), Path("_build/figures"), Path("_build/executed/x.ipynb"))
+def joined(source: dict, executed: dict, address: str | None = None) -> dict:
+    folder = Path(tempfile.mkdtemp(prefix="kvbook-tests-"))
+    for name in ("fig-squares", "tab-squares"):
+        (folder / f"{name}.bib").write_text(f"@misc{{{name},\n}}\n")
+    return overlay(source, executed, Files(folder, folder, folder, folder / "x.ipynb", address))
 
 
 def refusal(source: dict, executed: dict) -> str:
@@ -247,7 +295,7 @@ def test_a_table_cell_that_looks_like_a_list_stays_text(built_once):
     source, executed = executed_and_source(built_once)
     (cell,) = [cell for cell in executed["cells"] if cell.get("id") == "table"]
     cell["outputs"][0]["metadata"]["text/html"]["kvbook_table"]["csv"] = 'a,b\n-,1.\n-3.5,"x, y"\n'
-    (table,) = [cell for cell in joined(source, executed)["cells"] if cell.get("id") == "tab-squares"]
+    (table,) = [cell for cell in joined(source, executed)["cells"] if cell.get("id") == "shown-tab-squares"]
     assert table["source"].splitlines()[-4:-1] == ["a,b", "\\-,1\\.", '-3.5,"x, y"']
 
 
@@ -269,16 +317,16 @@ def test_a_table_cell_that_looks_like_a_list_stays_text(built_once):
     ],
 )
 def test_a_remote_becomes_an_address_without_credentials_or_none(remote, address):
-    assert repository.web_address(remote) == address
+    assert origin.web_address(remote) == address
 
 
 def test_a_clone_knows_its_origin_and_a_folder_without_git_does_not(tmp_path, monkeypatch):
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
-    assert repository.find_repository(tmp_path) is None
+    assert origin.find_repository(tmp_path) is None
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    assert repository.find_repository(tmp_path) is None
+    assert origin.find_repository(tmp_path) is None
     subprocess.run(["git", "remote", "add", "origin", "git@github.com:somebody/book.git"], cwd=tmp_path, check=True)
-    assert repository.find_repository(tmp_path) == ("https://github.com/somebody/book", "main")
+    assert origin.find_repository(tmp_path) == ("https://github.com/somebody/book", "main")
 
 
 # This repository's own book
@@ -314,7 +362,19 @@ def test_the_ledger_says_what_the_chapters_published(tmp_path):
     assert [row["verdict"] for row in rows] == ["refuted"]
     text = ledger.markdown(rows)
     assert text.startswith("Claims checked: 1; documents: 1; verdicts: 1 refuted.")
-    assert '[some-thread](#tab-claims-some-thread),"Water, it is said, is wet.",refuted' in text
+    assert "verdict,[some-thread](#tab-claims-some-thread)\nrefuted,1" in text
+    assert 'refuted,"Water, it is said, is wet.",1,2' in text
+
+
+def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
+    from kvbook.site import inserts
+    from kvbook.site.context import Context
+
+    nothing = Context([], tmp_path, tmp_path)
+    assert inserts.fill("a\n\n<!-- a remark -->\n", nothing) == "a\n\n<!-- a remark -->\n"
+    assert "No chapter" in inserts.fill("<!-- part: ledger -->", nothing)
+    with pytest.raises(UserError, match="'nosuch'; there are: ledger"):
+        inserts.fill("<!-- part: nosuch -->", nothing)
 
 
 def test_the_ledger_changes_with_a_verdict_and_is_honest_when_empty(tmp_path):

@@ -176,6 +176,22 @@ def check(
 
 
 @app.command()
+def cite(
+    name: Annotated[str | None, typer.Argument(help="Of a figure or table, such as fig-layer-drift.")] = None,
+) -> None:
+    """Print the BibTeX entry of a figure or table of the executed book; without a name, of the book."""
+    from kvbook import citation, origin, paths, published
+
+    book = origin.of(paths.ROOT)
+    entry = (
+        citation.of_book(book)
+        if name is None
+        else citation.of_published(citation.find(name, published.everything()), book)
+    )
+    typer.echo(entry, nl=False)
+
+
+@app.command()
 def bench() -> None:
     """Measure this book's own speed as ratios, side by side in one run, and print them."""
     from kvbook import bench as benchmarks

@@ -12,6 +12,14 @@ T = TypeVar("T")
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
+def kv_heads(config: PretrainedConfig) -> int:
+    """Read how many heads of keys and values a configuration has."""
+    # Falcon's first generation shares one head among all queries and says so in a word of its own.
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
     """Predict the bytes of keys and values of one token: 2 x layers x key/value heads x head width x bytes of a number.
 
@@ -23,10 +31,8 @@ def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
         Of the cache.
     """
     text = config.get_text_config()
-    heads = text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return 2 * text.num_hidden_layers * kv_heads * head_dim * dtype.itemsize
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return 2 * text.num_hidden_layers * kv_heads(text) * head_dim * dtype.itemsize
 
 
 def cache_bytes(cache: Cache) -> int:

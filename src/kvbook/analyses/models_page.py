@@ -6,6 +6,7 @@ import torch
 from transformers import PretrainedConfig
 
 from kvbook import paths
+from kvbook.memory import kv_heads
 from kvbook.models import baselines, loading, lowbit, registry
 
 # What weights are stored as, and the bytes that follow: a name, a quantization, the dtype of the rest.
@@ -17,13 +18,6 @@ STORED = (
 )
 # The last steps of a training curve are averaged over this share of its length, the first over fewer.
 _WINDOW = 0.1
-
-
-def kv_heads(config: PretrainedConfig) -> int:
-    """Read how many heads of keys and values a configuration has."""
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def _shape(config: PretrainedConfig) -> dict[str, int | str]:

@@ -1,7 +1,7 @@
 """What the site adds to Jupyter Book, as one Sphinx extension: ``kvbook.site`` in ``_config.yml``.
 
 :mod:`~kvbook.site.executed` executes what is not executed yet and shows outputs with the sources' prose,
-:mod:`~kvbook.site.ledger` gathers the verdicts of all chapters,
+:mod:`~kvbook.site.inserts` fills pages with what they gather from all chapters: verdicts, figures, runs,
 :mod:`~kvbook.site.repository` tells the pages who wrote the book and where it lives, if that is known, and
 :mod:`~kvbook.site.clean_assets` mends three faults that this set of packages puts into every page.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from kvbook.site import clean_assets, executed, ledger, repository
+from kvbook.site import clean_assets, executed, inserts, repository
 
 STATIC = Path(__file__).parent / "static"
 
@@ -21,7 +21,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect all parts; Sphinx calls this."""
     app.connect("config-inited", _add_static)
     app.add_css_file("kvbook.css")
-    for part in (repository, executed, ledger, clean_assets):
+    for part in (repository, executed, inserts, clean_assets):
         part.connect(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 

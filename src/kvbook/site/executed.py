@@ -6,9 +6,10 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from kvbook import execution
+from kvbook import execution, origin
 from kvbook.errors import UserError
-from kvbook.site.overlay import overlay
+from kvbook.site import citations
+from kvbook.site.overlay import Files, overlay
 
 _CHAPTERS = "kvbook_chapters"
 
@@ -30,6 +31,7 @@ def _execute_what_is_stale(app: Sphinx) -> None:
         # Not an exception of Sphinx: Jupyter Book would bury its one line under a trace of its own.
         raise SystemExit(f"kvbook: {error}") from None
     setattr(app, _CHAPTERS, {chapter.source.resolve(): chapter for chapter in chapters})
+    citations.write(chapters, origin.of(Path(app.srcdir)))
 
 
 def _chapter(app: Sphinx, docname: str) -> execution.Chapter | None:
@@ -43,6 +45,8 @@ def _read_again_what_was_run_again(
     for docname in env.found_docs:
         if (chapter := _chapter(app, docname)) is not None:
             now[docname] = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
+    # What a citation says of the book stands on every page too.
+    now["book"] = repr(origin.of(Path(app.srcdir)))
     before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
     # All pages, not just the chapter's: any of them may show a number of another page's run, and Sphinx keeps
     # no record of that. Reading them all costs less than a second.
@@ -52,9 +56,16 @@ def _read_again_what_was_run_again(
 def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
     if (chapter := _chapter(app, docname)) is None:
         return
-    executed = json.loads(chapter.executed.read_text("utf-8"))
+    site = origin.site_address()
+    files = Files(
+        page=chapter.source.parent,
+        figures=chapter.figures,
+        citations=citations.folder(chapter),
+        executed=chapter.executed,
+        address=f"{site}{docname}.html" if site else None,
+    )
     try:
-        merged = overlay(json.loads(source[0]), executed, chapter.source.parent, chapter.figures, chapter.executed)
+        merged = overlay(json.loads(source[0]), json.loads(chapter.executed.read_text("utf-8")), files)
     except UserError as error:
         raise SystemExit(f"kvbook: chapter {chapter.stem}: {error}") from None
     source[0] = json.dumps(merged)

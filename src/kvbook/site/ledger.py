@@ -1,4 +1,4 @@
-"""The ledger of all claims, where a page asks for it with ``<!-- ledger -->``.
+"""The ledger of all claims.
 
 The verdicts are read from the tables ``tab-claims-<document>`` that the executed chapters published, so the ledger can
 only say what the chapters' pages say.
@@ -8,20 +8,15 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import get_args
 
-from sphinx.application import Sphinx
-
+from kvbook.claims.ledger import Word
 from kvbook.execution import Chapter
 from kvbook.site.overlay import table_directive
 
-MARK = "<!-- ledger -->"
 _PREFIX = "tab-claims-"
-
-
-def connect(app: Sphinx) -> None:
-    """Join the build; after `executed`, which has brought every chapter up to date by then."""
-    app.connect("source-read", _write)
+COLUMNS = ("verdict", "claim", "published", "here")
 
 
 def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
@@ -47,7 +42,7 @@ def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
 
 
 def markdown(rows: Iterable[dict[str, str]]) -> str:
-    """Write the ledger: how many verdicts of each kind, then a row for every claim.
+    """Write the ledger: how many verdicts of each kind, then every claim, folded away by document.
 
     Parameters
     ----------
@@ -57,19 +52,31 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
     rows = list(rows)
     if not rows:
         return "No chapter has published verdicts yet."
+    documents = {row["document"]: row["table"] for row in rows}
     counts = Counter(row["verdict"] for row in rows)
-    documents = len({row["document"] for row in rows})
     kinds = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    parts = [f"Claims checked: {len(rows)}; documents: {len(documents)}; verdicts: {kinds}."]
+    by_document = Counter((row["document"], row["verdict"]) for row in rows)
+    summary = [
+        [word, *(by_document[document, word] or "" for document in documents)]
+        for word in get_args(Word)
+        if word in counts
+    ]
+    header = ["verdict", *(f"[{document}](#{table})" for document, table in documents.items())]
+    caption = "Verdicts on the documents' claims, counted; each document's name leads to its claims in the chapter."
+    parts.append(_table("tab-ledger", caption, header, summary))
+    for document, table in documents.items():
+        claims = [[row[column] for column in COLUMNS] for row in rows if row["document"] == document]
+        caption = f"Claims of [{document}](#{table}), in our words, beside what it published and what this run says."
+        parts.append(
+            f":::::{{dropdown}} The {len(claims)} claims of {document}\n"
+            + _table(f"tab-ledger-{document}", caption, COLUMNS, claims)
+            + "\n:::::"
+        )
+    return "\n\n".join(parts)
+
+
+def _table(name: str, caption: str, header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["document", "claim", "verdict"])
-    writer.writerows([f"[{row['document']}](#{row['table']})", row["claim"], row["verdict"]] for row in rows)
-    caption = "Every claim that the documents make and this book has checked, with the verdict that the rows gave."
-    table = table_directive({"caption": caption, "name": "tab-ledger", "csv": lines.getvalue()})
-    return f"Claims checked: {len(rows)}; documents: {documents}; verdicts: {kinds}.\n\n{table}"
-
-
-def _write(app: Sphinx, _docname: str, source: list[str]) -> None:
-    if MARK in source[0]:
-        chapters = app.kvbook_chapters.values()
-        source[0] = source[0].replace(MARK, markdown(verdicts(chapters)))
+    csv.writer(lines, lineterminator="\n").writerows([header, *rows])
+    return table_directive({"caption": caption, "name": name, "csv": lines.getvalue()})

@@ -3,9 +3,9 @@
 A plain function on notebooks, without Sphinx. Cells are matched by id, so prose can change without a run.
 Along the way
 
-- a published figure's caption, name and alternative text become what MyST-NB numbers, and a line of downloads
-  follows;
-- a published table becomes a numbered directive, which a reader's program reads as a table;
+- a published figure's caption, name and alternative text become what MyST-NB numbers; its files, a link to it and a
+  ready citation follow;
+- a published table becomes a numbered directive, which a reader's program reads as a table; the same follows it;
 - the cell with this run's parameters is folded away, not removed: parameters are part of a result;
 - a last section says how the chapter was run.
 """
@@ -14,6 +14,7 @@ import copy
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,32 @@ _FILE_KINDS = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "data (CSV)"}
 _BLOCK_START = re.compile(r"^([-+*#>]|\d+[.)])(?=\s|$)")
 
 
-def overlay(source: Notebook, executed: Notebook, page: Path, figures: Path, executed_path: Path) -> Notebook:
+@dataclass(frozen=True)
+class Files:
+    """Where what a page offers lies.
+
+    Attributes
+    ----------
+    page : Path
+        The folder of the source; links are written relative to it.
+    figures : Path
+        The folder with the chapter's figure files.
+    citations : Path
+        The folder with a BibTeX file for each figure and table, as :mod:`kvbook.site.citations` wrote them.
+    executed : Path
+        The executed copy, offered for download.
+    address : str or None
+        Of the page in the published site; None where nobody knows it.
+    """
+
+    page: Path
+    figures: Path
+    citations: Path
+    executed: Path
+    address: str | None = None
+
+
+def overlay(source: Notebook, executed: Notebook, files: Files) -> Notebook:
     """Join a source notebook with the outputs of its executed copy.
 
     Parameters
@@ -40,12 +66,8 @@ def overlay(source: Notebook, executed: Notebook, page: Path, figures: Path, exe
         The notebook in ``chapters/``.
     executed
         Its executed copy, as :func:`kvbook.execution.execute` left it.
-    page
-        The folder of the source; links are written relative to it.
-    figures
-        The folder with the chapter's figure files.
-    executed_path
-        The executed copy's file, offered for download.
+    files
+        What the page offers beside it.
 
     Returns
     -------
@@ -69,10 +91,10 @@ def overlay(source: Notebook, executed: Notebook, page: Path, figures: Path, exe
             raise UserError(f"cell {cell['id']!r} is not the one that was executed: execute the chapter again")
         cell["outputs"] = copy.deepcopy(ran["outputs"])
         cell["execution_count"] = ran.get("execution_count")
-        cells += _shown(cell, page, figures)
+        cells += _shown(cell, files)
         if "parameters" in _tags(cell):
             cells += [_folded(copy.deepcopy(ran)) for ran in outputs.values() if INJECTED in _tags(ran)]
-    cells.append(_how_it_was_run(executed["metadata"]["kvbook"], page, executed_path))
+    cells.append(_how_it_was_run(executed["metadata"]["kvbook"], files))
     merged["cells"] = cells
     return merged
 
@@ -84,7 +106,7 @@ def _refuse_failed(executed: Notebook) -> None:
         raise UserError("its last run failed, and a failed run is never shown: mend it and execute it again")
 
 
-def _shown(cell: Cell, page: Path, figures: Path) -> Iterator[Cell]:
+def _shown(cell: Cell, files: Files) -> Iterator[Cell]:
     """Yield the cell, and after it what its published figure or table adds."""
     after: list[Cell] = []
     kept = []
@@ -100,11 +122,11 @@ def _shown(cell: Cell, page: Path, figures: Path) -> Iterator[Cell]:
             # dark-light: in the dark theme too a figure keeps its own colours; they are what its legend
             # names.
             look["image"] = {"alt": figure["alt"], "classes": "dark-light"}
-            after.append(_downloads(figure, page, figures))
+            after.append(_offered(figure, files))
         if table is None:
             kept.append(output)
         else:
-            after += [_markdown(table["name"], table_directive(table)), _downloads(table, page, figures)]
+            after += [_markdown(f"shown-{table['name']}", table_directive(table)), _offered(table, files)]
     if count > 1:
         raise UserError(f"cell {cell['id']!r} publishes {count} figures: give each a cell, so that each gets a caption")
     cell["outputs"] = kept
@@ -123,14 +145,25 @@ def _folded(cell: Cell) -> Cell:
     return cell
 
 
-def _downloads(published: Mapping[str, Any], page: Path, figures: Path) -> Cell:
+def _offered(published: Mapping[str, Any], files: Files) -> Cell:
+    """Write what follows a figure or a table: its files, a link to it, and how to cite it."""
+    name = published["name"]
     links = [
-        _download(label, figures / f"{published['name']}.{kind}", page)
+        _download(label, files.figures / f"{name}.{kind}", files.page)
         for kind, label in _FILE_KINDS.items()
         if kind in published["files"]
     ]
-    text = ":::{container} kvbook-downloads\nDownload: " + " · ".join(links) + "\n:::"
-    return _markdown(f"downloads-{published['name']}", text)
+    bibtex = files.citations / f"{name}.bib"
+    links += [_download("BibTeX", bibtex, files.page), f"[permalink]({files.address or ''}#{name})"]
+    text = (
+        "::::::{container} kvbook-downloads\n"
+        f"Download: {' · '.join(links)}\n\n"
+        f":::::{{dropdown}} Cite this {'figure' if 'alt' in published else 'table'}\n"
+        f"```none\n{bibtex.read_text('utf-8')}```\n"
+        ":::::\n"
+        "::::::"
+    )
+    return _markdown(f"downloads-{name}", text)
 
 
 def _download(label: str, file: Path, page: Path) -> str:
@@ -167,7 +200,7 @@ def _escaped(start: re.Match[str]) -> str:
     return f"{mark[:-1]}\\{mark[-1]}"
 
 
-def _how_it_was_run(run: Mapping[str, Any], page: Path, executed_path: Path) -> Cell:
+def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
     facts = {
         "Parameters": _parameters(run),
         "Machine": f"{run['machine']['device_name']}, {run['machine']['system']}",
@@ -175,7 +208,7 @@ def _how_it_was_run(run: Mapping[str, Any], page: Path, executed_path: Path) -> 
         "Commit": _commit(run["commit"]),
         "Started": f"{run['started'].replace('+00:00', '').replace('T', ' ')} UTC",
         "Took": f"{run['duration_s']:g} s",
-        "Notebook": _download("with its outputs", executed_path, page),
+        "Notebook": _download("with its outputs", files.executed, files.page),
     }
     rows = "\n".join(f"{name}\n: {value}\n" for name, value in facts.items())
     return _markdown(

@@ -1,0 +1,145 @@
+"""Who wrote the book, from CITATION.cff; and where it lives, if that is known.
+
+An address is never written down here: on GitHub's machines the environment names the repository, in a clone its remote
+``origin`` does, and without either there is none.
+"""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import yaml
+
+# Where the site will be served, for canonical links, previews and citations; the publishing workflow knows it.
+SITE_VARIABLE = "KVBOOK_SITE_URL"
+
+# The hosts whose addresses for "edit" and "new issue" the theme knows.
+_HOSTS = ("github.com", "gitlab.com")
+
+# https://host/owner/name(.git), with or without credentials; git@host:owner/name.git;
+# ssh://git@host/owner/name.git
+_REMOTE = re.compile(
+    r"^(?:https?://|ssh://)?(?:[^@/]+@)?(?P<host>[\w.-]+)(?::\d+)?[:/](?P<path>[\w.-]+/[\w./-]+?)(?:\.git)?/?$"
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The book as a thing to cite.
+
+    Attributes
+    ----------
+    title, version : str
+        Of the book.
+    authors : tuple of str
+        A person as "Family, Given", a group by its name in braces, as BibTeX wants them.
+    names : tuple of str
+        The same as people read them.
+    year : int
+        Of the release, or this year before there is one.
+    doi, site, repository, branch : str or None
+        None where nobody knows them.
+    """
+
+    title: str
+    version: str
+    authors: tuple[str, ...]
+    names: tuple[str, ...]
+    year: int
+    doi: str | None = None
+    site: str | None = None
+    repository: str | None = None
+    branch: str | None = None
+
+
+def of(folder: Path) -> Origin:
+    """Read a checkout's CITATION.cff, and find out where it comes from.
+
+    Parameters
+    ----------
+    folder
+        The checkout.
+    """
+    citation = yaml.safe_load((folder / "CITATION.cff").read_text("utf-8"))
+    people = citation["authors"]
+    repository, branch = find_repository(folder) or (None, None)
+    released = citation.get("date-released")
+    return Origin(
+        title=citation["title"],
+        version=str(citation["version"]),
+        authors=tuple(_for_bibtex(person) for person in people),
+        names=tuple(_for_people(person) for person in people),
+        year=released.year if isinstance(released, date) else date.today().year,
+        doi=citation.get("doi"),
+        site=site_address(),
+        repository=repository,
+        branch=branch,
+    )
+
+
+def site_address() -> str | None:
+    """Give the address that the site will have, with a slash at its end; None when nobody said."""
+    address = os.environ.get(SITE_VARIABLE, "").strip()
+    return address.rstrip("/") + "/" if address else None
+
+
+def web_address(remote: str) -> str | None:
+    """Turn a git remote into the address of its pages.
+
+    Parameters
+    ----------
+    remote
+        As ``git remote get-url`` prints it.
+
+    Returns
+    -------
+    str or None
+        Never with credentials; None when the host is none whose pages the theme knows.
+    """
+    match = _REMOTE.match(remote.strip())
+    if match is None or match["host"] not in _HOSTS:
+        return None
+    return f"https://{match['host']}/{match['path']}"
+
+
+def find_repository(folder: Path) -> tuple[str, str] | None:
+    """Find where a checkout comes from.
+
+    Parameters
+    ----------
+    folder
+        The checkout.
+
+    Returns
+    -------
+    tuple of str or None
+        Address and branch.
+    """
+    if named := os.environ.get("GITHUB_REPOSITORY"):
+        server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
+        return f"{server}/{named}", os.environ.get("GITHUB_REF_NAME", "main")
+    address = web_address(_git(folder, "remote", "get-url", "origin") or "")
+    if address is None:
+        return None
+    head = _git(folder, "symbolic-ref", "--short", "refs/remotes/origin/HEAD")
+    return address, head.removeprefix("origin/") if head else "main"
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _for_people(person: dict[str, str]) -> str:
+    return person.get("name") or f"{person['given-names']} {person['family-names']}"
+
+
+def _for_bibtex(person: dict[str, str]) -> str:
+    # Braces keep a group's name whole; BibTeX would take its last word for a family name.
+    return f"{{{person['name']}}}" if "name" in person else f"{person['family-names']}, {person['given-names']}"

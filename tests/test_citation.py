@@ -1,0 +1,167 @@
+"""A citation names what was seen, who made it and which run, and invents nothing."""
+
+import json
+
+import mini_book
+import pytest
+from mini_book import STEM
+from pybtex.database import parse_string
+
+from kvbook import citation, execution, published
+from kvbook.origin import Origin
+
+BOOK = Origin(
+    "A book: 50 % on caches & more", "0.1.0", ("{The authors}", "Doe, Jane"), ("The authors", "Jane Doe"), 2026
+)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """The small book's chapter, executed once; gives the book's folder."""
+    root = mini_book.create(tmp_path_factory.mktemp("cite") / "book")
+    (chapter,) = execution.plan("few", mini_book.folders(root))
+    execution.execute(chapter)
+    return root
+
+
+@pytest.fixture(scope="module")
+def items(executed):
+    return published.everything([executed / "_build" / "executed" / f"{STEM}.ipynb"])
+
+
+def kvbook(root, *arguments):
+    return mini_book.run(root, "-m", "kvbook", *arguments)
+
+
+def parsed(entry):
+    (found,) = parse_string(entry, "bibtex").entries.values()
+    return found
+
+
+# Which run, which rows
+
+
+def test_an_entry_names_the_figure_its_rows_and_its_run(executed, items):
+    figure = citation.find("fig-squares", items)
+    run = json.loads((executed / "_build" / "executed" / f"{STEM}.ipynb").read_text("utf-8"))["metadata"]["kvbook"]
+    entry = parsed(citation.of_published(figure, BOOK))
+    rows = run["files"]["fig-squares.csv"]
+    assert entry.key == f"fig-squares-{rows[:8]}"
+    for known in ("figure fig-squares", f"rows {rows[:16]}", f"run {run['inputs_sha256'][:16]} (few)"):
+        assert known in entry.fields["note"].replace("\\", "")
+    assert f"torch {run['versions']['torch']}" in entry.fields["note"]
+    assert entry.fields["year"] == run["started"][:4]
+    assert entry.fields["title"] == "{Thirds of 3 squares}"
+    assert "Squares" in entry.fields["howpublished"]
+
+
+def test_equal_rows_give_equal_files_and_citations_and_other_rows_others(executed, items, tmp_path):
+    def again(profile):
+        root = mini_book.create(tmp_path / profile)
+        (chapter,) = execution.plan(profile, mini_book.folders(root))
+        execution.execute(chapter)
+        return published.everything([chapter.executed])
+
+    def entry(found):
+        # The commit is the checkout's, and somebody may commit while a test runs.
+        return citation.of_published(found[0], BOOK).replace(found[0].run["commit"], "")
+
+    twin = again("few")
+    assert [item.files for item in twin] == [item.files for item in items]
+    assert entry(twin) == entry(items)
+    other = again("default")
+    for kind in ("svg", "pdf", "png", "csv"):
+        assert other[0].files[kind] != items[0].files[kind]
+    assert entry(other) != entry(items)
+
+
+# Nothing invented
+
+
+def test_an_address_and_a_doi_stand_in_an_entry_only_when_known(items):
+    assert {"url", "doi"}.isdisjoint(parsed(citation.of_published(items[0], BOOK)).fields)
+    assert {"url", "doi"}.isdisjoint(parsed(citation.of_book(BOOK)).fields)
+    known = Origin(**(vars(BOOK) | {"site": "https://example.org/b/", "doi": "10.1/x"}))
+    fields = parsed(citation.of_published(items[0], known)).fields
+    assert fields["url"] == f"https://example.org/b/chapters/{STEM}.html#fig-squares"
+    assert fields["doi"] == "10.1/x"
+    repository = Origin(**(vars(BOOK) | {"repository": "https://github.com/somebody/book"}))
+    assert parsed(citation.of_published(items[0], repository)).fields["url"] == "https://github.com/somebody/book"
+
+
+def test_people_and_groups_are_authors_as_bibtex_wants_them(items):
+    people = parsed(citation.of_published(items[0], BOOK)).persons["author"]
+    assert [person.last_names for person in people] == [["{The authors}"], ["Doe"]]
+
+
+def test_marks_of_tex_are_letters_in_an_entry():
+    text = "".join(citation._TEX)
+    assert (
+        parsed(citation.of_book(Origin(text, "1", ("A",), ("A",), 2026))).fields["title"]
+        == f"{{{citation._tex(text)}}}"
+    )
+    assert citation._tex("50 % & a_b") == r"50 \% \& a\_b"
+
+
+# Titles
+
+
+@pytest.mark.parametrize(
+    ("caption", "title"),
+    [
+        ("Drift, e.g. 0.5 at 95 % of stock's. stand-ins; 3.", "Drift, e.g. 0.5 at 95 % of stock's"),
+        ("The rows behind {numref}`fig-x` and `code`. More.", "The rows behind fig-x and code"),
+        ("See Fig. 2 for\nthe rest. More.", "See Fig. 2 for the rest"),
+        ("Does it differ? Hardly.", "Does it differ"),
+        ("No full stop", "No full stop"),
+    ],
+)
+def test_a_title_is_the_captions_first_sentence_as_plain_text(caption, title):
+    assert citation.first_sentence(caption) == title
+
+
+def test_a_long_sentence_is_cut_between_words():
+    assert citation.first_sentence("word " * 80).endswith("word …")
+    assert len(citation.first_sentence("word " * 80)) <= citation._LONGEST_TITLE + 2
+
+
+# The command
+
+
+def test_the_command_prints_what_stands_below_the_figure(executed, items):
+    done = kvbook(executed, "cite", "squares")
+    assert done.returncode == 0, done.stdout
+    assert parsed(done.stdout).fields["note"] == parsed(citation.of_published(items[0], BOOK)).fields["note"]
+
+
+def test_without_a_name_the_command_prints_the_books_entry(executed):
+    assert parsed(kvbook(executed, "cite").stdout).key == "kvbook"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fig-squars", "near it are fig-squares"),
+        ("all-squares", "near it are fig-squares, tab-squares"),
+        ("qqq", "there are fig-squares, tab-squares"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_one_line_with_near_ones_and_status_2(executed, name, said):
+    done = kvbook(executed, "cite", name)
+    assert done.returncode == 2
+    assert done.stdout.count("\n") == 1
+    assert done.stdout.startswith(f"kvbook: no figure or table is called '{name}': {said}")
+
+
+def test_before_anything_was_executed_the_command_says_what_to_do(tmp_path):
+    done = kvbook(mini_book.create(tmp_path / "book"), "cite", "fig-squares")
+    assert done.returncode == 2
+    assert done.stdout.startswith("kvbook: no chapter has been executed")
+    assert done.stdout.rstrip().endswith("run `make book` first")
+
+
+def test_citing_waits_for_neither_torch_nor_sphinx(executed):
+    code = "import sys; sys.argv[1:] = ['cite', 'squares']; from kvbook.__main__ import app; app(standalone_mode=False)"
+    code += "; assert not {'torch', 'sphinx'} & set(sys.modules), 'slow'"
+    done = mini_book.run(executed, "-c", code)
+    assert done.returncode == 0, done.stdout
