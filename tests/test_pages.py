@@ -90,6 +90,13 @@ def test_the_data_behind_a_figure_can_be_downloaded(chapter):
     assert len({len(row) for row in rows}) == 1
 
 
+def test_no_page_names_the_folders_of_the_machine_that_built_it(site):
+    named = {
+        page for page in PAGES for folder in (ROOT, site.parent) if str(folder) in (site / page).read_text("utf-8")
+    }
+    assert named == set()
+
+
 def found_by_search(browser, address, words):
     """Give the addresses that the site's own search offers, in its order; empty when it says that there are none."""
     page = browser.new_page()

@@ -382,3 +382,10 @@ def test_the_ledger_changes_with_a_verdict_and_is_honest_when_empty(tmp_path):
 
     assert "1 reproduced" in ledger.markdown(ledger.verdicts([chapter_with_claims(tmp_path, verdict="reproduced")]))
     assert "No chapter" in ledger.markdown([])
+
+
+def test_documentation_of_the_package_shows_no_folder_of_this_machine():
+    from kvbook.site.signatures import without_paths
+
+    shown = without_paths("(chapters: Path = PosixPath('/home/me/chapters'), n: int = 3)")
+    assert shown == "(chapters: Path = ..., n: int = 3)"
