@@ -34,14 +34,14 @@ def _hidden(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["place"] == "hidden") & (rows["layer"] > 0)].sort_values("layer")
 
 
-def _whose(ax: Axes, dtypes: Iterable[str], **where) -> None:
+def _whose(place: Axes | Figure, dtypes: Iterable[str], **where) -> None:
     """Say what colour and marker mean."""
     handles = [Line2D([], [], color=DTYPE_COLOURS[d], linewidth=3, label=SHORT[d]) for d in dict.fromkeys(dtypes)]
     handles += [
         Line2D([], [], color=style.GREY, marker="o", linestyle="-", label="this run"),
         Line2D([], [], color=style.GREY, marker="o", linestyle="--", markerfacecolor="white", label="published"),
     ]
-    ax.legend(handles=handles, fontsize=9, **where)
+    place.legend(handles=handles, fontsize=9, **where)
 
 
 def _line(ax: Axes, x, y, dtype: str, published: bool, **more) -> None:
@@ -82,12 +82,13 @@ def plot_absolute(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axe
 
 def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[str], families: list[str]) -> Figure:
     """Draw `plot_absolute` for each model, one under the other, on one scale of values."""
-    fig, axes = plt.subplots(len(models), 1, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.4 + 2.9 * len(models)))
+    fig, axes = plt.subplots(len(models), 1, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.7 + 2.9 * len(models)))
     for ax, model, family in zip(axes[:, 0], models, families, strict=True):
         plot_absolute(means[means["model"] == model], published[published["family"] == family], ax)
         ax.text(0.015, 0.97, model, transform=ax.transAxes, va="top", fontweight="bold")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _whose(axes[0, 0], means["dtype"], loc="center right")
+    # Above, not inside: where the curves run depends on the model.
+    _whose(fig, means["dtype"], loc="outside upper center", ncols=5)
     return fig
 
 
@@ -207,7 +208,8 @@ def figure_laws(laws: pd.DataFrame) -> Figure:
     top.set_xlabel(analysis.GROWTH)
     plot_estimates(ratios, bottom, reference=1.0, form="{:.2f}")
     bottom.set_xlim(left=0)
-    bottom.set_xlabel(analysis.RATIO)
+    # From the right edge to the left, where there is room below the names.
+    bottom.set_xlabel(analysis.RATIO, loc="right")
     return fig
 
 
