@@ -14,13 +14,17 @@ PIP := $(RUN) -m pip --disable-pip-version-check
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.
 .DEFAULT_GOAL := help
-.PHONY: help book test lint bench clean
+.PHONY: help book pdf test lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 10
 
 book: $(BOOK_READY) ## execute the chapters that are not up to date and render the site into _build/html
 	@$(RUN) -m doit
+
+pdf: $(BOOK_READY) ## the same, and a PDF of every chapter in _build/html/pdf; needs Chromium
+	@.ci/find-browser
+	@KVBOOK_PDF=1 $(RUN) -m doit
 
 test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up by itself
 	@.ci/find-browser

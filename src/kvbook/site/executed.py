@@ -8,7 +8,7 @@ from sphinx.environment import BuildEnvironment
 
 from kvbook import execution, origin
 from kvbook.errors import UserError
-from kvbook.site import citations
+from kvbook.site import citations, pdf
 from kvbook.site.overlay import Files, overlay
 
 _CHAPTERS = "kvbook_chapters"
@@ -45,8 +45,8 @@ def _read_again_what_was_run_again(
     for docname in env.found_docs:
         if (chapter := _chapter(app, docname)) is not None:
             now[docname] = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
-    # What a citation says of the book stands on every page too.
-    now["book"] = repr(origin.of(Path(app.srcdir)))
+    # What a citation says of the book stands on every page too, and whether there are PDFs.
+    now["book"] = f"{origin.of(Path(app.srcdir))} {pdf.wanted()}"
     before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
     # All pages, not just the chapter's: any of them may show a number of another page's run, and Sphinx keeps
     # no record of that. Reading them all costs less than a second.
@@ -63,6 +63,7 @@ def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
         citations=citations.folder(chapter),
         executed=chapter.executed,
         address=f"{site}{docname}.html" if site else None,
+        pdf=f"../{pdf.FOLDER}/{chapter.stem}.pdf" if pdf.wanted() else None,
     )
     try:
         merged = overlay(json.loads(source[0]), json.loads(chapter.executed.read_text("utf-8")), files)

@@ -48,6 +48,8 @@ class Files:
         The executed copy, offered for download.
     address : str or None
         Of the page in the published site; None where nobody knows it.
+    pdf : str or None
+        Address of the page's PDF, relative to the page; None where none is made.
     """
 
     page: Path
@@ -55,6 +57,7 @@ class Files:
     citations: Path
     executed: Path
     address: str | None = None
+    pdf: str | None = None
 
 
 def overlay(source: Notebook, executed: Notebook, files: Files) -> Notebook:
@@ -210,6 +213,8 @@ def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
         "Took": f"{run['duration_s']:g} s",
         "Notebook": _download("with its outputs", files.executed, files.page),
     }
+    if files.pdf is not None:
+        facts["This page"] = f'<a href="{files.pdf}">as PDF</a>'
     rows = "\n".join(f"{name}\n: {value}\n" for name, value in facts.items())
     return _markdown(
         "how-it-was-run", f":::::{{dropdown}} How this was run\n:class-container: kvbook-run\n\n{rows}:::::"
