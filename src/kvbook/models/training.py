@@ -80,8 +80,8 @@ class Recipe:
 
 
 # A masked model learns from the masked positions alone, and from nothing before it looks at their neighbours: it takes more
-# of them, more steps, and slower embeddings, which would else drown the positions. See `_begin_masked` and CHANGELOG.md.
-_OWN_RECIPES = {"roberta": Recipe(steps=2400, short=128, matrix_lr=3e-3, other_lr=1e-3, warmup=40, mask_share=0.3)}
+# of them, and slower embeddings, which would else drown the positions. See `_begin_masked` and CHANGELOG.md.
+_OWN_RECIPES = {"roberta": Recipe(short=128, matrix_lr=3e-3, other_lr=1e-3, warmup=40, mask_share=0.3)}
 # The share of the held-out tokens that a masked model is scored on: RoBERTa's own, whatever it was trained with.
 _SCORED_SHARE = 0.15
 
