@@ -125,7 +125,7 @@ class WhereDriftBeginsSettings(Settings):
     n_samples : int
         Texts of the factorial.
     n_replayed : int
-        How many of them are replayed operation by operation: bits decide, so a few show as much as many.
+        How many of them are replayed operation by operation: bits decide, and each text has every layer and chunk.
     n_tokens : int
         Tokens of a text; the factorial also runs on one token more.
     max_rows : int
@@ -144,9 +144,9 @@ class WhereDriftBeginsSettings(Settings):
         As in the other chapters.
     """
 
-    families: Annotated[tuple[str, ...], BeforeValidator(_several)] = ("gpt2", "qwen2")
+    families: Annotated[tuple[str, ...], BeforeValidator(_several)] = ("gpt2", "qwen2", "mpt", "falcon", "smollm2")
     n_samples: Annotated[int, Field(ge=1)] = 6
-    n_replayed: Annotated[int, Field(ge=1)] = 2
+    n_replayed: Annotated[int, Field(ge=1)] = 1
     n_tokens: Annotated[int, Field(ge=3)] = 64
     max_rows: Annotated[int, Field(ge=2)] = 256
     chunks: Counts = (1, 3, 16)
