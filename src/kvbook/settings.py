@@ -383,6 +383,32 @@ class StaticCacheSettings(Settings):
     text_model: Annotated[str, Field(min_length=1)] = "smollm2"
 
 
+class BugOrRoundingSettings(Settings):
+    """Settings of the chapter on bug or rounding.
+
+    Attributes
+    ----------
+    model : str
+        Repeats the symptoms that need no particular family.
+    families : tuple of str
+        Models, beside `model`, into which bugs are planted; those of the blog post also repeat its call.
+    n_samples, n_tokens : int
+        Texts, and tokens of each.
+    dtypes : tuple of str
+        Among float64, float32, float16, bfloat16; the finest decides most.
+    corpus : str
+        ``"stdlib"`` or a folder of text files.
+    """
+
+    families: Annotated[tuple[str, ...], BeforeValidator(_several)] = (
+        "gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon", "roberta",
+    )  # fmt: skip
+    n_samples: Annotated[int, Field(ge=1)] = 3
+    n_tokens: Annotated[int, Field(ge=4)] = 32
+    dtypes: DTypes = ("float64", "float32", "float16", "bfloat16")
+    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+
+
 class CheckSettings(Settings):
     """Settings of ``python -m kvbook check``.
 

@@ -72,7 +72,12 @@ def samples_of(
 
 
 def rows_of(
-    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], seed: int = 0, **options: Any
+    model: PreTrainedModel,
+    dtype: str,
+    texts: list[corpus.Sample],
+    seed: int = 0,
+    ways: tuple[str, ...] = probe.WAYS,
+    **options: Any,
 ) -> Iterator[dict[str, Any]]:
     """Measure one dtype.
 
@@ -86,6 +91,8 @@ def rows_of(
         What is fed.
     seed : int
         Of the places at which texts fall in two.
+    ways : tuple of str
+        Among `probe.WAYS`.
     **options
         Of every call on the cached side.
 
@@ -97,7 +104,7 @@ def rows_of(
     for text in texts:
         ids = torch.tensor([text.ids], device=model.device)
         generator = np.random.default_rng([seed, text.index])
-        for reading in probe.readings(model, ids, ids, generator, **options):
+        for reading in probe.readings(model, ids, ids, generator, ways, **options):
             yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}
 
 
@@ -173,7 +180,7 @@ def report(rows: pd.DataFrame, about: dict[str, Any], seed: int, again: pd.DataF
         *(f"  {dtype:9s} left out: {why}" for dtype, why in about["left_out"].items()),
     ]
     if finding.slope is not None and "slope" not in finding.why:
-        lines.append(f"slope     {finding.slope.text('{:.2f}')} on log-log axes: rounding has 1, a bug has 0")
+        lines.append(f"slope     {verdict.written(finding.slope)} on log-log axes: rounding has 1, a bug has 0")
     if finding.kind == "bug":
         layer = suspicious_layer(rows[rows["way"] == way])
         place = "none: the hidden states agree" if layer is None else _place(layer, len(rows["layers"].iloc[0]) - 1)

@@ -3,7 +3,7 @@
 The model is called as it stands: whether a cache comes back is its configuration's doing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,7 @@ class Reading:
     fed : int
         Tokens that had been fed by then.
     alone : bool
-        Whether the logits equal those of the last part fed by itself, without any context.
+        Whether nothing was in the cache and the logits equal those of the last part fed by itself, without any context.
     """
 
     way: str
@@ -67,9 +67,6 @@ class Reading:
     held: int
     fed: int
     alone: bool
-
-
-Call = Callable[[torch.Tensor], passes.LastToken]
 
 
 def _call(model: PreTrainedModel, ids: torch.Tensor, **options):
@@ -115,9 +112,23 @@ def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **option
     return last_token(_call(model, last, past_key_values=past, **options)), held
 
 
+def full_pass(model: PreTrainedModel, ids: torch.Tensor) -> passes.LastToken:
+    """Run a text at once and without a cache, in the arithmetic of `widened`.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    """
+    with torch.inference_mode(), widened(model.dtype):
+        return last_token(_call(model, ids, use_cache=False))
+
+
 def readings(
     model: PreTrainedModel, ids: torch.Tensor, fed: torch.Tensor, generator: np.random.Generator,
-    ways: tuple[str, ...] = WAYS, **options,
+    ways: tuple[str, ...] = WAYS, full: passes.LastToken | None = None, **options,
 ) -> Iterator[Reading]:  # fmt: skip
     """Compare every way of feeding a text with the full pass.
 
@@ -133,19 +144,22 @@ def readings(
         As for `sizes`.
     ways : tuple of str
         Among `WAYS`.
+    full : LastToken, optional
+        From `full_pass`, where it has been run.
     **options
         As for `cached`.
     """
+    full = full or full_pass(model, ids)
     with torch.inference_mode(), widened(model.dtype):
-        full = last_token(_call(model, ids, use_cache=False))
         for way in ways:
             parts = sizes(way, fed.shape[1], generator)
             found, held = cached(model, fed, parts, **options)
-            alone = model(fed[:, -parts[-1] :], use_cache=False).logits[0, -1]
+            # With something in the cache, attention to the last part alone would be a coincidence.
+            alone = None if held else model(fed[:, -parts[-1] :], use_cache=False).logits[0, -1]
             yield Reading(
                 way, relative(full.logits, found.logits, centred=True).item(),
                 relative(full.hidden, found.hidden).tolist(), held, fed.shape[1] - parts[-1],
-                bool((alone == found.logits).all()),
+                alone is not None and bool((alone == found.logits).all()),
             )  # fmt: skip
 
 

@@ -64,6 +64,12 @@ class Finding:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
+def written(slope: fits.Estimate) -> str:
+    """Write a slope with its interval; what rounds to zero has no sign."""
+    value, low, high = (round(number, 2) + 0.0 for number in (slope.value, slope.low, slope.high))
+    return fits.Estimate(value, low, high).text()
+
+
 def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
     """Fit the slope of log drift on log unit roundoff.
 
@@ -146,7 +152,7 @@ def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Est
         return "exact", "every logit is equal in every bit"
     if fitted is None:
         return _of_few(drift)
-    text = f"slope {fitted.text('{:.2f}')}"
+    text = f"slope {written(fitted)}"
     if fitted.low > BOUNDARY:
         return "rounding", f"{text}: it falls with the roundoff"
     if fitted.high < BOUNDARY:

@@ -8,11 +8,13 @@ from kvbook.errors import UserError
 from kvbook.experiments import (
     after_divergence,
     attention_forms,
+    bug_or_rounding,
     cache_factorial,
     drift_by_position,
     exact_cost,
     exact_ladder,
     exact_ways,
+    first_bad_layer,
     first_divergence,
     first_layer,
     gemm_map,
@@ -38,6 +40,7 @@ from kvbook.experiments import (
     teacher_forced,
 )
 from kvbook.settings import (
+    BugOrRoundingSettings,
     DoesItMatterSettings,
     ExactCachesSettings,
     LayerDriftSettings,
@@ -51,6 +54,8 @@ from kvbook.settings import (
 )
 
 EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]]] = {
+    "bug_or_rounding": (BugOrRoundingSettings, bug_or_rounding.run),
+    "first_bad_layer": (BugOrRoundingSettings, first_bad_layer.run),
     "layer_drift": (LayerDriftSettings, layer_drift.run),
     "greedy_paths": (LayerDriftSettings, greedy_paths.run),
     "mitigations": (LayerDriftSettings, mitigations.run),

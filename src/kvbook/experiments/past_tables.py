@@ -29,7 +29,7 @@ from kvbook import agreement, corpus, documents, paths, progress, records
 from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.experiments import frame
 from kvbook.models import loading, lowbit, placement, registry
-from kvbook.settings import PastTablesSettings
+from kvbook.settings import PastTablesSettings, Settings
 
 NATIVE, CACHE_OFF = "native", "use_cache off"
 NO_PAST, DECODER, HANDED = "no past returned", "decoder", "past handed over"
@@ -121,13 +121,15 @@ def _last(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda ids: model(ids).logits[0, -1]
 
 
-def variants(model: PreTrainedModel) -> list[Variant]:
+def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
     """List the ways that apply to a model, the native one among them.
 
     Parameters
     ----------
     model : PreTrainedModel
         A causal language model, or a masked one of RoBERTa's classes.
+    shallower : bool
+        Whether the latter is also cut to its first layers.
     """
     layers, full = model.config.num_hidden_layers, _last(model)
     kind = model.config.model_type
@@ -145,11 +147,11 @@ def variants(model: PreTrainedModel) -> list[Variant]:
             Variant(BOTH, layers, full, lambda ids: split_call(model, ids, upper_left_mask, **where)),
         ]
     if kind == "roberta":
-        return list(_of_roberta(model))
+        return list(_of_roberta(model, shallower))
     return [Variant(NATIVE, layers, full, _with_configuration(model, use_cache=True))]
 
 
-def _of_roberta(masked: PreTrainedModel) -> Iterator[Variant]:
+def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
     def as_causal(decoder: bool, layers: int) -> PreTrainedModel:
         config = type(masked.config).from_dict(
             masked.config.to_dict() | {"is_decoder": decoder, "num_hidden_layers": layers}
@@ -164,7 +166,8 @@ def _of_roberta(masked: PreTrainedModel) -> Iterator[Variant]:
     posted, decoder = as_causal(False, everything), as_causal(True, everything)
     yield Variant(NO_PAST, everything, _last(posted), lambda ids: split_call(posted, ids))
     yield Variant(DECODER, everything, _last(decoder), lambda ids: split_call(decoder, ids))
-    for layers in sorted({1, 2, 3, everything // 2, everything} & set(range(1, everything + 1))):
+    depths = {1, 2, 3, everything // 2, everything} if shallower else {everything}
+    for layers in sorted(depths & set(range(1, everything + 1))):
         shallow = as_causal(False, layers)
         yield Variant(
             HANDED, layers, _last(shallow),
@@ -233,7 +236,7 @@ def compare(full: torch.Tensor, split: Split, alone: torch.Tensor) -> dict[str, 
     return row
 
 
-def weights_for(settings: PastTablesSettings, name: str) -> str:
+def weights_for(settings: Settings, name: str) -> str:
     """Choose the weights of one model: those of the settings, or random ones where a family's stand-in does not ship.
 
     What this experiment asks, whether a context is there, does not need training; the rows say which it was.

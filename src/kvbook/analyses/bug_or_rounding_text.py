@@ -1,0 +1,162 @@
+"""What the chapter on bug or rounding says in words: labels, captions, and the numbers of its prose."""
+
+import pandas as pd
+
+from kvbook.agreement import UNIT_ROUNDOFF
+from kvbook.analyses import bug_or_rounding as tables
+from kvbook.analyses import wording
+from kvbook.analyses.wording import DTYPES, power_of_ten
+from kvbook.diagnosis import verdict
+from kvbook.experiments import bug_or_rounding as experiment
+from kvbook.experiments import first_bad_layer
+from kvbook.records import Run
+
+HIDDEN = "cache kept in 16 bits"
+
+
+def _setting(run: Run) -> str:
+    dtypes = ", ".join(DTYPES[dtype] for dtype in run.about["settings"]["dtypes"])
+    models = wording.models(run)
+    return f"{models[0].upper()}{models[1:]}; {dtypes}; {wording.samples(run)}; {wording.machine(run)}"
+
+
+def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
+
+    Parameters
+    ----------
+    run, layers : Run
+        Of the experiments ``bug_or_rounding`` and ``first_bad_layer``.
+
+    Returns
+    -------
+    dict
+        By name: ``name``, ``caption`` and, for a figure, ``alt``.
+    """
+    about, one = _setting(run), _setting(layers)
+    judged = (
+        f"Bug: one text's drift is beyond {verdict.LIMIT:,.0f} roundoffs in any dtype, or the slope's 95 % interval lies below "
+        "one half; rounding: it lies above"
+    )
+    said = {
+        "fig-bug-planted": (
+            "Drift between the full pass and prefix + last token (root mean square difference of the logits over their spread, "
+            "mean over texts) against the unit roundoff of the arithmetic: clean families, and families with a bug planted into "
+            f"their cached pass. A drift of zero is not drawn. {about}.",
+            "Log-log axes: the lines of clean families rise in proportion to the unit roundoff, those of planted bugs lie flat "
+            "near the top, and one bug is flat in fine arithmetic and joins the clean lines in 16 bits.",
+        ),
+        "tab-bug-planted": (f"What every planted bug was called in every family. {judged}. {about}.", ""),
+        "fig-bug-symptoms": (
+            "Symptoms of all five documents. Top: drift against unit roundoff, mean over texts; a drift of zero is not drawn. "
+            "Bottom: slope of the fitted line with its 95 % interval (over dtypes, and bootstrap over files), by document. "
+            f"{judged}. {about}.",
+            "Top: log-log lines, some rising with the roundoff, some flat. Bottom: a list of symptoms by document, each with its "
+            "slope and interval, gathered at 0 and at 1.",
+        ),
+        "fig-bug-layer": (
+            "Relative drift behind every layer, mean over texts, of a clean model and of one with a bug in layer "
+            f"{_planted_in(layers)}: in the finest dtype, and in the coarsest. A drift of zero is not drawn. {one}.",
+            "Two panels of drift against layer: in fine arithmetic both bugs leap up by orders of magnitude in one layer; "
+            "in coarse arithmetic one of them is hidden in rounding.",
+        ),
+        "tab-decision": (
+            "Your symptom, what it was here, what it is, and what to do. The verdict is computed from this run's rows; where it is "
+            f"not the one that an explanation belongs to, the explanation is withheld. {about}.",
+            "",
+        ),
+    }
+    return {
+        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
+        for name, (caption, alt) in said.items()
+    }
+
+
+def _planted_in(layers: Run) -> str:
+    found = layers.rows["planted_in"].dropna()
+    return f"{int(found.iloc[0])}" if len(found) else "none"
+
+
+def _range(table: pd.DataFrame) -> str:
+    values = [slope.value for slope in table["slope"] if slope is not None]
+    # Adding zero turns a rounded minus zero into zero.
+    ends = [f"{round(value, 2) + 0.0:.2f}" for value in (min(values), max(values))] if values else ["none"]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def labels(table: pd.DataFrame) -> dict[str, str]:
+    """Label the groups of lines in the figure of planted bugs.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `analyses.bug_or_rounding.planted`.
+    """
+    clean = table[table["symptom"] == experiment.CLEAN]
+    hidden = table[table["symptom"] == HIDDEN]
+    bugs = table[~table["symptom"].isin([experiment.CLEAN, HIDDEN])]
+    return {
+        "clean": f"{len(clean)} clean families:\nslopes {_range(clean)}",
+        "bugs": f"{len(bugs)} planted bugs: slopes {_range(bugs)}",
+        "hidden": f"{HIDDEN}: slopes {_range(hidden)}" if len(hidden) else "",
+    }
+
+
+def _counts(table: pd.DataFrame) -> str:
+    found = [
+        f"{kind} {count} times" if count > 1 else f"{kind} once" for kind, count in table["kind"].value_counts().items()
+    ]
+    return ", ".join(found) or "not run"
+
+
+def numbers(run: Run, layers: Run) -> dict[str, str]:
+    """Write every number that the chapter's prose quotes, by its glue key.
+
+    Parameters
+    ----------
+    run, layers : Run
+        As for `captions`.
+    """
+    table = tables.judged(run.rows)
+    planted = tables.planted(table)
+    clean, bugs = planted[planted["symptom"] == experiment.CLEAN], planted[planted["symptom"] != experiment.CLEAN]
+    symptoms = tables.symptoms(table)
+    inside = table[table["symptom"] == experiment.NARROW_INSIDE]
+    hidden = run.rows[run.rows["symptom"] == HIDDEN]
+    narrow = hidden[hidden["dtype"].isin(["float16", "bfloat16"])]
+    finest = next(dtype for dtype in UNIT_ROUNDOFF if dtype in set(layers.rows["dtype"]))
+    said = {
+        "bug_limit": f"{verdict.LIMIT:,.0f}",
+        "bug_clean": _counts(clean),
+        "bug_clean_slopes": _range(clean),
+        "bug_planted": _counts(bugs),
+        "bug_planted_slopes": _range(bugs[bugs["symptom"] != HIDDEN]),
+        "bug_hidden_all": _counts(table[table["symptom"] == HIDDEN]),
+        "bug_hidden_narrow": _counts(tables.judged(narrow)) if len(narrow) else "not run",
+        "bug_symptoms": _counts(symptoms),
+        "bug_symptoms_rounding": _named(symptoms, "rounding"),
+        "bug_symptoms_exact": _named(symptoms, "exact"),
+        "bug_symptoms_bug": _named(symptoms, "bug"),
+        "bug_symptoms_undecided": _named(symptoms, "undecided"),
+        "bug_layer": _planted_in(layers),
+        "bug_layer_dtype": DTYPES[finest],
+        "bug_inside": "; ".join(
+            f"{row.model} {power_of_ten(row.drift)} ({row.kind})" for row in inside.itertuples()
+        ) or "not run",
+        "bug_wide": "; ".join(
+            f"{row.model} {power_of_ten(row.drift)}" for row in clean[clean["finest"] == "float64"].itertuples()
+        ) or "not run",
+    }  # fmt: skip
+    for key, bug in (
+        ("late", first_bad_layer.LATE),
+        ("narrow", first_bad_layer.NARROW),
+        ("none", first_bad_layer.CLEAN),
+    ):
+        first = tables.first_beyond(layers.rows, finest, bug)
+        said[f"bug_layer_{key}"] = "no layer" if first is None else f"layer {first}" if first else "the embedding"
+    return said
+
+
+def _named(table: pd.DataFrame, kind: str) -> str:
+    names = table.loc[table["kind"] == kind, "symptom"]
+    return "; ".join(dict.fromkeys(names)) or "none"
