@@ -155,7 +155,7 @@ def positions():
             "dtype": dtype, "way": way, "sample": sample, "source": f"{sample}.py", "bin": place, "read_from": 4 * place,
             "read_to": 4 * place + 4, "n_tokens": 4, "kl": SIZE[dtype] * place, "flips": 0,
         }
-        for dtype in SIZE for way in ("cache, 32 tokens at once", "KV cache in int8") for sample in range(2)
+        for dtype in SIZE for way in ("cache, 64 tokens at once", "KV cache in int8") for sample in range(2)
         for place in range(1, 16)
     )  # fmt: skip
 

@@ -451,7 +451,7 @@ class DoesItMatterSettings(Settings):
     """
 
     corpus: Annotated[str, Field(min_length=1)] = "stdlib"
-    n_samples: Annotated[int, Field(ge=1)] = 16
+    n_samples: Annotated[int, Field(ge=1)] = 12
     n_tokens: Annotated[int, Field(ge=8)] = 96
     longest: Annotated[int, Field(ge=16)] = 1024
     dtypes: Annotated[tuple[SmallDType, ...], BeforeValidator(_several), Field(min_length=1)] = ("float32", "bfloat16")

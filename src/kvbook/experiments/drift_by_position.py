@@ -19,7 +19,7 @@ from kvbook.settings import DoesItMatterSettings
 # Bins of positions from the first token to the last.
 BINS = 16
 # Tokens that a call feeds: one at a time takes minutes for long texts.
-_AT_ONCE = 32
+_AT_ONCE = 64
 CHUNKS = one_axis.Way(f"cache, {_AT_ONCE} tokens at once", "rounding", one_axis.on_a_cache(one_axis.dynamic, _AT_ONCE))
 WAYS = (CHUNKS, one_axis.KV_INT8, one_axis.WEIGHTS_4)
 
