@@ -26,6 +26,7 @@ ORDER = (
     "passes",
     "onerow",
     "decoding",
+    "truth",
     "exact",
     "mitigations",
     "agreement",

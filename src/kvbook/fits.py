@@ -187,3 +187,73 @@ def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: s
         for _ in range(_DRAWS // 4)
     ]
     return _percentiles(np.median(np.concatenate(list(ratios))), np.asarray(draws))
+
+
+def mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
+    """Give the mean over samples with its bootstrap interval over files.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Columns ``sample``, ``source`` and `value`; several rows of one sample are averaged first.
+    value : str
+        What to average.
+    """
+    only = resample(rows.assign(only=0), value, by="only")
+    return _percentiles(only.mean[0], only.draws[:, 0])
+
+
+def log_mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
+    """Give the geometric mean over samples, as `mean_resampled` gives the arithmetic one; `value` is positive."""
+    of_logs = mean_resampled(rows.assign(logarithm=np.log(rows[value].to_numpy())), "logarithm")
+    return Estimate(*np.exp([of_logs.value, of_logs.low, of_logs.high]).tolist())
+
+
+def common_share(means: np.ndarray, mean_squares: np.ndarray) -> Estimate:
+    """Estimate how much of a difference is common to all files: 0 for noise about zero, 1 for the same shift everywhere.
+
+    The squared length of the common mean is estimated without bias, by the products of *different* files' means, which
+    noise does not push up; so the estimate can be a little below 0.  The interval is the jackknife's over files.
+
+    Parameters
+    ----------
+    means : ndarray, shape (n_files, n)
+        Each file's mean difference, in n components; three files or more.
+    mean_squares : ndarray, shape (n_files,)
+        Each file's mean squared difference, over everything that was averaged and over the components.
+    """
+    products = means @ means.T / means.shape[1]
+    # An array of the files' numbers is what the jackknife leaves one out of.
+    left_out = [
+        _share_of(np.delete(np.delete(products, i, 0), i, 1), np.delete(mean_squares, i)) for i in range(len(means))
+    ]
+    n, whole = len(means), _share_of(products, mean_squares)
+    pseudo = n * whole - (n - 1) * np.asarray(left_out)
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * pseudo.std(ddof=1) / np.sqrt(n)
+    return Estimate(float(whole), float(whole - half), float(whole + half))
+
+
+def _share_of(products: np.ndarray, mean_squares: np.ndarray) -> float:
+    n = len(products)
+    return (products.sum() - np.trace(products)) / (n * (n - 1)) / mean_squares.mean()
+
+
+def sign_flips(means: np.ndarray) -> float:
+    """Give the p-value of no common shift: how often the mean is as long when each file's sign is thrown like a coin.
+
+    Parameters
+    ----------
+    means : ndarray, shape (n_files, n)
+        Each file's mean difference.
+    """
+    products = means @ means.T
+
+    def squared_length(signs: np.ndarray, axis: int) -> np.ndarray:
+        signs = np.moveaxis(signs, axis, -1)
+        return ((signs @ products) * signs).sum(-1)
+
+    found = stats.permutation_test(
+        (np.ones(len(means)),), squared_length, permutation_type="samples", alternative="greater", vectorized=True,
+        n_resamples=9999, rng=0,
+    )  # fmt: skip
+    return float(found.pvalue)

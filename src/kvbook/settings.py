@@ -457,3 +457,32 @@ class DoesItMatterSettings(Settings):
     dtypes: Annotated[tuple[SmallDType, ...], BeforeValidator(_several), Field(min_length=1)] = ("float32", "bfloat16")
     n_long: Annotated[int, Field(ge=1)] = 3
     n_fit: Annotated[int, Field(ge=2)] = 24
+
+
+class WhichPathSettings(Settings):
+    """Settings of the chapter on which path is right.
+
+    Attributes
+    ----------
+    families : tuple of str
+        Further models, beside `model`, with the same `weights`; may be empty.
+    corpus : str
+        ``"stdlib"`` or a folder of text files.
+    n_samples : int
+        Texts; the unit of resampling is the file that a text is from.
+    n_tokens : int
+        Length of each; the first half is the prompt, the second is decoded from a cache.
+    dtypes : tuple of str
+        Among float64, float32, float16, bfloat16.
+    """
+
+    families: Annotated[tuple[str, ...], BeforeValidator(_several)] = ("gpt2", "qwen2")
+    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+    n_samples: Annotated[int, Field(ge=1)] = 10
+    n_tokens: Annotated[int, Field(ge=8)] = 72
+    dtypes: DTypes = ("float32", "float16", "bfloat16")
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens that are fed one by one, and scored."""
+        return self.n_tokens // 2

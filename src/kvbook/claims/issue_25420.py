@@ -17,6 +17,22 @@ from kvbook.models import registry
 PERCEPTIBLE_KL = 1e-6
 
 
+def weights_of(models: Iterable[dict[str, Any]]) -> str:
+    """Say whose weights a run has: "hub" when each model is one of the documents', else "stand-in".
+
+    Parameters
+    ----------
+    models : iterable of dict
+        What `models.loading.identify` says of them.
+    """
+    sizes = {a.parameters for family in registry.families().values() for a in family.architectures}
+    # A local folder is taken for a real checkpoint when it has as many parameters as one.
+    real = all(
+        model["weights"] == "hub" or (model["weights"] == "local" and model["parameters"] in sizes) for model in models
+    )
+    return "hub" if real else "stand-in"
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The chapter's rows.
@@ -38,13 +54,7 @@ class Evidence:
 
     def word(self, borne_out: bool, contradicted: bool, *models: dict[str, Any]) -> Word:
         """Choose the verdict's word; it is "in kind" unless every model involved is one of the documents'."""
-        sizes = {a.parameters for family in registry.families().values() for a in family.architectures}
-        # A local folder is taken for a real checkpoint when it has as many parameters as one.
-        real = all(
-            model["weights"] == "hub" or (model["weights"] == "local" and model["parameters"] in sizes)
-            for model in models or self.models
-        )
-        return holds(borne_out, contradicted, "hub" if real else "stand-in")
+        return holds(borne_out, contradicted, weights_of(models or self.models))
 
     @property
     def logits(self) -> pd.DataFrame:

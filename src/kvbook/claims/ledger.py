@@ -55,10 +55,16 @@ def holds(borne_out: bool, contradicted: bool, weights: str) -> Word:
     return "refuted" if contradicted else "undecided"
 
 
-def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], evidence: Evidence) -> pd.DataFrame:
-    """Check every claim of a document and keep the result.
+def judge(
+    document: str,
+    checks: Mapping[str, Callable[[Evidence], Verdict]],
+    evidence: Evidence,
+    chapter: str | None = None,
+) -> pd.DataFrame:
+    """Check every claim of a document that a chapter answers for, and keep the result.
 
-    The verdicts go to ``_build/claims/<document>.json``, and those on all documents to ``_build/claims.json``.
+    The verdicts go to ``_build/claims/<document>.json``, with a chapter named to ``<document>.<chapter>.json``, and those on
+    all documents to ``_build/claims.json``.
 
     Parameters
     ----------
@@ -68,6 +74,9 @@ def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], ev
         One check a claim, by the claim's id.
     evidence : object
         What the checks take.
+    chapter : str, optional
+        The chapter, where it is not the document's own: it answers for the claims that name it, the document's own for
+        those that name none.
 
     Returns
     -------
@@ -79,7 +88,7 @@ def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], ev
     ValueError
         When a claim has no check, or a check no claim.
     """
-    claims = documents.published(document)["claims"]
+    claims = [claim for claim in documents.published(document)["claims"] if claim.get("chapter") == chapter]
     if (named := {claim["id"] for claim in claims}) != set(checks):
         raise ValueError(f"{document}: claims and checks differ in {sorted(named ^ set(checks))}")
     rows = []
@@ -96,7 +105,7 @@ def judge(document: str, checks: Mapping[str, Callable[[Evidence], Verdict]], ev
         )
     folder = paths.BUILD / "claims"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"{document}.json", rows)
+    _write(folder / f"{document if chapter is None else f'{document}.{chapter}'}.json", rows)
     merge()
     return pd.DataFrame(rows)
 

@@ -26,6 +26,7 @@ from kvbook.experiments import (
     mitigations,
     operation_replay,
     past_tables,
+    path_errors,
     prompt_reuse,
     scratch_logits,
     scratch_loss,
@@ -51,6 +52,7 @@ from kvbook.settings import (
     Settings,
     StaticCacheSettings,
     WhereDriftBeginsSettings,
+    WhichPathSettings,
 )
 
 EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]]] = {
@@ -72,6 +74,7 @@ EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]
     "length_sweep": (WhereDriftBeginsSettings, length_sweep.run),
     "attention_forms": (WhereDriftBeginsSettings, attention_forms.run),
     "cache_factorial": (WhereDriftBeginsSettings, cache_factorial.run),
+    "path_errors": (WhichPathSettings, path_errors.run),
     "scratch_logits": (ScratchSettings, scratch_logits.run),
     "scratch_loss": (ScratchSettings, scratch_loss.run),
     "scratch_texts": (ScratchSettings, scratch_texts.run),

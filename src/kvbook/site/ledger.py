@@ -1,7 +1,7 @@
 """The ledger of all claims.
 
 The verdicts are read from the tables ``tab-claims-<document>`` that the executed chapters published, so the ledger can
-only say what the chapters' pages say.
+only say what the chapters' pages say.  A second chapter on a document calls its table ``tab-claims-<document>-<words>``.
 """
 
 import csv
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import get_args
 
+from kvbook import paths
 from kvbook.claims.ledger import Word
 from kvbook.execution import Chapter
 from kvbook.site.overlay import table_directive
@@ -37,8 +38,15 @@ def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
             for output in cell.get("outputs", ()):
                 table = output.get("metadata", {}).get("text/html", {}).get("kvbook_table", {})
                 if table.get("name", "").startswith(_PREFIX):
-                    about = {"document": table["name"].removeprefix(_PREFIX), "table": table["name"]}
+                    about = {"document": _document(table["name"]), "table": table["name"]}
                     yield from (about | row for row in csv.DictReader(io.StringIO(table["csv"])))
+
+
+def _document(table: str) -> str:
+    """Name the document of a table: the longest whose name the table's begins with."""
+    named = table.removeprefix(_PREFIX)
+    known = [path.stem for path in paths.DOCUMENTS.glob("*.yaml")]
+    return max((name for name in known if f"{named}-".startswith(f"{name}-")), key=len, default=named)
 
 
 def markdown(rows: Iterable[dict[str, str]]) -> str:
@@ -52,7 +60,10 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
     rows = list(rows)
     if not rows:
         return "No chapter has published verdicts yet."
-    documents = {row["document"]: row["table"] for row in rows}
+    documents: dict[str, list[str]] = {}
+    for row in rows:
+        if row["table"] not in (tables := documents.setdefault(row["document"], [])):
+            tables.append(row["table"])
     counts = Counter(row["verdict"] for row in rows)
     kinds = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     parts = [f"Claims checked: {len(rows)}; documents: {len(documents)}; verdicts: {kinds}."]
@@ -62,12 +73,15 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
         for word in get_args(Word)
         if word in counts
     ]
-    header = ["verdict", *(f"[{document}](#{table})" for document, table in documents.items())]
+    header = ["verdict", *(f"[{document}](#{tables[0]})" for document, tables in documents.items())]
     caption = "Verdicts on the documents' claims, counted; each document's name leads to its claims in the chapter."
     parts.append(_table("tab-ledger", caption, header, summary))
-    for document, table in documents.items():
+    for document, (table, *further) in documents.items():
         claims = [[row[column] for column in COLUMNS] for row in rows if row["document"] == document]
-        caption = f"Claims of [{document}](#{table}), in our words, beside what it published and what this run says."
+        also = "".join(f" and [in a further chapter](#{other})" for other in further)
+        caption = (
+            f"Claims of [{document}](#{table}){also}, in our words, beside what it published and what this run says."
+        )
         parts.append(
             f":::::{{dropdown}} The {len(claims)} claims of {document}\n"
             + _table(f"tab-ledger-{document}", caption, COLUMNS, claims)

@@ -1,0 +1,357 @@
+"""The chapter on which path is right: its reference is one, its statistics tell a side from none, its verdicts turn."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from kvbook import fits, paths, truth
+from kvbook.analyses import which_path as analysis
+from kvbook.analyses import which_path_text as text
+from kvbook.claims import issue_25420_paths, ledger
+from kvbook.errors import UserError
+from kvbook.experiments import path_errors
+from kvbook.figures import which_path as figures
+from kvbook.models import loading
+from kvbook.settings import WhichPathSettings
+from kvbook.site import ledger as site_ledger
+
+CHAPTER = "08_which_path_is_right"
+
+
+@pytest.fixture(scope="module")
+def settings(llama_folder, gpt2_folder, text_folder):
+    return WhichPathSettings.checked(
+        model=str(llama_folder), families=[str(gpt2_folder)], corpus=str(text_folder), n_samples=4, n_tokens=16,
+        dtypes=["float32", "bfloat16"],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(settings):
+    return path_errors.run(settings)
+
+
+# The reference
+
+
+def test_the_references_two_paths_differ_by_fp64_rounding_alone(llama, ids):
+    reference = truth.in_double_precision(llama)
+    with torch.inference_mode(), truth.in_double():
+        full = path_errors.at_once(reference, ids, 8)
+        single, _ = path_errors.token_by_token(reference, ids, 8)
+    assert full.hidden.dtype == torch.float64
+    assert (truth.errors(full.logits, single.logits, single.logits).first < 1e-13).all()
+
+
+def test_control_a_llama_that_is_merely_loaded_in_fp64_rounds_to_fp32_inside(llama, ids):
+    reference = truth.in_double_precision(llama)
+    with torch.inference_mode():
+        as_loaded = path_errors.at_once(reference, ids, 8)
+        with truth.in_double():
+            true = path_errors.at_once(reference, ids, 8)
+    assert (truth.errors(true.logits, as_loaded.logits, as_loaded.logits).first > 1e-9).all()
+
+
+def test_the_reference_has_the_weights_of_the_dtype_under_test_and_leaves_the_model_alone(llama_folder):
+    model = loading.load(str(llama_folder), dtype="bfloat16").model
+    reference = truth.in_double_precision(model)
+    for name, weight in model.named_parameters():
+        assert weight.dtype == torch.bfloat16
+        assert torch.equal(reference.get_parameter(name), weight.double())
+
+
+def test_two_errors_and_their_angle_give_the_distance_of_the_paths():
+    generator = torch.Generator().manual_seed(0)
+    true, e, f = (torch.randn(5, 400, dtype=torch.float64, generator=generator) for _ in range(3))
+    found = truth.errors(true, true + e, true + 0.5 * f)
+    squares = found.first**2 + found.second**2 - 2 * found.correlation * found.first * found.second
+    assert torch.allclose(found.apart**2, squares)
+    assert found.correlation.abs().max() < 0.2
+    pooled = truth.errors(true, true + e, true + 0.5 * f, pooled=True)
+    assert pooled.first.item() == pytest.approx(found.first.square().mean().sqrt().item())
+    shared = truth.errors(true, true + e, true + 2 * e)
+    assert torch.allclose(shared.correlation, torch.ones(5, dtype=torch.float64))
+    assert torch.allclose(shared.apart, shared.first)
+
+
+def test_the_truth_against_itself_is_zero_and_has_no_correlation(llama, ids):
+    with torch.inference_mode(), truth.in_double():
+        true = path_errors.at_once(truth.in_double_precision(llama), ids, 8)
+    rows = pd.DataFrame(path_errors.rows_of(true, true, true, ids[0, -8:], 16))
+    errors = rows[rows["place"] != "vocabulary"]
+    assert (errors[["error", "error_full", "drift"]] == 0).all(axis=None)
+    assert errors["correlation"].isna().all()
+    assert (rows["kl"].dropna() == 0).all()
+    assert (rows["shift"].dropna() == 0).all()
+
+
+# The paths
+
+
+def test_the_cached_path_is_the_uncached_one_but_for_rounding_and_the_planted_fault_is_not(llama, ids):
+    with torch.inference_mode():
+        full = path_errors.at_once(llama, ids, 8)
+        single, cache = path_errors.token_by_token(llama, ids, 8)
+        early = path_errors.off_by_one(llama, ids, cache)
+    assert torch.allclose(full.hidden, single.hidden, atol=1e-4)
+    assert torch.allclose(full.logits, single.logits, atol=1e-4)
+    assert (full.last().logits - early.logits).abs().max() > 1e-2
+
+
+def test_a_model_without_positions_has_no_planted_fault(family_folders, ids):
+    model = loading.load(str(family_folders["mpt"])).model
+    with torch.inference_mode():
+        _, cache = path_errors.token_by_token(model, ids, 8)
+        assert path_errors.off_by_one(model, ids, cache) is None
+
+
+def test_the_attention_of_a_model_is_put_back(llama, ids):
+    before = llama.config._attn_implementation
+    with path_errors._attention(llama, "eager"):
+        assert llama.config._attn_implementation == "eager"
+    assert llama.config._attn_implementation == before != "eager"
+
+
+def test_what_logits_mean_is_what_it_is_written_out():
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 3.0]], dtype=torch.float64)
+    reference = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0]], dtype=torch.float64)
+    found = path_errors.outcome(logits, reference, torch.tensor([0, 2]))
+    p, q = np.exp([2, 1, 0]) / np.exp([2, 1, 0]).sum(), np.exp([1, 2, 0]) / np.exp([1, 2, 0]).sum()
+    assert found["nats"][0].item() == pytest.approx(-np.log(p[0]))
+    assert found["kl"].tolist() == pytest.approx([(q * np.log(q / p)).sum(), 0])
+    assert found["top1"].tolist() == [0, 1]
+    assert found["entropy"][0].item() == pytest.approx(-(p * np.log(p)).sum())
+
+
+# The rows
+
+
+def test_every_path_is_held_against_the_reference_at_every_place_once(run):
+    keys = ["model", "dtype", "sample", "path", "place", "layer", "position", "token"]
+    assert not run.rows.duplicated(keys).any()
+    cached = run.rows[run.rows["path"] == path_errors.CACHED]
+    series = cached.groupby(["model", "dtype", "sample"])
+    assert len(series) == 2 * 2 * 4
+    for _, rows in series:
+        assert rows.loc[rows["place"] == "hidden", "layer"].tolist() == list(range(7))
+        assert rows.loc[rows["place"] == "logits", "position"].tolist() == list(range(8, 16))
+        assert rows.loc[rows["place"] == "vocabulary", "token"].is_unique
+
+
+def test_the_next_tokens_are_those_of_the_text(run, settings):
+    from kvbook import corpus
+
+    loaded = loading.load(settings.model)
+    sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens + 1))
+    with torch.inference_mode():
+        logits = loaded.model(torch.tensor([sample.ids])).logits[0]
+    own = run.rows.query(
+        "model == 'small-llama' and dtype == 'float32' and sample == 0 and place == 'logits' and path == @path_errors.CACHED"
+    )
+    last = own.iloc[-1]
+    expected = -torch.log_softmax(logits.double(), -1)[int(last["position"]), sample.ids[int(last["position"]) + 1]]
+    assert last["nats"] == pytest.approx(expected.item(), abs=1e-5)
+    assert last["nats_reference"] == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_the_reference_is_far_finer_than_what_it_measures(run):
+    table = analysis.reference_table(run.rows).set_index(["model", "compared with the reference"])["logits"]
+    for model in run.rows["model"].unique():
+        assert table[model, path_errors.CHECK] < 1e-6 * table[model, path_errors.CACHED]
+
+
+# The statistics
+
+
+def test_a_position_off_by_one_is_significantly_worse_in_every_dtype(run):
+    series = analysis.series_table(run.rows)
+    planted = series[series["path"] == path_errors.OFF_BY_ONE]
+    assert len(planted) == 4
+    assert planted["ratio"].map(lambda e: e.low > 2).all()
+    assert planted["closer"].map(lambda e: e.value == 0).all()
+
+
+def test_swapping_the_two_paths_inverts_the_ratio_and_the_share(run):
+    swapped = run.rows.rename(columns={"error": "error_full", "error_full": "error"})
+    for (_, row), (_, other) in zip(
+        analysis.series_table(run.rows).iterrows(), analysis.series_table(swapped).iterrows(), strict=True
+    ):
+        assert other["ratio"].value == pytest.approx(1 / row["ratio"].value)
+        assert other["ratio"].low == pytest.approx(1 / row["ratio"].high)
+        assert other["closer"].value == pytest.approx(1 - row["closer"].value)
+        assert other["apart"].value == pytest.approx(row["apart"].value)
+
+
+def test_ties_are_no_ones_success(run):
+    tied = run.rows.assign(error=run.rows["error_full"])
+    series = analysis.series_table(tied)
+    assert series["closer"].isna().all()
+    assert (series["ties"] == series["n"]).all()
+    assert series["ratio"].map(lambda e: e.value == pytest.approx(1)).all()
+
+
+def test_the_identity_of_error_and_drift_holds_in_the_pooled_tables(run):
+    for table in (analysis.by_sample(analysis.measured(run.rows)), analysis.layer_table(run.rows)):
+        known = table[table["correlation"].notna()]
+        squares = known["error"] ** 2 + known["error_full"] ** 2
+        squares -= 2 * known["correlation"] * known["error"] * known["error_full"]
+        assert np.allclose(known["drift"] ** 2, squares, rtol=1e-6, atol=0)
+
+
+def test_noise_about_zero_has_nothing_in_common_and_a_shift_has():
+    generator = np.random.default_rng(1)
+    noise = generator.normal(size=(12, 50))
+    for means, low, high in ((noise, -0.1, 0.1), (noise + 1, 0.4, 0.6)):
+        found = fits.common_share(means, np.square(means).mean(1))
+        assert low < found.low < found.value < found.high < high
+    assert fits.sign_flips(noise) > 0.05
+    assert fits.sign_flips(noise + 1) < 0.01
+
+
+def test_means_over_files_are_means_and_their_intervals_hold_them():
+    rows = pd.DataFrame({"sample": [0, 1, 2, 3], "source": list("abcd"), "x": [1.0, 2.0, 4.0, 8.0]})
+    found = fits.mean_resampled(rows, "x")
+    assert found.value == 3.75
+    assert found.low < 3.75 < found.high
+    assert fits.log_mean_resampled(rows, "x").value == pytest.approx(64**0.25)
+
+
+def planted(likelihood: float = 0.0, entropy: float = 0.0, common: float = 0.0, ratio: float = 1.0) -> pd.DataFrame:
+    """Make the rows of a cached path whose differences scatter about what is planted, in units of the scatter."""
+    generator = np.random.default_rng(2)
+    rows = []
+    for model in ("small-llama", "small-gpt2"):
+        for dtype in ("float16", "bfloat16"):
+            for sample in range(12):
+                about = path_errors._EMPTY | {
+                    "model": model, "dtype": dtype, "sample": sample, "source": f"{sample}.py", "path": path_errors.CACHED,
+                }  # fmt: skip
+                for position in range(40):
+                    nats, sharper = generator.normal(size=2)
+                    rows.append(about | {
+                        "place": "logits", "layer": 7, "position": position, "error_full": 1.0, "drift": 1.0,
+                        "error": ratio * np.exp(0.1 * generator.normal()), "correlation": 0.5, "nats_reference": 3.0,
+                        "nats_full": 3.0, "nats": 3.0 - nats - likelihood, "entropy_full": 2.0,
+                        "entropy": 2.0 + sharper + entropy, "kl": 1e-5, "kl_full": 1e-5, "top1": 1.0, "top1_full": 1.0,
+                    })  # fmt: skip
+                shifts = generator.normal(size=30) / 40**0.5 + common
+                rows += [
+                    about | {"place": "vocabulary", "token": t, "shift": s, "shift_rms": (1 + common**2) ** 0.5}
+                    for t, s in enumerate(shifts)
+                ]
+    return pd.DataFrame(rows)
+
+
+STANDINS = [{"weights": "stand-in", "parameters": 1}]
+
+
+@pytest.mark.parametrize(
+    ("claim", "change", "verdict"),
+    [
+        ("distribution-shift", {}, "refuted"),
+        ("distribution-shift", {"likelihood": -0.6}, "reproduced in kind"),
+        ("distribution-shift", {"likelihood": 0.6}, "undecided"),
+        ("distribution-shift", {"entropy": 0.6}, "undecided"),
+        ("distribution-shift", {"common": 0.8}, "undecided"),
+        ("caching-loses-precision", {}, "refuted"),
+        ("caching-loses-precision", {"ratio": 1.3}, "reproduced in kind"),
+        ("caching-loses-precision", {"ratio": 1.1}, "reproduced in kind"),
+    ],
+)
+def test_a_verdict_turns_when_its_rows_do(claim, change, verdict):
+    evidence = issue_25420_paths.Evidence(planted(**change), STANDINS)
+    assert issue_25420_paths.CHECKS[claim](evidence).verdict == verdict
+
+
+def test_a_direction_that_one_model_has_and_another_has_not_is_undecided():
+    rows = planted(likelihood=-0.6)
+    other = planted()
+    mixed = pd.concat([rows[rows["model"] == "small-llama"], other[other["model"] == "small-gpt2"]])
+    evidence = issue_25420_paths.Evidence(mixed, STANDINS)
+    assert issue_25420_paths.distribution_shift(evidence).verdict == "undecided"
+
+
+def test_without_16_bits_or_enough_files_nothing_is_judged():
+    fp32 = planted().assign(dtype="float32")
+    few = planted().query("sample < 2")
+    for rows in (fp32, few):
+        evidence = issue_25420_paths.Evidence(rows, STANDINS)
+        assert issue_25420_paths.distribution_shift(evidence).verdict == "not run"
+    assert issue_25420_paths.caching_loses_precision(issue_25420_paths.Evidence(fp32, STANDINS)).verdict == "not run"
+
+
+# The ledger, to which a second chapter on one document adds
+
+
+def test_a_second_chapter_judges_the_claims_that_name_it_and_keeps_them_apart(run):
+    evidence = issue_25420_paths.Evidence(run.rows, run.about["models"])
+    table = ledger.judge("issue-25420", issue_25420_paths.CHECKS, evidence, CHAPTER)
+    assert len(table) == 2
+    assert (paths.BUILD / "claims" / f"issue-25420.{CHAPTER}.json").is_file()
+    everything = json.loads((paths.BUILD / "claims.json").read_text())
+    assert {row["claim"] for row in everything} >= set(table["claim"])
+    with pytest.raises(ValueError, match="distribution-shift"):
+        ledger.judge("issue-25420", {}, evidence, CHAPTER)
+
+
+def test_the_table_of_a_second_chapter_belongs_to_its_document():
+    assert site_ledger._document("tab-claims-issue-25420-which-path") == "issue-25420"
+    assert site_ledger._document("tab-claims-issue-25420") == "issue-25420"
+    assert site_ledger._document("tab-claims-issue-2542") == "issue-2542"
+    rows = [
+        {"document": "a", "table": table, "claim": claim, "published": "", "here": "1", "verdict": "refuted"}
+        for table, claim in (("tab-claims-a", "first"), ("tab-claims-a-more", "second"))
+    ]
+    said = site_ledger.markdown(rows)
+    assert "The 2 claims of a" in said
+    assert said.index("first") < said.index("second")
+    assert "(#tab-claims-a) and [in a further chapter](#tab-claims-a-more)" in said
+
+
+# The words
+
+
+def test_every_number_of_the_prose_is_computed_and_every_caption_says_where_it_is_from(run):
+    notebook = json.loads((paths.CHAPTERS / f"{CHAPTER}.ipynb").read_text("utf-8"))
+    prose = "".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    said = text.numbers(run.rows)
+    assert set(re.findall(r"\{glue:text\}`(\w+)`", prose)) <= set(said)
+    assert all(said.values())
+    captions = text.captions(run)
+    assert all("torch" in caption["caption"] and "local folder" in caption["caption"] for caption in captions.values())
+    code = "".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert set(re.findall(r'words\["([\w-]+)"\]', code)) == set(captions)
+
+
+def test_figures_draw_what_the_tables_hold(run):
+    layers, series = analysis.layer_table(run.rows), analysis.series_table(run.rows)
+    assert len(figures.figure_layers(layers).axes) == 1
+    ratios = figures.figure_ratios(series).axes[0]
+    # Two paths in four pairs of model and dtype; the control is off the scale and stays in the table.
+    assert len(ratios.containers) == 8
+    assert len(figures.figure_shared(layers).axes) == 2
+    assert len(figures.figure_positions(analysis.position_table(run.rows)).axes[0].lines) == 4
+    shift = analysis.shift_table(run.rows)
+    assert len(figures.figure_shift(shift, 0.1).axes) == 3
+    assert len(analysis.errors_shown(run.rows)) == 12
+    assert len(analysis.quality_shown(run.rows)) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_tokens": 80}, "more than the context"),
+        ({"n_tokens": 7}, "n_tokens"),
+        ({"n_samples": 9}, "gives 6 samples"),
+        ({"device": "cuda:99"}, "CUDA devices"),
+        ({"families": ["nosuch"]}, "neither a family"),
+    ],
+)
+def test_settings_that_cannot_be_run_are_refused_in_one_line(settings, change, message):
+    with pytest.raises(UserError, match=message) as error:
+        path_errors.run(WhichPathSettings.checked(**settings.model_dump() | change))
+    assert "\n" not in str(error.value)
