@@ -12,6 +12,7 @@ from kvbook import fits, paths, truth
 from kvbook.analyses import which_path as analysis
 from kvbook.analyses import which_path_text as text
 from kvbook.claims import issue_25420_paths, ledger
+from kvbook.diagnosis.wide import widened
 from kvbook.errors import UserError
 from kvbook.experiments import path_errors
 from kvbook.figures import which_path as figures
@@ -40,7 +41,7 @@ def run(settings):
 
 def test_the_references_two_paths_differ_by_fp64_rounding_alone(llama, ids):
     reference = truth.in_double_precision(llama)
-    with torch.inference_mode(), truth.in_double():
+    with torch.inference_mode(), widened(torch.float64):
         full = path_errors.at_once(reference, ids, 8)
         single, _ = path_errors.token_by_token(reference, ids, 8)
     assert full.hidden.dtype == torch.float64
@@ -51,7 +52,7 @@ def test_control_a_llama_that_is_merely_loaded_in_fp64_rounds_to_fp32_inside(lla
     reference = truth.in_double_precision(llama)
     with torch.inference_mode():
         as_loaded = path_errors.at_once(reference, ids, 8)
-        with truth.in_double():
+        with widened(torch.float64):
             true = path_errors.at_once(reference, ids, 8)
     assert (truth.errors(true.logits, as_loaded.logits, as_loaded.logits).first > 1e-9).all()
 
@@ -79,7 +80,7 @@ def test_two_errors_and_their_angle_give_the_distance_of_the_paths():
 
 
 def test_the_truth_against_itself_is_zero_and_has_no_correlation(llama, ids):
-    with torch.inference_mode(), truth.in_double():
+    with torch.inference_mode(), widened(torch.float64):
         true = path_errors.at_once(truth.in_double_precision(llama), ids, 8)
     rows = pd.DataFrame(path_errors.rows_of(true, true, true, ids[0, -8:], 16))
     errors = rows[rows["place"] != "vocabulary"]

@@ -2,45 +2,21 @@
 
 The reference has the weights of the model under test, as that model holds them: what is compared is arithmetic alone.  To
 load a model in fp64 is not enough.  transformers' norms, softmaxes and rotary tables ask for fp32 by name, whatever the
-model's dtype, and a Llama that was loaded in fp64 is therefore off by roundings of fp32.
+model's dtype, and a Llama that was loaded in fp64 is therefore off by roundings of fp32; it has to be run under
+`kvbook.diagnosis.wide.widened`.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from kvbook.models import placement
 
 
-class _NothingCoarser(TorchFunctionMode):
-    """Whoever asks torch for fp32 gets fp64."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.float:
-            func = torch.Tensor.double
-        named = {name: _double(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_double, args), **named)
-
-
-def _double(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
-
-
-@contextmanager
-def in_double() -> Iterator[None]:
-    """Turn every request for fp32 into one for fp64, for the models of `in_double_precision`."""
-    with _NothingCoarser():
-        yield
-
-
 def in_double_precision(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model with its weights as they are, in fp64; run the copy under `in_double`.
+    """Copy a model with its weights as they are, in fp64; run the copy under `widened`.
 
     Parameters
     ----------

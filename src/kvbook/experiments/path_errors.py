@@ -18,6 +18,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from kvbook import corpus, fingerprint, machine, progress, records, truth
+from kvbook.diagnosis.wide import widened
 from kvbook.experiments import operation_replay
 from kvbook.models import loading, placement
 from kvbook.settings import WhichPathSettings
@@ -230,7 +231,7 @@ def compare(
     """
     ids, labels = ids[:, :-1], ids[0, -n_rows:]
     first = ids.shape[1] - n_rows
-    with truth.in_double():
+    with widened(torch.float64):
         true = at_once(reference, ids, n_rows)
     full = at_once(model, ids, n_rows)
     cached, cache = token_by_token(model, ids, n_rows)
@@ -242,7 +243,7 @@ def compare(
         rows = rows_of(true.last(), full.last(), early, labels[-1:], ids.shape[1] - 1)
         yield from ({"path": OFF_BY_ONE} | row for row in rows)
     if check:
-        with truth.in_double():
+        with widened(torch.float64):
             own, _ = token_by_token(reference, ids, n_rows)
         for path, scored in ((CHECK, own), (AS_LOADED, at_once(reference, ids, n_rows))):
             rows = rows_of(true, true, scored, labels, first)
