@@ -313,19 +313,19 @@ def quality_shown(rows: pd.DataFrame) -> pd.DataFrame:
         {
             "model": table["model"],
             "dtype": table["dtype"].map(DTYPES),
-            "nats, fp64": table["nats_reference"].map("{:.4f}".format),
-            "no cache": table["nats_full"].map("{:.4f}".format),
+            "nats a token, no cache": table["nats_full"].map("{:.4f}".format),
             "cached less no cache": table["difference"].map(_signed),
-            "KL from fp64, no cache": table["kl_full"].map(power_of_ten),
-            "KL, cached": table["kl"].map(power_of_ten),
-            "first choice as fp64's, no cache": table["top1_full"].map(str) + " of " + table["rows"].map(str),
-            "cached": table["top1"].map(str) + " of " + table["rows"].map(str),
+            "KL from fp64: no cache, cached": table["kl_full"].map(power_of_ten) + ", " + table["kl"].map(power_of_ten),
+            "first choice as fp64's: no cache, cached": [
+                f"{row.top1_full}, {row.top1} of {row.rows}" for row in table.itertuples()
+            ],
         }
     )
 
 
 def _signed(estimate: fits.Estimate) -> str:
-    ends = [
-        f"{'-' if end < 0 else '+'}{power_of_ten(abs(end))}" for end in (estimate.value, estimate.low, estimate.high)
-    ]
-    return f"{ends[0]} [{ends[1]}, {ends[2]}]"
+    """Write an estimate of any size with one power of ten for all three numbers."""
+    if not (largest := max(abs(estimate.low), abs(estimate.high))):
+        return "0"
+    power = int(np.floor(np.log10(largest)))
+    return f"{scaled(estimate, 10.0**power).text('{:+.1f}')} × {power_of_ten(10.0**power).rpartition(' ')[2]}"

@@ -29,7 +29,8 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
     dtypes = ", ".join(DTYPES[dtype] for dtype in asked["dtypes"])
     around = f"{wording.samples(run)}, of which the second half is scored; {wording.machine(run)}"
     seen = numbers(run.rows)
-    every = f"{wording.models(run)}; {dtypes}; {around}"
+    models = wording.models(run)
+    every = f"{models[0].upper()}{models[1:]}; {dtypes}; {around}"
     first = (
         f"{run.about['models'][0]['name']}, {wording.WEIGHTS[run.about['models'][0]['weights']]}; {dtypes}; {around}"
     )
@@ -45,7 +46,7 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
         "tab-path-reference": (
             "What the reference is worth: relative error of the logits against it, root mean square, of its own token-by-token "
             "path, of the model that is merely loaded in fp64, and of the finest dtype under test. "
-            f"{wording.models(run)}; {around}; the first two of each model on the number of samples given.",
+            f"{every}; the first two of each model on the number of samples given.",
             "",
         ),
         "fig-path-ratios": (
@@ -125,7 +126,8 @@ def _estimates(column: str, form: str = "{:.2f}") -> Callable[[pd.DataFrame], st
 def _tally(series: pd.DataFrame) -> str:
     """Count the series in which the whole interval of the ratio lies below 1, above it, or neither."""
     below, above = (int(series["ratio"].map(test).sum()) for test in (lambda e: e.high < 1, lambda e: e.low > 1))
-    return f"closer in {below}, farther in {above}, neither in {len(series) - below - above} of {len(series)}"
+    counts = {"closer": below, "farther": above, "neither": len(series) - below - above}
+    return " and ".join(f"{word} in {count}" for word, count in counts.items() if count) + f" of {len(series)}"
 
 
 def numbers(rows: pd.DataFrame) -> dict[str, str]:

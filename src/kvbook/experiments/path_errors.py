@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook import corpus, fingerprint, machine, progress, records, truth
+from kvbook import corpus, progress, records, truth
 from kvbook.diagnosis.wide import widened
-from kvbook.experiments import operation_replay
+from kvbook.experiments import frame, operation_replay
 from kvbook.models import loading, placement
 from kvbook.settings import WhichPathSettings
 
@@ -263,15 +263,12 @@ def run(settings: WhichPathSettings) -> records.Run:
     # One token more, so that the last one has a next one too.
     longer = settings.model_copy(update={"n_tokens": settings.n_tokens + 1})
     operation_replay.check_corpus(longer, [model["asked_for"] for model in models], settings.n_samples)
-    made_of = {
-        "settings": settings.model_dump(mode="json"),
-        "source": fingerprint.of_source([__name__]),
-        "models": models,
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(
-        "path_errors", made_of, lambda writer: _measure(settings, models, writer), note={"commit": machine.commit()}
+    return frame.recorded(
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        models=models,
+        corpus=corpus.describe(settings.corpus),
     )
 
 
