@@ -328,4 +328,5 @@ def _signed(estimate: fits.Estimate) -> str:
     if not (largest := max(abs(estimate.low), abs(estimate.high))):
         return "0"
     power = int(np.floor(np.log10(largest)))
-    return f"{scaled(estimate, 10.0**power).text('{:+.1f}')} × {power_of_ten(10.0**power).rpartition(' ')[2]}"
+    numbers = scaled(estimate, 10.0**power).text("{:+.1f}")
+    return f"{numbers} × {power_of_ten(10.0**power).rpartition(' ')[2]}" if power else numbers
