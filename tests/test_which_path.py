@@ -11,6 +11,7 @@ import torch
 from kvbook import fits, paths, truth
 from kvbook.analyses import which_path as analysis
 from kvbook.analyses import which_path_text as text
+from kvbook.analyses.layer_drift import flat
 from kvbook.claims import issue_25420_paths, ledger
 from kvbook.diagnosis.wide import widened
 from kvbook.errors import UserError
@@ -193,6 +194,9 @@ def test_ties_are_no_ones_success(run):
     assert series["closer"].isna().all()
     assert (series["ties"] == series["n"]).all()
     assert series["ratio"].map(lambda e: e.value == pytest.approx(1)).all()
+    half = tied[tied["model"] == "small-gpt2"]
+    mixed = flat(analysis.series_table(pd.concat([run.rows[run.rows["model"] == "small-llama"], half])))
+    assert mixed["closer"].isna().sum() == mixed["closer_low"].isna().sum() == 6
 
 
 def test_the_identity_of_error_and_drift_holds_in_the_pooled_tables(run):

@@ -293,13 +293,15 @@ def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:
-    """Spread each column of estimates over three, value, low and high, so that the table can be written as CSV."""
+    """Spread each column of estimates over three, value, low and high, so that the table can be written as CSV; none stays empty."""
     parts = []
     for name, column in table.items():
         if column.map(lambda x: isinstance(x, fits.Estimate)).any():
             for end in ("value", "low", "high"):
                 parts.append(
-                    column.map(lambda e, end=end: getattr(e, end)).rename(name if end == "value" else f"{name}_{end}")
+                    column.map(lambda e, end=end: getattr(e, end, None)).rename(
+                        name if end == "value" else f"{name}_{end}"
+                    )
                 )
         else:
             parts.append(column)
