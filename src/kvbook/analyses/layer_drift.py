@@ -293,7 +293,7 @@ def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:
-    """Spread each column of estimates over three, value, low and high, so that the table can be written as CSV; none stays empty."""
+    """Spread each column of estimates over three, value, low and high, for a CSV; what is None stays empty."""
     parts = []
     for name, column in table.items():
         if column.map(lambda x: isinstance(x, fits.Estimate)).any():
