@@ -196,7 +196,12 @@ def test_verdicts_on_these_rows(run):
     assert found["quantization-keeps-past"] == "not run"
     assert found["mpt-cannot"] == "other cause"
     assert found["falcon-cannot"] == "other cause"
-    assert found["large-models-unsafe"] == "refuted"
+    assert found["large-models-unsafe"] == "other cause"
+
+
+def test_were_the_switches_harmless_the_conclusion_would_be_refuted(run):
+    harmless = run.rows.assign(relative_rms=0.0)
+    assert word(harmless, "large-models-unsafe") == "refuted"
 
 
 def test_a_large_native_difference_would_bear_the_post_out(run):

@@ -134,13 +134,20 @@ def falcon_cannot(evidence: Evidence) -> Verdict:
 
 
 def large_models_unsafe(evidence: Evidence) -> Verdict:
-    """Look at both, as they are now."""
+    """Look at both, as they are now and as they were."""
     native = {family: evidence.rows(family, past_tables.NATIVE) for family in ("mpt", "falcon")}
     native = {family: rows for family, rows in native.items() if not rows.empty}
     if not native:
         return Verdict("0 runs of MPT and Falcon", "not run")
-    here = "; ".join(f"{analysis.FAMILIES[family]}: {_spread(rows)}" for family, rows in native.items())
+    before = {family: evidence.rows(family, past_tables.AS_IN_2023[family]) for family in native}
+    here = "; ".join(
+        f"{analysis.FAMILIES[family]}: {_spread(rows)}, as in mid-2023 {before[family]['relative_spread'].median():.2g} of "
+        "the spread in the median"
+        for family, rows in native.items()
+    )
     safe = [_within_rounding(rows) for rows in native.values()]
+    if all(rounding for rounding, _ in safe) and all(_within_rounding(rows)[1] for rows in before.values()):
+        return Verdict(here, "other cause")
     return Verdict(here, holds(any(far for _, far in safe), all(rounding for rounding, _ in safe), evidence.weights))
 
 
