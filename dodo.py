@@ -36,7 +36,10 @@ class OneLineReporter(ConsoleReporter):
             super()._write_failure(result, write_exception)
 
 
-paths.BUILD.mkdir(parents=True, exist_ok=True)
+try:
+    paths.BUILD.mkdir(parents=True, exist_ok=True)
+except OSError as error:
+    sys.exit(f"kvbook: cannot make {paths.BUILD}: {error.strerror}; allow it, or name another folder in KVBOOK_BUILD")
 
 DOIT_CONFIG = {
     "default_tasks": ["html"],

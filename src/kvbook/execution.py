@@ -35,7 +35,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from kvbook import fingerprint, paths
+from kvbook import fingerprint, paths, records
 from kvbook.errors import UserError
 from kvbook.figures.publish import CHAPTER_VARIABLE, FOLDER_VARIABLE
 from kvbook.figures.style import STYLE
@@ -183,6 +183,8 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
 def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> list[Chapter]:
     """Execute the chapters whose copies are not fresh; return those.
 
+    Another process that does so in this book is waited for.
+
     Parameters
     ----------
     chapters
@@ -190,10 +192,21 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     out
         Where progress is written; standard error when left out.
     """
-    stale = [(chapter, why) for chapter in chapters if (why := chapter.why_stale()) is not None]
-    for chapter, why in stale:
-        execute(chapter, why=why, out=out)
-    return [chapter for chapter, _ in stale]
+    chapters = [chapter for chapter in chapters if not chapter.is_fresh()]
+    if not chapters:
+        return []
+    executed = []
+    with contextlib.ExitStack() as held:
+        folder = chapters[0].folders.executed
+        with records.writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(records.alone(folder / ".lock", "executes this book's chapters"))
+        for chapter in chapters:
+            # Asked again: whoever was waited for may have executed it.
+            if (why := chapter.why_stale()) is not None:
+                execute(chapter, why=why, out=out)
+                executed.append(chapter)
+    return executed
 
 
 def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None) -> Path:
@@ -226,9 +239,11 @@ def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None)
     # Seconds to import, so only when a chapter runs: a build with nothing to execute never needs torch.
     from kvbook import machine
 
+    _refuse_without_parameters_cell(chapter)
     known = papermill.inspect_notebook(chapter.source)
     _refuse_unknown_parameters(chapter, known)
-    chapter.executed.parent.mkdir(parents=True, exist_ok=True)
+    with records.writable(chapter.folders.executed):
+        chapter.executed.parent.mkdir(parents=True, exist_ok=True)
     staged = chapter.figures.with_name(f".{chapter.stem}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     # Taken before the run: whoever edits a file meanwhile gets a stale copy, not a wrongly fresh one.
@@ -277,10 +292,11 @@ def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None)
         "commit": machine.commit(),
         "files": {f.name: fingerprint.of_file(f) for f in sorted(staged.glob("*")) if not f.name.startswith(".")},
     }
-    chapter.partial.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    _replace_folder(staged, chapter.figures)
-    # Last: a copy in place vouches for the figures, never the other way round.
-    chapter.partial.replace(chapter.executed)
+    with records.writable(chapter.folders.executed):
+        chapter.partial.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        _replace_folder(staged, chapter.figures)
+        # Last: a copy in place vouches for the figures, never the other way round.
+        chapter.partial.replace(chapter.executed)
     return chapter.executed
 
 
@@ -299,6 +315,13 @@ def _read_parameters(folder: Path, profile: str, stems: list[str]) -> dict[str, 
         if stem not in stems:
             raise UserError(f"{file} names a chapter {stem!r} that does not exist (there are: {', '.join(stems)})")
     return {stem: values or {} for stem, values in content.items()}
+
+
+def _refuse_without_parameters_cell(chapter: Chapter) -> None:
+    # papermill would put this run's parameters before the first cell, or, without any, say nothing.
+    cells = _read_notebook(chapter.source).get("cells", [])
+    if not any("parameters" in cell.get("metadata", {}).get("tags", ()) for cell in cells):
+        raise UserError(f"chapter {chapter.stem} has no cell tagged parameters: tag the one that holds its defaults")
 
 
 def _refuse_unknown_parameters(chapter: Chapter, known: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from kvbook import paths
+from kvbook import paths, records
 from kvbook.errors import UserError
 
 
@@ -30,7 +30,8 @@ def build_html() -> None:
     # -n: a reference to nothing is a warning; -W: a warning is an error; --keep-going: name them all at once.
     # -q: warnings and the result, not Sphinx's whole configuration.
     command += ["-n", "-W", "--keep-going", "-q"]
-    finished = subprocess.run(command, check=False)
+    with records.alone(paths.BUILD / ".site.lock", "renders this book"):
+        finished = subprocess.run(command, check=False)
     if finished.returncode != 0:
         # Sphinx warns only about pages that it reads, so the next build would pass in silence over the same
         # faults.

@@ -6,7 +6,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from kvbook import execution, origin
+from kvbook import execution, fingerprint, origin
 from kvbook.errors import UserError
 from kvbook.site import citations, pdf
 from kvbook.site.overlay import Files, overlay
@@ -41,16 +41,19 @@ def _chapter(app: Sphinx, docname: str) -> execution.Chapter | None:
 def _read_again_what_was_run_again(
     app: Sphinx, env: BuildEnvironment, _added: set[str], _changed: set[str], _removed: set[str]
 ) -> list[str]:
-    now = {}
+    now, sources = {}, {docname: fingerprint.of_file(Path(env.doc2path(docname))) for docname in env.found_docs}
     for docname in env.found_docs:
         if (chapter := _chapter(app, docname)) is not None:
             now[docname] = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
     # What a citation says of the book stands on every page too, and whether there are PDFs.
     now["book"] = f"{origin.of(Path(app.srcdir))} {pdf.wanted()}"
     before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
+    sources_before, env.kvbook_sources = getattr(env, "kvbook_sources", sources), sources
+    # Sphinx goes by dates, and takes an edit for old that was made after the clock had been set back.
+    edited = [docname for docname in sources if sources_before.get(docname) != sources[docname]]
     # All pages, not just the chapter's: any of them may show a number of another page's run, and Sphinx keeps
     # no record of that. Reading them all costs less than a second.
-    return sorted(env.found_docs) if before != now else []
+    return sorted(env.found_docs if before != now else edited)
 
 
 def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
