@@ -43,8 +43,10 @@ except OSError as error:
 
 DOIT_CONFIG = {
     "default_tasks": ["html"],
-    "backend": "json",
-    "dep_file": str(paths.BUILD / "doit.json"),
+    # Nothing is kept from one run to the next: what is fresh, the executed copies say themselves. So two at once share no
+    # file, and a full disk cannot damage one.
+    "backend": "sqlite3",
+    "dep_file": ":memory:",
     "reporter": OneLineReporter,
     # A failed chapter does not keep the others from being executed; the site needs them all.
     "continue": True,
