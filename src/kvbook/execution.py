@@ -22,6 +22,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -35,7 +36,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from kvbook import fingerprint, paths, records
+from kvbook import fingerprint, paths, privacy, records
 from kvbook.errors import UserError
 from kvbook.figures.publish import CHAPTER_VARIABLE, FOLDER_VARIABLE
 from kvbook.figures.style import STYLE
@@ -172,6 +173,8 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
     """
     folders = folders or Folders()
     profile = profile or os.environ.get(PROFILE_VARIABLE) or DEFAULT_PROFILE
+    if not re.fullmatch(r"\w[\w.-]*", profile):
+        raise UserError(f"{profile!r} cannot name a parameter set: name a file in {folders.parameters}, without .yaml")
     stems = [path.stem for path in sorted(folders.chapters.glob("*.ipynb"))]
     chosen: dict[str, dict[str, Any]] = {stem: {} for stem in stems}
     for name in dict.fromkeys((DEFAULT_PROFILE, profile)):
@@ -276,11 +279,14 @@ def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None)
                     on_cell_start=live.cell_started,
                 )
             except PapermillExecutionError as error:
+                _remove_secrets(chapter.partial)
                 raise ChapterFailed(_failure(chapter, f"{error.ename}: {error.evalue}")) from None
             except Exception as error:
+                _remove_secrets(chapter.partial)
                 # The kernel died (out of memory, a crash in C code) or never started: papermill tells these
                 # by many types, and for the reader they are one thing.
                 raise ChapterFailed(_failure(chapter, f"{type(error).__name__}: {error}")) from error
+    _refuse_secrets(chapter, notebook, staged)
     notebook.metadata["kvbook"] = {
         "inputs_sha256": inputs_sha256,
         "profile": chapter.profile,
@@ -433,9 +439,26 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _refuse_secrets(chapter: Chapter, notebook: Mapping[str, Any], staged: Path) -> None:
+    """Refuse a result that holds a secret of this environment: what is executed is published."""
+    texts = {"its outputs": json.dumps(notebook, ensure_ascii=False)}
+    # A picture's own bytes hold none; what is drawn as text stands in the SVG and in the rows.
+    texts |= {f.name: f.read_text("utf-8", "replace") for f in sorted(staged.glob("*")) if f.suffix in (".svg", ".csv")}
+    found = [f"{kind} in {where}" for where, text in texts.items() for kind in privacy.secrets_in(text)]
+    if found:
+        chapter.partial.unlink(missing_ok=True)
+        shutil.rmtree(staged, ignore_errors=True)
+        raise ChapterFailed(f"chapter {chapter.stem} would publish {'; '.join(found)}: nothing of this run was kept")
+
+
+def _remove_secrets(file: Path) -> None:
+    if file.is_file() and privacy.secrets_in(text := file.read_text("utf-8")):
+        file.write_text(privacy.without_secrets(text), "utf-8")
+
+
 def _failure(chapter: Chapter, error: str) -> str:
     kept = f"; what ran is in {_short(chapter.partial)}" if chapter.partial.is_file() else ""
-    return f"chapter {chapter.stem} failed: {' '.join(error.split())}{kept}"
+    return f"chapter {chapter.stem} failed: {privacy.without_secrets(' '.join(error.split()))}{kept}"
 
 
 def _short(path: Path) -> str:

@@ -52,6 +52,19 @@ def secrets_in(text: str, environment: Mapping[str, str] | None = None) -> list[
     return found + [f"the value of {name}" for name, value in values if value in text]
 
 
+def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Replace every secret in a text by a remark.
+
+    Parameters
+    ----------
+    text, environment
+        As for `secrets_in`.
+    """
+    for _, value in secrets_of(os.environ if environment is None else environment):
+        text = text.replace(value, "[secret removed]")
+    return re.sub("|".join(_SECRET_FORMS.values()), "[secret removed]", text)
+
+
 def owner_in(text: str) -> list[str]:
     """Say what in a text names a person or their machine."""
     found = [f"{kind} ({match[0]})" for kind, form in _OWNER_FORMS.items() if (match := re.search(form, text))]

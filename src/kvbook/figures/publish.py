@@ -69,6 +69,9 @@ class Page:
     """
 
     def __init__(self, chapter: str, folder: Path | None = None) -> None:
+        # It names a folder, and nothing may be written beside that.
+        if not re.fullmatch(r"\w[\w-]*", chapter):
+            raise UserError(f'"{chapter}" cannot name a chapter: write its file name without the suffix')
         running = os.environ.get(CHAPTER_VARIABLE)
         if running is not None and running != chapter:
             raise UserError(f'this chapter is {running}, but it publishes as "{chapter}": write Page("{running}")')

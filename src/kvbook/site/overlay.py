@@ -11,6 +11,8 @@ Along the way
 """
 
 import copy
+import csv
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -28,8 +30,9 @@ INJECTED = "injected-parameters"
 # What a reader calls each file of a figure or table, in the order in which they are offered.
 _FILE_KINDS = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "data (CSV)"}
 
-# A cell of a table that MyST would read as the start of a list, a heading or a quotation: "-", "1.", "# x".
-_BLOCK_START = re.compile(r"^([-+*#>]|\d+[.)])(?=\s|$)")
+# A cell of a table that MyST would read as the start of a list, a heading, a quotation or a directive: "-", "1.", "# x",
+# ":::{note}". Behind backticks that open a directive comes no further one; behind those of inline code there does.
+_BLOCK_START = re.compile(r"^\s*([-+*#>]|\d+[.)])(?=\s|$)|^\s*(?:(:)(?=::)|(~)(?=~~)|(`)(?=``[^`]*$))")
 
 
 @dataclass(frozen=True)
@@ -183,23 +186,21 @@ def table_directive(table: Mapping[str, Any]) -> str:
     """
     # One line, whatever the caption's own line breaks: it is the directive's argument.
     caption = " ".join(table["caption"].split())
-    rows = "\n".join(_safe_row(row) for row in table["csv"].splitlines())
+    rows = "\n".join(map(_safe_row, csv.reader(io.StringIO(table["csv"]))))
     head = f"::::{{csv-table}} {caption}\n:name: {table['name']}\n:header-rows: 1\n:class: kvbook-table"
     return f"{head}\n\n{rows}\n::::"
 
 
-def _safe_row(row: str) -> str:
-    import csv
-    import io
-
-    fields = [_BLOCK_START.sub(_escaped, field) for field in next(csv.reader([row]), [])]
+def _safe_row(fields: list[str]) -> str:
+    # A field of several lines could hold any block of MyST, a directive that includes a file for one.
+    fields = [_BLOCK_START.sub(_escaped, " ".join(field.split("\n"))) for field in fields]
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(fields)
     return line.getvalue()
 
 
 def _escaped(start: re.Match[str]) -> str:
-    mark = start.group(1)
+    mark = next(filter(None, start.groups()))
     return f"{mark[:-1]}\\{mark[-1]}"
 
 
