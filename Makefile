@@ -34,8 +34,8 @@ lint: $(TEST_READY) ## check style and formatting
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 
-bench: $(BOOK_READY) ## measure the drift harness against the document's own way; prints, never fails on a number
-	@$(RUN) -m kvbook bench
+bench: $(BOOK_READY) ## measure this book's own speed as ratios, and keep them as a run; BENCH=--book builds the book too
+	@$(RUN) -m kvbook bench $(BENCH)
 
 clean: ## remove what runs have made (_build); the installation in .venv stays
 	rm -rf _build

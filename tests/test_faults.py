@@ -191,7 +191,7 @@ def test_two_make_books_at_once_execute_a_chapter_once_and_both_give_the_book(tm
     said = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert (tmp_path / "times").read_text() == "x"
-    assert sum("kvbook: waiting for another process that executes this book's chapters" in text for text in said) == 1
+    assert sum("kvbook: waiting for another process that executes chapter 01_squares" in text for text in said) == 1
     assert (root / "_build" / "html" / "chapters" / "01_squares.html").is_file()
 
 

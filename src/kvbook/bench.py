@@ -1,20 +1,64 @@
-"""``make bench``: this project's speed, as ratios measured side by side in one run.
+"""``make bench``: this project's speed, as ratios measured side by side in one run, and kept as a record.
 
-Wall times of a shared machine wander; the ratio of two pieces of work that take turns does not, or less.
+Wall times of a shared machine wander; the ratio of two pieces of work that take turns does not, or less.  Every bench is a
+run of its own, since its seed, which changes no time, is new each time.  Rows, one a ratio: see ``data/README.md``.
 """
 
+import os
+import shutil
 import statistics
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import torch
+from pydantic import Field
 
-from kvbook import corpus, machine, progress, timing
-from kvbook.experiments import layer_drift
+from kvbook import corpus, fingerprint, machine, memory, paths, progress, records, timing
+from kvbook.analyses import static_cache
+from kvbook.errors import UserError
+from kvbook.experiments import exact_cost, exact_ways, layer_drift, memory_bandwidth, static_speed
 from kvbook.models import loading
+from kvbook.settings import DTypeName, ExactCachesSettings, Settings, StaticCacheSettings
 
-_SAMPLES = 40
-_ROUNDS = 5
+EXPERIMENT = "bench"
+# The way that the book calls its fastest.
+_FASTEST = ("static", True, True)
+
+
+class BenchSettings(Settings):
+    """Settings of a bench.
+
+    Attributes
+    ----------
+    shape : str
+        Family whose true shape, with random weights, decodes.
+    dtype : str
+        In which it does.
+    n_samples : int
+        Texts of the drift harness.
+    n_new_tokens : int
+        Tokens that each way of decoding writes.
+    n_repeats : int
+        How often each of two ways has its turn.
+    book : bool
+        Whether the book is built too, which takes minutes.
+    profile : str
+        With which parameters.
+    """
+
+    shape: Annotated[str, Field(min_length=1)] = "smollm2"
+    dtype: DTypeName = "bfloat16"
+    n_samples: Annotated[int, Field(ge=2)] = 40
+    n_new_tokens: Annotated[int, Field(ge=4)] = 64
+    n_repeats: Annotated[int, Field(ge=2)] = 5
+    book: bool = False
+    profile: str = "smoke"
 
 
 def documented_way(model: torch.nn.Module, samples: list[torch.Tensor]) -> dict[str, float]:
@@ -48,12 +92,27 @@ def our_way(model: torch.nn.Module, samples: list[torch.Tensor]) -> list[dict]:
         return [row for ids in samples for row in layer_drift.compare(model, ids)]
 
 
+def _row(
+    what: str, against: str, ratios: list[float], seconds: float, against_seconds: float
+) -> dict[str, str | float | int]:
+    return {
+        "what": what,
+        "against": against,
+        "ratio": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "repeats": len(ratios),
+        "seconds": seconds,
+        "against_seconds": against_seconds,
+    }
+
+
 def _ratios(
-    first: Callable[[], object], second: Callable[[], object], device: torch.device, label: str
+    first: Callable[[], object], second: Callable[[], object], device: torch.device, rounds: int, label: str
 ) -> tuple[list[float], list[float]]:
     """Time two pieces of work in turn; the first round only warms up."""
     times: tuple[list[float], list[float]] = ([], [])
-    for turn in progress.track(range(_ROUNDS + 1), label=label):
+    for turn in progress.track(range(rounds + 1), label=label):
         for work, into in zip((first, second), times, strict=True):
             _, seconds = timing.timed(work, device)
             if turn:
@@ -61,29 +120,148 @@ def _ratios(
     return times
 
 
-def drift_harness(dtype: str) -> dict[str, str]:
-    """Compare the two harnesses on one model, dtype and set of samples."""
-    loaded = loading.load("llama", dtype=dtype)
-    # As `from_pretrained` leaves it, which the described script does not change.
-    loaded.model.requires_grad_(True)
-    samples = [torch.tensor([sample.ids]) for sample in corpus.samples("stdlib", loaded.tokenizer, _SAMPLES, 64)]
-    theirs, ours = _ratios(
-        lambda: documented_way(loaded.model, samples),
-        lambda: our_way(loaded.model, samples),
-        loaded.model.device,
-        f"drift harness, {dtype}: round",
-    )
-    ratios = sorted(their / our for their, our in zip(theirs, ours, strict=True))
-    return {
-        "what": f"documented way / drift harness, {dtype}",
-        "ratio": f"{statistics.median(ratios):.2f}",
-        "range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-        "documented_ms_per_sample": f"{1000 * statistics.median(theirs) / _SAMPLES:.2f}",
-        "harness_ms_per_sample": f"{1000 * statistics.median(ours) / _SAMPLES:.2f}",
-        "machine": machine.device_name("cpu"),
+def _drift_harness(settings: BenchSettings) -> Iterator[dict]:
+    """Compare the two harnesses on one model and set of samples, in two dtypes."""
+    for dtype in ("float32", "bfloat16"):
+        loaded = loading.load(settings.model, weights=settings.weights, dtype=dtype, device=settings.device)
+        # As `from_pretrained` leaves it, which the described script does not change.
+        loaded.model.requires_grad_(True)
+        texts = corpus.samples("stdlib", loaded.tokenizer, settings.n_samples, 64)
+        samples = [torch.tensor([sample.ids], device=loaded.model.device) for sample in texts]
+        theirs, ours = _ratios(
+            lambda loaded=loaded, samples=samples: documented_way(loaded.model, samples),
+            lambda loaded=loaded, samples=samples: our_way(loaded.model, samples),
+            loaded.model.device,
+            settings.n_repeats,
+            f"drift harness, {dtype}: round",
+        )
+        yield _row(
+            f"drift of every layer, a sample, {dtype}",
+            "issue 25420's way",
+            [their / our for their, our in zip(theirs, ours, strict=True)],
+            statistics.median(ours) / len(samples),
+            statistics.median(theirs) / len(samples),
+        )
+
+
+def _decoding(settings: BenchSettings) -> Iterator[dict]:
+    """Compare the static, compiled step with `generate`, and with what memory allows."""
+    asked = StaticCacheSettings.checked(
+        model=settings.shape, weights="random", device=settings.device, seed=settings.seed, dtype=settings.dtype,
+        n_new_tokens=settings.n_new_tokens, n_repeats=settings.n_repeats,
+    )  # fmt: skip
+    rows = static_speed.run(asked).rows
+    faster = static_cache.against_generate(rows, _FASTEST)
+    steps = static_cache.step_seconds(rows, *_FASTEST)
+    a_step = float(steps["seconds"].median())
+    whole = rows[(rows["phase"] == static_speed.WHOLE) & (rows["cache"] == "dynamic")]
+    yield {
+        "what": f"static cache, one-row step, compiled, a token, {settings.dtype}",
+        "against": "generate",
+        "ratio": faster.value, "lowest": faster.low, "highest": faster.high, "repeats": settings.n_repeats,
+        "seconds": a_step, "against_seconds": float((whole["seconds"] / whole["n_steps"]).median()),
+    }  # fmt: skip
+    read = _bandwidth(settings)
+    config = loading.config_of(settings.shape, "random")
+    identity = loading.identify(settings.shape, "random", settings.seed)
+    dtype = getattr(torch, settings.dtype)
+    kept = memory.kv_bytes_per_token(config, dtype) * float(steps["context"].mean())
+    least = (identity["parameters"] * dtype.itemsize + kept) / static_cache.bandwidth(read)
+    shares = [least / float(some["seconds"].median()) for _, some in steps.groupby("repeat")]
+    yield _row("its share of the memory bandwidth", "a STREAM kernel", shares, a_step, least)
+
+
+def _bandwidth(settings: BenchSettings) -> pd.DataFrame:
+    """Read memory now, beside the rest, whatever was measured before."""
+    with tempfile.TemporaryDirectory(prefix="kvbook-") as scratch:
+        memory_bandwidth.measure(torch.device(settings.device), records.Writer(Path(scratch)))
+        return pd.read_csv(Path(scratch) / "rows.csv")
+
+
+def _switch(settings: BenchSettings) -> Iterator[dict]:
+    """Compare stock arithmetic with the row-invariant one."""
+    asked = ExactCachesSettings.checked(
+        device=settings.device, seed=settings.seed, n_samples=settings.n_repeats, cost_shape=settings.shape,
+        cost_dtype=settings.dtype, n_prefill=256, n_context=100,
+    )  # fmt: skip
+    rows = exact_cost.run(asked).rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
+    for phase, name in (("prefill_s", "prefill of 256 tokens"), ("decode_s", "decode step")):
+        stock, exact = rows[phase][exact_ways.STOCK], rows[phase][exact_ways.EXACT]
+        yield _row(
+            f"row-invariant {name}, {settings.dtype}", "stock", list(stock / exact), exact.median(), stock.median()
+        )
+
+
+def _book(settings: BenchSettings) -> Iterator[dict]:
+    """Build a copy of the book from nothing, again, and with one chapter to execute."""
+    with tempfile.TemporaryDirectory(prefix="kvbook-book-") as scratch:
+        root = Path(scratch) / "book"
+        left_out = shutil.ignore_patterns("_build", ".*", "tests", "src")
+        shutil.copytree(paths.ROOT, root, ignore=left_out)
+        build = root / "_build"
+        cold = _seconds_to_build(root, settings.profile)
+        warm = _seconds_to_build(root, settings.profile)
+        first = sorted((build / "executed").glob("*.ipynb"))[0]
+        first.unlink()
+        one = _seconds_to_build(root, settings.profile)
+    yield _row(f"book, nothing to do ({settings.profile})", "from nothing", [cold / warm], warm, cold)
+    yield _row(f"book, chapter {first.stem} to execute ({settings.profile})", "from nothing", [cold / one], one, cold)
+
+
+def _seconds_to_build(root: Path, profile: str) -> float:
+    environment = os.environ | {"KVBOOK_ROOT": str(root), "KVBOOK_BUILD": str(root / "_build"), "PROFILE": profile}
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "doit", "-f", str(paths.ROOT / "dodo.py")], cwd=root, env=environment, check=False,
+        stdout=sys.stderr,
+    )  # fmt: skip
+    if done.returncode:
+        raise UserError("the book cannot be built, so its time cannot be measured: see above, or leave --book out")
+    return time.perf_counter() - start
+
+
+def run(settings: BenchSettings) -> records.Run:
+    """Run every benchmark; one that was interrupted goes on behind its last one.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run, or a book that cannot be built.
+    """
+    made_of = {
+        "settings": settings.model_dump(mode="json"),
+        "source": fingerprint.of_source([__name__]),
+        "models": [
+            loading.identify(settings.model, settings.weights, settings.seed),
+            loading.identify(settings.shape, "random", settings.seed),
+        ],
+        "machine": machine.describe(settings.device),
     }
 
+    def measure(writer: records.Writer) -> None:
+        parts = {"drift": _drift_harness, "decoding": _decoding, "switch": _switch}
+        for name, part in (parts | ({"book": _book} if settings.book else {})).items():
+            if name not in writer.done:
+                writer.append(name, part(settings))
 
-def table() -> pd.DataFrame:
-    """Run every benchmark and give one table of ratios; above 1 the book is the faster one."""
-    return pd.DataFrame([drift_harness(dtype) for dtype in ("float32", "bfloat16")])
+    return records.run(EXPERIMENT, made_of, measure, note={"commit": machine.commit()})
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write a bench for people; above 1 the first is the faster one, and a share is at most 1.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Of a bench.
+    """
+    return pd.DataFrame(
+        {
+            "what": rows["what"],
+            "against": rows["against"],
+            "ratio": [f"{row.ratio:.2f} [{row.lowest:.2f}, {row.highest:.2f}]" for row in rows.itertuples()],
+            "runs": rows["repeats"],
+            "ms": [f"{1000 * seconds:.4g}" for seconds in rows["seconds"]],
+            "ms, against": [f"{1000 * seconds:.4g}" for seconds in rows["against_seconds"]],
+        }
+    )

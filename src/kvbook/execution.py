@@ -186,7 +186,7 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
 def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> list[Chapter]:
     """Execute the chapters whose copies are not fresh; return those.
 
-    Another process that does so in this book is waited for.
+    Another process that executes one of them is waited for.
 
     Parameters
     ----------
@@ -195,16 +195,15 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     out
         Where progress is written; standard error when left out.
     """
-    chapters = [chapter for chapter in chapters if not chapter.is_fresh()]
-    if not chapters:
-        return []
     executed = []
-    with contextlib.ExitStack() as held:
-        folder = chapters[0].folders.executed
-        with records.writable(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(records.alone(folder / ".lock", "executes this book's chapters"))
-        for chapter in chapters:
+    for chapter in [chapter for chapter in chapters if not chapter.is_fresh()]:
+        folder = chapter.folders.executed
+        with contextlib.ExitStack() as held:
+            with records.writable(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                # A chapter each, so that several jobs can execute a book together.
+                lock = records.alone(folder / f".{chapter.stem}.lock", f"executes chapter {chapter.stem}")
+                held.enter_context(lock)
             # Asked again: whoever was waited for may have executed it.
             if (why := chapter.why_stale()) is not None:
                 execute(chapter, why=why, out=out)

@@ -29,12 +29,13 @@ def run(settings: StaticCacheSettings) -> records.Run:
     return frame.recorded(
         __name__,
         settings,
-        lambda writer: _measure(device, writer),
+        lambda writer: measure(device, writer),
         fields={"device"},
     )
 
 
-def _measure(device: torch.device, writer: records.Writer) -> None:
+def measure(device: torch.device, writer: records.Writer) -> None:
+    """Time every kernel, and append all rows as one unit."""
     if "all" in writer.done:
         return
     first, second = torch.ones(_N, device=device), torch.ones(_N, device=device)
