@@ -216,7 +216,8 @@ def test_parameters_that_are_paths_write_nothing_outside_the_build_folder(tmp_pa
 # Pages
 
 HOSTILE = (
-    '<script>alert(1)</script><img src=x onerror=alert(2)> <iframe src="//evil"></iframe> [a](javascript:alert(3)) '
+    '<script>alert(1)</script><img src=x onerror=alert(2)> <iframe src="//evil"></iframe> '
+    "[a](javascript:alert(3)) [b](javascript:alert(4)){.external} "
     "<!-- gone --> &lt;b&gt;"
 )
 BLOCKS = "one\n\n```{include} ../parameters/few.yaml\n```\n\n```{raw} html\n<b id=raw></b>\n```"

@@ -204,11 +204,12 @@ def bench(
     import time
 
     from kvbook import bench as benchmarks
+    from kvbook.analyses.bench import table
 
     # A new seed is a new run: what was measured at another hour is another bench.
     values = {"seed": int(time.time()), "book": book} | _assignments(settings or [])
     done = benchmarks.run(benchmarks.BenchSettings.checked(**values))
-    typer.echo(benchmarks.table(done.rows).to_string(index=False))
+    typer.echo(table(done.rows).to_string(index=False))
     typer.echo(f"on {done.about['machine']['device_name']}; rows in {done.folder}")
 
 

@@ -21,12 +21,12 @@ from pydantic import Field
 
 from kvbook import corpus, fingerprint, machine, memory, paths, progress, records, timing
 from kvbook.analyses import static_cache
+from kvbook.analyses.bench import EXPERIMENT
 from kvbook.errors import UserError
 from kvbook.experiments import exact_cost, exact_ways, layer_drift, memory_bandwidth, static_speed
 from kvbook.models import loading
 from kvbook.settings import DTypeName, ExactCachesSettings, Settings, StaticCacheSettings
 
-EXPERIMENT = "bench"
 # The way that the book calls its fastest.
 _FASTEST = ("static", True, True)
 
@@ -245,23 +245,3 @@ def run(settings: BenchSettings) -> records.Run:
                 writer.append(name, part(settings))
 
     return records.run(EXPERIMENT, made_of, measure, note={"commit": machine.commit()})
-
-
-def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Write a bench for people; above 1 the first is the faster one, and a share is at most 1.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of a bench.
-    """
-    return pd.DataFrame(
-        {
-            "what": rows["what"],
-            "against": rows["against"],
-            "ratio": [f"{row.ratio:.2f} [{row.lowest:.2f}, {row.highest:.2f}]" for row in rows.itertuples()],
-            "runs": rows["repeats"],
-            "ms": [f"{1000 * seconds:.4g}" for seconds in rows["seconds"]],
-            "ms, against": [f"{1000 * seconds:.4g}" for seconds in rows["against_seconds"]],
-        }
-    )

@@ -7,6 +7,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from kvbook import execution, fingerprint, origin
+from kvbook.analyses import bench
 from kvbook.errors import UserError
 from kvbook.site import citations, pdf
 from kvbook.site.overlay import Files, overlay
@@ -47,6 +48,8 @@ def _read_again_what_was_run_again(
             now[docname] = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
     # What a citation says of the book stands on every page too, and whether there are PDFs.
     now["book"] = f"{origin.of(Path(app.srcdir))} {pdf.wanted()}"
+    # The last bench, which a page shows.
+    now["bench"] = run.hash if (run := bench.latest()) else None
     before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
     sources_before, env.kvbook_sources = getattr(env, "kvbook_sources", sources), sources
     # Sphinx goes by dates, and takes an edit for old that was made after the clock had been set back.

@@ -8,7 +8,7 @@ from sphinx.application import Sphinx
 
 from kvbook import citation, origin
 from kvbook.errors import UserError
-from kvbook.site import environment, gallery, ledger, modules, running
+from kvbook.site import environment, gallery, ledger, modules, running, speed
 from kvbook.site.context import Context
 
 # One on a line of its own; the line becomes the part.
@@ -21,6 +21,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "memory": running.memory,
     "modules": modules.markdown,
     "colab": running.colab,
+    "speed": speed.markdown,
     "how to cite": lambda context: f"```none\n{citation.of_book(origin.of(context.root))}```",
 }
 

@@ -215,7 +215,7 @@ def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
         "Notebook": _download("with its outputs", files.executed, files.page),
     }
     if files.pdf is not None:
-        facts["This page"] = f'<a href="{files.pdf}">as PDF</a>'
+        facts["This page"] = f"[as PDF]({files.pdf}){{.external}}"
     rows = "\n".join(f"{name}\n: {value}\n" for name, value in facts.items())
     return _markdown(
         "how-it-was-run", f":::::{{dropdown}} How this was run\n:class-container: kvbook-run\n\n{rows}:::::"

@@ -1,0 +1,147 @@
+"""`make bench`: ratios come out as they are made, an interrupted bench goes on, and the book's own build is timed."""
+
+from types import SimpleNamespace
+
+import mini_book
+import pandas as pd
+import pytest
+from test_static_cache import TIMES, made_rows
+
+from kvbook import bench, paths, records
+from kvbook.analyses import bench as tables
+from kvbook.errors import UserError
+from kvbook.experiments import exact_ways
+from kvbook.site import speed
+
+
+def costs(switch: float) -> pd.DataFrame:
+    """Make rows in which the row-invariant arithmetic takes `switch` times as long as the stock one."""
+    return pd.DataFrame(
+        [
+            {"repeat": repeat, "arithmetic": name, "prefill_s": 0.4 * factor, "decode_s": 0.02 * factor}
+            for repeat in range(3)
+            for name, factor in ((exact_ways.STOCK, 1), (exact_ways.EXACT, switch))
+        ]
+    )
+
+
+@pytest.fixture
+def made_up(monkeypatch, tmp_path):
+    """Replace what takes minutes by rows of known times, and note with which settings it was asked for."""
+    asked = []
+
+    def give(rows):
+        return lambda settings: asked.append(settings) or SimpleNamespace(rows=rows)
+
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+    monkeypatch.setattr(bench.static_speed, "run", give(made_rows(TIMES)))
+    monkeypatch.setattr(bench.exact_cost, "run", give(costs(1.25)))
+    read = pd.DataFrame({"kernel": "sum", "repeat": [0, 1], "n_bytes": 4e9, "seconds": [0.1, 0.08]})
+    monkeypatch.setattr(bench, "_bandwidth", lambda settings: read)
+    return asked
+
+
+@pytest.fixture
+def settings(llama_folder):
+    return bench.BenchSettings.checked(
+        model=str(llama_folder), shape="smollm2", n_samples=2, n_repeats=2, n_new_tokens=4, seed=7
+    )
+
+
+def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings):
+    rows = bench.run(settings).rows.set_index("what")
+    assert len(rows) == 6
+    drift = rows.filter(like="drift", axis=0)
+    assert (drift["lowest"] <= drift["ratio"]).all()
+    assert (drift["ratio"] <= drift["highest"]).all()
+    assert (drift["lowest"] > 0).all()
+    for _, row in drift.iterrows():
+        assert row["ratio"] == pytest.approx(row["against_seconds"] / row["seconds"], rel=0.5)
+    faster = rows.loc["static cache, one-row step, compiled, a token, bfloat16"]
+    # 200 tokens: a prefill and 199 steps of 10 ms, against 200 at 40 a second.
+    assert faster["ratio"] == pytest.approx(200 / 40 / (0.03 / 1.01 + 1.99), rel=0.01)
+    switch = rows.loc["row-invariant decode step, bfloat16"]
+    assert switch["ratio"] == pytest.approx(1 / 1.25)
+    assert (switch["seconds"], switch["against_seconds"]) == pytest.approx((0.025, 0.02))
+    share = rows.loc["its share of the memory bandwidth"]
+    # Over 50 GB/s, for the weights of 134.5 million numbers of two bytes and some keys and values, in 10 ms.
+    assert share["ratio"] == pytest.approx(2 * 134.5e6 / 50e9 / 0.01, rel=0.05)
+
+
+def test_a_bench_measures_at_its_own_hour_and_not_what_was_measured_before(made_up, settings):
+    first = bench.run(settings)
+    again = bench.run(settings)
+    later = bench.run(settings.model_copy(update={"seed": 8}))
+    assert (first.made, again.made, later.made) == (True, False, True)
+    assert {asked.seed for asked in made_up} == {7, 8}
+
+
+def test_an_interrupted_bench_goes_on_behind_its_last_part(made_up, settings, monkeypatch):
+    whole, done = bench._decoding, []
+    monkeypatch.setattr(bench, "_decoding", lambda settings: done[3])
+    monkeypatch.setattr(
+        bench, "_drift_harness", lambda settings: done.append("drift") or [bench._row("a", "b", [1.0], 1, 1)]
+    )
+    with pytest.raises(IndexError):
+        bench.run(settings)
+    monkeypatch.setattr(bench, "_decoding", whole)
+    assert len(bench.run(settings).rows) == 5
+    assert done == ["drift"]
+
+
+def test_the_table_says_both_times_and_the_range(made_up):
+    rows = pd.DataFrame([bench._row("ours", "theirs", [1.9, 2.0, 2.2], 0.0015, 0.003)])
+    assert tables.table(rows).iloc[0].tolist() == ["ours", "theirs", "2.00 [1.90, 2.20]", 3, "1.5", "3"]
+
+
+def test_the_bandwidth_is_read_in_the_bench_and_leaves_no_run(tmp_path, monkeypatch, settings):
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+    monkeypatch.setattr(bench.memory_bandwidth, "_N", 1 << 16)
+    read = bench._bandwidth(settings)
+    assert (read["seconds"] > 0).all()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_book_is_built_from_nothing_again_and_with_one_chapter_to_execute(tmp_path, monkeypatch, settings):
+    root = mini_book.create(tmp_path / "book")
+    (root / "dodo.py").write_text((paths.ROOT / "dodo.py").read_text())
+    monkeypatch.setattr(paths, "ROOT", root)
+    before = sorted(root.rglob("*"))
+    warm, one = bench._book(settings.model_copy(update={"profile": "few"}))
+    # There is but one chapter here, so executing it is nearly all that there is to do.
+    assert warm["ratio"] > max(1, one["ratio"])
+    assert warm["ratio"] == pytest.approx(warm["against_seconds"] / warm["seconds"])
+    assert warm["against_seconds"] == one["against_seconds"]
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_book_that_cannot_be_built_is_one_line(tmp_path, monkeypatch, settings):
+    root = mini_book.create(tmp_path / "book")
+    (root / "dodo.py").write_text((paths.ROOT / "dodo.py").read_text())
+    monkeypatch.setattr(paths, "ROOT", root)
+    with pytest.raises(UserError, match="cannot be built") as caught:
+        list(bench._book(settings.model_copy(update={"profile": "nosuch"})))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bench_can_be_recorded(made_up, settings):
+    run = bench.run(settings.model_copy(update={"model": "llama"}))
+    assert isinstance(run, records.Run)
+    assert run.about["experiment"] == "bench"
+    assert {"settings", "source", "models", "machine", "commit"} <= set(run.about)
+
+
+def test_a_page_shows_the_bench_that_was_finished_last_or_says_that_there_is_none(
+    made_up, settings, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(paths, "RECORDED_RUNS", tmp_path / "recorded")
+    assert "No bench has been run" in speed.markdown(None)
+    times = iter(["2026-01-02T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-01T00:00:00+00:00"] * 2)
+    monkeypatch.setattr(records, "_now", lambda: next(times))
+    first = bench.run(settings)
+    bench.run(settings.model_copy(update={"seed": 8}))
+    assert tables.latest().hash == first.hash
+    page = speed.markdown(None)
+    assert f"run `{first.hash}`" in page
+    assert ":name: tab-speed" in page
+    assert page.count("row-invariant") == 2
