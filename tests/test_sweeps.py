@@ -126,6 +126,8 @@ def start(workplace: Path, *arguments: str, **more: str) -> subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job ignores Ctrl-C, and its children inherit that; the command here must not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -195,6 +197,20 @@ def test_a_sweep_with_a_worker_killed_midway_ends_complete_and_no_cell_is_done_t
     assert "(0 made now, 24 found), 0 failed" in said
     assert units(workplace) == done
     assert {file: file.stat().st_mtime_ns for folder in runs(workplace) for file in folder.iterdir()} == before
+
+
+def test_an_interrupted_sweep_ends_in_one_line_and_leaves_no_worker(workplace, llama_folder):
+    write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 7, 8], settings=SETTINGS)
+    process = start(workplace, "--workers", "1")
+    until(lambda: len(runs(workplace)) >= 1)
+    workers = workers_of(process)
+    process.send_signal(signal.SIGINT)
+    _, noted = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert noted.strip().splitlines()[-1].startswith("kvbook: interrupted; what was finished is kept")
+    assert "Traceback" not in noted
+    gone, alive = psutil.wait_procs(workers, timeout=20)
+    assert (len(gone), alive) == (1, [])
 
 
 def test_a_cell_that_cannot_be_run_fails_alone_and_in_one_line(workplace, llama_folder):
