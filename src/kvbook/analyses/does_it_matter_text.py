@@ -17,8 +17,7 @@ CACHE = one_axis.TOKENS.name
 def _setting(run: Run) -> str:
     asked = run.about["settings"]
     dtypes = ", ".join(DTYPES[dtype] for dtype in asked["dtypes"])
-    models = wording.models(run)
-    return f"{models[0].upper()}{models[1:]}; {dtypes}; {wording.machine(run)}"
+    return f"{wording.models(run)}; {dtypes}; {wording.machine(run)}"
 
 
 def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> dict[str, dict[str, str]]:

@@ -13,10 +13,6 @@ def _dtypes(run: Run) -> str:
     return ", ".join(DTYPES[dtype] for dtype in run.about["settings"]["dtypes"])
 
 
-def _capital(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]
-
-
 def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
     """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
 
@@ -30,25 +26,27 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
     dict
         By name: ``name``, ``caption`` and, for a figure, ``alt``.
     """
-    setting = f"{_capital(wording.models(ways))}; {_dtypes(ways)}; {wording.samples(ways)}; {wording.machine(ways)}"
-    one = f"{_capital(wording.models(ladder))}; {_dtypes(ladder)}; {wording.samples(ladder)}; {wording.machine(ladder)}"
+    setting = f"{wording.models(ways)}; {_dtypes(ways)}; {wording.samples(ways)}; {wording.machine(ways)}"
+    one = f"{wording.models(ladder)}; {_dtypes(ladder)}; {wording.samples(ladder)}; {wording.machine(ladder)}"
     asked = cost.about["settings"]
+    found = numbers(ways.rows, ladder.rows, cost.rows)
     timed = (
-        f"{_capital(wording.models(cost))}; {DTYPES[asked['cost_dtype']]}; prefill of {asked['n_prefill']} tokens, "
+        f"{wording.models(cost)}; {DTYPES[asked['cost_dtype']]}; prefill of {asked['n_prefill']} tokens, "
         f"{asked['n_steps']} steps on {asked['n_context']} cached tokens, {asked['n_samples']} repeats by turns, whatever "
         f"else ran on the machine; {wording.machine(cost)}"
     )
     said = {
         "fig-exact-ways": (
-            "Share of rows of logits in which every bit equals the full pass's, by model and dtype. Hollow: stock. Filled: "
-            f"under the switch. Each column is one way to feed the tokens. {setting}.",
+            "Share of rows of logits in which every bit equals the full pass's, by model and dtype: under the switch "
+            f"{found['exact_rows']} (filled); stock, token by token, {found['stock_single']} (hollow). Each column is one way "
+            f"to feed the tokens. {setting}.",
             "Points of the share of equal rows, one panel a dtype, models from left to right within each way: stock's "
             "scatter between none and all, those under the switch show what the table beside it counts.",
         ),
         "tab-exact-ways": (f"Rows of logits equal in every bit to the full pass's, all models. {setting}.", ""),
         "fig-exact-ladder": (
-            "Token by token against the full pass, with more and more of the arithmetic made invariant. Left: share of rows "
-            f"equal in every bit. Right: error of the full pass against double precision with the same weights. {one}.",
+            "Token by token against the full pass, with more and more of the arithmetic made invariant; first rung on which "
+            f"all rows are equal: {found['first_rung']}. Left: share of rows equal in every bit. Right: error of the full pass against double precision with the same weights. {one}.",
             "Two panels with one row for each rung of the ladder and one colour a dtype: share of equal rows on the left, "
             "relative error on a logarithmic axis on the right.",
         ),

@@ -28,6 +28,7 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None) -> dict[str, dict[s
     setting = f"{wording.models(drift)}; {wording.samples(drift)}; {wording.machine(drift)}"
     one_each = f"{wording.models(greedy)}; {wording.machine(greedy)}"
     asked = greedy.about["settings"]
+    paths = _of_greedy(greedy.rows)
     said = {
         "fig-layer-drift": (
             "Largest absolute difference of the last token's hidden states between the full pass and prefix + last token. "
@@ -56,7 +57,8 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None) -> dict[str, dict[s
         ),
         "fig-greedy-paths": (
             "Greedy decoding with a cache against decoding without, step by step: logits equal bit for bit, token equal, or "
-            f"token different. Prompt “{asked['prompt']}”, one run each. {one_each}.",
+            f"token different. All tokens are equal in {paths['greedy_posted']} runs as posted, and in {paths['greedy_last']} "
+            f"with the last token alone. Prompt “{asked['prompt']}”, one run each. {one_each}.",
             "Strips of decoding steps for five cached methods, one block for each model and dtype: where a method leaves the "
             "uncached tokens, its strip turns grey.",
         ),

@@ -35,6 +35,7 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
     setting = f"{wording.models(reuse)}; {_dtypes(reuse)}; greedy, at most {asked['n_new_tokens']} tokens; {wording.machine(reuse)}"
     finest = DTYPES[asked["dtypes"][0]]
     files = cuts.rows["source"].nunique()
+    found = _of_texts(tables.runs(reuse.rows))
     said = {
         "tab-element-counts": (
             "The thread's numbers of elements taken apart: key heads times head dimension, times prompt and response tokens, "
@@ -78,7 +79,9 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
             "",
         ),
         "fig-reuse-outcomes": (
-            "Share of runs whose tokens equal those without reuse, by case and dtype, with 95 % intervals (Wilson); runs of "
+            "Share of runs whose tokens equal those without reuse, by case and dtype, with 95 % intervals (Wilson): by the "
+            f"documentation's recipe {found['documented_equal']}, in {finest} where the ids go on from the cached ones "
+            f"{found['continued_equal']}; runs of "
             f"one model and text are not independent, so the intervals are rather too narrow. {setting}.",
             "Shares between 0 and 1 for each case: with the prefix's cache as it is, and with the longest common prefix.",
         ),

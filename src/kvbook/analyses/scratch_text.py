@@ -41,7 +41,6 @@ def captions(logits: Run, loss: Run, texts: Run, speed: Run) -> dict[str, dict[s
     shape = loss.about["models"][0]["shape"]
     block = shape["block"]
     model = f"{wording.models(loss)}, block {block}"
-    model = model[0].upper() + model[1:]
     dtype = DTYPES[loss.rows["dtype"].iloc[0]]
     scored = loss.rows.groupby("way")["n_scored"].sum().iloc[0]
     setting = (

@@ -15,13 +15,14 @@ DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "
 
 
 def models(run: Run) -> str:
-    """Name a run's models with their sizes, those with weights of one kind together."""
+    """Name a run's models with their sizes, those with weights of one kind together, as a sentence begins."""
     groups: dict[str, list[str]] = {}
     for model in run.about["models"]:
         stored = f", {model['quantization']}" if "quantization" in model else ""
         size = f"{model['name']} ({model['layers']} layers, {model['parameters'] / 1e6:,.1f} M parameters{stored})"
         groups.setdefault(model["weights"], []).append(size)
-    return "; ".join(f"{WEIGHTS[weights]}: {', '.join(names)}" for weights, names in groups.items())
+    named = "; ".join(f"{WEIGHTS[weights]}: {', '.join(names)}" for weights, names in groups.items())
+    return named[:1].upper() + named[1:]
 
 
 def corpus(run: Run) -> str:
