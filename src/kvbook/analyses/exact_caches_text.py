@@ -46,7 +46,8 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
         "tab-exact-ways": (f"Rows of logits equal in every bit to the full pass's, all models. {setting}.", ""),
         "fig-exact-ladder": (
             "Token by token against the full pass, with more and more of the arithmetic made invariant; first rung on which "
-            f"all rows are equal: {found['first_rung']}. Left: share of rows equal in every bit. Right: error of the full pass against double precision with the same weights. {one}.",
+            f"all rows are equal: {found['first_rung']}. Left: share of rows equal in every bit. Right: error of the full pass "
+            f"against double precision with the same weights. {one}.",
             "Two panels with one row for each rung of the ladder and one colour a dtype: share of equal rows on the left, "
             "relative error on a logarithmic axis on the right.",
         ),

@@ -81,8 +81,8 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
         "fig-reuse-outcomes": (
             "Share of runs whose tokens equal those without reuse, by case and dtype, with 95 % intervals (Wilson): by the "
             f"documentation's recipe {found['documented_equal']}, in {finest} where the ids go on from the cached ones "
-            f"{found['continued_equal']}; runs of "
-            f"one model and text are not independent, so the intervals are rather too narrow. {setting}.",
+            f"{found['continued_equal']}; runs of one model and text are not independent, so the intervals are rather too "
+            f"narrow. {setting}.",
             "Shares between 0 and 1 for each case: with the prefix's cache as it is, and with the longest common prefix.",
         ),
         "fig-cut-shares": (
