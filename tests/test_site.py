@@ -389,3 +389,22 @@ def test_documentation_of_the_package_shows_no_folder_of_this_machine():
 
     shown = without_paths("(chapters: Path = PosixPath('/home/me/chapters'), n: int = 3)")
     assert shown == "(chapters: Path = ..., n: int = 3)"
+
+
+def test_a_picture_waits_and_keeps_its_place(built_once):
+    from PIL import Image
+
+    root, _ = built_once
+    picture = page(root).find("figure", id="fig-squares").img
+    assert picture["loading"] == "lazy"
+    with Image.open(root / "_build" / "html" / "chapters" / picture["src"]) as shown:
+        assert (picture["width"], picture["height"]) == tuple(map(str, shown.size))
+
+
+def test_a_picture_of_unknown_size_only_waits(tmp_path):
+    from kvbook.site import pictures
+
+    (tmp_path / "a.svg").write_text("<svg/>")
+    html = '<p><img alt="x" src="_images/a.svg"></p>'
+    assert pictures.marked(html, {"a.svg": tmp_path / "a.svg"}) == html.replace("<img ", '<img loading="lazy" ')
+    assert pictures.marked(html, {}) == html.replace("<img ", '<img loading="lazy" ')
