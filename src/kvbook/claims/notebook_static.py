@@ -228,8 +228,10 @@ def texts_differ(evidence: Evidence) -> Verdict:
     here = "; ".join(told) or f"all tokens equal: {len(table)} pairs of {int(table['tokens'].max())} tokens"
     document = documents.published(analysis.DOCUMENT)["dtype"]
     close = parted["margin"] <= ROUNDING * parted["dtype"].map(agreement.UNIT_ROUNDOFF) * parted["logits_rms"]
-    seen = not parted[parted["dtype"] == document].empty
-    return Verdict(here, holds(seen and bool(close.all()), parted.empty, weights))
+    if parted[parted["dtype"] == document].empty:
+        # One prompt on which nothing parts contradicts nothing that was seen elsewhere.
+        return Verdict(here, "undecided" if weights in ("hub", "local") else "needs the real weights")
+    return Verdict(here, holds(bool(close.all()), False, weights))
 
 
 CHECKS = {

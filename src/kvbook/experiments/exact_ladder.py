@@ -11,6 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from kvbook import corpus, exact, progress, records, timing
+from kvbook.diagnosis import wide
 from kvbook.experiments import exact_ways, frame
 from kvbook.models import loading
 from kvbook.settings import ExactCachesSettings
@@ -65,7 +66,7 @@ def _measure(settings: ExactCachesSettings, model: dict[str, Any], writer: recor
                 continue
             ids = torch.tensor([text.ids], device=truth.model.device)
             # Weights rounded as the subject's are, so that what is compared is arithmetic alone.
-            with torch.inference_mode():
+            with torch.inference_mode(), wide.widened(torch.float64):
                 reference = _rounded(truth.model, loaded[None].model)(ids, use_cache=False).logits[0]
             about = {"model": truth.name, "weights": truth.weights, "dtype": dtype, "sample": text.index,
                      "source": text.source, "n_tokens": ids.shape[1]}  # fmt: skip

@@ -26,6 +26,8 @@ LOAD, COMPILE, PREFILL, DECODE, WHOLE = "load", "compile", "prefill", "decode", 
 
 # Lengths at which a step without a cache is measured.
 _N_LENGTHS = 9
+# Tokens of `generate`'s first call on a CPU.
+_FEW = 4
 # Steps that come before the times: compilation, buffers, the code paths of a fresh graph.
 _FIRST_STEPS = 2
 
@@ -96,23 +98,27 @@ def _measure(settings: StaticCacheSettings, writer: records.Writer) -> None:
 
 def _generated(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Iterator[dict[str, Any]]:
     options = {"none": {"use_cache": False}, "dynamic": {}, "static": {"cache_implementation": "static"}}
-    length = {"max_new_tokens": settings.n_new_tokens, "min_new_tokens": settings.n_new_tokens, "do_sample": False}
     mask, made = torch.ones_like(ids), dict.fromkeys(options, 0)
-    # The turn before the first is apart: buffers and, on a GPU, the compilation that a static cache sets off.
+    # The turn before the first is apart: buffers, for which a few tokens do, and, on a GPU, the compilation that a static
+    # cache sets off, which depends on the length.
+    first = min(_FEW, settings.n_new_tokens) if model.device.type == "cpu" else settings.n_new_tokens
     turns = [(repeat, cache) for repeat in range(-1, settings.n_repeats) for cache in options]
     # Without a cache a call takes as long as several others together: one is kept, and none is spent on warming up.
     turns = [(repeat, cache) for repeat, cache in turns if cache != "none" or repeat == 0]
     for repeat, cache in progress.track(turns, label="generate: run"):
-        before = graphs_compiled()
+        before, count = graphs_compiled(), first if repeat < 0 else settings.n_new_tokens
         _, seconds = timing.timed(
-            lambda cache=cache: model.generate(ids, attention_mask=mask, pad_token_id=0, **length, **options[cache]),
+            lambda cache=cache, count=count: model.generate(
+                ids, attention_mask=mask, pad_token_id=0, do_sample=False, max_new_tokens=count, min_new_tokens=count,
+                **options[cache],
+            ),
             model.device,
-        )
+        )  # fmt: skip
         made[cache] += graphs_compiled() - before
         way = Way(cache, compiled=made[cache] > 0)
         phase = COMPILE if repeat < 0 else WHOLE
         yield _row(way, repeat, phase, 0, ids.shape[1], seconds, graphs=made[cache]) | {
-            "engine": GENERATE, "n_steps": settings.n_new_tokens,
+            "engine": GENERATE, "n_steps": count,
         }  # fmt: skip
 
 
