@@ -320,26 +320,69 @@ def texts(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
 
 
 def phases(rows: pd.DataFrame) -> pd.DataFrame:
-    """Give seconds of every phase of the loop, apart.
+    """Give the times of every phase of the loop, apart.
 
     Returns
     -------
     DataFrame
-        ``way``, ``load``, ``first step`` (compilation included), ``prefill`` (to the first token) and ``decode``
-        (a token, median over all steps behind the first two), the last two also with their 5 and 95 % quantiles, all in seconds.
+        ``way``; ``first step`` in seconds, compilation included; ``prefill`` (to the first token) and ``decode`` (a token) in
+        milliseconds, each an `Estimate` of the median with the 5 and 95 % quantiles of all, or None where there was none.
     """
-    load = float(rows[rows["phase"] == speed.LOAD]["seconds"].iloc[0])
     loop = rows[rows["engine"] == speed.LOOP]
     table = []
     for (cache, compiled, one_row), some in loop.groupby(_WAY[1:], sort=False):
         first = some[some["phase"] == speed.COMPILE].sort_values("step")["seconds"].iloc[0]
-        row = {"way": label(cache, compiled, one_row), "load": load, "first step": first}
+        row = {"way": label(cache, compiled, one_row), "first step": first}
         for phase in (speed.PREFILL, speed.DECODE):
-            seconds = some[some["phase"] == phase]["seconds"]
-            for name, share in (("", 0.5), (" 5 %", 0.05), (" 95 %", 0.95)):
-                row[phase + name] = seconds.quantile(share) if len(seconds) else np.nan
+            ms = 1e3 * some[some["phase"] == phase]["seconds"]
+            row[phase] = fits.Estimate(*(float(ms.quantile(q)) for q in (0.5, 0.05, 0.95))) if len(ms) else None
         table.append(row)
     return pd.DataFrame(table)
+
+
+def load_seconds(rows: pd.DataFrame) -> float:
+    """Give the seconds in which the model was made or read."""
+    return float(rows[rows["phase"] == speed.LOAD]["seconds"].iloc[0])
+
+
+def phases_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write the times of `phases` for a page."""
+    found = phases(rows)
+
+    def told(estimate: fits.Estimate | None) -> str:
+        return "" if estimate is None else estimate.text("{:.1f}")
+
+    return pd.DataFrame(
+        {
+            "way": found["way"],
+            "first step, s": found["first step"].map("{:.2f}".format),
+            "prefill, ms": found["prefill"].map(told),
+            "decode step, ms": found["decode"].map(told),
+        }
+    )
+
+
+def shapes_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write the shapes of every step for a page.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``static_shapes``.
+    """
+    return pd.DataFrame(
+        {
+            "cache": rows["cache"],
+            "step": rows["step"],
+            "fed": rows["fed"],
+            "keys": rows["keys_shape"].fillna(""),
+            "len(keys)": [
+                "" if pd.isna(value) or value == "" else f"{int(value)}" for value in rows["first_dimension"]
+            ],
+            "cached": rows["cached_tokens"],
+            "KV, KiB": (rows["kv_bytes"] / 1024).map("{:,.0f}".format),
+        }
+    )
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -57,8 +57,8 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "tab-static-phases": (
-            "Seconds of loading, of the first decode step (with its compilation), of the prefill up to the first token, and of a "
-            f"decode step behind the warm-up: median and the 5 and 95 % quantiles of all. {timed}.",
+            "Time of the first decode step (with its compilation), of the prefill up to the first token, and of a decode step "
+            f"behind the warm-up: median [5 %, 95 % of all]. {timed}.",
             "",
         ),
         "fig-static-length": (
@@ -68,8 +68,8 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
             "lowest.",
         ),
         "tab-static-shapes": (
-            "What is fed and what is held in the document's five steps: ids, keys of the first layer, their first dimension, the "
-            f"tokens cached, and bytes of all keys and values as counted and as computed from the configuration. {where}.",
+            "What is fed and what is held in the document's five steps: shape of the ids, shape of the first layer's keys, their "
+            f"`len`, the tokens cached, and the size of all keys and values. {where}.",
             "",
         ),
         "tab-static-memory": (
@@ -147,6 +147,7 @@ def numbers(
         "crossover_eager": "no length measured" if cross[False] is None else f"{cross[False]} tokens",
         "crossover_compiled": "no length measured" if cross[True] is None else f"{cross[True]} tokens",
         "first_step": f"{phases.loc[analysis.label(best[0], 1, int(best[2])), 'first step']:.0f}",
+        "load": f"{analysis.load_seconds(rows):.1f}",
         "kv_per_token": f"{per_token:,}",
         "kv_static_early": f"{early['static'] / 2**20:.1f}",
         "kv_dynamic_early": f"{early['dynamic'] / 2**20:.2f}",
