@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from kvbook import caches, memory, progress, records
 from kvbook.experiments import frame, static_speed
-from kvbook.models import loading, placement
+from kvbook.models import placement
 from kvbook.settings import StaticCacheSettings
 
 # Tokens behind the prompt.
@@ -31,8 +31,7 @@ def run(settings: StaticCacheSettings) -> records.Run:
     UserError
         For settings that cannot be run.
     """
-    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
-    model = loading.identify(settings.model, static_speed.weights_of(settings), settings.seed)
+    model = static_speed.identify(settings)
     return frame.recorded(
         __name__,
         settings,
@@ -46,13 +45,7 @@ def _measure(settings: StaticCacheSettings, identity: dict[str, Any], writer: re
     if "all" in writer.done:
         return
     device = placement.device_of(settings.device)
-    loaded = loading.load(
-        settings.model,
-        weights=static_speed.weights_of(settings),
-        dtype=settings.dtype,
-        device=settings.device,
-        seed=settings.seed,
-    )
+    loaded = static_speed.load(settings)
     model = loaded.model
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())

@@ -12,7 +12,7 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook import caches, memory, records
 from kvbook.experiments import frame, static_speed
-from kvbook.models import loading, placement
+from kvbook.models import loading
 from kvbook.settings import StaticCacheSettings
 
 # The document's number of steps, and the room that it gave the static cache (a model with a smaller context gets that).
@@ -27,8 +27,7 @@ def run(settings: StaticCacheSettings) -> records.Run:
     UserError
         For settings that cannot be run.
     """
-    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
-    model = loading.identify(settings.model, static_speed.weights_of(settings), settings.seed)
+    model = static_speed.identify(settings)
     return frame.recorded(
         __name__,
         settings,
@@ -41,13 +40,7 @@ def run(settings: StaticCacheSettings) -> records.Run:
 def _measure(settings: StaticCacheSettings, writer: records.Writer) -> None:
     if "all" in writer.done:
         return
-    loaded = loading.load(
-        settings.model,
-        weights=static_speed.weights_of(settings),
-        dtype=settings.dtype,
-        device=settings.device,
-        seed=settings.seed,
-    )
+    loaded = static_speed.load(settings)
     room = min(ROOM, loading.context_length(loaded.model.config) or ROOM)
     ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}

@@ -37,6 +37,19 @@ def weights_of(settings: StaticCacheSettings) -> str:
     return settings.weights if settings.model in registry.families() else "stand-in"
 
 
+def identify(settings: StaticCacheSettings) -> dict[str, Any]:
+    """Name the timed model, and refuse a dtype or device that is not there, before anything is loaded."""
+    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
+    return loading.identify(settings.model, weights_of(settings), settings.seed)
+
+
+def load(settings: StaticCacheSettings) -> loading.Loaded:
+    """Load the timed model."""
+    return loading.load(
+        settings.model, weights=weights_of(settings), dtype=settings.dtype, device=settings.device, seed=settings.seed
+    )
+
+
 def ways(settings: StaticCacheSettings) -> list[Way]:
     """List the ways of the loop: every cache, eager and compiled; and the one-row form, where it can be compiled."""
     found = [Way(cache, compiled) for compiled in (False, True) for cache in ("none", "dynamic", "static")]
@@ -53,8 +66,7 @@ def run(settings: StaticCacheSettings) -> records.Run:
     UserError
         For settings that cannot be run.
     """
-    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
-    model = loading.identify(settings.model, weights_of(settings), settings.seed)
+    model = identify(settings)
     n_prompt = len(loading.tokenizer(settings.model, weights_of(settings))(settings.prompt)["input_ids"])
     loading.check_length(model, n_prompt + settings.n_new_tokens)
     return frame.recorded(
@@ -75,13 +87,7 @@ def _measure(settings: StaticCacheSettings, writer: records.Writer) -> None:
         return
     device = placement.device_of(settings.device)
     loaded, load_s = timing.timed(
-        lambda: loading.load(
-            settings.model,
-            weights=weights_of(settings),
-            dtype=settings.dtype,
-            device=settings.device,
-            seed=settings.seed,
-        ),
+        lambda: load(settings),
         device,
     )
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
