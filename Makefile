@@ -3,7 +3,9 @@
 PYTHON ?= python3
 # Which set of chapter parameters: a file in parameters/.
 PROFILE ?= default
-export PROFILE
+# How many chapters at a time; empty: two, on a processor.
+JOBS ?=
+export PROFILE JOBS
 
 VENV := .venv
 RUN := $(VENV)/bin/python

@@ -63,9 +63,17 @@ def attempt(function, *arguments):
     try:
         function(*arguments)
     except UserError as error:
-        return TaskFailed(str(error))
+        return TaskFailed("\nkvbook: ".join(str(error).splitlines()))
     except KeyboardInterrupt:
         sys.exit("kvbook: interrupted; what was finished is kept, and the next `make book` goes on from there")
+
+
+def task_chapters():
+    """Execute all chapters whose inputs have changed, two at a time where the machine allows it."""
+    return {
+        "actions": [(attempt, (execution.bring_up_to_date, PLAN))],
+        "uptodate": [lambda: all(chapter.is_fresh() for chapter in PLAN)],
+    }
 
 
 def task_chapter():
@@ -81,4 +89,4 @@ def task_chapter():
 def task_html():
     """Render the site into _build/html, with warnings as errors."""
     # Always run: Sphinx itself knows which pages have changed, and says so in a second or two.
-    return {"actions": [(attempt, (build.build_html,))], "task_dep": ["chapter"]}
+    return {"actions": [(attempt, (build.build_html,))], "task_dep": ["chapters"]}

@@ -4,6 +4,8 @@ import ast
 import re
 from typing import Any
 
+from kvbook.experiments.frame import measures_time
+
 MOST_PARAMETERS = 8
 MOST_LINES = 80
 # What nbformat asks of a cell's id.
@@ -31,6 +33,7 @@ def faults(notebook: dict[str, Any]) -> list[str]:
         *_ids(notebook["cells"]),
         *_parameters(code),
         *_thinness(code),
+        *_alone(code),
     ]
 
 
@@ -83,6 +86,20 @@ def _thinness(code: list[dict[str, Any]]) -> list[str]:
                 found.append(f"cell {cell.get('id')} defines {node.name}: that belongs into src/kvbook")
     if lines > MOST_LINES:
         found.append(f"{lines} lines of code, more than {MOST_LINES}")
+    return found
+
+
+def _alone(code: list[dict[str, Any]]) -> list[str]:
+    """Say which cells measure time and might be run beside another chapter's, or are kept alone for nothing."""
+    found = []
+    for cell in code:
+        run = re.findall(r"\b(\w+)\.run\(", _source(cell))
+        timed = [name for name in run if measures_time(f"kvbook.experiments.{name}")]
+        if "alone" in cell["metadata"].get("tags", []):
+            if set(run) != set(timed) or not timed:
+                found.append(f"cell {cell.get('id')} is tagged alone and runs what measures no time")
+        elif timed:
+            found.append(f"cell {cell.get('id')} measures time ({', '.join(timed)}) and is not tagged alone")
     return found
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 
-from kvbook import execution, fingerprint
+from kvbook import execution, fingerprint, live
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
 
@@ -95,15 +95,15 @@ def test_another_version_of_a_library_makes_a_chapter_stale(root, monkeypatch):
 def test_only_modules_that_a_chapter_imports_make_it_stale(root, tmp_path, monkeypatch, module, matters):
     package = shutil.copytree(fingerprint.PACKAGE, tmp_path / "kvbook")
     monkeypatch.setattr(fingerprint, "PACKAGE", package)
-    fingerprint._reached.cache_clear()
+    fingerprint.reached.cache_clear()
     assert only_chapter(root).is_fresh()
     with (package / module).open("a") as file:
         file.write("\nCHANGED = True\n")
-    fingerprint._reached.cache_clear()
+    fingerprint.reached.cache_clear()
     try:
         assert only_chapter(root).is_fresh() is not matters
     finally:
-        fingerprint._reached.cache_clear()
+        fingerprint.reached.cache_clear()
 
 
 @pytest.mark.parametrize("harm", ["removed", "changed"])
@@ -162,8 +162,8 @@ def test_a_foreign_kernelspec_named_python3_does_not_run_the_chapter(root, tmp_p
 
 
 def test_what_an_experiment_reports_is_passed_on_while_it_runs(root, monkeypatch):
-    monkeypatch.setattr(execution, "SECONDS_BETWEEN_LOOKS", 0.05)
-    monkeypatch.setattr(execution, "SECONDS_BETWEEN_LINES", 0.1)
+    monkeypatch.setattr(live, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(live, "SECONDS_BETWEEN_LINES", 0.1)
     slow = mini_book.CODE["run"] + (
         'import time\nfor _ in progress.track(range(3), label="sample"):\n    time.sleep(0.3)\n'
     )
@@ -177,9 +177,9 @@ def test_what_an_experiment_reports_is_passed_on_while_it_runs(root, monkeypatch
 
 
 def test_a_silent_chapter_still_shows_that_it_runs(root, monkeypatch):
-    monkeypatch.setattr(execution, "SECONDS_BETWEEN_LOOKS", 0.05)
-    monkeypatch.setattr(execution, "SECONDS_BETWEEN_LINES", 0.1)
-    monkeypatch.setattr(execution, "SECONDS_WITHOUT_NEWS", 0.2)
+    monkeypatch.setattr(live, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(live, "SECONDS_BETWEEN_LINES", 0.1)
+    monkeypatch.setattr(live, "SECONDS_WITHOUT_NEWS", 0.2)
     mini_book.write(root, run=mini_book.CODE["run"] + "import time\ntime.sleep(1)\n")
     said = io.StringIO()
     execution.execute(only_chapter(root), out=said)

@@ -11,6 +11,10 @@ through one another, the files under ``data/``, and the versions of the librarie
 Contents count, never dates, so a fresh clone or a restored cache is not taken for a change. An import by a
 computed name is not seen.
 
+On a processor of more than one core, chapters are executed two at a time. A cell tagged ``alone`` measures time: while it
+runs, no cell of another chapter does, and it has every core; all other experiments use their share of the cores, also
+when no other chapter runs, for their bits may depend on the number of threads.
+
 While a chapter runs, its copy is ``<chapter>.partial.ipynb`` and its figures lie in a folder of their own;
 both are moved into place when the last cell has succeeded. After a failure the partial copy stays, to be
 looked at.
@@ -26,9 +30,9 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +44,10 @@ from kvbook import fingerprint, paths, privacy, records
 from kvbook.errors import UserError
 from kvbook.figures.publish import CHAPTER_VARIABLE, FOLDER_VARIABLE
 from kvbook.figures.style import STYLE
+from kvbook.live import Job, Screen
 from kvbook.progress import PROGRESS_VARIABLE
+from kvbook.threads import THREADS_VARIABLE
+from kvbook.turns import Turns
 
 PROFILE_VARIABLE = "PROFILE"
 DEFAULT_PROFILE = "default"
@@ -48,10 +55,10 @@ DEFAULT_PROFILE = "default"
 # A new version of one of these may change what a chapter shows.
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "scipy", "pandas", "matplotlib", "seaborn")
 
-# How often a running chapter says how far it is: on a terminal in place, in a log a line.
-SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_BETWEEN_LINES = 5.0
-SECONDS_WITHOUT_NEWS = 20.0
+# How many chapters at a time; by default two, where that can do no harm.
+JOBS_VARIABLE = "JOBS"
+# The cells that must have the machine to themselves.
+ALONE_TAG = "alone"
 
 
 class ChapterFailed(UserError):
@@ -183,10 +190,38 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
     return [Chapter(stem, profile, chosen[stem], (k, len(stems)), folders) for k, stem in enumerate(stems, start=1)]
 
 
+class _House:
+    """What the chapters that run side by side share: a place to say how far they are, turns, and cores.
+
+    Parameters
+    ----------
+    out
+        Where progress is written.
+    threads
+        How many an experiment may use that measures no time; all where None.
+    """
+
+    def __init__(self, out: TextIO | None, threads: int | None = None) -> None:
+        self.screen = Screen(out)
+        self.turns = Turns()
+        self.threads = threads
+        self.stopped = False
+        self.kernels: set[Any] = set()
+
+    def stop(self) -> None:
+        """End everything at once: no further cell, and no kernel left."""
+        self.stopped = True
+        self.turns.stop()
+        for kernel in list(self.kernels):
+            # It may end, or never have begun, at this very moment.
+            with contextlib.suppress(ProcessLookupError, AttributeError):
+                kernel.provisioner.process.kill()
+
+
 def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> list[Chapter]:
     """Execute the chapters whose copies are not fresh; return those.
 
-    Another process that executes one of them is waited for.
+    Another process that executes one of them is waited for. One that fails keeps none of the others from being executed.
 
     Parameters
     ----------
@@ -194,21 +229,85 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
         From :func:`plan`.
     out
         Where progress is written; standard error when left out.
+
+    Raises
+    ------
+    ChapterFailed
+        When at least one failed: a line for each.
+    UserError
+        When the environment's ``JOBS`` is no number of jobs.
     """
-    executed = []
-    for chapter in [chapter for chapter in chapters if not chapter.is_fresh()]:
-        folder = chapter.folders.executed
-        with contextlib.ExitStack() as held:
-            with records.writable(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                # A chapter each, so that several jobs can execute a book together.
-                lock = records.alone(folder / f".{chapter.stem}.lock", f"executes chapter {chapter.stem}")
-                held.enter_context(lock)
-            # Asked again: whoever was waited for may have executed it.
-            if (why := chapter.why_stale()) is not None:
-                execute(chapter, why=why, out=out)
+    chapters = list(chapters)
+    jobs = _jobs(chapters)
+    house = _House(out, _share_of_threads(jobs))
+    stale = [chapter for chapter in chapters if not chapter.is_fresh()]
+    executed: list[Chapter] = []
+    failures: list[str] = []
+
+    def bring(chapter: Chapter) -> None:
+        try:
+            if _bring_up_to_date(chapter, house):
                 executed.append(chapter)
+        except UserError as error:
+            failures.append(str(error))
+
+    if min(jobs, len(stale)) <= 1:
+        for chapter in stale:
+            bring(chapter)
+    else:
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                for future in [pool.submit(bring, chapter) for chapter in stale]:
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                house.stop()
+                raise
+    if failures:
+        raise ChapterFailed("\n".join(failures))
     return executed
+
+
+def _bring_up_to_date(chapter: Chapter, house: _House) -> bool:
+    """Execute a chapter, if that is still needed, with nobody else at it; say whether it was."""
+    folder = chapter.folders.executed
+    with contextlib.ExitStack() as held:
+        with records.writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            # A chapter each, so that several processes can execute a book together.
+            lock = records.alone(folder / f".{chapter.stem}.lock", f"executes chapter {chapter.stem}")
+            held.enter_context(lock)
+        # Asked again: whoever was waited for may have executed it.
+        if house.stopped or (why := chapter.why_stale()) is None:
+            return False
+        _execute(chapter, why, house)
+        return True
+
+
+def _jobs(chapters: list[Chapter]) -> int:
+    """How many chapters to execute at a time."""
+    asked = os.environ.get(JOBS_VARIABLE)
+    if asked:
+        if not asked.isdecimal() or int(asked) < 1:
+            raise UserError(f"JOBS={asked} is no number of jobs: give 1 or more, or leave it out")
+        return int(asked)
+    # One accelerator, and the memory for one set of full-size weights, are what most people have.
+    for chapter in chapters:
+        given = chapter.parameters
+        is_full_size = given.get("weights") == "hub" or "/" in str(given.get("model", ""))
+        if is_full_size or given.get("device", "cpu") != "cpu":
+            return 1
+    return min(2, _cores())
+
+
+def _share_of_threads(jobs: int) -> int | None:
+    return max(1, _cores() // jobs) if jobs > 1 else None
+
+
+def _cores() -> int:
+    # As torch counts its threads: what the user has set, else the cores that this process may use.
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else len(os.sched_getaffinity(0))
 
 
 def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None) -> Path:
@@ -235,6 +334,10 @@ def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None)
     UserError
         When a parameter is given that the chapter does not have.
     """
+    return _execute(chapter, why, _House(out, _share_of_threads(_jobs([chapter]))))
+
+
+def _execute(chapter: Chapter, why: str | None, house: _House) -> Path:
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
@@ -251,40 +354,51 @@ def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None)
     # Taken before the run: whoever edits a file meanwhile gets a stale copy, not a wrongly fresh one.
     inputs_sha256 = chapter.inputs_sha256()
     started, clock = datetime.now(UTC), time.monotonic()
+    place, count = chapter.place
+    head = f"chapter {place} of {count}: {chapter.stem}"
     code_cells = len(_code_cells(_read_notebook(chapter.source))) + bool(chapter.parameters)
     with (
         tempfile.TemporaryDirectory(prefix="kvbook-") as scratch,
-        _Live(chapter, why, code_cells, out) as live,
+        Job(house.screen, head, why, code_cells) as job,
+        house.turns.place() as turn,
     ):
-        live.progress_file = Path(scratch) / "progress"
+        job.progress_file = Path(scratch) / "progress"
         settings = {
             CHAPTER_VARIABLE: chapter.stem,
             FOLDER_VARIABLE: str(staged),
-            PROGRESS_VARIABLE: str(live.progress_file),
+            PROGRESS_VARIABLE: str(job.progress_file),
             # Every refresh of a library's own bar would be stored as an output of the cell.
             "TQDM_DISABLE": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
-        with _environment(settings):
-            try:
-                notebook = papermill.execute_notebook(
-                    chapter.source,
-                    chapter.partial,
-                    parameters=chapter.parameters,
-                    kernel_name="python3",
-                    cwd=chapter.folders.chapters,
-                    progress_bar=False,
-                    kernel_manager_class=_own_interpreter(),
-                    on_cell_start=live.cell_started,
-                )
-            except PapermillExecutionError as error:
-                _remove_secrets(chapter.partial)
-                raise ChapterFailed(_failure(chapter, f"{error.ename}: {error.evalue}")) from None
-            except Exception as error:
-                _remove_secrets(chapter.partial)
-                # The kernel died (out of memory, a crash in C code) or never started: papermill tells these
-                # by many types, and for the reader they are one thing.
-                raise ChapterFailed(_failure(chapter, f"{type(error).__name__}: {error}")) from error
+        if house.threads is not None:
+            settings[THREADS_VARIABLE] = str(house.threads)
+
+        def begin(cell: Mapping[str, Any], **_: Any) -> None:
+            if cell["cell_type"] == "code":
+                job.wait()
+                turn.take(alone=ALONE_TAG in cell["metadata"].get("tags", ()))
+                job.next_step()
+
+        try:
+            notebook = papermill.execute_notebook(
+                chapter.source,
+                chapter.partial,
+                parameters=chapter.parameters,
+                kernel_name="python3",
+                progress_bar=False,
+                kernel_manager_class=_own_interpreter(settings, chapter.folders.chapters, house),
+                on_cell_start=begin,
+            )
+        except PapermillExecutionError as error:
+            _remove_secrets(chapter.partial)
+            raise ChapterFailed(_failure(chapter, f"{error.ename}: {error.evalue}")) from None
+        except Exception as error:
+            _remove_secrets(chapter.partial)
+            job.interrupted = house.stopped
+            # The kernel died (out of memory, a crash in C code) or never started: papermill tells these
+            # by many types, and for the reader they are one thing.
+            raise ChapterFailed(_failure(chapter, f"{type(error).__name__}: {error}")) from error
     _refuse_secrets(chapter, notebook, staged)
     notebook.metadata["kvbook"] = {
         "inputs_sha256": inputs_sha256,
@@ -346,8 +460,11 @@ def _device(chapter: Chapter, known: Mapping[str, Any]) -> str:
     return chapter.parameters.get("device", default)
 
 
-def _own_interpreter() -> type:
-    """Return a kernel manager that runs this interpreter, whatever kernelspec named python3 is installed."""
+def _own_interpreter(settings: Mapping[str, str], folder: Path, house: _House) -> type:
+    """Return a kernel manager that runs this interpreter, whatever kernelspec named python3 is installed.
+
+    Environment and folder are the kernel's own: this process may run several, and has but one of each.
+    """
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
 
@@ -358,84 +475,14 @@ def _own_interpreter() -> type:
             start = ["-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=50"]
             return KernelSpec(argv=[sys.executable, *start], display_name="Python 3", language="python")
 
+        async def start_kernel(self, **options: Any) -> None:
+            house.kernels.add(self)
+            await super().start_kernel(**options, env={**os.environ, **settings}, cwd=str(folder))
+            # A process that was begun while everything was being stopped.
+            if house.stopped:
+                house.stop()
+
     return OwnInterpreter
-
-
-class _Live:
-    """Says which chapter runs, which cell, and what its experiment last reported."""
-
-    def __init__(self, chapter: Chapter, why: str | None, code_cells: int, out: TextIO | None) -> None:
-        self._out = out or sys.stderr
-        place, count = chapter.place
-        self._head = f"chapter {place} of {count}: {chapter.stem}"
-        self._why = f" ({why})" if why else ""
-        self._code_cells = code_cells
-        self._cells_begun = 0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.progress_file: Path | None = None
-
-    def cell_started(self, cell: dict[str, Any], **_: Any) -> None:
-        if cell["cell_type"] == "code":
-            self._cells_begun += 1
-
-    def __enter__(self) -> "_Live":
-        self._began = time.monotonic()
-        self._line(f"{self._head}{self._why}")
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-        if self._out.isatty():
-            self._out.write("\r\x1b[K")
-        end = "done" if kind is None else "interrupted" if kind is KeyboardInterrupt else "failed"
-        self._line(f"{self._head}: {end} after {self._elapsed()}")
-
-    def _watch(self) -> None:
-        last_news, last_said = "", self._began
-        while not self._done.wait(SECONDS_BETWEEN_LOOKS):
-            news, now = self._news(), time.monotonic()
-            line = f"{self._head}  {self._elapsed()}  {news}"
-            if self._out.isatty():
-                width = shutil.get_terminal_size().columns - 1
-                self._out.write(f"\r\x1b[K{line[:width]}")
-                self._out.flush()
-                continue
-            pause = SECONDS_BETWEEN_LINES if news != last_news else SECONDS_WITHOUT_NEWS
-            if now - last_said >= pause:
-                self._line(line)
-                last_news, last_said = news, now
-
-    def _news(self) -> str:
-        news = f"cell {self._cells_begun} of {self._code_cells}"
-        if self.progress_file is not None and self.progress_file.is_file():
-            reported = self.progress_file.read_text("utf-8", errors="replace").strip()
-            news += f"  {reported}" if reported else ""
-        return news
-
-    def _elapsed(self) -> str:
-        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        return f"{minutes}:{seconds:02d}"
-
-    def _line(self, text: str) -> None:
-        self._out.write(f"{text}\n")
-        self._out.flush()
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _refuse_secrets(chapter: Chapter, notebook: Mapping[str, Any], staged: Path) -> None:

@@ -60,16 +60,23 @@ def imports_of(source: str, module: str = "") -> set[str]:
 
 
 @functools.cache
-def _reached(module: str) -> frozenset[str]:
-    reached: set[str] = set()
+def reached(module: str) -> frozenset[str]:
+    """List the kvbook modules that a module imports, directly or not, and itself.
+
+    Parameters
+    ----------
+    module : str
+        Its dotted name.
+    """
+    found: set[str] = set()
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        if name in reached or (path := _file_of(name)) is None:
+        if name in found or (path := _file_of(name)) is None:
             continue
-        reached.add(name)
+        found.add(name)
         waiting += imports_of(path.read_text("utf-8"), name)
-    return frozenset(reached)
+    return frozenset(found)
 
 
 def _without_prose(source: str) -> str:
@@ -97,7 +104,7 @@ def of_source(modules: Iterable[str]) -> str:
     modules : iterable of str
         Dotted names, such as ``"kvbook.experiments.layer_drift"``.
     """
-    everything = sorted(set().union(*(_reached(module) for module in modules)))
+    everything = sorted(set().union(*(reached(module) for module in modules)))
     digest = hashlib.sha256()
     for module in everything:
         if path := _file_of(module):

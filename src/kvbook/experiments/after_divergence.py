@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from kvbook import fingerprint, machine, predictions, progress, records
-from kvbook.experiments import first_divergence, one_axis, teacher_forced
+from kvbook import fingerprint, predictions, progress, records
+from kvbook.experiments import first_divergence, one_axis
 from kvbook.settings import DoesItMatterSettings
 
 # Steps before and behind the parting that are looked at.
@@ -35,12 +35,11 @@ def run(settings: DoesItMatterSettings) -> records.Run | None:
     parted = pairs(before.rows)
     if parted.empty:
         return None
-    about = teacher_forced.made_of(
-        settings, __name__, {"n_samples", "n_tokens"}, settings.n_tokens + max(one_axis.PADS)
-    ) | {"pairs": fingerprint.of_values(parted.to_dict("records"))}
-    return records.run(
-        "after_divergence", about, lambda writer: _measure(settings, parted, writer), note={"commit": machine.commit()}
-    )
+    fields, longest = {"n_samples", "n_tokens"}, settings.n_tokens + max(one_axis.PADS)
+    return one_axis.recorded(
+        __name__, settings, lambda writer: _measure(settings, parted, writer), fields, longest,
+        pairs=fingerprint.of_values(parted.to_dict("records")),
+    )  # fmt: skip
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:

@@ -254,7 +254,7 @@ def run(settings: BugOrRoundingSettings) -> records.Run:
         seed=settings.seed,
     )  # fmt: skip
     # The chapter's identity of its model, with what captions ask of every model.
-    scratch = scratch_subject.made_of(of_settings, __name__, {"dtypes"})["models"][0]
+    scratch = scratch_subject.identity(of_settings)
 
     def measure(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dict[str, Any]]:
         model, kind = loaded.model, loaded.model.config.model_type

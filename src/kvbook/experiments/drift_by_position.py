@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from kvbook import corpus, machine, predictions, progress, records
-from kvbook.experiments import one_axis, teacher_forced
+from kvbook import corpus, predictions, progress, records
+from kvbook.experiments import one_axis
 from kvbook.models import loading
 from kvbook.settings import DoesItMatterSettings
 
@@ -38,10 +38,8 @@ def run(settings: DoesItMatterSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    about = teacher_forced.made_of(settings, __name__, {"longest", "n_long"}, length(settings))
-    return records.run(
-        "drift_by_position", about, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
-    )
+    fields, longest = {"longest", "n_long"}, length(settings)
+    return one_axis.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields, longest)
 
 
 def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from kvbook import agreement, machine, predictions, progress, records
-from kvbook.experiments import one_axis, teacher_forced
+from kvbook import agreement, predictions, progress, records
+from kvbook.experiments import one_axis
 from kvbook.settings import DoesItMatterSettings
 
 GREEDY, DRAWN = "greedy", "drawn"
@@ -125,12 +125,8 @@ def run(settings: DoesItMatterSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    about = teacher_forced.made_of(
-        settings, __name__, {"n_samples", "n_tokens"}, settings.n_tokens + max(one_axis.PADS)
-    )
-    return records.run(
-        "first_divergence", about, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
-    )
+    fields, longest = {"n_samples", "n_tokens"}, settings.n_tokens + max(one_axis.PADS)
+    return one_axis.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields, longest)
 
 
 def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:

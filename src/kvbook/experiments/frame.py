@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-from kvbook import fingerprint, machine, records
+from kvbook import fingerprint, machine, records, threads
 from kvbook.settings import Settings
 
 
@@ -15,6 +15,8 @@ def recorded(
     **inputs: Any,
 ) -> records.Run:
     """Give the run of an experiment with these inputs: read it if it is there, else make it or finish it.
+
+    It has its share of the cores (`kvbook.threads`), and all of them when it measures time.
 
     Parameters
     ----------
@@ -34,10 +36,22 @@ def recorded(
     UserError
         As `records.run`.
     """
-    made_of = {
-        "settings": settings.model_dump(mode="json", include=None if fields is None else set(fields)),
-        "source": fingerprint.of_source([module]),
-        **inputs,
-        "machine": machine.describe(settings.device),
-    }
-    return records.run(module.rpartition(".")[2], made_of, measure, note={"commit": machine.commit()})
+    with threads.share(whole=measures_time(module)):
+        made_of = {
+            "settings": settings.model_dump(mode="json", include=None if fields is None else set(fields)),
+            "source": fingerprint.of_source([module]),
+            **inputs,
+            "machine": machine.describe(settings.device),
+        }
+        return records.run(module.rpartition(".")[2], made_of, measure, note={"commit": machine.commit()})
+
+
+def measures_time(module: str) -> bool:
+    """Tell whether an experiment measures time: whether it, or what it imports, imports `kvbook.timing`.
+
+    Parameters
+    ----------
+    module : str
+        The experiment's dotted name.
+    """
+    return "kvbook.timing" in fingerprint.reached(module)

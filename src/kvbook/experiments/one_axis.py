@@ -16,8 +16,9 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.pytorch_utils import Conv1D
 
-from kvbook import corpus, rounded_caches
+from kvbook import corpus, records, rounded_caches
 from kvbook.errors import UserError
+from kvbook.experiments import frame
 from kvbook.models import loading, lowbit, placement
 from kvbook.settings import DoesItMatterSettings
 
@@ -357,3 +358,35 @@ def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list
             f"longer files, or lower n_tokens or longest to at most {min(len(s.ids) for s in short) - 1}"
         )
     return samples
+
+
+def recorded(
+    module: str,
+    settings: DoesItMatterSettings,
+    measure: Callable[[records.Writer], None],
+    fields: set[str],
+    longest: int,
+    **inputs: Any,
+) -> records.Run:
+    """Give the run of one of the chapter's experiments: `frame.recorded` with the baseline and the texts.
+
+    Parameters
+    ----------
+    module : str
+        The experiment's dotted name.
+    settings : DoesItMatterSettings
+        The chapter's.
+    measure : callable
+        Appends every unit that ``writer.done`` does not hold yet.
+    fields : set of str
+        The settings on which its rows depend, besides those that all of these experiments use.
+    longest : int
+        The longest text that is run, in tokens.
+    **inputs
+        Whatever else they depend on.
+    """
+    return frame.recorded(
+        module, settings, measure,
+        fields={"model", "weights", "device", "seed", "corpus", "dtypes"} | fields,
+        models=[identity(settings, longest)], corpus=corpus.describe(settings.corpus), **inputs,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvbook import agreement, machine, progress, records
+from kvbook import agreement, progress, records
 from kvbook.experiments import scratch_subject as subject
 from kvbook.scratch.memory import RollingMemory
 from kvbook.scratch.model import Mask, ScratchGPT
@@ -108,10 +108,8 @@ def run(settings: ScratchSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    made_of = subject.made_of(settings, __name__, {"dtypes", "n_blocks", "n_samples"})
-    return records.run(
-        "scratch_logits", made_of, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
-    )
+    fields = {"dtypes", "n_samples"}
+    return subject.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields)
 
 
 def _measure(settings: ScratchSettings, writer: records.Writer) -> None:

@@ -9,7 +9,7 @@ import itertools
 import torch
 from torch.nn import functional
 
-from kvbook import machine, progress, records
+from kvbook import progress, records
 from kvbook.experiments import scratch_subject as subject
 from kvbook.scratch.ways import FIXES, WAYS, MakeWay, Refill, Way, refill_name
 from kvbook.settings import ScratchSettings
@@ -87,10 +87,8 @@ def run(settings: ScratchSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    made_of = subject.made_of(settings, __name__, {"dtypes", "n_samples", "n_blocks"})
-    return records.run(
-        "scratch_loss", made_of, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
-    )
+    fields = {"dtypes", "n_samples"}
+    return subject.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields)
 
 
 def _measure(settings: ScratchSettings, writer: records.Writer) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvbook import machine, progress, records, timing
+from kvbook import progress, records, timing
 from kvbook.experiments import scratch_loss, scratch_texts
 from kvbook.experiments import scratch_subject as subject
 from kvbook.models import placement
@@ -88,10 +88,8 @@ def run(settings: ScratchSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    made_of = subject.made_of(settings, __name__, {"dtypes", "n_blocks", "n_samples", "n_timed"})
-    return records.run(
-        "scratch_speed", made_of, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
-    )
+    fields = {"dtypes", "n_samples", "n_timed"}
+    return subject.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields)
 
 
 def _random_model(settings: ScratchSettings) -> ScratchGPT:

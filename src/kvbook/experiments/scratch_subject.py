@@ -1,27 +1,20 @@
 """What the experiments on the thread's model share: the model, its texts, and what a run is made of."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from kvbook import fingerprint, machine
+from kvbook import records
 from kvbook.errors import UserError
+from kvbook.experiments import frame
 from kvbook.models import placement
 from kvbook.scratch import checkpoints, text
 from kvbook.settings import ScratchSettings
 
 
-def made_of(settings: ScratchSettings, module: str, fields: set[str]) -> dict[str, Any]:
-    """Name everything that the rows of an experiment depend on, and refuse what cannot be run before anything is.
-
-    Parameters
-    ----------
-    settings : ScratchSettings
-        What to run.
-    module : str
-        The experiment's dotted name.
-    fields : set of str
-        The settings on which its rows depend, besides model, weights, device, seed and corpus.
+def identity(settings: ScratchSettings) -> dict[str, Any]:
+    """Name the model, and refuse what cannot be run before anything is.
 
     Raises
     ------
@@ -38,15 +31,36 @@ def made_of(settings: ScratchSettings, module: str, fields: set[str]) -> dict[st
             f"n_blocks = {settings.n_blocks}: the model's table of positions ends after {longest} blocks; lower n_blocks"
         )
     texts(settings, checkpoints.load_vocabulary(settings.model, settings.corpus), model["shape"]["block"])
-    return {
-        "settings": settings.model_dump(
-            mode="json", include={"model", "weights", "device", "seed", "corpus"} | fields
-        ),
-        "source": fingerprint.of_source([module]),
-        "models": [model],
-        "corpus": text.describe(settings.corpus, "held-out"),
-        "machine": machine.describe(settings.device),
-    }  # fmt: skip
+    return model
+
+
+def recorded(
+    module: str, settings: ScratchSettings, measure: Callable[[records.Writer], None], fields: set[str]
+) -> records.Run:
+    """Give the run of one of the thread's experiments: `frame.recorded` with the thread's model and texts.
+
+    Parameters
+    ----------
+    module : str
+        The experiment's dotted name.
+    settings : ScratchSettings
+        What to run.
+    measure : callable
+        Appends every unit that ``writer.done`` does not hold yet.
+    fields : set of str
+        The settings on which its rows depend, besides model, weights, device, seed, corpus and ``n_blocks``.
+
+    Raises
+    ------
+    UserError
+        As `identity` and `frame.recorded`.
+    """
+    models = [identity(settings)]
+    return frame.recorded(
+        module, settings, measure,
+        fields={"model", "weights", "device", "seed", "corpus", "n_blocks"} | fields,
+        models=models, corpus=text.describe(settings.corpus, "held-out"),
+    )  # fmt: skip
 
 
 def load(settings: ScratchSettings, dtype: str) -> checkpoints.Loaded:

@@ -5,7 +5,7 @@ Rows, one a (choice, way, sample): see ``data/README.md``.
 
 import torch
 
-from kvbook import machine, progress, records
+from kvbook import progress, records
 from kvbook.experiments import scratch_subject as subject
 from kvbook.scratch.ways import POSTED, WAYS, WINDOW, MakeWay, Refill, Window, refill_name, write
 from kvbook.settings import ScratchSettings
@@ -37,10 +37,8 @@ def run(settings: ScratchSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    made_of = subject.made_of(settings, __name__, {"dtypes", "n_samples", "n_blocks"})
-    return records.run(
-        "scratch_texts", made_of, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
-    )
+    fields = {"dtypes", "n_samples"}
+    return subject.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields)
 
 
 def _measure(settings: ScratchSettings, writer: records.Writer) -> None:

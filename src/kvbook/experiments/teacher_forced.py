@@ -8,33 +8,9 @@ from typing import Any
 
 import torch
 
-from kvbook import corpus, fingerprint, machine, predictions, progress, records
+from kvbook import corpus, predictions, progress, records
 from kvbook.experiments import one_axis, sequence_head
 from kvbook.settings import DoesItMatterSettings
-
-
-def made_of(settings: DoesItMatterSettings, module: str, include: set[str], n_tokens: int) -> dict[str, Any]:
-    """Give everything that the rows of one of the chapter's experiments depend on.
-
-    Parameters
-    ----------
-    settings : DoesItMatterSettings
-        The chapter's.
-    module : str
-        Dotted name of the experiment.
-    include : set of str
-        Settings beside those that all experiments use.
-    n_tokens : int
-        The longest text that is run.
-    """
-    shared = {"model", "weights", "device", "seed", "corpus", "dtypes"}
-    return {
-        "settings": settings.model_dump(mode="json", include=shared | include),
-        "source": fingerprint.of_source([module]),
-        "models": [one_axis.identity(settings, n_tokens)],
-        "corpus": corpus.describe(settings.corpus),
-        "machine": machine.describe(settings.device),
-    }
 
 
 def run(settings: DoesItMatterSettings) -> records.Run:
@@ -45,10 +21,8 @@ def run(settings: DoesItMatterSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    about = made_of(settings, __name__, {"n_samples", "n_tokens", "n_fit"}, settings.n_tokens + max(one_axis.PADS))
-    return records.run(
-        "teacher_forced", about, lambda writer: _measure(settings, writer), note={"commit": machine.commit()}
-    )
+    fields, longest = {"n_samples", "n_tokens", "n_fit"}, settings.n_tokens + max(one_axis.PADS)
+    return one_axis.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields, longest)
 
 
 def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
