@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import mini_book
 import pandas as pd
 import pytest
+import torch
 from test_static_cache import TIMES, made_rows
 
 from kvbook import bench, paths, records
@@ -38,6 +39,7 @@ def made_up(monkeypatch, tmp_path):
     monkeypatch.setattr(bench.exact_cost, "run", give(costs(1.25)))
     read = pd.DataFrame({"kernel": "sum", "repeat": [0, 1], "n_bytes": 4e9, "seconds": [0.1, 0.08]})
     monkeypatch.setattr(bench, "_bandwidth", lambda settings: read)
+    monkeypatch.setattr(bench, "_SCORED", 16)
     return asked
 
 
@@ -50,7 +52,7 @@ def settings(llama_folder):
 
 def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings):
     rows = bench.run(settings).rows.set_index("what")
-    assert len(rows) == 6
+    assert len(rows) == 8
     drift = rows.filter(like="drift", axis=0)
     assert (drift["lowest"] <= drift["ratio"]).all()
     assert (drift["ratio"] <= drift["highest"]).all()
@@ -66,6 +68,33 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings):
     share = rows.loc["its share of the memory bandwidth"]
     # Over 50 GB/s, for the weights of 134.5 million numbers of two bytes and some keys and values, in 10 ms.
     assert share["ratio"] == pytest.approx(2 * 134.5e6 / 50e9 / 0.01, rel=0.05)
+
+
+class Counted:
+    """A way to read whose passes are counted; its logits are another one's, moved a little."""
+
+    def __init__(self, shift: float) -> None:
+        self.passes = 0
+        self._shift = shift
+
+    def __call__(self, fed: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        generator = torch.Generator().manual_seed(3)
+        logits = torch.randn(fed.shape[1], 50, generator=generator) * 3
+        return logits + self._shift * torch.randn(fed.shape[1], 50, generator=generator)
+
+
+@pytest.mark.parametrize("shift", [0.01, 0.3])
+def test_one_pass_of_each_gives_every_statistic_that_a_script_a_statistic_gives(shift):
+    ids = torch.randint(50, (1, 65), generator=torch.Generator().manual_seed(5))
+    one, other = Counted(0), Counted(shift)
+    ours = bench.statistics_in_one_pass(one, other, ids)
+    assert (one.passes, other.passes) == (1, 1)
+    theirs = bench.statistic_by_statistic(one, other, ids)
+    assert (one.passes, other.passes) == (1 + 5, 1 + 5)
+    assert ours == pytest.approx(theirs, rel=2e-3)
+    # Control: of another way they are others.
+    assert bench.statistics_in_one_pass(one, Counted(2 * shift), ids) != pytest.approx(theirs, rel=2e-3)
 
 
 def test_a_bench_measures_at_its_own_hour_and_not_what_was_measured_before(made_up, settings):
@@ -85,7 +114,7 @@ def test_an_interrupted_bench_goes_on_behind_its_last_part(made_up, settings, mo
     with pytest.raises(IndexError):
         bench.run(settings)
     monkeypatch.setattr(bench, "_decoding", whole)
-    assert len(bench.run(settings).rows) == 5
+    assert len(bench.run(settings).rows) == 7
     assert done == ["drift"]
 
 

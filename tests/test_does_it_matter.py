@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from conftest import SMALL
 from transformers import AutoConfig, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
@@ -311,12 +312,54 @@ def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_
 def test_every_way_is_watched_for_every_prompt_and_choice(parting):
     rows = parting.rows
     ways = {first_divergence.WRITER, *(way.name for way in first_divergence.WATCHED)}
-    assert set(rows["way"]) == ways
-    assert len(rows) == 2 * 2 * len(ways) * 4
+    assisted = rows["way"] == first_divergence.ASSISTED
+    assert set(rows[~assisted]["way"]) == ways
+    assert len(rows[~assisted]) == 2 * 2 * len(ways) * 4
+    assert set(rows[assisted]["choice"]) == {first_divergence.GREEDY}
+    assert assisted.sum() == 2 * 4
     assert rows["steps"].between(1, 12).all()
     wrote = rows[rows["way"] == first_divergence.WRITER].set_index(["dtype", "choice", "sample"])["steps"]
     most = rows.set_index(["dtype", "choice", "sample"]).index.map(wrote)
     assert (rows["steps"].to_numpy() <= np.asarray(most)).all()
+
+
+def test_assisted_decoding_verifies_drafts_and_writes_what_plain_decoding_would_but_for_rounding(subject):
+    model = subject.baseline.model
+    prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(12))
+    fed, before = [], (model.generation_config.to_dict(), transformers.utils.logging.get_verbosity())
+    hook = model.register_forward_pre_hook(
+        lambda _model, _args, options: fed.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        with torch.inference_mode():
+            written = first_divergence.write_assisted(model, prompt, 14)
+    finally:
+        hook.remove()
+    with torch.inference_mode():
+        assert written == decoded(model, prompt, 14)
+    # The prompt with the first draft, then a draft and the token before it.
+    assert fed.count(10 + one_axis.AT_ONCE - 1) == 1
+    assert one_axis.AT_ONCE in fed
+    assert (model.generation_config.to_dict(), transformers.utils.logging.get_verbosity()) == before
+
+
+def test_control_assisted_decoding_that_leaves_the_baseline_is_seen_at_its_first_other_token(subject, monkeypatch):
+    prompts = torch.randint(11, 320, (2, 10), generator=torch.Generator().manual_seed(8))
+    choose = first_divergence.Chooser("greedy", 0)
+    true = first_divergence.write_assisted
+
+    def harmed(model, prompt, n_new_tokens):
+        path = true(model, prompt, n_new_tokens)
+        return [*path[:3], (path[3] + 1) % 320, *path[4:]] if torch.equal(prompt, prompts[:1]) else path
+
+    monkeypatch.setattr(first_divergence, "write_assisted", harmed)
+    with torch.inference_mode():
+        rows = {
+            text: (row["steps"], row["parted"])
+            for text, row in first_divergence.part(subject, prompts, [0, 1], 9, choose)
+            if row["way"] == first_divergence.ASSISTED
+        }
+    assert rows == {0: (4, 1), 1: (9, 0)}
 
 
 def test_two_continuations_are_equal_up_to_the_parting_and_free_behind_it(subject):

@@ -138,13 +138,14 @@ def test_a_divergence_is_placed_below_the_next_larger_published_one():
 
 @pytest.fixture(scope="module")
 def parting():
-    ways = [first_divergence.WRITER, *(way.name for way in first_divergence.WATCHED)]
+    ways = [first_divergence.WRITER, *(way.name for way in first_divergence.WATCHED), first_divergence.ASSISTED]
     return run(
         {
             "dtype": dtype, "choice": choice, "way": way, "sample": sample, "source": f"{sample}.py",
             "steps": 20 if dtype == "float32" else 4 + sample, "parted": int(dtype == "bfloat16" and sample % 2),
         }
         for dtype in SIZE for choice in first_divergence.CHOICES for way in ways for sample in range(6)
+        if (choice, way) != (first_divergence.DRAWN, first_divergence.ASSISTED)
     )  # fmt: skip
 
 
@@ -186,6 +187,19 @@ def test_partings_put_seen_and_expected_side_by_side(axes, parting):
     assert wrote.loc["bfloat16", "greedy_parted"] == "3 of 6"
     assert wrote.loc["float32", "position"] > 100 * wrote.loc["bfloat16", "position"]
     assert wrote.loc["bfloat16", "expected"] < wrote.loc["float32", "expected"] < 1
+
+
+def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_not_draw(axes, parting):
+    table = analysis.partings_table(analysis.partings(parting.rows), axes, 20).set_index(["dtype", "way"])
+    known = axes.set_index(["dtype", "way"])["expected_flips"]
+    for dtype in SIZE:
+        row = table.loc[(dtype, first_divergence.ASSISTED)]
+        assert row["expected_flips"] == known[dtype, one_axis.CHUNKS.name]
+        assert row["greedy_parted"] == ("0 of 6" if dtype == "float32" else "3 of 6")
+    shown = text.partings_shown(table.reset_index()).set_index(["way", "dtype"])
+    cells = shown.loc[first_divergence.ASSISTED]
+    assert list(cells["parted, drawn"]) == ["", ""]
+    assert "" not in list(cells["parted, greedy"])
 
 
 def glued(chapter: str) -> set[str]:

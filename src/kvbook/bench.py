@@ -18,8 +18,9 @@ from typing import Annotated
 import pandas as pd
 import torch
 from pydantic import Field
+from torch.nn.functional import kl_div, nll_loss
 
-from kvbook import corpus, fingerprint, machine, memory, paths, progress, records, timing
+from kvbook import corpus, fingerprint, machine, memory, paths, predictions, progress, records, timing
 from kvbook.analyses import static_cache
 from kvbook.analyses.bench import EXPERIMENT
 from kvbook.errors import UserError
@@ -29,6 +30,10 @@ from kvbook.settings import DTypeName, ExactCachesSettings, Settings, StaticCach
 
 # The way that the book calls its fastest.
 _FASTEST = ("static", True, True)
+# Tokens of the text whose predictions are compared; the second half is read on a cache of the first.
+_SCORED = 128
+
+Reads = Callable[[torch.Tensor], torch.Tensor]
 
 
 class BenchSettings(Settings):
@@ -144,6 +149,94 @@ def _drift_harness(settings: BenchSettings) -> Iterator[dict]:
         )
 
 
+def statistics_in_one_pass(one: Reads, other: Reads, ids: torch.Tensor) -> dict[str, float]:
+    """Compare two ways as the book does: each is run once, and what is kept of its rows gives every statistic.
+
+    Parameters
+    ----------
+    one, other : callable
+        Take ids and give logits of shape (seq_len, vocabulary_size).
+    ids : Tensor of int64, shape (1, seq_len + 1)
+        A text; its last token is only predicted.
+    """
+    scores = predictions.compare(one(ids[:, :-1]), other(ids[:, :-1]), ids[0, 1:])
+    p = (-scores.nll).exp()
+    return {
+        "perplexity": scores.nll.mean().exp().item(),
+        "other's perplexity": (scores.nll - scores.dlogp).mean().exp().item(),
+        "mean KL": scores.kl.mean().item(),
+        "99th percentile of KL": scores.kl.quantile(0.99).item(),
+        "RMS of the change in p": (p * scores.dlogp.expm1()).square().mean().sqrt().item(),
+        "same top": 1 - scores.flip.mean().item(),
+    }
+
+
+def statistic_by_statistic(one: Reads, other: Reads, ids: torch.Tensor) -> dict[str, float]:
+    """Compare two ways as separate scripts do: each statistic runs what it needs, and forgets it.
+
+    Parameters and result are those of `statistics_in_one_pass`.
+    """
+    fed, targets = ids[:, :-1], ids[0, 1:]
+
+    def logp(way: Reads) -> torch.Tensor:
+        return way(fed).float().log_softmax(-1)
+
+    def perplexity(way: Reads) -> float:
+        return nll_loss(logp(way), targets).exp().item()
+
+    def divergences() -> torch.Tensor:
+        return kl_div(logp(other), logp(one), reduction="none", log_target=True).sum(-1)
+
+    def change() -> torch.Tensor:
+        first, second = (logp(way).exp().gather(1, targets[:, None]) for way in (one, other))
+        return second - first
+
+    return {
+        "perplexity": perplexity(one),
+        "other's perplexity": perplexity(other),
+        "mean KL": divergences().mean().item(),
+        "99th percentile of KL": divergences().quantile(0.99).item(),
+        "RMS of the change in p": change().square().mean().sqrt().item(),
+        "same top": (one(fed).argmax(-1) == other(fed).argmax(-1)).float().mean().item(),
+    }
+
+
+def _statistics(settings: BenchSettings) -> Iterator[dict]:
+    """Compare the statistics of chapter 10 with the two passes that they are of, and with a script a statistic."""
+    loaded = loading.load(
+        settings.shape, weights="random", dtype=settings.dtype, device=settings.device, seed=settings.seed
+    )
+    model = loaded.model
+    generator = torch.Generator().manual_seed(settings.seed)
+    ids = torch.randint(model.config.vocab_size, (1, _SCORED + 1), generator=generator).to(model.device)
+
+    def whole(fed: torch.Tensor) -> torch.Tensor:
+        return model(fed, use_cache=False).logits[0]
+
+    def split(fed: torch.Tensor) -> torch.Tensor:
+        prefix, rest = fed.split(_SCORED // 2, 1)
+        read = model(prefix, use_cache=True)
+        return torch.cat([read.logits, model(rest, past_key_values=read.past_key_values).logits], 1)[0]
+
+    rivals = {
+        "the two passes alone": lambda: (whole(ids[:, :-1]), split(ids[:, :-1])),
+        "a script a statistic": lambda: statistic_by_statistic(whole, split, ids),
+    }
+    with torch.inference_mode():
+        for name, rival in rivals.items():
+            theirs, ours = _ratios(
+                rival, lambda: statistics_in_one_pass(whole, split, ids), model.device, settings.n_repeats,
+                f"statistics against {name}: round",
+            )  # fmt: skip
+            yield _row(
+                f"all statistics of chapter 10, a text of {_SCORED} tokens, {settings.dtype}",
+                name,
+                [their / our for their, our in zip(theirs, ours, strict=True)],
+                statistics.median(ours),
+                statistics.median(theirs),
+            )
+
+
 def _decoding(settings: BenchSettings) -> Iterator[dict]:
     """Compare the static, compiled step with `generate`, and with what memory allows."""
     asked = StaticCacheSettings.checked(
@@ -239,7 +332,7 @@ def run(settings: BenchSettings) -> records.Run:
     }
 
     def measure(writer: records.Writer) -> None:
-        parts = {"drift": _drift_harness, "decoding": _decoding, "switch": _switch}
+        parts = {"drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch}
         for name, part in (parts | ({"book": _book} if settings.book else {})).items():
             if name not in writer.done:
                 writer.append(name, part(settings))

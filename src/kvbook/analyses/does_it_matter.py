@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from kvbook import fits, paths, survival
-from kvbook.experiments import one_axis
+from kvbook.experiments import first_divergence, one_axis
 
 # Draws for what has to be sorted anew in each.
 _DRAWS = 200
@@ -285,18 +285,22 @@ def partings_table(
     -------
     DataFrame
         ``dtype``, ``way``; by choice (``greedy``, ``drawn``) the parted of the pairs and the share still together behind all
-        steps as an `Estimate`; ``flip_share`` (an `Estimate`, of the fixed texts), ``position`` (1 over the expected
-        share of flips, tokens) and ``expected`` (share together behind all steps, were each step's chance that share).
+        steps as an `Estimate`, missing where a way does not choose so; ``flip_share`` (an `Estimate`, of the fixed texts),
+        ``position`` (1 over the expected share of flips, tokens) and ``expected`` (share together behind all steps, were
+        each step's chance that share).
     """
     known = axes.set_index(["dtype", "way"])
     table = []
     for dtype, way in dict.fromkeys((dtype, way) for dtype, _, way in curves):
         row = {"dtype": dtype, "way": way}
         for choice in dict.fromkeys(choice for _, choice, _ in curves):
-            curve = curves[dtype, choice, way]
+            if (curve := curves.get((dtype, choice, way))) is None:
+                continue
             row[f"{choice}_parted"] = f"{curve.parted} of {curve.pairs}"
             row[choice] = fits.Estimate(*curve.at(steps))
-        same, expected = known.loc[(dtype, way), "same_top"], known.loc[(dtype, way), "expected_flips"]
+        # On fixed texts assisted decoding is its verification, which reads as many tokens at once.
+        fixed = one_axis.CHUNKS.name if way == first_divergence.ASSISTED else way
+        same, expected = known.loc[(dtype, fixed), "same_top"], known.loc[(dtype, fixed), "expected_flips"]
         row["flip_share"] = fits.Estimate(1 - same.value, 1 - same.high, 1 - same.low)
         row["expected_flips"] = expected
         row["position"] = 1 / expected.value if expected.value else np.inf

@@ -196,8 +196,10 @@ def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
             "one in": _tokens(row.position),
         }
         for choice in first_divergence.CHOICES:
-            together = getattr(row, choice)
-            parted = getattr(row, f"{choice}_parted")
+            together, parted = getattr(row, choice), getattr(row, f"{choice}_parted")
+            if not isinstance(together, fits.Estimate):
+                cells |= {f"together, {choice} (%)": "", f"parted, {choice}": ""}
+                continue
             # Where none is left, the interval is not defined.
             interval = "" if np.isnan(together.low) else f" [{100 * together.low:.0f}, {100 * together.high:.0f}]"
             cells[f"together, {choice} (%)"] = f"{100 * together.value:.0f}{interval}"
@@ -277,11 +279,11 @@ def _of_partings(
     ties = {dtype: (part["margin"] == 0).mean() for dtype, part in forced.groupby("dtype", sort=False)}
     smallest = {dtype: (part["margin"] / part["ulp"]).min() for dtype, part in forced.groupby("dtype", sort=False)}
 
-    def together(choice: str) -> str:
+    def together(choice: str, which: str = CACHE) -> str:
         return "; ".join(
             f"{DTYPES[dtype]} {curve.parted} of {curve.pairs}"
             for (dtype, chosen, way), curve in curves.items()
-            if (chosen, way) == (choice, CACHE)
+            if (chosen, way) == (choice, which)
         )
 
     return {
@@ -292,6 +294,7 @@ def _of_partings(
         "flips_expected": _each(partings, CACHE, lambda row: _spread(row.expected_flips)),
         "greedy_parted": together(first_divergence.GREEDY),
         "drawn_parted": together(first_divergence.DRAWN),
+        "assisted_parted": together(first_divergence.GREEDY, first_divergence.ASSISTED),
     }
 
 

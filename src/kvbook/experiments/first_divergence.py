@@ -6,6 +6,10 @@ chosen at each step, and the first step at which that is another token is where 
 Every other way is asked the same along the part that is the baseline's own path.  Where that part ends without a difference
 of its own, the way is censored: how long it would have stayed together is not known, only that it did so until there.
 
+Assisted decoding by transformers' own `generate` writes a path of its own, greedily, with the model as its own assistant: so
+nearly every draft is taken and every verification reads as many tokens at once as it may.  Up to the first token at which it
+leaves the baseline it holds the baseline's tokens, so that it can be compared without a further pass.
+
 A choice is the largest logit, or the largest of logit + Gumbel noise, which is a sample at temperature 1.  The noise is the
 same for all ways, so two ways that draw differently do so because of their logits.
 
@@ -16,7 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.utils import logging
 
 from kvbook import agreement, predictions, progress, records
 from kvbook.experiments import one_axis
@@ -26,6 +31,8 @@ GREEDY, DRAWN = "greedy", "drawn"
 CHOICES = (GREEDY, DRAWN)
 # The way that wrote the path.
 WRITER = one_axis.TOKENS.name
+# The one that `generate` writes with an assistant.
+ASSISTED = "assisted decoding"
 # The ways that are watched along it.
 WATCHED = (one_axis.OTHER_DTYPE, one_axis.KV_INT8, one_axis.KV_INT4, one_axis.WEIGHTS_4)
 
@@ -44,6 +51,11 @@ class Chooser:
     def __init__(self, choice: str, seed: int) -> None:
         self._choice, self._seed = choice, seed
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the largest logit is taken."""
+        return self._choice == GREEDY
+
     def __call__(self, logits: torch.Tensor, text: int, step: int) -> torch.Tensor:
         """Choose from consecutive rows.
 
@@ -60,7 +72,7 @@ class Chooser:
         -------
         Tensor of int64, shape (rows,)
         """
-        if self._choice == GREEDY:
+        if self.is_greedy:
             return logits.argmax(-1)
         noise = [predictions.gumbel(self._seed, text, step + row, logits.shape[-1]) for row in range(len(logits))]
         # 16-bit logits plus the noise have to be told apart in more than 16 bits.
@@ -96,6 +108,43 @@ def write(
         fed = torch.stack([choose(row, sample, step) for row, sample in zip(logits, samples, strict=True)])
         written.append(fed)
     return torch.cat(written, 1)
+
+
+def write_assisted(model: PreTrainedModel, prompt: torch.Tensor, n_new_tokens: int) -> list[int]:
+    """Continue a prompt by transformers' assisted decoding, greedily, with the model as its own assistant.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    prompt : Tensor of int64, shape (1, prompt_len)
+    n_new_tokens : int
+        How many tokens to write at most; a text's end ends it.
+    """
+    own = model.generation_config
+    asked = GenerationConfig(
+        max_new_tokens=n_new_tokens, do_sample=False, bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id,
+        pad_token_id=own.pad_token_id, num_assistant_tokens=one_axis.AT_ONCE - 1,
+        num_assistant_tokens_schedule="constant",
+        # 0: no draft is cut short because the assistant is unsure.
+        assistant_confidence_threshold=0.0,
+    )  # fmt: skip
+    # The assistant takes how much to draft from its own configuration.
+    drafting = {
+        name: getattr(asked, name) for name in asked.to_dict() if name.startswith(("num_assistant", "assistant_"))
+    }
+    before = {name: getattr(own, name) for name in drafting}
+    said = logging.get_verbosity()
+    try:
+        own.update(**drafting)
+        # transformers calls its own `generate` in a way that it warns about.
+        logging.set_verbosity_error()
+        mask = torch.ones_like(prompt)
+        ids = model.generate(prompt, attention_mask=mask, generation_config=asked, assistant_model=model)
+    finally:
+        logging.set_verbosity(said)
+        own.update(**before)
+    return ids[0, prompt.shape[1] :].tolist()
 
 
 def ended(path: list[int], ends: set[int]) -> int:
@@ -204,6 +253,11 @@ def part(
             "way": WRITER, "steps": steps, "parted": parted, "path": " ".join(map(str, path)),
             "instead": baseline[text][steps - 1] if parted else None,
         }  # fmt: skip
+    if choose.is_greedy:
+        for text in range(len(paths)):
+            path = write_assisted(model, prompts[text : text + 1], n_new_tokens)
+            steps, parted = watch(baseline[text], path, shared[text])
+            yield text, {"way": ASSISTED, "steps": steps, "parted": parted, "path": None, "instead": None}
     for way in one_axis.possible(model, WATCHED):
         # One token less of prompt, so that the row which chooses the first token is on the cache as well.
         for text, tokens in enumerate(chosen(subject.pieces(way, ids, prompt - 1))):
