@@ -210,6 +210,21 @@ def test_repository_colab_and_site_are_linked_where_they_are_known(book):
     assert chapter.find("a", string="permalink")["href"] == permalink
     assert f"url = {{{permalink}}}" in chapter.find("div", class_="kvbook-downloads").get_text()
     assert chapter.find("meta", property="og:url")["content"] == f"https://example.org/b/chapters/{STEM}.html"
+    # Both a page with pictures and one without have one that others can fetch, and it is there.
+    front = BeautifulSoup((book / "_build" / "html" / "index.html").read_text(), "html.parser")
+    for shown in (chapter, front):
+        pictures = [tag["content"] for tag in shown.find_all("meta", property="og:image")]
+        assert len(pictures) == 1
+        assert pictures[0].startswith("https://example.org/b/_images/")
+        assert (book / "_build" / "html" / "_images" / Path(pictures[0]).name).is_file()
+    words = chapter.find("meta", property="og:image:alt")["content"]
+    assert words == chapter.find("img", src=lambda source: "_images" in source)["alt"]
+
+
+def test_without_an_address_no_page_names_a_picture_that_nobody_can_fetch(built_once):
+    pages = list((built_once[0] / "_build" / "html").rglob("*.html"))
+    assert pages
+    assert not [file for file in pages if 'og:image"' in file.read_text()]
 
 
 # What is refused

@@ -30,3 +30,4 @@ def _tell_the_theme(app: Sphinx, config: Config) -> None:
         options["use_repository_button"] = options["use_issues_button"] = options["use_edit_page_button"] = True
     if book.site is not None:
         config.html_baseurl = config.ogp_site_url = book.site
+        config.ogp_use_first_image = True
