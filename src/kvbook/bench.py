@@ -274,7 +274,7 @@ def _bandwidth(settings: BenchSettings) -> pd.DataFrame:
 def _switch(settings: BenchSettings) -> Iterator[dict]:
     """Compare stock arithmetic with the row-invariant one."""
     asked = ExactCachesSettings.checked(
-        device=settings.device, seed=settings.seed, n_samples=settings.n_repeats, cost_shape=settings.shape,
+        device=settings.device, seed=settings.seed, n_repeats=settings.n_repeats, cost_shape=settings.shape,
         cost_dtype=settings.dtype, n_prefill=256, n_context=100,
     )  # fmt: skip
     rows = exact_cost.run(asked).rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])

@@ -268,6 +268,8 @@ class ExactCachesSettings(Settings):
         In which it is timed.
     n_prefill, n_context, n_steps : int
         Tokens of the timed prefill; tokens in the cache before the timed decode steps; how many steps.
+    n_repeats : int
+        How often each of the two arithmetics is timed.
     """
 
     model: Annotated[str, Field(min_length=1)] = "llama"
@@ -283,6 +285,7 @@ class ExactCachesSettings(Settings):
     n_prefill: Annotated[int, Field(ge=2)] = 512
     n_context: Annotated[int, Field(ge=1)] = 200
     n_steps: Annotated[int, Field(ge=1)] = 8
+    n_repeats: Annotated[int, Field(ge=1)] = 6
 
 
 class ScratchSettings(Settings):

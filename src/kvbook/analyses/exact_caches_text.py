@@ -32,7 +32,7 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
     found = numbers(ways.rows, ladder.rows, cost.rows)
     timed = (
         f"{wording.models(cost)}; {DTYPES[asked['cost_dtype']]}; prefill of {asked['n_prefill']} tokens, "
-        f"{asked['n_steps']} steps on {asked['n_context']} cached tokens, {asked['n_samples']} repeats by turns, whatever "
+        f"{asked['n_steps']} steps on {asked['n_context']} cached tokens, {asked['n_repeats']} repeats by turns, whatever "
         f"else ran on the machine; {wording.machine(cost)}"
     )
     said = {

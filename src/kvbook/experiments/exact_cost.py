@@ -34,7 +34,7 @@ def run(settings: ExactCachesSettings) -> records.Run:
         __name__,
         settings,
         lambda writer: _measure(settings, writer),
-        fields={"device", "seed", "n_samples", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"},
+        fields={"device", "seed", "n_repeats", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"},
         models=[model],
     )
 
@@ -44,7 +44,7 @@ def _measure(settings: ExactCachesSettings, writer: records.Writer) -> None:
     ids = torch.arange(3, 3 + max(settings.n_prefill, settings.n_context + settings.n_steps))[None]
     ids = (ids % model.config.vocab_size).to(model.device)
     # The first turn of each is not kept: kernels are compared, buffers and code paths warmed up.
-    for repeat in progress.track(range(-1, settings.n_samples), settings.n_samples + 1, "cost of the switch: repeat"):
+    for repeat in progress.track(range(-1, settings.n_repeats), settings.n_repeats + 1, "cost of the switch: repeat"):
         unit = str(repeat)
         if unit in writer.done:
             continue
