@@ -115,7 +115,22 @@ def _numbers(value: Any) -> Any:
 Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_numbers), Field(min_length=1)]
 
 
-class WhereDriftBeginsSettings(Settings):
+class TextSettings(Settings):
+    """What experiments on texts take besides.
+
+    Attributes
+    ----------
+    dtypes : tuple of str
+        Among float64, float32, float16, bfloat16.
+    corpus : str
+        ``"stdlib"`` or a folder of text files.
+    """
+
+    dtypes: DTypes = ("float32", "float16", "bfloat16")
+    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+
+
+class WhereDriftBeginsSettings(TextSettings):
     """Settings of the chapter on where drift begins.
 
     Attributes
@@ -140,8 +155,6 @@ class WhereDriftBeginsSettings(Settings):
         With how many threads of a CPU the product is mapped.
     key_lengths : tuple of int
         Numbers of keys of the attention that is taken apart.
-    dtypes, corpus
-        As in the other chapters.
     """
 
     families: Annotated[tuple[str, ...], BeforeValidator(_several)] = ("gpt2", "qwen2", "mpt", "falcon", "smollm2")
@@ -154,8 +167,6 @@ class WhereDriftBeginsSettings(Settings):
     outer_size: Annotated[int, Field(ge=1)] = 192
     threads: Counts = (1, 2)
     key_lengths: Counts = (5, 17, 63, 64, 65, 200, 513)
-    dtypes: DTypes = ("float32", "float16", "bfloat16")
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
 
     @property
     def longest(self) -> int:
@@ -163,7 +174,7 @@ class WhereDriftBeginsSettings(Settings):
         return self.n_tokens * 3 // 2 + 2
 
 
-class LayerDriftSettings(Settings):
+class LayerDriftSettings(TextSettings):
     """Settings of the chapter on issue 25420.
 
     Attributes
@@ -174,10 +185,6 @@ class LayerDriftSettings(Settings):
         How many samples.
     n_tokens : int
         Tokens of a sample; the last one is the one that is scored with and without a cache.
-    dtypes : tuple of str
-        Among float64, float32, float16, bfloat16.
-    corpus : str
-        ``"stdlib"`` or a folder of text files.
     prompt : str
         Of the greedy decoding; the document's.
     n_new_tokens : int
@@ -187,8 +194,6 @@ class LayerDriftSettings(Settings):
     reference_model: Annotated[str, Field(min_length=1)] = "gpt2"
     n_samples: Annotated[int, Field(ge=1)] = 50
     n_tokens: Annotated[int, Field(ge=2)] = 64
-    dtypes: DTypes = ("float32", "float16", "bfloat16")
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
     prompt: Annotated[str, Field(min_length=1)] = "This is a "
     n_new_tokens: Annotated[int, Field(ge=1)] = 40
 
@@ -219,7 +224,7 @@ class ModelsSettings(Settings):
     n_new_tokens: Annotated[int, Field(ge=1)] = 32
 
 
-class PromptReuseSettings(Settings):
+class PromptReuseSettings(TextSettings):
     """Settings of the chapter on the forum thread about reusing a prompt's cache.
 
     Attributes
@@ -239,14 +244,13 @@ class PromptReuseSettings(Settings):
     """
 
     second_model: Annotated[str, Field(min_length=1)] = "qwen2"
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
     n_samples: Annotated[int, Field(ge=1)] = 10
     n_positions: Annotated[int, Field(ge=1)] = 40
     dtypes: DTypes = ("float32", "bfloat16")
     n_new_tokens: Annotated[int, Field(ge=1)] = 20
 
 
-class ExactCachesSettings(Settings):
+class ExactCachesSettings(TextSettings):
     """Settings of the chapter on exact caches.
 
     Attributes
@@ -254,8 +258,6 @@ class ExactCachesSettings(Settings):
     families : tuple of str
         Models that go through every way of feeding the same tokens; ``"all"`` for every causal family whose weights are
         here.
-    corpus : str
-        ``"stdlib"`` or a folder of text files.
     n_samples : int
         Texts.
     n_tokens : int
@@ -274,7 +276,6 @@ class ExactCachesSettings(Settings):
 
     model: Annotated[str, Field(min_length=1)] = "llama"
     families: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)] = ("all",)
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
     n_samples: Annotated[int, Field(ge=1)] = 3
     n_tokens: Annotated[int, Field(ge=8)] = 48
     dtypes: Annotated[tuple[Literal["float32", "float16", "bfloat16"], ...], BeforeValidator(_several), Field(min_length=1)] = (
@@ -288,7 +289,7 @@ class ExactCachesSettings(Settings):
     n_repeats: Annotated[int, Field(ge=1)] = 6
 
 
-class ScratchSettings(Settings):
+class ScratchSettings(TextSettings):
     """Settings of the chapter on the forum thread about a model from scratch.
 
     Attributes
@@ -312,7 +313,6 @@ class ScratchSettings(Settings):
 
     model: Annotated[str, Field(min_length=1)] = "small"
     weights: Literal["stand-in", "random"] = "stand-in"
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
     n_samples: Annotated[int, Field(ge=2)] = 24
     n_blocks: Annotated[int, Field(ge=2)] = 8
     dtypes: DTypes = ("float32", "float64")
@@ -386,7 +386,7 @@ class StaticCacheSettings(Settings):
     text_model: Annotated[str, Field(min_length=1)] = "smollm2"
 
 
-class BugOrRoundingSettings(Settings):
+class BugOrRoundingSettings(TextSettings):
     """Settings of the chapter on bug or rounding.
 
     Attributes
@@ -399,8 +399,6 @@ class BugOrRoundingSettings(Settings):
         Texts, and tokens of each.
     dtypes : tuple of str
         Among float64, float32, float16, bfloat16; the finest decides most.
-    corpus : str
-        ``"stdlib"`` or a folder of text files.
     """
 
     families: Annotated[tuple[str, ...], BeforeValidator(_several)] = (
@@ -409,10 +407,9 @@ class BugOrRoundingSettings(Settings):
     n_samples: Annotated[int, Field(ge=1)] = 3
     n_tokens: Annotated[int, Field(ge=4)] = 32
     dtypes: DTypes = ("float64", "float32", "float16", "bfloat16")
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
 
 
-class CheckSettings(Settings):
+class CheckSettings(TextSettings):
     """Settings of ``python -m kvbook check``.
 
     Attributes
@@ -421,23 +418,18 @@ class CheckSettings(Settings):
         Among float64, float32, float16, bfloat16; the finest decides most.
     n_samples, n_tokens : int
         Texts, and tokens of each at most.
-    corpus : str
-        ``"stdlib"`` or a folder of text files.
     """
 
     dtypes: DTypes = ("float64", "float32", "float16", "bfloat16")
     n_samples: Annotated[int, Field(ge=1)] = 4
     n_tokens: Annotated[int, Field(ge=4)] = 32
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
 
 
-class DoesItMatterSettings(Settings):
+class DoesItMatterSettings(TextSettings):
     """Settings of the chapter on whether the difference matters.
 
     Attributes
     ----------
-    corpus : str
-        ``"stdlib"`` or a folder of text files.
     n_samples : int
         Texts, and prompts that are continued.
     n_tokens : int
@@ -453,7 +445,6 @@ class DoesItMatterSettings(Settings):
         Texts that the classification head is fitted on.
     """
 
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
     n_samples: Annotated[int, Field(ge=1)] = 12
     n_tokens: Annotated[int, Field(ge=8)] = 96
     longest: Annotated[int, Field(ge=16)] = 1024
@@ -462,28 +453,22 @@ class DoesItMatterSettings(Settings):
     n_fit: Annotated[int, Field(ge=2)] = 24
 
 
-class WhichPathSettings(Settings):
+class WhichPathSettings(TextSettings):
     """Settings of the chapter on which path is right.
 
     Attributes
     ----------
     families : tuple of str
         Further models, beside `model`, with the same `weights`; may be empty.
-    corpus : str
-        ``"stdlib"`` or a folder of text files.
     n_samples : int
         Texts; the unit of resampling is the file that a text is from.
     n_tokens : int
         Length of each; the first half is the prompt, the second is decoded from a cache.
-    dtypes : tuple of str
-        Among float64, float32, float16, bfloat16.
     """
 
     families: Annotated[tuple[str, ...], BeforeValidator(_several)] = ("gpt2", "qwen2")
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
     n_samples: Annotated[int, Field(ge=1)] = 10
     n_tokens: Annotated[int, Field(ge=8)] = 72
-    dtypes: DTypes = ("float32", "float16", "bfloat16")
 
     @property
     def n_decoded(self) -> int:

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache
 
-from kvbook import agreement, corpus, passes, progress, records
-from kvbook.experiments import frame, operation_replay
-from kvbook.models import loading
+from kvbook import agreement, corpus, passes, records
+from kvbook.experiments import frame, texts
 from kvbook.settings import WhereDriftBeginsSettings
 
 FULL, PREFILL, DECODE = "full pass", "prefill", "decode"
@@ -145,42 +144,28 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    model = operation_replay.identities(settings.model_copy(update={"families": ()}))[0]
-    longer = settings.model_copy(update={"n_tokens": settings.n_tokens + 1})
-    loading.check_length(model, longer.n_tokens)
-    operation_replay.check_corpus(longer, [model["asked_for"]], settings.n_samples)
+    longer = settings.n_tokens + 1
+    (model,) = texts.identities(settings, [settings.model], longer)
+    texts.check_corpus(settings, [settings.model], settings.n_samples, longer)
     return frame.recorded(
         __name__,
         settings,
-        lambda writer: _measure(settings, model, writer),
+        lambda writer: _measure(settings, writer),
         fields={"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"},
         models=[model],
         corpus=corpus.describe(settings.corpus),
     )
 
 
-def _measure(settings: WhereDriftBeginsSettings, model: dict[str, Any], writer: records.Writer) -> None:
+def _measure(settings: WhereDriftBeginsSettings, writer: records.Writer) -> None:
     for dtype in settings.dtypes:
-        loaded = loading.load(
-            model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-        )
-        samples = corpus.samples(settings.corpus, loaded.tokenizer, settings.n_samples, settings.n_tokens + 1)
-        for sample in progress.track(samples, settings.n_samples, f"whose fault, {dtype}: sample"):
-            unit = f"{dtype}|{sample.index}"
-            if unit in writer.done:
-                continue
-            about = {
-                "model": loaded.name,
-                "weights": loaded.weights,
-                "dtype": dtype,
-                "sample": sample.index,
-                "source": sample.source,
-            }
-            ids = torch.tensor([sample.ids], device=loaded.model.device)
+        loaded = texts.load(settings, settings.model, dtype)
+        label = f"whose fault, {dtype}"
+        for text in texts.pending(settings, writer, loaded, dtype, settings.n_samples, settings.n_tokens + 1, label):
             with torch.inference_mode():
                 rows = [
-                    about | {"n_tokens": length} | row
-                    for length in (ids.shape[1] - 1, ids.shape[1])
-                    for row in compare(loaded.model, ids[:, :length])
+                    text.about | {"n_tokens": length} | row
+                    for length in (text.ids.shape[1] - 1, text.ids.shape[1])
+                    for row in compare(loaded.model, text.ids[:, :length])
                 ]
-            writer.append(unit, rows)
+            writer.append(text.unit, rows)

@@ -12,8 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvbook import corpus, exact, progress, records, timing
 from kvbook.diagnosis import wide
-from kvbook.experiments import exact_ways, frame
-from kvbook.models import loading
+from kvbook.experiments import exact_ways, frame, texts
 from kvbook.settings import ExactCachesSettings
 
 STOCK = "stock"
@@ -40,7 +39,7 @@ def run(settings: ExactCachesSettings) -> records.Run:
     return frame.recorded(
         __name__,
         settings,
-        lambda writer: _measure(settings, models[0], writer),
+        lambda writer: _measure(settings, writer),
         fields={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"},
         models=models,
         corpus=corpus.describe(settings.corpus),
@@ -51,16 +50,13 @@ def _arithmetic(parts: tuple[str, ...] | None) -> AbstractContextManager[None]:
     return nullcontext() if parts is None else exact.row_invariant(parts)
 
 
-def _measure(settings: ExactCachesSettings, model: dict[str, Any], writer: records.Writer) -> None:
-    where = {"weights": settings.weights, "device": settings.device, "seed": settings.seed}
-    truth = loading.load(model["asked_for"], dtype="float64", attention="eager", **where)
-    texts = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens))
+def _measure(settings: ExactCachesSettings, writer: records.Writer) -> None:
+    truth = texts.load(settings, settings.model, "float64", "eager")
+    samples = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens))
     names = list(RUNGS)
     for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
-        loaded = {
-            kind: loading.load(model["asked_for"], dtype=dtype, attention=kind, **where) for kind in (None, "eager")
-        }
-        for text in texts:
+        loaded = {kind: texts.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
+        for text in samples:
             unit = f"{dtype}|{text.index}"
             if unit in writer.done:
                 continue

@@ -12,8 +12,8 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook import corpus, exact, paths, progress, records
 from kvbook.errors import UserError
-from kvbook.experiments import frame
-from kvbook.models import loading, placement, registry
+from kvbook.experiments import frame, texts
+from kvbook.models import registry
 from kvbook.settings import ExactCachesSettings
 
 STOCK, EXACT = "stock", "row-invariant"
@@ -43,13 +43,7 @@ def identities(settings: ExactCachesSettings, names: list[str]) -> list[dict[str
     """
     if not names:
         raise UserError("no family has its weights here: name models in `families`, or choose weights='random'")
-    device = placement.device_of(settings.device)
-    for dtype in settings.dtypes:
-        placement.dtype_on(dtype, device)
-    models = [loading.identify(name, settings.weights, settings.seed) | {"asked_for": name} for name in names]
-    for model in models:
-        loading.check_length(model, settings.n_tokens + _PAD)
-    return models
+    return texts.identities(settings, names, settings.n_tokens + _PAD)
 
 
 def fed(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache) -> torch.Tensor:
@@ -144,26 +138,14 @@ def run(settings: ExactCachesSettings) -> records.Run:
 
 
 def _measure(settings: ExactCachesSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    todo = [(model, dtype) for model in models for dtype in settings.dtypes]
-    for model, dtype in progress.track(todo, label="ways to feed the same tokens: model and dtype"):
-        loaded = None
-        for index in range(settings.n_samples):
-            unit = f"{model['asked_for']}|{dtype}|{index}"
-            if unit in writer.done:
-                continue
-            if loaded is None:
-                loaded = loading.load(
-                    model["asked_for"],
-                    weights=settings.weights,
-                    dtype=dtype,
-                    device=settings.device,
-                    seed=settings.seed,
-                )
-                texts = list(corpus.samples(settings.corpus, loaded.tokenizer, settings.n_samples, settings.n_tokens))
-            ids = torch.tensor([texts[index].ids], device=loaded.model.device)
-            about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "sample": index,
-                     "source": texts[index].source, "n_tokens": ids.shape[1]}  # fmt: skip
-            writer.append(unit, [about | row for row in compare(loaded.model, ids)])
+    todo = [(model["asked_for"], dtype) for model in models for dtype in settings.dtypes]
+    for name, dtype in progress.track(todo, label="ways to feed the same tokens: model and dtype"):
+        loaded = texts.load(settings, name, dtype)
+        for text in texts.pending(
+            settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens, loaded.name
+        ):
+            about = text.about | {"n_tokens": text.ids.shape[1]}
+            writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:

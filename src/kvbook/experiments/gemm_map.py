@@ -55,9 +55,7 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     UserError
         For a device or dtype that is not there.
     """
-    device = placement.device_of(settings.device)
-    for dtype in settings.dtypes:
-        placement.dtype_on(dtype, device)
+    device = placement.check(settings.device, settings.dtypes)
     return frame.recorded(
         __name__,
         settings,

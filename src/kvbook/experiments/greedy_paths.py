@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook import progress, records
-from kvbook.experiments import frame, layer_drift
+from kvbook.experiments import frame, layer_drift, texts
 from kvbook.models import loading
 from kvbook.settings import LayerDriftSettings
 
@@ -172,9 +172,7 @@ def _measure(settings: LayerDriftSettings, models: list[dict[str, Any]], writer:
             unit = f"{model['asked_for']}|{dtype}|{method}"
             if unit in writer.done:
                 continue
-            loaded = loaded or loading.load(
-                model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-            )
+            loaded = loaded or texts.load(settings, model["asked_for"], dtype)
             ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
             loading.check_length(model, ids.shape[1] + settings.n_new_tokens)
             about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "method": method}

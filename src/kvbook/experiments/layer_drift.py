@@ -3,34 +3,20 @@
 Rows, one a (model, dtype, sample, place): see ``data/README.md``.  Places are the hidden states 0 to L and the logits.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from kvbook import agreement, corpus, passes, progress, records
-from kvbook.experiments import frame
-from kvbook.models import loading, placement
+from kvbook import agreement, corpus, passes, records
+from kvbook.experiments import frame, texts
 from kvbook.settings import LayerDriftSettings
 
 
 def identities(settings: LayerDriftSettings) -> list[dict[str, Any]]:
-    """Name the models of a run, each once, and refuse what cannot be run before anything is.
-
-    Raises
-    ------
-    UserError
-        For a model that is not there, a device or dtype that is not there, a context shorter than the samples.
-    """
-    device = placement.device_of(settings.device)
-    for dtype in settings.dtypes:
-        placement.dtype_on(dtype, device)
-    names = dict.fromkeys((settings.model, settings.reference_model))
-    models = [loading.identify(name, settings.weights, settings.seed) for name in names]
-    for name, model in zip(names, models, strict=True):
-        loading.check_length(model, settings.n_tokens)
-        model["asked_for"] = name
-    return models
+    """Name both models, and refuse what cannot be run before anything is: see `texts.identities`."""
+    return texts.identities(settings, (settings.model, settings.reference_model), settings.n_tokens)
 
 
 def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
@@ -100,11 +86,7 @@ def run(settings: LayerDriftSettings) -> records.Run:
         For settings that cannot be run; nothing is left behind.
     """
     models = identities(settings)
-    # The corpus is cut before a folder is made, so that one which is too small leaves none.
-    for model in models:
-        for _ in corpus.samples(settings.corpus, loading.tokenizer(model["asked_for"], settings.weights),
-                                settings.n_samples, settings.n_tokens):  # fmt: skip
-            pass
+    texts.check_corpus(settings, [model["asked_for"] for model in models], settings.n_samples, settings.n_tokens)
     return frame.recorded(
         __name__,
         settings,
@@ -115,27 +97,12 @@ def run(settings: LayerDriftSettings) -> records.Run:
 
 
 def _measure(settings: LayerDriftSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    for model in models:
-        for dtype in settings.dtypes:
-            loaded = loading.load(
-                model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-            )
-            samples = corpus.samples(settings.corpus, loaded.tokenizer, settings.n_samples, settings.n_tokens)
-            label = f"drift of {loaded.name}, {dtype}: sample"
-            for sample in progress.track(samples, settings.n_samples, label):
-                unit = f"{model['asked_for']}|{dtype}|{sample.index}"
-                if unit in writer.done:
-                    continue
-                ids = torch.tensor([sample.ids], device=loaded.model.device)
-                with torch.inference_mode():
-                    rows = compare(loaded.model, ids)
-                    about = {
-                        "model": loaded.name,
-                        "weights": loaded.weights,
-                        "dtype": dtype,
-                        "sample": sample.index,
-                        "source": sample.source,
-                        "start": sample.start,
-                        "n_tokens": len(sample.ids),
-                    }
-                    writer.append(unit, [about | row for row in rows])
+    for name, dtype in itertools.product([model["asked_for"] for model in models], settings.dtypes):
+        loaded = texts.load(settings, name, dtype)
+        label = f"drift of {loaded.name}, {dtype}"
+        for text in texts.pending(
+            settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens, label
+        ):
+            about = text.about | {"start": text.sample.start, "n_tokens": len(text.sample.ids)}
+            with torch.inference_mode():
+                writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])

@@ -10,8 +10,7 @@ import torch
 from transformers import Cache
 
 from kvbook import agreement, corpus, passes, progress, records
-from kvbook.experiments import frame, operation_replay
-from kvbook.models import loading
+from kvbook.experiments import frame, texts
 from kvbook.settings import WhereDriftBeginsSettings
 
 
@@ -65,13 +64,12 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
         For settings that cannot be run; nothing is left behind.
     """
     longest = settings.longest
-    model = operation_replay.identities(settings.model_copy(update={"families": ()}))[0]
-    loading.check_length(model, longest)
-    operation_replay.check_corpus(settings.model_copy(update={"n_tokens": longest}), [model["asked_for"]], 1)
+    (model,) = texts.identities(settings, [settings.model], longest)
+    texts.check_corpus(settings, [settings.model], 1, longest)
     return frame.recorded(
         __name__,
         settings,
-        lambda writer: _measure(settings, model, writer),
+        lambda writer: _measure(settings, writer),
         fields={"model", "weights", "device", "seed", "dtypes", "corpus"},
         longest=longest,
         models=[model],
@@ -79,15 +77,12 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     )
 
 
-def _measure(settings: WhereDriftBeginsSettings, model: dict[str, Any], writer: records.Writer) -> None:
+def _measure(settings: WhereDriftBeginsSettings, writer: records.Writer) -> None:
     cases = [(attention, dtype) for attention in (None, "eager") for dtype in settings.dtypes]
     for attention, dtype in progress.track(cases, len(cases), "every length: case"):
         if f"{attention}|{dtype}" in writer.done:
             continue
-        loaded = loading.load(
-            model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, attention=attention,
-            seed=settings.seed,
-        )  # fmt: skip
+        loaded = texts.load(settings, settings.model, dtype, attention)
         implementation = loaded.model.config._attn_implementation
         if attention is None and implementation == "eager":
             continue  # the case behind is this one

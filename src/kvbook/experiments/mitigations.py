@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from kvbook import agreement, corpus, mitigations, passes, progress, records, timing
-from kvbook.experiments import frame
-from kvbook.models import loading, placement
+from kvbook import agreement, corpus, mitigations, passes, records, timing
+from kvbook.experiments import frame, texts
+from kvbook.models import loading
 from kvbook.settings import LayerDriftSettings
 
 # Where 32 bits are already used, upcasting to 32 bits does nothing.
@@ -41,47 +41,36 @@ def run(settings: LayerDriftSettings) -> records.Run | None:
     name = subject(settings)
     if name is None or not dtypes(settings):
         return None
-    device = placement.device_of(settings.device)
-    for dtype in settings.dtypes:
-        placement.dtype_on(dtype, device)
-    model = loading.identify(name, settings.weights, settings.seed) | {"asked_for": name}
-    loading.check_length(model, settings.n_tokens)
+    (model,) = texts.identities(settings, [name], settings.n_tokens)
     return frame.recorded(
         __name__,
         settings.model_copy(update={"n_samples": settings.n_mitigation_samples}),
-        lambda writer: _measure(settings, model, writer),
+        lambda writer: _measure(settings, name, writer),
         fields={"weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"},
         models=[model],
         corpus=corpus.describe(settings.corpus),
     )
 
 
-def _measure(settings: LayerDriftSettings, model: dict[str, Any], writer: records.Writer) -> None:
+def _measure(settings: LayerDriftSettings, name: str, writer: records.Writer) -> None:
+    count, variants = settings.n_mitigation_samples, mitigations.NAMES
     for dtype in dtypes(settings):
-        loaded = loading.load(
-            model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-        )
-        patches = {name: mitigations.prepare(loaded.model, name) for name in mitigations.NAMES}
-        samples = corpus.samples(settings.corpus, loaded.tokenizer, settings.n_mitigation_samples, settings.n_tokens)
-        for sample in progress.track(samples, settings.n_mitigation_samples, f"mitigations, {dtype}: sample"):
-            unit = f"{dtype}|{sample.index}"
-            if unit in writer.done:
-                continue
-            ids = torch.tensor([sample.ids], device=loaded.model.device)
+        loaded = texts.load(settings, name, dtype)
+        patches = {variant: mitigations.prepare(loaded.model, variant) for variant in variants}
+        for text in texts.pending(settings, writer, loaded, dtype, count, settings.n_tokens, f"mitigations, {dtype}"):
             with torch.inference_mode():
-                if not sample.index:
+                if not text.sample.index:
                     # The first calls of each variant fill allocators and kernel caches.
-                    for name in mitigations.NAMES:
-                        with mitigations.applied(patches[name]):
-                            passes.split_pass(loaded.model, ids)
-                turn = sample.index % len(mitigations.NAMES)
+                    for variant in variants:
+                        with mitigations.applied(patches[variant]):
+                            passes.split_pass(loaded.model, text.ids)
+                turn = text.sample.index % len(variants)
+                about = text.about | {"n_tokens": len(text.sample.ids)}
                 rows = [
-                    {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "sample": sample.index,
-                     "source": sample.source, "n_tokens": len(sample.ids), "variant": name}
-                    | _compare(loaded, ids, patches[name])
-                    for name in mitigations.NAMES[turn:] + mitigations.NAMES[:turn]
-                ]  # fmt: skip
-            writer.append(unit, rows)
+                    about | {"variant": variant} | _compare(loaded, text.ids, patches[variant])
+                    for variant in variants[turn:] + variants[:turn]
+                ]
+            writer.append(text.unit, rows)
 
 
 def _compare(loaded: loading.Loaded, ids: torch.Tensor, patches: list[mitigations.Patch]) -> dict[str, Any]:

@@ -327,9 +327,7 @@ def identity(settings: DoesItMatterSettings, n_tokens: int) -> dict[str, Any]:
     UserError
         For a model, device or dtype that is not there, or a context shorter than a padded text.
     """
-    device = placement.device_of(settings.device)
-    for dtype in settings.dtypes:
-        placement.dtype_on(dtype, device)
+    placement.check(settings.device, settings.dtypes)
     model = loading.identify(settings.model, settings.weights, settings.seed)
     loading.check_length(model, n_tokens)
     return model

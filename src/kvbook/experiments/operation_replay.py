@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from kvbook import corpus, passes, progress, records, replay
-from kvbook.experiments import frame
-from kvbook.models import loading, placement
+from kvbook import corpus, passes, records, replay
+from kvbook.experiments import frame, texts
 from kvbook.settings import WhereDriftBeginsSettings
 
 # Not replayed but run as it comes: prefill of all tokens but the last, then the last.
@@ -25,40 +24,6 @@ def last(rows: int) -> str:
     return f"last {rows}"
 
 
-def identities(settings: WhereDriftBeginsSettings) -> list[dict[str, Any]]:
-    """Name the models of a run, each once, and refuse what cannot be run before anything is.
-
-    Raises
-    ------
-    UserError
-        For a model that is not there, a device or dtype that is not there, a context shorter than the samples.
-    """
-    device = placement.device_of(settings.device)
-    for dtype in settings.dtypes:
-        placement.dtype_on(dtype, device)
-    models = []
-    for name in dict.fromkeys((settings.model, *settings.families)):
-        model = loading.identify(name, settings.weights, settings.seed) | {"asked_for": name}
-        loading.check_length(model, settings.n_tokens)
-        models.append(model)
-    return models
-
-
-def check_corpus(settings: WhereDriftBeginsSettings, names: Iterable[str], n_samples: int) -> None:
-    """Cut the texts once before a folder is made, so that a corpus which is too small leaves none.
-
-    Raises
-    ------
-    UserError
-        When the corpus holds too few samples.
-    """
-    for name in names:
-        for _ in corpus.samples(
-            settings.corpus, loading.tokenizer(name, settings.weights), n_samples, settings.n_tokens
-        ):
-            pass
-
-
 def run(settings: WhereDriftBeginsSettings) -> records.Run:
     """Replay every model of the settings, or read the rows if these inputs have been replayed.
 
@@ -67,8 +32,9 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    models = identities(settings)
-    check_corpus(settings, [model["asked_for"] for model in models], settings.n_replayed)
+    names = dict.fromkeys((settings.model, *settings.families))
+    models = texts.identities(settings, names, settings.n_tokens)
+    texts.check_corpus(settings, names, settings.n_replayed, settings.n_tokens)
     return frame.recorded(
         __name__,
         settings,
@@ -91,35 +57,19 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
 
 
 def _measure(settings: WhereDriftBeginsSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    for number, model in enumerate(models):
-        # The model's own choice of attention; for the first model transformers' plain one too.
-        for attention in (None, "eager") if number == 0 else (None,):
-            for dtype in settings.dtypes:
-                loaded = loading.load(
-                    model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, attention=attention,
-                    seed=settings.seed,
-                )  # fmt: skip
-                implementation = loaded.model.config._attn_implementation
-                if number == 0 and attention is None and implementation == "eager":
-                    continue  # the model knows no other, and the case behind is this one
-                samples = corpus.samples(settings.corpus, loaded.tokenizer, settings.n_replayed, settings.n_tokens)
-                label = f"replay of {loaded.name}, {implementation}, {dtype}: sample"
-                for sample in progress.track(samples, settings.n_replayed, label):
-                    unit = f"{model['asked_for']}|{implementation}|{dtype}|{sample.index}"
-                    if unit in writer.done:
-                        continue
-                    about = {
-                        "model": loaded.name,
-                        "weights": loaded.weights,
-                        "attention": implementation,
-                        "dtype": dtype,
-                        "sample": sample.index,
-                        "source": sample.source,
-                        "n_tokens": len(sample.ids),
-                    }
-                    ids = torch.tensor([sample.ids], device=loaded.model.device)
-                    with torch.inference_mode():
-                        writer.append(unit, [about | row for row in compare(loaded.model, ids, settings.chunks)])
+    first, *others = (model["asked_for"] for model in models)
+    # The model's own choice of attention; for the first model transformers' plain one too.
+    for name, attention in [(first, None), (first, "eager"), *((name, None) for name in others)]:
+        for dtype in settings.dtypes:
+            loaded = texts.load(settings, name, dtype, attention)
+            implementation = loaded.model.config._attn_implementation
+            if name == first and attention is None and implementation == "eager":
+                continue  # the model knows no other, and the next case is this one
+            case, label = f"{name}|{implementation}|{dtype}", f"replay of {loaded.name}, {implementation}, {dtype}"
+            for text in texts.pending(settings, writer, loaded, case, settings.n_replayed, settings.n_tokens, label):
+                about = text.about | {"attention": implementation, "n_tokens": len(text.sample.ids)}
+                with torch.inference_mode():
+                    writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids, settings.chunks)])
 
 
 def compare(model: passes.PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Iterator[dict[str, Any]]:

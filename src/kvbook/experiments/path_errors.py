@@ -9,6 +9,7 @@ the decoded positions; the logits, position by position; and a few ids of the vo
 """
 
 import inspect
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook import corpus, progress, records, truth
+from kvbook import corpus, records, truth
 from kvbook.diagnosis.wide import widened
-from kvbook.experiments import frame, operation_replay
-from kvbook.models import loading, placement
+from kvbook.experiments import frame, texts
+from kvbook.models import placement
 from kvbook.settings import WhichPathSettings
 
 CACHED = "token by token"
@@ -259,10 +260,10 @@ def run(settings: WhichPathSettings) -> records.Run:
         For settings that cannot be run; nothing is left behind.
     """
     placement.dtype_on("float64", placement.device_of(settings.device))
-    models = operation_replay.identities(settings)
+    names = dict.fromkeys((settings.model, *settings.families))
+    models = texts.identities(settings, names, settings.n_tokens)
     # One token more, so that the last one has a next one too.
-    longer = settings.model_copy(update={"n_tokens": settings.n_tokens + 1})
-    operation_replay.check_corpus(longer, [model["asked_for"] for model in models], settings.n_samples)
+    texts.check_corpus(settings, names, settings.n_samples, settings.n_tokens + 1)
     return frame.recorded(
         __name__,
         settings,
@@ -273,30 +274,16 @@ def run(settings: WhichPathSettings) -> records.Run:
 
 
 def _measure(settings: WhichPathSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    for model in models:
-        for dtype in settings.dtypes:
-            loaded = loading.load(
-                model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-            )
-            reference = truth.in_double_precision(loaded.model)
-            samples = corpus.samples(settings.corpus, loaded.tokenizer, settings.n_samples, settings.n_tokens + 1)
-            label = f"which path is right, {loaded.name}, {dtype}: sample"
-            for sample in progress.track(samples, settings.n_samples, label):
-                unit = f"{model['asked_for']}|{dtype}|{sample.index}"
-                if unit in writer.done:
-                    continue
-                about = {
-                    "model": loaded.name,
-                    "weights": loaded.weights,
-                    "dtype": dtype,
-                    "sample": sample.index,
-                    "source": sample.source,
-                    "start": sample.start,
-                    "n_tokens": len(sample.ids) - 1,
-                }
-                ids = torch.tensor([sample.ids], device=loaded.model.device)
-                # A folder's text may be shorter than asked for.
-                n_rows = min(settings.n_decoded, (ids.shape[1] - 1) // 2)
-                check = dtype == settings.dtypes[0] and sample.index < _CHECKED
-                with torch.inference_mode():
-                    writer.append(unit, [about | row for row in compare(loaded.model, reference, ids, n_rows, check)])
+    for name, dtype in itertools.product([model["asked_for"] for model in models], settings.dtypes):
+        loaded = texts.load(settings, name, dtype)
+        reference = truth.in_double_precision(loaded.model)
+        case, label = f"{name}|{dtype}", f"which path is right, {loaded.name}, {dtype}"
+        for text in texts.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens + 1, label):
+            n_tokens = len(text.sample.ids) - 1
+            about = text.about | {"start": text.sample.start, "n_tokens": n_tokens}
+            # A folder's text may be shorter than asked for.
+            n_rows = min(settings.n_decoded, n_tokens // 2)
+            check = dtype == settings.dtypes[0] and text.sample.index < _CHECKED
+            with torch.inference_mode():
+                rows = compare(loaded.model, reference, text.ids, n_rows, check)
+                writer.append(text.unit, [about | row for row in rows])

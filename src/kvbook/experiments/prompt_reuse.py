@@ -34,7 +34,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook import caches, corpus, documents, progress, records
 from kvbook.errors import UserError
-from kvbook.experiments import frame, split_keys
+from kvbook.experiments import frame, split_keys, texts
 from kvbook.models import loading
 from kvbook.settings import PromptReuseSettings
 
@@ -272,9 +272,7 @@ def run(settings: PromptReuseSettings) -> records.Run:
 def _measure(settings: PromptReuseSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
     for model in models:
         for dtype in settings.dtypes:
-            loaded = loading.load(
-                model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-            )
+            loaded = texts.load(settings, model["asked_for"], dtype)
             items = list(posted_items(loaded.tokenizer))
             # Cut texts ask about ids, which have no dtype: the first one is enough.
             if dtype == settings.dtypes[0]:

@@ -32,9 +32,7 @@ def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[di
     UserError
         For a model, device or dtype that is not there, or a context that is too short.
     """
-    device = placement.device_of(settings.device)
-    for dtype in settings.dtypes:
-        placement.dtype_on(dtype, device)
+    placement.check(settings.device, settings.dtypes)
     found = []
     for name in dict.fromkeys(names):
         model = loading.identify(name, past_tables.weights_for(settings, name), settings.seed)

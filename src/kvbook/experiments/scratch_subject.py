@@ -21,9 +21,7 @@ def identity(settings: ScratchSettings) -> dict[str, Any]:
     UserError
         For a model, device, dtype or corpus that is not there, or texts longer than the table of positions.
     """
-    device = placement.device_of(settings.device)
-    for dtype in settings.dtypes:
-        placement.dtype_on(dtype, device)
+    placement.check(settings.device, settings.dtypes)
     model = checkpoints.identify(settings.model, settings.weights, settings.seed, settings.corpus, settings.device)
     longest = model["shape"]["table"] // model["shape"]["block"]
     if settings.n_blocks > longest:

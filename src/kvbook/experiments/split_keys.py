@@ -18,8 +18,8 @@ from torch import nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook import agreement, documents, progress, records
-from kvbook.experiments import frame
-from kvbook.models import loading, placement
+from kvbook.experiments import frame, texts
+from kvbook.models import loading
 from kvbook.settings import PromptReuseSettings
 
 POSTED = "as posted"
@@ -38,11 +38,7 @@ def identities(settings: PromptReuseSettings) -> list[dict[str, Any]]:
     UserError
         For a model, device or dtype that is not there.
     """
-    device = placement.device_of(settings.device)
-    for dtype in settings.dtypes:
-        placement.dtype_on(dtype, device)
-    names = dict.fromkeys((settings.model, settings.second_model))
-    return [loading.identify(name, settings.weights, settings.seed) | {"asked_for": name} for name in names]
+    return texts.identities(settings, (settings.model, settings.second_model))
 
 
 def posted_ids(tokenizer: PreTrainedTokenizerBase, one_begin: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,9 +217,7 @@ def _measure(settings: PromptReuseSettings, models: list[dict[str, Any]], writer
         unit = f"{model['asked_for']}|{dtype}"
         if unit in writer.done:
             continue
-        loaded = loading.load(
-            model["asked_for"], weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-        )
+        loaded = texts.load(settings, model["asked_for"], dtype)
         rows = []
         for variant in VARIANTS:
             prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == ONE_BEGIN)

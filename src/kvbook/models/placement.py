@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -59,6 +60,20 @@ def dtype_on(name: str, device: torch.device) -> torch.dtype:
     except (RuntimeError, TypeError):
         raise UserError(f"device {str(device)!r} has no {name} arithmetic: leave {name} out of the dtypes") from None
     return dtype
+
+
+def check(device: str, dtypes: Iterable[str]) -> torch.device:
+    """Turn a device's name into a device that is there and computes with these dtypes.
+
+    Raises
+    ------
+    UserError
+        As `device_of` and `dtype_on`.
+    """
+    there = device_of(device)
+    for dtype in dtypes:
+        dtype_on(dtype, there)
+    return there
 
 
 def free_bytes(device: torch.device) -> int:
