@@ -299,6 +299,20 @@ def test_two_figures_of_one_cell_are_refused(built_once):
     assert "publishes 2 figures" in refusal(source, executed)
 
 
+@pytest.mark.parametrize(
+    ("device", "share", "said"), [("cpu", 1, True), ("cpu", 2, False), ("cpu", None, False), ("cuda", 1, False)]
+)
+def test_the_box_says_with_how_many_threads_the_rest_was_run(built_once, device, share, said):
+    source, executed = executed_and_source(built_once)
+    executed["metadata"]["kvbook"] |= {
+        "shared_threads": share,
+        "machine": {"device": device, "device_name": "Some CPU, 2 threads", "threads": 2, "system": "Linux"},
+    }
+    (box,) = [cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run"]
+    assert ("Some CPU, 2 threads; on 1 of them what measures no time" in box) is said
+    assert said or "Some CPU, 2 threads, Linux" in box
+
+
 def test_joining_changes_neither_notebook(built_once):
     source, executed = executed_and_source(built_once)
     before = copy.deepcopy((source, executed))

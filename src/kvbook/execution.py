@@ -407,6 +407,8 @@ def _execute(chapter: Chapter, why: str | None, house: _House) -> Path:
         "started": started.isoformat(timespec="seconds"),
         "duration_s": round(time.monotonic() - clock, 1),
         "machine": machine.describe(_device(chapter, known)),
+        # Of the experiments that measure no time; None where they have all that the machine line says.
+        "shared_threads": house.threads,
         "versions": _versions(),
         "commit": machine.commit(),
         "files": {f.name: fingerprint.of_file(f) for f in sorted(staged.glob("*")) if not f.name.startswith(".")},

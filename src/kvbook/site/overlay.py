@@ -207,7 +207,7 @@ def _escaped(start: re.Match[str]) -> str:
 def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
     facts = {
         "Parameters": _parameters(run),
-        "Machine": f"{run['machine']['device_name']}, {run['machine']['system']}",
+        "Machine": _machine(run),
         "Versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
         "Commit": _commit(run["commit"]),
         "Started": f"{run['started'].replace('+00:00', '').replace('T', ' ')} UTC",
@@ -220,6 +220,14 @@ def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
     return _markdown(
         "how-it-was-run", f":::::{{dropdown}} How this was run\n:class-container: kvbook-run\n\n{rows}:::::"
     )
+
+
+def _machine(run: Mapping[str, Any]) -> str:
+    machine, share = run["machine"], run.get("shared_threads")
+    # Only a processor's threads are shared out.
+    is_shared = share is not None and machine["device"] == "cpu" and share < machine["threads"]
+    behind = f"; on {share} of them what measures no time, beside another chapter" if is_shared else ""
+    return f"{machine['device_name']}{behind}, {machine['system']}"
 
 
 def _commit(commit: str) -> str:
