@@ -40,23 +40,23 @@ def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
     )
     said = {
         "fig-bug-planted": (
-            "Drift between the full pass and prefix + last token (root mean square difference of the logits over their spread, "
-            "mean over texts) against the unit roundoff of the arithmetic: clean families, and families with a bug planted into "
-            f"their cached pass. A drift of zero is not drawn. {about}.",
+            f"{_planted_found(run.rows)} Drift between the full pass and prefix + last token (root mean square difference of the "
+            "logits over their spread, mean over texts) against the unit roundoff of the arithmetic. A drift of zero is not "
+            f"drawn. {about}.",
             "Log-log axes: the lines of clean families rise in proportion to the unit roundoff, those of planted bugs lie flat "
             "near the top, and one bug is flat in fine arithmetic and joins the clean lines in 16 bits.",
         ),
         "tab-bug-planted": (f"What every planted bug was called in every family. {judged}. {about}.", ""),
         "fig-bug-symptoms": (
-            "Symptoms of all five documents. Top: drift against unit roundoff, mean over texts; a drift of zero is not drawn. "
+            f"{_symptoms_found(run.rows)} Top: drift against unit roundoff, mean over texts; a drift of zero is not drawn. "
             "Bottom: slope of the fitted line with its 95 % interval (over dtypes, and bootstrap over files), by document. "
             f"{judged}. {about}.",
             "Top: log-log lines, some rising with the roundoff, some flat. Bottom: a list of symptoms by document, each with its "
             "slope and interval, gathered at 0 and at 1.",
         ),
         "fig-bug-layer": (
-            "Relative drift behind every layer, mean over texts, of a clean model and of one with a bug in layer "
-            f"{_planted_in(layers)}: in the finest dtype, and in the coarsest. A drift of zero is not drawn. {one}.",
+            f"{_layer_found(layers)} Relative drift behind every layer, mean over texts: in the finest dtype, and in the "
+            f"coarsest. A drift of zero is not drawn. {one}.",
             "Two panels of drift against layer: in fine arithmetic both bugs leap up by orders of magnitude in one layer; "
             "in coarse arithmetic one of them is hidden in rounding.",
         ),
@@ -70,6 +70,53 @@ def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
         name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
         for name, (caption, alt) in said.items()
     }
+
+
+def _planted_found(rows: pd.DataFrame) -> str:
+    """Say what clean families and planted bugs are called, and with what slopes."""
+    planted = tables.planted(tables.judged(rows))
+    clean, bugs = planted[planted["symptom"] == experiment.CLEAN], planted[planted["symptom"] != experiment.CLEAN]
+    sound, found = clean["kind"].isin(["rounding", "exact"]).sum(), (bugs["kind"] == "bug").sum()
+    flat = bugs[bugs["symptom"] != HIDDEN]
+    apart = f" but for the {HIDDEN}" if len(flat) < len(bugs) else ""
+    return (
+        f"Of clean families {sound} of {len(clean)} are called rounding or exact (slopes {_range(clean)}), of planted bugs "
+        f"{found} of {len(bugs)} bugs (slopes {_range(flat)}{apart})."
+    )
+
+
+def _symptoms_found(rows: pd.DataFrame) -> str:
+    """Say how often the documents' symptoms are called what, and with what slopes."""
+    symptoms = tables.symptoms(tables.judged(rows))
+    said = [f"{len(part)} {kind} (slopes {_range(part)})" for kind, part in symptoms.groupby("kind", sort=False)]
+    return f"The verdicts on {len(symptoms)} symptoms of the documents are {wording.listed(said)}."
+
+
+def _layer_found(layers: Run) -> str:
+    """Say behind which layer drift is first beyond rounding, with each bug and without one."""
+    dtype = _finest(layers)
+    first = {bug: _first(layers, bug) for bug in (first_bad_layer.LATE, first_bad_layer.NARROW, first_bad_layer.CLEAN)}
+    planted = f"layer {_planted_in(layers)}"
+    late, narrow, clean = first.values()
+    if late == narrow == planted:
+        return (
+            f"In {DTYPES[dtype]} drift is first beyond rounding behind {planted}, where both bugs were planted, and behind "
+            f"{clean} in the clean model."
+        )
+    return (
+        f"In {DTYPES[dtype]} drift is first beyond rounding behind {late} for {first_bad_layer.LATE}, {narrow} for "
+        f"{first_bad_layer.NARROW} and {clean} in the clean model; the bugs are in {planted}."
+    )
+
+
+def _finest(layers: Run) -> str:
+    return next(dtype for dtype in UNIT_ROUNDOFF if dtype in set(layers.rows["dtype"]))
+
+
+def _first(layers: Run, bug: str) -> str:
+    """Name the first layer whose drift in the finest dtype is more than rounding can be."""
+    first = tables.first_beyond(layers.rows, _finest(layers), bug)
+    return "no layer" if first is None else f"layer {first}" if first else "the embedding"
 
 
 def _planted_in(layers: Run) -> str:
@@ -124,8 +171,7 @@ def numbers(run: Run, layers: Run) -> dict[str, str]:
     inside = table[table["symptom"] == experiment.NARROW_INSIDE]
     hidden = run.rows[run.rows["symptom"] == HIDDEN]
     narrow = hidden[hidden["dtype"].isin(["float16", "bfloat16"])]
-    finest = next(dtype for dtype in UNIT_ROUNDOFF if dtype in set(layers.rows["dtype"]))
-    said = {
+    return {
         "bug_limit": f"{verdict.LIMIT:,.0f}",
         "bug_clean": _counts(clean),
         "bug_clean_slopes": _range(clean),
@@ -139,7 +185,10 @@ def numbers(run: Run, layers: Run) -> dict[str, str]:
         "bug_symptoms_bug": _named(symptoms, "bug"),
         "bug_symptoms_undecided": _named(symptoms, "undecided"),
         "bug_layer": _planted_in(layers),
-        "bug_layer_dtype": DTYPES[finest],
+        "bug_layer_dtype": DTYPES[_finest(layers)],
+        "bug_layer_late": _first(layers, first_bad_layer.LATE),
+        "bug_layer_narrow": _first(layers, first_bad_layer.NARROW),
+        "bug_layer_none": _first(layers, first_bad_layer.CLEAN),
         "bug_inside": "; ".join(
             f"{row.model} {power_of_ten(row.drift)} ({row.kind})" for row in inside.itertuples()
         ) or "not run",
@@ -147,14 +196,6 @@ def numbers(run: Run, layers: Run) -> dict[str, str]:
             f"{row.model} {power_of_ten(row.drift)}" for row in clean[clean["finest"] == "float64"].itertuples()
         ) or "not run",
     }  # fmt: skip
-    for key, bug in (
-        ("late", first_bad_layer.LATE),
-        ("narrow", first_bad_layer.NARROW),
-        ("none", first_bad_layer.CLEAN),
-    ):
-        first = tables.first_beyond(layers.rows, finest, bug)
-        said[f"bug_layer_{key}"] = "no layer" if first is None else f"layer {first}" if first else "the embedding"
-    return said
 
 
 def _named(table: pd.DataFrame, kind: str) -> str:

@@ -76,8 +76,8 @@ def captions(run: Run, scores: pd.DataFrame) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-models-training": (
-            f"Training loss in bits per byte (running mean), and the held-out score (dots). {training}; bf16 arithmetic with "
-            "fp32 weights. Dotted: what needs no network, on the held-out text, which is other text than the curves'. RoBERTa's "
+            f"{_training_found(scores)} Training loss in bits per byte (running mean), and the held-out score (dots). {training}; "
+            "bf16 arithmetic with fp32 weights. Dotted: what needs no network, on the held-out text. RoBERTa's "
             "loss is of masked tokens, which see both sides.",
             f"Curves of the loss of {len(scores)} stand-ins against the tokens seen, a dot each for the held-out score at the "
             "end, and three horizontal lines for unigram, bigram and xz.",
@@ -94,6 +94,16 @@ def captions(run: Run, scores: pd.DataFrame) -> dict[str, dict[str, str]]:
         name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
         for name, (caption, alt) in said.items()
     }
+
+
+def _training_found(scores: pd.DataFrame) -> str:
+    """Say what the causal stand-ins reach on held-out text, and how many of them are below xz."""
+    causal = scores[scores["objective"] == "next token"]
+    below = int((causal["model"] < causal["xz_9"]).sum())
+    return (
+        f"On held-out text the causal stand-ins reach {causal['model'].min():.2f} to {causal['model'].max():.2f} bits per byte, "
+        f"{below} of {len(causal)} fewer than the {causal['xz_9'].iloc[0]:.2f} of `xz -9` alone."
+    )
 
 
 def _several(values: list) -> str:
