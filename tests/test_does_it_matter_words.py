@@ -275,6 +275,6 @@ def test_partings_are_counted_by_choice_and_texts_that_stay_together_are_not_sai
 
 def test_growth_is_called_less_than_the_positions_only_where_its_interval_is(positions):
     level = positions.rows.assign(kl=1e-3)
-    assert "1.00 in fp32 and bf16, less than the position does" in text._drift_found(level)
-    assert "not everywhere seen to be less" in text._drift_found(positions.rows)
+    assert "1.00 times in fp32 and bf16, less than the position's 5.6-fold" in text._drift_found(level)
+    assert "not everywhere less" in text._drift_found(positions.rows)
     assert "No growth" in text._drift_found(level.assign(kl=0.0))

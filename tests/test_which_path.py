@@ -370,11 +370,12 @@ def test_every_figure_begins_with_a_finding_that_a_title_can_hold(run):
 
 def test_the_caption_calls_the_cached_path_closer_or_farther_as_its_intervals_lie():
     for ratio, said in (
-        (0.7, "in 4 (float16, bfloat16) and farther in none"),
-        (1.3, "in none and farther in 4 (float16, bfloat16)"),
-        (1.0, "in none and farther in none"),
+        (0.7, "in 4 (fp16, bf16) and farther in none"),
+        (1.3, "in none and farther in 4 (fp16, bf16)"),
     ):
-        assert said.replace("bfloat", "bf").replace("float", "fp") in text._ratios_found(planted(ratio=ratio))
+        assert said in text._ratios_found(planted(ratio=ratio))
+    equal = planted().assign(error=1.0)
+    assert "in none and farther in none" in text._ratios_found(equal)
 
 
 def test_the_caption_of_layers_gives_the_factor_that_was_planted_and_none_without_errors():

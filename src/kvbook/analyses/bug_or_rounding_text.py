@@ -94,10 +94,14 @@ def _symptoms_found(rows: pd.DataFrame) -> str:
 
 def _layer_found(layers: Run) -> str:
     """Say behind which layer drift is first beyond rounding, with each bug and without one."""
-    dtype = _finest(layers)
-    first = {bug: _first(layers, bug) for bug in (first_bad_layer.LATE, first_bad_layer.NARROW, first_bad_layer.CLEAN)}
+    dtype = next(dtype for dtype in UNIT_ROUNDOFF if dtype in set(layers.rows["dtype"]))
+
+    def first(bug: str) -> str:
+        found = tables.first_beyond(layers.rows, dtype, bug)
+        return "no layer" if found is None else f"layer {found}" if found else "the embedding"
+
     planted = f"layer {_planted_in(layers)}"
-    late, narrow, clean = first.values()
+    late, narrow, clean = map(first, (first_bad_layer.LATE, first_bad_layer.NARROW, first_bad_layer.CLEAN))
     if late == narrow == planted:
         return (
             f"In {DTYPES[dtype]} drift is first beyond rounding behind {planted}, where both bugs were planted, and behind "
@@ -107,16 +111,6 @@ def _layer_found(layers: Run) -> str:
         f"In {DTYPES[dtype]} drift is first beyond rounding behind {late} for {first_bad_layer.LATE}, {narrow} for "
         f"{first_bad_layer.NARROW} and {clean} in the clean model; the bugs are in {planted}."
     )
-
-
-def _finest(layers: Run) -> str:
-    return next(dtype for dtype in UNIT_ROUNDOFF if dtype in set(layers.rows["dtype"]))
-
-
-def _first(layers: Run, bug: str) -> str:
-    """Name the first layer whose drift in the finest dtype is more than rounding can be."""
-    first = tables.first_beyond(layers.rows, _finest(layers), bug)
-    return "no layer" if first is None else f"layer {first}" if first else "the embedding"
 
 
 def _planted_in(layers: Run) -> str:
@@ -156,27 +150,24 @@ def _counts(table: pd.DataFrame) -> str:
     return ", ".join(found) or "not run"
 
 
-def numbers(run: Run, layers: Run) -> dict[str, str]:
+def numbers(rows: pd.DataFrame) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key.
 
     Parameters
     ----------
-    run, layers : Run
-        As for `captions`.
+    rows : DataFrame
+        Of the experiment ``bug_or_rounding``.
     """
-    table = tables.judged(run.rows)
+    table = tables.judged(rows)
     planted = tables.planted(table)
-    clean, bugs = planted[planted["symptom"] == experiment.CLEAN], planted[planted["symptom"] != experiment.CLEAN]
+    clean = planted[planted["symptom"] == experiment.CLEAN]
     symptoms = tables.symptoms(table)
     inside = table[table["symptom"] == experiment.NARROW_INSIDE]
-    hidden = run.rows[run.rows["symptom"] == HIDDEN]
+    hidden = rows[rows["symptom"] == HIDDEN]
     narrow = hidden[hidden["dtype"].isin(["float16", "bfloat16"])]
     return {
         "bug_limit": f"{verdict.LIMIT:,.0f}",
         "bug_clean": _counts(clean),
-        "bug_clean_slopes": _range(clean),
-        "bug_planted": _counts(bugs),
-        "bug_planted_slopes": _range(bugs[bugs["symptom"] != HIDDEN]),
         "bug_hidden_all": _counts(table[table["symptom"] == HIDDEN]),
         "bug_hidden_narrow": _counts(tables.judged(narrow)) if len(narrow) else "not run",
         "bug_symptoms": _counts(symptoms),
@@ -184,11 +175,6 @@ def numbers(run: Run, layers: Run) -> dict[str, str]:
         "bug_symptoms_exact": _named(symptoms, "exact"),
         "bug_symptoms_bug": _named(symptoms, "bug"),
         "bug_symptoms_undecided": _named(symptoms, "undecided"),
-        "bug_layer": _planted_in(layers),
-        "bug_layer_dtype": DTYPES[_finest(layers)],
-        "bug_layer_late": _first(layers, first_bad_layer.LATE),
-        "bug_layer_narrow": _first(layers, first_bad_layer.NARROW),
-        "bug_layer_none": _first(layers, first_bad_layer.CLEAN),
         "bug_inside": "; ".join(
             f"{row.model} {power_of_ten(row.drift)} ({row.kind})" for row in inside.itertuples()
         ) or "not run",

@@ -157,10 +157,10 @@ def _drift_found(positions: pd.DataFrame) -> str:
         return "No growth of the cache's divergence along a text can be given: at first there is none."
     proportion = _in_proportion(positions)
     less = ratios.map(lambda ratio: ratio.high < proportion).all()
-    said = wording.in_dtypes({dtype: f"{ratio.value:.2f}" for dtype, ratio in ratios.items()})
+    said = wording.in_dtypes({dtype: f"{ratio.value:.2f} times" for dtype, ratio in ratios.items()})
     return (
-        f"From a text's first quarter to its last the cache's divergence changes by a factor of {said}, "
-        f"{'less' if less else 'not everywhere seen to be less'} than the position does ({proportion:.1f})."
+        f"From a text's first quarter to its last the cache's divergence changes {said}, "
+        f"{'less' if less else 'not everywhere less'} than the position's {proportion:.1f}-fold growth."
     )
 
 
@@ -323,10 +323,6 @@ def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
         ),
         "static_kl": _each(axes, one_axis.STATIC.name, lambda row: _spread(row.kl)),
         "chunks_kl": _each(axes, one_axis.CHUNKS.name, lambda row: _spread(row.kl)),
-        "cache_over_dtype": "; ".join(
-            f"{DTYPES[dtype]} {power_of_ten(ratio.value) if ratio.value < 0.01 else ratio.text('{:.2f}')}"
-            for dtype, ratio in tables.against_other_dtype(forced, CACHE).items()
-        ),
         "no_difference": "; ".join(f"{row.way} in {DTYPES[row.dtype]}" for row in equal.itertuples()) or "none of them",
         "rounding_decisions": f"{int(rounding['decision_flip'].sum()):,} of {len(rounding):,}",
         "weights4_decisions": _each(axes, one_axis.WEIGHTS_4.name, lambda row: f"{1 - row.same_decision.value:.1%}"),
@@ -339,33 +335,25 @@ def _of_partings(
 ) -> dict[str, str]:
     ties = {dtype: (part["margin"] == 0).mean() for dtype, part in forced.groupby("dtype", sort=False)}
     smallest = {dtype: (part["margin"] / part["ulp"]).min() for dtype, part in forced.groupby("dtype", sort=False)}
-
-    def together(choice: str, which: str = CACHE) -> str:
-        return "; ".join(
-            f"{DTYPES[dtype]} {curve.parted} of {curve.pairs}"
-            for (dtype, chosen, way), curve in curves.items()
-            if (chosen, way) == (choice, which)
-        )
-
     return {
         "ties": "; ".join(f"{DTYPES[dtype]} {share:.1%}" for dtype, share in ties.items()),
         "smallest_margin": "; ".join(f"{DTYPES[dtype]} {_tokens(ulps)}" for dtype, ulps in smallest.items()),
         "one_in": _each(partings, CACHE, lambda row: _tokens(row.position)),
         "flips_seen": _each(partings, CACHE, lambda row: row.flip_share.text("{:.2%}")),
         "flips_expected": _each(partings, CACHE, lambda row: _spread(row.expected_flips)),
-        "greedy_parted": together(first_divergence.GREEDY),
-        "drawn_parted": together(first_divergence.DRAWN),
-        "assisted_parted": together(first_divergence.GREEDY, first_divergence.ASSISTED),
+        "assisted_parted": "; ".join(
+            f"{DTYPES[dtype]} {curve.parted} of {curve.pairs}"
+            for (dtype, choice, way), curve in curves.items()
+            if (choice, way) == (first_divergence.GREEDY, first_divergence.ASSISTED)
+        ),
     }
 
 
 def _of_positions(positions: pd.DataFrame, behind: pd.DataFrame | None) -> dict[str, str]:
     ratios = tables.growth(positions)
     said = {
-        "in_proportion": f"{_in_proportion(positions):.1f}",
         "n_long": f"{positions['sample'].nunique()}",
         "growth": _each(ratios, drift_by_position.CHUNKS.name, lambda row: row.ratio.text("{:.2f}")),
-        "longest": f"{int(positions['read_to'].max()):,}",
     }
     if behind is None:
         nothing = "not seen in this run, in which no greedy text parted"

@@ -82,20 +82,15 @@ def _ways_found(ways: pd.DataFrame) -> str:
 
 def _ladder_found(ladder: pd.DataFrame) -> str:
     """Say on which rung all rows are first equal, and what that does to the error."""
-    said = {dtype: f"“{rung}”" if rung else "none" for dtype, rung in _first_rungs(ladder).items()}
+    said = {}
+    for dtype, rows in tables.ladder_table(ladder).groupby("dtype", sort=False):
+        first = next(iter(rows.loc[rows["share"] == 1, "rung"]), None)
+        said[dtype] = f"“{first}”" if first else "none"
     errors = dict.fromkeys(f"{ratio.value:.2f}" for ratio in tables.error_ratios(ladder)["ratio"])
     return (
         f"All rows are first equal on the rung {wording.in_dtypes(said)}; the whole switch's error is "
         f"{wording.listed(list(errors))} of stock's."
     )
-
-
-def _first_rungs(ladder: pd.DataFrame) -> dict[str, str | None]:
-    """Name by dtype the first rung on which all rows are equal."""
-    return {
-        dtype: next(iter(rows.loc[rows["share"] == 1, "rung"]), None)
-        for dtype, rows in tables.ladder_table(ladder).groupby("dtype", sort=False)
-    }
 
 
 def _stock_single(shares: pd.DataFrame) -> pd.DataFrame:
@@ -127,7 +122,6 @@ def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> dic
             for d, value in stock.groupby("dtype", sort=False)["max_abs"].max().items()
         ),
         "exact_largest": power_of_ten(exact["max_abs"].max()),
-        "first_rung": "; ".join(f"{DTYPES[d]} {rung or 'none'}" for d, rung in _first_rungs(ladder).items()),
         "error_ratio": "; ".join(
             f"{DTYPES[r.dtype]} {r.ratio.text('{:.2f}')}" for r in tables.error_ratios(ladder).itertuples()
         ),

@@ -326,7 +326,7 @@ def numbers(runs: Runs) -> dict[str, str]:
     return {
         **_of_replay(runs.replayed.rows),
         **_of_gemm(runs.mapped.rows),
-        **_of_lengths(runs.swept.rows, runs.factorial.about["settings"]["n_tokens"]),
+        "prefill_lengths": f"{int(runs.swept.rows['cache_equal'].sum())} of {len(runs.swept.rows)}",
         **_of_attention(runs.attention.rows),
         **_of_factorial(runs.factorial.rows),
     }
@@ -372,18 +372,6 @@ def _of_gemm(mapped: pd.DataFrame) -> dict[str, str]:
     return {
         "gemm": "; ".join(said),
         "gemm_threads": f"changes it in {', '.join(moved)}" if moved else "changes it in no dtype",
-    }
-
-
-def _of_lengths(swept: pd.DataFrame, n_tokens: int) -> dict[str, str]:
-    by_dtype = [
-        f"{DTYPES[dtype]} {int(rows['logits_equal'].sum())} of {len(rows)}"
-        for dtype, rows in swept.groupby("dtype", sort=False)
-    ]
-    return {
-        "lengths": "; ".join(by_dtype),
-        "prefill_lengths": f"{int(swept['cache_equal'].sum())} of {len(swept)}",
-        "document_length": f"{n_tokens}",
     }
 
 

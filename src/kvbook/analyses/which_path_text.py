@@ -187,13 +187,6 @@ def _estimates(column: str, form: str = "{:.2f}") -> Callable[[pd.DataFrame], st
     return write
 
 
-def _tally(series: pd.DataFrame) -> str:
-    """Count the series in which the whole interval of the ratio lies below 1, above it, or neither."""
-    below, above = (int(series["ratio"].map(test).sum()) for test in (lambda e: e.high < 1, lambda e: e.low > 1))
-    counts = {"closer": below, "farther": above, "neither": len(series) - below - above}
-    return " and ".join(f"{word} in {count}" for word, count in counts.items() if count) + f" of {len(series)}"
-
-
 def numbers(rows: pd.DataFrame) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key.
 
@@ -214,17 +207,14 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
     change = tables.slope_of_ratio(rows)
     reference = tables.reference_table(rows).set_index("compared with the reference")["logits"]
     finest = min(tables.measured(rows)["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
-    worse, better = (quality["difference"].map(test) for test in (lambda e: e.low > 0, lambda e: e.high < 0))
     return {
         "own": power_of_ten(reference.loc[[path_errors.CHECK]].max()),
         "as_loaded": _range_of_powers(reference.loc[[path_errors.AS_LOADED]]),
         "smallest": f"{power_of_ten(reference.loc[[path_errors.CACHED, 'no cache']].min())} in {DTYPES[finest]}",
         "ratios": _by_dtype(cached, _estimates("ratio")),
-        "tally": _by_dtype(cached, _tally),
         "eager_ratios": _by_dtype(eager, _estimates("ratio")),
         "control_ratios": _by_dtype(control, _estimates("ratio", "{:,.0f}")) or "not run: no model takes positions",
         "closer_rows": _by_dtype(cached, _estimates("closer_rows", "{:.0%}")),
-        "correlation": _by_dtype(cached, _estimates("correlation")),
         "correlation_first": _by_dtype(first, lambda part: _range(list(part["correlation"].dropna()))),
         "apart": _by_dtype(cached, _estimates("apart")),
         "independent": f"{tables.INDEPENDENT:.2f}",
@@ -233,8 +223,6 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
             f"{DTYPES[dtype]} {power_of_ten(part['difference'].map(lambda e: abs(e.value)).max())}"
             for dtype, part in quality.groupby("dtype", sort=False)
         ),
-        "worse": f"{int(worse.sum())} of {len(quality)}",
-        "better": f"{int(better.sum())} of {len(quality)}",
         "kl": _by_dtype(
             quality, lambda part: f"{power_of_ten(part['kl'].mean())} and {power_of_ten(part['kl_full'].mean())}"
         ),
