@@ -43,22 +43,22 @@ def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
             f"{_planted_found(run.rows)} Drift between the full pass and prefix + last token (root mean square difference of the "
             "logits over their spread, mean over texts) against the unit roundoff of the arithmetic. A drift of zero is not "
             f"drawn. {about}.",
-            "Log-log axes: the lines of clean families rise in proportion to the unit roundoff, those of planted bugs lie flat "
-            "near the top, and one bug is flat in fine arithmetic and joins the clean lines in 16 bits.",
+            "Log-log axes of drift against unit roundoff: lines of clean families, of planted bugs, and of one bug that hides "
+            "in 16 bits, each group with its slopes.",
         ),
         "tab-bug-planted": (f"What every planted bug was called in every family. {judged}. {about}.", ""),
         "fig-bug-symptoms": (
             f"{_symptoms_found(run.rows)} Top: drift against unit roundoff, mean over texts; a drift of zero is not drawn. "
             "Bottom: slope of the fitted line with its 95 % interval (over dtypes, and bootstrap over files), by document. "
             f"{judged}. {about}.",
-            "Top: log-log lines, some rising with the roundoff, some flat. Bottom: a list of symptoms by document, each with its "
-            "slope and interval, gathered at 0 and at 1.",
+            "Top: log-log lines of drift against unit roundoff. Bottom: a list of symptoms by document, each with its slope and "
+            "interval, on an axis from a bug's slope of 0 to rounding's of 1.",
         ),
         "fig-bug-layer": (
             f"{_layer_found(layers)} Relative drift behind every layer, mean over texts: in the finest dtype, and in the "
             f"coarsest. A drift of zero is not drawn. {one}.",
-            "Two panels of drift against layer: in fine arithmetic both bugs leap up by orders of magnitude in one layer; "
-            "in coarse arithmetic one of them is hidden in rounding.",
+            "Panels of drift against layer on a logarithmic axis, for fine and for coarse arithmetic: a line for each of two "
+            "bugs and for the clean model, and the limit of rounding where it is below 1.",
         ),
         "tab-decision": (
             "Your symptom, what it was here, what it is, and what to do. The verdict is computed from this run's rows; where it is "

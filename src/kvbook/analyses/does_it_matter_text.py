@@ -74,7 +74,7 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
             "from the shifts alone, taken as independent of the margin. "
             f"{_setting(forced)}; {scored}; {len(_rounding(forced.rows))} ways together.",
             "Two panels over the margin on a logarithmic axis, a colour a dtype: above, a histogram of margins; below, the "
-            "share of first choices lost, as points and as a dashed curve that falls with the margin.",
+            "share of first choices lost, seen as points and expected as a dashed curve.",
         ),
         "fig-matter-partings": (
             f"{_partings_found(parting.rows)} Share of texts that are still the baseline's, token for token, behind so many "
@@ -189,10 +189,6 @@ def _spread(estimate: fits.Estimate) -> str:
 def _percent(estimate: fits.Estimate) -> str:
     """Write a share in per cent with its interval, for a column whose header says so."""
     return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-
-
-def _share(estimate: fits.Estimate) -> str:
-    return f"{_percent(estimate)} %"
 
 
 def _small(value: float) -> str:
@@ -317,7 +313,6 @@ def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
     return said | {
         "cache_perplexity": _each(axes, CACHE, lambda row: f"{_change(row.perplexity_ratio)} %"),
         "perplexity": _each(axes, CACHE, lambda row: row.perplexity.text("{:.2f}")),
-        "cache_top": _each(axes, CACHE, lambda row: _share(row.same_top)),
         "cache_below": "; ".join(
             f"{DTYPES[row.dtype]}: {tables.smaller_than(row.kl)}" for row in axes[axes["way"] == CACHE].itertuples()
         ),

@@ -38,8 +38,8 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
         "fig-exact-ways": (
             f"{_ways_found(ways.rows)} Share of such rows by model and dtype, filled under the switch and hollow with stock "
             f"arithmetic; each column is one way to feed the tokens. {setting}.",
-            "Points of the share of equal rows, one panel a dtype, models from left to right within each way: stock's "
-            "scatter between none and all, those under the switch show what the table beside it counts.",
+            "Points of the share of equal rows, one panel a dtype, models from left to right within each way: filled "
+            "under the switch, hollow with stock arithmetic.",
         ),
         "tab-exact-ways": (f"Rows of logits equal in every bit to the full pass's, all models. {setting}.", ""),
         "fig-exact-ladder": (

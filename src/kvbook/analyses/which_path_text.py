@@ -41,8 +41,8 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             f"itself leaves open ({seen['own']} in the logits), and, where it is not zero, what the model gives that is merely "
             "loaded in fp64. "
             f"{first}.",
-            "Curves of relative error against layer on a logarithmic axis, a colour for each dtype; the cached and the "
-            "uncached curve of a dtype run close together, the reference's own difference far below all of them.",
+            "Curves of relative error against layer on a logarithmic axis, a colour for each dtype, filled with a cache and "
+            "hollow without; the reference's own difference in black.",
         ),
         "tab-path-reference": (
             "What the reference is worth: relative error of the logits against it, root mean square, of its own token-by-token "
@@ -75,7 +75,7 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             f"{_positions_found(run.rows)} Relative error of the logits in units of each dtype's unit roundoff, root mean "
             "square over groups of neighbouring positions and over texts. Filled: from a cache. Hollow: without. "
             f"{first}.",
-            "Error against position in the text, a pair of curves for each dtype, cached and uncached close together.",
+            "Error against position in the text, a pair of curves for each dtype, filled with a cache and hollow without.",
         ),
         "tab-path-quality": (
             "Cached and uncached path on the text itself: mean negative log likelihood of the next token, their difference with "
