@@ -1,11 +1,12 @@
 """The chapter on bug or rounding: its rows, its verdicts, its words."""
 
+import dataclasses
 import re
 
 import pandas as pd
 import pytest
 
-from kvbook import paths
+from kvbook import citation, paths
 from kvbook.agreement import UNIT_ROUNDOFF
 from kvbook.analyses import bug_or_rounding as analysis
 from kvbook.analyses import bug_or_rounding_text as text
@@ -147,7 +148,7 @@ def test_words_and_figures_can_be_made_of_these_rows_and_of_one_dtype(run, layer
     alone = settings.model_copy(update={"families": (), "dtypes": ("bfloat16",)})
     for made, profile in ((run, layers), (experiment.run(alone), first_bad_layer.run(alone))):
         table, lines = analysis.judged(made.rows), analysis.lines(made.rows)
-        assert all(isinstance(value, str) and value for value in text.numbers(made, profile).values())
+        assert all(isinstance(value, str) and value for value in text.numbers(made.rows).values())
         assert all(words["caption"] for words in text.captions(made, profile).values())
         planted = analysis.planted(table)
         figures.figure_planted(analysis.planted(lines), planted, text.labels(planted))
@@ -171,3 +172,35 @@ def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(settings, 
             experiment.run(settings.model_copy(update=change))
         assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_every_figure_begins_with_a_finding_that_a_title_can_hold(run, layers):
+    for name, said in text.captions(run, layers).items():
+        if name.startswith("fig-"):
+            assert not citation.first_sentence(said["caption"]).endswith("…"), name
+
+
+def test_the_caption_counts_the_bugs_that_were_found_and_not_those_that_were_planted(run):
+    said = text._planted_found(run.rows)
+    bugs = re.search(r"planted bugs (\d+) of (\d+) bugs", said)
+    assert bugs[1] == bugs[2]
+    # Drift in proportion to the roundoff everywhere: what was planted would not be found.
+    harmless = run.rows.assign(drift=run.rows["dtype"].map(UNIT_ROUNDOFF))
+    assert f"planted bugs 0 of {bugs[2]} bugs (slopes 1.00" in text._planted_found(harmless)
+    harmful = run.rows.assign(drift=1.0)
+    assert re.search(r"clean families 0 of \d+ are called", text._planted_found(harmful))
+
+
+def test_the_caption_of_symptoms_follows_their_verdicts(run):
+    assert re.search(r"\d+ bug \(slopes", text._symptoms_found(run.rows))
+    harmless = run.rows.assign(drift=run.rows["dtype"].map(UNIT_ROUNDOFF))
+    assert " bug " not in text._symptoms_found(harmless)
+    assert "rounding (slopes 1.00)" in text._symptoms_found(harmless)
+
+
+def test_the_caption_names_the_planted_layer_only_where_drift_begins_there(layers):
+    assert re.search(r"behind layer \d+, where both bugs were planted, and behind no layer", text._layer_found(layers))
+    quiet = dataclasses.replace(layers)
+    quiet.__dict__["rows"] = layers.rows.assign(drift=0.0)
+    assert "where both" not in text._layer_found(quiet)
+    assert f"behind no layer for {first_bad_layer.LATE}" in text._layer_found(quiet)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvbook import fits
+from kvbook import citation, fits
 from kvbook.analyses import does_it_matter as analysis
 from kvbook.analyses import does_it_matter_text as text
 from kvbook.experiments import first_divergence, one_axis
@@ -240,3 +240,41 @@ def test_every_number_of_the_prose_and_every_figure_comes_from_the_rows(
 )
 def test_small_numbers_are_written_with_half_their_interval(estimate, written):
     assert text._spread(estimate) == written
+
+
+def test_every_figure_begins_with_a_finding_that_a_title_can_hold(forced, positions, parting, behind):
+    for name, said in text.captions(forced, positions, parting, behind).items():
+        if name.startswith("fig-"):
+            assert not citation.first_sentence(said["caption"]).endswith("…"), name
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1e-3, "below 1"), (1e3, "above 1"), (1, "not told from 1")])
+def test_the_cache_is_set_beside_the_other_dtype_as_the_interval_lies(forced, factor, word):
+    rows = forced.rows.copy()
+    kl = np.exp(np.random.default_rng(3).normal(0, 1, len(rows)))
+    rows["kl"] = np.where(rows["way"] == text.CACHE, factor * kl, kl)
+    said = text._axes_found(rows)
+    assert said.count(f"({word})") == len(SIZE)
+
+
+def test_lost_choices_are_counted_with_the_largest_margin_lost_and_none_is_not_called_some(forced):
+    kept = forced.rows.assign(flip=0.0)
+    assert "no first choice is seen to be lost" in text._margins_found(kept)
+    lost = kept.copy()
+    at = lost[(lost["dtype"] == "bfloat16") & (lost["way"] == text.CACHE)].index[0]
+    lost.loc[at, ["flip", "margin"]] = 1.0, 5 * lost.loc[at, "ulp"]
+    assert "0 of 720 times in fp32 and 1 of 720 times in bf16, all at margins below 5.62 ulps" in text._margins_found(
+        lost
+    )
+
+
+def test_partings_are_counted_by_choice_and_texts_that_stay_together_are_not_said_to_part(parting):
+    assert "greedy 0 of 6 in fp32 and 3 of 6 in bf16, drawn 0 of 6 in fp32" in text._partings_found(parting.rows)
+    assert "none of 24 texts" in text._partings_found(parting.rows.assign(parted=0))
+
+
+def test_growth_is_called_less_than_the_positions_only_where_its_interval_is(positions):
+    level = positions.rows.assign(kl=1e-3)
+    assert "1.00 times in fp32 and bf16, less than the position's 5.6-fold" in text._drift_found(level)
+    assert "not everywhere less" in text._drift_found(positions.rows)
+    assert "No growth" in text._drift_found(level.assign(kl=0.0))

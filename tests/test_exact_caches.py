@@ -1,9 +1,11 @@
 """The chapter on exact caches: its rows are what the ways give, and its words follow the rows."""
 
+import re
+
 import pytest
 import torch
 
-from kvbook import fits
+from kvbook import citation, fits
 from kvbook.analyses import exact_caches as analysis
 from kvbook.analyses import exact_caches_text as text
 from kvbook.errors import UserError
@@ -134,3 +136,30 @@ def test_settings_that_cannot_be_run_are_refused_in_one_line(settings, change):
     assert "\n" not in str(error.value)
     with pytest.raises(UserError):
         ExactCachesSettings.checked(dtypes=["float64"])
+
+
+def test_the_caption_says_all_rows_only_where_all_rows_are_equal(ways):
+    stock = ways.rows["arithmetic"] == exact_ways.STOCK
+    equal = ways.rows.assign(equal_rows=ways.rows["rows"].where(~stock, 0))
+    assert re.match(
+        r"Under the switch all [\d,]+ rows .* token by token, 0% in fp32 and bf16\.$", text._ways_found(equal)
+    )
+    broken = equal.copy()
+    broken.loc[broken[~stock].index[-1], "equal_rows"] -= 1
+    assert text._ways_found(broken).startswith("Under the switch not all, but ")
+
+
+def test_the_caption_names_the_first_rung_on_which_all_rows_are_equal_or_none(ladder):
+    all_equal = ladder.rows.assign(equal_rows=ladder.rows["rows"])
+    assert "equal on the rung “stock” in fp32 and bf16; the whole" in text._ladder_found(all_equal)
+    only_last = all_equal.assign(equal_rows=all_equal["rows"].where(all_equal["rung"] == "all", 0))
+    assert "equal on the rung “all” in fp32 and bf16; the whole" in text._ladder_found(only_last)
+    assert "none in fp32 and bf16; the whole" in text._ladder_found(all_equal.assign(equal_rows=0))
+    worse = all_equal.assign(error_rms=all_equal["error_rms"].where(all_equal["rung"] != "stock", 1e-30))
+    assert "is 1.00 of stock's" not in text._ladder_found(worse)
+
+
+def test_every_figure_begins_with_a_finding_that_a_title_can_hold(ways, ladder, cost):
+    for name, said in text.captions(ways, ladder, cost).items():
+        if name.startswith("fig-"):
+            assert not citation.first_sentence(said["caption"]).endswith("…"), name

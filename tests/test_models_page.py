@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from kvbook import paths
+from kvbook import citation, paths
 from kvbook.analyses import models_page as analysis
 from kvbook.analyses import models_page_text as text
 from kvbook.errors import UserError
@@ -139,9 +139,8 @@ def test_captions_and_numbers_come_from_the_records(run):
     )
     assert "pseudo-likelihood" in captions["tab-models-bits"]["caption"]
     better = scores.assign(model=0.5)
-    before, after = (text.numbers(table, analysis.memory())["causal_bits"] for table in (scores, better))
-    assert (before, after) == (before, "0.50 to 0.50")
-    assert before != after
+    before, after = (text.numbers(table, analysis.memory())["below_bigram"] for table in (scores, better))
+    assert before != after == "75%"
 
 
 def test_a_family_without_a_stand_in_is_said():
@@ -150,3 +149,12 @@ def test_a_family_without_a_stand_in_is_said():
     every = pd.concat([scores.iloc[[0]].assign(family=title) for title in titles])
     assert text.numbers(every, memory)["missing"] == "every family has one"
     assert text.numbers(every[every["family"] != "MPT"], memory)["missing"].startswith("MPT has none")
+
+
+def test_the_figure_begins_with_how_many_stand_ins_are_below_xz(run):
+    scores = analysis.stand_ins()
+    caption = text.captions(run, scores)["fig-models-training"]["caption"]
+    assert caption.startswith("On held-out text the causal stand-ins reach")
+    assert not citation.first_sentence(caption).endswith("…")
+    assert "bits per byte, 0 of 6 fewer than" in text._training_found(scores.assign(model=9.0))
+    assert "bits per byte, 6 of 6 fewer than" in text._training_found(scores.assign(model=0.1))

@@ -1,11 +1,13 @@
 """The experiments on where drift begins: each finds what was planted, and finds nothing where nothing is."""
 
+import re
+
 import pandas as pd
 import pytest
 import torch
 from torch.nn.functional import linear
 
-from kvbook import agreement, passes, paths
+from kvbook import agreement, citation, passes, paths
 from kvbook.analyses import where_drift_begins as analysis
 from kvbook.analyses import where_drift_begins_text as text
 from kvbook.errors import UserError
@@ -293,3 +295,80 @@ def test_figures_draw_what_the_tables_hold(runs):
 def test_the_library_s_own_product_is_what_is_mapped_by_default(product):
     x, weight = product
     assert list(gemm_map.compare(x, weight)) == list(gemm_map.compare(x, weight, linear))
+
+
+def test_every_figure_begins_with_its_finding_in_a_sentence_that_a_title_can_hold(runs):
+    for name, said in text.captions(runs).items():
+        if name.startswith("fig-"):
+            assert re.search(r"\b(give|gives|has|have|is|seen)\b", citation.first_sentence(said["caption"])), name
+            assert not citation.first_sentence(said["caption"]).endswith("…"), name
+
+
+def test_operations_that_differ_by_themselves_are_counted_and_what_was_handed_on_is_not():
+    own = {("last 1", 0, "proj"), ("all but the last", 1, "act")}
+    handed = {("real decode step", None, "head")}
+    assert "2 of 6 in fp32" in text._operations_found(replayed_rows(differing=own | handed))
+    assert "none of the 6 operations of m is seen" in text._operations_found(replayed_rows(differing=handed))
+
+
+def test_only_the_kinds_that_differ_are_named_and_without_any_none_is_seen_to():
+    rows = replayed_rows(differing={("last 1", 0, "proj")}).assign(kind=lambda table: table["operation"])
+    assert "only proj (25% of calls) give other bits" in text._kinds_found(rows)
+    assert "no kind of operation is seen" in text._kinds_found(rows.assign(differing_calls=0))
+    every = rows.assign(differing_calls=1)
+    assert "all kinds that were run" in text._kinds_found(every)
+
+
+def mapped_rows(differing: dict[str, int]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"dtype": dtype, "threads": 1, "inner_size": 4, "rows": rows, "first_row_equal": int(rows > count),
+         "equal_rows": rows if rows > count else 0}
+        for dtype, count in differing.items() for rows in range(1, 9)
+    )  # fmt: skip
+
+
+def test_a_product_is_said_to_differ_at_as_many_numbers_of_rows_as_it_does():
+    assert "at up to 3 in fp32 and at none in bf16" in text._gemm_found(mapped_rows({"float32": 3, "bfloat16": 0}))
+    assert text._gemm_found(mapped_rows({"float32": 0})).startswith("At none of 8 numbers of rows")
+
+
+def test_lengths_with_equal_bits_are_counted_by_attention():
+    rows = pd.DataFrame(
+        {"attention": attention, "dtype": "float16", "n_tokens": n, "logits_equal": int(n < least)}
+        for attention, least in (("sdpa", 4), ("eager", 9)) for n in range(2, 9)
+    )  # fmt: skip
+    assert "in fp16 at 2 and 7 (sdpa and eager attention)" in text._lengths_found(rows)
+    assert text._lengths_found(rows.assign(logits_equal=1)).startswith("At all 7 lengths")
+
+
+def test_a_query_alone_is_said_to_agree_only_where_every_row_does():
+    rows = pd.DataFrame(
+        {"dtype": "float32", "kernel": kernel, "form": "1 row, no mask", "equal_rows": equal, "compared_rows": 1000}
+        for kernel, equal in (("a", 0), ("b", 999))
+    )
+    assert "0% to >99% in fp32" in text._forms_found(rows)
+    assert "in every kernel, dtype and draw" in text._forms_found(rows.assign(equal_rows=1000))
+
+
+@pytest.mark.parametrize(
+    ("by_query", "by_cache", "said"),
+    [
+        (
+            1e-7,
+            0,
+            "enough to change its logits in 1 of 1 pairs of dtype and length; a prefill's keys and values alone, in 0",
+        ),
+        (0, 1e-7, "in 0 of 1 pairs of dtype and length; a prefill's keys and values alone, in 1"),
+        (0, 0, "Neither"),
+    ],
+)
+def test_what_is_enough_to_change_the_logits_is_said_of_each_alone(by_query, by_cache, said):
+    one = cache_factorial.ONE_ROW
+    rows = factorial_rows(
+        {
+            (cache, query): (query == one) * by_query + (cache != cache_factorial.FULL) * by_cache
+            for cache in cache_factorial.SOURCES
+            for query in (one, cache_factorial.ALL_ROWS)
+        }
+    )
+    assert said in text._factorial_found(rows)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from kvbook import fits, paths, truth
+from kvbook import citation, fits, paths, truth
 from kvbook.analyses import which_path as analysis
 from kvbook.analyses import which_path_text as text
 from kvbook.analyses.layer_drift import flat
@@ -360,3 +360,46 @@ def test_settings_that_cannot_be_run_are_refused_in_one_line(settings, change, m
     with pytest.raises(UserError, match=message) as error:
         path_errors.run(WhichPathSettings.checked(**settings.model_dump() | change))
     assert "\n" not in str(error.value)
+
+
+def test_every_figure_begins_with_a_finding_that_a_title_can_hold(run):
+    for name, said in text.captions(run).items():
+        if name.startswith("fig-"):
+            assert not citation.first_sentence(said["caption"]).endswith("…"), name
+
+
+def test_the_caption_calls_the_cached_path_closer_or_farther_as_its_intervals_lie():
+    for ratio, said in (
+        (0.7, "in 4 (fp16, bf16) and farther in none"),
+        (1.3, "in none and farther in 4 (fp16, bf16)"),
+    ):
+        assert said in text._ratios_found(planted(ratio=ratio))
+    equal = planted().assign(error=1.0)
+    assert "in none and farther in none" in text._ratios_found(equal)
+
+
+def test_the_caption_of_layers_gives_the_factor_that_was_planted_and_none_without_errors():
+    rows = planted(ratio=1.5).assign(place="hidden", error=1.5, error_full=1.0)
+    assert "is 1.50 in fp16 and bf16" in text._layers_found(rows)
+    assert "shows no error" in text._layers_found(rows.assign(error=0.0, error_full=0.0))
+
+
+def test_errors_are_said_to_share_a_part_only_where_their_correlation_is_told_from_nothing():
+    rows = planted()
+    assert text._shared_found(rows).startswith("The cached and the uncached error share a part")
+    apart = rows.assign(correlation=rows["correlation"].where(rows["model"] != "small-gpt2", -0.1))
+    assert "are not everywhere seen to share" in text._shared_found(apart)
+
+
+def test_an_error_that_grows_along_the_text_is_said_to_and_noise_is_not():
+    rows = planted()
+    assert "is not seen to grow" in text._positions_found(rows)
+    grown = rows.assign(error=rows["error"] * np.exp(0.05 * rows["position"]))
+    assert "grows in fp16 and bf16" in text._positions_found(grown)
+    assert "shows no error" in text._positions_found(rows.assign(error=0.0))
+
+
+def test_a_cached_path_that_predicts_worse_is_said_to_and_noise_is_not():
+    assert text._shift_found(planted()).startswith("In none of 4 pairs")
+    assert "worse in 4 and better in 0 of 4" in text._shift_found(planted(likelihood=-0.6))
+    assert "worse in 0 and better in 4 of 4" in text._shift_found(planted(likelihood=0.6))

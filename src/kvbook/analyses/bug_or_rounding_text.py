@@ -40,25 +40,25 @@ def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
     )
     said = {
         "fig-bug-planted": (
-            "Drift between the full pass and prefix + last token (root mean square difference of the logits over their spread, "
-            "mean over texts) against the unit roundoff of the arithmetic: clean families, and families with a bug planted into "
-            f"their cached pass. A drift of zero is not drawn. {about}.",
-            "Log-log axes: the lines of clean families rise in proportion to the unit roundoff, those of planted bugs lie flat "
-            "near the top, and one bug is flat in fine arithmetic and joins the clean lines in 16 bits.",
+            f"{_planted_found(run.rows)} Drift between the full pass and prefix + last token (root mean square difference of the "
+            "logits over their spread, mean over texts) against the unit roundoff of the arithmetic. A drift of zero is not "
+            f"drawn. {about}.",
+            "Log-log axes of drift against unit roundoff: lines of clean families, of planted bugs, and of one bug that hides "
+            "in 16 bits, each group with its slopes.",
         ),
         "tab-bug-planted": (f"What every planted bug was called in every family. {judged}. {about}.", ""),
         "fig-bug-symptoms": (
-            "Symptoms of all five documents. Top: drift against unit roundoff, mean over texts; a drift of zero is not drawn. "
+            f"{_symptoms_found(run.rows)} Top: drift against unit roundoff, mean over texts; a drift of zero is not drawn. "
             "Bottom: slope of the fitted line with its 95 % interval (over dtypes, and bootstrap over files), by document. "
             f"{judged}. {about}.",
-            "Top: log-log lines, some rising with the roundoff, some flat. Bottom: a list of symptoms by document, each with its "
-            "slope and interval, gathered at 0 and at 1.",
+            "Top: log-log lines of drift against unit roundoff. Bottom: a list of symptoms by document, each with its slope and "
+            "interval, on an axis from a bug's slope of 0 to rounding's of 1.",
         ),
         "fig-bug-layer": (
-            "Relative drift behind every layer, mean over texts, of a clean model and of one with a bug in layer "
-            f"{_planted_in(layers)}: in the finest dtype, and in the coarsest. A drift of zero is not drawn. {one}.",
-            "Two panels of drift against layer: in fine arithmetic both bugs leap up by orders of magnitude in one layer; "
-            "in coarse arithmetic one of them is hidden in rounding.",
+            f"{_layer_found(layers)} Relative drift behind every layer, mean over texts: in the finest dtype, and in the "
+            f"coarsest. A drift of zero is not drawn. {one}.",
+            "Panels of drift against layer on a logarithmic axis, for fine and for coarse arithmetic: a line for each of two "
+            "bugs and for the clean model, and the limit of rounding where it is below 1.",
         ),
         "tab-decision": (
             "Your symptom, what it was here, what it is, and what to do. The verdict is computed from this run's rows; where it is "
@@ -70,6 +70,47 @@ def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
         name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
         for name, (caption, alt) in said.items()
     }
+
+
+def _planted_found(rows: pd.DataFrame) -> str:
+    """Say what clean families and planted bugs are called, and with what slopes."""
+    planted = tables.planted(tables.judged(rows))
+    clean, bugs = planted[planted["symptom"] == experiment.CLEAN], planted[planted["symptom"] != experiment.CLEAN]
+    sound, found = clean["kind"].isin(["rounding", "exact"]).sum(), (bugs["kind"] == "bug").sum()
+    flat = bugs[bugs["symptom"] != HIDDEN]
+    apart = f" but for the {HIDDEN}" if len(flat) < len(bugs) else ""
+    return (
+        f"Of clean families {sound} of {len(clean)} are called rounding or exact (slopes {_range(clean)}), of planted bugs "
+        f"{found} of {len(bugs)} bugs (slopes {_range(flat)}{apart})."
+    )
+
+
+def _symptoms_found(rows: pd.DataFrame) -> str:
+    """Say how often the documents' symptoms are called what, and with what slopes."""
+    symptoms = tables.symptoms(tables.judged(rows))
+    said = [f"{len(part)} {kind} (slopes {_range(part)})" for kind, part in symptoms.groupby("kind", sort=False)]
+    return f"The verdicts on {len(symptoms)} symptoms of the documents are {wording.listed(said)}."
+
+
+def _layer_found(layers: Run) -> str:
+    """Say behind which layer drift is first beyond rounding, with each bug and without one."""
+    dtype = next(dtype for dtype in UNIT_ROUNDOFF if dtype in set(layers.rows["dtype"]))
+
+    def first(bug: str) -> str:
+        found = tables.first_beyond(layers.rows, dtype, bug)
+        return "no layer" if found is None else f"layer {found}" if found else "the embedding"
+
+    planted = f"layer {_planted_in(layers)}"
+    late, narrow, clean = map(first, (first_bad_layer.LATE, first_bad_layer.NARROW, first_bad_layer.CLEAN))
+    if late == narrow == planted:
+        return (
+            f"In {DTYPES[dtype]} drift is first beyond rounding behind {planted}, where both bugs were planted, and behind "
+            f"{clean} in the clean model."
+        )
+    return (
+        f"In {DTYPES[dtype]} drift is first beyond rounding behind {late} for {first_bad_layer.LATE}, {narrow} for "
+        f"{first_bad_layer.NARROW} and {clean} in the clean model; the bugs are in {planted}."
+    )
 
 
 def _planted_in(layers: Run) -> str:
@@ -109,28 +150,24 @@ def _counts(table: pd.DataFrame) -> str:
     return ", ".join(found) or "not run"
 
 
-def numbers(run: Run, layers: Run) -> dict[str, str]:
+def numbers(rows: pd.DataFrame) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key.
 
     Parameters
     ----------
-    run, layers : Run
-        As for `captions`.
+    rows : DataFrame
+        Of the experiment ``bug_or_rounding``.
     """
-    table = tables.judged(run.rows)
+    table = tables.judged(rows)
     planted = tables.planted(table)
-    clean, bugs = planted[planted["symptom"] == experiment.CLEAN], planted[planted["symptom"] != experiment.CLEAN]
+    clean = planted[planted["symptom"] == experiment.CLEAN]
     symptoms = tables.symptoms(table)
     inside = table[table["symptom"] == experiment.NARROW_INSIDE]
-    hidden = run.rows[run.rows["symptom"] == HIDDEN]
+    hidden = rows[rows["symptom"] == HIDDEN]
     narrow = hidden[hidden["dtype"].isin(["float16", "bfloat16"])]
-    finest = next(dtype for dtype in UNIT_ROUNDOFF if dtype in set(layers.rows["dtype"]))
-    said = {
+    return {
         "bug_limit": f"{verdict.LIMIT:,.0f}",
         "bug_clean": _counts(clean),
-        "bug_clean_slopes": _range(clean),
-        "bug_planted": _counts(bugs),
-        "bug_planted_slopes": _range(bugs[bugs["symptom"] != HIDDEN]),
         "bug_hidden_all": _counts(table[table["symptom"] == HIDDEN]),
         "bug_hidden_narrow": _counts(tables.judged(narrow)) if len(narrow) else "not run",
         "bug_symptoms": _counts(symptoms),
@@ -138,8 +175,6 @@ def numbers(run: Run, layers: Run) -> dict[str, str]:
         "bug_symptoms_exact": _named(symptoms, "exact"),
         "bug_symptoms_bug": _named(symptoms, "bug"),
         "bug_symptoms_undecided": _named(symptoms, "undecided"),
-        "bug_layer": _planted_in(layers),
-        "bug_layer_dtype": DTYPES[finest],
         "bug_inside": "; ".join(
             f"{row.model} {power_of_ten(row.drift)} ({row.kind})" for row in inside.itertuples()
         ) or "not run",
@@ -147,14 +182,6 @@ def numbers(run: Run, layers: Run) -> dict[str, str]:
             f"{row.model} {power_of_ten(row.drift)}" for row in clean[clean["finest"] == "float64"].itertuples()
         ) or "not run",
     }  # fmt: skip
-    for key, bug in (
-        ("late", first_bad_layer.LATE),
-        ("narrow", first_bad_layer.NARROW),
-        ("none", first_bad_layer.CLEAN),
-    ):
-        first = tables.first_beyond(layers.rows, finest, bug)
-        said[f"bug_layer_{key}"] = "no layer" if first is None else f"layer {first}" if first else "the embedding"
-    return said
 
 
 def _named(table: pd.DataFrame, kind: str) -> str:

@@ -47,8 +47,8 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
     wrote = f"{asked['n_samples']} prompts, {asked['n_tokens'] - half} tokens written to each"
     said = {
         "fig-matter-axes": (
-            "Mean Kullback-Leibler divergence of the next-token distribution from the baseline (one text, one pass, no "
-            "cache), one change at a time, every token of the text given. Top to bottom: only the rounding changes; fewer "
+            f"{_axes_found(forced.rows)} Mean Kullback-Leibler divergence of the next-token distribution from the baseline (one "
+            "text, one pass, no cache), one change at a time, every token given. Top to bottom: only the rounding changes; fewer "
             "bits; a planted fault; and, hollow, what llama.cpp publishes of other models "
             f"{{cite}}`llamacppperplexity,llamacppkv`. {_setting(forced)}; {scored}; {by_files}.",
             "A list of changes with their mean divergence on a logarithmic axis, one marker a dtype, in three groups: only "
@@ -68,18 +68,18 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
             "",
         ),
         "fig-matter-margins": (
-            "Top: how far the first choice is ahead of the second, in ulps of the largest logit. Bottom: share of first "
-            "choices that are lost at such a margin when only the rounding changes, seen (bins of "
+            f"{_margins_found(forced.rows)} Top: how far the first choice is ahead of the second, in ulps of the largest logit. "
+            "Bottom: share of first choices that are lost at such a margin, seen (bins of "
             f"{tables.FEWEST} comparisons or more, Wilson's interval, too narrow since the ways share their tokens) and "
             "from the shifts alone, taken as independent of the margin. "
             f"{_setting(forced)}; {scored}; {len(_rounding(forced.rows))} ways together.",
             "Two panels over the margin on a logarithmic axis, a colour a dtype: above, a histogram of margins; below, the "
-            "share of first choices lost, as points and as a dashed curve that falls with the margin.",
+            "share of first choices lost, seen as points and expected as a dashed curve.",
         ),
         "fig-matter-partings": (
-            "Share of texts that are still the baseline's, token for token, behind so many written tokens: Kaplan-Meier, "
-            "with the 95 % band for the cache. Greedy, and drawn at temperature 1 with noise that all ways share. Dotted: "
-            "what the margins and shifts of the fixed texts lead one to expect of the cache. "
+            f"{_partings_found(parting.rows)} Share of texts that are still the baseline's, token for token, behind so many "
+            "tokens: Kaplan-Meier, with the 95 % band for the cache. Drawn: at temperature 1 with noise that all ways share. "
+            "Dotted: what the margins and shifts of the fixed texts lead one to expect of the cache. "
             f"{_setting(parting)}; {wrote}.",
             "Falling staircases of the share of equal texts against tokens written, greedy above and drawn below: the cache "
             "in fp32 and bf16, and rounded caches and weights in the coarser dtype, with a dotted expected curve.",
@@ -92,6 +92,7 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
             "",
         ),
         "fig-matter-drift": (
+            f"{_drift_found(positions.rows)} "
             f"Top: divergence along {n_long} fixed texts of up to {longest:,} tokens, in bins; every token given. "
             + (
                 f"Bottom: around the token at which two greedy texts part ({pairs} pairs), both read after one text, and each "
@@ -108,6 +109,66 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
         name: {"name": name, "caption": caption, **({"alt": alt} if alt else {})}
         for name, (caption, alt) in said.items()
     }
+
+
+def _axes_found(forced: pd.DataFrame) -> str:
+    """Say how far the cache moves predictions beside the other dtype, and whether the two can be told apart."""
+    said = {}
+    for dtype, ratio in tables.against_other_dtype(forced, CACHE).items():
+        word = "below 1" if ratio.high < 1 else "above 1" if ratio.low > 1 else "not told from 1"
+        times = power_of_ten(ratio.value) if 0 < ratio.value < 0.01 else f"{ratio.value:.2f}"
+        said[dtype] = f"{times} ({word})"
+    return f"The cache's mean divergence over that of computing in the other dtype is {wording.in_dtypes(said)}."
+
+
+def _margins_found(forced: pd.DataFrame) -> str:
+    """Say how many first choices rounding alone takes away, and at what margins."""
+    margins = tables.margins_table(forced)
+    lost = margins[margins["flips"] > 0]
+    if lost.empty:
+        return f"In {margins['tokens'].sum():,} comparisons in which only the rounding changes, no first choice is seen to be lost."
+    sums = margins.groupby("dtype", sort=False)[["flips", "tokens"]].sum()
+    counts = wording.in_dtypes({row.Index: f"{row.flips:,} of {row.tokens:,} times" for row in sums.itertuples()})
+    return (
+        f"When only the rounding changes, first choices are lost {counts}, all at margins below "
+        f"{lost['high'].max():,.3g} ulps."
+    )
+
+
+def _partings_found(parting: pd.DataFrame) -> str:
+    """Say how many texts that are written with a cache part from the baseline's."""
+    wrote = parting[parting["way"] == CACHE]
+    steps = int(wrote["steps"].max())
+    if not wrote["parted"].any():
+        return f"Within {steps} tokens, none of {len(wrote)} texts written with a cache is seen to part from the baseline's."
+    said = []
+    for choice, rows in wrote.groupby("choice", sort=False):
+        counts = rows.groupby("dtype", sort=False)["parted"].agg(["sum", "size"])
+        seen = {dtype: f"{parted:.0f} of {pairs}" for dtype, parted, pairs in counts.itertuples()}
+        said.append(f"{choice} {wording.in_dtypes(seen)}")
+    return f"Within {steps} tokens, texts written with a cache part from the baseline's: {', '.join(said)}."
+
+
+def _drift_found(positions: pd.DataFrame) -> str:
+    """Say whether the cache's divergence grows along a text, and whether in proportion to the position."""
+    ratios = tables.growth(positions)
+    ratios = ratios[ratios["way"] == drift_by_position.CHUNKS.name].set_index("dtype")["ratio"]
+    if ratios.empty:
+        return "No growth of the cache's divergence along a text can be given: at first there is none."
+    proportion = _in_proportion(positions)
+    less = ratios.map(lambda ratio: ratio.high < proportion).all()
+    said = wording.in_dtypes({dtype: f"{ratio.value:.2f} times" for dtype, ratio in ratios.items()})
+    return (
+        f"From a text's first quarter to its last the cache's divergence changes {said}, "
+        f"{'less' if less else 'not everywhere less'} than the position's {proportion:.1f}-fold growth."
+    )
+
+
+def _in_proportion(positions: pd.DataFrame) -> float:
+    """Give the mean position in the last quarter of the bins over that in the first."""
+    last = positions["bin"].max()
+    middle = (positions["read_from"] + positions["read_to"]) / 2
+    return middle[positions["bin"] > 3 * last / 4].mean() / middle[positions["bin"] <= last / 4].mean()
 
 
 def _rounding(rows: pd.DataFrame) -> list[str]:
@@ -128,10 +189,6 @@ def _spread(estimate: fits.Estimate) -> str:
 def _percent(estimate: fits.Estimate) -> str:
     """Write a share in per cent with its interval, for a column whose header says so."""
     return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-
-
-def _share(estimate: fits.Estimate) -> str:
-    return f"{_percent(estimate)} %"
 
 
 def _small(value: float) -> str:
@@ -256,16 +313,11 @@ def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
     return said | {
         "cache_perplexity": _each(axes, CACHE, lambda row: f"{_change(row.perplexity_ratio)} %"),
         "perplexity": _each(axes, CACHE, lambda row: row.perplexity.text("{:.2f}")),
-        "cache_top": _each(axes, CACHE, lambda row: _share(row.same_top)),
         "cache_below": "; ".join(
             f"{DTYPES[row.dtype]}: {tables.smaller_than(row.kl)}" for row in axes[axes["way"] == CACHE].itertuples()
         ),
         "static_kl": _each(axes, one_axis.STATIC.name, lambda row: _spread(row.kl)),
         "chunks_kl": _each(axes, one_axis.CHUNKS.name, lambda row: _spread(row.kl)),
-        "cache_over_dtype": "; ".join(
-            f"{DTYPES[dtype]} {power_of_ten(ratio.value) if ratio.value < 0.01 else ratio.text('{:.2f}')}"
-            for dtype, ratio in tables.against_other_dtype(forced, CACHE).items()
-        ),
         "no_difference": "; ".join(f"{row.way} in {DTYPES[row.dtype]}" for row in equal.itertuples()) or "none of them",
         "rounding_decisions": f"{int(rounding['decision_flip'].sum()):,} of {len(rounding):,}",
         "weights4_decisions": _each(axes, one_axis.WEIGHTS_4.name, lambda row: f"{1 - row.same_decision.value:.1%}"),
@@ -278,36 +330,25 @@ def _of_partings(
 ) -> dict[str, str]:
     ties = {dtype: (part["margin"] == 0).mean() for dtype, part in forced.groupby("dtype", sort=False)}
     smallest = {dtype: (part["margin"] / part["ulp"]).min() for dtype, part in forced.groupby("dtype", sort=False)}
-
-    def together(choice: str, which: str = CACHE) -> str:
-        return "; ".join(
-            f"{DTYPES[dtype]} {curve.parted} of {curve.pairs}"
-            for (dtype, chosen, way), curve in curves.items()
-            if (chosen, way) == (choice, which)
-        )
-
     return {
         "ties": "; ".join(f"{DTYPES[dtype]} {share:.1%}" for dtype, share in ties.items()),
         "smallest_margin": "; ".join(f"{DTYPES[dtype]} {_tokens(ulps)}" for dtype, ulps in smallest.items()),
         "one_in": _each(partings, CACHE, lambda row: _tokens(row.position)),
         "flips_seen": _each(partings, CACHE, lambda row: row.flip_share.text("{:.2%}")),
         "flips_expected": _each(partings, CACHE, lambda row: _spread(row.expected_flips)),
-        "greedy_parted": together(first_divergence.GREEDY),
-        "drawn_parted": together(first_divergence.DRAWN),
-        "assisted_parted": together(first_divergence.GREEDY, first_divergence.ASSISTED),
+        "assisted_parted": "; ".join(
+            f"{DTYPES[dtype]} {curve.parted} of {curve.pairs}"
+            for (dtype, choice, way), curve in curves.items()
+            if (choice, way) == (first_divergence.GREEDY, first_divergence.ASSISTED)
+        ),
     }
 
 
 def _of_positions(positions: pd.DataFrame, behind: pd.DataFrame | None) -> dict[str, str]:
     ratios = tables.growth(positions)
-    last = positions["bin"].max()
-    middle = (positions["read_from"] + positions["read_to"]) / 2
-    ends = [middle[inside].mean() for inside in (positions["bin"] > 3 * last / 4, positions["bin"] <= last / 4)]
     said = {
-        "in_proportion": f"{ends[0] / ends[1]:.1f}",
         "n_long": f"{positions['sample'].nunique()}",
         "growth": _each(ratios, drift_by_position.CHUNKS.name, lambda row: row.ratio.text("{:.2f}")),
-        "longest": f"{int(positions['read_to'].max()):,}",
     }
     if behind is None:
         nothing = "not seen in this run, in which no greedy text parted"

@@ -29,7 +29,6 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
     setting = f"{wording.models(ways)}; {_dtypes(ways)}; {wording.samples(ways)}; {wording.machine(ways)}"
     one = f"{wording.models(ladder)}; {_dtypes(ladder)}; {wording.samples(ladder)}; {wording.machine(ladder)}"
     asked = cost.about["settings"]
-    found = numbers(ways.rows, ladder.rows, cost.rows)
     timed = (
         f"{wording.models(cost)}; {DTYPES[asked['cost_dtype']]}; prefill of {asked['n_prefill']} tokens, "
         f"{asked['n_steps']} steps on {asked['n_context']} cached tokens, {asked['n_repeats']} repeats by turns, whatever "
@@ -37,17 +36,16 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
     )
     said = {
         "fig-exact-ways": (
-            "Share of rows of logits in which every bit equals the full pass's, by model and dtype: under the switch "
-            f"{found['exact_rows']} (filled); stock, token by token, {found['stock_single']} (hollow). Each column is one way "
-            f"to feed the tokens. {setting}.",
-            "Points of the share of equal rows, one panel a dtype, models from left to right within each way: stock's "
-            "scatter between none and all, those under the switch show what the table beside it counts.",
+            f"{_ways_found(ways.rows)} Share of such rows by model and dtype, filled under the switch and hollow with stock "
+            f"arithmetic; each column is one way to feed the tokens. {setting}.",
+            "Points of the share of equal rows, one panel a dtype, models from left to right within each way: filled "
+            "under the switch, hollow with stock arithmetic.",
         ),
         "tab-exact-ways": (f"Rows of logits equal in every bit to the full pass's, all models. {setting}.", ""),
         "fig-exact-ladder": (
-            "Token by token against the full pass, with more and more of the arithmetic made invariant; first rung on which "
-            f"all rows are equal: {found['first_rung']}. Left: share of rows equal in every bit. Right: error of the full pass "
-            f"against double precision with the same weights. {one}.",
+            f"{_ladder_found(ladder.rows)} From top to bottom more and more of the arithmetic is made invariant. Left: share of "
+            "rows equal in every bit. Right: error of the full pass against double precision with the same weights. "
+            f"{one}.",
             "Two panels with one row for each rung of the ladder and one colour a dtype: share of equal rows on the left, "
             "relative error on a logarithmic axis on the right.",
         ),
@@ -66,6 +64,41 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
     }
 
 
+def _ways_found(ways: pd.DataFrame) -> str:
+    """Say how many rows are equal to the full pass's, under the switch and without it."""
+    table = tables.shares(ways)
+    exact = table[table["arithmetic"] == exact_ways.EXACT]
+    equal, rows = exact["equal_rows"].sum(), exact["rows"].sum()
+    single = _stock_single(table)
+    stock = wording.in_dtypes(
+        {row.Index: f"{wording.percent(row.equal_rows / row.rows)}" for row in single.itertuples()}
+    )
+    switched = f"all {rows:,}" if equal == rows else f"not all, but {equal:,} of {rows:,}"
+    return (
+        f"Under the switch {switched} rows equal the full pass's in every bit; with stock arithmetic, token by token, "
+        f"{stock}."
+    )
+
+
+def _ladder_found(ladder: pd.DataFrame) -> str:
+    """Say on which rung all rows are first equal, and what that does to the error."""
+    said = {}
+    for dtype, rows in tables.ladder_table(ladder).groupby("dtype", sort=False):
+        first = next(iter(rows.loc[rows["share"] == 1, "rung"]), None)
+        said[dtype] = f"“{first}”" if first else "none"
+    errors = dict.fromkeys(f"{ratio.value:.2f}" for ratio in tables.error_ratios(ladder)["ratio"])
+    return (
+        f"All rows are first equal on the rung {wording.in_dtypes(said)}; the whole switch's error is "
+        f"{wording.listed(list(errors))} of stock's."
+    )
+
+
+def _stock_single(shares: pd.DataFrame) -> pd.DataFrame:
+    """Add up by dtype the rows that stock arithmetic gives token by token."""
+    single = shares[(shares["arithmetic"] == exact_ways.STOCK) & (shares["way"] == "token by token")]
+    return single.groupby("dtype", sort=False)[["equal_rows", "rows", "flips"]].sum()
+
+
 def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> dict[str, str]:
     """Write the numbers of the prose.
 
@@ -76,13 +109,8 @@ def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> dic
     """
     table = tables.shares(ways)
     exact, stock = (table[table["arithmetic"] == name] for name in (exact_ways.EXACT, exact_ways.STOCK))
-    rungs = tables.ladder_table(ladder)
     times = tables.costs(cost)
-    single = stock[stock["way"] == "token by token"].groupby("dtype", sort=False)[["equal_rows", "rows", "flips"]].sum()
-    first = {
-        dtype: rows.loc[rows["share"] == 1, "rung"].iloc[0] if (rows["share"] == 1).any() else "none"
-        for dtype, rows in rungs.groupby("dtype", sort=False)
-    }
+    single = _stock_single(table)
     seconds = cost[cost["arithmetic"] == exact_ways.STOCK][["prefill_s", "decode_s"]].median()
     return {
         "models": f"{ways['model'].nunique()}",
@@ -94,7 +122,6 @@ def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> dic
             for d, value in stock.groupby("dtype", sort=False)["max_abs"].max().items()
         ),
         "exact_largest": power_of_ten(exact["max_abs"].max()),
-        "first_rung": "; ".join(f"{DTYPES[d]} {rung}" for d, rung in first.items()),
         "error_ratio": "; ".join(
             f"{DTYPES[r.dtype]} {r.ratio.text('{:.2f}')}" for r in tables.error_ratios(ladder).itertuples()
         ),

@@ -53,8 +53,9 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
         By name: ``name``, ``caption`` and, for a figure, ``alt``.
     """
     asked = runs.replayed.about["settings"]
+    texts_replayed = f"{asked['n_replayed']} text{'s' * (asked['n_replayed'] > 1)}"
     replayed = (
-        f"{wording.models(runs.replayed)}; {asked['n_replayed']} samples of {asked['n_tokens']} tokens of "
+        f"{wording.models(runs.replayed)}; {texts_replayed} of {asked['n_tokens']} tokens of "
         f"{wording.corpus(runs.replayed)}; {wording.machine(runs.replayed)}"
     )
     first = runs.replayed.rows.iloc[0]
@@ -65,15 +66,15 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
     )
     said = {
         "fig-operations": (
-            f"Every operation of {first['model']} ({first['attention']} attention), layer by layer, in order of execution. "
-            "By itself: other bits although every input has the full pass's bits, for the last row alone or for all rows "
-            "but the last. Handed: other bits in the real decode step only. Cells right of the layers are behind them. "
-            f"{replayed}.",
+            f"{_operations_found(runs.replayed.rows)} Every operation with {first['attention']} attention, in order of "
+            "execution. By itself: on such inputs, for the last row alone or for all rows but the last. Handed: in the real "
+            f"decode step only. Cells right of the layers are behind them. {replayed}.",
             "Three maps, one a dtype, of operations against layers; which operations differ by themselves is coloured dark.",
         ),
         "fig-kinds": (
-            "Share of operations, by kind, whose result has other bits than in the full pass although their inputs have the "
-            f"full pass's bits. Left or above: the last row alone; right or below: all rows but the last. {replayed}.",
+            f"{_kinds_found(runs.replayed.rows)} Share of calls whose result has other bits than in the full pass although "
+            "their inputs have its bits. Left or above: the last row alone; right or below: all rows but the last. "
+            f"{replayed}.",
             "Maps of kinds of operation against models, one a dtype and pass, each cell with its share.",
         ),
         "tab-first-difference": (
@@ -82,14 +83,14 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-gemm-map": (
-            f"One matrix product of {gemm['max_rows']} rows and {gemm['outer_size']} columns, in random numbers: computed "
-            f"for its first rows only, does it give them the bits that it gives them among {gemm['max_rows']}? "
-            f"No model; one draw a cell; {_hardware(runs.mapped)}.",
+            f"{_gemm_found(runs.mapped.rows)} The first rows of one product with {gemm['outer_size']} columns, computed by "
+            "themselves and among all. "
+            f"No model: random numbers, one draw a cell; {_hardware(runs.mapped)}.",
             "Strips of the number of rows against the inner size, one block a dtype and number of threads: which numbers of "
             "rows give other bits is coloured dark.",
         ),
         "fig-lengths": (
-            "One text cut at every length: prefix + last token against the full pass. Hatched: the prefix's keys and values "
+            f"{_lengths_found(runs.swept.rows)} One text cut at every length. Hatched: the prefix's keys and values "
             "already differ from the full pass's; plain blue: they are equal, and the last token's own pass differs. "
             f"{wording.models(runs.swept)}; one text of {wording.corpus(runs.swept)}; {wording.machine(runs.swept)}.",
             "Strips against the number of tokens, one an attention implementation and dtype: where bits are equal the strip "
@@ -102,8 +103,8 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-attention-forms": (
-            "Share of rows that have the bits of the causal pass over all rows, for each way to compute these rows from "
-            "equal numbers: light is all, 0 is none, a dot is some. Hidden keys: masked positions behind the last key, as a "
+            f"{_forms_found(runs.attention.rows)} Share of rows with these bits, for each way to compute them from equal "
+            "numbers: light is all, 0 is none, a dot is some. Hidden keys: masked positions behind the last key, as a "
             "static cache has them. One more row behind: the rows before it are compared. No model: random numbers, "
             f"{attention_forms.DRAWS} draws of {attention_forms.HEADS} heads of {attention_forms.HEAD_DIM}, "
             f"{min(keys['key_lengths'])} to {max(keys['key_lengths'])} keys; {wording.machine(runs.attention)}.",
@@ -111,9 +112,9 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
             "bits.",
         ),
         "fig-factorial": (
-            "Relative drift of the last token's logits from the full pass, by who wrote the keys and values that it reads "
-            "and by how it is run: alone, or among all rows. Mean and 95 % interval (bootstrap over files). "
-            f"{texts}.",
+            f"{_factorial_found(runs.factorial.rows)} Relative drift of these logits from the full pass over the unit "
+            "roundoff, by who wrote the keys and values that are read and by how the last token is run: alone, or among all "
+            f"rows. Mean and 95 % interval (bootstrap over files). {texts}.",
             "Points with intervals for three sources of the cache and two ways to run the last token, one panel a dtype and "
             "length.",
         ),
@@ -129,6 +130,100 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
         name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
         for name, (caption, alt) in said.items()
     }
+
+
+def _operations_found(replayed: pd.DataFrame) -> str:
+    """Say in how many places of the first model an operation gives other bits by itself."""
+    states = tables.operation_states(replayed)
+    first = states.iloc[0]
+    states = states[(states["model"] == first["model"]) & (states["attention"] == first["attention"])]
+    own = (
+        states["state"].isin([tables.OWN_ROW, tables.OWN_PREFILL, tables.OWN_BOTH]).groupby(states["dtype"], sort=False)
+    )
+    if not own.any().any():
+        return (
+            f"On inputs with the full pass's bits, none of the {own.size().iloc[0]} operations of {first['model']} is seen to "
+            "give other bits by itself."
+        )
+    counts = wording.in_dtypes({dtype: f"{count} of {own.size()[dtype]}" for dtype, count in own.sum().items()})
+    return (
+        f"On inputs with the full pass's bits, operations of {first['model']} give other bits by themselves: {counts}."
+    )
+
+
+def _kinds_found(replayed: pd.DataFrame) -> str:
+    """Say which kinds of operation give other bits on equal inputs, over all models and dtypes and the passes drawn."""
+    shares = tables.kind_shares(replayed)
+    drawn = shares[shares["pass"].isin([tables.ONE_ROW, operation_replay.PREFILL])]
+    sums = drawn.groupby("kind", sort=False)[["differing", "calls"]].sum()
+    differing = sums[sums["differing"] > 0]
+    if differing.empty:
+        return "On inputs with the full pass's bits, no kind of operation is seen to give other bits by itself."
+    kinds = wording.listed(
+        [f"{row.Index} ({wording.percent(row.differing / row.calls)} of calls)" for row in differing.itertuples()]
+    )
+    whole = "" if len(differing) < len(sums) else ", which are all kinds that were run,"
+    return f"On inputs with the full pass's bits, {'' if whole else 'only '}{kinds}{whole} give other bits."
+
+
+def _gemm_found(mapped: pd.DataFrame) -> str:
+    """Say at how many numbers of rows a product differs, at most over inner sizes and numbers of threads."""
+    states = tables.gemm_states(mapped)
+    most = states["rows"].max()
+    differs = states["state"] != tables.ALL_EQUAL
+    if not differs.any():
+        return f"At none of {most} numbers of rows is a matrix product seen to give a row other bits than among all {most}."
+    counts = differs.groupby([states["dtype"], states["threads"], states["inner_size"]], sort=False).sum()
+    said = {
+        dtype: f"at up to {count}" if count else "at none"
+        for dtype, count in counts.groupby("dtype", sort=False).max().items()
+    }
+    return f"Of {most} numbers of rows, a matrix product gives rows other bits {wording.in_dtypes(said)}."
+
+
+def _lengths_found(swept: pd.DataFrame) -> str:
+    """Say at how many lengths a cached step has the full pass's bits, by attention and dtype."""
+    lengths = swept["n_tokens"].nunique()
+    if swept["logits_equal"].all():
+        return f"At all {lengths} lengths, in every dtype, a cached step's logits have the full pass's bits."
+    counts = swept.groupby(["dtype", "attention"], sort=False)["logits_equal"].sum()
+    said = [
+        f"in {DTYPES[dtype]} at {wording.listed([str(int(count)) for count in of])}"
+        for dtype, of in counts.groupby("dtype", sort=False)
+    ]
+    kernels = wording.listed(list(dict.fromkeys(swept["attention"])))
+    return f"Of {lengths} lengths, a cached step has the full pass's bits {', '.join(said)} ({kernels} attention)."
+
+
+def _forms_found(attention: pd.DataFrame) -> str:
+    """Say how often the last query alone has the causal pass's bits."""
+    alone = _equal_shares(attention, "1 row, no mask")
+    if (alone == 1).all():
+        return "The last query alone has the bits of the causal pass over all rows in every kernel, dtype and draw."
+    said = {
+        dtype: " to ".join(dict.fromkeys(wording.percent(end) for end in (of.min(), of.max())))
+        for dtype, of in alone.groupby("dtype", sort=False)
+    }
+    return (
+        "The last query alone has the bits of the causal pass in this share of rows, by kernel: "
+        f"{wording.in_dtypes(said)}."
+    )
+
+
+def _factorial_found(factorial: pd.DataFrame) -> str:
+    """Say in how many pairs of dtype and length each factor alone changes the logits."""
+    faults = tables.whose_fault(factorial)["fault"]
+    by_query, by_cache = (int(faults.isin([tables.BOTH, alone]).sum()) for alone in (tables.QUERY, tables.CACHE))
+    pairs = f"{len(faults)} pairs of dtype and length"
+    if not by_query + by_cache:
+        return (
+            "Neither running the last token alone nor reading a prefill's keys and values is seen to change its logits, in "
+            f"{pairs}."
+        )
+    return (
+        f"To run the last token alone is enough to change its logits in {by_query} of {pairs}; a prefill's keys and values "
+        f"alone, in {by_cache} of them."
+    )
 
 
 def first_table(replayed: pd.DataFrame) -> pd.DataFrame:
@@ -210,13 +305,17 @@ def _drift(estimate: fits.Estimate) -> str:
     return estimate.text("{:.2f}") if estimate.high else "0"
 
 
-def _share(attention: pd.DataFrame, form: str) -> str:
-    """Write the share of equal rows of a form by dtype: from the kernel with the least to that with the most."""
+def _equal_shares(attention: pd.DataFrame, form: str) -> pd.Series:
+    """Give the share of equal rows of a form, by dtype and kernel."""
     rows = attention[attention["form"] == form]
     sums = rows.groupby(["dtype", "kernel"], sort=False)[["equal_rows", "compared_rows"]].sum()
-    shares = sums["equal_rows"] / sums["compared_rows"]
+    return sums["equal_rows"] / sums["compared_rows"]
+
+
+def _share(attention: pd.DataFrame, form: str) -> str:
+    """Write the share of equal rows of a form by dtype: from the kernel with the least to that with the most."""
     parts = []
-    for dtype, of in shares.groupby("dtype", sort=False):
+    for dtype, of in _equal_shares(attention, form).groupby("dtype", sort=False):
         ends = dict.fromkeys(f"{end:.1%}" for end in (of.min(), of.max()))
         parts.append(f"{DTYPES[dtype]} {' to '.join(ends)}")
     return "; ".join(parts)
@@ -227,7 +326,7 @@ def numbers(runs: Runs) -> dict[str, str]:
     return {
         **_of_replay(runs.replayed.rows),
         **_of_gemm(runs.mapped.rows),
-        **_of_lengths(runs.swept.rows, runs.factorial.about["settings"]["n_tokens"]),
+        "prefill_lengths": f"{int(runs.swept.rows['cache_equal'].sum())} of {len(runs.swept.rows)}",
         **_of_attention(runs.attention.rows),
         **_of_factorial(runs.factorial.rows),
     }
@@ -273,18 +372,6 @@ def _of_gemm(mapped: pd.DataFrame) -> dict[str, str]:
     return {
         "gemm": "; ".join(said),
         "gemm_threads": f"changes it in {', '.join(moved)}" if moved else "changes it in no dtype",
-    }
-
-
-def _of_lengths(swept: pd.DataFrame, n_tokens: int) -> dict[str, str]:
-    by_dtype = [
-        f"{DTYPES[dtype]} {int(rows['logits_equal'].sum())} of {len(rows)}"
-        for dtype, rows in swept.groupby("dtype", sort=False)
-    ]
-    return {
-        "lengths": "; ".join(by_dtype),
-        "prefill_lengths": f"{int(swept['cache_equal'].sum())} of {len(swept)}",
-        "document_length": f"{n_tokens}",
     }
 
 

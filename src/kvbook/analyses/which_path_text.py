@@ -36,12 +36,13 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
     )
     said = {
         "fig-path-layers": (
-            "Relative error against fp64 arithmetic with the same weights, root mean square over positions and texts, by "
-            "layer. Filled: fed token by token from a cache. Hollow: without a cache. Black: what the reference itself leaves "
-            f"open ({seen['own']} in the logits), and, where it is not zero, what the model gives that is merely loaded in fp64. "
+            f"{_layers_found(run.rows)} Relative error against fp64 arithmetic with the same weights, root mean square over "
+            "positions and texts. Filled: fed token by token from a cache. Hollow: without a cache. Black: what the reference "
+            f"itself leaves open ({seen['own']} in the logits), and, where it is not zero, what the model gives that is merely "
+            "loaded in fp64. "
             f"{first}.",
-            "Curves of relative error against layer on a logarithmic axis, a colour for each dtype; the cached and the "
-            "uncached curve of a dtype run close together, the reference's own difference far below all of them.",
+            "Curves of relative error against layer on a logarithmic axis, a colour for each dtype, filled with a cache and "
+            "hollow without; the reference's own difference in black.",
         ),
         "tab-path-reference": (
             "What the reference is worth: relative error of the logits against it, root mean square, of its own token-by-token "
@@ -50,9 +51,9 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-path-ratios": (
-            "Error of the logits over that of the stock uncached pass, geometric mean over texts with a 95 % interval "
-            "(bootstrap over files). Filled: token by token from a cache. Hollow: also without a cache, with the library's "
-            f"other implementation of attention. The cached path, by whole intervals: {seen['tally']}. {every}.",
+            f"{_ratios_found(run.rows)} Error of the logits over the stock uncached pass's, geometric mean over texts with a "
+            "95 % interval (bootstrap over files). Filled: token by token from a cache. Hollow: also without a cache, with the "
+            f"library's other implementation of attention. {every}.",
             "A list of models and dtypes with two ratios each and a line at 1: the cached path's, and that of an uncached path "
             "with another implementation of attention.",
         ),
@@ -64,16 +65,17 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-path-shared": (
-            "Top: cosine of the angle between the cached and the uncached path's error, by depth. Bottom: distance of the two "
+            f"{_shared_found(run.rows)} Top: cosine of the angle between the two errors, by depth. Bottom: distance of the two "
             "paths over the root mean square of their errors; the line at the square root of 2 is where two errors of one "
-            f"size would be that have nothing in common. At the logits: {seen['apart']}. {every}.",
+            f"size would be that have nothing in common. {every}.",
             "Two panels against depth: the correlation of the two errors, and drift over error with a line where independent "
             "errors would lie, a colour a dtype and a marker a model.",
         ),
         "fig-path-positions": (
-            "Relative error of the logits along the text, in units of each dtype's unit roundoff, root mean square over groups of "
-            f"neighbouring positions and over texts. Filled: from a cache. Hollow: without. {first}.",
-            "Error against position in the text, a pair of curves for each dtype, cached and uncached close together.",
+            f"{_positions_found(run.rows)} Relative error of the logits in units of each dtype's unit roundoff, root mean "
+            "square over groups of neighbouring positions and over texts. Filled: from a cache. Hollow: without. "
+            f"{first}.",
+            "Error against position in the text, a pair of curves for each dtype, filled with a cache and hollow without.",
         ),
         "tab-path-quality": (
             "Cached and uncached path on the text itself: mean negative log likelihood of the next token, their difference with "
@@ -82,11 +84,10 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-path-shift": (
-            "What of the difference from the stock uncached pass has a direction, with 95 % intervals over files: mean change of "
+            f"{_shift_found(run.rows)} Differences from the stock uncached pass with 95 % intervals over files: mean change of "
             "the next token's log likelihood (left of 0: predicts worse) and of the distribution's entropy (left: sharper), each "
             "over the root mean square of its single values; and the share of the mean squared change of log-probabilities that "
-            "all files have in common. In the band the direction explains less than a tenth of the mean square. Of the cached "
-            f"path's likelihoods, the interval lies below 0 in {seen['worse']} and above it in {seen['better']}. "
+            "all files have in common. In the band the direction explains less than a tenth of the mean square. "
             f"{every}.",
             "Three panels of estimates with intervals for every model and dtype, each with a line at zero and a shaded band "
             "about it.",
@@ -101,6 +102,69 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
         name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
         for name, (caption, alt) in said.items()
     }
+
+
+def _layers_found(rows: pd.DataFrame) -> str:
+    """Say by what factor the first model's cached error differs from the uncached one, from layer to layer."""
+    layers = tables.layer_table(tables.measured(rows))
+    model = layers["model"].iloc[0]
+    ratios = layers[(layers["model"] == model) & (layers["path"] == path_errors.CACHED)].dropna(subset="ratio")
+    if ratios.empty:
+        return f"{model} shows no error against fp64 at any depth, on either path."
+    said = {dtype: _range(list(part["ratio"])) for dtype, part in ratios.groupby("dtype", sort=False)}
+    return f"Layer by layer, the error of {model} with a cache over that without is {wording.in_dtypes(said)}."
+
+
+def _ratios_found(rows: pd.DataFrame) -> str:
+    """Say in how many pairs of model and dtype the cached path is closer to the truth or farther, by whole intervals."""
+    series = tables.series_table(rows)
+    series = series[(series["path"] == path_errors.CACHED) & series["ratio"].notna()]
+    closer, farther = (series[series["ratio"].map(test)] for test in (lambda e: e.high < 1, lambda e: e.low > 1))
+
+    def counted(found: pd.DataFrame) -> str:
+        dtypes = ", ".join(DTYPES[dtype] for dtype in dict.fromkeys(found["dtype"]))
+        return f"{len(found)} ({dtypes})" if dtypes else "none"
+
+    return (
+        f"Of {len(series)} pairs of model and dtype, the cached path is closer to fp64 than the uncached one in "
+        f"{counted(closer)} and farther in {counted(farther)}, by whole intervals."
+    )
+
+
+def _shared_found(rows: pd.DataFrame) -> str:
+    """Say how far the two errors point one way, and whether that is to be told from nothing."""
+    series = tables.series_table(rows)
+    series = series[(series["path"] == path_errors.CACHED) & series["correlation"].notna()]
+    said = {dtype: _estimates("correlation")(part) for dtype, part in series.groupby("dtype", sort=False)}
+    shared = len(series) and series["correlation"].map(lambda estimate: estimate.low > 0).all()
+    return (
+        f"The cached and the uncached error {'' if shared else 'are not everywhere seen to '}share a part: at the logits their "
+        f"correlation is {wording.in_dtypes(said) or 'not defined'}."
+    )
+
+
+def _positions_found(rows: pd.DataFrame) -> str:
+    """Say whether the first model's cached error grows against the uncached one along the text."""
+    change = tables.slope_of_ratio(rows)
+    model = tables.measured(rows)["model"].iloc[0]
+    if change.empty or model not in set(change["model"]):
+        return f"{model} shows no error of which to say how it changes along the text."
+    own = change[change["model"] == model].set_index("dtype")["change"]
+    growing = [DTYPES[dtype] for dtype, estimate in own.items() if estimate.low > 1]
+    grows = f"grows in {wording.listed(growing)}" if growing else "is not seen to grow"
+    factors = wording.in_dtypes({dtype: f"{estimate.value:.2f}" for dtype, estimate in own.items()})
+    return f"Along the text, the error of {model} with a cache over that without {grows}: its factor is {factors}."
+
+
+def _shift_found(rows: pd.DataFrame) -> str:
+    """Say whether the cached path's difference has a direction."""
+    shift = tables.shift_table(rows)
+    shift = shift[shift["path"] == path_errors.CACHED]
+    worse, better = (int(shift["likelihood"].map(test).sum()) for test in (lambda e: e.high < 0, lambda e: e.low > 0))
+    pairs = f"{len(shift)} pairs of model and dtype"
+    if not worse + better:
+        return f"In none of {pairs} is the cached path seen to predict worse or better, by the whole interval."
+    return f"The cached path predicts worse in {worse} and better in {better} of {pairs}, by the whole interval."
 
 
 def _by_dtype(table: pd.DataFrame, write: Callable[[pd.DataFrame], str]) -> str:
@@ -123,13 +187,6 @@ def _estimates(column: str, form: str = "{:.2f}") -> Callable[[pd.DataFrame], st
     return write
 
 
-def _tally(series: pd.DataFrame) -> str:
-    """Count the series in which the whole interval of the ratio lies below 1, above it, or neither."""
-    below, above = (int(series["ratio"].map(test).sum()) for test in (lambda e: e.high < 1, lambda e: e.low > 1))
-    counts = {"closer": below, "farther": above, "neither": len(series) - below - above}
-    return " and ".join(f"{word} in {count}" for word, count in counts.items() if count) + f" of {len(series)}"
-
-
 def numbers(rows: pd.DataFrame) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key.
 
@@ -150,17 +207,14 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
     change = tables.slope_of_ratio(rows)
     reference = tables.reference_table(rows).set_index("compared with the reference")["logits"]
     finest = min(tables.measured(rows)["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
-    worse, better = (quality["difference"].map(test) for test in (lambda e: e.low > 0, lambda e: e.high < 0))
     return {
         "own": power_of_ten(reference.loc[[path_errors.CHECK]].max()),
         "as_loaded": _range_of_powers(reference.loc[[path_errors.AS_LOADED]]),
         "smallest": f"{power_of_ten(reference.loc[[path_errors.CACHED, 'no cache']].min())} in {DTYPES[finest]}",
         "ratios": _by_dtype(cached, _estimates("ratio")),
-        "tally": _by_dtype(cached, _tally),
         "eager_ratios": _by_dtype(eager, _estimates("ratio")),
         "control_ratios": _by_dtype(control, _estimates("ratio", "{:,.0f}")) or "not run: no model takes positions",
         "closer_rows": _by_dtype(cached, _estimates("closer_rows", "{:.0%}")),
-        "correlation": _by_dtype(cached, _estimates("correlation")),
         "correlation_first": _by_dtype(first, lambda part: _range(list(part["correlation"].dropna()))),
         "apart": _by_dtype(cached, _estimates("apart")),
         "independent": f"{tables.INDEPENDENT:.2f}",
@@ -169,8 +223,6 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
             f"{DTYPES[dtype]} {power_of_ten(part['difference'].map(lambda e: abs(e.value)).max())}"
             for dtype, part in quality.groupby("dtype", sort=False)
         ),
-        "worse": f"{int(worse.sum())} of {len(quality)}",
-        "better": f"{int(better.sum())} of {len(quality)}",
         "kl": _by_dtype(
             quality, lambda part: f"{power_of_ten(part['kl'].mean())} and {power_of_ten(part['kl_full'].mean())}"
         ),

@@ -1,5 +1,6 @@
 """What every caption must say, put in words from a run's own record."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvbook.records import Run
@@ -43,6 +44,24 @@ def samples(run: Run) -> str:
     """Say how many samples of what."""
     settings = run.about["settings"]
     return f"{settings['n_samples']} samples of {settings['n_tokens']} tokens of {corpus(run)}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Join parts as a sentence does: a, b and c."""
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def in_dtypes(said: Mapping[str, str]) -> str:
+    """Join what is said of each dtype, and of several dtypes once: 3 in fp32 and none in fp16 and bf16."""
+    together: dict[str, list[str]] = {}
+    for dtype, words in said.items():
+        together.setdefault(words, []).append(DTYPES[dtype])
+    return listed([f"{words} in {listed(dtypes)}" for words, dtypes in together.items()])
+
+
+def percent(share: float) -> str:
+    """Write a share in whole per cent, without rounding some to none or most to all."""
+    return "<1%" if 0 < share < 0.005 else ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
 def power_of_ten(value: float, digits: int = 1) -> str:
