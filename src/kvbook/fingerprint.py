@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -44,11 +44,10 @@ def imports_of(source: str, module: str = "") -> set[str]:
         Its own dotted name, for relative imports.
     """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
+    for node in _read(source).imports:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = node.module or ""
             if node.level:
                 parents = module.split(".")[: -node.level]
@@ -79,11 +78,22 @@ def reached(module: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _without_prose(source: str) -> str:
-    """Reduce source to what runs: no comments, no docstrings, no layout."""
+class _Source(NamedTuple):
+    """What is asked of a source file: its imports, and the hash of what runs."""
+
+    imports: list[ast.Import | ast.ImportFrom]
+    sha256: str
+
+
+@functools.cache
+def _read(source: str) -> _Source:
+    """Parse a source file, once for each content: a book asks for the same hundred files at every chapter."""
     tree = ast.parse(source)
+    imports: list[ast.Import | ast.ImportFrom] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(node)
+        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if (
                 isinstance(first, ast.Expr)
@@ -91,7 +101,8 @@ def _without_prose(source: str) -> str:
                 and isinstance(first.value.value, str)
             ):
                 del node.body[0]
-    return ast.dump(tree)
+    # No comments, no docstrings, no layout.
+    return _Source(imports, hashlib.sha256(ast.dump(tree).encode()).hexdigest())
 
 
 def of_source(modules: Iterable[str]) -> str:
@@ -108,5 +119,5 @@ def of_source(modules: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for module in everything:
         if path := _file_of(module):
-            digest.update(module.encode() + b"\0" + _without_prose(path.read_text("utf-8")).encode() + b"\0")
+            digest.update(f"{module} {_read(path.read_text('utf-8')).sha256}\n".encode())
     return digest.hexdigest()
