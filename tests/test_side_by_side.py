@@ -142,6 +142,7 @@ def test_an_interruption_ends_all_chapters_in_one_line_and_leaves_no_kernel(book
     ours = [line for line in said.splitlines() if line.startswith("kvbook: ")]
     assert [line.partition(";")[0] for line in ours] == ["kvbook: interrupted"]
     assert said.count(": interrupted after ") == 2
+    assert "Kernel died" not in said
     assert "03_three" not in said
     assert "Traceback" not in said
     for note in notes:

@@ -24,6 +24,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import re
@@ -251,18 +252,15 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
         except UserError as error:
             failures.append(str(error))
 
-    if min(jobs, len(stale)) <= 1:
-        for chapter in stale:
-            bring(chapter)
-    else:
-        with ThreadPoolExecutor(jobs) as pool:
-            try:
-                for future in [pool.submit(bring, chapter) for chapter in stale]:
-                    future.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                house.stop()
-                raise
+    # In threads even where there is one: an interruption then comes to this one, and not to whoever waits for a kernel.
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for future in [pool.submit(bring, chapter) for chapter in stale]:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            house.stop()
+            raise
     if failures:
         raise ChapterFailed("\n".join(failures))
     return executed
@@ -344,6 +342,8 @@ def _execute(chapter: Chapter, why: str | None, house: _House) -> Path:
     # Seconds to import, so only when a chapter runs: a build with nothing to execute never needs torch.
     from kvbook import machine
 
+    # What it would log of a kernel that ended, the one line of a failure says better.
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)
     _refuse_without_parameters_cell(chapter)
     known = papermill.inspect_notebook(chapter.source)
     _refuse_unknown_parameters(chapter, known)
