@@ -1,5 +1,6 @@
 """What every caption must say, put in words from a run's own record."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvbook.records import Run
@@ -52,3 +53,14 @@ def power_of_ten(value: float, digits: int = 1) -> str:
     mantissa, exponent = f"{value:.{digits}e}".split("e")
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return mantissa if int(exponent) == 0 else f"{mantissa} × 10{raised}"
+
+
+def between(values: Iterable[float], form: str) -> str:
+    """Write the least and the largest of several numbers, or the one that they are written as."""
+    values = list(values)
+    return " to ".join(dict.fromkeys((form.format(min(values)), form.format(max(values)))))
+
+
+def of_all(count: int, total: int) -> str:
+    """Write how many of all: `all 3`, or `2 of 3`."""
+    return f"all {total}" if count == total else f"{count} of {total}"
