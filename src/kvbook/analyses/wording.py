@@ -64,3 +64,8 @@ def between(values: Iterable[float], form: str) -> str:
 def of_all(count: int, total: int) -> str:
     """Write how many of all: `all 3`, or `2 of 3`."""
     return f"all {total}" if count == total else f"{count} of {total}"
+
+
+def size(value: float) -> str:
+    """Write a difference: as a power of ten where it is small."""
+    return power_of_ten(value) if value < 0.01 else f"{value:.2g}"
