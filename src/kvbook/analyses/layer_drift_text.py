@@ -238,9 +238,7 @@ def _of_layers(drift: pd.DataFrame, published: pd.DataFrame) -> dict[str, str]:
         ratios[f"their_{key}"] = f"{theirs['fit'].iloc[0].value:,.3g}"
         ratios[f"our_{key}"] = between([e.value for e in ours["sampling"]], "{:,.3g}") if len(ours) else "not measured"
     first = drift[(drift["place"] == "hidden") & (drift["layer"] == 1)]
-    means = _dtype_means(drift)
     return ratios | {
-        "ordered_layers": f"{_ordered(means)} of {len(means)}",
         "their_growth": between([e.value for e in their_growth.loc[their_growth["model"] != "gpt2", "fit"]], "{:.1%}"),
         "halves": "; ".join(
             f"{r.model} {DTYPES[r.dtype]} {r.first:.0%} and then {r.second:.0%}" for r in halves.itertuples()

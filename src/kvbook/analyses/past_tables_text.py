@@ -165,14 +165,6 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
         "falcon_rotary": spread("falcon", past_tables.NO_OFFSET),
         "falcon_both": spread("falcon", past_tables.BOTH),
     }
-    handed = plain[plain["variant"] == past_tables.HANDED].sort_values("layers")
-    said["roberta_depths"] = (
-        ", ".join(
-            f"{row.spread.text('{:.2g}')} with {row.layers} layer{'s' * (row.layers > 1)}"
-            for row in handed.itertuples()
-        )
-        or "not run"
-    )
     falcon = rows[rows["family"] == "falcon"].pivot_table(
         index=["model", "quantization", "sample"], columns="variant", values="max_abs"
     )

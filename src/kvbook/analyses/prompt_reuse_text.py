@@ -200,13 +200,11 @@ def _of_keys(split: pd.DataFrame, first_layer: pd.DataFrame) -> dict[str, str]:
     fed = tables.rows_fed_table(first_layer)
     stock = fed[fed["variant"] == split_keys.POSTED]
     posted = stock.merge(tables.published_response_shares()[["model", "rows_fed"]], on=["model", "rows_fed"])
-    differing = sorted(stock.loc[stock["n_differing"] > 0, "rows_fed"].unique())
     padded = int(fed.loc[fed["variant"] == split_keys.FULL_ROWS, "n_differing"].sum())
     said = {
         "first_posted": "; ".join(
             f"{row.model} {DTYPES[row.dtype]} {row.n_differing:,} of {row.n_elements:,}" for row in posted.itertuples()
         ),
-        "first_rows": ", ".join(map(str, differing)) if differing else "none of those tried",
         "first_padded": f"{padded:,}",
         "first_stock": f"{int(stock['n_differing'].sum()):,}",
         "published_shares": " and ".join(f"{share:.0%}" for share in tables.published_response_shares()["share"]),

@@ -197,7 +197,6 @@ def numbers(logits: Run, loss: Run, speed: Run) -> dict[str, str]:
         "width": str(model["shape"]["width"]),
         "trained_characters": characters,
         "held_out": held_out,
-        "half": str(max(1, block // 2)),
     }
     largest = tables.largest(logits.rows).set_index(["comparison", "where"])
 
@@ -221,22 +220,16 @@ def numbers(logits: Run, loss: Run, speed: Run) -> dict[str, str]:
     said["prompt_apart"] = f"{longer['max_abs'].min():.2g} to {longer['max_abs'].max():.2g}"
     for key, how in zip(("chunks_reply", "chunks_shifted", "chunks_none"), scratch_logits.CHUNKS, strict=True):
         said[key] = spread(how, tables.INSIDE)
-    for key, way in (
-        ("posted", POSTED),
-        ("absolute", tables.ABSOLUTE),
-        ("reply", tables.REPLY),
-        ("forgotten", tables.FORGOTTEN),
-        ("refill", half),
-    ):
+    for key, way in (("posted", POSTED), ("absolute", tables.ABSOLUTE)):
         said[f"{key}_gap"] = tables.gap_behind(loss.rows, way).text(_NATS)
     said["window_loss"] = tables.loss_behind(loss.rows, WINDOW).text("{:.2f}")
     share = tables.stale_share(loss.rows)
     said["stale_share"] = "not to be told in this run" if share is None else share.text("{:.0%}")
-    said |= _speeds(loss.rows, speed.rows, half)
+    said |= _speeds(speed.rows)
     return said
 
 
-def _speeds(loss: pd.DataFrame, speed: pd.DataFrame, half: str) -> dict[str, str]:
+def _speeds(speed: pd.DataFrame) -> dict[str, str]:
     steps = tables.speed_table(speed)
     said = {
         "run_ratio": tables.run_ratio(speed).text("{:.1f}"),
@@ -254,8 +247,6 @@ def _speeds(loss: pd.DataFrame, speed: pd.DataFrame, half: str) -> dict[str, str
                 if above
                 else "nowhere"
             )
-    costs = tables.cost_table(loss, speed).set_index("way")
-    said["refill_time"] = costs.loc[half, "time_ratio"].text("{:.2f}")
-    said["window_time"] = costs.loc[WINDOW, "time_ratio"].text("{:.2f}")
-    said["hops"] = ", ".join(way.rsplit(" ", 1)[1] for way in costs.index if way.startswith("refill"))
+    ways = speed.loc[speed["measure"] == scratch_speed.PAST, "way"].unique()
+    said["hops"] = ", ".join(way.rsplit(" ", 1)[1] for way in ways if way.startswith("refill"))
     return said

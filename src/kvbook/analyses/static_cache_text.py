@@ -170,7 +170,6 @@ def numbers(
     generate = table[table["engine"] == speed.GENERATE].set_index("cache")["speed"]
     fastest = loop[(best[0], int(best[1]), int(best[2]))]
     cross = {done: analysis.crossover(rows, done) for done in (False, True)}
-    growth = {cache: analysis.growth(analysis.step_seconds(rows, cache, False)) for cache in analysis.KINDS}
     graphs = int(rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max())
     phases = analysis.phases(rows).set_index("way")
     per_token = int(memory["predicted_bytes"].max() / memory.loc[memory["predicted_bytes"].idxmax(), "n_tokens"])
@@ -184,19 +183,13 @@ def numbers(
         "generate_graphs": str(graphs),
         "loop_fastest": fastest.text("{:.0f}"),
         "cache_gain": analysis.ratio(rows, ("dynamic", False, False), ("none", False, False)).text(),
-        "kind_eager": analysis.ratio(rows, ("static", False, False), ("dynamic", False, False)).text(),
-        "kind_compiled": analysis.ratio(rows, ("static", True, False), ("dynamic", True, False)).text(),
         "compiled_stock": analysis.ratio(rows, ("static", True, False), ("static", False, False)).text(),
-        "compiled_best": analysis.ratio(rows, best, ("static", False, False)).text(),
         "over_generate": analysis.against_generate(rows, best).text(),
         "stock_over_generate": analysis.against_generate(rows, ("static", True, False)).text(),
         "bandwidth": f"{bound.bytes_per_second / 1e9:.0f}",
         "bytes_per_token": f"{bound.bytes_per_token / 1e6:.0f}",
         "limit": f"{bound.tokens_per_second:.0f}",
         "limit_share": f"{fastest.value / bound.tokens_per_second:.2f}",
-        "growth_none": growth["none"].text("{:+.0%}"),
-        "growth_dynamic": growth["dynamic"].text("{:+.1%}"),
-        "growth_static": growth["static"].text("{:+.1%}"),
         "crossover_eager": "no length measured" if cross[False] is None else f"{cross[False]} tokens",
         "crossover_compiled": "no length measured" if cross[True] is None else f"{cross[True]} tokens",
         "first_step": f"{phases.loc[analysis.label(best[0], 1, int(best[2])), 'first step']:.0f}",
