@@ -332,6 +332,8 @@ def test_a_mitigation_is_said_to_act_only_with_its_whole_interval(lawful):
     idle = rows.assign(logits_relative_rms=1e-3)
     assert "none is seen to lower" in found("fig-mitigations", lawful, mitigations=idle)
     assert "none raises it" in found("fig-mitigations", lawful, mitigations=idle)
+    two = rows[rows["source"].isin(rows["source"].unique()[:2])]
+    assert "so few files" in found("fig-mitigations", lawful, mitigations=two)
     worse = rows.assign(logits_relative_rms=np.where(rows["variant"] == "rotary", 2e-3, 1e-3))
     assert "2 raise it" in found("fig-mitigations", lawful, mitigations=worse)
     still = rows.assign(logits_relative_rms=0.0)

@@ -519,6 +519,13 @@ class TestFindings:
         alike = self.found(runs, "fig-scratch-speed", speed=speed.assign(seconds=1.0))
         assert alike.count("1.0 [1.0, 1.0] times") == 2
 
+    def test_of_two_files_no_loss_is_claimed(self, runs):
+        loss = runs["loss"]
+        two = loss[loss["source"].isin(loss["source"].unique()[:2])]
+        for figure in ("fig-scratch-loss", "fig-scratch-causes", "fig-scratch-cost"):
+            assert "so few files" in self.found(runs, figure, loss=two)
+            assert "so few files" not in self.found(runs, figure)
+
     def test_the_cost_of_a_refill_is_told_in_time_and_in_loss(self, runs):
         speed = runs["speed"].assign(seconds=lambda rows: np.where(rows["way"] == POSTED, 1.0, 3.0))
         loss = moved(runs["loss"], WINDOW, -5.0)

@@ -288,6 +288,7 @@ def test_the_growth_of_a_step_is_told_kind_by_kind(rows):
     assert re.search(r"changes by \+19\d% .* without a cache, by [+-]0\.0% ", said)
     flat = text.findings(made_rows(TIMES | {("none", 0, 0): (0.02, 0.0)}))["fig-static-length"]
     assert re.search(r"changes by [+-]0% .* without a cache, by [+-]0\.0% ", flat)
+    assert "too short" in text.findings(rows[rows["step"] < 30])["fig-static-length"]
 
 
 def test_the_limit_is_bandwidth_over_bytes():

@@ -123,7 +123,11 @@ def findings(
         "fig-cache-lengths": _lengths(greedy),
     }
     if mitigations is not None:
-        said["fig-mitigations"] = _upcasts(tables.mitigation_table(mitigations))
+        said["fig-mitigations"] = (
+            "Samples of so few files cannot show whether a mitigation lowers the drift."
+            if wording.too_few(mitigations)
+            else _upcasts(tables.mitigation_table(mitigations))
+        )
     return said
 
 

@@ -115,7 +115,7 @@ def findings(logits: pd.DataFrame, loss: pd.DataFrame, speed: pd.DataFrame) -> d
     )
     costs = tables.cost_table(loss, speed).set_index("way")
     times = costs["time_ratio"].map(lambda e: e.text("{:.2f}"))
-    return {
+    said = {
         "fig-scratch-steps": _steps(logits, half),
         "fig-scratch-loss": f"In nats a character past the first block, the loss against the window's is {posted} with the posted "
         f"cache, {reply} with the reply's, and {forgotten} with a forgotten offset.",
@@ -125,6 +125,10 @@ def findings(logits: pd.DataFrame, loss: pd.DataFrame, speed: pd.DataFrame) -> d
         f"and its loss against the window's, in nats a character, is {_against(costs.loc[half, 'gap'])}; the window takes "
         f"{times[WINDOW]} times that time.",
     }
+    if wording.too_few(loss):
+        unknown = "Texts of so few files cannot show what a way loses."
+        said |= dict.fromkeys(("fig-scratch-loss", "fig-scratch-causes", "fig-scratch-cost"), unknown)
+    return said
 
 
 def _against(gap: Estimate) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import pandas as pd
+
 from kvbook.records import Run
 
 WEIGHTS = {
@@ -63,7 +65,12 @@ def between(values: Iterable[float], form: str) -> str:
 
 def of_all(count: int, total: int) -> str:
     """Write how many of all: `all 3`, or `2 of 3`."""
-    return f"all {total}" if count == total else f"{count} of {total}"
+    return f"all {total}" if count == total > 1 else f"{count} of {total}"
+
+
+def too_few(rows: pd.DataFrame) -> bool:
+    """Tell whether rows are of so few files that a bootstrap over them says nothing."""
+    return rows["source"].nunique() < 3
 
 
 def size(value: float) -> str:
