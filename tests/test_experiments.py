@@ -1,12 +1,14 @@
 """The experiments of issue 25420 on small checkpoints in a local folder."""
 
+import finding_rules
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from kvbook import agreement, passes, paths
+from kvbook import agreement, documents, passes, paths
 from kvbook.analyses import layer_drift as analysis
+from kvbook.analyses import layer_drift_text as text
 from kvbook.claims import issue_25420, ledger
 from kvbook.errors import UserError
 from kvbook.experiments import greedy_paths, layer_drift, mitigations
@@ -253,3 +255,89 @@ def test_a_run_that_cannot_start_leaves_nothing_behind(settings, tmp_path, monke
             layer_drift.run(LayerDriftSettings.checked(**settings.model_dump() | change))
         assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
+
+
+# Findings
+
+
+def found(figure: str, rows, **changes) -> str:
+    rows = {name: rows[name] for name in ("drift", "greedy", "mitigations")} | changes
+    return text.findings(**rows, published=documents.published_drift())[figure]
+
+
+def test_every_figures_caption_begins_with_what_its_rows_show(drift, greedy, mitigated):
+    published = documents.published_drift()
+    captions = text.captions(drift, greedy, mitigated, published)
+    findings = text.findings(drift.rows, greedy.rows, mitigated.rows, published)
+    assert finding_rules.broken(captions, findings) == []
+    swapped = findings | {"fig-layer-drift": findings["fig-cache-lengths"]}
+    assert finding_rules.broken(captions, swapped) == ["fig-layer-drift: the caption begins otherwise"]
+    without = text.findings(drift.rows, greedy.rows, None, published)
+    assert finding_rules.broken(text.captions(drift, greedy, None, published), without) == []
+    assert text.findings(drift.rows[drift.rows["dtype"] == "float32"], greedy.rows, None, published)
+
+
+def test_the_order_of_dtypes_is_claimed_of_the_layers_that_have_it(lawful):
+    # Two models, hidden states 2 to 6.
+    assert "in all 10 layers" in found("fig-layer-drift", lawful)
+    reverse = lawful["drift"].assign(max_abs=lambda r: 1 / r["dtype"].map(agreement.UNIT_ROUNDOFF))
+    assert "in 0 of 10 layers" in found("fig-layer-drift", lawful, drift=reverse)
+    one = lawful["drift"][lawful["drift"]["dtype"] == "float16"]
+    assert "mean drift in fp16" in found("fig-layer-drift", lawful, drift=one)
+
+
+def test_drift_that_falls_with_depth_is_not_said_to_rise(lawful):
+    # Four series are published; two models in three dtypes are ours.
+    assert "in all 10 series" in found("fig-layer-drift-scale-free", lawful)
+    assert "in all 10 series" in found("fig-drift-laws", lawful)
+    falling = lawful["drift"].assign(max_abs=lambda r: r["max_abs"] * 1.2 ** -r["layer"])
+    assert "in 4 of 10 series" in found("fig-layer-drift-scale-free", lawful, drift=falling)
+    assert "in 4 of 10 series" in found("fig-drift-laws", lawful, drift=falling)
+
+
+def test_relative_drift_is_told_in_roundoffs_and_its_absence_as_such(lawful):
+    roundoff = lawful["drift"]["dtype"].map(agreement.UNIT_ROUNDOFF)
+    three = lawful["drift"].assign(relative_rms=3 * roundoff)
+    assert "relative drift is 3 unit roundoffs" in found("fig-layer-drift-scale-free", lawful, drift=three)
+    none = lawful["drift"].assign(relative_rms=0.0)
+    assert "no state of this run drifts" in found("fig-layer-drift-scale-free", lawful, drift=none)
+
+
+def test_ratios_between_dtypes_are_told_over_those_of_the_roundoffs(lawful):
+    alike = lawful["drift"].assign(max_abs=lambda r: 1.1 ** r["layer"])
+    assert "bf16 / fp16 is 1 to 1.2" in found("fig-drift-laws", lawful)
+    assert "bf16 / fp16 is 0.12 to 1.2" in found("fig-drift-laws", lawful, drift=alike)
+
+
+def test_a_posted_loop_that_writes_the_uncached_tokens_is_said_to(lawful):
+    greedy = lawful["greedy"]
+    as_uncached = greedy[greedy["method"] == "no cache"].assign(method="cache, as posted")
+    healed = pd.concat([greedy[greedy["method"] != "cache, as posted"], as_uncached])
+    assert "as posted, the cached loop writes the uncached loop's tokens in 0 of 6" in found("fig-greedy-paths", lawful)
+    assert "loop's tokens in 6 of 6 runs; fed" in found("fig-greedy-paths", lawful, greedy=healed)
+
+
+def test_the_cache_is_said_to_end_as_long_as_it_is(lawful):
+    greedy = lawful["greedy"]
+    prompt = greedy.loc[(greedy["method"] == "cache, last token") & (greedy["step"] == 0), "cache_length"].iloc[0]
+    assert f"fed the last token alone, with {prompt + 9} positions" in found("fig-cache-lengths", lawful)
+    other = greedy.assign(cache_length=7)
+    assert "ends with 7 positions" in found("fig-cache-lengths", lawful, greedy=other)
+
+
+def test_a_mitigation_is_said_to_act_only_with_its_whole_interval(lawful):
+    rows = lawful["mitigations"]
+    assert "2 lower" in found("fig-mitigations", lawful)
+    assert "whole attention" in found("fig-mitigations", lawful)
+    idle = rows.assign(logits_relative_rms=1e-3)
+    assert "none is seen to lower" in found("fig-mitigations", lawful, mitigations=idle)
+    assert "none raises it" in found("fig-mitigations", lawful, mitigations=idle)
+    two = rows[rows["source"].isin(rows["source"].unique()[:2])]
+    assert "so few files" in found("fig-mitigations", lawful, mitigations=two)
+    worse = rows.assign(logits_relative_rms=np.where(rows["variant"] == "rotary", 2e-3, 1e-3))
+    assert "2 raise it" in found("fig-mitigations", lawful, mitigations=worse)
+    still = rows.assign(logits_relative_rms=0.0)
+    assert (
+        "nothing drifts"
+        in text.findings(lawful["drift"], lawful["greedy"], still, documents.published_drift())["fig-mitigations"]
+    )

@@ -1,5 +1,6 @@
 """The experiment of the blog post about past_key_values, on small checkpoints in local folders."""
 
+import finding_rules
 import pandas as pd
 import pytest
 import torch
@@ -244,8 +245,43 @@ def test_words_can_be_written_for_these_rows_and_for_one_model_alone(run, settin
     alone = past_tables.run(settings.model_copy(update={"families": ()}))
     for each in (run, alone):
         assert all(isinstance(value, str) and value for value in text.numbers(each.rows).values())
-        assert all(words["caption"] for words in text.captions(each).values())
+        assert finding_rules.broken(text.captions(each), text.findings(each.rows)) == []
     assert {check(blog_past.Evidence(alone.rows)).verdict for check in blog_past.CHECKS.values()} >= {"not run"}
+
+
+def test_the_families_are_told_apart_by_numbers_of_the_posted_text(run, settings):
+    rows = run.rows.assign(**{"absolute mean": run.rows["family"].ne("gpt2") * 2.0 + 1.0})
+    said = text.findings(rows)["fig-past-published"]
+    # The other families of this run are not quantized, and the post's MPT and Falcon were: RoBERTa alone is left.
+    assert "GPT-2 differs by 1 on average" in said
+    assert "the other families differ by 3 or more" in said
+    alone = past_tables.run(settings.model_copy(update={"families": ()})).rows
+    assert "the other families were not run" in text.findings(alone)["fig-past-published"]
+    without = run.rows[run.rows["family"] != "gpt2"]
+    assert "GPT-2 was not run" in text.findings(without)["fig-past-published"]
+
+
+def test_models_with_their_past_and_without_it_are_kept_apart(run):
+    native = run.rows["variant"].isin([past_tables.NATIVE, past_tables.DECODER])
+    rows = run.rows.assign(relative_spread=native.map({True: 0.25, False: 0.75}))
+    said = text.findings(rows)["fig-past-variants"]
+    assert "have their past differ by at most 0.25" in said
+    assert "but for GPT-2, by 0.75 or more" in said
+    said = text.findings(rows.assign(relative_spread=1 - rows["relative_spread"]))["fig-past-variants"]
+    assert "have their past differ by at most 0.75" in said
+    assert "but for GPT-2, by 0.25 or more" in said
+    assert "mid-2023" not in text.findings(rows[native])["fig-past-variants"]
+    assert "no model was run" in text.findings(rows.assign(quantization="4bit"))["fig-past-variants"]
+
+
+def test_depth_is_told_by_layers_and_its_absence_as_such(run):
+    handed = run.rows["variant"] == past_tables.HANDED
+    rows = run.rows.assign(relative_spread=run.rows["layers"].where(handed, 9.0))
+    said = text.findings(rows)["fig-past-depth"]
+    assert "by 1 of their spread with 1 layer" in said
+    assert "by 2 to 3 with 2 to 3" in said
+    assert "no past at all changes them by 9" in said
+    assert "No bidirectional model" in text.findings(rows[~handed])["fig-past-depth"]
 
 
 def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(settings, tmp_path, monkeypatch):

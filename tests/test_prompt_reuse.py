@@ -2,6 +2,7 @@
 
 import json
 
+import finding_rules
 import pandas as pd
 import pytest
 import torch
@@ -362,7 +363,59 @@ def test_a_static_cache_that_writes_other_tokens_is_seen(evidence):
 def test_words_can_be_written_for_these_rows(split, layer, reuse, cuts):
     said = text.numbers(split.rows, layer.rows, reuse.rows, cuts.rows)
     assert all(isinstance(value, str) and value for value in said.values())
-    assert all(words["caption"] for words in text.captions(split, layer, reuse, cuts).values())
+    captions = text.captions(split, layer, reuse, cuts)
+    findings = text.findings(split.rows, layer.rows, reuse.rows, cuts.rows)
+    assert finding_rules.broken(captions, findings) == []
+
+
+@pytest.fixture
+def found(split, layer, reuse, cuts):
+    """Give a function from changed rows to the findings on them."""
+    rows = {"split": split.rows, "first_layer": layer.rows, "reuse": reuse.rows, "cuts": cuts.rows}
+    return lambda **changes: text.findings(**rows | changes)
+
+
+def test_row_counts_are_blamed_only_where_keys_differ(found, layer):
+    one = layer.rows.assign(n_differing=lambda r: r["rows_fed"].eq(1) * 3)
+    said = found(first_layer=one)["fig-rows-fed"]
+    assert ", 1 make first-layer keys differ; at the thread's own, 14 and 15, no element does" in said
+    own = layer.rows.assign(n_differing=lambda r: (r["rows_fed"].eq(15) & (r["variant"] == split_keys.POSTED)) * 3)
+    assert "15 make first-layer keys differ" in found(first_layer=own)["fig-rows-fed"]
+    assert "no element does" not in found(first_layer=own)["fig-rows-fed"]
+    assert "At none of" in found(first_layer=layer.rows.assign(n_differing=0))["fig-rows-fed"]
+
+
+def test_layers_differ_by_as_much_and_in_as_many_series_as_the_rows_say(found, split):
+    n = len(split.rows[["model", "dtype"]].drop_duplicates())
+    roundoff = split.rows["dtype"].map(agreement.UNIT_ROUNDOFF)
+    half = split.rows.assign(n_differing=lambda r: r["n_elements"] / 2, relative_rms=4 * roundoff)
+    said = found(split=half)["fig-split-layers"]
+    assert f"in all {n} pairs" in said
+    assert "up to 4 unit roundoffs and in up to 50%" in said
+    first = half.assign(n_differing=half["n_differing"].where(half["dtype"] == half["dtype"].iloc[0], 0))
+    assert f"of {n} pairs" in found(split=first)["fig-split-layers"]
+    none = split.rows.assign(n_differing=0, relative_rms=0.0)
+    assert "no key or value of the response differs" in found(split=none)["fig-split-layers"]
+
+
+def test_reuse_is_compared_over_the_cases_that_were_run_both_ways(found, reuse):
+    table = analysis.runs(reuse.rows)
+    safe = table[table["way"] == prompt_reuse.SAFE]
+    n = int(table[table["way"] == prompt_reuse.POSTED]["case"].isin(safe["case"]).sum())
+    assert n < (table["way"] == prompt_reuse.POSTED).sum()
+    posted = reuse.rows["way"] == prompt_reuse.POSTED
+    equal = with_tokens(reuse.rows, posted, like_no_reuse=True)
+    assert f"in all {n} runs with the prefix's cache as it is" in found(reuse=equal)["fig-reuse-outcomes"]
+    different = with_tokens(reuse.rows, posted, like_no_reuse=False)
+    assert f"in 0 of {n} runs with the prefix's cache" in found(reuse=different)["fig-reuse-outcomes"]
+
+
+def test_cuts_are_told_by_their_place_and_not_from_too_few_files(found, cuts):
+    safe, unsafe = (found(cuts=cuts.rows.assign(safe=value))["fig-cut-shares"] for value in (1, 0))
+    assert "in 0% of all cuts" in safe
+    assert "in 100% of all cuts" in unsafe
+    two = cuts.rows[cuts.rows["source"].isin(cuts.rows["source"].unique()[:2])]
+    assert "too few files" in found(cuts=two)["fig-cut-shares"]
 
 
 def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(settings, tmp_path, monkeypatch):

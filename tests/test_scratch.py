@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 
+import finding_rules
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 from kvbook import paths
 from kvbook.analyses import scratch as analysis
+from kvbook.analyses import scratch_text as words
 from kvbook.claims import forum_scratch, ledger
 from kvbook.errors import UserError
 from kvbook.experiments import scratch_logits, scratch_loss, scratch_speed, scratch_texts
@@ -463,3 +465,71 @@ class TestVerdicts:
         assert analysis.stale_share(table).value == pytest.approx(1)
         flat = pd.concat([rest, window, window.assign(way=analysis.ABSOLUTE), window.assign(way=POSTED)])
         assert analysis.stale_share(flat) is None
+
+
+class TestFindings:
+    def found(self, runs, figure, **changes):
+        return words.findings(**{name: runs[name] for name in ("logits", "loss", "speed")} | changes)[figure]
+
+    def test_every_figures_caption_begins_with_what_its_rows_show(self, runs, settings):
+        made = [each.run(settings) for each in (scratch_logits, scratch_loss, scratch_texts, scratch_speed)]
+        findings = words.findings(runs["logits"], runs["loss"], runs["speed"])
+        assert finding_rules.broken(words.captions(*made), findings) == []
+
+    def test_a_cache_is_said_to_part_only_where_rounding_cannot_explain_it(self, runs):
+        right = runs["logits"].assign(max_abs=0.0, relative_rms=0.0)
+        wrong = runs["logits"].assign(max_abs=7.0, relative_rms=1.0)
+        assert self.found(runs, "fig-scratch-steps", logits=right).count("stays within rounding") == 2
+        assert self.found(runs, "fig-scratch-steps", logits=wrong).count("parts from") == 2
+        inside = runs["logits"][runs["logits"]["length"] <= runs["logits"]["block"]]
+        assert "No step" in self.found(runs, "fig-scratch-steps", logits=inside)
+        coarse = runs["logits"].assign(dtype="bfloat16")
+        assert "too coarse" in self.found(runs, "fig-scratch-steps", logits=coarse)
+
+    @pytest.mark.parametrize(
+        ("by", "said"), [(5.0, "higher with the posted"), (-5.0, "lower with the posted"), (0.0, "not seen to differ")]
+    )
+    def test_a_loss_is_called_higher_or_lower_only_with_its_whole_interval(self, runs, by, said):
+        window = runs["loss"][runs["loss"]["way"] == WINDOW]
+        rest = runs["loss"][runs["loss"]["way"] != POSTED]
+        loss = pd.concat([rest, moved(window.assign(way=POSTED), POSTED, by)])
+        assert said in self.found(runs, "fig-scratch-loss", loss=loss)
+
+    def test_a_change_that_lowers_the_loss_is_named(self, runs):
+        fix = list(FIXES)[1]
+        alike = runs["loss"][~runs["loss"]["way"].isin(FIXES)]
+        posted = alike[alike["way"] == POSTED]
+        alike = pd.concat([alike, *(posted.assign(way=each) for each in FIXES)])
+        assert "changes none is seen to lower it" in self.found(runs, "fig-scratch-causes", loss=alike)
+        said = self.found(runs, "fig-scratch-causes", loss=moved(alike, fix, -0.25))
+        assert f"changes “{fix[2:]}” (-0.250 [-0.250, -0.250]) is seen to lower it" in said
+
+    def test_the_gap_is_shared_out_only_where_there_is_one(self, runs):
+        assert "of the gap is gone" in self.found(runs, "fig-scratch-causes", loss=moved(runs["loss"], POSTED, 5.0))
+        assert "of the gap is gone" not in self.found(
+            runs, "fig-scratch-causes", loss=moved(runs["loss"], POSTED, -5.0)
+        )
+
+    def test_times_are_those_of_the_longest_text(self, runs):
+        speed = runs["speed"].copy()
+        longest = speed["length"] == speed.groupby("model")["length"].transform("max")
+        speed["seconds"] = np.where((speed["way"] == POSTED) | ~longest, 1.0, 4.0)
+        said = self.found(runs, "fig-scratch-speed", speed=speed)
+        assert said.count("4.0 [4.0, 4.0] times") == 2
+        alike = self.found(runs, "fig-scratch-speed", speed=speed.assign(seconds=1.0))
+        assert alike.count("1.0 [1.0, 1.0] times") == 2
+
+    def test_of_two_files_no_loss_is_claimed(self, runs):
+        loss = runs["loss"]
+        two = loss[loss["source"].isin(loss["source"].unique()[:2])]
+        for figure in ("fig-scratch-loss", "fig-scratch-causes", "fig-scratch-cost"):
+            assert "so few files" in self.found(runs, figure, loss=two)
+            assert "so few files" not in self.found(runs, figure)
+
+    def test_the_cost_of_a_refill_is_told_in_time_and_in_loss(self, runs):
+        speed = runs["speed"].assign(seconds=lambda rows: np.where(rows["way"] == POSTED, 1.0, 3.0))
+        loss = moved(runs["loss"], WINDOW, -5.0)
+        said = self.found(runs, "fig-scratch-cost", speed=speed, loss=loss)
+        assert "takes 3.00 [3.00, 3.00] times the posted" in said
+        assert "higher" in said
+        assert "lower" in self.found(runs, "fig-scratch-cost", loss=moved(runs["loss"], WINDOW, 5.0))

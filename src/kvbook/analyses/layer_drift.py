@@ -14,7 +14,7 @@ from kvbook.experiments import greedy_paths
 FIRST_FITTED_LAYER = 2
 
 
-def _inner(rows: pd.DataFrame) -> pd.DataFrame:
+def inner(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the layers to which one law of growth can apply."""
     last = rows.loc[rows["place"] == "hidden", "layer"].max()
     return rows[(rows["place"] == "hidden") & (rows["layer"] >= FIRST_FITTED_LAYER) & (rows["layer"] < last)]
@@ -22,7 +22,7 @@ def _inner(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _fittable(rows: pd.DataFrame) -> fits.Resampled | None:
     """Resample a series whose mean drift is above zero in every inner layer and draw; a logarithm takes no other."""
-    resampled = fits.resample(_inner(rows), "max_abs")
+    resampled = fits.resample(inner(rows), "max_abs")
     positive = len(resampled.layers) >= 3 and (resampled.mean > 0).all() and (resampled.draws > 0).all()
     return resampled if positive else None
 
@@ -132,13 +132,13 @@ def published_fits(published: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]
     """
     growth, ratios = [], []
     for model, of_model in published.groupby("model", sort=False):
-        inner = {dtype: _inner(rows) for dtype, rows in of_model.groupby("dtype", sort=False)}
-        for dtype, rows in inner.items():
+        fitted = {dtype: inner(rows) for dtype, rows in of_model.groupby("dtype", sort=False)}
+        for dtype, rows in fitted.items():
             fit = fits.growth_per_layer(rows["layer"].to_numpy(), rows["max_abs"].to_numpy())
             growth.append({"model": model, "dtype": dtype, "fit": fit})
-        names = sorted(inner, key=agreement.UNIT_ROUNDOFF.__getitem__)
+        names = sorted(fitted, key=agreement.UNIT_ROUNDOFF.__getitem__)
         for fine, coarse in itertools.pairwise(names):
-            ratio = fits.geometric_mean_ratio(inner[coarse]["max_abs"].to_numpy(), inner[fine]["max_abs"].to_numpy())
+            ratio = fits.geometric_mean_ratio(fitted[coarse]["max_abs"].to_numpy(), fitted[fine]["max_abs"].to_numpy())
             ratios.append({"model": model, "coarse": coarse, "fine": fine, "fit": ratio})
     return pd.DataFrame(growth), pd.DataFrame(ratios, columns=["model", "coarse", "fine", "fit"])
 
@@ -212,7 +212,7 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
 def _first_difference(row) -> str:
     if row.equal:
         return "equal"
-    return f"equal, ends at {row.steps}" if pd.isna(row.first_divergence) else f"step {row.first_divergence}"
+    return f"equal, ends at {row.steps}" if pd.isna(row.first_divergence) else f"step {int(row.first_divergence)}"
 
 
 def divergence_grid(greedy: pd.DataFrame) -> pd.DataFrame:

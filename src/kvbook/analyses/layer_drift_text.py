@@ -4,21 +4,23 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from kvbook import agreement, fits
+from kvbook import agreement
 from kvbook.analyses import layer_drift as tables
 from kvbook.analyses import wording
-from kvbook.analyses.wording import DTYPES, power_of_ten
+from kvbook.analyses.wording import DTYPES, between, of_all, power_of_ten
 from kvbook.experiments import greedy_paths
 from kvbook.records import Run
 
 
-def captions(drift: Run, greedy: Run, mitigated: Run | None) -> dict[str, dict[str, str]]:
+def captions(drift: Run, greedy: Run, mitigated: Run | None, published: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
 
     Parameters
     ----------
     drift, greedy, mitigated : Run
         The chapter's runs.
+    published : DataFrame
+        From `documents.published_drift`.
 
     Returns
     -------
@@ -28,10 +30,11 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None) -> dict[str, dict[s
     setting = f"{wording.models(drift)}; {wording.samples(drift)}; {wording.machine(drift)}"
     one_each = f"{wording.models(greedy)}; {wording.machine(greedy)}"
     asked = greedy.about["settings"]
-    paths = _of_greedy(greedy.rows)
+    found = findings(drift.rows, greedy.rows, mitigated and mitigated.rows, published)
     said = {
         "fig-layer-drift": (
-            "Largest absolute difference of the last token's hidden states between the full pass and prefix + last token. "
+            f"{found['fig-layer-drift']} "
+            "Drawn: largest absolute difference of the last token's hidden states between the full pass and prefix + last token. "
             "Filled: this run, mean and 95 % interval (bootstrap over files); a mean of zero is not drawn. "
             "Hollow: published, CodeLlama-7b and GPT-2, 1,000 samples. The last state is after the final norm. "
             f"{setting}.",
@@ -40,15 +43,17 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None) -> dict[str, dict[s
         ),
         "tab-layer-drift": (f"Mean over samples of the largest absolute difference, by layer. {setting}.", ""),
         "fig-layer-drift-scale-free": (
+            f"{found['fig-layer-drift-scale-free']} "
             "Top: each series from layer 2 to the last before the final norm, over its own geometric mean, so that only its "
             "shape is left (filled: this run; hollow: published). Bottom: root mean square of the difference over that of the "
             "state, in units of the dtype's unit roundoff; at 1 the one equals the largest relative error of one rounding "
             f"(this run). {setting}.",
-            "Two panels against depth: the shape of drift, which rises in every series, and relative drift in units of the unit "
-            "roundoff, a curve for each model and dtype.",
+            "Two panels against depth: the shape of drift, filled and hollow, and relative drift in units of the unit roundoff, "
+            " a curve for each model and dtype.",
         ),
         "fig-drift-laws": (
-            "Growth of drift a layer, and ratio of drift between neighbouring dtypes over that of their unit roundoffs "
+            f"{found['fig-drift-laws']} "
+            "Drawn: growth of drift a layer, and ratio of drift between neighbouring dtypes over that of their unit roundoffs "
             "(geometric mean over layers), with 95 % intervals. Hollow: published columns, interval of the fit, which takes "
             "layers as independent and is too narrow for that. Filled: this run, bootstrap over files. The two depths differ, "
             f"so a growth a layer of one is not that of the other. {setting}.",
@@ -56,14 +61,14 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None) -> dict[str, dict[s
             "roundoffs, published and of this run, with a line at no growth and at equal ratios.",
         ),
         "fig-greedy-paths": (
-            "Greedy decoding with a cache against decoding without, step by step: logits equal bit for bit, token equal, or "
-            f"token different. All tokens are equal in {paths['greedy_posted']} runs as posted, and in {paths['greedy_last']} "
-            f"with the last token alone. Prompt “{asked['prompt']}”, one run each. {one_each}.",
+            f"{found['fig-greedy-paths']} Against decoding without a cache, step by step: logits equal bit for bit, token "
+            f"equal, or token different. Prompt “{asked['prompt']}”, one run each. {one_each}.",
             "Strips of decoding steps for five cached methods, one block for each model and dtype: where a method leaves the "
             "uncached tokens, its strip turns grey.",
         ),
         "fig-cache-lengths": (
-            f"Positions in the cache after every step, for {greedy.about['models'][0]['name']}. {one_each}.",
+            f"{found['fig-cache-lengths']} Positions in the cache after every step, for "
+            f"{greedy.about['models'][0]['name']}. {one_each}.",
             "Two lines that begin together: as posted, the cache's length grows with the square of the step; fed with the last "
             "token alone, by one a step, as through generate.",
         ),
@@ -81,8 +86,8 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None) -> dict[str, dict[s
     if mitigated is not None:
         about = f"{wording.models(mitigated)}; {wording.samples(mitigated)}; {wording.machine(mitigated)}"
         said["fig-mitigations"] = (
-            "Drift of the logits and time of a decode step under each mitigation, over stock's, with 95 % intervals "
-            f"(bootstrap over files; times: median of paired ratios, one timing a sample). {about}.",
+            f"{found['fig-mitigations']} Each mitigation's drift of the logits and time of a decode step over stock's, with "
+            f"95 % intervals (bootstrap over files; times: median of paired ratios, one timing a sample). {about}.",
             "Two lists of five mitigations in two dtypes: drift over stock's, and time over stock's, with a line at 1.",
         )
         said["tab-mitigations"] = (
@@ -96,10 +101,111 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None) -> dict[str, dict[s
     }
 
 
-def _both(estimates: list[fits.Estimate], form: str) -> str:
-    """Write the range of several estimates."""
-    values = [estimate.value for estimate in estimates]
-    return " to ".join(dict.fromkeys((form.format(min(values)), form.format(max(values)))))
+def findings(
+    drift: pd.DataFrame, greedy: pd.DataFrame, mitigations: pd.DataFrame | None, published: pd.DataFrame
+) -> dict[str, str]:
+    """Say in one sentence what each figure shows, from the rows that it draws.
+
+    Parameters and their order as for `numbers`.
+
+    Returns
+    -------
+    dict
+        By the figure's name.
+    """
+    paths = _of_greedy(greedy)
+    said = {
+        "fig-layer-drift": _order(drift),
+        "fig-layer-drift-scale-free": _shapes(tables.layer_means(drift), published),
+        "fig-drift-laws": _laws(tables.laws_table(drift, published)),
+        "fig-greedy-paths": "Fed the whole text again at each step, as posted, the cached loop writes the uncached loop's tokens "
+        f"in {paths['greedy_posted']} runs; fed the last token alone, it does in {paths['greedy_last']} runs.",
+        "fig-cache-lengths": _lengths(greedy),
+    }
+    if mitigations is not None:
+        said["fig-mitigations"] = (
+            "Samples of so few files cannot show whether a mitigation lowers the drift."
+            if wording.too_few(mitigations)
+            else _upcasts(tables.mitigation_table(mitigations))
+        )
+    return said
+
+
+def _dtype_means(drift: pd.DataFrame) -> pd.DataFrame:
+    """Average drift from the first fitted layer on: a row a model and layer, a column a dtype, the finest first."""
+    later = drift[(drift["place"] == "hidden") & (drift["layer"] >= tables.FIRST_FITTED_LAYER)]
+    means = later.groupby(["model", "layer", "dtype"])["max_abs"].mean().unstack()
+    return means[sorted(means.columns, key=agreement.UNIT_ROUNDOFF.__getitem__)]
+
+
+def _ordered(means: pd.DataFrame) -> int:
+    """Count the rows of `_dtype_means` in which every coarser dtype drifts more."""
+    return int((means.diff(axis=1).iloc[:, 1:] > 0).all(axis=1).sum())
+
+
+def _order(drift: pd.DataFrame) -> str:
+    means = _dtype_means(drift)
+    begin = f"From layer {tables.FIRST_FITTED_LAYER} on,"
+    if means.shape[1] == 1:
+        return f"{begin} mean drift in {DTYPES[means.columns[0]]} is {between(means.iloc[:, 0], '{:.2g}')} in this run's models."
+    return f"{begin} a coarser dtype drifts more in {of_all(_ordered(means), len(means))} layers of this run's models."
+
+
+def _shapes(means: pd.DataFrame, published: pd.DataFrame) -> str:
+    rises = []
+    for rows in (means, published):
+        for _, series in rows.groupby(["model", "dtype"], sort=False):
+            drifts = tables.inner(series).sort_values("layer").query("max_abs > 0")["max_abs"]
+            if len(drifts) > 2:
+                rises.append(drifts.iloc[-1] > drifts.iloc[0])
+    moved = means[(means["place"] == "hidden") & (means["relative_rms"] > 0)]
+    sizes = moved["relative_rms"] / moved["dtype"].map(agreement.UNIT_ROUNDOFF)
+    size = (
+        "no state of this run drifts" if sizes.empty else f"relative drift is {between(sizes, '{:.2g}')} unit roundoffs"
+    )
+    return (
+        f"Drift ends higher than it begins in {of_all(sum(rises), len(rises))} series, published and here; here {size}."
+    )
+
+
+def _laws(laws: pd.DataFrame) -> str:
+    growth = list(laws.loc[laws["quantity"] == tables.GROWTH, "estimate"])
+    ratios: dict[str, list[float]] = {}
+    for row in laws[laws["quantity"] == tables.RATIO].itertuples():
+        dtypes = row.label.removesuffix(", published").rsplit(", ", 1)[1]
+        ratios.setdefault(dtypes, []).append(row.estimate.value)
+    over = " and ".join(f"{dtypes} is {between(values, '{:.2g}')}" for dtypes, values in reversed(ratios.items()))
+    return (
+        f"Drift is seen to grow with depth in {of_all(sum(e.low > 0 for e in growth), len(growth))} series, by "
+        f"{between([e.value for e in growth], '{:.1%}')} a layer"
+        + (f"; over the unit roundoffs' ratio, {over} times." if over else ".")
+    )
+
+
+def _lengths(greedy: pd.DataFrame) -> str:
+    first = greedy.iloc[0]
+    drawn = greedy[(greedy["model"] == first["model"]) & (greedy["dtype"] == first["dtype"])].sort_values("step")
+    ends = drawn.groupby("method")["cache_length"].last()
+    return (
+        f"As posted, the loop ends with {int(ends['cache, as posted'])} positions in its cache; fed the last token alone, "
+        f"with {int(ends['cache, last token'])} positions."
+    )
+
+
+def _upcasts(table: pd.DataFrame) -> str:
+    if table.empty:
+        return "Without a mitigation nothing drifts in this run, so that none can be judged."
+    lower = int(table["drift_ratio"].map(lambda e: e.high < 1).sum())
+    higher = int(table["drift_ratio"].map(lambda e: e.low > 1).sum())
+    raised = f"{higher or 'none'} {'raise' if higher > 1 else 'raises'} it"
+    pairs = f"Of {len(table)} pairs of mitigation and dtype"
+    if not lower:
+        return f"{pairs}, none is seen to lower the drift of the logits, and {raised}."
+    best = table.loc[table["drift_ratio"].map(lambda e: e.value).idxmin()]
+    return (
+        f"{pairs}, {lower} {'lower' if lower > 1 else 'lowers'} the drift of the logits, most of all {best['variant']} in "
+        f"{DTYPES[best['dtype']]} (to {best['drift_ratio'].text('{:.2f}')} of stock's), and {raised}."
+    )
 
 
 def _by_series(rows: pd.DataFrame, write: Callable[[pd.DataFrame], str]) -> str:
@@ -134,15 +240,10 @@ def _of_layers(drift: pd.DataFrame, published: pd.DataFrame) -> dict[str, str]:
         theirs = their_ratios[(their_ratios["coarse"] == coarse) & (their_ratios["fine"] == fine)]
         ours = own_ratios[(own_ratios["coarse"] == coarse) & (own_ratios["fine"] == fine)]
         ratios[f"their_{key}"] = f"{theirs['fit'].iloc[0].value:,.3g}"
-        ratios[f"our_{key}"] = _both(list(ours["sampling"]), "{:,.3g}") if len(ours) else "not measured"
+        ratios[f"our_{key}"] = between([e.value for e in ours["sampling"]], "{:,.3g}") if len(ours) else "not measured"
     first = drift[(drift["place"] == "hidden") & (drift["layer"] == 1)]
-    later = drift[(drift["place"] == "hidden") & (drift["layer"] >= tables.FIRST_FITTED_LAYER)]
-    means = later.groupby(["model", "layer", "dtype"])["max_abs"].mean().unstack()
-    finest_first = sorted(means.columns, key=agreement.UNIT_ROUNDOFF.__getitem__)
-    ordered = int((means[finest_first].diff(axis=1).iloc[:, 1:] > 0).all(axis=1).sum())
     return ratios | {
-        "ordered_layers": f"{ordered} of {len(means)}",
-        "their_growth": _both(list(their_growth.loc[their_growth["model"] != "gpt2", "fit"]), "{:.1%}"),
+        "their_growth": between([e.value for e in their_growth.loc[their_growth["model"] != "gpt2", "fit"]], "{:.1%}"),
         "halves": "; ".join(
             f"{r.model} {DTYPES[r.dtype]} {r.first:.0%} and then {r.second:.0%}" for r in halves.itertuples()
         )

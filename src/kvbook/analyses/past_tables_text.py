@@ -4,7 +4,7 @@ import pandas as pd
 
 from kvbook.analyses import past_tables as tables
 from kvbook.analyses import wording
-from kvbook.analyses.wording import DTYPES
+from kvbook.analyses.wording import DTYPES, between, size
 from kvbook.experiments import past_tables
 from kvbook.records import Run
 
@@ -29,12 +29,13 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
         f"{wording.models(run)}; {machine}; {asked['n_samples']} samples of {asked['n_tokens']} tokens of "
         f"{wording.corpus(run)}, and the post's text"
     )
+    found = findings(run.rows)
     said = {
         "fig-past-published": (
-            "Statistics of the absolute difference of the last token's logits with and without past, each family as it was in "
-            f"mid-2023. Hollow: published, the true models. Filled: this run. {one_text}. A difference of zero is not drawn.",
-            "Seven panels of seven statistics on a logarithmic axis, published and of this run: GPT-2 lies orders of magnitude "
-            "below the others.",
+            f"{found['fig-past-published']} Statistics of the absolute difference of the last token's logits with and without "
+            "past, each family as it was in mid-2023. Hollow: published, the true models. Filled: this run. "
+            f"{one_text}. A difference of zero is not drawn.",
+            "Seven panels, one a family and precision, of seven statistics on a logarithmic axis, published and of this run.",
         ),
         "tab-past-published": (
             "The post's differences beside ours, as it took them (each statistic of the differences over the same statistic of "
@@ -42,10 +43,9 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-past-variants": (
-            "Root mean square difference of the last token's logits over their standard deviation, mean over texts with 95 % "
-            f"interval (bootstrap over files), for every switch. {texts}.",
-            "A list of variants against the difference on a logarithmic axis: native models near the roundoff, switched ones "
-            "near one.",
+            f"{found['fig-past-variants']} Root mean square difference of the last token's logits over their standard deviation, "
+            f"mean over texts with 95 % interval (bootstrap over files), for every switch. {texts}.",
+            "A list of models and variants against the difference on a logarithmic axis, with intervals.",
         ),
         "tab-past-variants": (
             "For every switch: the share of the tokens that the past held, the difference as in the figure, the texts whose "
@@ -53,10 +53,9 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-past-depth": (
-            "A bidirectional model whose past is handed over, cut to its first layers, against the same model without a past "
-            f"and made causal: mean difference over texts, 95 % interval (bootstrap over files). {texts}.",
-            "Difference against the number of layers on a logarithmic axis: at one layer near the roundoff, then rising, below "
-            "the line of no past.",
+            f"{found['fig-past-depth']} The model is cut to its first layers; lines: the whole one without a past, and made "
+            f"causal: mean difference over texts, 95 % interval (bootstrap over files). {texts}.",
+            "Difference against the number of layers on a logarithmic axis, with lines for no past and for the causal model.",
         ),
         "tab-claims-blog-past": (
             f"Claims of the post and what this run says of them. {texts}. “In kind”: the mechanism is shown on weights that "
@@ -68,6 +67,68 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
         name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
         for name, (caption, alt) in said.items()
     }
+
+
+def findings(rows: pd.DataFrame) -> dict[str, str]:
+    """Say in one sentence what each figure shows, from the rows that it draws.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``past_tables``.
+
+    Returns
+    -------
+    dict
+        By the figure's name.
+    """
+    table = tables.by_variant(rows)
+    return {
+        "fig-past-published": _published(tables.beside_published(rows)),
+        "fig-past-variants": _variants(table[table["quantization"] == "none"]),
+        "fig-past-depth": _depth(table),
+    }
+
+
+def _published(beside: pd.DataFrame) -> str:
+    means = beside[beside["statistic"] == "mean"].set_index("case")[["here absolute", "published absolute"]]
+    gpt2 = tables.FAMILIES["gpt2"]
+    (ours, theirs), rest = means.loc[gpt2], means[~means.index.str.startswith(gpt2)].min()
+    own = "was not run" if pd.isna(ours) else f"differs by {size(ours)} on average"
+    others = "were not run" if pd.isna(rest["here absolute"]) else f"differ by {size(rest['here absolute'])} or more"
+    return (
+        f"Unquantized GPT-2 {own} (published: {size(theirs)}), and the other families {others} (published: "
+        f"{size(rest['published absolute'])} or more)."
+    )
+
+
+def _variants(plain: pd.DataFrame) -> str:
+    spread = plain["spread"].map(lambda e: e.value)
+    whole = spread[plain["variant"].isin([past_tables.NATIVE, past_tables.DECODER])]
+    as_then = plain["variant"] == plain["family"].map(past_tables.AS_IN_2023)
+    put_back = spread[as_then & (plain["variant"] != past_tables.NATIVE)]
+    said = []
+    if len(whole):
+        said.append(f"models that have their past differ by at most {size(whole.max())} of the logits' spread")
+    if len(put_back):
+        said.append(f"the families as they were in mid-2023, but for GPT-2, by {size(put_back.min())} or more")
+    return f"Unquantized, {', and '.join(said) or 'no model was run'}."
+
+
+def _depth(table: pd.DataFrame) -> str:
+    handed = table[table["variant"] == past_tables.HANDED].sort_values("layers")
+    if handed.empty:
+        return "No bidirectional model was run."
+    spread = handed["spread"].map(lambda e: e.value)
+    one, more = spread[handed["layers"] == 1], spread[handed["layers"] > 1]
+    said = []
+    if len(one):
+        said.append(f"by {size(one.max())} of their spread with 1 layer")
+    if len(more):
+        said.append(f"by {between(more, '{:.2g}')} with {between(handed.loc[more.index, 'layers'], '{}')}")
+    without = table.loc[table["variant"] == past_tables.NO_PAST, "spread"].map(lambda e: e.value)
+    none = f"; no past at all changes them by {between(without, '{:.2g}')}" if len(without) else ""
+    return f"A past that is handed over changes a bidirectional model's logits {' and '.join(said)}{none}."
 
 
 def numbers(rows: pd.DataFrame) -> dict[str, str]:
@@ -104,14 +165,6 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
         "falcon_rotary": spread("falcon", past_tables.NO_OFFSET),
         "falcon_both": spread("falcon", past_tables.BOTH),
     }
-    handed = plain[plain["variant"] == past_tables.HANDED].sort_values("layers")
-    said["roberta_depths"] = (
-        ", ".join(
-            f"{row.spread.text('{:.2g}')} with {row.layers} layer{'s' * (row.layers > 1)}"
-            for row in handed.itertuples()
-        )
-        or "not run"
-    )
     falcon = rows[rows["family"] == "falcon"].pivot_table(
         index=["model", "quantization", "sample"], columns="variant", values="max_abs"
     )

@@ -380,4 +380,4 @@ def cut_shares(cuts: pd.DataFrame) -> pd.DataFrame:
                     "lost": float((part["prefix_tokens"] - part["shared_tokens"]).mean()),
                 }
             )
-    return pd.DataFrame(table)
+    return pd.DataFrame(table, columns=["tokenizer", "place", "estimate", "cuts", "files", "lost"])

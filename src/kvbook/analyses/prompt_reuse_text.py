@@ -5,7 +5,7 @@ import pandas as pd
 from kvbook import fits
 from kvbook.analyses import prompt_reuse as tables
 from kvbook.analyses import wording
-from kvbook.analyses.wording import DTYPES
+from kvbook.analyses.wording import DTYPES, between, of_all
 from kvbook.experiments import prompt_reuse, split_keys
 from kvbook.records import Run
 
@@ -35,7 +35,9 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
     setting = f"{wording.models(reuse)}; {_dtypes(reuse)}; greedy, at most {asked['n_new_tokens']} tokens; {wording.machine(reuse)}"
     finest = DTYPES[asked["dtypes"][0]]
     files = cuts.rows["source"].nunique()
-    found = _of_texts(tables.runs(reuse.rows))
+    runs = tables.runs(reuse.rows)
+    counted = _of_texts(runs)
+    found = findings(split.rows, first_layer.rows, reuse.rows, cuts.rows)
     said = {
         "tab-element-counts": (
             "The thread's numbers of elements taken apart: key heads times head dimension, times prompt and response tokens, "
@@ -43,15 +45,14 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
             "",
         ),
         "fig-rows-fed": (
-            "Share of the second part's first-layer keys that differ between the text fed whole and in two parts, against the "
-            f"number of rows fed in the second part. Filled: this run. {shape}. Hollow: published, if all that differed lay "
-            "in the response.",
+            f"{found['fig-rows-fed']} Share that differs between the text fed whole and in two parts. Filled: this run. "
+            f"{shape}. Hollow: published, if all that differed lay in the response.",
             "Share of differing elements against the number of rows fed, a line for each shape and dtype, and two hollow "
             "points for the published counts.",
         ),
         "fig-split-layers": (
-            "Keys and values of a text fed in two parts against the same text fed whole, by layer: share of the elements "
-            f"that differ (top), and relative difference in units of the unit roundoff (bottom). {one_text}.",
+            f"{found['fig-split-layers']} Against the same text fed whole, by layer, mean of keys and values: share of the "
+            f"elements that differ (top), and relative difference in units of the unit roundoff (bottom). {one_text}.",
             "Two rows of panels against layer, one column a model: the share of differing elements, and the size of the "
             "difference in roundoffs, for prompt and response.",
         ),
@@ -79,16 +80,15 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
             "",
         ),
         "fig-reuse-outcomes": (
-            "Share of runs whose tokens equal those without reuse, by case and dtype, with 95 % intervals (Wilson): by the "
-            f"documentation's recipe {found['documented_equal']}, in {finest} where the ids go on from the cached ones "
-            f"{found['continued_equal']}; runs of one model and text are not independent, so the intervals are rather too "
-            f"narrow. {setting}.",
+            f"{found['fig-reuse-outcomes']} By the documentation's recipe it is {counted['documented_equal']}, in {finest} where "
+            f"the ids go on from the cached ones {counted['continued_equal']}. Shares by case and dtype, with 95 % intervals "
+            "(Wilson); runs of one model and text are not independent, so the intervals are rather too narrow. "
+            f"{setting}.",
             "Shares between 0 and 1 for each case: with the prefix's cache as it is, and with the longest common prefix.",
         ),
         "fig-cut-shares": (
-            "Share of cuts after which the first part's ids do not begin the whole text's, by place and vocabulary, with 95 % "
-            f"intervals (over files). {asked_positions(cuts)} random characters of each of {files} files of "
-            f"{wording.corpus(cuts)}; no model, no arithmetic.",
+            f"{found['fig-cut-shares']} By place and vocabulary, with 95 % intervals (over files). {asked_positions(cuts)} "
+            f"random characters of each of {files} files of {wording.corpus(cuts)}; no model, no arithmetic.",
             "Estimates with intervals for each kind of place in a text, one marker a vocabulary.",
         ),
         "tab-claims-forum-reuse": (
@@ -108,6 +108,89 @@ def asked_positions(cuts: Run) -> int:
     return cuts.about["settings"]["n_positions"]
 
 
+def findings(split: pd.DataFrame, first_layer: pd.DataFrame, reuse: pd.DataFrame, cuts: pd.DataFrame) -> dict[str, str]:
+    """Say in one sentence what each figure shows, from the rows that it draws.
+
+    Parameters
+    ----------
+    split, first_layer, reuse, cuts : DataFrame
+        Rows of the chapter's runs.
+
+    Returns
+    -------
+    dict
+        By the figure's name.
+    """
+    return {
+        "fig-rows-fed": _rows_fed(tables.rows_fed_table(first_layer)),
+        "fig-split-layers": _by_layer(tables.by_layer(split)),
+        "fig-reuse-outcomes": _outcomes(tables.runs(reuse)),
+        "fig-cut-shares": _cuts(tables.cut_shares(cuts)),
+    }
+
+
+def _rows_fed(table: pd.DataFrame) -> str:
+    stock = table[table["variant"] == split_keys.POSTED]
+    tried = stock["rows_fed"].nunique()
+    differing = sorted(stock.loc[stock["n_differing"] > 0, "rows_fed"].unique())
+    posted = stock.merge(tables.published_response_shares()[["model", "rows_fed"]], on=["model", "rows_fed"])
+    own = " and ".join(map(str, sorted(posted["rows_fed"].unique())))
+    if not differing:
+        return (
+            f"At none of {tried} numbers of rows fed does a first-layer key differ, the thread's own ({own}) included."
+        )
+    there = f"{posted['n_differing'].sum():,} elements do" if posted["n_differing"].any() else "no element does"
+    return (
+        f"Of {tried} numbers of rows fed, {', '.join(map(str, differing))} make first-layer keys differ; "
+        f"at the thread's own, {own}, {there}."
+    )
+
+
+def _drawn(curves: pd.DataFrame) -> pd.DataFrame:
+    """Average keys and values, as the figure does, in every layer in which the response's differ."""
+    response = curves[curves["part"] == "response"]
+    means = response.groupby(["model", "dtype", "layer"], sort=False)[["share", "relative_roundoffs"]].mean()
+    return means[means["share"] > 0]
+
+
+def _by_layer(curves: pd.DataFrame) -> str:
+    drawn = _drawn(curves)
+    if drawn.empty:
+        return "Fed in two parts, no key or value of the response differs in any layer."
+    series = len(curves[["model", "dtype"]].drop_duplicates())
+    differing = drawn.groupby(["model", "dtype"]).ngroups
+    return (
+        f"Fed in two parts, the response's keys and values differ in {of_all(differing, series)} pairs of model and dtype, by "
+        f"up to {drawn['relative_roundoffs'].max():.2g} unit roundoffs and in up to {drawn['share'].max():.0%} of a layer's "
+        "elements."
+    )
+
+
+def _outcomes(runs: pd.DataFrame) -> str:
+    safe = runs[runs["way"] == prompt_reuse.SAFE]
+    # Only what was run both ways can be compared.
+    posted = runs[(runs["way"] == prompt_reuse.POSTED) & runs["case"].isin(safe["case"])]
+    as_it_is, common = (of_all(int(rows["equal"].sum()), len(rows)) for rows in (posted, safe))
+    return (
+        f"In the cases run both ways, tokens equal those without reuse in {as_it_is} runs with the prefix's cache as it is, "
+        f"and in {common} with the longest common prefix of ids."
+    )
+
+
+def _cuts(shares: pd.DataFrame) -> str:
+    said = [
+        f"in {between([e.value for e in shares.loc[shares['place'] == place, 'estimate']], '{:.0%}')} of {which}"
+        for place, which in (
+            ("anywhere", "all cuts"), ("after a space", "those right after a space"),
+            ("before a space", "those right before one"),
+        )
+        if (shares["place"] == place).any()
+    ]  # fmt: skip
+    if not said:
+        return "In too few files to say how often, a cut changes the ids that a text begins with."
+    return f"The first part's ids do not begin the whole text's {', '.join(said)}."
+
+
 def numbers(split: pd.DataFrame, first_layer: pd.DataFrame, reuse: pd.DataFrame, cuts: pd.DataFrame) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key."""
     return _of_keys(split, first_layer) | _of_texts(tables.runs(reuse)) | _of_cuts(tables.cut_shares(cuts))
@@ -117,13 +200,11 @@ def _of_keys(split: pd.DataFrame, first_layer: pd.DataFrame) -> dict[str, str]:
     fed = tables.rows_fed_table(first_layer)
     stock = fed[fed["variant"] == split_keys.POSTED]
     posted = stock.merge(tables.published_response_shares()[["model", "rows_fed"]], on=["model", "rows_fed"])
-    differing = sorted(stock.loc[stock["n_differing"] > 0, "rows_fed"].unique())
     padded = int(fed.loc[fed["variant"] == split_keys.FULL_ROWS, "n_differing"].sum())
     said = {
         "first_posted": "; ".join(
             f"{row.model} {DTYPES[row.dtype]} {row.n_differing:,} of {row.n_elements:,}" for row in posted.itertuples()
         ),
-        "first_rows": ", ".join(map(str, differing)) if differing else "none of those tried",
         "first_padded": f"{padded:,}",
         "first_stock": f"{int(stock['n_differing'].sum()):,}",
         "published_shares": " and ".join(f"{share:.0%}" for share in tables.published_response_shares()["share"]),
@@ -144,8 +225,7 @@ def _of_keys(split: pd.DataFrame, first_layer: pd.DataFrame) -> dict[str, str]:
         said[f"layer_one_{key}"] = f"{int(first['n_differing'].sum()):,} of {int(first['n_elements'].sum()):,}"
     curves = tables.by_layer(split)
     inner = curves[(curves["part"] == "response") & (curves["share"] > 0)]
-    ends = inner["relative_roundoffs"]
-    said["roundoffs"] = "nothing differs" if inner.empty else f"{ends.min():.2g} to {ends.max():.2g}"
+    said["roundoffs"] = "nothing differs" if inner.empty else between(_drawn(curves)["relative_roundoffs"], "{:.2g}")
     said["median_ulps"] = "none" if inner.empty else f"{inner['median_ulps'].median():.0f}"
     return said
 

@@ -6,18 +6,14 @@ import pandas as pd
 
 from kvbook.analyses import scratch as tables
 from kvbook.analyses import wording
-from kvbook.analyses.wording import DTYPES, power_of_ten
+from kvbook.analyses.wording import DTYPES, size
 from kvbook.experiments import scratch_logits, scratch_speed
+from kvbook.fits import Estimate
 from kvbook.records import Run
 from kvbook.scratch import checkpoints
 from kvbook.scratch.ways import FIXES, POSTED, WINDOW, refill_name
 
 _NATS = "{:+.3f}"
-
-
-def _size(value: float) -> str:
-    """Write a difference: a power of ten where it is small."""
-    return power_of_ten(value) if value < 0.01 else f"{value:.2g}"
 
 
 def as_code(text: str) -> str:
@@ -53,31 +49,33 @@ def captions(logits: Run, loss: Run, texts: Run, speed: Run) -> dict[str, dict[s
     )
     repetitions = speed.rows["repetition"].nunique()
     timing = f"Median of {repetitions} paired repetitions with 95 % interval, {dtype}; {wording.machine(speed)}"
+    found = findings(logits.rows, loss.rows, speed.rows)
     said = {
         "fig-scratch-steps": (
-            "Largest difference of the logits at every step: posted cache, reply's cache and forgotten offset against the "
-            "uncached window; the refilled cache against a window that moves by the same hop. Dotted: end of the first "
-            f"block. {stepwise}.",
-            "One panel a dtype: up to one block the cached ways lie at rounding level; where the block ends the posted "
-            "cache and the reply's leave it, and the refilled cache does not.",
+            f"{found['fig-scratch-steps']} Largest difference of the logits at every step: posted cache, reply's cache and "
+            "forgotten offset against the uncached window; the refilled cache against a window that moves by the same hop. "
+            f"Dotted: end of the first block. {stepwise}.",
+            "One panel a dtype, with a curve for each cached way over the steps, on a logarithmic axis; a dotted line where the "
+            "first block ends.",
         ),
         "fig-scratch-loss": (
-            "Loss of each way by how many characters it has read (left), and what it loses against the uncached window "
-            f"(right). Dotted: end of the first block. {setting}.",
+            f"{found['fig-scratch-loss']} Loss of each way by how many characters it has read (left), and what it loses against "
+            f"the uncached window (right). Dotted: end of the first block. {setting}.",
             "Two panels of points with error bars over buckets of length, one colour and marker a way.",
         ),
         "fig-scratch-causes": (
-            "Loss past the first block less the uncached window's: the posted cache, the same with each of the reply's four "
-            f"changes alone, without stale keys and values, and the whole remedies. {setting}.",
+            f"{found['fig-scratch-causes']} Loss past the first block less the uncached window's: the posted cache, with each "
+            f"change, without stale keys and values, and the whole remedies. {setting}.",
             "A list of estimates with intervals, a line a change.",
         ),
         "fig-scratch-speed": (
-            "Time of one step without a cache over that with it, by the text's length. Solid: logits of all rows, as in both "
-            f"posts; dashed: of the last alone. {model}, and the reply's size with random weights. {timing}.",
-            "Ratios rising with length on logarithmic axes, two lines a model, and a dotted line at 3.",
+            f"{found['fig-scratch-speed']} Time of one step without a cache over that with it, by the text's length. Solid: "
+            f"logits of all rows, as in both posts; dashed: of the last alone. {model}, and the reply's size with random "
+            f"weights. {timing}.",
+            "Ratios against length on logarithmic axes, two lines a model, and a dotted line at 3.",
         ),
         "fig-scratch-cost": (
-            "What each way loses past the first block against the time that it takes there, over the posted cache's. "
+            f"{found['fig-scratch-cost']} Loss past the first block against the time that it takes there, over the posted cache's. "
             f"{model}. Loss: {loss.rows['sample'].nunique()} texts of {wording.corpus(loss)}. {timing}.",
             "Points with error bars: time against loss; a line joins the refilled caches of different hops.",
         ),
@@ -96,6 +94,90 @@ def captions(logits: Run, loss: Run, texts: Run, speed: Run) -> dict[str, dict[s
         name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
         for name, (caption, alt) in said.items()
     }
+
+
+def findings(logits: pd.DataFrame, loss: pd.DataFrame, speed: pd.DataFrame) -> dict[str, str]:
+    """Say in one sentence what each figure shows, from the rows that it draws.
+
+    Parameters
+    ----------
+    logits, loss, speed : DataFrame
+        Rows of the experiments ``scratch_logits``, ``scratch_loss`` and ``scratch_speed``.
+
+    Returns
+    -------
+    dict
+        By the figure's name.
+    """
+    half = refill_name(max(1, int(loss["block"].iloc[0]) // 2))
+    posted, reply, forgotten = (
+        _against(tables.gap_behind(loss, way)) for way in (POSTED, tables.REPLY, tables.FORGOTTEN)
+    )
+    costs = tables.cost_table(loss, speed).set_index("way")
+    times = costs["time_ratio"].map(lambda e: e.text("{:.2f}"))
+    said = {
+        "fig-scratch-steps": _steps(logits, half),
+        "fig-scratch-loss": f"In nats a character past the first block, the loss against the window's is {posted} with the posted "
+        f"cache, {reply} with the reply's, and {forgotten} with a forgotten offset.",
+        "fig-scratch-causes": _causes(loss),
+        "fig-scratch-speed": _speedup(tables.speed_table(speed)),
+        "fig-scratch-cost": f"Past the block a {half.replace(',', ' with')} takes {times[half]} times the posted cache's time, "
+        f"and its loss against the window's, in nats a character, is {_against(costs.loc[half, 'gap'])}; the window takes "
+        f"{times[WINDOW]} times that time.",
+    }
+    if wording.too_few(loss):
+        unknown = "Texts of so few files cannot show what a way loses."
+        said |= dict.fromkeys(("fig-scratch-loss", "fig-scratch-causes", "fig-scratch-cost"), unknown)
+    return said
+
+
+def _against(gap: Estimate) -> str:
+    """Say whether a loss is higher or lower than another, as far as the interval decides it."""
+    if gap.low > 0:
+        return f"{gap.text('{:.3f}')} higher"
+    if gap.high < 0:
+        return f"{Estimate(-gap.value, -gap.high, -gap.low).text('{:.3f}')} lower"
+    return f"not seen to differ ({gap.text(_NATS)})"
+
+
+def _steps(logits: pd.DataFrame, half: str) -> str:
+    dtype = tables.finest(logits)
+    if dtype is None:
+        return "The dtypes of this run are too coarse to tell rounding from a bug."
+    largest = tables.largest(logits)
+    rows = largest[(largest["where"] == tables.BEHIND) & (largest["dtype"] == dtype)].set_index("comparison")
+    if rows.empty:
+        return "No step of this run lies past the first block."
+
+    def parts(comparison: str) -> str:
+        rounding = tables.is_rounding(rows.loc[comparison, "relative_rms"], dtype)
+        return "stays within rounding of" if rounding else "parts from"
+
+    return (
+        f"Past the first block, in {DTYPES[dtype]}, the posted cache {parts(POSTED)} the window that it should equal (by up to "
+        f"{size(rows.loc[POSTED, 'max_abs'])}), and the refilled cache {parts(half)} its own window "
+        f"(by up to {size(rows.loc[half, 'max_abs'])})."
+    )
+
+
+def _causes(loss: pd.DataFrame) -> str:
+    gaps = {fix: tables.gap_behind(loss, fix, POSTED) for fix in FIXES}
+    lower = [fix for fix in FIXES if gaps[fix].high < 0]
+    changes = "none" if not lower else " and ".join(f"“{fix[2:]}” ({gaps[fix].text(_NATS)})" for fix in lower)
+    share = tables.stale_share(loss)
+    stale = "" if share is None else f"; without stale keys and values {share.text('{:.0%}')} of the gap is gone"
+    return (
+        "Past the block the posted cache's loss against the window's, in nats a character, is "
+        f"{_against(tables.gap_behind(loss, POSTED))}, and of the reply's four changes {changes} is seen to lower it{stale}."
+    )
+
+
+def _speedup(steps: pd.DataFrame) -> str:
+    drawn = steps[steps["way"] == scratch_speed.ALL_ROWS]
+    longest = drawn.loc[drawn.groupby("model", sort=False)["length"].idxmax()]
+    names = {scratch_speed.TRAINED: "in the trained model", scratch_speed.REPLYS_MODEL: "at the reply's size"}
+    said = " and ".join(f"{names[row.model]} {row.ratio.text('{:.1f}')} times" for row in longest.itertuples())
+    return f"At the longest text a step without a cache, which computes all rows of logits, takes {said} as long as a cached one."
 
 
 def _training(model: dict) -> tuple[str, str]:
@@ -119,7 +201,6 @@ def numbers(logits: Run, loss: Run, speed: Run) -> dict[str, str]:
         "width": str(model["shape"]["width"]),
         "trained_characters": characters,
         "held_out": held_out,
-        "half": str(max(1, block // 2)),
     }
     largest = tables.largest(logits.rows).set_index(["comparison", "where"])
 
@@ -127,7 +208,7 @@ def numbers(logits: Run, loss: Run, speed: Run) -> dict[str, str]:
         if (comparison, where) not in largest.index:
             return "not measured in this run"
         rows = largest.loc[[(comparison, where)]]
-        return "; ".join(f"{DTYPES[r.dtype]} {_size(getattr(r, column))}" for r in rows.itertuples())
+        return "; ".join(f"{DTYPES[r.dtype]} {size(getattr(r, column))}" for r in rows.itertuples())
 
     said["posted_inside"] = spread(POSTED, tables.INSIDE)
     said["posted_behind"] = spread(POSTED, tables.BEHIND)
@@ -143,22 +224,16 @@ def numbers(logits: Run, loss: Run, speed: Run) -> dict[str, str]:
     said["prompt_apart"] = f"{longer['max_abs'].min():.2g} to {longer['max_abs'].max():.2g}"
     for key, how in zip(("chunks_reply", "chunks_shifted", "chunks_none"), scratch_logits.CHUNKS, strict=True):
         said[key] = spread(how, tables.INSIDE)
-    for key, way in (
-        ("posted", POSTED),
-        ("absolute", tables.ABSOLUTE),
-        ("reply", tables.REPLY),
-        ("forgotten", tables.FORGOTTEN),
-        ("refill", half),
-    ):
+    for key, way in (("posted", POSTED), ("absolute", tables.ABSOLUTE)):
         said[f"{key}_gap"] = tables.gap_behind(loss.rows, way).text(_NATS)
     said["window_loss"] = tables.loss_behind(loss.rows, WINDOW).text("{:.2f}")
     share = tables.stale_share(loss.rows)
     said["stale_share"] = "not to be told in this run" if share is None else share.text("{:.0%}")
-    said |= _speeds(loss.rows, speed.rows, half)
+    said |= _speeds(speed.rows)
     return said
 
 
-def _speeds(loss: pd.DataFrame, speed: pd.DataFrame, half: str) -> dict[str, str]:
+def _speeds(speed: pd.DataFrame) -> dict[str, str]:
     steps = tables.speed_table(speed)
     said = {
         "run_ratio": tables.run_ratio(speed).text("{:.1f}"),
@@ -176,8 +251,6 @@ def _speeds(loss: pd.DataFrame, speed: pd.DataFrame, half: str) -> dict[str, str
                 if above
                 else "nowhere"
             )
-    costs = tables.cost_table(loss, speed).set_index("way")
-    said["refill_time"] = costs.loc[half, "time_ratio"].text("{:.2f}")
-    said["window_time"] = costs.loc[WINDOW, "time_ratio"].text("{:.2f}")
-    said["hops"] = ", ".join(way.rsplit(" ", 1)[1] for way in costs.index if way.startswith("refill"))
+    ways = speed.loc[speed["measure"] == scratch_speed.PAST, "way"].unique()
+    said["hops"] = ", ".join(way.rsplit(" ", 1)[1] for way in ways if way.startswith("refill"))
     return said

@@ -4,11 +4,14 @@ import pandas as pd
 
 from kvbook.analyses import static_cache as analysis
 from kvbook.analyses import wording
-from kvbook.analyses.wording import DTYPES
+from kvbook.analyses.wording import DTYPES, between
 from kvbook.experiments import static_speed as speed
 from kvbook.records import Run
 
 _ONE_ROW = ("static", True, True)
+# A growth over a hundred tokens is not read off fewer steps than half as many.
+_SHORT = 50
+_EAGER = ("static", False, False)
 
 
 def _fastest(table: pd.DataFrame) -> tuple[str, bool, bool]:
@@ -38,18 +41,18 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
     unit = "one layer, used for all" if asked["scope"] == "layer" else "the whole forward pass"
     spread = "median, and from the lowest to the highest run"
     written = f"{wording.models(texts)}; {wording.machine(texts)}; one prompt, greedy, {asked['n_new_tokens']} tokens"
+    found = findings(run.rows)
     said = {
         "fig-static-published": (
-            "Tokens a second of `generate`: the document's (hollow) and this run's (filled). Where a static cache's forward pass "
-            f"was not compiled, that is said. {timed}.",
-            "A line a device with three markers, no cache, dynamic and static: static is far ahead only where it was compiled.",
+            f"{found['fig-static-published']} Tokens a second: the document's (hollow) and this run's (filled). Where a static "
+            f"cache's forward pass was not compiled, that is said. {timed}.",
+            "A line a device with three markers, no cache, dynamic and static.",
         ),
         "fig-static-grid": (
-            f"Tokens a second ({spread}) by kind of cache and by compilation of {unit}. The loop's are of decoding alone, those of "
-            f"`generate` of the whole call. Dashed: what the bandwidth of memory allows. {timed}; without a cache at some "
-            "lengths only, and one whole call.",
-            "A list of ways against tokens a second: eager cached ways close together, compiled ones ahead, the one-row form "
-            "nearest to the limit of memory.",
+            f"{found['fig-static-grid']} Tokens a second ({spread}) by kind of cache and by compilation of {unit}. The loop's "
+            "are of decoding alone, those of `generate` of the whole call. Dashed: what the bandwidth of memory allows. "
+            f"{timed}; without a cache at some lengths only, and one whole call.",
+            "A list of ways, eager and compiled, against tokens a second, with a dashed line at the limit of memory.",
         ),
         "tab-static-grid": (
             f"The figure's numbers ({spread}), the share of the memory limit, and the seconds of the first two steps, compilation "
@@ -62,10 +65,9 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-static-length": (
-            "Time of a decode step against the number of tokens, by kind of cache and by compilation: median over runs, with a "
-            f"cache also over 15 neighbouring steps. {timed}.",
-            "Milliseconds on a logarithmic axis against tokens: without a cache rising, with one flat, the compiled one-row form "
-            "lowest.",
+            f"{found['fig-static-length']} Time of a decode step against the number of tokens, by kind of cache and by "
+            f"compilation: median over runs, with a cache also over 15 neighbouring steps. {timed}.",
+            "Milliseconds on a logarithmic axis against tokens, a line a kind of cache, eager and compiled.",
         ),
         "tab-static-shapes": (
             "What is fed and what is held in the document's five steps: shape of the ids, shape of the first layer's keys, their "
@@ -100,6 +102,61 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
     }
 
 
+def findings(rows: pd.DataFrame) -> dict[str, str]:
+    """Say in one sentence what each figure shows, from the rows that it draws.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``static_speed``.
+
+    Returns
+    -------
+    dict
+        By the figure's name.
+    """
+    table = analysis.speeds(rows)
+    none, dynamic, static = (analysis.growth(analysis.step_seconds(rows, cache, False)) for cache in analysis.KINDS)
+    return {
+        "fig-static-published": _published(analysis.beside_published(table, "this run")),
+        "fig-static-grid": _grid(rows, table),
+        "fig-static-length": "The text is too short to show how the time of a step changes with its length."
+        if rows["step"].max() < _SHORT
+        else f"Over a hundred tokens the time of an eager step changes by {none.text('{:+.0%}')} without a cache, "
+        f"by {dynamic.text('{:+.1%}')} with the dynamic one and by {static.text('{:+.1%}')} with the static one.",
+    }
+
+
+def _published(beside: pd.DataFrame) -> str:
+    speeds = beside.pivot(index=["published", "device"], columns="cache", values="tokens_per_s")
+    over = (speeds["static"] / speeds["dynamic"]).rename("over").reset_index()
+    over = over.merge(beside.loc[beside["cache"] == "static", ["device", "skipped"]], on="device")
+
+    def told(rows: pd.DataFrame) -> str:
+        return " and ".join(
+            f"{between(some['over'], '{:.2f}')} times ({'not ' if skipped else ''}compiled)"
+            for skipped, some in rows.groupby("skipped")
+        )
+
+    here, theirs = (told(over[over["published"] == published]) for published in (False, True))
+    return f"With the static cache `generate` is {here} as fast as with the dynamic one here, and {theirs} in the document."
+
+
+def _grid(rows: pd.DataFrame, table: pd.DataFrame) -> str:
+    loop = table.loc[table["engine"] == speed.LOOP, ["cache", "compiled", "one_row"]]
+    run, best = set(loop.itertuples(index=False, name=None)), _fastest(table)
+
+    one_row = " and written for one row" if best[2] else ""
+    compared = (
+        ("eager, the static loop makes {} times the dynamic one's tokens a second", _EAGER, ("dynamic", False, False)),
+        ("compiled, {} times the dynamic one's", ("static", True, False), ("dynamic", True, False)),
+        (f"compiled{one_row}, {{}} times its own eager ones", best, _EAGER),
+    )
+    # A device or a model can leave a way out.
+    said = [what.format(analysis.ratio(rows, *ways).text()) for what, *ways in compared if set(ways) <= run]
+    return f"{'; '.join(said).capitalize()}."
+
+
 def numbers(
     rows: pd.DataFrame, read: pd.DataFrame, memory: pd.DataFrame, shapes: pd.DataFrame, texts: pd.DataFrame
 ) -> dict[str, str]:
@@ -117,7 +174,6 @@ def numbers(
     generate = table[table["engine"] == speed.GENERATE].set_index("cache")["speed"]
     fastest = loop[(best[0], int(best[1]), int(best[2]))]
     cross = {done: analysis.crossover(rows, done) for done in (False, True)}
-    growth = {cache: analysis.growth(analysis.step_seconds(rows, cache, False)) for cache in analysis.KINDS}
     graphs = int(rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max())
     phases = analysis.phases(rows).set_index("way")
     per_token = int(memory["predicted_bytes"].max() / memory.loc[memory["predicted_bytes"].idxmax(), "n_tokens"])
@@ -131,19 +187,13 @@ def numbers(
         "generate_graphs": str(graphs),
         "loop_fastest": fastest.text("{:.0f}"),
         "cache_gain": analysis.ratio(rows, ("dynamic", False, False), ("none", False, False)).text(),
-        "kind_eager": analysis.ratio(rows, ("static", False, False), ("dynamic", False, False)).text(),
-        "kind_compiled": analysis.ratio(rows, ("static", True, False), ("dynamic", True, False)).text(),
         "compiled_stock": analysis.ratio(rows, ("static", True, False), ("static", False, False)).text(),
-        "compiled_best": analysis.ratio(rows, best, ("static", False, False)).text(),
         "over_generate": analysis.against_generate(rows, best).text(),
         "stock_over_generate": analysis.against_generate(rows, ("static", True, False)).text(),
         "bandwidth": f"{bound.bytes_per_second / 1e9:.0f}",
         "bytes_per_token": f"{bound.bytes_per_token / 1e6:.0f}",
         "limit": f"{bound.tokens_per_second:.0f}",
         "limit_share": f"{fastest.value / bound.tokens_per_second:.2f}",
-        "growth_none": growth["none"].text("{:+.0%}"),
-        "growth_dynamic": growth["dynamic"].text("{:+.1%}"),
-        "growth_static": growth["static"].text("{:+.1%}"),
         "crossover_eager": "no length measured" if cross[False] is None else f"{cross[False]} tokens",
         "crossover_compiled": "no length measured" if cross[True] is None else f"{cross[True]} tokens",
         "first_step": f"{phases.loc[analysis.label(best[0], 1, int(best[2])), 'first step']:.0f}",

@@ -7,7 +7,7 @@ import pandas as pd
 from kvbook import agreement, fits
 from kvbook.analyses import which_path as tables
 from kvbook.analyses import wording
-from kvbook.analyses.wording import DTYPES, power_of_ten
+from kvbook.analyses.wording import DTYPES, between, power_of_ten
 from kvbook.experiments import path_errors
 from kvbook.records import Run
 
@@ -111,7 +111,7 @@ def _layers_found(rows: pd.DataFrame) -> str:
     ratios = layers[(layers["model"] == model) & (layers["path"] == path_errors.CACHED)].dropna(subset="ratio")
     if ratios.empty:
         return f"{model} shows no error against fp64 at any depth, on either path."
-    said = {dtype: _range(list(part["ratio"])) for dtype, part in ratios.groupby("dtype", sort=False)}
+    said = {dtype: between(list(part["ratio"])) for dtype, part in ratios.groupby("dtype", sort=False)}
     return f"Layer by layer, the error of {model} with a cache over that without is {wording.in_dtypes(said)}."
 
 
@@ -171,10 +171,6 @@ def _by_dtype(table: pd.DataFrame, write: Callable[[pd.DataFrame], str]) -> str:
     return "; ".join(f"{DTYPES[dtype]} {write(rows)}" for dtype, rows in table.groupby("dtype", sort=False))
 
 
-def _range(values: list[float], form: str = "{:.2f}") -> str:
-    return " to ".join(dict.fromkeys((form.format(min(values)), form.format(max(values)))))
-
-
 def _values(estimates: pd.Series) -> list[float]:
     return [estimate.value for estimate in estimates if isinstance(estimate, fits.Estimate)]
 
@@ -182,7 +178,7 @@ def _values(estimates: pd.Series) -> list[float]:
 def _estimates(column: str, form: str = "{:.2f}") -> Callable[[pd.DataFrame], str]:
     def write(rows: pd.DataFrame) -> str:
         values = _values(rows[column])
-        return _range(values, form) if values else "none"
+        return between(values, form) if values else "none"
 
     return write
 
@@ -215,7 +211,7 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
         "eager_ratios": _by_dtype(eager, _estimates("ratio")),
         "control_ratios": _by_dtype(control, _estimates("ratio", "{:,.0f}")) or "not run: no model takes positions",
         "closer_rows": _by_dtype(cached, _estimates("closer_rows", "{:.0%}")),
-        "correlation_first": _by_dtype(first, lambda part: _range(list(part["correlation"].dropna()))),
+        "correlation_first": _by_dtype(first, lambda part: between(list(part["correlation"].dropna()))),
         "apart": _by_dtype(cached, _estimates("apart")),
         "independent": f"{tables.INDEPENDENT:.2f}",
         "change": _by_dtype(change, _estimates("change")),

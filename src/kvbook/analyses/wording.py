@@ -1,7 +1,9 @@
 """What every caption must say, put in words from a run's own record."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 from kvbook.records import Run
 
@@ -71,3 +73,24 @@ def power_of_ten(value: float, digits: int = 1) -> str:
     mantissa, exponent = f"{value:.{digits}e}".split("e")
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return mantissa if int(exponent) == 0 else f"{mantissa} × 10{raised}"
+
+
+def between(values: Iterable[float], form: str = "{:.2f}") -> str:
+    """Write the least and the largest of several numbers, or the one that they are written as."""
+    values = list(values)
+    return " to ".join(dict.fromkeys((form.format(min(values)), form.format(max(values)))))
+
+
+def of_all(count: int, total: int) -> str:
+    """Write how many of all: `all 3`, or `2 of 3`."""
+    return f"all {total}" if count == total > 1 else f"{count} of {total}"
+
+
+def too_few(rows: pd.DataFrame) -> bool:
+    """Tell whether rows are of so few files that a bootstrap over them says nothing."""
+    return rows["source"].nunique() < 3
+
+
+def size(value: float) -> str:
+    """Write a difference: as a power of ten where it is small."""
+    return power_of_ten(value) if value < 0.01 else f"{value:.2g}"
