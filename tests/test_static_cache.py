@@ -80,8 +80,15 @@ def test_one_graph_serves_all_layers_and_writes_the_same_tokens(untouched, way, 
     before = counters["stats"]["unique_graphs"]
     assert written(untouched, way) == generated(untouched)
     made = counters["stats"]["unique_graphs"] - before
-    # One for the layer, one for the head; a length that varies may cost one more.
-    assert 2 <= made <= 3 < untouched.config.num_hidden_layers
+    # One for the groups of layers, one for the head; a length that varies may cost one more.
+    n_layers = untouched.config.num_hidden_layers
+    assert 2 <= made <= 3 < n_layers
+    assert decoding.together(n_layers) < n_layers, "one group would show nothing"
+
+
+@pytest.mark.parametrize(("n_layers", "size"), [(30, 3), (12, 3), (32, 2), (28, 2), (1, 1), (7, 1), (2, 2)])
+def test_layers_are_compiled_in_equal_groups_of_three_at_most(n_layers, size):
+    assert decoding.together(n_layers) == size
 
 
 def test_a_static_cache_is_used_again_from_its_beginning(llama):

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from kvbook import decoding
 from kvbook.analyses import static_cache as analysis
 from kvbook.analyses import wording
 from kvbook.analyses.wording import DTYPES, between
@@ -38,7 +39,9 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
     asked = run.about["settings"]
     where = f"{wording.models(run)}, {DTYPES[asked['dtype']]}; {wording.machine(run)}"
     timed = f"{where}; {asked['n_new_tokens']} new tokens, {asked['n_repeats']} runs of each way by turns"
-    unit = "one layer, used for all" if asked["scope"] == "layer" else "the whole forward pass"
+    size = decoding.together(run.about["models"][0]["layers"])
+    layers = "one layer, used" if size == 1 else f"{size} neighbouring layers, one graph"
+    unit = f"{layers} for all" if asked["scope"] == "layer" else "the whole forward pass"
     spread = "median, and from the lowest to the highest run"
     written = f"{wording.models(texts)}; {wording.machine(texts)}; one prompt, greedy, {asked['n_new_tokens']} tokens"
     found = findings(run.rows)
