@@ -225,7 +225,8 @@ class Decoder:
         mask = self._mask(hidden.dtype)
         layers = list(body.layers)
         held = [None] * len(layers) if self._cache is None else self._cache.layers
-        size = together(len(layers))
+        # Without a cache a step takes long enough for the price of its calls not to matter, and longer to compile.
+        size = 1 if self._cache is None else together(len(layers))
         for first_layer in range(0, len(layers), size):
             group = slice(first_layer, first_layer + size)
             hidden = self._layers(layers[group], hidden, mask, cos, sin, held[group])

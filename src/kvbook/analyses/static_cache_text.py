@@ -40,7 +40,7 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
     where = f"{wording.models(run)}, {DTYPES[asked['dtype']]}; {wording.machine(run)}"
     timed = f"{where}; {asked['n_new_tokens']} new tokens, {asked['n_repeats']} runs of each way by turns"
     size = decoding.together(run.about["models"][0]["layers"])
-    layers = "one layer, used" if size == 1 else f"{size} neighbouring layers, one graph"
+    layers = "one layer, used" if size == 1 else f"{size} neighbouring layers (one without a cache), one graph"
     unit = f"{layers} for all" if asked["scope"] == "layer" else "the whole forward pass"
     spread = "median, and from the lowest to the highest run"
     written = f"{wording.models(texts)}; {wording.machine(texts)}; one prompt, greedy, {asked['n_new_tokens']} tokens"
