@@ -45,9 +45,11 @@ def pointwise(operator: str) -> Callable[..., torch.Tensor]:
     """
     kernel = base(operator, "CPU")
     exempt = _CORRECTLY_ROUNDED.get(operator, ())
+    is_power = operator == "aten::pow.Tensor_Scalar"
 
     def function(x: torch.Tensor, *arguments, **options) -> torch.Tensor:
-        if x.dtype in exempt:
+        # A square is one product, rounded correctly in every dtype; every norm takes one.
+        if x.dtype in exempt or (is_power and arguments[0] == 2):
             return kernel(x, *arguments, **options)
         threads = torch.get_num_threads()
         n = x.numel()

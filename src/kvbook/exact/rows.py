@@ -6,6 +6,7 @@ bit for bit the first time that it is wanted, with the shapes, strides, dtype an
 used only if no bit differs.  What the machine does not grant is paid for with padding.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -144,8 +145,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
         if count == size:
             return _product(lined_up(x), weight, bias)
         if count == 1:
-            # A decode step, where each call's own cost counts: the row beside itself, in one copy.
-            return _product(x.expand(size, -1).contiguous(), weight, bias)[:1]
+            return for_one(weight, bias)(x, bias)
     out = x.new_empty(rows, weight.shape[1])
     for start, count, size in pieces:
         if count == size:
@@ -155,6 +155,33 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
             piece[:count] = x[start : start + count]
         out[start : start + count] = _product(piece, weight, bias)[:count]
     return out
+
+
+def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+    """Give the product of a single row with a matrix, with all that can be looked up beforehand looked up.
+
+    Parameters
+    ----------
+    weight, bias
+        As for `product`; only whether there is a bias matters.
+
+    Returns
+    -------
+    callable
+        Takes the row, shape (..., inner), and the bias; gives shape (..., columns).
+    """
+    size = _row_counts(weight, bias).plan(1, weight, bias)[0][2] if weight.numel() else 1
+    kernel = base("aten::mm" if bias is None else "aten::addmm", key_of(weight))
+    columns = weight.shape[1:]
+
+    def times(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        row = x.reshape(1, -1)
+        # Made up to more rows by copies of itself.
+        row = lined_up(row) if size == 1 else row.expand(size, -1).contiguous()
+        out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
+        return (out if size == 1 else out[:1]).view(x.shape[:-1] + columns)
+
+    return times
 
 
 # Inner sizes and columns of a batched product are cut into blocks of this many.

@@ -7,8 +7,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 import torch
+from torch.nn import Parameter
 
 from kvbook.exact import alibi, attention, pointwise, rows, windows
 from kvbook.exact.kernels import NotInvariant, base, key_of, no_gradients
@@ -90,8 +92,39 @@ def _baddbmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, bet
     return product if beta == 0 else beta * bias + product
 
 
+class _OneRow(NamedTuple):
+    """What a decode step's product with a layer's weight needs, found once a block: here each microsecond counts."""
+
+    weight: torch.Tensor
+    pointer: int
+    threads: int
+    biased: bool
+    times: Callable[..., torch.Tensor]
+
+
+# By the weight's identity, which cannot pass to another tensor while this holds it; emptied when the switch goes off.
+_one_row: dict[int, _OneRow] = {}
+
+
+def _of_one_row(weight: torch.Tensor, bias: torch.Tensor | None) -> _OneRow:
+    found = _one_row.get(id(weight))
+    # A module can be given other weights in place of these, and torch another number of threads.
+    if (
+        found is None
+        or found.pointer != weight.data_ptr()
+        or found.threads != torch.get_num_threads()
+        or found.biased is (bias is None)
+    ):
+        times = rows.for_one(weight.t(), bias)
+        found = _OneRow(weight, weight.data_ptr(), torch.get_num_threads(), bias is not None, times)
+        _one_row[id(weight)] = found
+    return found
+
+
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     no_gradients("linear", x, weight, bias)
+    if type(weight) is Parameter and x.numel() == x.shape[-1] and weight.dim() == 2:
+        return _of_one_row(weight, bias).times(x, bias)
     if weight.dim() != 2:
         return _matmul(x, weight.t()) + (0 if bias is None else bias)
     if x.dim() == 2:
@@ -240,6 +273,7 @@ def _switch_off() -> None:
     global _others
     while _libraries:
         _libraries.pop()._destroy()
+    _one_row.clear()
     if _others is not None:
         _others.close()
         _others = None
