@@ -309,7 +309,7 @@ def test_the_box_says_with_how_many_threads_the_rest_was_run(built_once, device,
         "machine": {"device": device, "device_name": "Some CPU, 2 threads", "threads": 2, "system": "Linux"},
     }
     (box,) = [cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run"]
-    assert ("Some CPU, 2 threads; on 1 of them what measures no time" in box) is said
+    assert ("Some CPU, 2 threads (1 for experiments that measure no time), Linux" in box) is said
     assert said or "Some CPU, 2 threads, Linux" in box
 
 

@@ -140,16 +140,18 @@ def growth(steps: pd.DataFrame) -> fits.Estimate:
     return fits.Estimate(*(float(100 * value / start) for value in (fit.slope, fit.slope - half, fit.slope + half)))
 
 
-def crossover(rows: pd.DataFrame, compiled: bool) -> int | None:
-    """Give the number of tokens from which on a step without a cache takes longer than one with a dynamic cache.
+def crossover(rows: pd.DataFrame, compiled: bool) -> str:
+    """Say from how many tokens on a step without a cache takes longer than one with a dynamic cache.
 
-    Both are smoothed by straight lines through all timed steps; None when the lines do not cross within them.
+    Both are smoothed by straight lines through all timed steps.
     """
     none, dynamic = (step_seconds(rows, cache, compiled) for cache in ("none", "dynamic"))
     lines = [stats.linregress(steps["context"], steps["seconds"]) for steps in (none, dynamic)]
     every = np.arange(none["context"].min(), none["context"].max() + 1)
     slower = lines[0].intercept + lines[0].slope * every > lines[1].intercept + lines[1].slope * every
-    return int(every[slower.argmax()]) if slower.any() else None
+    if slower[0]:
+        return f"already at the shortest length measured, {every[0]} tokens"
+    return f"from {every[slower.argmax()]} tokens on" if slower.any() else "at no length measured"
 
 
 def bandwidth(rows: pd.DataFrame) -> float:
@@ -279,11 +281,11 @@ def partings(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def equal_runs(rows: pd.DataFrame, way: tuple[str, bool, bool]) -> tuple[int, int]:
-    """Count the runs of a way whose every token equals that of the eager loop with a dynamic cache, and all its runs."""
+def other_tokens(rows: pd.DataFrame, way: tuple[str, bool, bool]) -> str:
+    """Count a way's tokens, over its runs, that are not those of the eager loop with a dynamic cache: `4 of 127`."""
     reference = step_seconds(rows, "dynamic", False).query("repeat == 0").set_index("step")["token"]
-    runs = [one.set_index("step")["token"] for _, one in step_seconds(rows, *way).groupby("repeat")]
-    return sum(bool((run == reference.reindex(run.index)).all()) for run in runs), len(runs)
+    steps = step_seconds(rows, *way)
+    return f"{int((steps['token'].to_numpy() != reference.reindex(steps['step']).to_numpy()).sum())} of {len(steps)}"
 
 
 def texts(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:

@@ -48,7 +48,7 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
     said = {
         "fig-static-published": (
             f"{found['fig-static-published']} Tokens a second: the document's (hollow) and this run's (filled). Where a static "
-            f"cache's forward pass was not compiled, that is said. {timed}.",
+            f"cache's forward pass was not compiled, that is said. {timed}; without a cache one call, not warmed up.",
             "A line a device with three markers, no cache, dynamic and static.",
         ),
         "fig-static-grid": (
@@ -79,8 +79,8 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
         ),
         "tab-static-memory": (
             "Bytes of keys and values as counted and as computed from the configuration, and the peak while a prompt and four "
-            "further tokens were run, the counter reset before; on a CPU that is the process's resident memory, on a GPU what "
-            f"torch allocated. {where}.",
+            "further tokens were run, the counter reset before; on a CPU that is the process's resident memory, which does not "
+            f"resolve so few bytes of keys and values, on a GPU what torch allocated. {where}.",
             "",
         ),
         "tab-static-partings": (
@@ -89,7 +89,8 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "tab-static-texts": (
-            f"The texts in {DTYPES[asked['dtype']]}, cut around the first token that differs. {written}.",
+            f"The texts in {DTYPES[asked['dtype']]}, of eager steps, cut around the first token that differs, or at the end where "
+            f"none does. {written}.",
             "",
         ),
         "tab-claims-notebook-static": (
@@ -149,11 +150,15 @@ def _grid(rows: pd.DataFrame, table: pd.DataFrame) -> str:
     loop = table.loc[table["engine"] == speed.LOOP, ["cache", "compiled", "one_row"]]
     run, best = set(loop.itertuples(index=False, name=None)), _fastest(table)
 
-    one_row = " and written for one row" if best[2] else ""
+    last = (
+        "compiled and written for one row, {} times the stock eager ones"
+        if best[2]
+        else "compiled, {} times the eager ones"
+    )
     compared = (
         ("eager, the static loop makes {} times the dynamic one's tokens a second", _EAGER, ("dynamic", False, False)),
         ("compiled, {} times the dynamic one's", ("static", True, False), ("dynamic", True, False)),
-        (f"compiled{one_row}, {{}} times its own eager ones", best, _EAGER),
+        (last, best, _EAGER),
     )
     # A device or a model can leave a way out.
     said = [what.format(analysis.ratio(rows, *ways).text()) for what, *ways in compared if set(ways) <= run]
@@ -176,7 +181,6 @@ def numbers(
     loop = table[table["engine"] == speed.LOOP].set_index(["cache", "compiled", "one_row"])["speed"]
     generate = table[table["engine"] == speed.GENERATE].set_index("cache")["speed"]
     fastest = loop[(best[0], int(best[1]), int(best[2]))]
-    cross = {done: analysis.crossover(rows, done) for done in (False, True)}
     graphs = int(rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max())
     phases = analysis.phases(rows).set_index("way")
     per_token = int(memory["predicted_bytes"].max() / memory.loc[memory["predicted_bytes"].idxmax(), "n_tokens"])
@@ -197,13 +201,16 @@ def numbers(
         "bytes_per_token": f"{bound.bytes_per_token / 1e6:.0f}",
         "limit": f"{bound.tokens_per_second:.0f}",
         "limit_share": f"{fastest.value / bound.tokens_per_second:.2f}",
-        "crossover_eager": "no length measured" if cross[False] is None else f"{cross[False]} tokens",
-        "crossover_compiled": "no length measured" if cross[True] is None else f"{cross[True]} tokens",
+        "crossover_eager": analysis.crossover(rows, False),
+        "crossover_compiled": analysis.crossover(rows, True),
         "first_step": f"{phases.loc[analysis.label(best[0], 1, int(best[2])), 'first step']:.0f}",
         "load": f"{analysis.load_seconds(rows):.1f}",
         "kv_per_token": f"{per_token:,}",
         "kv_static_early": f"{early['static'] / 2**20:.1f}",
         "kv_dynamic_early": f"{early['dynamic'] / 2**20:.2f}",
         "partings": f"{len(first)} of {len(parted)}",
-        "parting_margins": ", ".join(f"{row.margin:.2g} ({DTYPES[row.dtype]})" for row in first.itertuples()) or "none",
+        "parting_margins": "; the margins there are "
+        + ", ".join(f"{row.margin:.2g} ({DTYPES[row.dtype]})" for row in first.itertuples())
+        if len(first)
+        else "",
     }

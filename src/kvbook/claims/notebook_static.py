@@ -89,8 +89,7 @@ def static_faster(evidence: Evidence) -> Verdict:
     )
     if not rows[(rows["cache"] == "static") & (rows["one_row"] == 1)].empty:
         form = analysis.ratio(rows, _ONE_ROW, ("static", False, False))
-        here += f", with the step in one-row form {form.text()}"
-        compiling = max(compiling, form, key=lambda estimate: estimate.low)
+        here += f" (form and compilation changed together, one-row: {form.text()})"
     largest = max(max(estimate.high, 1 / estimate.low) for estimate in kind.values())
     if compiling.low > largest:
         return Verdict(here, "other cause")
@@ -104,15 +103,14 @@ def static_slower(evidence: Evidence) -> Verdict:
     generate = table.loc[speed.GENERATE].reset_index().set_index("cache")
     static, dynamic = generate.loc["static"], generate.loc["dynamic"]
     graphs = rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max()
-    fastest = _ONE_ROW if (speed.LOOP, *(_ONE_ROW[0], 1, 1)) in table.index else ("static", True, False)
-    compiled = analysis.ratio(rows, fastest, ("dynamic", False, False))
+    compiled = analysis.ratio(rows, ("static", True, False), ("dynamic", False, False))
     here = (
         f"generate: static {static.speed.text('{:.1f}')}, dynamic {dynamic.speed.text('{:.1f}')} tokens/s, "
         f"{graphs} graphs compiled; compiled static over eager dynamic, in one loop: {compiled.text()}"
     )
-    if graphs == 0 and compiled.low > 1:
-        return Verdict(here, "other cause")
     slower = static.speed.high < dynamic.speed.low
+    if slower and graphs == 0 and compiled.low > 1:
+        return Verdict(here, "other cause")
     return Verdict(here, holds(slower, static.speed.low > dynamic.speed.high, evidence.weights))
 
 
@@ -124,10 +122,10 @@ def dynamic_not_compilable(evidence: Evidence) -> Verdict:
     ]  # fmt: skip
     first = steps[steps["phase"] == speed.COMPILE]["graphs"].sum()
     later = steps[steps["phase"] == speed.DECODE]
-    equal, runs = analysis.equal_runs(evidence.speeds, ("dynamic", True, False))
+    other, static = (analysis.other_tokens(evidence.speeds, (cache, True, False)) for cache in ("dynamic", "static"))
     here = (
         f"{int(first)} graphs at the first steps, {int(later['graphs'].sum())} in the {len(later)} behind them; "
-        f"tokens equal to the eager ones in {equal} of {runs} runs"
+        f"tokens other than the eager ones: {other}, with the static cache compiled {static}"
     )
     whole = first > 0 and len(later) > 0 and later["graphs"].sum() == 0
     return Verdict(here, holds(len(later) == 0, bool(whole), evidence.weights))
@@ -161,8 +159,6 @@ def static_more_memory(evidence: Evidence) -> Verdict:
         f"{full.index.max():,} tokens {full['static'].iloc[-1] / 2**20:.1f} against {full['dynamic'].iloc[-1] / 2**20:.1f}"
     )
     more = bool(early["static"] > early["dynamic"])
-    if more and (full["static"] == full["dynamic"]).all():
-        return Verdict(here, "other cause")
     return Verdict(here, holds(more, not more, evidence.weights))
 
 

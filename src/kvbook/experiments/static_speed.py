@@ -132,6 +132,8 @@ def _looped(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSett
     n_prompt = ids.shape[1]
     room = n_prompt + settings.n_new_tokens
     decoders = {way: decoding.Decoder(model, way, room, settings.scope) for way in ways(settings)}
+    # What the compiler does once in a process must not be charged to the way that comes first.
+    torch.compile(lambda x: x + 1)(ids)
     for way, decoder in progress.track(decoders.items(), len(decoders), "first steps, compiling: way"):
         # The first step makes the graph, the second may make it again for a length that turned out to vary.
         token = decoder.start(ids)

@@ -24,7 +24,7 @@ ORANGE = "#E69F00"
 GREY = "#666666"
 
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, BLACK)
-MARKERS = ("o", "s", "^", "D", "v")
+MARKERS = ("o", "s", "^", "D", "v", "P")
 
 # The width, in inches, at which 11 pt text stays readable when a telephone shrinks the figure to its screen.
 WIDTH = 5.6

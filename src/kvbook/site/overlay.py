@@ -226,7 +226,7 @@ def _machine(run: Mapping[str, Any]) -> str:
     machine, share = run["machine"], run.get("shared_threads")
     # Only a processor's threads are shared out.
     is_shared = share is not None and machine["device"] == "cpu" and share < machine["threads"]
-    behind = f"; on {share} of them what measures no time, beside another chapter" if is_shared else ""
+    behind = f" ({share} for experiments that measure no time)" if is_shared else ""
     return f"{machine['device_name']}{behind}, {machine['system']}"
 
 
