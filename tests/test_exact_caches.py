@@ -84,6 +84,15 @@ def test_every_rung_is_measured_and_the_last_one_is_exact(ladder):
     assert (table["error"] > 0).all()
 
 
+def test_an_error_of_the_steps_alone_counts_too(llama, ids, monkeypatch):
+    with torch.inference_mode():
+        true = llama(ids, use_cache=False).logits[0].double()
+    sound = exact_ladder._score(llama, None, ids, true)["error_rms"]
+    fed = exact_ways.fed
+    monkeypatch.setattr(exact_ways, "fed", lambda *arguments: fed(*arguments) + 1.0)
+    assert sound < 1e-3 < exact_ladder._score(llama, None, ids, true)["error_rms"]
+
+
 def test_ratios_of_time_are_the_switch_over_stock(cost):
     halved = cost.rows.copy()
     halved.loc[halved["arithmetic"] == exact_ways.STOCK, ["prefill_s", "decode_s"]] = 2.0
@@ -118,8 +127,12 @@ def test_slow_rows_break_the_promise_of_speed_and_fast_ones_keep_it(ways, ladder
 
 
 def test_words_and_figures_come_from_the_rows(ways, ladder, cost):
-    said = text.numbers(ways.rows, ladder.rows, cost.rows)
+    said = text.numbers(ways.rows, ladder.rows, cost)
     assert said["models"] == "2"
+    assert said["n_ways"] == "7"
+    all_stock = ways.rows.assign(equal_rows=ways.rows["rows"])
+    assert "generate" in text.numbers(all_stock, ladder.rows, cost)["stock_exact_ways"]
+    assert text.numbers(ways.rows.assign(equal_rows=0), ladder.rows, cost)["stock_exact_ways"] == "none"
     assert said["exact_rows"].startswith("1,") or "of" in said["exact_rows"]
     captions = text.captions(ways, ladder, cost)
     assert all("torch" in caption["caption"] for caption in captions.values())
@@ -149,12 +162,14 @@ def test_the_caption_says_all_rows_only_where_all_rows_are_equal(ways):
     assert text._ways_found(broken).startswith("Under the switch not all, but ")
 
 
-def test_the_caption_names_the_first_rung_on_which_all_rows_are_equal_or_none(ladder):
+def test_the_caption_names_the_fewest_parts_that_make_all_rows_equal_or_none(ladder):
     all_equal = ladder.rows.assign(equal_rows=ladder.rows["rows"])
-    assert "equal on the rung “stock” in fp32 and bf16; the whole" in text._ladder_found(all_equal)
+    assert "all rows equal is “stock” in fp32 and bf16; the whole" in text._ladder_found(all_equal)
+    some = all_equal.assign(equal_rows=all_equal["rows"].where(all_equal["rung"].isin(["all", "attention"]), 0))
+    assert "all rows equal is “attention” in fp32 and bf16; the whole" in text._ladder_found(some)
     only_last = all_equal.assign(equal_rows=all_equal["rows"].where(all_equal["rung"] == "all", 0))
-    assert "equal on the rung “all” in fp32 and bf16; the whole" in text._ladder_found(only_last)
-    assert "none in fp32 and bf16; the whole" in text._ladder_found(all_equal.assign(equal_rows=0))
+    assert "all rows equal is “all” in fp32 and bf16; the whole" in text._ladder_found(only_last)
+    assert "nothing tried in fp32 and bf16; the whole" in text._ladder_found(all_equal.assign(equal_rows=0))
     worse = all_equal.assign(error_rms=all_equal["error_rms"].where(all_equal["rung"] != "stock", 1e-30))
     assert "is 1.00 of stock's" not in text._ladder_found(worse)
 

@@ -267,7 +267,9 @@ def test_the_crossover_is_where_the_lines_cross(rows):
     never = made_rows(TIMES | {("none", 0, 0): (0.01, 0.0)})
     assert analysis.crossover(never, compiled=False) == "at no length measured"
     always = made_rows(TIMES | {("none", 0, 0): (0.03, 4e-4)})
-    assert re.fullmatch(r"already at the shortest length measured, \d+ tokens", analysis.crossover(always, compiled=False))
+    assert re.fullmatch(
+        r"already at the shortest length measured, \d+ tokens", analysis.crossover(always, compiled=False)
+    )
 
 
 def test_the_kinds_of_cache_and_the_compilation_are_told_apart(rows):

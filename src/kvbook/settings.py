@@ -277,7 +277,7 @@ class ExactCachesSettings(TextSettings):
     model: Annotated[str, Field(min_length=1)] = "llama"
     families: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)] = ("all",)
     n_samples: Annotated[int, Field(ge=1)] = 3
-    n_tokens: Annotated[int, Field(ge=8)] = 48
+    n_tokens: Annotated[int, Field(ge=8)] = 45
     dtypes: Annotated[tuple[Literal["float32", "float16", "bfloat16"], ...], BeforeValidator(_several), Field(min_length=1)] = (
         "float32", "bfloat16", "float16",
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """What the chapter on whether the difference matters says in words: captions, and the numbers of its prose."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
@@ -141,12 +143,17 @@ def _partings_found(parting: pd.DataFrame) -> str:
     steps = int(wrote["steps"].max())
     if not wrote["parted"].any():
         return f"Within {steps} tokens, none of {len(wrote)} texts written with a cache is seen to part from the baseline's."
+    seen = {key: (int(part["parted"].sum()), len(part)) for key, part in wrote.groupby(["dtype", "choice"], sort=False)}
+    return f"Within {steps} tokens, texts written with a cache part from the baseline's: {_by_choice(seen)}."
+
+
+def _by_choice(seen: Mapping[tuple[str, str], tuple[int, int]]) -> str:
+    """Write by choice, and within by dtype, how many pairs of texts parted."""
     said = []
-    for choice, rows in wrote.groupby("choice", sort=False):
-        counts = rows.groupby("dtype", sort=False)["parted"].agg(["sum", "size"])
-        seen = {dtype: f"{parted:.0f} of {pairs}" for dtype, parted, pairs in counts.itertuples()}
-        said.append(f"{choice} {wording.in_dtypes(seen)}")
-    return f"Within {steps} tokens, texts written with a cache part from the baseline's: {', '.join(said)}."
+    for choice in dict.fromkeys(choice for _, choice in seen):
+        of_choice = {dtype: f"{parted} of {pairs}" for (dtype, one), (parted, pairs) in seen.items() if one == choice}
+        said.append(f"{choice} {wording.in_dtypes(of_choice)}")
+    return ", ".join(said)
 
 
 def _drift_found(positions: pd.DataFrame) -> str:
@@ -336,6 +343,13 @@ def _of_partings(
         "one_in": _each(partings, CACHE, lambda row: _tokens(row.position)),
         "flips_seen": _each(partings, CACHE, lambda row: row.flip_share.text("{:.2%}")),
         "flips_expected": _each(partings, CACHE, lambda row: _spread(row.expected_flips)),
+        "partings": _by_choice(
+            {
+                (dtype, choice): (curve.parted, curve.pairs)
+                for (dtype, choice, way), curve in curves.items()
+                if way == CACHE
+            }
+        ),
         "assisted_parted": "; ".join(
             f"{DTYPES[dtype]} {curve.parted} of {curve.pairs}"
             for (dtype, choice, way), curve in curves.items()

@@ -135,7 +135,7 @@ def promises(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> pd
     times = costs(cost)
     said = [
         (
-            "under the switch no bit of any row differs, however the tokens are fed",
+            f"under the switch no bit of any row differs, in any of the {exact['way'].nunique()} ways to feed the tokens",
             f"{exact['equal_rows'].sum():,} of {exact['rows'].sum():,} rows equal",
             _word(bool((exact["equal_rows"] == exact["rows"]).all()), True),
         ),

@@ -5,7 +5,7 @@ import pandas as pd
 from kvbook.analyses import exact_caches as tables
 from kvbook.analyses import wording
 from kvbook.analyses.wording import DTYPES, power_of_ten
-from kvbook.experiments import exact_ways
+from kvbook.experiments import exact_ladder, exact_ways
 from kvbook.records import Run
 
 
@@ -43,9 +43,9 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
         ),
         "tab-exact-ways": (f"Rows of logits equal in every bit to the full pass's, all models. {setting}.", ""),
         "fig-exact-ladder": (
-            f"{_ladder_found(ladder.rows)} From top to bottom more and more of the arithmetic is made invariant. Left: share of "
-            "rows equal in every bit. Right: error of the full pass against double precision with the same weights. "
-            f"{one}.",
+            f"{_ladder_found(ladder.rows)} Each line makes the parts invariant that it names, from none to all. Left: share of "
+            "rows, token by token, equal to the full pass's in every bit. Right: error of both passes together against double "
+            f"precision with the same weights. {one}.",
             "Two panels with one row for each rung of the ladder and one colour a dtype: share of equal rows on the left, "
             "relative error on a logarithmic axis on the right.",
         ),
@@ -81,16 +81,24 @@ def _ways_found(ways: pd.DataFrame) -> str:
 
 
 def _ladder_found(ladder: pd.DataFrame) -> str:
-    """Say on which rung all rows are first equal, and what that does to the error."""
+    """Say which fewest parts make all rows equal, and what the whole switch does to the error."""
     said = {}
     for dtype, rows in tables.ladder_table(ladder).groupby("dtype", sort=False):
-        first = next(iter(rows.loc[rows["share"] == 1, "rung"]), None)
-        said[dtype] = f"“{first}”" if first else "none"
-    errors = dict.fromkeys(f"{ratio.value:.2f}" for ratio in tables.error_ratios(ladder)["ratio"])
+        # Another attention implementation is another model, as far as bits go.
+        enough = [rung for rung in rows.loc[rows["share"] == 1, "rung"] if exact_ladder.RUNGS[rung][0] is None]
+        fewest = min(enough, key=lambda rung: len(exact_ladder.RUNGS[rung][1] or ()), default=None)
+        said[dtype] = f"“{fewest}”" if fewest else "nothing tried"
+    ratios = [ratio.value for ratio in tables.error_ratios(ladder)["ratio"]]
     return (
-        f"All rows are first equal on the rung {wording.in_dtypes(said)}; the whole switch's error is "
-        f"{wording.listed(list(errors))} of stock's."
+        f"The least that makes all rows equal is {wording.in_dtypes(said)}; the whole switch's error is "
+        f"{wording.between(ratios)} of stock's."
     )
+
+
+def _never_different(stock: pd.DataFrame) -> str:
+    """Name the ways whose rows stock arithmetic gives the full pass's bits throughout: they try nothing here."""
+    added = stock.groupby("way", sort=False)[["equal_rows", "rows"]].sum()
+    return wording.listed(list(added.index[added["equal_rows"] == added["rows"]])) or "none"
 
 
 def _stock_single(shares: pd.DataFrame) -> pd.DataFrame:
@@ -99,14 +107,17 @@ def _stock_single(shares: pd.DataFrame) -> pd.DataFrame:
     return single.groupby("dtype", sort=False)[["equal_rows", "rows", "flips"]].sum()
 
 
-def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> dict[str, str]:
+def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: Run) -> dict[str, str]:
     """Write the numbers of the prose.
 
     Parameters
     ----------
-    ways, ladder, cost : DataFrame
+    ways, ladder : DataFrame
         Rows of the experiments.
+    cost : Run
+        Of the experiment ``exact_cost``.
     """
+    cost_dtype, cost = DTYPES[cost.about["settings"]["cost_dtype"]], cost.rows
     table = tables.shares(ways)
     exact, stock = (table[table["arithmetic"] == name] for name in (exact_ways.EXACT, exact_ways.STOCK))
     times = tables.costs(cost)
@@ -115,18 +126,23 @@ def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> dic
     return {
         "models": f"{ways['model'].nunique()}",
         "exact_rows": f"{exact['equal_rows'].sum():,} of {exact['rows'].sum():,}",
+        "stock_rows": f"{stock['equal_rows'].sum():,}",
+        "n_ways": f"{exact['way'].nunique()}",
+        "stock_exact_ways": _never_different(stock),
         "stock_single": "; ".join(f"{DTYPES[d]} {r.equal_rows:,} of {r.rows:,}" for d, r in single.iterrows()),
-        "stock_flips": "; ".join(f"{DTYPES[d]} {r.flips:,}" for d, r in single.iterrows()),
+        "stock_flips": "; ".join(f"{DTYPES[d]} {r.flips:,} of {r.rows:,}" for d, r in single.iterrows()),
         "stock_largest": "; ".join(
             f"{DTYPES[d]} {power_of_ten(value)}"
             for d, value in stock.groupby("dtype", sort=False)["max_abs"].max().items()
         ),
+        "n_tokens": wording.between(ways["n_tokens"], "{:,.0f}"),
         "exact_largest": power_of_ten(exact["max_abs"].max()),
         "error_ratio": "; ".join(
             f"{DTYPES[r.dtype]} {r.ratio.text('{:.2f}')}" for r in tables.error_ratios(ladder).itertuples()
         ),
         "decode_cost": times["decode"].text("{:.2f}"),
         "prefill_cost": times["prefill"].text("{:.2f}"),
+        "cost_dtype": cost_dtype,
         "stock_decode": f"{1e3 * seconds['decode_s']:.0f} ms",
         "stock_prefill": f"{1e3 * seconds['prefill_s']:.0f} ms",
     }

@@ -80,8 +80,8 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
             "",
         ),
         "fig-reuse-outcomes": (
-            f"{found['fig-reuse-outcomes']} By the documentation's recipe it is {counted['documented_equal']}, in {finest} where "
-            f"the ids go on from the cached ones {counted['continued_equal']}. Shares by case and dtype, with 95 % intervals "
+            f"{found['fig-reuse-outcomes']} In {finest} it is {counted['documented_finest']} by the documentation's recipe, and "
+            f"{counted['continued_equal']} where the ids go on from the cached ones. Shares by case and dtype, with 95 % intervals "
             "(Wilson); runs of one model and text are not independent, so the intervals are rather too narrow. "
             f"{setting}.",
             "Shares between 0 and 1 for each case: with the prefix's cache as it is, and with the longest common prefix.",
@@ -242,15 +242,20 @@ def _of_texts(runs: pd.DataFrame) -> dict[str, str]:
 
     thread = pick(posted, prompt_reuse.THREAD)
     whole = pick(posted, prompt_reuse.WHOLE)
+    continued = pick(posted, prompt_reuse.CONTINUED)
     said = {
         "finest": DTYPES[finest],
         "thread_seams": f"{int(thread['seam'].sum())} of {len(thread)}",
         "thread_equal": equal(thread),
         "documented_equal": equal(pick(posted, prompt_reuse.DOCUMENTED)),
+        "documented_finest": equal(pick(posted, prompt_reuse.DOCUMENTED, only_finest=True)),
         "documented_seams": equal(pick(posted, prompt_reuse.DOCUMENTED).assign(equal=lambda rows: rows["seam"])),
         "joined_equal": equal(pick(posted, prompt_reuse.JOINED, only_finest=True)),
         "joined_safe": equal(pick(safe, prompt_reuse.JOINED, only_finest=True)),
         "continued_equal": equal(pick(posted, prompt_reuse.CONTINUED, only_finest=True)),
+        "continued_coarse": equal(continued[continued["dtype"] != finest])
+        if (continued["dtype"] != finest).any()
+        else "none run",
         "whole_equal": equal(whole),
         "whole_safe": equal(pick(safe, prompt_reuse.WHOLE)),
         "whole_length": _range(whole["cache_length"]),

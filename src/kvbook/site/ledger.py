@@ -78,9 +78,9 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
     parts.append(_table("tab-ledger", caption, header, summary))
     for document, (table, *further) in documents.items():
         claims = [[row[column] for column in COLUMNS] for row in rows if row["document"] == document]
-        also = "".join(f" and [in a further chapter](#{other})" for other in further)
+        also = "".join(f", some of them judged [in a further chapter](#{other})" for other in further)
         caption = (
-            f"Claims of [{document}](#{table}){also}, in our words, beside what it published and what this run says."
+            f"Claims of [{document}](#{table}) in our words{also}, beside what it published and what this run says."
         )
         parts.append(
             f":::::{{dropdown}} The {len(claims)} claims of {document}\n"
