@@ -441,7 +441,8 @@ class TestVerdicts:
             return judged(runs | {"speed": speed})["three-times-faster"].verdict
 
         assert timed(5.0) == "reproduced"
-        assert timed(2.0) == "refuted"
+        # Slower on this machine says nothing of the reply's.
+        assert timed(2.0) == "undecided"
 
     def test_dtypes_in_which_rounding_hides_everything_decide_nothing(self, runs):
         coarse = runs["logits"].assign(dtype="bfloat16")

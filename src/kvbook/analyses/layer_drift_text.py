@@ -259,7 +259,7 @@ def _of_tokens(drift: pd.DataFrame) -> dict[str, str]:
     divergences = logits.groupby("dtype", sort=False)["kl_nats"].mean()
     return {
         "kl": "; ".join(f"{DTYPES[dtype]} {power_of_ten(kl)}" for dtype, kl in divergences.items()),
-        "flips": f"{len(flips)} of {len(logits)} comparisons, {ties} of these at an exact tie of the two best tokens",
+        "flips": f"{len(flips)} of {len(logits)} comparisons ({ties} at an exact tie of the two best tokens)",
     }
 
 

@@ -183,9 +183,11 @@ def three_times_faster(evidence: Evidence) -> Verdict:
     """Time the reply's run both ways."""
     ratio: fits.Estimate = analysis.run_ratio(evidence.speed)
     short = analysis.run_ratio(evidence.speed, "window")
-    here = f"{ratio.text('{:.2f}')} x; {short.text('{:.2f}')} x when the window computes one row of logits"
-    # Random weights are what the reply timed as well, so nothing is missing here.
-    return Verdict(here, holds(ratio.low > 3, ratio.high < 3, "local"))
+    here = (
+        f"on this machine {ratio.text('{:.2f}')} x; {short.text('{:.2f}')} x when the window computes one row of logits"
+    )
+    # Random weights are what the reply timed as well, but its machine is another one: less here does not refute it.
+    return Verdict(here, holds(ratio.low > 3, False, "local"))
 
 
 CHECKS = {

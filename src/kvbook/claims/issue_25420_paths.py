@@ -68,7 +68,8 @@ def caching_loses_precision(evidence: Evidence) -> Verdict:
     if rows.empty:
         return Verdict("0 rows in bf16", "not run")
     table = analysis.series_table(rows)
-    here = "; ".join(f"{r.model} {r.ratio.text('{:.2f}')}" for r in table.itertuples())
+    errors = "; ".join(f"{r.model} {r.ratio.text('{:.2f}')}" for r in table.itertuples())
+    here = f"error over the uncached one's: {errors}; a loss below {LEAST_LOSS - 1:.0%} counts as none"
     lost, kept = (table["ratio"].map(test).all() for test in (lambda e: e.low > 1, lambda e: e.high < LEAST_LOSS))
     return Verdict(here, holds(bool(lost), bool(kept), weights_of(evidence.models)))
 
