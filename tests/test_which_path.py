@@ -314,7 +314,7 @@ def test_the_table_of_a_second_chapter_belongs_to_its_document():
     said = site_ledger.markdown(rows)
     assert "The 2 claims of a" in said
     assert said.index("first") < said.index("second")
-    assert "(#tab-claims-a) and [in a further chapter](#tab-claims-a-more)" in said
+    assert "(#tab-claims-a) in our words, some of them judged [in a further chapter](#tab-claims-a-more)," in said
 
 
 # The words
