@@ -84,13 +84,15 @@ def test_every_rung_is_measured_and_the_last_one_is_exact(ladder):
     assert (table["error"] > 0).all()
 
 
-def test_an_error_of_the_steps_alone_counts_too(llama, ids, monkeypatch):
+def test_the_errors_of_the_full_pass_and_of_the_steps_are_told_apart(llama, ids, monkeypatch):
     with torch.inference_mode():
         true = llama(ids, use_cache=False).logits[0].double()
-    sound = exact_ladder._score(llama, None, ids, true)["error_rms"]
+    sound = exact_ladder._score(llama, None, ids, true)
     fed = exact_ways.fed
     monkeypatch.setattr(exact_ways, "fed", lambda *arguments: fed(*arguments) + 1.0)
-    assert sound < 1e-3 < exact_ladder._score(llama, None, ids, true)["error_rms"]
+    harmed = exact_ladder._score(llama, None, ids, true)
+    assert harmed["error_rms"] == sound["error_rms"] < 1e-3
+    assert sound["step_error_rms"] < 1e-3 < harmed["step_error_rms"]
 
 
 def test_ratios_of_time_are_the_switch_over_stock(cost):
@@ -164,14 +166,14 @@ def test_the_caption_says_all_rows_only_where_all_rows_are_equal(ways):
 
 def test_the_caption_names_the_fewest_parts_that_make_all_rows_equal_or_none(ladder):
     all_equal = ladder.rows.assign(equal_rows=ladder.rows["rows"])
-    assert "all rows equal is “stock” in fp32 and bf16; the whole" in text._ladder_found(all_equal)
+    assert "Equal bits take “stock” in fp32 and bf16; the switch" in text._ladder_found(all_equal)
     some = all_equal.assign(equal_rows=all_equal["rows"].where(all_equal["rung"].isin(["all", "attention"]), 0))
-    assert "all rows equal is “attention” in fp32 and bf16; the whole" in text._ladder_found(some)
+    assert "Equal bits take “attention” in fp32 and bf16; the switch" in text._ladder_found(some)
     only_last = all_equal.assign(equal_rows=all_equal["rows"].where(all_equal["rung"] == "all", 0))
-    assert "all rows equal is “all” in fp32 and bf16; the whole" in text._ladder_found(only_last)
-    assert "nothing tried in fp32 and bf16; the whole" in text._ladder_found(all_equal.assign(equal_rows=0))
+    assert "Equal bits take “all” in fp32 and bf16; the switch" in text._ladder_found(only_last)
+    assert "nothing tried in fp32 and bf16; the switch" in text._ladder_found(all_equal.assign(equal_rows=0))
     worse = all_equal.assign(error_rms=all_equal["error_rms"].where(all_equal["rung"] != "stock", 1e-30))
-    assert "is 1.00 of stock's" not in text._ladder_found(worse)
+    assert "error is 1.00 of stock's" not in text._ladder_found(worse)
 
 
 def test_every_figure_begins_with_a_finding_that_a_title_can_hold(ways, ladder, cost):

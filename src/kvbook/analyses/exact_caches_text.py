@@ -88,11 +88,16 @@ def _ladder_found(ladder: pd.DataFrame) -> str:
         enough = [rung for rung in rows.loc[rows["share"] == 1, "rung"] if exact_ladder.RUNGS[rung][0] is None]
         fewest = min(enough, key=lambda rung: len(exact_ladder.RUNGS[rung][1] or ()), default=None)
         said[dtype] = f"“{fewest}”" if fewest else "nothing tried"
-    ratios = [ratio.value for ratio in tables.error_ratios(ladder)["ratio"]]
-    return (
-        f"The least that makes all rows equal is {wording.in_dtypes(said)}; the whole switch's error is "
-        f"{wording.between(ratios)} of stock's."
+    full, step = (
+        wording.between(ratio.value for ratio in tables.error_ratios(ladder, error)["ratio"])
+        for error in ("error_rms", "step_error_rms")
     )
+    return f"Equal bits take {wording.in_dtypes(said)}; the switch's error is {full} of stock's full pass's, {step} of its steps'."
+
+
+def _of_errors(ladder: pd.DataFrame, error: str) -> str:
+    ratios = tables.error_ratios(ladder, error)
+    return "; ".join(f"{DTYPES[row.dtype]} {row.ratio.text('{:.2f}')}" for row in ratios.itertuples())
 
 
 def _never_different(stock: pd.DataFrame) -> str:
@@ -137,9 +142,8 @@ def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: Run) -> dict[str, st
         ),
         "n_tokens": wording.between(ways["n_tokens"], "{:,.0f}"),
         "exact_largest": power_of_ten(exact["max_abs"].max()),
-        "error_ratio": "; ".join(
-            f"{DTYPES[r.dtype]} {r.ratio.text('{:.2f}')}" for r in tables.error_ratios(ladder).itertuples()
-        ),
+        "error_ratio": _of_errors(ladder, "error_rms"),
+        "step_error_ratio": _of_errors(ladder, "step_error_rms"),
         "decode_cost": times["decode"].text("{:.2f}"),
         "prefill_cost": times["prefill"].text("{:.2f}"),
         "cost_dtype": cost_dtype,

@@ -92,10 +92,10 @@ def _score(
         single, decode_s = timing.timed(
             lambda: exact_ways.fed(model, ids, sizes, DynamicCache(config=model.config)), model.device
         )
-    # Of both passes: under the switch the full one may have stock's very bits, where its rows come in whole tiles.
-    error = (torch.stack([full, single]).double() - reference).square().mean().sqrt().item()
+    errors = [(logits.double() - reference).square().mean().sqrt().item() for logits in (full, single)]
     return exact_ways.against(full, single) | {
-        "error_rms": error,
+        "error_rms": errors[0],
+        "step_error_rms": errors[1],
         "reference_rms": reference.square().mean().sqrt().item(),
         "full_s": full_s,
         "decode_s": decode_s / len(sizes),
