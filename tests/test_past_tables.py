@@ -261,6 +261,16 @@ def test_the_families_are_told_apart_by_numbers_of_the_posted_text(run, settings
     assert "GPT-2 was not run" in text.findings(without)["fig-past-published"]
 
 
+def test_the_claim_on_roberta_gives_the_means_that_the_table_gives(run):
+    rows = run.rows.assign(relative_spread=1.0 + 8.0 * (run.rows["sample"] == run.rows["sample"].min()))
+    said = blog_past.CHECKS["roberta-fails-bidirectional"](blog_past.Evidence(rows)).here
+    table = analysis.by_variant(rows)
+    for row in table[table["variant"] == past_tables.HANDED].itertuples():
+        assert f"{row.spread.value:.2g} ({row.layers} layer" in said
+    # Control: the median of such texts is another number.
+    assert "1 (1 layer)" not in said
+
+
 def test_models_with_their_past_and_without_it_are_kept_apart(run):
     native = run.rows["variant"].isin([past_tables.NATIVE, past_tables.DECODER])
     rows = run.rows.assign(relative_spread=native.map({True: 0.25, False: 0.75}))

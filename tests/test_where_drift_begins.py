@@ -361,7 +361,7 @@ def test_a_query_alone_is_said_to_agree_only_where_every_row_does():
         (
             1e-7,
             0,
-            "Running the last token alone changes its logits in 1 of 1 pairs of dtype and length; "
+            "Running the last token alone gives it other logits in 1 of 1 pairs of dtype and length; "
             "a prefill's cache alone does in none.",
         ),
         (0, 1e-7, "in 0 of 1 pairs of dtype and length; a prefill's cache alone does in 1 (fp32 at "),

@@ -228,7 +228,7 @@ def _factorial_found(factorial: pd.DataFrame) -> str:
         for n_tokens, rows in by_cache.groupby("n_tokens")
     ]
     return (
-        f"Running the last token alone changes its logits in {len(by_query)} of {pairs}; a prefill's cache alone "
+        f"Running the last token alone gives it other logits in {len(by_query)} of {pairs}; a prefill's cache alone "
         "does in " + (f"{len(by_cache)} ({'; '.join(where)})." if where else "none.")
     )
 
