@@ -248,13 +248,14 @@ def test_every_figure_begins_with_a_finding_that_a_title_can_hold(forced, positi
             assert not citation.first_sentence(said["caption"]).endswith("…"), name
 
 
-@pytest.mark.parametrize(("factor", "word"), [(1e-3, "below 1"), (1e3, "above 1"), (1, "not told from 1")])
+@pytest.mark.parametrize(("factor", "word"), [(1e-3, ""), (1e3, ""), (1, " (not to be told from 1)")])
 def test_the_cache_is_set_beside_the_other_dtype_as_the_interval_lies(forced, factor, word):
     rows = forced.rows.copy()
     kl = np.exp(np.random.default_rng(3).normal(0, 1, len(rows)))
     rows["kl"] = np.where(rows["way"] == text.CACHE, factor * kl, kl)
     said = text._axes_found(rows)
-    assert said.count(f"({word})") == len(SIZE)
+    assert said.count("times as far") == len(SIZE)
+    assert said.count("times as far (not to be told from 1)") == (len(SIZE) if word else 0)
 
 
 def test_lost_choices_are_counted_with_the_largest_margin_lost_and_none_is_not_called_some(forced):
@@ -263,9 +264,15 @@ def test_lost_choices_are_counted_with_the_largest_margin_lost_and_none_is_not_c
     lost = kept.copy()
     at = lost[(lost["dtype"] == "bfloat16") & (lost["way"] == text.CACHE)].index[0]
     lost.loc[at, ["flip", "margin"]] = 1.0, 5 * lost.loc[at, "ulp"]
-    assert "0 of 720 times in fp32 and 1 of 720 times in bf16, all at margins below 5.62 ulps" in text._margins_found(
-        lost
-    )
+    counts = "0 of 720 times in fp32 and 1 of 720 times in bf16, "
+    assert f"{counts}all at margins of at most 5 ulps." in text._margins_found(lost)
+    assert f"{counts}all at exact ties." in text._margins_found(lost.assign(margin=0.0))
+    tied = kept[(kept["dtype"] == "bfloat16") & (kept["way"] == text.CACHE)].index[1]
+    lost.loc[tied, ["flip", "margin"]] = 1.0, 0.0
+    assert "all at margins of at most 5 ulps (1 exact tie)." in text._margins_found(lost)
+    # A way that does more than round has no say.
+    other = kept.assign(flip=(kept["way"] == one_axis.LOST.name).astype(float))
+    assert "no first choice is seen to be lost" in text._margins_found(other)
 
 
 def test_partings_are_counted_by_choice_and_texts_that_stay_together_are_not_said_to_part(parting):
@@ -275,6 +282,8 @@ def test_partings_are_counted_by_choice_and_texts_that_stay_together_are_not_sai
 
 def test_growth_is_called_less_than_the_positions_only_where_its_interval_is(positions):
     level = positions.rows.assign(kl=1e-3)
-    assert "1.00 times in fp32 and bf16, less than the position's 5.6-fold" in text._drift_found(level)
+    said = text._drift_found(level)
+    assert "changes 1.00-fold in fp32 and bf16, less than the position's 5.6-fold" in said
+    assert f"({text.drift_by_position.CHUNKS.name})" in said
     assert "not everywhere less" in text._drift_found(positions.rows)
     assert "No growth" in text._drift_found(level.assign(kl=0.0))

@@ -279,9 +279,11 @@ def test_every_figures_caption_begins_with_what_its_rows_show(drift, greedy, mit
 
 def test_the_order_of_dtypes_is_claimed_of_the_layers_that_have_it(lawful):
     # Two models, hidden states 2 to 6.
-    assert "in all 10 layers" in found("fig-layer-drift", lawful)
+    assert "in every layer of both models (10 of 10)" in found("fig-layer-drift", lawful)
+    single = lawful["drift"][lawful["drift"]["model"] == lawful["drift"]["model"].iloc[0]]
+    assert "in every layer of this run's model (5 of 5)" in found("fig-layer-drift", lawful, drift=single)
     reverse = lawful["drift"].assign(max_abs=lambda r: 1 / r["dtype"].map(agreement.UNIT_ROUNDOFF))
-    assert "in 0 of 10 layers" in found("fig-layer-drift", lawful, drift=reverse)
+    assert "in 0 of 10 layers of both models" in found("fig-layer-drift", lawful, drift=reverse)
     one = lawful["drift"][lawful["drift"]["dtype"] == "float16"]
     assert "mean drift in fp16" in found("fig-layer-drift", lawful, drift=one)
 
@@ -305,8 +307,26 @@ def test_relative_drift_is_told_in_roundoffs_and_its_absence_as_such(lawful):
 
 def test_ratios_between_dtypes_are_told_over_those_of_the_roundoffs(lawful):
     alike = lawful["drift"].assign(max_abs=lambda r: 1.1 ** r["layer"])
-    assert "bf16 / fp16 is 1 to 1.2" in found("fig-drift-laws", lawful)
-    assert "bf16 / fp16 is 0.12 to 1.2" in found("fig-drift-laws", lawful, drift=alike)
+    published = documents.published_drift()
+
+    def rises(drift):
+        return text._rises(analysis.laws_table(drift, published))
+
+    assert "from fp16 to bf16 about as the unit roundoff does (1 to 1.2 times that)" in rises(lawful["drift"])
+    assert "from fp16 to bf16 0.12 to 1.2 times as far as the unit roundoff" in rises(alike)
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ([0.9, 1.2], "about as the unit roundoff does (0.9 to 1.2 times that)"),
+        ([0.2, 0.3], "by less than the unit roundoff (0.2 to 0.3 times that)"),
+        ([2.0, 3.0], "by more than the unit roundoff (2 to 3 times that)"),
+        ([0.2, 3.0], "0.2 to 3 times as far as the unit roundoff"),
+    ],
+)
+def test_a_rise_is_called_as_its_values_lie(times, said):
+    assert text._rise(times) == said
 
 
 def test_a_posted_loop_that_writes_the_uncached_tokens_is_said_to(lawful):

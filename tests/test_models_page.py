@@ -156,5 +156,5 @@ def test_the_figure_begins_with_how_many_stand_ins_are_below_xz(run):
     caption = text.captions(run, scores)["fig-models-training"]["caption"]
     assert caption.startswith("On held-out text the causal stand-ins reach")
     assert not citation.first_sentence(caption).endswith("…")
-    assert "bits per byte, 0 of 6 fewer than" in text._training_found(scores.assign(model=9.0))
-    assert "bits per byte, 6 of 6 fewer than" in text._training_found(scores.assign(model=0.1))
+    assert "bits per byte; 0 of 6 need fewer than the" in text._training_found(scores.assign(model=9.0))
+    assert "bits per byte; 6 of 6 need fewer than the" in text._training_found(scores.assign(model=0.1))

@@ -261,15 +261,30 @@ def test_the_families_are_told_apart_by_numbers_of_the_posted_text(run, settings
     assert "GPT-2 was not run" in text.findings(without)["fig-past-published"]
 
 
+def test_the_claim_on_roberta_gives_the_means_that_the_table_gives(run):
+    rows = run.rows.assign(relative_spread=1.0 + 8.0 * (run.rows["sample"] == run.rows["sample"].min()))
+    said = blog_past.CHECKS["roberta-fails-bidirectional"](blog_past.Evidence(rows)).here
+    table = analysis.by_variant(rows)
+    for row in table[table["variant"] == past_tables.HANDED].itertuples():
+        assert f"{row.spread.value:.2g} ({row.layers} layer" in said
+    # Control: the median of such texts is another number.
+    assert "1 (1 layer)" not in said
+
+
 def test_models_with_their_past_and_without_it_are_kept_apart(run):
     native = run.rows["variant"].isin([past_tables.NATIVE, past_tables.DECODER])
     rows = run.rows.assign(relative_spread=native.map({True: 0.25, False: 0.75}))
     said = text.findings(rows)["fig-past-variants"]
-    assert "have their past differ by at most 0.25" in said
-    assert "but for GPT-2, by 0.75 or more" in said
+    assert "with their past differ today by at most 0.25" in said
+    assert "RoBERTa, MPT and Falcon as in mid-2023 by 0.75 or more" in said
     said = text.findings(rows.assign(relative_spread=1 - rows["relative_spread"]))["fig-past-variants"]
-    assert "have their past differ by at most 0.75" in said
-    assert "but for GPT-2, by 0.25 or more" in said
+    assert "with their past differ today by at most 0.75" in said
+    assert "as in mid-2023 by 0.25 or more" in said
+    # Only families that were run are named, and a past handed to a bidirectional model is no causal model's.
+    some = rows[rows["family"].isin(["gpt2", "falcon"])]
+    assert "; Falcon as in mid-2023" in text.findings(some)["fig-past-variants"]
+    handed = rows.assign(relative_spread=rows["relative_spread"].mask(rows["variant"] == past_tables.HANDED, 9.0))
+    assert text.findings(handed)["fig-past-variants"] == text.findings(rows)["fig-past-variants"]
     assert "mid-2023" not in text.findings(rows[native])["fig-past-variants"]
     assert "no model was run" in text.findings(rows.assign(quantization="4bit"))["fig-past-variants"]
 

@@ -136,6 +136,14 @@ def test_the_published_numbers_of_elements_are_those_of_the_true_shapes(layer):
     assert table["per_token"].iloc[0] * (table["tokens"].iloc[0] - 1) != 75776
 
 
+def test_the_table_of_counts_shows_no_name_of_the_code(layer):
+    table = analysis.count_arithmetic(layer.rows, layer.about["shapes"])
+    shown = text.counts_shown(table)
+    assert not any("_" in name for name in shown.columns)
+    assert any("_" in name for name in table.columns)
+    assert shown["elements a token"].equals(table["per_token"])
+
+
 def test_with_equal_row_counts_no_first_layer_key_differs(layer):
     rows = analysis.rows_fed_table(layer.rows)
     assert rows.loc[rows["variant"] == split_keys.FULL_ROWS, "n_differing"].sum() == 0

@@ -517,6 +517,9 @@ class TestFindings:
         speed["seconds"] = np.where((speed["way"] == POSTED) | ~longest, 1.0, 4.0)
         said = self.found(runs, "fig-scratch-speed", speed=speed)
         assert said.count("4.0 [4.0, 4.0] times") == 2
+        for length in speed.groupby("model")["length"].max():
+            assert f", {length:,} characters)" in said
+        assert f", {speed['length'].min():,} characters)" not in said
         alike = self.found(runs, "fig-scratch-speed", speed=speed.assign(seconds=1.0))
         assert alike.count("1.0 [1.0, 1.0] times") == 2
 

@@ -313,7 +313,11 @@ def test_operations_that_differ_by_themselves_are_counted_and_what_was_handed_on
 
 def test_only_the_kinds_that_differ_are_named_and_without_any_none_is_seen_to():
     rows = replayed_rows(differing={("last 1", 0, "proj")}).assign(kind=lambda table: table["operation"])
-    assert "only proj (25% of calls) give other bits" in text._kinds_found(rows)
+    # In one dtype of two, and one pass of two, the calls of one layer of two: an average over cells would be 12 %.
+    both = pd.concat([rows, rows.assign(dtype="float16", differing_calls=0)])
+    assert "only these give other bits, in up to so many calls: proj 50% in fp32." in text._kinds_found(both)
+    alike = pd.concat([rows, rows.assign(dtype="float16")])
+    assert "proj 50% in fp32 and fp16" in text._kinds_found(alike)
     assert "no kind of operation is seen" in text._kinds_found(rows.assign(differing_calls=0))
     every = rows.assign(differing_calls=1)
     assert "all kinds that were run" in text._kinds_found(every)
@@ -328,7 +332,8 @@ def mapped_rows(differing: dict[str, int]) -> pd.DataFrame:
 
 
 def test_a_product_is_said_to_differ_at_as_many_numbers_of_rows_as_it_does():
-    assert "at up to 3 in fp32 and at none in bf16" in text._gemm_found(mapped_rows({"float32": 3, "bfloat16": 0}))
+    said = "some row other bits at up to 3 of 8 row counts in fp32 and at none in bf16."
+    assert said in text._gemm_found(mapped_rows({"float32": 3, "bfloat16": 0}))
     assert text._gemm_found(mapped_rows({"float32": 0})).startswith("At none of 8 numbers of rows")
 
 
@@ -356,9 +361,10 @@ def test_a_query_alone_is_said_to_agree_only_where_every_row_does():
         (
             1e-7,
             0,
-            "enough to change its logits in 1 of 1 pairs of dtype and length; a prefill's keys and values alone, in 0",
+            "Running the last token alone gives it other logits in 1 of 1 pairs of dtype and length; "
+            "a prefill's cache alone does in none.",
         ),
-        (0, 1e-7, "in 0 of 1 pairs of dtype and length; a prefill's keys and values alone, in 1"),
+        (0, 1e-7, "in 0 of 1 pairs of dtype and length; a prefill's cache alone does in 1 (fp32 at "),
         (0, 0, "Neither"),
     ],
 )

@@ -394,6 +394,8 @@ def test_errors_are_said_to_share_a_part_only_where_their_correlation_is_told_fr
 def test_an_error_that_grows_along_the_text_is_said_to_and_noise_is_not():
     rows = planted()
     assert "is not seen to grow" in text._positions_found(rows)
+    # Every factor stands with its interval.
+    assert text._positions_found(rows).count("[") == len(set(rows["dtype"]))
     grown = rows.assign(error=rows["error"] * np.exp(0.05 * rows["position"]))
     assert "grows in fp16 and bf16" in text._positions_found(grown)
     assert "shows no error" in text._positions_found(rows.assign(error=0.0))

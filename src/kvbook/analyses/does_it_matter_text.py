@@ -94,7 +94,7 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
             "",
         ),
         "fig-matter-drift": (
-            f"{_drift_found(positions.rows)} "
+            f"{_drift_found(positions.rows)} Changes are the last quarter over the first. "
             f"Top: divergence along {n_long} fixed texts of up to {longest:,} tokens, in bins; every token given. "
             + (
                 f"Bottom: around the token at which two greedy texts part ({pairs} pairs), both read after one text, and each "
@@ -117,24 +117,32 @@ def _axes_found(forced: pd.DataFrame) -> str:
     """Say how far the cache moves predictions beside the other dtype, and whether the two can be told apart."""
     said = {}
     for dtype, ratio in tables.against_other_dtype(forced, CACHE).items():
-        word = "below 1" if ratio.high < 1 else "above 1" if ratio.low > 1 else "not told from 1"
+        told = ratio.high < 1 or ratio.low > 1
         times = power_of_ten(ratio.value) if 0 < ratio.value < 0.01 else f"{ratio.value:.2f}"
-        said[dtype] = f"{times} ({word})"
-    return f"The cache's mean divergence over that of computing in the other dtype is {wording.in_dtypes(said)}."
+        said[dtype] = f"{times} times as far{'' if told else ' (not to be told from 1)'}"
+    return f"Beside computing in the other dtype, the cache moves predictions {wording.in_dtypes(said)}."
 
 
 def _margins_found(forced: pd.DataFrame) -> str:
     """Say how many first choices rounding alone takes away, and at what margins."""
-    margins = tables.margins_table(forced)
-    lost = margins[margins["flips"] > 0]
+    compared = forced[forced["way"].isin(_rounding(forced))]
+    lost = compared[compared["flip"] > 0]
     if lost.empty:
-        return f"In {margins['tokens'].sum():,} comparisons in which only the rounding changes, no first choice is seen to be lost."
-    sums = margins.groupby("dtype", sort=False)[["flips", "tokens"]].sum()
-    counts = wording.in_dtypes({row.Index: f"{row.flips:,} of {row.tokens:,} times" for row in sums.itertuples()})
-    return (
-        f"When only the rounding changes, first choices are lost {counts}, all at margins below "
-        f"{lost['high'].max():,.3g} ulps."
+        return (
+            f"In {len(compared):,} comparisons in which only the rounding changes, no first choice is seen to be lost."
+        )
+    flips = compared.groupby("dtype", sort=False)["flip"].agg(["sum", "size"])
+    counts = wording.in_dtypes({row.Index: f"{row.sum:,.0f} of {row.size:,} times" for row in flips.itertuples()})
+    margins = lost["margin"] / lost["ulp"]
+    ties = int((margins == 0).sum())
+    largest = f"{margins.max():,.3g}"
+    at = (
+        "all at exact ties"
+        if ties == len(lost)
+        else f"all at margins of at most {largest} ulp{'' if largest == '1' else 's'}"
+        + (f" ({ties} exact tie{'s' * (ties > 1)})" if ties else "")
     )
+    return f"When only the rounding changes, first choices are lost {counts}, {at}."
 
 
 def _partings_found(parting: pd.DataFrame) -> str:
@@ -164,10 +172,10 @@ def _drift_found(positions: pd.DataFrame) -> str:
         return "No growth of the cache's divergence along a text can be given: at first there is none."
     proportion = _in_proportion(positions)
     less = ratios.map(lambda ratio: ratio.high < proportion).all()
-    said = wording.in_dtypes({dtype: f"{ratio.value:.2f} times" for dtype, ratio in ratios.items()})
+    said = wording.in_dtypes({dtype: f"{ratio.value:.2f}-fold" for dtype, ratio in ratios.items()})
     return (
-        f"From a text's first quarter to its last the cache's divergence changes {said}, "
-        f"{'less' if less else 'not everywhere less'} than the position's {proportion:.1f}-fold growth."
+        f"Along a text, divergence ({drift_by_position.CHUNKS.name}) changes {said}, "
+        f"{'less' if less else 'not everywhere less'} than the position's {proportion:.1f}-fold."
     )
 
 
@@ -362,6 +370,7 @@ def _of_positions(positions: pd.DataFrame, behind: pd.DataFrame | None) -> dict[
     ratios = tables.growth(positions)
     said = {
         "n_long": f"{positions['sample'].nunique()}",
+        "long_way": drift_by_position.CHUNKS.name,
         "growth": _each(ratios, drift_by_position.CHUNKS.name, lambda row: row.ratio.text("{:.2f}")),
     }
     if behind is None:

@@ -52,7 +52,7 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None, published: pd.DataF
             " a curve for each model and dtype.",
         ),
         "fig-drift-laws": (
-            f"{found['fig-drift-laws']} "
+            f"{found['fig-drift-laws']} {_rises(tables.laws_table(drift.rows, published))}"
             "Drawn: growth of drift a layer, and ratio of drift between neighbouring dtypes over that of their unit roundoffs "
             "(geometric mean over layers), with 95 % intervals. Hollow: published columns, interval of the fit, which takes "
             "layers as independent and is too narrow for that. Filled: this run, bootstrap over files. The two depths differ, "
@@ -148,7 +148,11 @@ def _order(drift: pd.DataFrame) -> str:
     begin = f"From layer {tables.FIRST_FITTED_LAYER} on,"
     if means.shape[1] == 1:
         return f"{begin} mean drift in {DTYPES[means.columns[0]]} is {between(means.iloc[:, 0], '{:.2g}')} in this run's models."
-    return f"{begin} a coarser dtype drifts more in {of_all(_ordered(means), len(means))} layers of this run's models."
+    ordered, models = _ordered(means), means.index.get_level_values("model").nunique()
+    of_models = {1: "this run's model", 2: "both models"}.get(models, f"all {models} models")
+    if ordered < len(means):
+        return f"{begin} a coarser dtype drifts more in {ordered} of {len(means)} layers of {of_models}."
+    return f"{begin} a coarser dtype drifts more in every layer of {of_models} ({ordered} of {ordered})."
 
 
 def _shapes(means: pd.DataFrame, published: pd.DataFrame) -> str:
@@ -170,16 +174,36 @@ def _shapes(means: pd.DataFrame, published: pd.DataFrame) -> str:
 
 def _laws(laws: pd.DataFrame) -> str:
     growth = list(laws.loc[laws["quantity"] == tables.GROWTH, "estimate"])
+    grown, rates = sum(e.low > 0 for e in growth), between([e.value for e in growth], "{:.1%}")
+    if grown == len(growth):
+        return f"Drift grows with depth in {of_all(grown, grown)} series, by {rates} a layer."
+    return f"Drift is seen to grow with depth in {grown} of {len(growth)} series; the rates are {rates} a layer."
+
+
+def _rises(laws: pd.DataFrame) -> str:
+    """Say how drift rises from each dtype to the next coarser one; nothing without two dtypes."""
     ratios: dict[str, list[float]] = {}
     for row in laws[laws["quantity"] == tables.RATIO].itertuples():
         dtypes = row.label.removesuffix(", published").rsplit(", ", 1)[1]
         ratios.setdefault(dtypes, []).append(row.estimate.value)
-    over = " and ".join(f"{dtypes} is {between(values, '{:.2g}')}" for dtypes, values in reversed(ratios.items()))
-    return (
-        f"Drift is seen to grow with depth in {of_all(sum(e.low > 0 for e in growth), len(growth))} series, by "
-        f"{between([e.value for e in growth], '{:.1%}')} a layer"
-        + (f"; over the unit roundoffs' ratio, {over} times." if over else ".")
-    )
+    said = [
+        f"from {fine} to {coarse} {_rise(values)}"
+        for dtypes, values in reversed(ratios.items())
+        for coarse, fine in [dtypes.split(" / ")]
+    ]
+    return f"It rises {wording.listed(said)}. " if said else ""
+
+
+def _rise(times: list[float]) -> str:
+    """Say how drift rises from one dtype to another beside the unit roundoff, whose rise is 1."""
+    near, factors = 1.5, f"{between(times, '{:.2g}')} times"
+    if 1 / near <= min(times) and max(times) <= near:
+        return f"about as the unit roundoff does ({factors} that)"
+    if max(times) < 1:
+        return f"by less than the unit roundoff ({factors} that)"
+    if min(times) > 1:
+        return f"by more than the unit roundoff ({factors} that)"
+    return f"{factors} as far as the unit roundoff"
 
 
 def _lengths(greedy: pd.DataFrame) -> str:

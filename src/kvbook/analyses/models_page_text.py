@@ -101,8 +101,8 @@ def _training_found(scores: pd.DataFrame) -> str:
     causal = scores[scores["objective"] == "next token"]
     below = int((causal["model"] < causal["xz_9"]).sum())
     return (
-        f"On held-out text the causal stand-ins reach {causal['model'].min():.2f} to {causal['model'].max():.2f} bits per byte, "
-        f"{below} of {len(causal)} fewer than the {causal['xz_9'].iloc[0]:.2f} of `xz -9` alone."
+        f"On held-out text the causal stand-ins reach {causal['model'].min():.2f} to {causal['model'].max():.2f} bits per byte; "
+        f"{below} of {len(causal)} need fewer than the {causal['xz_9'].iloc[0]:.2f} of `xz -9` alone."
     )
 
 

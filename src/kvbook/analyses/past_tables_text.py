@@ -109,10 +109,11 @@ def _variants(plain: pd.DataFrame) -> str:
     put_back = spread[as_then & (plain["variant"] != past_tables.NATIVE)]
     said = []
     if len(whole):
-        said.append(f"models that have their past differ by at most {size(whole.max())} of the logits' spread")
+        said.append(f"causal models with their past differ today by at most {size(whole.max())} of the logits' spread")
     if len(put_back):
-        said.append(f"the families as they were in mid-2023, but for GPT-2, by {size(put_back.min())} or more")
-    return f"Unquantized, {', and '.join(said) or 'no model was run'}."
+        names = plain.loc[put_back.index, "family"].drop_duplicates().map(tables.FAMILIES)
+        said.append(f"{wording.listed(list(names))} as in mid-2023 by {size(put_back.min())} or more")
+    return f"Unquantized, {'; '.join(said) or 'no model was run'}."
 
 
 def _depth(table: pd.DataFrame) -> str:

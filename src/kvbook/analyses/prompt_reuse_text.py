@@ -103,6 +103,11 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
     }
 
 
+def counts_shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Name the columns of `analyses.prompt_reuse.count_arithmetic` as a reader does."""
+    return table.rename(columns={"per_token": "elements a token", "published_differing": "published, differing"})
+
+
 def asked_positions(cuts: Run) -> int:
     """Give the number of places asked for in each file."""
     return cuts.about["settings"]["n_positions"]

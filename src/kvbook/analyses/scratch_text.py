@@ -175,9 +175,12 @@ def _causes(loss: pd.DataFrame) -> str:
 def _speedup(steps: pd.DataFrame) -> str:
     drawn = steps[steps["way"] == scratch_speed.ALL_ROWS]
     longest = drawn.loc[drawn.groupby("model", sort=False)["length"].idxmax()]
-    names = {scratch_speed.TRAINED: "in the trained model", scratch_speed.REPLYS_MODEL: "at the reply's size"}
-    said = " and ".join(f"{names[row.model]} {row.ratio.text('{:.1f}')} times" for row in longest.itertuples())
-    return f"At the longest text a step without a cache, which computes all rows of logits, takes {said} as long as a cached one."
+    names = {scratch_speed.TRAINED: "trained model", scratch_speed.REPLYS_MODEL: "the reply's size"}
+    said = " and ".join(
+        f"{row.ratio.text('{:.1f}')} times ({names[row.model]}, {row.length:,} characters)"
+        for row in longest.itertuples()
+    )
+    return f"Without a cache, a step that computes all rows of logits takes {said} as long as with one."
 
 
 def _training(model: dict) -> tuple[str, str]:

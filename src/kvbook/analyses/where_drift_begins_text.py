@@ -112,7 +112,8 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
             "bits.",
         ),
         "fig-factorial": (
-            f"{_factorial_found(runs.factorial.rows)} Relative drift of these logits from the full pass over the unit "
+            f"{_factorial_found(runs.factorial.rows)} A pair counts if some sample's logits differ in a bit. "
+            "Relative drift of these logits from the full pass over the unit "
             "roundoff, by who wrote the keys and values that are read and by how the last token is run: alone, or among all "
             f"rows. Mean and 95 % interval (bootstrap over files). {texts}.",
             "Points with intervals for three sources of the cache and two ways to run the last token, one panel a dtype and "
@@ -152,18 +153,20 @@ def _operations_found(replayed: pd.DataFrame) -> str:
 
 
 def _kinds_found(replayed: pd.DataFrame) -> str:
-    """Say which kinds of operation give other bits on equal inputs, over all models and dtypes and the passes drawn."""
+    """Say which kinds of operation give other bits on equal inputs, and in what share of calls in the cell with most."""
     shares = tables.kind_shares(replayed)
     drawn = shares[shares["pass"].isin([tables.ONE_ROW, operation_replay.PREFILL])]
-    sums = drawn.groupby("kind", sort=False)[["differing", "calls"]].sum()
-    differing = sums[sums["differing"] > 0]
+    most = drawn.groupby("kind", sort=False)["share"].max()
+    differing = most[most > 0]
     if differing.empty:
         return "On inputs with the full pass's bits, no kind of operation is seen to give other bits by itself."
-    kinds = wording.listed(
-        [f"{row.Index} ({wording.percent(row.differing / row.calls)} of calls)" for row in differing.itertuples()]
-    )
-    whole = "" if len(differing) < len(sums) else ", which are all kinds that were run,"
-    return f"On inputs with the full pass's bits, {'' if whole else 'only '}{kinds}{whole} give other bits."
+    together: dict[str, list[str]] = {}
+    for kind, share in differing.items():
+        where = drawn.loc[(drawn["kind"] == kind) & (drawn["share"] == share), "dtype"].drop_duplicates().map(DTYPES)
+        together.setdefault(wording.listed(list(where)), []).append(f"{kind} {wording.percent(share)}")
+    said = "; ".join(f"{wording.listed(kinds)} in {dtypes}" for dtypes, kinds in together.items())
+    which = "only these" if len(differing) < len(most) else "all kinds that were run"
+    return f"On equal inputs, {which} give other bits, in up to so many calls: {said}."
 
 
 def _gemm_found(mapped: pd.DataFrame) -> str:
@@ -175,10 +178,10 @@ def _gemm_found(mapped: pd.DataFrame) -> str:
         return f"At none of {most} numbers of rows is a matrix product seen to give a row other bits than among all {most}."
     counts = differs.groupby([states["dtype"], states["threads"], states["inner_size"]], sort=False).sum()
     said = {
-        dtype: f"at up to {count}" if count else "at none"
+        dtype: f"at up to {count} of {most} row counts" if count else "at none"
         for dtype, count in counts.groupby("dtype", sort=False).max().items()
     }
-    return f"Of {most} numbers of rows, a matrix product gives rows other bits {wording.in_dtypes(said)}."
+    return f"Cut to fewer rows, a matrix product gives some row other bits {wording.in_dtypes(said)}."
 
 
 def _lengths_found(swept: pd.DataFrame) -> str:
@@ -212,17 +215,21 @@ def _forms_found(attention: pd.DataFrame) -> str:
 
 def _factorial_found(factorial: pd.DataFrame) -> str:
     """Say in how many pairs of dtype and length each factor alone changes the logits."""
-    faults = tables.whose_fault(factorial)["fault"]
-    by_query, by_cache = (int(faults.isin([tables.BOTH, alone]).sum()) for alone in (tables.QUERY, tables.CACHE))
+    faults = tables.whose_fault(factorial)
+    by_query, by_cache = (faults[faults["fault"].isin([tables.BOTH, alone])] for alone in (tables.QUERY, tables.CACHE))
     pairs = f"{len(faults)} pairs of dtype and length"
-    if not by_query + by_cache:
+    if by_query.empty and by_cache.empty:
         return (
             "Neither running the last token alone nor reading a prefill's keys and values is seen to change its logits, in "
             f"{pairs}."
         )
+    where = [
+        f"{wording.listed([DTYPES[dtype] for dtype in rows['dtype']])} at {n_tokens} tokens"
+        for n_tokens, rows in by_cache.groupby("n_tokens")
+    ]
     return (
-        f"To run the last token alone is enough to change its logits in {by_query} of {pairs}; a prefill's keys and values "
-        f"alone, in {by_cache} of them."
+        f"Running the last token alone gives it other logits in {len(by_query)} of {pairs}; a prefill's cache alone "
+        "does in " + (f"{len(by_cache)} ({'; '.join(where)})." if where else "none.")
     )
 
 

@@ -152,8 +152,11 @@ def _positions_found(rows: pd.DataFrame) -> str:
     own = change[change["model"] == model].set_index("dtype")["change"]
     growing = [DTYPES[dtype] for dtype, estimate in own.items() if estimate.low > 1]
     grows = f"grows in {wording.listed(growing)}" if growing else "is not seen to grow"
-    factors = wording.in_dtypes({dtype: f"{estimate.value:.2f}" for dtype, estimate in own.items()})
-    return f"Along the text, the error of {model} with a cache over that without {grows}: its factor is {factors}."
+    factors = wording.in_dtypes({dtype: estimate.text() for dtype, estimate in own.items()})
+    return (
+        f"Along the text, the error of {model} with a cache over that without {grows}. From the first scored position to the "
+        f"last, this ratio changes by a factor of {factors}."
+    )
 
 
 def _shift_found(rows: pd.DataFrame) -> str:
