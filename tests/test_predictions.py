@@ -96,7 +96,7 @@ def test_common_noise_draws_from_the_softmax_and_depends_on_its_name_alone():
 def test_rows_that_are_compared_in_parts_are_those_compared_at_once(monkeypatch):
     first, second, targets = streams(0.1)
     at_once = predictions.compare(first, second, targets)
-    monkeypatch.setattr(predictions, "_ROWS", 7)
+    monkeypatch.setattr(predictions, "_AT_ONCE", 7 * first.shape[-1])
     assert predictions.compare(first, second, targets).rows() == at_once.rows()
 
 
