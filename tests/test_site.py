@@ -309,8 +309,16 @@ def test_the_box_says_with_how_many_threads_the_rest_was_run(built_once, device,
         "machine": {"device": device, "device_name": "Some CPU, 2 threads", "threads": 2, "system": "Linux"},
     }
     (box,) = [cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run"]
+    assert "Model and weights" not in box, "the small book's chapter has none"
     assert ("Some CPU, 2 threads (1 for experiments that measure no time), Linux" in box) is said
     assert said or "Some CPU, 2 threads, Linux" in box
+
+
+def test_the_box_names_model_and_weights_where_the_chapter_has_them(built_once):
+    source, executed = executed_and_source(built_once)
+    executed["metadata"]["kvbook"] |= {"model": "llama", "weights": "stand-in"}
+    (box,) = [cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run"]
+    assert "Model and weights\n: `llama`, `stand-in`\n" in box
 
 
 def test_joining_changes_neither_notebook(built_once):

@@ -406,7 +406,9 @@ def _execute(chapter: Chapter, why: str | None, house: _House) -> Path:
         "parameters": chapter.parameters,
         "started": started.isoformat(timespec="seconds"),
         "duration_s": round(time.monotonic() - clock, 1),
-        "machine": machine.describe(_device(chapter, known)),
+        "machine": machine.describe(_value(chapter, known, "device") or "cpu"),
+        "model": _value(chapter, known, "model"),
+        "weights": _value(chapter, known, "weights"),
         # Of the experiments that measure no time; None where they have all that the machine line says.
         "shared_threads": house.threads,
         "versions": _versions(),
@@ -456,10 +458,11 @@ def _refuse_unknown_parameters(chapter: Chapter, known: Mapping[str, Any]) -> No
             )
 
 
-def _device(chapter: Chapter, known: Mapping[str, Any]) -> str:
-    """Name the device that the chapter computed on: its parameter of that name, else the processor."""
-    default = known["device"]["default"].strip("\"'") if "device" in known else "cpu"
-    return chapter.parameters.get("device", default)
+def _value(chapter: Chapter, known: Mapping[str, Any], name: str) -> str | None:
+    """Give a text parameter as the chapter ran with it; None where it has no such parameter."""
+    if name not in known:
+        return None
+    return str(chapter.parameters.get(name, known[name]["default"].strip("\"'")))
 
 
 def _own_interpreter(settings: Mapping[str, str], folder: Path, house: _House) -> type:

@@ -207,6 +207,7 @@ def _escaped(start: re.Match[str]) -> str:
 def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
     facts = {
         "Parameters": _parameters(run),
+        "Model and weights": ", ".join(f"`{run[key]}`" for key in ("model", "weights") if run.get(key)),
         "Machine": _machine(run),
         "Versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
         "Commit": _commit(run["commit"]),
@@ -216,7 +217,7 @@ def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
     }
     if files.pdf is not None:
         facts["This page"] = f"[as PDF]({files.pdf}){{.external}}"
-    rows = "\n".join(f"{name}\n: {value}\n" for name, value in facts.items())
+    rows = "\n".join(f"{name}\n: {value}\n" for name, value in facts.items() if value)
     return _markdown(
         "how-it-was-run", f":::::{{dropdown}} How this was run\n:class-container: kvbook-run\n\n{rows}:::::"
     )
