@@ -260,6 +260,12 @@ def test_growth_is_found_where_it_is_and_not_where_it_is_not(rows):
     assert flat.low <= 0 <= flat.high
 
 
+def test_what_the_document_published_is_compared_as_it_stands():
+    # By hand: 26 / 21 and 31 / 27 tokens a second; 9 s in the table against 8.03 s of a later call.
+    assert analysis.published_gains() == pytest.approx({"L4": 1.0, "T4": 26 / 21, "A100": 31 / 27})
+    assert analysis.published_spread() == pytest.approx(9 / 8.03 - 1)
+
+
 def test_the_crossover_is_where_the_lines_cross(rows):
     # 0.02 + 4e-4 * step = 0.025 at step 12.5, seven tokens behind the prompt.
     said = re.fullmatch(r"from (\d+) tokens on", analysis.crossover(rows, compiled=False))

@@ -187,7 +187,11 @@ def numbers(
     parted = analysis.partings(texts)
     first = parted[parted["step"].notna()]
     early = shapes.groupby("cache")["kv_bytes"].last()
+    gains = analysis.published_gains()
     return {
+        "published_equal": " and ".join(device for device, gain in gains.items() if gain == 1) or "none",
+        "published_ahead": between([gain - 1 for gain in gains.values() if gain != 1], "{:.0%}"),
+        "published_spread": f"{analysis.published_spread():.0%}",
         "generate_none": generate["none"].text("{:.1f}"),
         "generate_dynamic": generate["dynamic"].text("{:.1f}"),
         "generate_static": generate["static"].text("{:.1f}"),
