@@ -66,10 +66,7 @@ def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
             "",
         ),
     }
-    return {
-        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def _planted_found(rows: pd.DataFrame) -> str:

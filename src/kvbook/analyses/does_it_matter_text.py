@@ -107,10 +107,7 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
             "parted, divergence by tokens since then: filled where both read one text, hollow where each reads its own.",
         ),
     }
-    return {
-        name: {"name": name, "caption": caption, **({"alt": alt} if alt else {})}
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def _axes_found(forced: pd.DataFrame) -> str:

@@ -58,10 +58,7 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
             "",
         ),
     }
-    return {
-        name: {"name": name, "caption": caption, **({"alt": alt} if alt else {})}
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def _ways_found(ways: pd.DataFrame) -> str:

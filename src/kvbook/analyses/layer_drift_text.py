@@ -95,10 +95,7 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None, published: pd.DataF
             f"with 95 % intervals. {about}.",
             "",
         )
-    return {
-        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def findings(

@@ -90,10 +90,7 @@ def captions(run: Run, scores: pd.DataFrame) -> dict[str, dict[str, str]]:
             "",
         ),
     }
-    return {
-        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def _training_found(scores: pd.DataFrame) -> str:

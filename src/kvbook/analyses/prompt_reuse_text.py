@@ -97,10 +97,7 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
             "",
         ),
     }
-    return {
-        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def counts_shown(table: pd.DataFrame) -> pd.DataFrame:

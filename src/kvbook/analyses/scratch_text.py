@@ -90,10 +90,7 @@ def captions(logits: Run, loss: Run, texts: Run, speed: Run) -> dict[str, dict[s
             "",
         ),
     }
-    return {
-        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def findings(logits: pd.DataFrame, loss: pd.DataFrame, speed: pd.DataFrame) -> dict[str, str]:

@@ -100,10 +100,7 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
             "",
         ),
     }
-    return {
-        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def findings(rows: pd.DataFrame) -> dict[str, str]:

@@ -127,10 +127,7 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
             "",
         ),
     }
-    return {
-        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def _operations_found(replayed: pd.DataFrame) -> str:

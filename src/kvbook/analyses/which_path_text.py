@@ -98,10 +98,7 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             "",
         ),
     }
-    return {
-        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
-        for name, (caption, alt) in said.items()
-    }
+    return wording.published(said)
 
 
 def _layers_found(rows: pd.DataFrame) -> str:

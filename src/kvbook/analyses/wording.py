@@ -48,6 +48,20 @@ def samples(run: Run) -> str:
     return f"{settings['n_samples']} samples of {settings['n_tokens']} tokens of {corpus(run)}"
 
 
+def published(said: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, str]]:
+    """Give captions in the form in which `Page.figure` and `Page.table` take them.
+
+    Parameters
+    ----------
+    said
+        By name, the caption and the alternative text, which is empty for a table.
+    """
+    return {
+        name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
+        for name, (caption, alt) in said.items()
+    }
+
+
 def listed(parts: Sequence[str]) -> str:
     """Join parts as a sentence does: a, b and c."""
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
