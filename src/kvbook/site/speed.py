@@ -14,9 +14,9 @@ def markdown(_context: Context) -> str:
     caption = (
         f"Ratios of `make bench`, each of two pieces of work that took turns: the median of the turns, and in brackets the "
         f"lowest and the highest; above 1 the first is the faster. Drift on `{settings['model']}` "
-        f"({settings['weights']} weights, {settings['n_samples']} texts), statistics and decoding in the true shape of `{settings['shape']}` "
-        f"with random weights ({settings['n_new_tokens']} tokens, {settings['dtype']}); {machine['device_name']}, "
-        f"torch {machine['torch']}, run `{run.hash}`."
+        f"({settings['weights']} weights, {settings['n_samples']} texts), statistics and decoding in the true shape of "
+        f"`{settings['shape']}` with random weights ({settings['n_new_tokens']} tokens, {settings['dtype']}); "
+        f"{machine['device_name']}, torch {machine['torch']}, run `{run.hash}`."
     )
     csv = bench.table(run.rows).to_csv(index=False)
     return table_directive({"caption": caption, "name": "tab-speed", "csv": csv})
