@@ -3,12 +3,12 @@
 The loop is the stock model's own: its embedding, its rotary embedding, its layers, its norm and its head.  What is compiled
 is a few neighbouring layers, once for all such groups (weights and caches are arguments), and the head: a compilation takes
 seconds, where a graph of all layers takes a minute.  Every call of a compiled function costs tens of microseconds, which
-three layers at a time share.  With ``scope="model"`` the stock model's whole forward is compiled instead, which is
+a few layers at a time share.  With ``scope="model"`` the stock model's whole forward is compiled instead, which is
 what a GPU needs, where launching kernels is the cost.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -120,6 +120,7 @@ class Decoder:
         self._static: StaticCache | None = None
         self._cache: Cache | None = None
         self._length = 0
+        self._settled = False
         self._layers, self._head, self._forward = _layers_step, _head_step, model.forward
         if way.compiled:
             # The first graph is already for any length where lengths grow.
@@ -166,7 +167,7 @@ class Decoder:
         Tensor of int64, shape (1, 1)
         """
         self.close()
-        self._length = ids.shape[1]
+        self._length, self._settled = ids.shape[1], False
         if self._way.cache == "none":
             self.resume(ids)
             return self._model(ids, use_cache=False).logits[:, -1:].argmax(-1)
@@ -226,11 +227,20 @@ class Decoder:
         held = [None] * len(layers) if self._cache is None else self._cache.layers
         # Without a cache a step takes long enough for the price of its calls not to matter, and longer to compile.
         size = 1 if self._cache is None else together(len(layers))
-        for first_layer in range(0, len(layers), size):
-            group = slice(first_layer, first_layer + size)
-            hidden = self._layers(layers[group], hidden, mask, cos, sin, held[group])
-        self._length += 1
-        return self._head(self._model, hidden)
+        with self._guards():
+            for first_layer in range(0, len(layers), size):
+                group = slice(first_layer, first_layer + size)
+                hidden = self._layers(layers[group], hidden, mask, cos, sin, held[group])
+            following = self._head(self._model, hidden)
+        self._length, self._settled = self._length + 1, True
+        return following
+
+    def _guards(self) -> AbstractContextManager[Any]:
+        # A compiled function asks at every call whether its graph still fits. Behind a static cache's first step all groups
+        # have been asked, and neither shapes nor tensors change until the next `start`; lengths that grow are asked again.
+        if self._way.compiled and self._way.cache == "static" and self._settled:
+            return torch.compiler.set_stance(skip_guard_eval_unsafe=True)
+        return nullcontext()
 
     def _mask(self, dtype: torch.dtype) -> torch.Tensor | None:
         """Hide the empty places of a static cache; elsewhere every key is for the token."""

@@ -34,11 +34,14 @@ def one_row_linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
     """
     if inputs.numel() != inputs.shape[-1]:
         return nn.functional.linear(inputs, module.weight, module.bias)
-    products = inputs.reshape(1, -1).float() * module.weight.float()
-    row = products.sum(-1)
+    row = inputs.reshape(-1).float()
+    # A strided view is one of memory, so the compiler writes the row down before it goes on. Otherwise it fuses what made
+    # the row, say a norm, into the loop over the matrix, and computes it again for every one of its rows.
+    row = row.as_strided(row.shape, (1,), 0)
+    sums = (row * module.weight.float()).sum(-1)
     if module.bias is not None:
-        row = row + module.bias.float()
-    return row.to(inputs.dtype).view(*inputs.shape[:-1], -1)
+        sums = sums + module.bias.float()
+    return sums.to(inputs.dtype).view(*inputs.shape[:-1], -1)
 
 
 def one_query_attention(

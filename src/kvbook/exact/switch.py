@@ -122,8 +122,9 @@ def _of_one_row(weight: torch.Tensor, bias: torch.Tensor | None) -> _OneRow:
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    no_gradients("linear", x, weight, bias)
-    if type(weight) is Parameter and x.numel() == x.shape[-1] and weight.dim() == 2:
+    if torch.is_grad_enabled():
+        no_gradients("linear", x, weight, bias)
+    if x.numel() == x.shape[-1] and type(weight) is Parameter and weight.dim() == 2:
         return _of_one_row(weight, bias).times(x, bias)
     if weight.dim() != 2:
         return _matmul(x, weight.t()) + (0 if bias is None else bias)
