@@ -185,6 +185,14 @@ def _one(query, key, value, mask, is_causal, scale) -> torch.Tensor:
     """Attend in one sequence: all with a leading dimension of 1."""
     heads, queries = query.shape[1:3]
     groups = heads // key.shape[1]
+    if queries == 1 and mask is None and not is_causal and groups <= QUERIES:
+        _, key_heads, keys, width = key.shape
+        if found := _of_a_step(query.dtype, key_heads, groups, keys, width, torch.get_num_threads()):
+            length, bias = found
+            more = (0, 0, 0, length - keys)
+            asked = torch.constant_pad_nd(query.reshape(1, key_heads, groups, width), (0, 0, 0, QUERIES - groups))
+            out = _kernel(asked, torch.constant_pad_nd(key, more), torch.constant_pad_nd(value, more), bias, scale)
+            return out[:, :, :groups].reshape(1, heads, 1, width)
     if groups > 1 and queries == 1:
         # The query heads that share keys become rows: the keys are read once.
         query = query.reshape(1, key.shape[1], groups, -1)
@@ -194,6 +202,16 @@ def _one(query, key, value, mask, is_causal, scale) -> torch.Tensor:
     if groups > 1:
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     return _pieces(query, key, value, mask, is_causal, scale)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_a_step(dtype: torch.dtype, key_heads: int, groups: int, keys: int, width: int, _threads: int):
+    """Look up for all layers of a decode step at once what `_pieces` would: the length of the keys, and the mask.
+
+    None where that shape of the kernel is not allowed.
+    """
+    length = _length(torch.empty(0, width, dtype=dtype), key_heads, QUERIES, keys, dtype)
+    return length and (length, _causal(0, groups, QUERIES, keys, length, False, dtype))
 
 
 def _pieces(query, key, value, mask, is_causal, scale) -> torch.Tensor:
