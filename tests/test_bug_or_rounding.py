@@ -204,3 +204,16 @@ def test_the_caption_names_the_planted_layer_only_where_drift_begins_there(layer
     quiet.__dict__["rows"] = layers.rows.assign(drift=0.0)
     assert "where both" not in text._layer_found(quiet)
     assert f"behind no layer for {first_bad_layer.LATE}" in text._layer_found(quiet)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "answer"),
+    [
+        (["bug", "rounding", "exact"], "Sometimes it is, sometimes it is rounding."),
+        (["bug", "undecided"], "Yes."),
+        (["rounding", "exact"], "No, it is rounding."),
+        (["exact"], "Neither a bug nor rounding was seen."),
+    ],
+)
+def test_the_short_answer_follows_what_the_symptoms_were_called(kinds, answer):
+    assert text.in_short(pd.Series(kinds)) == answer

@@ -208,6 +208,16 @@ def glued(chapter: str) -> set[str]:
     return set(re.findall(r"\{glue:text\}`([^`]+)`", prose))
 
 
+def test_the_cache_is_held_against_the_dtype_and_not_against_nothing(axes):
+    other = one_axis.OTHER_DTYPE.name
+    alone = axes[axes["way"].isin([text.CACHE, other]) & (axes["dtype"] == "bfloat16")].copy()
+    for factor, said in ((1.0, "50%"), (1e-6, "<1%"), (2.0, "100%")):
+        sizes = {text.CACHE: factor, other: 2.0}
+        alone["kl"] = [fits.Estimate(sizes[way], 0, 9) for way in alone["way"]]
+        assert text.over_the_dtype(alone) == f"{said} in bf16"
+    assert text.over_the_dtype(alone[alone["way"] == text.CACHE]) == "not run"
+
+
 @pytest.mark.parametrize("parted", [True, False])
 def test_every_number_of_the_prose_and_every_figure_comes_from_the_rows(
     forced, axes, parting, positions, behind, parted

@@ -132,6 +132,8 @@ def test_words_and_figures_come_from_the_rows(ways, ladder, cost):
     said = text.numbers(ways.rows, ladder.rows, cost)
     assert said["models"] == "2"
     assert said["n_ways"] == "7"
+    assert said["stop_in_short"] == "Yes."
+    assert text.numbers(ways.rows.assign(equal_rows=0), ladder.rows, cost)["stop_in_short"] == "Not everywhere."
     all_stock = ways.rows.assign(equal_rows=ways.rows["rows"])
     assert "generate" in text.numbers(all_stock, ladder.rows, cost)["stock_exact_ways"]
     assert text.numbers(ways.rows.assign(equal_rows=0), ladder.rows, cost)["stock_exact_ways"] == "none"

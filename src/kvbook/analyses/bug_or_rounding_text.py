@@ -168,6 +168,7 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
         "bug_hidden_all": _counts(table[table["symptom"] == HIDDEN]),
         "bug_hidden_narrow": _counts(tables.judged(narrow)) if len(narrow) else "not run",
         "bug_symptoms": _counts(symptoms),
+        "bug_in_short": in_short(symptoms["kind"]),
         "bug_symptoms_rounding": _named(symptoms, "rounding"),
         "bug_symptoms_exact": _named(symptoms, "exact"),
         "bug_symptoms_bug": _named(symptoms, "bug"),
@@ -179,6 +180,20 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
             f"{row.model} {power_of_ten(row.drift)}" for row in clean[clean["finest"] == "float64"].itertuples()
         ) or "not run",
     }  # fmt: skip
+
+
+def in_short(kinds: pd.Series) -> str:
+    """Answer in a sentence whether it is a bug.
+
+    Parameters
+    ----------
+    kinds : Series of str
+        What each of the documents' symptoms was called.
+    """
+    bugs, rounding = ((kinds == kind).any() for kind in ("bug", "rounding"))
+    if bugs and rounding:
+        return "Sometimes it is, sometimes it is rounding."
+    return "Yes." if bugs else "No, it is rounding." if rounding else "Neither a bug nor rounding was seen."
 
 
 def _named(table: pd.DataFrame, kind: str) -> str:

@@ -323,6 +323,7 @@ def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
         )
     }
     return said | {
+        "matter_in_short": over_the_dtype(axes),
         "cache_perplexity": _each(axes, CACHE, lambda row: f"{_change(row.perplexity_ratio)} %"),
         "perplexity": _each(axes, CACHE, lambda row: row.perplexity.text("{:.2f}")),
         "cache_below": "; ".join(
@@ -335,6 +336,24 @@ def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
         "weights4_decisions": _each(axes, one_axis.WEIGHTS_4.name, lambda row: f"{1 - row.same_decision.value:.1%}"),
         "head_right": f"{once['decision_right'].mean():.0%}",
     }
+
+
+def over_the_dtype(axes: pd.DataFrame) -> str:
+    """Give the cache's mean divergence over that of computing in another dtype, for every dtype in which both were run.
+
+    Parameters
+    ----------
+    axes : DataFrame
+        From `analyses.does_it_matter.axes_table`.
+    """
+    moved = axes[axes["kl"].notna()].pivot(index="dtype", columns="way", values="kl").reindex(axes["dtype"].unique())
+    ways = [CACHE, one_axis.OTHER_DTYPE.name]
+    if not set(ways) <= set(moved.columns):
+        return "not run"
+    said = {
+        dtype: wording.percent(cache.value / other.value) for dtype, cache, other in moved[ways].dropna().itertuples()
+    }
+    return wording.in_dtypes(said) or "not run"
 
 
 def _of_partings(

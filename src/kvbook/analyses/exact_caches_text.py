@@ -127,6 +127,7 @@ def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: Run) -> dict[str, st
     seconds = cost[cost["arithmetic"] == exact_ways.STOCK][["prefill_s", "decode_s"]].median()
     return {
         "models": f"{ways['model'].nunique()}",
+        "stop_in_short": "Yes." if exact["equal_rows"].sum() == exact["rows"].sum() else "Not everywhere.",
         "exact_rows": f"{exact['equal_rows'].sum():,} of {exact['rows'].sum():,}",
         "stock_rows": f"{stock['equal_rows'].sum():,}",
         "n_ways": f"{exact['way'].nunique()}",

@@ -99,6 +99,25 @@ def stale_share(loss: pd.DataFrame) -> fits.Estimate | None:
     return fits.paired_ratio(rows, "nats", "stale", "gap")
 
 
+def held_gap(held: pd.DataFrame) -> fits.Estimate:
+    """Give a window's loss where it holds from half a block up to nearly all of it, less that with the whole block.
+
+    Parameters
+    ----------
+    held : DataFrame
+        Rows of the experiment ``scratch_held``.
+
+    Returns
+    -------
+    Estimate
+        In nats a character, on the same characters, with a bootstrap interval over files.
+    """
+    table = held.pivot(index=["source", "sample"], columns="held", values="nats")
+    block = int(held["block"].iloc[0])
+    fewer = [count for count in table if block <= 2 * count < 2 * block]
+    return _mean((table[fewer].mean(axis=1) - table[block]).rename("gap").reset_index(), "gap")
+
+
 def bucket_table(loss: pd.DataFrame) -> pd.DataFrame:
     """Average each way's loss, and its gap to the window, over each bucket of lengths.
 

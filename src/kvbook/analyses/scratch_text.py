@@ -188,7 +188,7 @@ def _training(model: dict) -> tuple[str, str]:
     return f"{about['trained_characters']:,}", f"{about['held_out_nats_per_character']:.2f}"
 
 
-def numbers(logits: Run, loss: Run, speed: Run) -> dict[str, str]:
+def numbers(logits: Run, loss: Run, held: Run, speed: Run) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key."""
     model = loss.about["models"][0]
     block = model["shape"]["block"]
@@ -229,6 +229,7 @@ def numbers(logits: Run, loss: Run, speed: Run) -> dict[str, str]:
     said["window_loss"] = tables.loss_behind(loss.rows, WINDOW).text("{:.2f}")
     share = tables.stale_share(loss.rows)
     said["stale_share"] = "not to be told in this run" if share is None else share.text("{:.0%}")
+    said["held_gap"] = _against(tables.held_gap(held.rows))
     said |= _speeds(speed.rows)
     return said
 

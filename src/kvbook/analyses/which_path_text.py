@@ -128,6 +128,25 @@ def _ratios_found(rows: pd.DataFrame) -> str:
     )
 
 
+def closer_path(cached: pd.DataFrame) -> str:
+    """Answer which path is closer to the truth, dtype by dtype: by the whole interval of every model, or neither.
+
+    Parameters
+    ----------
+    cached : DataFrame
+        One line a (model, dtype), with the ``ratio`` of the cached path's error to the uncached one's.
+    """
+
+    def closer(ratios: pd.Series) -> str:
+        if ratios.map(lambda ratio: ratio.high < 1).all():
+            return "the cached one"
+        return "the uncached one" if ratios.map(lambda ratio: ratio.low > 1).all() else "neither"
+
+    defined = cached[cached["ratio"].notna()]
+    said = {dtype: closer(part["ratio"]) for dtype, part in defined.groupby("dtype", sort=False)}
+    return wording.in_dtypes(said) or "not defined, for no error was seen"
+
+
 def _shared_found(rows: pd.DataFrame) -> str:
     """Say how far the two errors point one way, and whether that is to be told from nothing."""
     series = tables.series_table(rows)
@@ -207,6 +226,7 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
         "own": power_of_ten(reference.loc[[path_errors.CHECK]].max()),
         "as_loaded": _range_of_powers(reference.loc[[path_errors.AS_LOADED]]),
         "smallest": f"{power_of_ten(reference.loc[[path_errors.CACHED, 'no cache']].min())} in {DTYPES[finest]}",
+        "right_in_short": closer_path(cached),
         "ratios": _by_dtype(cached, _estimates("ratio")),
         "eager_ratios": _by_dtype(eager, _estimates("ratio")),
         "control_ratios": _by_dtype(control, _estimates("ratio", "{:,.0f}")) or "not run: no model takes positions",
