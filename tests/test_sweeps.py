@@ -343,10 +343,14 @@ def test_a_sweep_runs_on_the_workers_that_slurm_starts(workplace, llama_folder):
     (workplace / "slurm.yaml").write_text("jobs: 1\ncores: 1\nmemory: 2GB\ninterface: lo\n")
     write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 8], settings=SETTINGS)
     process = start(workplace, "--slurm", "slurm.yaml", PATH=f"{commands}:{os.environ['PATH']}", HOME=str(workplace))
-    said, _ = finish(process)
+    said, noted = finish(process)
     assert "2 cells are finished" in said
     assert "(2 made now" in said
-    assert "tls://" in (workplace / "job.sh").read_text()
+    assert "Traceback" not in said + noted
+    script = (workplace / "job.sh").read_text()
+    assert "tls://" in script
+    # What the job prints goes into the build folder, not beside the sources.
+    assert re.search(r"^#SBATCH -o \S*_build/slurm/", script, re.MULTILINE)
     until(lambda: not psutil.pid_exists(int((workplace / "job.pid").read_text())), seconds=30)
 
 

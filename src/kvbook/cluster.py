@@ -255,6 +255,11 @@ def on_slurm(options_file: Path, gpu: bool) -> Iterator[Any]:
         with cluster, Client(cluster, security=security) as client:
             cluster.scale(jobs=jobs)
             yield client
+        # dask-jobqueue leaves its copies of the certificates to the garbage collector, which would come when the folder is
+        # gone, and complain.
+        for copied in vars(cluster).values():
+            if str(getattr(copied, "name", "")).startswith(shared):
+                copied.close()
 
 
 def slurm_script(options_file: Path, gpu: bool) -> str:
@@ -279,6 +284,8 @@ def _slurm_cluster(options_file: Path, gpu: bool, **more: Any) -> tuple[Any, int
     try:
         options = yaml.safe_load(options_file.read_text("utf-8"))
         jobs = int(options.pop("jobs"))
+        # What a job prints; without a name for it Slurm litters the folder in which the sweep was started.
+        options.setdefault("log_directory", str(paths.BUILD / "slurm"))
         # One cell at a time in a process: seeds and the number of threads are the process's.
         options |= {"job_cpu": options.get("cores", 1), "cores": 1, "processes": 1}
         if gpu:
