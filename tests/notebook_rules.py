@@ -4,7 +4,7 @@ import ast
 import re
 from typing import Any
 
-from kvbook.experiments.frame import measures_time
+from kvbook.experiments.frame import needs_the_machine
 
 MOST_PARAMETERS = 8
 MOST_LINES = 80
@@ -90,16 +90,16 @@ def _thinness(code: list[dict[str, Any]]) -> list[str]:
 
 
 def _alone(code: list[dict[str, Any]]) -> list[str]:
-    """Say which cells measure time and might be run beside another chapter's, or are kept alone for nothing."""
+    """Say which cells need the machine and might be run beside another chapter's, or are kept alone for nothing."""
     found = []
     for cell in code:
         run = re.findall(r"\b(\w+)\.run\(", _source(cell))
-        timed = [name for name in run if measures_time(f"kvbook.experiments.{name}")]
+        needy = [name for name in run if needs_the_machine(f"kvbook.experiments.{name}")]
         if "alone" in cell["metadata"].get("tags", []):
-            if set(run) != set(timed) or not timed:
-                found.append(f"cell {cell.get('id')} is tagged alone and runs what measures no time")
-        elif timed:
-            found.append(f"cell {cell.get('id')} measures time ({', '.join(timed)}) and is not tagged alone")
+            if set(run) != set(needy) or not needy:
+                found.append(f"cell {cell.get('id')} is tagged alone and runs what can run beside others")
+        elif needy:
+            found.append(f"cell {cell.get('id')} needs the machine ({', '.join(needy)}) and is not tagged alone")
     return found
 
 

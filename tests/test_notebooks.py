@@ -64,7 +64,7 @@ HARM = {
     "defines f": lambda cells, _: cells["run"].update(source="if n:\n    def f():\n        pass\n"),
     "defines F": lambda cells, _: cells["run"].update(source="class F:\n    pass\n"),
     "magic": lambda cells, _: cells["run"].update(source="x = 1\n%matplotlib inline\n"),
-    "measures time (scratch_speed) and": lambda cells, _: cells["run"].update(
+    "needs the machine (scratch_speed) and": lambda cells, _: cells["run"].update(
         source="s = scratch_speed.run(settings)\n"
     ),
     "tagged alone and runs": lambda cells, _: cells["run"].update(

@@ -41,6 +41,12 @@ def test_an_error_gives_the_threads_back(two_threads, monkeypatch):
 )
 def test_what_imports_the_clock_measures_time(experiment, timed):
     assert frame.measures_time(f"kvbook.experiments.{experiment}") is timed
+    assert frame.needs_the_machine(f"kvbook.experiments.{experiment}") is timed
+
+
+def test_what_sets_its_own_threads_needs_the_machine_and_measures_no_time():
+    assert frame.needs_the_machine("kvbook.experiments.gemm_map")
+    assert not frame.measures_time("kvbook.experiments.gemm_map")
 
 
 @pytest.mark.parametrize(("module", "used"), [("layer_drift", 1), ("static_speed", 2)])
