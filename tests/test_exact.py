@@ -184,19 +184,20 @@ def test_torchs_own_linear_goes_through_the_replaced_product_too():
     assert torch.allclose(ways[0], ways[4], atol=1e-4)
 
 
-def test_a_row_count_is_used_only_if_its_bits_equal_the_tiles(monkeypatch):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_row_count_is_used_only_if_its_bits_equal_the_tiles(monkeypatch, parts):
     honest = rows._product
 
-    def depends_on_rows(x, weight, bias):
-        out = honest(x, weight, bias)
+    def depends_on_rows(x, weight, bias, parts):
+        out = honest(x, weight, bias, parts)
         return out if len(x) in (16, 64) else out * (1 + 1e-6)
 
     monkeypatch.setattr(rows, "_product", depends_on_rows)
     monkeypatch.setattr(rows, "_known", {})
     weight = torch.randn(32, 24)
-    for name in ("aten::mm", "aten::addmm"):
+    for name in ("aten::mm", "aten::addmm", "aten::bmm"):
         base(name, "CPU")
-    counts = rows._row_counts(weight, None)
+    counts = rows._row_counts(weight, None, parts)
     assert [size for _, _, size in counts.plan(101, weight, None)] == [64, 16, 16, 16]
     assert [size for _, _, size in counts.plan(1, weight, None)] == [16]
 
@@ -204,16 +205,37 @@ def test_a_row_count_is_used_only_if_its_bits_equal_the_tiles(monkeypatch):
 def test_where_rows_of_a_tile_are_not_alike_every_row_goes_alone(monkeypatch):
     honest = rows._product
 
-    def depends_on_place(x, weight, bias):
-        return honest(x, weight, bias) * (1 + 1e-6 * torch.arange(len(x)))[:, None]
+    def depends_on_place(x, weight, bias, parts):
+        return honest(x, weight, bias, parts) * (1 + 1e-6 * torch.arange(len(x)))[:, None]
 
     monkeypatch.setattr(rows, "_product", depends_on_place)
     monkeypatch.setattr(rows, "_known", {})
-    for name in ("aten::mm", "aten::addmm"):
+    for name in ("aten::mm", "aten::addmm", "aten::bmm"):
         base(name, "CPU")
     weight, x = torch.randn(32, 24), torch.randn(5, 32)
     out = rows.product(x, weight)
     assert all(torch.equal(out[i : i + 1], rows.product(x[i : i + 1], weight)) for i in range(5))
+
+
+@pytest.mark.parametrize("inner", [128, 576])
+def test_in_32_bits_parts_keep_the_error_below_that_of_one_sum(inner):
+    generator = torch.Generator().manual_seed(inner)
+    x, weight = torch.randn(16, inner, generator=generator), torch.randn(192, inner, generator=generator).t()
+    exact = x.double() @ weight.double()
+    with torch.inference_mode():
+        error = {parts: (rows.product(x, weight, parts=parts) - exact).pow(2).mean().sqrt() for parts in (None, 1)}
+    assert error[None] < 0.8 * error[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "parts"),
+    [
+        ((576, 8), torch.float32, 8), ((64, 8), torch.float32, 4), ((24, 8), torch.float32, 1),
+        ((577, 8), torch.float32, 1), ((576, 8), torch.bfloat16, 1), ((576, 8), torch.float64, 1),
+    ],
+)  # fmt: skip
+def test_only_32_bit_products_are_cut_and_only_into_equal_parts_of_a_tile_at_least(shape, dtype, parts):
+    assert rows._parts_of(torch.empty(shape, dtype=dtype)) == parts
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -4,6 +4,10 @@ A library picks another algorithm, so another order of additions, for another nu
 runs on row counts of a short list.  The smallest, a tile of 16, is the reference.  Every other count is compared with it
 bit for bit the first time that it is wanted, with the shapes, strides, dtype and threads of the product at hand, and is
 used only if no bit differs.  What the machine does not grant is paid for with padding.
+
+In 32 bits, where every addition rounds, a library adds up a stock product of one row in several sums side by side, and
+that of many rows in one, whose error is larger.  There the inner dimension is cut into parts, each a product of its own in
+a batch, and these are added in pairs.
 """
 
 from collections.abc import Callable
@@ -19,12 +23,27 @@ SMALL = (1, 2, 4, 8)
 LARGE = (256, 64)
 # Vector units and caches work on lines of this many bytes; a library may start differently inside one.
 _LINE = 64
+_PARTS = (8, 4, 2)
 _ONES = (1,) * 64
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> torch.Tensor:
     key = key_of(x)
-    return base("aten::mm", key)(x, weight) if bias is None else base("aten::addmm", key)(bias, x, weight)
+    if parts == 1:
+        return base("aten::mm", key)(x, weight) if bias is None else base("aten::addmm", key)(bias, x, weight)
+    sums = base("aten::bmm", key)(x.view(len(x), parts, -1).transpose(0, 1), weight.unflatten(0, (parts, -1)))
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = sums[:half] + sums[half:]
+    return sums[0] if bias is None else sums[0] + bias
+
+
+def _parts_of(weight: torch.Tensor) -> int:
+    """Give the number of parts of the inner dimension: a power of two, so that they can be added in pairs."""
+    if weight.dtype != torch.float32 or weight.is_cuda:
+        return 1
+    inner = weight.shape[0]
+    return next((parts for parts in _PARTS if inner % parts == 0 and inner // parts >= TILE), 1)
 
 
 def lined_up(x: torch.Tensor) -> torch.Tensor:
@@ -41,11 +60,14 @@ class RowCounts:
     ----------
     tile : int
         The reference: 16, or 1 where the rows of a tile of 16 are not treated alike.
+    parts : int
+        In how many the inner dimension is summed.
     verdicts : dict of int to bool
         For every count that was tried, whether its bits equal the reference's.
     """
 
     tile: int
+    parts: int
     verdicts: dict[int, bool] = field(default_factory=dict)
     _plans: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
 
@@ -56,7 +78,7 @@ class RowCounts:
         if count not in self.verdicts:
             x, *others = _telling(max(count, self.tile), weight, bias)
             reference, tried = (
-                torch.cat([_product(lined_up(x[i : i + rows]), *others) for i in range(0, len(x), rows)])
+                torch.cat([_product(lined_up(x[i : i + rows]), *others, self.parts) for i in range(0, len(x), rows)])
                 for rows in (self.tile, count)
             )
             self.verdicts[count] = torch.equal(reference, tried)
@@ -80,13 +102,13 @@ class RowCounts:
 _known: dict[tuple[object, ...], RowCounts] = {}
 
 
-def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None) -> RowCounts:
+def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> RowCounts:
     key = (
-        weight.dtype, weight.device, weight.shape, weight.stride(), weight.data_ptr() % _LINE, bias is None,
+        parts, weight.dtype, weight.device, weight.shape, weight.stride(), weight.data_ptr() % _LINE, bias is None,
         torch.get_num_threads(),
     )  # fmt: skip
     if (found := _known.get(key)) is None:
-        found = _known[key] = RowCounts(TILE if _alike(weight, bias) else 1)
+        found = _known[key] = RowCounts(TILE if _alike(weight, bias, parts) else 1, parts)
     return found
 
 
@@ -110,18 +132,20 @@ def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tupl
     return x.to(weight), matrix, summand
 
 
-def _alike(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def _alike(weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> bool:
     """Tell whether a row has equal bits wherever in a tile it lies and whatever lies beside it."""
     x, *others = _telling(TILE, weight, bias)
-    mixed = _product(x, *others)
+    mixed = _product(x, *others, parts)
     for place in (0, TILE // 2 + 1, TILE - 1):
-        repeated = _product(x[place].expand(TILE, -1).contiguous(), *others)
+        repeated = _product(x[place].expand(TILE, -1).contiguous(), *others, parts)
         if not torch.equal(repeated, mixed[place].expand(TILE, -1)):
             return False
     return True
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, parts: int | None = None
+) -> torch.Tensor:
     """Multiply rows with a matrix so that each row's bits are its own affair.
 
     Parameters
@@ -131,7 +155,9 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     weight : Tensor, shape (inner, columns)
         Any strides.
     bias : Tensor, shape (columns,), optional
-        Added before the result is rounded, as ``addmm`` does.
+        Added before the result is rounded, as ``addmm`` does; behind the parts where there are several.
+    parts : int, optional
+        In how many the inner dimension is summed; by default what keeps the error small.
 
     Returns
     -------
@@ -139,14 +165,15 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     """
     rows = x.shape[0]
     if not rows or not weight.numel():
-        return _product(x, weight, bias)
-    pieces = _row_counts(weight, bias).plan(rows, weight, bias)
+        return _product(x, weight, bias, 1)
+    parts = _parts_of(weight) if parts is None else parts
+    pieces = _row_counts(weight, bias, parts).plan(rows, weight, bias)
     if len(pieces) == 1:
         _, count, size = pieces[0]
         if count == size:
-            return _product(lined_up(x), weight, bias)
+            return _product(lined_up(x), weight, bias, parts)
         if count == 1:
-            return for_one(weight, bias)(x, bias)
+            return for_one(weight, bias, parts)(x, bias)
     out = x.new_empty(rows, weight.shape[1])
     for start, count, size in pieces:
         if count == size:
@@ -154,16 +181,16 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
         else:
             piece = x.new_zeros(size, x.shape[1])
             piece[:count] = x[start : start + count]
-        out[start : start + count] = _product(piece, weight, bias)[:count]
+        out[start : start + count] = _product(piece, weight, bias, parts)[:count]
     return out
 
 
-def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+def for_one(weight: torch.Tensor, bias: torch.Tensor | None, parts: int | None = None) -> Callable[..., torch.Tensor]:
     """Give the product of a single row with a matrix, with all that can be looked up beforehand looked up.
 
     Parameters
     ----------
-    weight, bias
+    weight, bias, parts
         As for `product`; only whether there is a bias matters.
 
     Returns
@@ -171,7 +198,8 @@ def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., to
     callable
         Takes the row, shape (..., inner), and the bias; gives shape (..., columns).
     """
-    size = _row_counts(weight, bias).plan(1, weight, bias)[0][2] if weight.numel() else 1
+    parts = 1 if not weight.numel() else _parts_of(weight) if parts is None else parts
+    size = _row_counts(weight, bias, parts).plan(1, weight, bias)[0][2] if weight.numel() else 1
     kernel = base("aten::mm" if bias is None else "aten::addmm", key_of(weight))
     columns = weight.shape[1]
 
@@ -182,7 +210,10 @@ def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., to
             row = row.expand(size, -1).contiguous()
         elif row.data_ptr() % _LINE:
             row = row.clone()
-        out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
+        if parts > 1:
+            out = _product(row, weight, bias, parts)
+        else:
+            out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
         # All dimensions but the last are 1.
         return (out if size == 1 else out[:1]).view(*_ONES[: x.dim() - 1], columns)
 
@@ -234,5 +265,6 @@ def batched(left: torch.Tensor, right: torch.Tensor, skip: list[int] | None = No
                 stop = min(start + BLOCK, inner)
                 matrix = right.new_zeros(BLOCK, BLOCK, dtype=wide)
                 matrix[: stop - start, : end - begin] = right[index, start:stop, begin:end]
-                out[index, :, begin:end] += product(vectors[block], matrix)[:, : end - begin]
+                # Blocks are parts already.
+                out[index, :, begin:end] += product(vectors[block], matrix, parts=1)[:, : end - begin]
     return out.to(left.dtype)

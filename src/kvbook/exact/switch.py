@@ -193,7 +193,7 @@ def _replacements(key: str) -> dict[str, Callable[..., object]]:
         "aten::matmul": _matmul, "aten::_softmax": softmax,
     }  # fmt: skip
     # So that `base` holds every kernel before it is replaced.
-    for name in ("aten::mm", "aten::addmm", "aten::exp"):
+    for name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp"):
         base(name, key)
     if key == "CPU":
         base("aten::_scaled_dot_product_flash_attention_for_cpu", key)
