@@ -304,10 +304,14 @@ def runs(settings):
     return {
         "logits": scratch_logits.run(settings).rows,
         "loss": scratch_loss.run(settings).rows,
-        "held": scratch_held.run(settings).rows,
         "texts": scratch_texts.run(settings).rows,
         "speed": scratch_speed.run(settings).rows,
     }
+
+
+@pytest.fixture(scope="module")
+def held(settings):
+    return scratch_held.run(settings).rows
 
 
 class TestExperiments:
@@ -340,7 +344,7 @@ class TestExperiments:
         assert gap.value == pytest.approx(mean[POSTED] - mean[WINDOW])
         assert gap.low <= gap.value <= gap.high
 
-    def test_a_whole_block_held_is_the_window(self, runs, settings):
+    def test_a_whole_block_held_is_the_window(self, held, settings):
         loaded = checkpoints.load(settings.model, "stand-in", 0, settings.corpus, "float32", "cpu")
         samples = text.samples(settings.corpus, loaded.vocabulary, 6, 4 * 16 + 1)
         lengths = [length for length in scratch_loss.places(16, 4, 0) if length >= 16]
@@ -348,12 +352,12 @@ class TestExperiments:
             ids = torch.tensor([sample.ids for sample in samples])
             with torch.inference_mode():
                 by_window = scratch_loss.nats_at(Window(loaded.model), ids, lengths).mean(1)
-            found = runs["held"][runs["held"]["held"] == count].sort_values("sample")["nats"].to_numpy()
+            found = held[held["held"] == count].sort_values("sample")["nats"].to_numpy()
             # With fewer characters another number comes out, or `held` would mean nothing.
             assert np.allclose(found, by_window, atol=1e-5) == (count == 16)
 
-    def test_what_fewer_characters_cost_is_a_mean_over_the_upper_half_of_the_block(self, runs):
-        made = runs["held"].assign(nats=1.0)
+    def test_what_fewer_characters_cost_is_a_mean_over_the_upper_half_of_the_block(self, held):
+        made = held.assign(nats=1.0)
         assert analysis.held_gap(made).value == 0
         for count, expected in ((16, -1.0), (14, 0.25), (4, 0.0)):
             changed = made.assign(nats=made["nats"] + (made["held"] == count))
