@@ -128,6 +128,13 @@ def test_the_one_row_product_is_the_product(dtype, bias):
         assert not torch.allclose(onerow.one_row_linear(linear, row).double(), exact, rtol=2 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("cut", [slice(4, 12), slice(0, 16, 2)])
+def test_the_one_row_product_of_a_part_of_a_tensor_is_that_parts(cut):
+    module, tensor = torch.nn.Linear(8, 3), torch.randn(1, 1, 16)
+    with torch.inference_mode():
+        assert torch.allclose(onerow.one_row_linear(module, tensor[..., cut]), module(tensor[..., cut]), atol=1e-6)
+
+
 def test_the_one_query_attention_is_the_attention():
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)

@@ -37,7 +37,7 @@ def one_row_linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
     row = inputs.reshape(-1).float()
     # A strided view is one of memory, so the compiler writes the row down before it goes on. Otherwise it fuses what made
     # the row, say a norm, into the loop over the matrix, and computes it again for every one of its rows.
-    row = row.as_strided(row.shape, (1,), 0)
+    row = row.as_strided(row.shape, row.stride())
     sums = (row * module.weight.float()).sum(-1)
     if module.bias is not None:
         sums = sums + module.bias.float()
