@@ -1,10 +1,12 @@
 """What a chapter's notebook must be, as a function that lists what it is not."""
 
 import ast
+import importlib
+import inspect
 import re
 from typing import Any
 
-from kvbook.experiments.frame import needs_the_machine
+from kvbook.experiments.frame import measures_time
 
 MOST_PARAMETERS = 8
 MOST_LINES = 80
@@ -87,6 +89,14 @@ def _thinness(code: list[dict[str, Any]]) -> list[str]:
     if lines > MOST_LINES:
         found.append(f"{lines} lines of code, more than {MOST_LINES}")
     return found
+
+
+def needs_the_machine(module: str) -> bool:
+    """Tell whether an experiment must not run beside another: it measures time, or sets torch's number of threads itself.
+
+    More busy threads than cores wait for one another, and everything takes several times as long.
+    """
+    return measures_time(module) or "set_num_threads" in inspect.getsource(importlib.import_module(module))
 
 
 def _alone(code: list[dict[str, Any]]) -> list[str]:

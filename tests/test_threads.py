@@ -1,5 +1,6 @@
 """An experiment's share of the cores; what measures time has them all."""
 
+import notebook_rules
 import pytest
 import torch
 
@@ -41,11 +42,11 @@ def test_an_error_gives_the_threads_back(two_threads, monkeypatch):
 )
 def test_what_imports_the_clock_measures_time(experiment, timed):
     assert frame.measures_time(f"kvbook.experiments.{experiment}") is timed
-    assert frame.needs_the_machine(f"kvbook.experiments.{experiment}") is timed
+    assert notebook_rules.needs_the_machine(f"kvbook.experiments.{experiment}") is timed
 
 
 def test_what_sets_its_own_threads_needs_the_machine_and_measures_no_time():
-    assert frame.needs_the_machine("kvbook.experiments.gemm_map")
+    assert notebook_rules.needs_the_machine("kvbook.experiments.gemm_map")
     assert not frame.measures_time("kvbook.experiments.gemm_map")
 
 

@@ -17,6 +17,7 @@ Example
 
 import copy
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -157,7 +158,7 @@ def _in_place(name: str) -> bool:
     return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(TorchFunctionMode, ABC):
     """Hands every arithmetic operation to `see`, with a key that is equal in passes of any number of rows."""
 
     def __init__(self, model: PreTrainedModel, where: _Where) -> None:
@@ -167,8 +168,9 @@ class _Watch(TorchFunctionMode):
         self._modules = dict(model.named_modules())
         self._parameters = {_storage(parameter) for parameter in model.parameters()}
 
+    @abstractmethod
     def see(self, key: Key, inputs: list[torch.Tensor], output: torch.Tensor) -> None:
-        raise NotImplementedError
+        """Take note of an operation, or put another result in the place of its own."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -268,7 +268,7 @@ def _in_one_line(name: str) -> Iterator[None]:
     """Say in one line what a model's own code raises when it is called."""
     try:
         yield
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = hub.first_line(error)
         raise UserError(
             f"{name} cannot be run with past_key_values ({type(error).__name__}: {reason}): this check is for models that take them"

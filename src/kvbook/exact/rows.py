@@ -24,7 +24,6 @@ LARGE = (256, 64)
 # Vector units and caches work on lines of this many bytes; a library may start differently inside one.
 _LINE = 64
 _PARTS = (8, 4, 2)
-_ONES = (1,) * 64
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> torch.Tensor:
@@ -204,18 +203,14 @@ def for_one(weight: torch.Tensor, bias: torch.Tensor | None, parts: int | None =
     columns = weight.shape[1]
 
     def times(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        row = x.view(1, -1) if x.is_contiguous() else x.reshape(1, -1).contiguous()
-        if size > 1:
-            # Made up to more rows by copies of itself.
-            row = row.expand(size, -1).contiguous()
-        elif row.data_ptr() % _LINE:
-            row = row.clone()
+        row = x.reshape(1, -1)
+        # Made up to more rows by copies of itself.
+        row = lined_up(row) if size == 1 else row.expand(size, -1).contiguous()
         if parts > 1:
             out = _product(row, weight, bias, parts)
         else:
             out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
-        # All dimensions but the last are 1.
-        return (out if size == 1 else out[:1]).view(*_ONES[: x.dim() - 1], columns)
+        return (out if size == 1 else out[:1]).view(*x.shape[:-1], columns)
 
     return times
 

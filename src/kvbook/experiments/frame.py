@@ -1,7 +1,5 @@
 """The frame of an experiment: what its rows are made of, and the run that these inputs make."""
 
-import importlib
-import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -57,16 +55,3 @@ def measures_time(module: str) -> bool:
         The experiment's dotted name.
     """
     return "kvbook.timing" in fingerprint.reached(module)
-
-
-def needs_the_machine(module: str) -> bool:
-    """Tell whether an experiment must not run beside another: it measures time, or sets torch's number of threads itself.
-
-    More busy threads than cores wait for one another, and everything takes several times as long.
-
-    Parameters
-    ----------
-    module : str
-        The experiment's dotted name.
-    """
-    return measures_time(module) or "set_num_threads" in inspect.getsource(importlib.import_module(module))

@@ -28,9 +28,8 @@ def run(settings: ScratchSettings) -> records.Run:
     UserError
         For settings that cannot be run; nothing is left behind.
     """
-    return subject.recorded(
-        __name__, settings, lambda writer: _measure(settings, writer), {"dtypes", "n_samples"}
-    )  # fmt: skip
+    fields = {"dtypes", "n_samples"}
+    return subject.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields)
 
 
 def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
