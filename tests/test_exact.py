@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from kvbook.errors import UserError
-from kvbook.exact import NotInvariant, is_on, row_invariant, rows, switch, verify
+from kvbook.exact import NotInvariant, is_on, row_invariant, rows, sums, switch, verify
 from kvbook.exact.kernels import base
 from kvbook.exact.pointwise import leading
 
@@ -272,3 +272,74 @@ def test_it_is_as_near_to_the_truth_as_stock(wide, tokens):
         with row_invariant():
             ours = (wide(tokens).logits - exact).square().mean().sqrt()
     assert ours < 2 * stock
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Let a CPU do what the switch does on a GPU, but for its kernels: the row counts, and sums of its own."""
+    monkeypatch.setattr(rows, "_known", {})
+    monkeypatch.setattr(rows, "sizes_on", lambda device: rows.GPU)
+    table = dict(switch._replacements("CPU"))
+    for name, function in (("aten::mean.dim", sums.mean), ("aten::sum.dim_IntList", sums.total)):
+        base(name, "CPU")
+        table[name] = function
+    monkeypatch.setattr(switch, "_replacements", lambda key: table)
+
+
+def test_with_a_gpus_row_counts_and_sums_every_way_of_feeding_gives_equal_bits(as_on_a_gpu, wide, tokens):
+    assert all(found.equal_rows == found.rows for found in verify(wide, tokens))
+    assert {counts.sizes for counts in rows._known.values()} == {rows.GPU}
+
+
+def test_control_sums_that_change_with_the_number_of_rows_are_seen(as_on_a_gpu, wide, tokens, monkeypatch):
+    def shared_out(x):
+        # As a GPU does: in more parts where there are fewer rows.
+        parts = 64 if x.shape[:-1].numel() == 1 else 8
+        added, *others = x.unflatten(-1, (parts, -1)).unbind(-1)
+        for each in others:
+            added = added + each
+        return sums._in_pairs(added) / x.shape[-1]
+
+    monkeypatch.setattr(sums, "_mean", shared_out)
+    assert not all(found.equal_rows == found.rows for found in verify(wide, tokens))
+
+
+@pytest.mark.parametrize("by_norm", [True, False])
+@pytest.mark.parametrize("width", [1, 7, 128, 576])
+def test_a_rows_sum_and_mean_keep_their_bits_among_any_number_of_rows(monkeypatch, by_norm, width):
+    if not by_norm:
+        monkeypatch.setattr(sums, "_norm_holds", lambda *_: False)
+    for name in ("aten::mean.dim", "aten::sum.dim_IntList"):
+        base(name, "CPU")
+    x = torch.randn(37, width, generator=torch.Generator().manual_seed(width))
+    for function, true in ((sums.mean, x.double().mean(-1)), (sums.total, x.double().sum(-1))):
+        together = function(x, [-1])
+        for count in (1, 2, 5, 16):
+            assert torch.equal(torch.cat([function(part, [-1]) for part in x.split(count)]), together)
+        assert torch.allclose(together.double(), true, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_take_the_arguments_of_torchs_own(monkeypatch):
+    for name in ("aten::mean.dim", "aten::sum.dim_IntList"):
+        base(name, "CPU")
+    x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    for ours, theirs in ((sums.mean, torch.mean), (sums.total, torch.sum)):
+        for dim in ([0], [1], [-1], [0, 2], [2, 0], [0, 1, 2], [], None):
+            for keepdim in (False, True):
+                expected = theirs(x, dim, keepdim=keepdim)
+                found = ours(x, dim, keepdim)
+                assert found.shape == expected.shape
+                assert torch.allclose(found, expected, atol=1e-6)
+        assert ours(x.bfloat16(), [-1]).dtype == torch.bfloat16
+        assert ours(x.bfloat16(), [-1], dtype=torch.float32).dtype == torch.float32
+        assert ours(x[:0], [-1]).shape == (0, 4)
+        assert torch.equal(ours(torch.tensor(3.0), None), torch.tensor(3.0))
+    assert torch.equal(sums.total(torch.arange(6).view(2, 3), [1]), torch.tensor([3, 12]))
+
+
+def test_a_layer_norm_whose_mean_changes_with_the_number_of_rows_is_not_used(monkeypatch):
+    honest = sums._by_norm
+    monkeypatch.setattr(sums, "_by_norm", lambda x: honest(x) * (1 + 1e-6 * (len(x) < 16)))
+    assert not sums._norm_holds.__wrapped__(64, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(sums, "_by_norm", honest)
+    assert sums._norm_holds.__wrapped__(64, torch.float32, torch.device("cpu"))

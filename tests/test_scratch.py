@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pandas as pd
 import pytest
 import torch
 
-from kvbook import paths
+from kvbook import paths, recording
 from kvbook.analyses import scratch as analysis
+from kvbook.analyses import scratch_size_text as size_words
 from kvbook.analyses import scratch_text as words
 from kvbook.claims import forum_scratch, ledger
 from kvbook.errors import UserError
@@ -269,7 +271,9 @@ class TestTraining:
         ]
         assert logs[0] == logs[1]
 
-    def test_the_threads_size_is_trained_on_first_use_and_found_again(self, corpus_file, tmp_path, monkeypatch):
+    def test_the_threads_size_is_trained_on_another_text_on_first_use_and_found_again(
+        self, corpus_file, tmp_path, monkeypatch
+    ):
         monkeypatch.setattr(paths, "BUILD", tmp_path)
         monkeypatch.setattr(training.training, "WORK", tmp_path / "training")
         monkeypatch.setitem(training.RECIPES, "thread", QUICK)
@@ -279,13 +283,28 @@ class TestTraining:
         monkeypatch.setattr(training, "train", None)
         assert checkpoints.identify("thread", "stand-in", 0, corpus_file) == about
 
-    def test_what_ships_was_made_by_the_recipe_that_stands_here_and_is_small(self):
-        recorded = json.loads((checkpoints.SHIPPED / "training.json").read_text())
-        assert training.Recipe(**recorded["recipe"]) == training.RECIPES["small"]
-        assert sum(file.stat().st_size for file in checkpoints.SHIPPED.iterdir()) < 3e6
+    @pytest.mark.parametrize(("size", "most_bytes"), [("small", 3e6), ("thread", 25e6)])
+    def test_what_ships_was_made_by_the_recipe_that_stands_here_and_is_no_larger_than_it_may_be(self, size, most_bytes):
+        recorded = json.loads((checkpoints.shipped(size) / "training.json").read_text())
+        assert training.Recipe(**recorded["recipe"]) == training.RECIPES[size]
+        assert sum(file.stat().st_size for file in checkpoints.shipped(size).iterdir()) < most_bytes
+
+    def test_the_threads_size_predicts_as_its_record_says_and_with_random_weights_it_does_not(self):
+        recorded = json.loads((checkpoints.shipped("thread") / "training.json").read_text())
+        # All of the held-out text would take minutes: one window of each of so many files, which have their own spread.
+        found = {}
+        for weights in ("stand-in", "random"):
+            loaded = checkpoints.load("thread", weights, 0, "stdlib", "float32", "cpu")
+            samples = text.samples("stdlib", loaded.vocabulary, 32, 257)
+            ids = torch.tensor([sample.ids for sample in samples])
+            with torch.inference_mode():
+                logits = loaded.model(ids[:, :-1], torch.arange(256))
+            found[weights] = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
+        assert found["stand-in"] == pytest.approx(recorded["held_out_nats_per_character"], abs=0.25)
+        assert found["random"] > 2 * found["stand-in"]
 
     def test_what_ships_scores_what_its_record_says(self):
-        recorded = json.loads((checkpoints.SHIPPED / "training.json").read_text())
+        recorded = json.loads((checkpoints.shipped("small") / "training.json").read_text())
         if text.describe("stdlib", "held-out")["sha256"] != recorded["held_out"]["sha256"]:
             expected = pytest.approx(recorded["held_out_nats_per_character"], abs=0.1)
         else:
@@ -490,6 +509,55 @@ class TestVerdicts:
         assert analysis.stale_share(table).value == pytest.approx(1)
         flat = pd.concat([rest, window, window.assign(way=analysis.ABSOLUTE), window.assign(way=POSTED)])
         assert analysis.stale_share(flat) is None
+
+
+class TestSizes:
+    def test_sizes_are_compared_change_by_change_whatever_their_blocks(self, runs):
+        loss = runs["loss"]
+        larger = loss.assign(
+            block=32, way=loss["way"].replace({"refill, hop 8": "refill, hop 16", "refill, hop 16": "refill, hop 32"}),
+            read_from=2 * loss["read_from"],
+        )  # fmt: skip
+        table = analysis.sizes_table({"one": loss, "other": moved(larger, POSTED, 1.0)})
+        wide = table.assign(value=[e.value for e in table["estimate"]]).pivot(
+            index="label", columns="size", values="value"
+        )
+        assert not wide.isna().any(axis=None)
+        assert "refill, hop of half a block" in wide.index
+        assert (wide["other"] - wide["one"])["posted cache"] == pytest.approx(1.0)
+        assert (wide["other"] - wide["one"]).drop("posted cache").to_numpy() == pytest.approx(0.0)
+
+    def test_the_finding_tells_of_both_sizes_what_their_rows_say(self, runs):
+        worse, better = (moved(runs["loss"], POSTED, by) for by in (5.0, -5.0))
+        assert re.search(
+            r"higher at the thread's own size, and .* lower in this run", size_words.finding(better, worse)
+        )
+        assert re.search(
+            r"lower at the thread's own size, and .* higher in this run", size_words.finding(worse, better)
+        )
+        two = worse[worse["source"].isin(worse["source"].unique()[:2])]
+        assert "so few files" in size_words.finding(worse, two)
+        assert "so few files" in size_words.finding(two, worse)
+
+    def test_the_recorded_runs_give_every_number_and_caption_of_the_section(self, settings):
+        recorded = recording.of_model(size_words.MODEL, size_words.EXPERIMENTS)
+        loss = scratch_loss.run(settings)
+        captions = size_words.captions(loss, recorded)
+        finding = size_words.finding(loss.rows, recorded["scratch_loss"].rows)
+        assert finding_rules.broken(captions, {"fig-scratch-sizes": finding}) == []
+        evidence = forum_scratch.Evidence.of(recorded)
+        verdicts = ledger.verdicts("forum-scratch", forum_scratch.CHECKS, evidence)
+        said = size_words.numbers(recorded, forum_scratch.beside(verdicts, verdicts))
+        assert said["same_verdicts"] == "all 13"
+        other = verdicts.assign(verdict=["undecided", *verdicts["verdict"][1:]])
+        assert size_words.numbers(recorded, forum_scratch.beside(other, verdicts))["same_verdicts"] == "12 of 13"
+        assert "not" not in said["thread_held_out"]
+        assert said["thread_layers"] == "6"
+
+    def test_recorded_runs_are_of_the_checkpoint_that_ships(self):
+        recorded = recording.of_model(size_words.MODEL, size_words.EXPERIMENTS)
+        ours = checkpoints.identify("thread", "stand-in", 0, "stdlib")
+        assert [run.about["models"] for run in recorded.values()] == [[ours]] * len(recorded)
 
 
 class TestFindings:

@@ -42,7 +42,7 @@ def models_train(
 
 @models_app.command("train-scratch")
 def models_train_scratch(
-    size: Annotated[str, typer.Option(help="small, which ships, or thread, as large as the forum thread's.")] = "small",
+    size: Annotated[str, typer.Option(help="small, or thread, as large as the forum thread's.")] = "small",
     corpus: Annotated[str, typer.Option(help="stdlib, a folder of text files, or one text file.")] = "stdlib",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     destination: Annotated[str | None, typer.Option(help="Folder of the finished checkpoint.")] = None,
@@ -58,10 +58,10 @@ def models_train_scratch(
     placement.device_of(device)
     if destination:
         folder = training.train(training.RECIPES[size], Path(destination), corpus, device)
+    elif corpus == checkpoints.STDLIB:
+        folder = training.train(training.RECIPES[size], checkpoints.shipped(size), corpus, device)
     elif size == checkpoints.THREAD:
         folder = checkpoints.folder_of(size, corpus, device)
-    elif corpus == "stdlib":
-        folder = training.train(training.RECIPES[size], checkpoints.SHIPPED, corpus, device)
     else:
         raise UserError("the checkpoint that ships is trained on the stdlib: name a --destination for another corpus")
     typer.echo(f"{folder}: {(folder / 'training.json').read_text()}")

@@ -295,8 +295,8 @@ class ScratchSettings(TextSettings):
     Attributes
     ----------
     model : str
-        ``"small"``, which ships; ``"thread"``, the thread's size, trained on first use; or a folder of a checkpoint that
-        ``python -m kvbook models train-scratch`` wrote.
+        ``"small"`` or ``"thread"``, the thread's size, which ship, the latter trained anew for another corpus; or a folder
+        that ``python -m kvbook models train-scratch`` wrote.
     weights : {"stand-in", "random"}
         ``"random"`` keeps the model's shape and draws its weights.
     corpus : str

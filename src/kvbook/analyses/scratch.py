@@ -1,5 +1,7 @@
 """Tables behind the chapter on the thread about a model from scratch."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from kvbook import agreement, fits
@@ -167,6 +169,27 @@ def causes_table(loss: pd.DataFrame) -> pd.DataFrame:
             for way, label in names.items()
         ]
     )  # fmt: skip
+
+
+def sizes_table(losses: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """List the gaps of `causes_table` for models of several sizes.
+
+    Parameters
+    ----------
+    losses : mapping of str to DataFrame
+        By the size's name, rows of the experiment ``scratch_loss``.
+
+    Returns
+    -------
+    DataFrame
+        ``size``, ``label``, ``estimate``.  A refill is named by its share of the block, which all sizes have in common.
+    """
+    tables = []
+    for size, loss in losses.items():
+        table = causes_table(loss).drop(columns="published")
+        table["label"] = table["label"].str.replace(r"refill, hop \d+", "refill, hop of half a block", regex=True)
+        tables.append(table.assign(size=size)[["size", "label", "estimate"]])
+    return pd.concat(tables, ignore_index=True)
 
 
 def _ratio(speed: pd.DataFrame, way: str, against: str) -> fits.Estimate:

@@ -1,9 +1,12 @@
 """What the chapter on the thread about a model from scratch says in words: captions, and the numbers of its prose."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
+from kvbook import fingerprint
 from kvbook.analyses import scratch as tables
 from kvbook.analyses import wording
 from kvbook.analyses.wording import DTYPES, size
@@ -108,7 +111,7 @@ def findings(logits: pd.DataFrame, loss: pd.DataFrame, speed: pd.DataFrame) -> d
     """
     half = refill_name(max(1, int(loss["block"].iloc[0]) // 2))
     posted, reply, forgotten = (
-        _against(tables.gap_behind(loss, way)) for way in (POSTED, tables.REPLY, tables.FORGOTTEN)
+        against(tables.gap_behind(loss, way)) for way in (POSTED, tables.REPLY, tables.FORGOTTEN)
     )
     costs = tables.cost_table(loss, speed).set_index("way")
     times = costs["time_ratio"].map(lambda e: e.text("{:.2f}"))
@@ -119,7 +122,7 @@ def findings(logits: pd.DataFrame, loss: pd.DataFrame, speed: pd.DataFrame) -> d
         "fig-scratch-causes": _causes(loss),
         "fig-scratch-speed": _speedup(tables.speed_table(speed)),
         "fig-scratch-cost": f"Past the block a {half.replace(',', ' with')} takes {times[half]} times the posted cache's time, "
-        f"and its loss against the window's, in nats a character, is {_against(costs.loc[half, 'gap'])}; the window takes "
+        f"and its loss against the window's, in nats a character, is {against(costs.loc[half, 'gap'])}; the window takes "
         f"{times[WINDOW]} times that time.",
     }
     if wording.too_few(loss):
@@ -128,7 +131,7 @@ def findings(logits: pd.DataFrame, loss: pd.DataFrame, speed: pd.DataFrame) -> d
     return said
 
 
-def _against(gap: Estimate) -> str:
+def against(gap: Estimate) -> str:
     """Say whether a loss is higher or lower than another, as far as the interval decides it."""
     if gap.low > 0:
         return f"{gap.text('{:.3f}')} higher"
@@ -165,7 +168,7 @@ def _causes(loss: pd.DataFrame) -> str:
     stale = "" if share is None else f"; without stale keys and values {share.text('{:.0%}')} of the gap is gone"
     return (
         "Past the block the posted cache's loss against the window's, in nats a character, is "
-        f"{_against(tables.gap_behind(loss, POSTED))}, and of the reply's four changes {changes} is seen to lower it{stale}."
+        f"{against(tables.gap_behind(loss, POSTED))}, and of the reply's four changes {changes} is seen to lower it{stale}."
     )
 
 
@@ -180,11 +183,33 @@ def _speedup(steps: pd.DataFrame) -> str:
     return f"Without a cache, a step that computes all rows of logits takes {said} as long as with one."
 
 
-def _training(model: dict) -> tuple[str, str]:
+def spread(logits: pd.DataFrame, comparison: str, where: str) -> str:
+    """Write the largest difference of a comparison in each dtype.
+
+    Parameters
+    ----------
+    logits : DataFrame
+        Rows of the experiment ``scratch_logits``.
+    comparison : str
+        Value of its column of that name.
+    where : str
+        `analyses.scratch.INSIDE` or ``BEHIND``.
+    """
+    largest = tables.largest(logits).set_index(["comparison", "where"])
+    if (comparison, where) not in largest.index:
+        return "not measured in this run"
+    rows = largest.loc[[(comparison, where)]]
+    return "; ".join(f"{DTYPES[row.dtype]} {size(row.max_abs)}" for row in rows.itertuples())
+
+
+def training_of(model: Mapping[str, Any]) -> tuple[str, str]:
     """Read what a shipped checkpoint's training recorded: number of characters, held-out loss."""
-    if model["weights"] != "stand-in" or model["name"] != f"scratch-{checkpoints.SMALL}":
+    ours = {f"scratch-{size}": checkpoints.shipped(size) for size in (checkpoints.SMALL, checkpoints.THREAD)}
+    folder = ours.get(model["name"])
+    # A model of that name that was trained on another text has other weights.
+    if folder is None or model.get("sha256") != fingerprint.of_file(folder / "model.safetensors"):
         return "not recorded here", "not recorded here"
-    about = json.loads((checkpoints.SHIPPED / "training.json").read_text("utf-8"))
+    about = json.loads((folder / "training.json").read_text("utf-8"))
     return f"{about['trained_characters']:,}", f"{about['held_out_nats_per_character']:.2f}"
 
 
@@ -193,7 +218,7 @@ def numbers(logits: Run, loss: Run, held: Run, speed: Run) -> dict[str, str]:
     model = loss.about["models"][0]
     block = model["shape"]["block"]
     half = refill_name(max(1, block // 2))
-    characters, held_out = _training(model)
+    characters, held_out = training_of(model)
     said = {
         "block": str(block),
         "table": f"{model['shape']['table']:,}",
@@ -202,20 +227,12 @@ def numbers(logits: Run, loss: Run, held: Run, speed: Run) -> dict[str, str]:
         "trained_characters": characters,
         "held_out": held_out,
     }
-    largest = tables.largest(logits.rows).set_index(["comparison", "where"])
-
-    def spread(comparison: str, where: str, column: str = "max_abs") -> str:
-        if (comparison, where) not in largest.index:
-            return "not measured in this run"
-        rows = largest.loc[[(comparison, where)]]
-        return "; ".join(f"{DTYPES[r.dtype]} {size(getattr(r, column))}" for r in rows.itertuples())
-
-    said["posted_inside"] = spread(POSTED, tables.INSIDE)
-    said["posted_behind"] = spread(POSTED, tables.BEHIND)
-    said["refill_behind"] = spread(half, tables.BEHIND)
-    said["replys_own_behind"] = spread(scratch_logits.REPLYS_OWN, tables.BEHIND)
-    said["shuffled_behind"] = spread(scratch_logits.SHUFFLED, tables.BEHIND)
-    said["late_behind"] = spread(scratch_logits.LATE, tables.BEHIND)
+    said["posted_inside"] = spread(logits.rows, POSTED, tables.INSIDE)
+    said["posted_behind"] = spread(logits.rows, POSTED, tables.BEHIND)
+    said["refill_behind"] = spread(logits.rows, half, tables.BEHIND)
+    said["replys_own_behind"] = spread(logits.rows, scratch_logits.REPLYS_OWN, tables.BEHIND)
+    said["shuffled_behind"] = spread(logits.rows, scratch_logits.SHUFFLED, tables.BEHIND)
+    said["late_behind"] = spread(logits.rows, scratch_logits.LATE, tables.BEHIND)
     for key, fix in zip(("append", "mask", "prompt", "modulo"), FIXES, strict=True):
         rows = logits.rows[logits.rows["comparison"] == fix]
         said[f"{key}_equal"] = f"{int((rows['max_abs'] == 0).sum())} of {len(rows)}"
@@ -223,13 +240,13 @@ def numbers(logits: Run, loss: Run, held: Run, speed: Run) -> dict[str, str]:
     longer = logits.rows[(logits.rows["comparison"] == scratch_logits.LAST_ONLY) & (logits.rows["length"] > 1)]
     said["prompt_apart"] = f"{longer['max_abs'].min():.2g} to {longer['max_abs'].max():.2g}"
     for key, how in zip(("chunks_reply", "chunks_shifted", "chunks_none"), scratch_logits.CHUNKS, strict=True):
-        said[key] = spread(how, tables.INSIDE)
+        said[key] = spread(logits.rows, how, tables.INSIDE)
     for key, way in (("posted", POSTED), ("absolute", tables.ABSOLUTE)):
         said[f"{key}_gap"] = tables.gap_behind(loss.rows, way).text(_NATS)
     said["window_loss"] = tables.loss_behind(loss.rows, WINDOW).text("{:.2f}")
     share = tables.stale_share(loss.rows)
     said["stale_share"] = "not to be told in this run" if share is None else share.text("{:.0%}")
-    said["held_gap"] = _against(tables.held_gap(held.rows))
+    said["held_gap"] = against(tables.held_gap(held.rows))
     said |= _speeds(speed.rows)
     return said
 

@@ -1,5 +1,6 @@
 """The claims of the forum thread about a model from scratch, each with the check that its YAML describes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -8,6 +9,7 @@ from kvbook import fits
 from kvbook.analyses import scratch as analysis
 from kvbook.claims.ledger import Verdict, holds
 from kvbook.experiments import scratch_logits, scratch_texts
+from kvbook.records import Run
 from kvbook.scratch.ways import FIXES, POSTED
 
 APPEND, MASK, PROMPT, MODULO = FIXES
@@ -30,6 +32,12 @@ class Evidence:
     texts: pd.DataFrame
     speed: pd.DataFrame
     weights: str
+
+    @classmethod
+    def of(cls, runs: Mapping[str, Run]) -> "Evidence":
+        """Take the rows of runs, by experiment, and their model's weights."""
+        rows = {field: runs[f"scratch_{field}"].rows for field in ("logits", "loss", "texts", "speed")}
+        return cls(**rows, weights=runs["scratch_loss"].about["models"][0]["weights"])
 
 
 _NATS = "{:+.4f}"
@@ -188,6 +196,29 @@ def three_times_faster(evidence: Evidence) -> Verdict:
     )
     # Random weights are what the reply timed as well, but its machine is another one: less here does not refute it.
     return Verdict(here, holds(ratio.low > 3, False, "local"))
+
+
+def beside(this: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
+    """Set the verdicts of one run beside those of another.
+
+    Parameters
+    ----------
+    this, recorded : DataFrame
+        From `ledger.verdicts`.
+
+    Returns
+    -------
+    DataFrame
+        ``claim``, ``at the thread's size`` (the numbers that decided there), ``verdict there``, ``verdict of this run``.
+    """
+    return pd.DataFrame(
+        {
+            "claim": recorded["claim"],
+            "at the thread's size": recorded["here"],
+            "verdict there": recorded["verdict"],
+            "verdict of this run": this["verdict"],
+        }
+    )
 
 
 CHECKS = {

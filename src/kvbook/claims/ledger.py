@@ -55,16 +55,13 @@ def holds(borne_out: bool, contradicted: bool, weights: str) -> Word:
     return "refuted" if contradicted else "undecided"
 
 
-def judge(
+def verdicts(
     document: str,
     checks: Mapping[str, Callable[[Evidence], Verdict]],
     evidence: Evidence,
     chapter: str | None = None,
 ) -> pd.DataFrame:
-    """Check every claim of a document that a chapter answers for, and keep the result.
-
-    The verdicts go to ``_build/claims/<document>.json``, with a chapter named to ``<document>.<chapter>.json``, and those on
-    all documents to ``_build/claims.json``.
+    """Check every claim of a document that a chapter answers for.
 
     Parameters
     ----------
@@ -103,11 +100,27 @@ def judge(
                 "verdict": verdict.verdict,
             }
         )
+    return pd.DataFrame(rows)
+
+
+def judge(
+    document: str,
+    checks: Mapping[str, Callable[[Evidence], Verdict]],
+    evidence: Evidence,
+    chapter: str | None = None,
+) -> pd.DataFrame:
+    """Check a document's claims, and keep the result for the ledger.
+
+    The verdicts go to ``_build/claims/<document>.json``, with a chapter named to ``<document>.<chapter>.json``, and those on
+    all documents to ``_build/claims.json``.  Parameters, result and errors as for `verdicts`.
+    """
+    table = verdicts(document, checks, evidence, chapter)
     folder = paths.BUILD / "claims"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"{document if chapter is None else f'{document}.{chapter}'}.json", rows)
+    name = document if chapter is None else f"{document}.{chapter}"
+    _write(folder / f"{name}.json", table.to_dict("records"))
     merge()
-    return pd.DataFrame(rows)
+    return table
 
 
 def merge() -> None:

@@ -1,7 +1,8 @@
 """Scaled dot product attention in which a query's bits depend neither on other queries nor on keys it does not see.
 
-torch's CPU kernel walks through the keys in blocks of 512 and keeps a running maximum and sum.  Padded to whole blocks
-and with the mask written out, a block behind a query's last key changes nothing.  What remains is the number of queries
+torch's CPU kernel walks through the keys in blocks of 512 and keeps a running maximum and sum; on a GPU its memory-efficient
+kernel does so in blocks of 64 or 128.  Padded to whole blocks and with the mask written out, a block behind a query's last
+key changes nothing.  What remains is the number of queries
 and of heads, and a last block that is filled up no further than to a multiple of 128: each is compared bit for bit with the
 reference, one head and four queries on whole blocks, the first time that it is wanted.
 """
@@ -12,7 +13,7 @@ import torch
 
 from kvbook.exact import rows
 from kvbook.exact.kernels import NotInvariant, base, draw, pairs, spread
-from kvbook.exact.pointwise import MASKED, leading, pointwise, softmax
+from kvbook.exact.pointwise import MASKED, exponential_on, leading, softmax
 
 BLOCK = 512
 # A last block is filled up to a multiple of this many where the bits allow it, so that short texts cost less.
@@ -24,8 +25,20 @@ _LARGE = (256, 32)
 _WIDTHS = 16
 
 
+# torch's kernel by dispatch key; `base` must hold it before the switch refuses it.
+KERNELS = {
+    "CPU": "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "CUDA": "aten::_scaled_dot_product_efficient_attention",
+}
+
+
 def _kernel(query, key, value, bias, scale):
-    flash = base("aten::_scaled_dot_product_flash_attention_for_cpu", "CPU")
+    if query.is_cuda:
+        efficient = base(KERNELS["CUDA"], "CUDA")
+        # It wants a mask for each head, in the queries' dtype; heads may share one in memory.
+        bias = bias.to(query.dtype).expand(-1, query.shape[1], -1, -1)
+        return efficient(query, key, value, bias, False, 0.0, False, scale=scale)[0]
+    flash = base(KERNELS["CPU"], "CPU")
     return flash(query, key, value, 0.0, False, attn_mask=bias, scale=scale)[0]
 
 
@@ -34,7 +47,7 @@ _verdicts: dict[tuple[object, ...], bool] = {}
 
 def _allows(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: torch.dtype) -> bool:
     """Tell whether a shape of the kernel gives the reference's bits, by trying it the first time."""
-    about = (like.dtype, like.shape[-1], heads, queries, keys, bias_dtype, torch.get_num_threads())
+    about = (like.dtype, like.device, like.shape[-1], heads, queries, keys, bias_dtype, torch.get_num_threads())
     if about not in _verdicts:
         _verdicts[about] = _try(like, heads, queries, keys, bias_dtype)
     return _verdicts[about]
@@ -64,7 +77,7 @@ def _telling(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype
     seen = torch.linspace(1, keys // _STRETCH, queries).round().long() * _STRETCH
     bias = torch.zeros(1, 1, queries, keys, dtype=bias_dtype)
     bias.masked_fill_(torch.arange(keys) >= seen[:, None], float("-inf"))
-    return *(x.to(like.dtype) for x in (q, k, v)), bias, seen
+    return *(x.to(like) for x in (q, k, v)), bias.to(like.device), seen
 
 
 def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: torch.dtype) -> bool:
@@ -89,11 +102,15 @@ def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: to
 
 
 @functools.cache
-def _reference_holds(dtype: torch.dtype, width: int, _threads: int) -> bool:
+def _reference_holds(dtype: torch.dtype, device: torch.device, width: int, _threads: int) -> bool:
     """Tell whether the four queries of the reference are treated alike, whatever lies beside them."""
-    q, k, v, bias, _ = _telling(torch.empty(0, width, dtype=dtype), 1, QUERIES, BLOCK, dtype)
+    q, k, v, bias, _ = _telling(torch.empty(0, width, dtype=dtype, device=device), 1, QUERIES, BLOCK, dtype)
     bias[:] = bias[:, :, 2:3]
-    mixed = _kernel(q, k, v, bias, _SCALE)
+    try:
+        mixed = _kernel(q, k, v, bias, _SCALE)
+    except RuntimeError:
+        # A GPU for which torch has no such kernel.
+        return False
     # Two whole blocks against one, for queries that see no more.
     return _try(k, 1, QUERIES, 2 * BLOCK, dtype) and all(
         torch.equal(_kernel(q[:, :, [place] * QUERIES], k, v, bias, _SCALE), mixed[:, :, [place] * QUERIES])
@@ -108,12 +125,14 @@ def _padded(x: torch.Tensor, start: int, stop: int, length: int) -> torch.Tensor
 
 
 @functools.lru_cache(maxsize=256)
-def _causal(start: int, queries: int, size: int, keys: int, length: int, causal: bool, dtype: torch.dtype):
+def _causal(
+    start: int, queries: int, size: int, keys: int, length: int, causal: bool, dtype: torch.dtype, device: torch.device
+):
     """Write out the mask of a stretch of queries, shape (1, 1, size, length), that see all keys or those up to their own."""
     last = torch.arange(start, start + size)[:, None] if causal else torch.full((size, 1), keys - 1)
     last[queries:] = keys - 1
     bias = torch.zeros(1, 1, size, length, dtype=dtype)
-    return bias.masked_fill_(torch.arange(length) > last.clamp(max=keys - 1), float("-inf"))
+    return bias.masked_fill_(torch.arange(length) > last.clamp(max=keys - 1), float("-inf")).to(device)
 
 
 def attend(
@@ -127,7 +146,7 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Stand in for ``scaled_dot_product_attention`` on a CPU; the arguments are its own.
+    """Stand in for ``scaled_dot_product_attention``; the arguments are its own.
 
     Parameters
     ----------
@@ -151,13 +170,14 @@ def attend(
             f"{tuple(value.shape)} in {query.dtype}: load the model with attn_implementation='eager'"
         )
     check_heads(query, key, enable_gqa)
-    if query.shape[-1] % _WIDTHS or not _reference_holds(query.dtype, query.shape[-1], torch.get_num_threads()):
-        return attend_in_blocks(query, key, value, attn_mask, is_causal, scale, pointwise("aten::exp"))
+    width = query.shape[-1]
+    if width % _WIDTHS or not _reference_holds(query.dtype, query.device, width, torch.get_num_threads()):
+        return attend_in_blocks(query, key, value, attn_mask, is_causal, scale)
     if attn_mask is not None:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     if len(query) == 1:
         return _one(query, key, value, attn_mask, is_causal, scale)
-    out = torch.empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3], dtype=query.dtype).transpose(1, 2)
+    out = query.new_empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3]).transpose(1, 2)
     for index in range(len(query)):
         one = slice(index, index + 1)
         mask = None if attn_mask is None else attn_mask[one if len(attn_mask) > 1 else slice(None)]
@@ -187,7 +207,7 @@ def _one(query, key, value, mask, is_causal, scale) -> torch.Tensor:
     groups = heads // key.shape[1]
     if queries == 1 and mask is None and not is_causal and groups <= QUERIES:
         _, key_heads, keys, width = key.shape
-        if found := _of_a_step(query.dtype, key_heads, groups, keys, width, torch.get_num_threads()):
+        if found := _of_a_step(query.dtype, query.device, key_heads, groups, keys, width, torch.get_num_threads()):
             length, bias = found
             more = (0, 0, 0, length - keys)
             asked = torch.constant_pad_nd(query.reshape(1, key_heads, groups, width), (0, 0, 0, QUERIES - groups))
@@ -205,13 +225,15 @@ def _one(query, key, value, mask, is_causal, scale) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _of_a_step(dtype: torch.dtype, key_heads: int, groups: int, keys: int, width: int, _threads: int):
+def _of_a_step(
+    dtype: torch.dtype, device: torch.device, key_heads: int, groups: int, keys: int, width: int, _threads: int
+):
     """Look up for all layers of a decode step at once what `_pieces` would: the length of the keys, and the mask.
 
     None where that shape of the kernel is not allowed.
     """
-    length = _length(torch.empty(0, width, dtype=dtype), key_heads, QUERIES, keys, dtype)
-    return length and (length, _causal(0, groups, QUERIES, keys, length, False, dtype))
+    length = _length(torch.empty(0, width, dtype=dtype, device=device), key_heads, QUERIES, keys, dtype)
+    return length and (length, _causal(0, groups, QUERIES, keys, length, False, dtype, device))
 
 
 def _pieces(query, key, value, mask, is_causal, scale) -> torch.Tensor:
@@ -222,7 +244,7 @@ def _pieces(query, key, value, mask, is_causal, scale) -> torch.Tensor:
         first, stop = leading(visible, "scaled_dot_product_attention")
         bias = mask[..., first:stop]
         if bias.dtype == torch.bool:
-            bias = torch.zeros(bias.shape, dtype=query.dtype).masked_fill_(~bias, float("-inf"))
+            bias = query.new_zeros(bias.shape).masked_fill_(~bias, float("-inf"))
         bias = bias.expand(-1, -1, queries, -1)
     keys = stop - first
     dtype = query.dtype if bias is None else bias.dtype
@@ -244,7 +266,7 @@ def _pieces(query, key, value, mask, is_causal, scale) -> torch.Tensor:
         if count < size:
             piece = torch.constant_pad_nd(piece, (0, 0, 0, size - count))
         if bias is None:
-            written = _causal(start, count, size, min(keys, needed), length, is_causal, dtype)
+            written = _causal(start, count, size, min(keys, needed), length, is_causal, dtype, query.device)
         else:
             written = bias.new_full((1, bias.shape[1], size, length), float("-inf"))
             written[:, :, :count, :keys] = bias[:, :, start : start + count]
@@ -270,15 +292,13 @@ def _length(query: torch.Tensor, heads: int, queries: int, keys: int, dtype: tor
     return next((length for length in lengths if _allows(query, heads, queries, length, dtype)), None)
 
 
-def attend_in_blocks(query, key, value, attn_mask, is_causal, scale, exp) -> torch.Tensor:
+def attend_in_blocks(query, key, value, attn_mask, is_causal, scale) -> torch.Tensor:
     """Attend by batched products and a softmax, where the machine's kernel cannot be used; slower, and as invariant.
 
     Parameters
     ----------
     query, key, value, attn_mask, is_causal, scale
         As for `attend`.
-    exp : callable
-        The exponential to use.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1).flatten(0, 1).float() for x in (key, value))
@@ -289,6 +309,6 @@ def attend_in_blocks(query, key, value, attn_mask, is_causal, scale, exp) -> tor
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
-    probabilities, skipped = softmax(scores, -1, False, exp)
+    probabilities, skipped = softmax(scores, -1, False, exponential_on(query))
     skip = [first for first in skipped for _ in range(shape[1])]
     return rows.batched(probabilities.flatten(0, 1), value, skip).unflatten(0, shape).to(query.dtype)

@@ -156,6 +156,11 @@ def _softmax(scores: torch.Tensor, exp: Callable[[torch.Tensor], torch.Tensor]) 
     return parts / total[..., None]
 
 
+def exponential_on(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Give the exponential for a tensor's device: on a GPU every element has a thread of its own, and nothing is left over."""
+    return base("aten::exp", "CUDA") if key_of(x) == "CUDA" else pointwise("aten::exp")
+
+
 def make_softmax(remember: Callable[[list[int], torch.Size], None]) -> Callable[..., torch.Tensor]:
     """Give `softmax` as a kernel.
 
@@ -164,12 +169,9 @@ def make_softmax(remember: Callable[[list[int], torch.Size], None]) -> Callable[
     remember : callable
         Told of leading keys that were left out, for the product with the values that follows.
     """
-    exponential = pointwise("aten::exp")
 
     def function(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-        # On a GPU every element has a thread of its own and nothing is left over.
-        exp = base("aten::exp", "CUDA") if key_of(x) == "CUDA" else exponential
-        out, skipped = softmax(x, dim, half_to_float, exp)
+        out, skipped = softmax(x, dim, half_to_float, exponential_on(x))
         remember(skipped, out.shape)
         return out
 

@@ -1,7 +1,7 @@
 """Matrix products in which a row's bits do not depend on how many rows come with it.
 
 A library picks another algorithm, so another order of additions, for another number of rows.  Here a product only ever
-runs on row counts of a short list.  The smallest, a tile of 16, is the reference.  Every other count is compared with it
+runs on row counts of a short list.  One of them, the tile, is the reference.  Every other count is compared with it
 bit for bit the first time that it is wanted, with the shapes, strides, dtype and threads of the product at hand, and is
 used only if no bit differs.  What the machine does not grant is paid for with padding.
 
@@ -12,15 +12,35 @@ a batch, and these are added in pairs.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from kvbook.exact.kernels import base, draw, key_of, pairs, spread
 
+
+class Sizes(NamedTuple):
+    """Row counts of products.
+
+    Attributes
+    ----------
+    tile : int
+        The reference, which every product may run on.
+    small : tuple of int
+        Below it, ascending: what a decode step would like to run on.
+    large : tuple of int
+        Above it, descending: what keeps a prefill fast.
+    """
+
+    tile: int
+    small: tuple[int, ...]
+    large: tuple[int, ...]
+
+
 TILE = 16
-# Below a tile: what a decode step would like to run on. Above: what keeps a prefill fast.
-SMALL = (1, 2, 4, 8)
-LARGE = (256, 64)
+HOST = Sizes(TILE, (1, 2, 4, 8), (256, 64))
+# Reading the weights takes as long for this many rows as for one, and starting a kernel is what many small products cost.
+GPU = Sizes(128, (1, 16, 64), (1024, 512, 256))
 # Vector units and caches work on lines of this many bytes; a library may start differently inside one.
 _LINE = 64
 _PARTS = (8, 4, 2)
@@ -58,15 +78,18 @@ class RowCounts:
     Attributes
     ----------
     tile : int
-        The reference: 16, or 1 where the rows of a tile of 16 are not treated alike.
+        The reference: that of `sizes`, or 1 where the rows of such a tile are not treated alike.
     parts : int
         In how many the inner dimension is summed.
+    sizes : Sizes
+        Counts to try.
     verdicts : dict of int to bool
         For every count that was tried, whether its bits equal the reference's.
     """
 
     tile: int
     parts: int
+    sizes: Sizes
     verdicts: dict[int, bool] = field(default_factory=dict)
     _plans: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
 
@@ -87,15 +110,20 @@ class RowCounts:
         """Cut a number of rows into pieces: where each begins, how many rows it has, how many it is padded to."""
         if rows not in self._plans:
             pieces, start = [], 0
-            for size in (*LARGE, self.tile):
+            for size in (*self.sizes.large, self.tile):
                 while rows - start >= size and self.allows(size, weight, bias):
                     pieces.append((start, size, size))
                     start += size
             if rest := rows - start:
-                fits = (size for size in SMALL if size >= rest and self.allows(size, weight, bias))
+                fits = (size for size in self.sizes.small if size >= rest and self.allows(size, weight, bias))
                 pieces.append((start, rest, next(fits, self.tile)))
             self._plans[rows] = pieces
         return self._plans[rows]
+
+
+def sizes_on(device: torch.device) -> Sizes:
+    """Give the row counts to try on a device."""
+    return GPU if device.type == "cuda" else HOST
 
 
 _known: dict[tuple[object, ...], RowCounts] = {}
@@ -107,7 +135,8 @@ def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> 
         torch.get_num_threads(),
     )  # fmt: skip
     if (found := _known.get(key)) is None:
-        found = _known[key] = RowCounts(TILE if _alike(weight, bias, parts) else 1, parts)
+        sizes = sizes_on(weight.device)
+        found = _known[key] = RowCounts(sizes.tile if _alike(weight, bias, parts, sizes.tile) else 1, parts, sizes)
     return found
 
 
@@ -131,13 +160,13 @@ def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tupl
     return x.to(weight), matrix, summand
 
 
-def _alike(weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> bool:
+def _alike(weight: torch.Tensor, bias: torch.Tensor | None, parts: int, tile: int) -> bool:
     """Tell whether a row has equal bits wherever in a tile it lies and whatever lies beside it."""
-    x, *others = _telling(TILE, weight, bias)
+    x, *others = _telling(tile, weight, bias)
     mixed = _product(x, *others, parts)
-    for place in (0, TILE // 2 + 1, TILE - 1):
-        repeated = _product(x[place].expand(TILE, -1).contiguous(), *others, parts)
-        if not torch.equal(repeated, mixed[place].expand(TILE, -1)):
+    for place in (0, tile // 2 + 1, tile - 1):
+        repeated = _product(x[place].expand(tile, -1).contiguous(), *others, parts)
+        if not torch.equal(repeated, mixed[place].expand(tile, -1)):
             return False
     return True
 

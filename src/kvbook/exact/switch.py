@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import Parameter
 
-from kvbook.exact import alibi, attention, pointwise, rows, windows
-from kvbook.exact.kernels import NotInvariant, base, key_of, no_gradients
+from kvbook.exact import alibi, attention, pointwise, rows, sums, windows
+from kvbook.exact.kernels import NotInvariant, base, no_gradients
 
 # Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
 # quotients are rounded correctly wherever an element lies and need no help.
@@ -153,17 +153,6 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arg
     return attention.attend(query, key, value, *arguments, **options)
 
 
-def _blocks(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
-) -> torch.Tensor:
-    """Attend on a device whose own kernel has not been looked into."""
-    no_gradients("scaled_dot_product_attention", query, key, value)
-    if dropout_p:
-        raise NotInvariant("row_invariant() has no attention dropout: call model.eval() first")
-    attention.check_heads(query, key, enable_gqa)
-    return attention.attend_in_blocks(query, key, value, attn_mask, is_causal, scale, base("aten::exp", key_of(query)))
-
-
 def _refusal(name: str) -> Callable[..., None]:
     def refuse(*_arguments: object, **_options: object) -> None:
         raise NotInvariant(
@@ -193,11 +182,10 @@ def _replacements(key: str) -> dict[str, Callable[..., object]]:
         "aten::matmul": _matmul, "aten::_softmax": softmax,
     }  # fmt: skip
     # So that `base` holds every kernel before it is replaced.
-    for name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp"):
+    for name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp", attention.KERNELS[key]):
         base(name, key)
+    table["aten::scaled_dot_product_attention"] = _attention
     if key == "CPU":
-        base("aten::_scaled_dot_product_flash_attention_for_cpu", key)
-        table["aten::scaled_dot_product_attention"] = _attention
         for name in _POINTWISE:
             plain, _, overload = name.partition(".")
             function = pointwise.pointwise(f"aten::{name}") if _exists(f"aten::{name}", key) else None
@@ -208,7 +196,9 @@ def _replacements(key: str) -> dict[str, Callable[..., object]]:
             if _exists(variant, key):
                 table[variant] = pointwise.in_place(function)
     else:
-        table["aten::scaled_dot_product_attention"] = _blocks
+        for name, function in (("aten::mean.dim", sums.mean), ("aten::sum.dim_IntList", sums.total)):
+            base(name, key)
+            table[name] = function
     for name in sorted(_names()):
         refused = (_REFUSED.match(name) or _FOREIGN.match(name)) and name not in table
         # Some, such as a matrix times a vector, have one kernel for all devices.
@@ -323,10 +313,11 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids`` that start
       at 0 with the first real token, as ``generate`` does by itself; else the positions are others, and so the results.
     - Each attention implementation ("eager", "sdpa") equals itself, not the other one. Others are not supported.
-    - Norms and other sums over a row are torch's own, which take a row by itself; rows of 32,768 elements or more have not
-      been tried.
+    - On a CPU norms and other sums over a row are torch's own, which take a row by itself; rows of 32,768 elements or more
+      have not been tried.
     - MPT's bias is taken relative to the query instead of to the last key, which is equal but for rounding.
-    - On CUDA the same row counts are tried bit for bit, and attention is done in blocks; this has not been run on a GPU.
+    - On CUDA row counts, torch's memory-efficient attention and the layer norm that sums take are tried bit for bit in the
+      same way; this has not been run on a GPU yet, so see that `verify` finds no difference on yours.
 
     Examples
     --------

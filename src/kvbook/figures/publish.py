@@ -97,6 +97,9 @@ class Page:
         """
         _check_name(name, "fig-")
         _check_words(name, caption=caption, alt=alt)
+        # Laid out once, for all files alike: at every one anew takes as long as drawing it.
+        fig.draw_without_rendering()
+        fig.set_layout_engine("none")
         files = {kind: _picture(fig, kind, dpi=300) for kind in ("svg", "pdf", "png")}
         files["csv"] = _csv(table)
         inline = _picture_for_the_page(fig)
@@ -186,8 +189,7 @@ def _check_words(name: str, **texts: str) -> None:
 
 def _picture(fig: Figure, kind: str, dpi: int) -> bytes:
     buffer = io.BytesIO()
-    options = {"pil_kwargs": {"optimize": True}} if kind == "png" else {}
-    fig.savefig(buffer, format=kind, dpi=dpi, metadata=_NO_DATES[kind], **options)
+    fig.savefig(buffer, format=kind, dpi=dpi, metadata=_NO_DATES[kind])
     return buffer.getvalue()
 
 

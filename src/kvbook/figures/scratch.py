@@ -139,6 +139,33 @@ def figure_causes(causes: pd.DataFrame) -> Figure:
     return fig
 
 
+def figure_sizes(sizes: pd.DataFrame) -> Figure:
+    """Draw the gap past the block under each change, a marker for each of two sizes of model.
+
+    Parameters
+    ----------
+    sizes : DataFrame
+        From `analyses.scratch.sizes_table`.
+    """
+    labels, names = list(dict.fromkeys(sizes["label"])), list(dict.fromkeys(sizes["size"]))
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(labels)))
+    looks = ((style.GREY, "o", "white"), (style.VERMILION, "s", style.VERMILION))
+    for number, (name, (colour, marker, face)) in enumerate(zip(names, looks, strict=True)):
+        rows = sizes[sizes["size"] == name]
+        ends = np.array([[e.value - e.low, e.high - e.value] for e in rows["estimate"]]).T
+        ax.errorbar(
+            [e.value for e in rows["estimate"]], [labels.index(label) + 0.22 * (2 * number - 1) for label in rows["label"]],
+            xerr=ends, color=colour, marker=marker, markerfacecolor=face, markersize=5, linestyle="", label=name,
+        )  # fmt: skip
+    ax.axvline(0, color=style.GREY, linewidth=1, linestyle=":")
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("loss less the window's (nats)")
+    fig.legend(loc="outside upper center", ncols=2, fontsize=9)
+    return fig
+
+
 def figure_speed(speeds: pd.DataFrame) -> Figure:
     """Draw how many times as long a step takes without a cache, by length, with the reply's factor marked.
 

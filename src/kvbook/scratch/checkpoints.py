@@ -1,4 +1,4 @@
-"""The thread's model by name: shipped, trained on first use, or in a local folder."""
+"""The thread's model by name: shipped in two sizes, trained on another text on first use, or in a local folder."""
 
 import json
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from kvbook.models import placement
 from kvbook.scratch import text, training
 from kvbook.scratch.model import ScratchGPT, Shape
 
-SHIPPED = paths.MODELS / "scratch"
 SMALL, THREAD = "small", "thread"
+# What the shipped checkpoints are trained on.
+STDLIB = "stdlib"
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,13 @@ class Loaded:
     vocabulary: text.Vocabulary
 
 
+def shipped(size: str) -> Path:
+    """Name the folder of a checkpoint that ships."""
+    return paths.MODELS / "scratch" / size
+
+
 def folder_of(name: str, corpus: str, device: str = "cpu") -> Path:
-    """Find a checkpoint; ``"thread"`` is trained where it is missing, on the corpus's training part.
+    """Find a checkpoint; ``"thread"`` for another text than the standard library is trained on it where it is missing.
 
     Parameters
     ----------
@@ -52,8 +58,8 @@ def folder_of(name: str, corpus: str, device: str = "cpu") -> Path:
     UserError
         For a name that is none of these, or a device or corpus that is not there.
     """
-    if name == SMALL:
-        return SHIPPED
+    if name == SMALL or (name == THREAD and corpus == STDLIB):
+        return shipped(name)
     if name == THREAD:
         recipe = training.RECIPES[THREAD]
         made_of = fingerprint.of_values([recipe, text.describe(corpus, "train")])[:8]

@@ -1,4 +1,4 @@
-"""Training by the thread's recipe, in two sizes: one that ships, and the thread's own.
+"""Training by the thread's recipe, in two sizes: a small one, and the thread's own.
 
     python -m kvbook models train-scratch --size small
 

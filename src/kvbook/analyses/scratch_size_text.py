@@ -1,0 +1,107 @@
+"""What the chapter on the thread about a model from scratch says of the thread's own size, from recorded runs."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import pandas as pd
+
+from kvbook.analyses import scratch as tables
+from kvbook.analyses import scratch_text, wording
+from kvbook.records import Run
+from kvbook.scratch import checkpoints
+from kvbook.scratch.ways import POSTED, WINDOW, refill_name
+
+MODEL = f"scratch-{checkpoints.THREAD}"
+EXPERIMENTS = ("scratch_logits", "scratch_loss", "scratch_held", "scratch_texts", "scratch_speed")
+THIS, RECORDED = "this run", "the thread's size, recorded"
+
+
+def _texts(loss: Run) -> str:
+    return f"{wording.models(loss)}; {loss.rows['sample'].nunique()} texts of {wording.corpus(loss)}; {wording.machine(loss)}"
+
+
+def finding(loss: pd.DataFrame, recorded: pd.DataFrame) -> str:
+    """Say in one sentence what the figure of both sizes shows.
+
+    Parameters
+    ----------
+    loss, recorded : DataFrame
+        Rows of the experiment ``scratch_loss``, of this run and of the recorded one.
+    """
+    if wording.too_few(loss) or wording.too_few(recorded):
+        return "Texts of so few files cannot show what a way loses."
+    here, there = (scratch_text.against(tables.gap_behind(rows, POSTED)) for rows in (loss, recorded))
+    return (
+        f"Past the block the posted cache's loss is, in nats and against the window's, {there} at the thread's own size, "
+        f"and {here} in this run's model."
+    )
+
+
+def captions(loss: Run, recorded: Mapping[str, Run]) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text, as `Page.figure` and `Page.table` take them.
+
+    Parameters
+    ----------
+    loss : Run
+        Of this run's experiment ``scratch_loss``.
+    recorded : mapping of str to Run
+        Recorded runs of `MODEL`, by experiment.
+    """
+    theirs = recorded["scratch_loss"]
+    hashes = ", ".join(f"`{run.hash}`" for run in recorded.values())
+    said = {
+        "fig-scratch-sizes": (
+            f"{finding(loss.rows, theirs.rows)} Loss past the first block less the uncached window's, under each change of the "
+            f"posted cache. This run: {_texts(loss)}. Recorded, run `{theirs.hash}`: {_texts(theirs)}. Intervals of 95 % "
+            "(bootstrap over files).",
+            "A list of changes with two estimates and their intervals each, one a size of model.",
+        ),
+        "tab-scratch-sizes": (
+            f"Claims of the thread on recorded runs at its own size, beside this run's verdicts. Recorded, runs {hashes}: "
+            f"{_texts(theirs)}. “In kind”: the weights are not the thread's, and neither is the text.",
+            "",
+        ),
+    }
+    return wording.published(said)
+
+
+def numbers(recorded: Mapping[str, Run], verdicts: pd.DataFrame) -> dict[str, str]:
+    """Write the numbers that the prose quotes, by glue key.
+
+    Parameters
+    ----------
+    recorded : mapping of str to Run
+        Recorded runs of `MODEL`, by experiment.
+    verdicts : DataFrame
+        From `claims.forum_scratch.beside`.
+    """
+    loss, logits, speed = (recorded[f"scratch_{name}"] for name in ("loss", "logits", "speed"))
+    model = loss.about["models"][0]
+    block = model["shape"]["block"]
+    half = refill_name(block // 2)
+    characters, held_out = scratch_text.training_of(model)
+    costs = tables.cost_table(loss.rows, speed.rows).set_index("way")
+    share = tables.stale_share(loss.rows)
+    equal = int((verdicts["verdict there"] == verdicts["verdict of this run"]).sum())
+    seconds = sum(
+        (datetime.fromisoformat(run.about["finished"]) - datetime.fromisoformat(run.about["started"])).total_seconds()
+        for run in recorded.values()
+    )
+    return {
+        "thread_layers": str(model["layers"]),
+        "thread_width": str(model["shape"]["width"]),
+        "thread_block": str(block),
+        "thread_characters": characters,
+        "thread_held_out": held_out,
+        "thread_minutes": f"{seconds / 60:.0f} minutes ({wording.machine(loss)})",
+        "thread_posted_gap": scratch_text.against(tables.gap_behind(loss.rows, POSTED)),
+        "thread_window_loss": tables.loss_behind(loss.rows, WINDOW).text("{:.2f}"),
+        "thread_stale_share": "not to be told" if share is None else share.text("{:.0%}"),
+        "thread_held_gap": scratch_text.against(tables.held_gap(recorded["scratch_held"].rows)),
+        "thread_refill_gap": scratch_text.against(costs.loc[half, "gap"]),
+        "thread_refill_time": costs.loc[half, "time_ratio"].text("{:.2f}"),
+        "thread_window_time": costs.loc[WINDOW, "time_ratio"].text("{:.1f}"),
+        "thread_posted_inside": scratch_text.spread(logits.rows, POSTED, tables.INSIDE),
+        "thread_posted_behind": scratch_text.spread(logits.rows, POSTED, tables.BEHIND),
+        "same_verdicts": wording.of_all(equal, len(verdicts)),
+    }
