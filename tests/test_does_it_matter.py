@@ -172,6 +172,14 @@ def test_ways_that_a_model_lacks_are_left_out(subject, llama, gpt2):
         assert set(one_axis.WAYS) - set(one_axis.possible(narrow)) == {one_axis.WEIGHTS_4}
 
 
+def test_without_an_fp8_cache_in_transformers_that_way_is_left_out(subject, monkeypatch):
+    def none(backend, **_more):
+        raise ValueError(f"Unknown quantization backend `{backend}`")
+
+    monkeypatch.setattr(one_axis, "QuantizedCache", none)
+    assert set(one_axis.WAYS) - set(one_axis.possible(subject.baseline.model)) == {one_axis.KV_FP8}
+
+
 def test_without_the_library_weights_are_not_quantized(subject, monkeypatch):
     monkeypatch.setattr(one_axis.lowbit, "_LIBRARIES", ("nosuch_library",))
     left = set(one_axis.WAYS) - set(one_axis.possible(subject.baseline.model))

@@ -1,11 +1,14 @@
 """Data flows one way: a module imports only from those above it."""
 
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from kvbook.fingerprint import imports_of
+from kvbook.fingerprint import imports_of, reached
 
 PACKAGE = Path(__file__).parents[1] / "src" / "kvbook"
 
@@ -135,3 +138,32 @@ def test_what_must_start_quickly_does_not_import_what_is_slow(library):
     slow = {name for name, source in modules(PACKAGE).items() if library in imports_at_the_top(source)}
     assert slow, "nothing imports it at all: this test looks in the wrong place"
     assert {name for name in slow if part(name) in HEAVY[library]} == set()
+
+
+# torch is not named in pyproject.toml, so that none is installed over a machine's own; transformers brings these two itself.
+BROUGHT = {"torch", "huggingface_hub", "tokenizers"}
+
+
+def undeclared(sources: dict[str, str]) -> list[str]:
+    """List what modules import on being imported that a machine with the package's own dependencies need not have."""
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    names = {re.split(r"[^\w-]", line)[0].lower() for line in project["dependencies"]}
+    known = {{"pyyaml": "yaml"}.get(name, name) for name in names} | BROUGHT | {"kvbook"} | sys.stdlib_module_names
+    return [
+        f"{module} imports {package}"
+        for module, source in sources.items()
+        for package in sorted(imports_at_the_top(source) - known)
+    ]
+
+
+def test_an_experiment_runs_on_a_machine_with_the_packages_own_dependencies():
+    sources = modules(PACKAGE)
+    needed = reached("kvbook.__main__") | reached("kvbook.experiments.catalogue")
+    book_only = {"execution", "site", "cluster", "live", "published", "citation"}
+    assert undeclared({name: sources[name] for name in needed if part(name) not in book_only}) == []
+
+
+def test_control_a_library_that_only_this_books_pins_bring_is_found():
+    assert undeclared({"kvbook.models.hub": "import httpx2\nfrom huggingface_hub import errors"}) == [
+        "kvbook.models.hub imports httpx2"
+    ]

@@ -235,7 +235,8 @@ def possible(model: PreTrainedModel, ways: tuple[Way, ...] = WAYS) -> list[Way]:
     """List the ways that a model has.
 
     Left out are a second attention where it knows one only; caches that are rounded, or cut back, where a layer has a window;
-    quantized weights without the library; and on a CPU 4-bit weights of odd widths.
+    the fp8 cache where transformers is older than it; quantized weights without the library; and on a CPU 4-bit weights of
+    odd widths.
 
     Parameters
     ----------
@@ -249,6 +250,10 @@ def possible(model: PreTrainedModel, ways: tuple[Way, ...] = WAYS) -> list[Way]:
         without.add(EAGER.name)
     if not rounded_caches.all_full(model.config):
         without |= {way.name for way in (KV_FP8, KV_INT8, KV_INT4, LOST)}
+    try:
+        _fp8(model, 1)
+    except ValueError:
+        without.add(KV_FP8.name)
     if model.device.type == "cpu" and any(width % _BLOCK_4BIT for width in _inner_widths(model)):
         without.add(WEIGHTS_4.name)
     try:

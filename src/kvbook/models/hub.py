@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import httpx2
 from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.utils import httpx
 from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
@@ -87,7 +87,7 @@ def _reachable(hub_id: str) -> bool:
         get_hf_file_metadata(hf_hub_url(hub_id, "config.json"))
     except errors.HfHubHTTPError:
         raise
-    except (httpx2.TransportError, OSError):
+    except (httpx.TransportError, OSError):
         return False
     return True
 
@@ -159,7 +159,7 @@ def explain(hub_id: str, stage: Stage, error: Exception, reached: bool = True) -
             f"{hub_id}: no room left in {constants.HF_HUB_CACHE}: free some, or set HF_HOME to another disk"
         )
     # Network trouble of any kind ends in one of these, for the cache is asked last.
-    if among(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, httpx2.TransportError):
+    if among(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, httpx.TransportError):
         return _unreachable(hub_id)
     if not reached:
         # transformers words a file that the cache lacks as if the repository lacked it.
