@@ -241,8 +241,9 @@ def _switch_on(parts: Collection[str]) -> None:
     try:
         _others.enter_context(alibi.relative_to_the_query())
         _others.enter_context(windows.refused())
-        if "torch._dynamo" in sys.modules:
-            # What a compiler made does not go through the operators that are replaced.
+        if "torch._dynamo" in sys.modules or "CUDA" in tables:
+            # What a compiler made does not go through the operators that are replaced. On a GPU `generate` compiles by itself
+            # when it gets a static cache, perhaps for the first time inside the block.
             _others.enter_context(torch.compiler.set_stance("force_eager"))
         with warnings.catch_warnings():
             # torch warns that a kernel is replaced, which is what is meant.
