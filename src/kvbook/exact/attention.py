@@ -2,7 +2,8 @@
 
 torch's CPU kernel walks through the keys in blocks of 512 and keeps a running maximum and sum; on a GPU its memory-efficient
 kernel does so in blocks of 64 or 128.  Padded to whole blocks and with the mask written out, a block behind a query's last
-key changes nothing.  What remains is the number of queries
+key changes nothing; that is tried first, for on a GPU heads wider than 128 are divided by their sum in another place, and go
+through blocks of our own.  What remains is the number of queries
 and of heads, and a last block that is filled up no further than to a multiple of 128: each is compared bit for bit with the
 reference, one head and four queries on whole blocks, the first time that it is wanted.
 """
@@ -103,7 +104,7 @@ def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: to
 
 @functools.cache
 def _reference_holds(dtype: torch.dtype, device: torch.device, width: int, _threads: int) -> bool:
-    """Tell whether the four queries of the reference are treated alike, whatever lies beside them."""
+    """Tell whether the reference's four queries are treated alike, whatever lies beside them and however many blocks follow."""
     q, k, v, bias, _ = _telling(torch.empty(0, width, dtype=dtype, device=device), 1, QUERIES, BLOCK, dtype)
     bias[:] = bias[:, :, 2:3]
     try:
@@ -111,11 +112,25 @@ def _reference_holds(dtype: torch.dtype, device: torch.device, width: int, _thre
     except RuntimeError:
         # A GPU for which torch has no such kernel.
         return False
-    # Two whole blocks against one, for queries that see no more.
-    return _try(k, 1, QUERIES, 2 * BLOCK, dtype) and all(
+    return _blocks_behind_change_nothing(k) and all(
         torch.equal(_kernel(q[:, :, [place] * QUERIES], k, v, bias, _SCALE), mixed[:, :, [place] * QUERIES])
         for place in range(QUERIES)
     )
+
+
+def _blocks_behind_change_nothing(like: torch.Tensor) -> bool:
+    """Tell whether queries that see no more than one block's keys have equal bits on one block and on two."""
+    q, k, v, bias, _ = _telling(like, 1, QUERIES, 2 * BLOCK, like.dtype)
+    seen = torch.tensor([_STRETCH, BLOCK // 2, BLOCK - _STRETCH, BLOCK], device=like.device)
+    bias.zero_().masked_fill_(torch.arange(2 * BLOCK, device=like.device) >= seen[:, None], float("-inf"))
+    one = _kernel(q, *(rows.lined_up(x[:, :, :BLOCK]) for x in (k, v)), bias[..., :BLOCK].contiguous(), _SCALE)
+    return torch.equal(_kernel(q, k, v, bias, _SCALE), one)
+
+
+def forget() -> None:
+    """Let go of masks, which on a GPU hold its memory."""
+    _causal.cache_clear()
+    _of_a_step.cache_clear()
 
 
 def _padded(x: torch.Tensor, start: int, stop: int, length: int) -> torch.Tensor:

@@ -157,7 +157,11 @@ def _softmax(scores: torch.Tensor, exp: Callable[[torch.Tensor], torch.Tensor]) 
 
 
 def exponential_on(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Give the exponential for a tensor's device: on a GPU every element has a thread of its own, and nothing is left over."""
+    """Give the exponential for a tensor's device.
+
+    On a GPU what a vectorised loop leaves over runs the same function, compiled once more; that it has the same bits there is
+    not tried.
+    """
     return base("aten::exp", "CUDA") if key_of(x) == "CUDA" else pointwise("aten::exp")
 
 

@@ -41,8 +41,9 @@ TILE = 16
 HOST = Sizes(TILE, (1, 2, 4, 8), (256, 64))
 # Reading the weights takes as long for this many rows as for one, and starting a kernel is what many small products cost.
 GPU = Sizes(128, (1, 16, 64), (1024, 512, 256))
-# Vector units and caches work on lines of this many bytes; a library may start differently inside one.
-_LINE = 64
+# Vector units and caches work on lines of this many bytes; a library may start differently inside one.  cuBLAS looks at up to
+# so many.
+_LINE, _LINE_ON_A_GPU = 64, 256
 _PARTS = (8, 4, 2)
 
 
@@ -65,10 +66,26 @@ def _parts_of(weight: torch.Tensor) -> int:
     return next((parts for parts in _PARTS if inner % parts == 0 and inner // parts >= TILE), 1)
 
 
+def _into_line(x: torch.Tensor) -> int:
+    """Give how many bytes into a line a tensor begins."""
+    return x.data_ptr() % (_LINE_ON_A_GPU if x.is_cuda else _LINE)
+
+
 def lined_up(x: torch.Tensor) -> torch.Tensor:
-    """Give a contiguous tensor that begins at the beginning of a cache line."""
+    """Give a contiguous tensor that begins at the beginning of a line."""
     x = x.contiguous()
-    return x.clone() if x.data_ptr() % _LINE else x
+    return x.clone() if _into_line(x) else x
+
+
+def _modes(weight: torch.Tensor) -> tuple[object, ...]:
+    """List what a user can set that makes a GPU's library choose or compute otherwise."""
+    if not weight.is_cuda:
+        return ()
+    given = torch.backends.cuda.matmul
+    return (
+        given.fp32_precision, given.allow_fp16_reduced_precision_reduction, given.allow_bf16_reduced_precision_reduction,
+        str(torch.backends.cuda.preferred_blas_library()),
+    )  # fmt: skip
 
 
 @dataclass
@@ -131,8 +148,8 @@ _known: dict[tuple[object, ...], RowCounts] = {}
 
 def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> RowCounts:
     key = (
-        parts, weight.dtype, weight.device, weight.shape, weight.stride(), weight.data_ptr() % _LINE, bias is None,
-        torch.get_num_threads(),
+        parts, weight.dtype, weight.device, weight.shape, weight.stride(), _into_line(weight), bias is None,
+        torch.get_num_threads(), *_modes(weight),
     )  # fmt: skip
     if (found := _known.get(key)) is None:
         sizes = sizes_on(weight.device)
@@ -144,14 +161,16 @@ def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tupl
     """Make a product of the shapes and strides at hand whose bits tell the order of its additions, see `pairs`."""
     inner, columns = weight.shape
     plus, minus = pairs(inner, seed=1)
-    x, other = draw((rows, inner), seed=2, scale=16), draw((inner, columns), seed=3, scale=16)
+    # A GPU may keep parts of a sum in the 16 bits of its terms, and fp16 ends at 65,504.
+    scale = 1.0 if weight.is_cuda and weight.dtype == torch.float16 else 16.0
+    x, other = draw((rows, inner), seed=2, scale=scale), draw((inner, columns), seed=3, scale=scale)
     x[:, plus] *= spread(len(plus))
     other[minus] = other[plus]
     x[:, minus] = -x[:, plus]
     if inner % 2:
         x[:, torch.ones(inner, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0
     # The same strides, and the same place within a line.
-    offset = weight.data_ptr() % _LINE // weight.element_size()
+    offset = _into_line(weight) // weight.element_size()
     span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
     matrix = weight.new_empty(offset + span).as_strided(weight.shape, weight.stride(), offset)
     matrix.copy_(other)
@@ -195,6 +214,8 @@ def product(
     if not rows or not weight.numel():
         return _product(x, weight, bias, 1)
     parts = _parts_of(weight) if parts is None else parts
+    if bias is not None and bias.is_cuda:
+        bias = lined_up(bias)
     pieces = _row_counts(weight, bias, parts).plan(rows, weight, bias)
     if len(pieces) == 1:
         _, count, size = pieces[0]
@@ -233,6 +254,8 @@ def for_one(weight: torch.Tensor, bias: torch.Tensor | None, parts: int | None =
 
     def times(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         row = x.reshape(1, -1)
+        if bias is not None and bias.is_cuda:
+            bias = lined_up(bias)
         # Made up to more rows by copies of itself.
         row = lined_up(row) if size == 1 else row.expand(size, -1).contiguous()
         if parts > 1:

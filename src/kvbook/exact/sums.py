@@ -16,6 +16,8 @@ from kvbook.exact.kernels import base, draw, key_of
 # Numbers of rows at which a row's mean is compared with that among all of them.
 _COUNTS = (1, 3, 16, 128)
 _ROWS = 520
+# Longer rows, such as a whole tensor's, are added in pairs: to try them would take more memory than they do.
+_WIDEST = 65536
 
 
 def _by_norm(x: torch.Tensor) -> torch.Tensor:
@@ -40,7 +42,7 @@ def _in_pairs(x: torch.Tensor) -> torch.Tensor:
 
 def _mean(rows: torch.Tensor) -> torch.Tensor:
     width = rows.shape[-1]
-    if rows.dtype == torch.float32 and _norm_holds(width, rows.dtype, rows.device):
+    if rows.dtype == torch.float32 and width <= _WIDEST and _norm_holds(width, rows.dtype, rows.device):
         return _by_norm(rows.reshape(-1, width)).view(rows.shape[:-1])
     return _in_pairs(rows) / width
 

@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -32,9 +33,14 @@ _REFUSED = re.compile(
         weight_int.* | dyn_quant.* | .*sparse.*mm.* | addr | addmv | mv | dot | vdot | addbmm | cdist.* | .*bilinear.* |
         addmm_activation | mkldnn_.* | .*embedding_bag.* | cumprod | logcumsumexp | native_(batch|group)_norm.* |
         batch_norm.* | scaled_dot_product_.*attention_?.* | native_multi_head_attention | transformer_encoder_layer_fwd |
-        addcmul_? | addcdiv_? | lerp_? | atan2 | hypot | .*_backward
-    )(\..*)?$ | ^aten::(mm|addmm|bmm|baddbmm|linear|matmul|_softmax|_scaled_dot_product_flash_attention_for_cpu)\.out$""",
+        addcmul_? | addcdiv_? | lerp_? | atan2 | hypot | .*_backward | addmm_ | baddbmm_
+    )(\..*)?$ | ^aten::(mm|addmm|bmm|baddbmm)\.dtype(_out)?$ |
+        ^aten::(mm|addmm|bmm|baddbmm|linear|matmul|_softmax|_scaled_dot_product_flash_attention_for_cpu)\.out$""",
     re.VERBOSE,
+)
+# On a GPU these share a row out among the more threads the fewer rows there are, as sums and means do.
+_REFUSED_ON_A_GPU = re.compile(
+    r"^aten::((std|var)(_mean)?|prod|nansum|norm)(\..*)?$|^aten::(sum|mean)\.(IntList_|dtype_)?out$"
 )
 # Namespaces of other libraries whose operators compute: quantized products, fused kernels.
 _FOREIGN = re.compile(
@@ -83,8 +89,8 @@ def _skips(left: torch.Tensor) -> list[int] | None:
         return None
     per_head = [first for first in skipped for _ in range(shape[1])]
     # What is left out must weigh nothing, whatever this product is.
-    weightless = all(not left[i, :, :first].any() for i, first in enumerate(per_head))
-    return per_head if weightless else None
+    weighty = torch.stack([left[i, :, :first].any() for i, first in enumerate(per_head)])
+    return None if weighty.any() else per_head
 
 
 def _baddbmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta=1, alpha=1) -> torch.Tensor:
@@ -95,14 +101,15 @@ def _baddbmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, bet
 class _OneRow(NamedTuple):
     """What a decode step's product with a layer's weight needs, found once a block: here each microsecond counts."""
 
-    weight: torch.Tensor
+    alive: weakref.ref
     pointer: int
     threads: int
     biased: bool
     times: Callable[..., torch.Tensor]
 
 
-# By the weight's identity, which cannot pass to another tensor while this holds it; emptied when the switch goes off.
+# By the weight's identity, and only as long as the weight is there: what is offloaded comes as another tensor each time.
+# Emptied when the switch goes off.
 _one_row: dict[int, _OneRow] = {}
 
 
@@ -115,9 +122,10 @@ def _of_one_row(weight: torch.Tensor, bias: torch.Tensor | None) -> _OneRow:
         or found.threads != torch.get_num_threads()
         or found.biased is (bias is None)
     ):
-        times = rows.for_one(weight.t(), bias)
-        found = _OneRow(weight, weight.data_ptr(), torch.get_num_threads(), bias is not None, times)
-        _one_row[id(weight)] = found
+        # By its data, for a view of the weight itself would keep it alive.
+        times, name = rows.for_one(weight.data.t(), bias), id(weight)
+        alive = weakref.ref(weight, lambda _: _one_row.pop(name, None))
+        found = _one_row[name] = _OneRow(alive, weight.data_ptr(), torch.get_num_threads(), bias is not None, times)
     return found
 
 
@@ -164,18 +172,15 @@ def _refusal(name: str) -> Callable[..., None]:
 
 
 def _exists(name: str, key: str) -> bool:
-    names = _names()
-    return name in names and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
-@functools.cache
-def _names() -> frozenset[str]:
-    return frozenset(torch._C._dispatch_get_all_op_names())
+@functools.lru_cache(maxsize=4)
+def _replacements(key: str, names: frozenset[str]) -> dict[str, Callable[..., object]]:
+    """Give what is registered, by operator, for a dispatch key; made while torch's own kernels are in place.
 
-
-@functools.cache
-def _replacements(key: str) -> dict[str, Callable[..., object]]:
-    """Give what is registered, by operator, for a dispatch key; made once, while torch's own kernels are in place."""
+    Once for all operators that there are: a library that is imported later brings more.
+    """
     softmax = pointwise.make_softmax(_remember)
     table: dict[str, Callable[..., object]] = {
         "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
@@ -188,21 +193,22 @@ def _replacements(key: str) -> dict[str, Callable[..., object]]:
     if key == "CPU":
         for name in _POINTWISE:
             plain, _, overload = name.partition(".")
-            function = pointwise.pointwise(f"aten::{name}") if _exists(f"aten::{name}", key) else None
-            if function is None:
+            if f"aten::{name}" not in names or not _exists(f"aten::{name}", key):
                 continue
-            table[f"aten::{name}"] = function
+            function = table[f"aten::{name}"] = pointwise.pointwise(f"aten::{name}")
             variant = f"aten::{plain}_" + (".Scalar" if overload else "")
-            if _exists(variant, key):
+            if variant in names and _exists(variant, key):
                 table[variant] = pointwise.in_place(function)
     else:
         for name, function in (("aten::mean.dim", sums.mean), ("aten::sum.dim_IntList", sums.total)):
             base(name, key)
             table[name] = function
-    for name in sorted(_names()):
-        refused = (_REFUSED.match(name) or _FOREIGN.match(name)) and name not in table
+    patterns = (_REFUSED, _FOREIGN) if key == "CPU" else (_REFUSED, _FOREIGN, _REFUSED_ON_A_GPU)
+    for name in sorted(names - table.keys()):
         # Some, such as a matrix times a vector, have one kernel for all devices.
-        if refused and (_exists(name, key) or _exists(name, "CompositeExplicitAutograd")):
+        if any(pattern.match(name) for pattern in patterns) and (
+            _exists(name, key) or _exists(name, "CompositeExplicitAutograd")
+        ):
             table[name] = _refusal(name)
     return table
 
@@ -236,7 +242,8 @@ def _devices() -> list[str]:
 
 def _switch_on(parts: Collection[str]) -> None:
     global _others
-    tables = {key: _only(_replacements(key), parts) for key in _devices()}
+    names = frozenset(torch._C._dispatch_get_all_op_names())
+    tables = {key: _only(_replacements(key, names), parts) for key in _devices()}
     _others = contextlib.ExitStack()
     try:
         _others.enter_context(alibi.relative_to_the_query())
@@ -266,6 +273,7 @@ def _switch_off() -> None:
     while _libraries:
         _libraries.pop()._destroy()
     _one_row.clear()
+    attention.forget()
     if _others is not None:
         _others.close()
         _others = None
@@ -318,7 +326,8 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
       have not been tried.
     - MPT's bias is taken relative to the query instead of to the last key, which is equal but for rounding.
     - On CUDA row counts, torch's memory-efficient attention and the layer norm that sums take are tried bit for bit in the
-      same way; this has not been run on a GPU yet, so see that `verify` finds no difference on yours.
+      same way; this has not been run on a GPU yet, so see that `verify` finds no difference on yours. Eager attention is slow
+      there, and running sums (``cumsum``, in top-p sampling) are torch's own, so that what is drawn may depend on the batch.
 
     Examples
     --------
