@@ -102,6 +102,22 @@ def test_while_a_cell_is_alone_no_other_chapters_cell_runs(book, alone):
     assert any(overlap(timed, other) for other in found.values()) is not alone
 
 
+@pytest.mark.parametrize(("jobs", "order"), [("2", ["two", "three", "timed"]), ("1", ["timed", "two", "three"])])
+def test_a_chapter_that_waits_to_be_alone_lets_others_begin_but_where_they_go_one_by_one(
+    book, monkeypatch, jobs, order
+):
+    monkeypatch.setenv("JOBS", jobs)
+    log = book / "log"
+    begin = LOG.format(log=str(log), what="{what}")
+    write(book, "01_one", begin, BUSY.format(name="timed", seconds=0.2), alone=True)
+    write(book, "02_two", begin, BUSY.format(name="two", seconds=2))
+    write(book, "03_three", begin, BUSY.format(name="three", seconds=2))
+    execution.bring_up_to_date(plan(book), io.StringIO())
+    found = spans(log)
+    assert (found["timed"][0] > max(found["two"][1], found["three"][1])) is (jobs == "2")
+    assert (found["timed"][1] < found["two"][0]) is (jobs == "1")
+
+
 def test_a_chapter_that_fails_keeps_no_other_from_being_executed_and_each_has_its_line(book):
     write(book, "01_one", "raise ValueError('first')\n")
     write(book, "02_two", "raise ValueError('second')\n")

@@ -12,8 +12,9 @@ Contents count, never dates, so a fresh clone or a restored cache is not taken f
 computed name is not seen.
 
 On a processor of more than one core, chapters are executed two at a time. A cell tagged ``alone`` measures time: while it
-runs, no cell of another chapter does, and it has every core; all other experiments use their share of the cores, also
-when no other chapter runs, for their bits may depend on the number of threads.
+runs, no cell of another chapter does, and it has every core; its chapter waits for that until all others have begun and
+come to such a cell or to their ends. All other experiments use their share of the cores, also when no other chapter runs,
+for their bits may depend on the number of threads.
 
 While a chapter runs, its copy is ``<chapter>.partial.ipynb`` and its figures lie in a folder of their own;
 both are moved into place when the last cell has succeeded. After a failure the partial copy stays, to be
@@ -31,6 +32,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +50,7 @@ from kvbook.figures.style import STYLE
 from kvbook.live import Job, Screen
 from kvbook.progress import PROGRESS_VARIABLE
 from kvbook.threads import THREADS_VARIABLE
-from kvbook.turns import Turns
+from kvbook.turns import Stopped, Turn, Turns
 
 PROFILE_VARIABLE = "PROFILE"
 DEFAULT_PROFILE = "default"
@@ -60,6 +62,9 @@ LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "scipy", "pandas",
 JOBS_VARIABLE = "JOBS"
 # The cells that must have the machine to themselves.
 ALONE_TAG = "alone"
+
+# How long the next chapter is held back for the one before it to queue up.
+_SECONDS_TO_QUEUE = 1.0
 
 
 class ChapterFailed(UserError):
@@ -198,14 +203,15 @@ class _House:
     ----------
     out
         Where progress is written.
-    threads
-        How many an experiment may use that measures no time; all where None.
+    jobs
+        How many chapters may run at a time.
     """
 
-    def __init__(self, out: TextIO | None, threads: int | None = None) -> None:
+    def __init__(self, out: TextIO | None, jobs: int) -> None:
         self.screen = Screen(out)
-        self.turns = Turns()
-        self.threads = threads
+        self.turns = Turns(jobs)
+        # How many an experiment may use that measures no time; all where None.
+        self.threads = max(1, _cores() // jobs) if jobs > 1 else None
         self.stopped = False
         self.kernels: set[Any] = set()
 
@@ -240,22 +246,36 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     """
     chapters = list(chapters)
     jobs = _jobs(chapters)
-    house = _House(out, _share_of_threads(jobs))
+    house = _House(out, jobs)
     stale = [chapter for chapter in chapters if not chapter.is_fresh()]
     executed: list[Chapter] = []
     failures: list[str] = []
 
-    def bring(chapter: Chapter) -> None:
+    def bring(chapter: Chapter, queued: threading.Event) -> None:
         try:
-            if _bring_up_to_date(chapter, house):
+            if _bring_up_to_date(chapter, house, queued):
                 executed.append(chapter)
+        except Stopped:
+            # Before it began.
+            pass
         except UserError as error:
             failures.append(str(error))
+        finally:
+            queued.set()
 
-    # In threads even where there is one: an interruption then comes to this one, and not to whoever waits for a kernel.
-    with ThreadPoolExecutor(jobs) as pool:
+    # In threads even where there is one: an interruption then comes to this one, and not to whoever waits for a kernel.  One
+    # for each chapter, since one that waits to be alone makes room; but where chapters go one after the other, a model must
+    # not stay in memory while another chapter runs.
+    with ThreadPoolExecutor(jobs if jobs == 1 else max(1, len(stale))) as pool:
         try:
-            for future in [pool.submit(bring, chapter) for chapter in stale]:
+            futures = []
+            for chapter in stale:
+                queued = threading.Event()
+                futures.append(pool.submit(bring, chapter, queued))
+                # They begin in their order, but for those that another process is at.
+                if jobs > 1:
+                    queued.wait(_SECONDS_TO_QUEUE)
+            for future in futures:
                 future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -266,7 +286,7 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     return executed
 
 
-def _bring_up_to_date(chapter: Chapter, house: _House) -> bool:
+def _bring_up_to_date(chapter: Chapter, house: _House, queued: threading.Event) -> bool:
     """Execute a chapter, if that is still needed, with nobody else at it; say whether it was."""
     folder = chapter.folders.executed
     with contextlib.ExitStack() as held:
@@ -278,7 +298,7 @@ def _bring_up_to_date(chapter: Chapter, house: _House) -> bool:
         # Asked again: whoever was waited for may have executed it.
         if house.stopped or (why := chapter.why_stale()) is None:
             return False
-        _execute(chapter, why, house)
+        _execute(chapter, why, house, queued)
         return True
 
 
@@ -296,10 +316,6 @@ def _jobs(chapters: list[Chapter]) -> int:
         if is_full_size or given.get("device", "cpu") != "cpu":
             return 1
     return min(2, _cores())
-
-
-def _share_of_threads(jobs: int) -> int | None:
-    return max(1, _cores() // jobs) if jobs > 1 else None
 
 
 def _cores() -> int:
@@ -332,10 +348,16 @@ def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None)
     UserError
         When a parameter is given that the chapter does not have.
     """
-    return _execute(chapter, why, _House(out, _share_of_threads(_jobs([chapter]))))
+    return _execute(chapter, why, _House(out, _jobs([chapter])))
 
 
-def _execute(chapter: Chapter, why: str | None, house: _House) -> Path:
+def _execute(chapter: Chapter, why: str | None, house: _House, queued: threading.Event | None = None) -> Path:
+    with house.turns.place() as turn:
+        turn.begin(queued)
+        return _execute_in_turn(chapter, why, house, turn)
+
+
+def _execute_in_turn(chapter: Chapter, why: str | None, house: _House, turn: Turn) -> Path:
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
@@ -353,14 +375,13 @@ def _execute(chapter: Chapter, why: str | None, house: _House) -> Path:
     shutil.rmtree(staged, ignore_errors=True)
     # Taken before the run: whoever edits a file meanwhile gets a stale copy, not a wrongly fresh one.
     inputs_sha256 = chapter.inputs_sha256()
-    started, clock = datetime.now(UTC), time.monotonic()
+    started, clock, waited = datetime.now(UTC), time.monotonic(), 0.0
     place, count = chapter.place
     head = f"chapter {place} of {count}: {chapter.stem}"
     code_cells = len(_code_cells(_read_notebook(chapter.source))) + bool(chapter.parameters)
     with (
         tempfile.TemporaryDirectory(prefix="kvbook-") as scratch,
         Job(house.screen, head, why, code_cells) as job,
-        house.turns.place() as turn,
     ):
         job.progress_file = Path(scratch) / "progress"
         settings = {
@@ -375,10 +396,13 @@ def _execute(chapter: Chapter, why: str | None, house: _House) -> Path:
             settings[THREADS_VARIABLE] = str(house.threads)
 
         def begin(cell: Mapping[str, Any], **_: Any) -> None:
+            nonlocal waited
             if cell["cell_type"] == "code":
+                asked = time.monotonic()
                 job.wait()
                 turn.take(alone=ALONE_TAG in cell["metadata"].get("tags", ()))
                 job.next_step()
+                waited += time.monotonic() - asked
 
         try:
             notebook = papermill.execute_notebook(
@@ -405,7 +429,8 @@ def _execute(chapter: Chapter, why: str | None, house: _House) -> Path:
         "profile": chapter.profile,
         "parameters": chapter.parameters,
         "started": started.isoformat(timespec="seconds"),
-        "duration_s": round(time.monotonic() - clock, 1),
+        # Of its own cells, not of those that it let go first.
+        "duration_s": round(time.monotonic() - clock - waited, 1),
         "machine": machine.describe(_value(chapter, known, "device") or "cpu"),
         "model": _value(chapter, known, "model"),
         "weights": _value(chapter, known, "weights"),

@@ -112,9 +112,14 @@ class Job:
         last_news, last_said = "", self._began
         while not self._done.wait(SECONDS_BETWEEN_LOOKS):
             news, now = self._news(), time.monotonic()
+            if self._waits and news == last_news:
+                # Said once; who works has the room.
+                self._screen.forget(self)
+                continue
             line = f"{self._head}  {self._elapsed()}  {news}"
             if self._screen.has_places:
                 self._screen.show(self, line)
+                last_news = news
                 continue
             pause = SECONDS_BETWEEN_LINES if news != last_news else SECONDS_WITHOUT_NEWS
             if now - last_said >= pause:

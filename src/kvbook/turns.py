@@ -1,12 +1,17 @@
-"""Turns on one machine: any number at a time, or one alone.
+"""Turns on one machine: so many at a time, or one alone.
 
-Chapters are executed side by side; a cell that measures time must have the machine to itself. A readers-writer lock of the
-usual kind: who asks to be alone goes before whoever asks later to share, or it might wait for ever.
+Chapters are executed side by side; a cell that measures time must have the machine to itself.  Whoever waits to be alone
+waits until nobody is left who could begin in the meantime: were the others stopped for each of them, cores would idle while
+the last cell ends.  Then all who wait to be alone go one after the other, and only behind them whoever goes on.
 """
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from typing import Literal
+
+Asked = Literal["begin", "alone", "go on"]
 
 
 class Stopped(Exception):
@@ -24,10 +29,25 @@ class Turn:
 
     def __init__(self, turns: "Turns") -> None:
         self._turns = turns
-        self._held: bool | None = None
+        self._held: Asked | None = None
+
+    def begin(self, queued: threading.Event | None = None) -> None:
+        """Wait for a first turn, among others.
+
+        Parameters
+        ----------
+        queued
+            Set once nobody who asks later can be before this one.
+
+        Raises
+        ------
+        Stopped
+            After :meth:`Turns.stop`.
+        """
+        self._change("begin", queued)
 
     def take(self, alone: bool) -> None:
-        """Give back the turn that is held and wait for another one.
+        """Go on with a turn of this kind; one among others that is held already is kept.
 
         Parameters
         ----------
@@ -39,9 +59,15 @@ class Turn:
         Stopped
             After :meth:`Turns.stop`.
         """
+        if alone or self._held in (None, "alone"):
+            self._change("alone" if alone else "go on")
+        elif self._turns.stopped:
+            raise Stopped
+
+    def _change(self, asked: Asked, queued: threading.Event | None = None) -> None:
         self.give_back()
-        self._turns._begin(alone)
-        self._held = alone
+        self._turns._begin(asked, queued)
+        self._held = asked
 
     def give_back(self) -> None:
         """End the turn, if one is held."""
@@ -51,14 +77,21 @@ class Turn:
 
 
 class Turns:
-    """Who may work now."""
+    """Who may work now.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    places : int
+        How many may hold a turn that is not alone.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
         self._changed = threading.Condition()
-        self._sharing = 0
-        self._one_alone = False
-        self._waiting_to_be_alone = 0
-        self._stopped = False
+        self._held: Counter[Asked] = Counter()
+        # Of each kind whoever asked first goes first.
+        self._waiting: dict[Asked, list[object]] = {"begin": [], "alone": [], "go on": []}
+        self.stopped = False
 
     @contextlib.contextmanager
     def place(self) -> Iterator[Turn]:
@@ -72,34 +105,34 @@ class Turns:
     def stop(self) -> None:
         """Give no more turns: whoever waits or asks gets `Stopped`."""
         with self._changed:
-            self._stopped = True
+            self.stopped = True
             self._changed.notify_all()
 
-    def _begin(self, alone: bool) -> None:
+    def _begin(self, asked: Asked, queued: threading.Event | None) -> None:
         with self._changed:
-            self._waiting_to_be_alone += alone
+            queue, ticket = self._waiting[asked], object()
+            queue.append(ticket)
+            if queued is not None:
+                queued.set()
             try:
-                self._changed.wait_for(lambda: self._stopped or self._is_free(alone))
+                self._changed.wait_for(lambda: self.stopped or (queue[0] is ticket and self._is_free(asked)))
             finally:
-                self._waiting_to_be_alone -= alone
-            if self._stopped:
-                # Who waited behind this one may be able to go on.
+                queue.remove(ticket)
+                # Whoever waited behind this one may be able to go.
                 self._changed.notify_all()
+            if self.stopped:
                 raise Stopped
-            if alone:
-                self._one_alone = True
-            else:
-                self._sharing += 1
+            self._held[asked] += 1
 
-    def _is_free(self, alone: bool) -> bool:
-        if alone:
-            return not self._one_alone and not self._sharing
-        return not self._one_alone and not self._waiting_to_be_alone
+    def _is_free(self, asked: Asked) -> bool:
+        sharing = self._held["begin"] + self._held["go on"]
+        if self._held["alone"]:
+            return False
+        if asked == "alone":
+            return not sharing and not self._waiting["begin"]
+        return sharing < self._places and (asked == "begin" or not self._waiting["alone"])
 
-    def _end(self, alone: bool) -> None:
+    def _end(self, held: Asked) -> None:
         with self._changed:
-            if alone:
-                self._one_alone = False
-            else:
-                self._sharing -= 1
+            self._held[held] -= 1
             self._changed.notify_all()
