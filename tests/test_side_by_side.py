@@ -118,6 +118,17 @@ def test_a_chapter_that_waits_to_be_alone_lets_others_begin_but_where_they_go_on
     assert (found["timed"][1] < found["two"][0]) is (jobs == "1")
 
 
+def test_chapters_begin_in_the_order_of_the_default_set_and_those_it_leaves_out_at_the_end(book, monkeypatch):
+    monkeypatch.setenv("JOBS", "1")
+    (book / "parameters" / "default.yaml").write_text("03_three: {}\n01_one: {}\n")
+    for stem in ("01_one", "02_two", "03_three"):
+        write(book, stem, "x = 1\n")
+    chapters = plan(book)
+    assert [chapter.place for chapter in chapters] == [(1, 3), (2, 3), (3, 3)]
+    executed = execution.bring_up_to_date(chapters, io.StringIO())
+    assert [chapter.stem for chapter in executed] == ["03_three", "01_one", "02_two"]
+
+
 def test_a_chapter_that_fails_keeps_no_other_from_being_executed_and_each_has_its_line(book):
     write(book, "01_one", "raise ValueError('first')\n")
     write(book, "02_two", "raise ValueError('second')\n")
@@ -190,7 +201,7 @@ def test_chapters_on_one_accelerator_or_with_full_size_weights_run_one_at_a_time
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     write(book, "01_one", "x = 1\n")
     (chapter,) = plan(book)
-    assert execution._jobs([execution.Chapter(chapter.stem, "default", parameters, (1, 1), chapter.folders)]) == jobs
+    assert execution._jobs([execution.Chapter(chapter.stem, "default", parameters, folders=chapter.folders)]) == jobs
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two"])

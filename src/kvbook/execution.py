@@ -96,6 +96,8 @@ class Chapter:
         What replaces the defaults of the notebook's own parameters cell.
     place
         Which chapter of how many it is, to say while it runs.
+    rank
+        Chapters begin by ascending ranks.
     folders
         The book it belongs to.
     """
@@ -104,6 +106,7 @@ class Chapter:
     profile: str
     parameters: dict[str, Any]
     place: tuple[int, int] = (1, 1)
+    rank: int = 0
     folders: Folders = field(default_factory=Folders)
 
     @property
@@ -189,11 +192,17 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
     if not re.fullmatch(r"\w[\w.-]*", profile):
         raise UserError(f"{profile!r} cannot name a parameter set: name a file in {folders.parameters}, without .yaml")
     stems = [path.stem for path in sorted(folders.chapters.glob("*.ipynb"))]
-    chosen: dict[str, dict[str, Any]] = {stem: {} for stem in stems}
+    # By name, unless the default set names them in another order.
+    chosen: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys((DEFAULT_PROFILE, profile)):
         for stem, values in _read_parameters(folders.parameters, name, stems).items():
-            chosen[stem].update(values)
-    return [Chapter(stem, profile, chosen[stem], (k, len(stems)), folders) for k, stem in enumerate(stems, start=1)]
+            chosen.setdefault(stem, {}).update(values)
+        chosen |= {stem: {} for stem in stems if stem not in chosen}
+    ranks = {stem: rank for rank, stem in enumerate(chosen)}
+    return [
+        Chapter(stem, profile, chosen[stem], (k, len(stems)), ranks[stem], folders)
+        for k, stem in enumerate(stems, start=1)
+    ]
 
 
 class _House:
@@ -247,7 +256,7 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     chapters = list(chapters)
     jobs = _jobs(chapters)
     house = _House(out, jobs)
-    stale = [chapter for chapter in chapters if not chapter.is_fresh()]
+    stale = sorted((chapter for chapter in chapters if not chapter.is_fresh()), key=lambda chapter: chapter.rank)
     executed: list[Chapter] = []
     failures: list[str] = []
 
