@@ -1,5 +1,6 @@
 """Static and dynamic caches: the decode loop, the one-row form, bytes, and what is made of the rows."""
 
+import dataclasses
 import re
 
 import finding_rules
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from kvbook import caches, decoding, documents, memory, onerow
+from kvbook import caches, decoding, documents, memory, onerow, recording
 from kvbook.analyses import static_cache as analysis
 from kvbook.analyses import static_cache_text as text
 from kvbook.claims import ledger, notebook_static
@@ -490,3 +491,18 @@ def test_judging_writes_every_claim(rows):
         "notebook-static", notebook_static.CHECKS, notebook_static.Evidence(rows, shape_rows(), MEMORY, TEXTS, "cpu")
     )
     assert len(table) == len(notebook_static.CHECKS)
+
+
+def test_the_recorded_run_writes_the_documents_number_of_tokens_and_its_numbers_are_its_rows():
+    run = recording.of_model("smollm2", ["static_speed"])["static_speed"]
+    said = text.recorded_numbers(run)
+    assert said["recorded_tokens"] == "200"
+    rows = run.rows
+    decoding_s = rows[(rows["engine"] == "loop") & (rows["phase"] == "decode") & (rows["one_row"] == 1)]["seconds"]
+    assert float(said["recorded_fastest"].split(" ")[0]) == pytest.approx(1 / decoding_s.median(), rel=0.1)
+    slower = rows.assign(seconds=rows["seconds"] * (1 + (rows["one_row"] == 1)))
+    changed = dataclasses.replace(run)
+    changed.__dict__["rows"] = slower
+    assert float(text.recorded_numbers(changed)["recorded_fastest"].split(" ")[0]) == pytest.approx(
+        float(said["recorded_fastest"].split(" ")[0]) / 2, rel=0.02
+    )

@@ -215,3 +215,24 @@ def numbers(
         if len(first)
         else "",
     }
+
+
+def recorded_numbers(run: Run) -> dict[str, str]:
+    """Write what the prose says of a recorded run with as many tokens as the document's.
+
+    Parameters
+    ----------
+    run : Run
+        Of the experiment ``static_speed``.
+    """
+    table = analysis.speeds(run.rows)
+    best = _fastest(table)
+    loop = table[table["engine"] == speed.LOOP].set_index(["cache", "compiled", "one_row"])["speed"]
+    generate = table[table["engine"] == speed.GENERATE].set_index("cache")["speed"]
+    return {
+        "recorded_tokens": str(run.about["settings"]["n_new_tokens"]),
+        "recorded_made": f"{wording.models(run)}; {wording.machine(run)}; run {run.hash}",
+        "recorded_generate": ", ".join(f"{generate[cache].text('{:.1f}')} ({cache})" for cache in generate.index),
+        "recorded_fastest": loop[(best[0], int(best[1]), int(best[2]))].text("{:.0f}"),
+        "recorded_over_generate": analysis.against_generate(run.rows, best).text(),
+    }
