@@ -273,7 +273,9 @@ def _switch_off() -> None:
     while _libraries:
         _libraries.pop()._destroy()
     _one_row.clear()
-    attention.forget()
+    # On a CPU masks are small, and the next block wants them again.
+    if torch.cuda.is_available():
+        attention.forget()
     if _others is not None:
         _others.close()
         _others = None
