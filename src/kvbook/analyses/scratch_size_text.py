@@ -7,6 +7,7 @@ import pandas as pd
 
 from kvbook.analyses import scratch as tables
 from kvbook.analyses import scratch_text, wording
+from kvbook.analyses.wording import DTYPES
 from kvbook.records import Run
 from kvbook.scratch import checkpoints
 from kvbook.scratch.ways import POSTED, WINDOW, refill_name
@@ -17,7 +18,10 @@ THIS, RECORDED = "this run", "the thread's size, recorded"
 
 
 def _texts(loss: Run) -> str:
-    return f"{wording.models(loss)}; {loss.rows['sample'].nunique()} texts of {wording.corpus(loss)}; {wording.machine(loss)}"
+    return (
+        f"{wording.models(loss)}, {DTYPES[loss.rows['dtype'].iloc[0]]}; {loss.rows['sample'].nunique()} texts of "
+        f"{wording.corpus(loss)}; {wording.machine(loss)}"
+    )
 
 
 def finding(loss: pd.DataFrame, recorded: pd.DataFrame) -> str:
@@ -47,7 +51,8 @@ def captions(loss: Run, recorded: Mapping[str, Run]) -> dict[str, dict[str, str]
     recorded : mapping of str to Run
         Recorded runs of `MODEL`, by experiment.
     """
-    theirs = recorded["scratch_loss"]
+    theirs, logits, speed = (recorded[f"scratch_{name}"] for name in ("loss", "logits", "speed"))
+    dtypes = wording.listed([DTYPES[dtype] for dtype in dict.fromkeys(logits.rows["dtype"])])
     hashes = ", ".join(f"`{run.hash}`" for run in recorded.values())
     said = {
         "fig-scratch-sizes": (
@@ -58,7 +63,8 @@ def captions(loss: Run, recorded: Mapping[str, Run]) -> dict[str, dict[str, str]
         ),
         "tab-scratch-sizes": (
             f"Claims of the thread on recorded runs at its own size, beside this run's verdicts. Recorded, runs {hashes}: "
-            f"{_texts(theirs)}. “In kind”: the weights are not the thread's, and neither is the text.",
+            f"{_texts(theirs)}; logits of one text in {dtypes}; "
+            f"times of {speed.rows['repetition'].nunique()} repetitions, {wording.machine(speed)}. “In kind”: the weights are not the thread's, and neither is the text.",
             "",
         ),
     }

@@ -328,7 +328,8 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
       have not been tried.
     - MPT's bias is taken relative to the query instead of to the last key, which is equal but for rounding.
     - On CUDA row counts, torch's memory-efficient attention and the layer norm that sums take are tried bit for bit in the
-      same way; this has not been run on a GPU yet, so see that `verify` finds no difference on yours. Eager attention is slow
+      same way; its layer norm, a block of threads for each row, and its functions of single elements are taken as they are.
+      None of this has been run on a GPU yet, so see that `verify` finds no difference on yours. Eager attention is slow
       there, and running sums (``cumsum``, in top-p sampling) are torch's own, so that what is drawn may depend on the batch.
 
     Examples
