@@ -63,8 +63,8 @@ def captions(loss: Run, recorded: Mapping[str, Run]) -> dict[str, dict[str, str]
         ),
         "tab-scratch-sizes": (
             f"Claims of the thread on recorded runs at its own size, beside this run's verdicts. Recorded, runs {hashes}: "
-            f"{_texts(theirs)}; logits of one text in {dtypes}; "
-            f"times of {speed.rows['repetition'].nunique()} repetitions, {wording.machine(speed)}. “In kind”: the weights are not the thread's, and neither is the text.",
+            f"{_texts(theirs)}; logits of one text in {dtypes}; times of {speed.rows['repetition'].nunique()} repetitions, "
+            f"{wording.machine(speed)}. “In kind”: the weights are not the thread's, and neither is the text.",
             "",
         ),
     }
