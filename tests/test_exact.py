@@ -1,5 +1,6 @@
 """The switch as a switch: on, off, refusing, and its own controls."""
 
+import itertools
 import threading
 
 import pytest
@@ -147,6 +148,23 @@ def test_a_text_beyond_the_window_of_a_sliding_cache_is_refused_and_one_within_i
         model(ids[:, 15:16], past_key_values=cache)
         with pytest.raises(NotInvariant, match="window"):
             model(ids[:, 16:17], past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [
+        *itertools.product((torch.float32, torch.bfloat16, torch.float16, torch.int64), (2, 2.0, 3, 0.5)),
+        (torch.float32, 2 + 0j),
+    ],
+)
+def test_a_power_has_the_dtype_of_torchs_own_and_a_square_its_bits(dtype, exponent):
+    x = (torch.arange(-97, 97) / 7).to(dtype)
+    expected = x.pow(exponent)
+    with row_invariant():
+        found = x.pow(exponent)
+    assert found.dtype == expected.dtype
+    exactly = {"rtol": 0, "atol": 0} if exponent == 2 else {}
+    torch.testing.assert_close(found, expected, equal_nan=True, **exactly)
 
 
 @pytest.mark.parametrize("left_out", ["aten::linear", "aten::scaled_dot_product_attention", "aten::mm", "aten::silu"])

@@ -126,8 +126,10 @@ class Decoder:
             # The first graph is already for any length where lengths grow.
             options: dict[str, Any] = {"fullgraph": True, "dynamic": way.cache != "static"}
             if scope == "layer":
-                self._layers = torch.compile(_layers_step, **options)
-                self._head = torch.compile(_head_step, fullgraph=True, dynamic=False)
+                # A graph would assert the shape and strides of every weight at every call: 3 % of the fastest way's step.
+                unasserted = {"size_asserts": False}
+                self._layers = torch.compile(_layers_step, options=unasserted, **options)
+                self._head = torch.compile(_head_step, fullgraph=True, dynamic=False, options=unasserted)
             else:
                 # On a GPU the steps' kernels are replayed as one CUDA graph; other devices have none.
                 mode = "reduce-overhead" if model.device.type == "cuda" and way.cache == "static" else "default"

@@ -48,8 +48,10 @@ def pointwise(operator: str) -> Callable[..., torch.Tensor]:
     is_power = operator == "aten::pow.Tensor_Scalar"
 
     def function(x: torch.Tensor, *arguments, **options) -> torch.Tensor:
-        # A square is one product, rounded correctly in every dtype; every norm takes one.
-        if x.dtype in exempt or (is_power and arguments[0] == 2):
+        if is_power and x.is_floating_point() and type(arguments[0]) in (int, float) and arguments[0] == 2:
+            # One product, rounded correctly in every dtype, wherever it lies; every norm takes one.
+            return x * x
+        if x.dtype in exempt:
             return kernel(x, *arguments, **options)
         threads = torch.get_num_threads()
         n = x.numel()
