@@ -15,6 +15,7 @@ from kvbook.models import registry
 
 # A divergence of 1e-6 nats moves no probability by more than 0.0008 (Pinsker's inequality).
 PERCEPTIBLE_KL = 1e-6
+_PERCEPTIBLE = f"taken as perceptible: above {power_of_ten(PERCEPTIBLE_KL)} nats"
 
 
 def weights_of(models: Iterable[dict[str, Any]]) -> str:
@@ -99,7 +100,7 @@ def grows_with_depth(evidence: Evidence) -> Verdict:
     """Fit the growth a layer."""
     growth = analysis.growth_table(evidence.drift)
     theirs, _ = analysis.published_fits(documents.published_drift())
-    published = "; ".join(
+    published = "our fit to its columns, a layer: " + "; ".join(
         f"{r.model.split('/')[-1]} {DTYPES[r.dtype]} {r.fit.text('{:+.1%}')}" for r in theirs.itertuples()
     )
     series = evidence.drift.groupby(["model", "dtype"]).ngroups
@@ -126,7 +127,7 @@ def bf16_worse_than_fp16(evidence: Evidence) -> Verdict:
     """Hold the ratio of the two 16-bit dtypes against that of their unit roundoffs."""
     _, theirs = analysis.published_fits(documents.published_drift())
     of_them = theirs.loc[(theirs["coarse"] == "bfloat16") & (theirs["fine"] == "float16"), "fit"].iloc[0]
-    published = of_them.text("{:.2f}")
+    published = f"our fit to its columns: bf16 over fp16 {of_them.text('{:.2f}')}"
     ratios = analysis.ratio_table(evidence.drift)
     ratios = ratios[(ratios["coarse"] == "bfloat16") & (ratios["fine"] == "float16")]
     if ratios.empty:
@@ -147,7 +148,7 @@ def fp32_imperceptible(evidence: Evidence) -> Verdict:
     largest = _divergences(evidence, ["float32"])
     if largest.empty:
         return Verdict("float32 is not among the dtypes", "not run")
-    here = f"largest divergence of any sample {power_of_ten(largest.max())} nats"
+    here = f"largest divergence of any sample {power_of_ten(largest.max())} nats; {_PERCEPTIBLE}"
     return Verdict(here, evidence.word(largest.max() < PERCEPTIBLE_KL, largest.min() > PERCEPTIBLE_KL))
 
 
@@ -158,6 +159,7 @@ def sixteen_bits_matter(evidence: Evidence) -> Verdict:
         return Verdict("no 16-bit dtype in the run", "not run")
     means = rows.groupby(["model", "dtype"])["kl_nats"].mean()
     here = "; ".join(f"{model} {DTYPES[dtype]} {power_of_ten(kl)} nats" for (model, dtype), kl in means.items())
+    here += f"; {_PERCEPTIBLE}"
     return Verdict(here, evidence.word(bool((means > PERCEPTIBLE_KL).all()), bool((means < PERCEPTIBLE_KL).all())))
 
 

@@ -9,7 +9,7 @@ that the cached way wrote.  Rows, one a (engine, way, repeat, phase, step): see 
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch._dynamo.utils import counters
@@ -22,7 +22,9 @@ from kvbook.models import loading, placement, registry
 from kvbook.settings import StaticCacheSettings
 
 GENERATE, LOOP = "generate", "loop"
-LOAD, COMPILE, PREFILL, DECODE, WHOLE = "load", "compile", "prefill", "decode", "whole"
+# The head alone, on the last of all rows as `generate` hands it over, a view into them, and on a copy of that row.
+HEAD_VIEW, HEAD_COPY = "head, a view", "head, a copy"
+LOAD, COMPILE, PREFILL, DECODE, WHOLE, HEAD = "load", "compile", "prefill", "decode", "whole", "head"
 
 # Lengths at which a step without a cache is measured.
 _N_LENGTHS = 9
@@ -96,67 +98,133 @@ def _measure(settings: StaticCacheSettings, writer: records.Writer) -> None:
     # What an earlier experiment of this process compiled must neither be found nor count against the limit.
     torch.compiler.reset()
     with torch.inference_mode():
-        rows += _generated(loaded.model, ids, settings)
-        rows += _looped(loaded.model, ids, settings)
+        rows += _timed(loaded.model, ids, settings)
     torch.compiler.reset()
     writer.append("all", [about | row for row in rows])
 
 
-def _generated(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Iterator[dict[str, Any]]:
-    options = {"none": {"use_cache": False}, "dynamic": {}, "static": {"cache_implementation": "static"}}
-    mask, made = torch.ones_like(ids), dict.fromkeys(options, 0)
-    # The turn before the first is apart: buffers, for which a few tokens do, and, on a GPU, the compilation that a static
-    # cache sets off, which depends on the length.
-    first = min(_FEW, settings.n_new_tokens) if model.device.type == "cpu" else settings.n_new_tokens
-    turns = [(repeat, cache) for repeat in range(-1, settings.n_repeats) for cache in options]
+def _timed(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Iterator[dict[str, Any]]:
+    """Warm everything up, then give `generate` and the loop their turns, in an order that turns with every repeat."""
+    generate = _Generate(model, ids, settings.n_new_tokens)
+    loop = _Loop(model, ids, settings)
+    yield from generate.first()
+    yield from loop.first()
     # Without a cache a call takes as long as several others together: one is kept, and none is spent on warming up.
-    turns = [(repeat, cache) for repeat, cache in turns if cache != "none" or repeat == 0]
-    for repeat, cache in progress.track(turns, label="generate: run"):
-        before, count = graphs_compiled(), first if repeat < 0 else settings.n_new_tokens
+    yield generate.timed("none", 0)
+    work = [*((generate.cached, cache) for cache in generate.CACHED), *((loop.cached, way) for way in loop.cached_ways)]
+    for repeat in progress.track(range(settings.n_repeats), label="generate and decoding: repeat"):
+        turn = repeat % len(work)
+        for take, way in work[turn:] + work[:turn]:
+            yield from take(way, repeat)
+        # They are measured on the tokens that the cached ways wrote.
+        for way in loop.uncached_ways:
+            yield from loop.uncached(way, repeat)
+        yield from _head(model, ids.shape[1] + settings.n_new_tokens, repeat)
+
+
+def _head(model: PreTrainedModel, n_tokens: int, repeat: int) -> Iterator[dict[str, Any]]:
+    """Time the head on the last row: with no cache, `generate` slices it out of all rows without copying it."""
+    head = model.get_output_embeddings()
+    rows = torch.ones(1, n_tokens, head.in_features, dtype=model.dtype, device=model.device)
+    last = rows[:, -1:]
+    for engine, row in ((HEAD_VIEW, last), (HEAD_COPY, last.contiguous())):
+        # The first call may set buffers up.
+        head(row)
+        _, seconds = timing.timed(lambda row=row: head(row), model.device)
+        yield _row(Way("none"), repeat, HEAD, 0, n_tokens, seconds) | {"engine": engine}
+
+
+class _Generate:
+    """`generate` as the document calls it, with each kind of cache."""
+
+    CACHED = ("dynamic", "static")
+    _OPTIONS: ClassVar[dict[str, dict[str, Any]]] = {
+        "none": {"use_cache": False}, "dynamic": {}, "static": {"cache_implementation": "static"},
+    }  # fmt: skip
+
+    def __init__(self, model: PreTrainedModel, ids: torch.Tensor, n_new: int) -> None:
+        self._model, self._ids, self._n_new = model, ids, n_new
+        self._made = dict.fromkeys(self._OPTIONS, 0)
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """Take the turn before the first: buffers, and on a GPU the compilation that a static cache sets off.
+
+        For buffers a few tokens do; a compilation depends on the length.
+        """
+        few = min(_FEW, self._n_new) if self._model.device.type == "cpu" else self._n_new
+        for cache in self.CACHED:
+            yield self.timed(cache, -1, few)
+
+    def cached(self, cache: str, repeat: int) -> Iterator[dict[str, Any]]:
+        """Write one text with a cache."""
+        yield self.timed(cache, repeat)
+
+    def timed(self, cache: str, repeat: int, count: int | None = None) -> dict[str, Any]:
+        """Write one text and give its row."""
+        before, count = graphs_compiled(), count or self._n_new
         _, seconds = timing.timed(
-            lambda cache=cache, count=count: model.generate(
-                ids, attention_mask=mask, pad_token_id=0, do_sample=False, max_new_tokens=count, min_new_tokens=count,
-                **options[cache],
+            lambda: self._model.generate(
+                self._ids, attention_mask=torch.ones_like(self._ids), pad_token_id=0, do_sample=False,
+                max_new_tokens=count, min_new_tokens=count, **self._OPTIONS[cache],
             ),
-            model.device,
+            self._model.device,
         )  # fmt: skip
-        made[cache] += graphs_compiled() - before
-        way = Way(cache, compiled=made[cache] > 0)
+        self._made[cache] += graphs_compiled() - before
+        way = Way(cache, compiled=self._made[cache] > 0)
         phase = COMPILE if repeat < 0 else WHOLE
-        yield _row(way, repeat, phase, 0, ids.shape[1], seconds, graphs=made[cache]) | {
+        return _row(way, repeat, phase, 0, self._ids.shape[1], seconds, graphs=self._made[cache]) | {
             "engine": GENERATE, "n_steps": count,
         }  # fmt: skip
 
 
-def _looped(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Iterator[dict[str, Any]]:
-    n_prompt = ids.shape[1]
-    room = n_prompt + settings.n_new_tokens
-    decoders = {way: decoding.Decoder(model, way, room, settings.scope) for way in ways(settings)}
-    # What the compiler does once in a process must not be charged to the way that comes first.
-    torch.compile(lambda x: x + 1)(ids)
-    for way, decoder in progress.track(decoders.items(), len(decoders), "first steps, compiling: way"):
-        # The first step makes the graph, the second may make it again for a length that turned out to vary.
-        token = decoder.start(ids)
-        for step in range(1, _FIRST_STEPS + 1):
-            _, token, seconds, made = _timed_step(decoder, step, token)
-            yield _row(way, -1, COMPILE, step, n_prompt + step, seconds, token=token.item(), graphs=made)
+class _Loop:
+    """The one loop of `kvbook.decoding`, in each of its ways."""
+
+    def __init__(self, model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> None:
+        self._ids, self._n_new, self._device = ids, settings.n_new_tokens, model.device
+        room = ids.shape[1] + settings.n_new_tokens
+        self._decoders = {way: decoding.Decoder(model, way, room, settings.scope) for way in ways(settings)}
+        self._written: torch.Tensor | None = None
+        self.cached_ways = [way for way in self._decoders if way.cache != "none"]
+        self.uncached_ways = [way for way in self._decoders if way.cache == "none"]
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """Compile, and take the first steps of every way."""
+        # What the compiler does once in a process must not be charged to the way that comes first.
+        torch.compile(lambda x: x + 1)(self._ids)
+        for way, decoder in progress.track(self._decoders.items(), len(self._decoders), "first steps, compiling: way"):
+            # The first step makes the graph, the second may make it again for a length that turned out to vary.
+            token = decoder.start(self._ids)
+            for step in range(1, _FIRST_STEPS + 1):
+                taken = _timed_step(decoder, step, token)
+                token = taken.token
+                yield self._row(way, -1, COMPILE, taken)
+            decoder.close()
+
+    def cached(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
+        """Read the prompt and write one text."""
+        decoder = self._decoders[way]
+        token, seconds = timing.timed(lambda: decoder.start(self._ids), self._device)
+        yield _row(way, repeat, PREFILL, 0, self._ids.shape[1], seconds, token=token.item())
+        steps = _decode(decoder, token, self._n_new)
         decoder.close()
-    # The cached ways write the tokens on which the others' lengths are measured.
-    written: torch.Tensor | None = None
-    order = sorted(decoders, key=lambda way: way.cache == "none")
-    turns = [(repeat, way) for repeat in range(settings.n_repeats) for way in order]
-    for repeat, way in progress.track(turns, label="decoding: run"):
-        decoder = decoders[way]
-        if way.cache == "none":
-            times = _at_some_lengths(decoder, ids, written)
-        else:
-            token, seconds = timing.timed(lambda decoder=decoder: decoder.start(ids), model.device)
-            yield _row(way, repeat, PREFILL, 0, n_prompt, seconds, token=token.item())
-            times = _decode(decoder, token, settings.n_new_tokens)
-            written = torch.cat([token, *(done.token for done in times)], 1) if written is None else written
-        for step, following, seconds, made in times:
-            yield _row(way, repeat, DECODE, step, n_prompt + step, seconds, token=following.item(), graphs=made)
+        if self._written is None:
+            self._written = torch.cat([token, *(done.token for done in steps)], 1)
+        for taken in steps:
+            yield self._row(way, repeat, DECODE, taken)
+
+    def uncached(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
+        """Take some of the steps on the tokens that a cached way wrote."""
+        decoder = self._decoders[way]
+        for taken in _at_some_lengths(decoder, self._ids, self._written):
+            yield self._row(way, repeat, DECODE, taken)
         decoder.close()
+
+    def _row(self, way: Way, repeat: int, phase: str, taken: "_Step") -> dict[str, Any]:
+        context = self._ids.shape[1] + taken.step
+        return _row(
+            way, repeat, phase, taken.step, context, taken.seconds, token=taken.token.item(), graphs=taken.graphs
+        )
 
 
 class _Step(NamedTuple):
