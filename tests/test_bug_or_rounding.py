@@ -206,6 +206,16 @@ def test_the_caption_names_the_planted_layer_only_where_drift_begins_there(layer
     assert f"behind no layer for {first_bad_layer.LATE}" in text._layer_found(quiet)
 
 
+def test_what_has_its_cause_taken_away_is_not_counted_among_the_documents_symptoms(table, run):
+    assert experiment.WITHOUT_THE_CAUSE <= {experiment.CUT, experiment.WITHIN, *experiment.BLOG_NAMES.values()}
+    symptoms = analysis.symptoms(table)
+    own = symptoms[analysis.complained_of(symptoms)]
+    assert 0 < len(own) < len(symptoms)
+    assert experiment.DRIFT in set(own["symptom"])
+    assert not experiment.WITHOUT_THE_CAUSE & set(own["symptom"])
+    assert f"The documents' {len(own)} own symptoms" in text._symptoms_found(run.rows)
+
+
 @pytest.mark.parametrize(
     ("kinds", "answer"),
     [

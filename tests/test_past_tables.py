@@ -185,7 +185,7 @@ def word(rows: pd.DataFrame, claim: str) -> str:
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(run, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "BUILD", tmp_path)
     table = ledger.judge("blog-past", blog_past.CHECKS, blog_past.Evidence(run.rows))
-    assert len(table) == len(documents.published("blog-past")["claims"]) == 7
+    assert len(table) == len(documents.published("blog-past")["claims"]) == 8
     assert table["here"].str.contains(r"\d").all()
     assert (tmp_path / "claims.json").is_file()
 
@@ -193,7 +193,8 @@ def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(run, tmp_path, 
 def test_verdicts_on_these_rows(run):
     found = {claim: word(run.rows, claim) for claim in blog_past.CHECKS}
     assert found["gpt2-compatible"] == "reproduced"
-    assert found["roberta-fails-bidirectional"] == "other cause"
+    assert found["roberta-fails-bidirectional"] == "reproduced"
+    assert found["roberta-number-shows-it"] == "other cause"
     assert found["quantization-keeps-past"] == "not run"
     assert found["mpt-cannot"] == "other cause"
     assert found["falcon-cannot"] == "other cause"
@@ -203,6 +204,9 @@ def test_verdicts_on_these_rows(run):
 def test_were_the_switches_harmless_the_conclusion_would_be_refuted(run):
     harmless = run.rows.assign(relative_rms=0.0)
     assert word(harmless, "large-models-unsafe") == "refuted"
+    assert word(harmless, "roberta-fails-bidirectional") == "refuted"
+    # Were the causal model as far off, the direction of its attention would not be what counts.
+    assert word(run.rows.assign(relative_rms=0.5), "roberta-fails-bidirectional") == "undecided"
 
 
 def test_a_large_native_difference_would_bear_the_post_out(run):
@@ -215,7 +219,7 @@ def test_a_large_native_difference_would_bear_the_post_out(run):
 
 def test_a_past_that_was_there_is_no_missing_past(run):
     rows = run.rows.assign(alone_max_abs=1.0, held=5)
-    assert word(rows, "roberta-fails-bidirectional") == "reproduced"
+    assert word(rows, "roberta-number-shows-it") == "reproduced"
     assert word(rows, "mpt-cannot") != "other cause"
 
 
@@ -263,7 +267,7 @@ def test_the_families_are_told_apart_by_numbers_of_the_posted_text(run, settings
 
 def test_the_claim_on_roberta_gives_the_means_that_the_table_gives(run):
     rows = run.rows.assign(relative_spread=1.0 + 8.0 * (run.rows["sample"] == run.rows["sample"].min()))
-    said = blog_past.CHECKS["roberta-fails-bidirectional"](blog_past.Evidence(rows)).here
+    said = blog_past.CHECKS["roberta-number-shows-it"](blog_past.Evidence(rows)).here
     table = analysis.by_variant(rows)
     for row in table[table["variant"] == past_tables.HANDED].itertuples():
         assert f"{row.spread.value:.2g} ({row.layers} layer" in said

@@ -337,13 +337,17 @@ def test_every_number_of_the_prose_is_computed_and_every_caption_says_where_it_i
     [
         ([(0.7, 0.8), (0.8, 0.9)], "the cached one"),
         ([(1.1, 1.2), (1.3, 1.4)], "the uncached one"),
-        ([(0.7, 0.8), (0.9, 1.1)], "neither"),
-        ([(0.7, 0.8), (1.1, 1.2)], "neither"),
+        ([(0.9, 1.1), (0.9, 1.1)], "neither"),
+        ([(0.7, 0.8), (0.9, 1.1)], "not one for all models (by the whole interval the cached one for gpt2)"),
+        (
+            [(0.7, 0.8), (1.1, 1.2)],
+            "not one for all models (by the whole interval the cached one for gpt2; the uncached one for llama)",
+        ),
     ],
 )
 def test_a_path_is_called_closer_only_by_the_whole_intervals_of_all_models(ratios, answer):
     estimates = [fits.Estimate((low + high) / 2, low, high) for low, high in ratios]
-    table = pd.DataFrame({"dtype": "float32", "ratio": estimates})
+    table = pd.DataFrame({"dtype": "float32", "model": ["gpt2", "llama"], "ratio": estimates})
     assert text.closer_path(table) == f"{answer} in fp32"
     assert "no error" in text.closer_path(table.assign(ratio=None))
 

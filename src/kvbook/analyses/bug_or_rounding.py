@@ -76,6 +76,11 @@ def symptoms(table: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values("document", key=lambda names: names.map(order.index), kind="stable")
 
 
+def complained_of(symptoms: pd.DataFrame) -> pd.Series:
+    """Tell a document's own symptoms from those with their cause taken away; bool, one a line of `symptoms`."""
+    return ~symptoms["symptom"].isin(experiment.WITHOUT_THE_CAUSE)
+
+
 def planted_grid(table: pd.DataFrame) -> pd.DataFrame:
     """Lay out which bug was called what in which family.
 

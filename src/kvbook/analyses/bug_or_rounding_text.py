@@ -85,8 +85,16 @@ def _planted_found(rows: pd.DataFrame) -> str:
 def _symptoms_found(rows: pd.DataFrame) -> str:
     """Say how often the documents' symptoms are called what, and with what slopes."""
     symptoms = tables.symptoms(tables.judged(rows))
-    said = [f"{len(part)} {kind} (slopes {_range(part)})" for kind, part in symptoms.groupby("kind", sort=False)]
-    return f"The verdicts on {len(symptoms)} symptoms of the documents are {wording.listed(said)}."
+
+    def verdicts(some: pd.DataFrame) -> str:
+        kinds = some.groupby("kind", sort=False)
+        return wording.listed([f"{len(part)} {kind} (slopes {_range(part)})" for kind, part in kinds]) or "not run"
+
+    own = tables.complained_of(symptoms)
+    return (
+        f"The documents' {own.sum()} own symptoms are {verdicts(symptoms[own])}. "
+        f"With the cause taken away, {(~own).sum()} are {verdicts(symptoms[~own])}."
+    )
 
 
 def _layer_found(layers: Run) -> str:
@@ -159,6 +167,7 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
     planted = tables.planted(table)
     clean = planted[planted["symptom"] == experiment.CLEAN]
     symptoms = tables.symptoms(table)
+    own = symptoms[tables.complained_of(symptoms)]
     inside = table[table["symptom"] == experiment.NARROW_INSIDE]
     hidden = rows[rows["symptom"] == HIDDEN]
     narrow = hidden[hidden["dtype"].isin(["float16", "bfloat16"])]
@@ -167,8 +176,9 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
         "bug_clean": _counts(clean),
         "bug_hidden_all": _counts(table[table["symptom"] == HIDDEN]),
         "bug_hidden_narrow": _counts(tables.judged(narrow)) if len(narrow) else "not run",
-        "bug_symptoms": _counts(symptoms),
-        "bug_in_short": in_short(symptoms["kind"]),
+        "bug_symptoms": _counts(own),
+        "bug_without_the_cause": _counts(symptoms[~tables.complained_of(symptoms)]),
+        "bug_in_short": in_short(own["kind"]),
         "bug_symptoms_rounding": _named(symptoms, "rounding"),
         "bug_symptoms_exact": _named(symptoms, "exact"),
         "bug_symptoms_bug": _named(symptoms, "bug"),

@@ -129,7 +129,7 @@ def _ratios_found(rows: pd.DataFrame) -> str:
 
 
 def closer_path(cached: pd.DataFrame) -> str:
-    """Answer which path is closer to the truth, dtype by dtype: by the whole interval of every model, or neither.
+    """Answer which path is closer to the truth, dtype by dtype, by whole intervals: in every model, or neither, and in which.
 
     Parameters
     ----------
@@ -137,13 +137,19 @@ def closer_path(cached: pd.DataFrame) -> str:
         One line a (model, dtype), with the ``ratio`` of the cached path's error to the uncached one's.
     """
 
-    def closer(ratios: pd.Series) -> str:
-        if ratios.map(lambda ratio: ratio.high < 1).all():
-            return "the cached one"
-        return "the uncached one" if ratios.map(lambda ratio: ratio.low > 1).all() else "neither"
+    def closer(part: pd.DataFrame) -> str:
+        nearer = {
+            "the cached one": part["ratio"].map(lambda ratio: ratio.high < 1),
+            "the uncached one": part["ratio"].map(lambda ratio: ratio.low > 1),
+        }
+        for name, clear in nearer.items():
+            if clear.all():
+                return name
+        some = [f"{name} for {wording.listed(list(part['model'][clear]))}" for name, clear in nearer.items() if clear.any()]
+        return f"not one for all models (by the whole interval {'; '.join(some)})" if some else "neither"
 
     defined = cached[cached["ratio"].notna()]
-    said = {dtype: closer(part["ratio"]) for dtype, part in defined.groupby("dtype", sort=False)}
+    said = {dtype: closer(part) for dtype, part in defined.groupby("dtype", sort=False)}
     return wording.in_dtypes(said) or "not defined, for no error was seen"
 
 

@@ -73,6 +73,20 @@ def quantization_keeps_past(evidence: Evidence) -> Verdict:
 
 
 def roberta_fails_bidirectional(evidence: Evidence) -> Verdict:
+    """Hand a past over, and make the model causal."""
+    handed = evidence.rows("roberta", past_tables.HANDED)
+    causal = evidence.rows("roberta", past_tables.DECODER)
+    # In one layer nothing lies above the keys that a later token would have changed.
+    handed = handed[handed["layers"] > 1]
+    if handed.empty or causal.empty:
+        return Verdict("0 runs of RoBERTa with a past handed over, or made causal", "not run")
+    here = f"a past handed over: {_spread(handed)}; made causal: {_spread(causal)}"
+    rounding, _ = _within_rounding(causal)
+    far = bool((handed["roundoffs"] > ROUNDING).all())
+    return Verdict(here, holds(far and rounding, _within_rounding(handed)[0], evidence.weights))
+
+
+def roberta_number_shows_it(evidence: Evidence) -> Verdict:
     """Hold the posted call against the last token alone, and hand a past over."""
     posted = evidence.rows("roberta", past_tables.NO_PAST)
     handed = evidence.rows("roberta", past_tables.HANDED)
@@ -155,6 +169,7 @@ def large_models_unsafe(evidence: Evidence) -> Verdict:
 CHECKS = {
     "gpt2-compatible": gpt2_compatible,
     "roberta-fails-bidirectional": roberta_fails_bidirectional,
+    "roberta-number-shows-it": roberta_number_shows_it,
     "quantization-keeps-past": quantization_keeps_past,
     "relative-difference": relative_difference,
     "mpt-cannot": mpt_cannot,

@@ -43,6 +43,8 @@ BLOG_NAMES = {
     ("falcon", past_tables.NATIVE): "Falcon today",
 }
 STATIC_NONE, STATIC_DYNAMIC = "static against no cache", "static against dynamic"
+# What no document complains of: a symptom with its cause taken away, and a control.
+WITHOUT_THE_CAUSE = frozenset({CUT, WITHIN, "RoBERTa made causal", "MPT, use_cache true", "Falcon today"})
 
 # Blocks of characters behind which the thread's caches are compared.
 _BLOCKS = 2
