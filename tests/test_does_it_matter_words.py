@@ -218,6 +218,21 @@ def test_the_cache_is_held_against_the_dtype_and_not_against_nothing(axes):
     assert text.over_the_dtype(alone[alone["way"] == text.CACHE]) == "not run"
 
 
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        (1e-6, "next to nothing"), (0.5, "less than a change of dtype"), (2.0, "about as much as a change of dtype"),
+        (9.0, "more than a change of dtype"),
+    ],
+)  # fmt: skip
+def test_the_short_answer_follows_the_caches_divergence_over_the_dtypes(axes, cache, said):
+    sizes = {text.CACHE: cache, one_axis.OTHER_DTYPE.name: 2.0}
+    alone = axes[axes["way"].isin(sizes) & (axes["dtype"] == "bfloat16")].copy()
+    alone["kl"] = [fits.Estimate(sizes[way], 0, 9) for way in alone["way"]]
+    assert text.in_short(alone) == f"It moves predictions {said} in bf16."
+    assert text.in_short(alone[alone["way"] == text.CACHE]) == "That was not run."
+
+
 @pytest.mark.parametrize("parted", [True, False])
 def test_every_number_of_the_prose_and_every_figure_comes_from_the_rows(
     forced, axes, parting, positions, behind, parted

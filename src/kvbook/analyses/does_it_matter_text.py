@@ -188,14 +188,16 @@ def _rounding(rows: pd.DataFrame) -> list[str]:
 
 
 def _spread(estimate: fits.Estimate) -> str:
-    """Write a small estimate and half its interval, as (1.7 ± 0.2) × 10⁻⁴."""
+    """Write a small estimate and half its interval, as (1.7 ± 0.2) × 10⁻⁴; a skew interval, as 1.4 [0.0, 4.1] × 10⁻⁷."""
     if estimate.value == 0:
         return "0"
     exponent = int(np.floor(np.log10(abs(estimate.value))))
-    half = (estimate.high - estimate.low) / 2
-    return f"({estimate.value / 10.0**exponent:.1f} ± {half / 10.0**exponent:.1f})" + (
-        f" × {power_of_ten(10.0**exponent, 0)[4:]}" if exponent else ""
-    )
+    value, low, high = (number / 10.0**exponent for number in (estimate.value, estimate.low, estimate.high))
+    power = f" × {power_of_ten(10.0**exponent, 0)[4:]}" if exponent else ""
+    below, above = value - low, high - value
+    if max(below, above) > 1.5 * min(below, above) and round(max(below, above), 1) > 0.1:
+        return f"{value:.1f} [{low:.1f}, {high:.1f}]{power}"
+    return f"({value:.1f} ± {(high - low) / 2:.1f}){power}"
 
 
 def _percent(estimate: fits.Estimate) -> str:
@@ -323,7 +325,8 @@ def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
         )
     }
     return said | {
-        "matter_in_short": over_the_dtype(axes),
+        "matter_in_short": in_short(axes),
+        "over_the_dtype": over_the_dtype(axes),
         "cache_perplexity": _each(axes, CACHE, lambda row: f"{_change(row.perplexity_ratio)} %"),
         "perplexity": _each(axes, CACHE, lambda row: row.perplexity.text("{:.2f}")),
         "cache_below": "; ".join(
@@ -338,6 +341,23 @@ def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
     }
 
 
+def in_short(axes: pd.DataFrame) -> str:
+    """Answer in a sentence how far a cache moves predictions, by the yardstick of `over_the_dtype`.
+
+    Parameters
+    ----------
+    axes : DataFrame
+        From `analyses.does_it_matter.axes_table`.
+    """
+    limits = ((0.01, "next to nothing"), (0.5, "less than a change of dtype"), (2.0, "about as much as a change of dtype"))
+
+    def plainly(ratio: float) -> str:
+        return next((words for limit, words in limits if ratio <= limit), "more than a change of dtype")
+
+    said = wording.in_dtypes({dtype: plainly(ratio) for dtype, ratio in _over_the_dtype(axes).items()})
+    return f"It moves predictions {said}." if said else "That was not run."
+
+
 def over_the_dtype(axes: pd.DataFrame) -> str:
     """Give the cache's mean divergence over that of computing in another dtype, for every dtype in which both were run.
 
@@ -346,14 +366,16 @@ def over_the_dtype(axes: pd.DataFrame) -> str:
     axes : DataFrame
         From `analyses.does_it_matter.axes_table`.
     """
+    said = {dtype: wording.percent(ratio) for dtype, ratio in _over_the_dtype(axes).items()}
+    return wording.in_dtypes(said) or "not run"
+
+
+def _over_the_dtype(axes: pd.DataFrame) -> dict[str, float]:
     moved = axes[axes["kl"].notna()].pivot(index="dtype", columns="way", values="kl").reindex(axes["dtype"].unique())
     ways = [CACHE, one_axis.OTHER_DTYPE.name]
     if not set(ways) <= set(moved.columns):
-        return "not run"
-    said = {
-        dtype: wording.percent(cache.value / other.value) for dtype, cache, other in moved[ways].dropna().itertuples()
-    }
-    return wording.in_dtypes(said) or "not run"
+        return {}
+    return {dtype: cache.value / other.value for dtype, cache, other in moved[ways].dropna().itertuples()}
 
 
 def _of_partings(

@@ -196,6 +196,8 @@ def numbers(
         "head_found": _head_found(rows, generate["none"]),
         "loop_fastest": fastest.text("{:.0f}"),
         "cache_gain": analysis.ratio(rows, ("dynamic", False, False), ("none", False, False)).text(),
+        "static_eager": analysis.ratio(rows, ("static", False, False), ("dynamic", False, False)).text(),
+        "static_compiled": analysis.ratio(rows, ("static", True, False), ("dynamic", True, False)).text(),
         "compiled_stock": analysis.ratio(rows, ("static", True, False), ("static", False, False)).text(),
         "over_generate": analysis.against_generate(rows, best).text(),
         "stock_over_generate": analysis.against_generate(rows, ("static", True, False)).text(),
