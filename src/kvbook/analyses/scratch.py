@@ -83,22 +83,32 @@ def gap_behind(loss: pd.DataFrame, way: str, against: str = WINDOW) -> fits.Esti
     return _mean((table[way] - table[against]).rename("gap").reset_index(), "gap")
 
 
+def scored_behind(loss: pd.DataFrame) -> int:
+    """Count the characters past the first block behind which each way is scored, in all texts together."""
+    return int(loss[loss["read_from"] >= loss["block"]].groupby("way")["n_scored"].sum().max())
+
+
 def loss_behind(loss: pd.DataFrame, way: str) -> fits.Estimate:
     """Give the loss of a way past the first block, in nats a character."""
     return _mean(_behind(loss)[way].rename("nats").reset_index(), "nats")
 
 
-def stale_share(loss: pd.DataFrame) -> fits.Estimate | None:
-    """Give the share of the posted cache's gap that is left when positions are the same: keys and values gone stale.
+def closed_share(loss: pd.DataFrame, way: str) -> fits.Estimate | None:
+    """Give the share of the posted cache's gap to the window, past the block, that a way closes.
 
-    None when the gap itself is not above zero with its whole interval, so that there is nothing to be shared out.
+    None when the gap itself is not above zero with its whole interval, so that there is nothing to be closed.
     """
     if gap_behind(loss, POSTED).low <= 0:
         return None
     table = _behind(loss)
-    parts = {"stale": table[POSTED] - table[ABSOLUTE], "gap": table[POSTED] - table[WINDOW]}
+    parts = {"closed": table[POSTED] - table[way], "gap": table[POSTED] - table[WINDOW]}
     rows = pd.concat(part.rename("nats").reset_index().assign(variant=name) for name, part in parts.items())
-    return fits.paired_ratio(rows, "nats", "stale", "gap")
+    return fits.paired_ratio(rows, "nats", "closed", "gap")
+
+
+def stale_share(loss: pd.DataFrame) -> fits.Estimate | None:
+    """Give the share of the posted cache's gap that is due to keys and values gone stale: positions are the same."""
+    return closed_share(loss, ABSOLUTE)
 
 
 def held_gap(held: pd.DataFrame) -> fits.Estimate:
@@ -118,6 +128,26 @@ def held_gap(held: pd.DataFrame) -> fits.Estimate:
     block = int(held["block"].iloc[0])
     fewer = [count for count in table if block <= 2 * count < 2 * block]
     return _mean((table[fewer].mean(axis=1) - table[block]).rename("gap").reset_index(), "gap")
+
+
+def best_held(held: pd.DataFrame) -> tuple[int, fits.Estimate]:
+    """Find the number of held characters with the lowest loss.
+
+    Parameters
+    ----------
+    held : DataFrame
+        Rows of the experiment ``scratch_held``.
+
+    Returns
+    -------
+    int
+        How many, of the numbers that were tried.
+    Estimate
+        The loss with so many less that with the whole block, as for `held_gap`.
+    """
+    table = held.pivot(index=["source", "sample"], columns="held", values="nats")
+    best = int(table.mean().idxmin())
+    return best, _mean((table[best] - table[int(held["block"].iloc[0])]).rename("gap").reset_index(), "gap")
 
 
 def bucket_table(loss: pd.DataFrame) -> pd.DataFrame:
@@ -159,7 +189,7 @@ def causes_table(loss: pd.DataFrame) -> pd.DataFrame:
     block = int(loss["block"].iloc[0])
     names = {POSTED: "posted cache"} | {name: f"posted, {name[2:]} ({name[0]})" for name in FIXES}
     names |= {
-        ABSOLUTE: "no cache, absolute positions",
+        ABSOLUTE: ABSOLUTE,
         REPLY: "reply's cache",
         refill_name(max(1, block // 2)): f"refill, hop {max(1, block // 2)}",
     }

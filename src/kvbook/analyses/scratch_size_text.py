@@ -7,7 +7,6 @@ import pandas as pd
 
 from kvbook.analyses import scratch as tables
 from kvbook.analyses import scratch_text, wording
-from kvbook.analyses.wording import DTYPES
 from kvbook.records import Run
 from kvbook.scratch import checkpoints
 from kvbook.scratch.ways import POSTED, WINDOW, refill_name
@@ -18,10 +17,8 @@ THIS, RECORDED = "this run", "the thread's size, recorded"
 
 
 def _texts(loss: Run) -> str:
-    return (
-        f"{wording.models(loss)}, {DTYPES[loss.rows['dtype'].iloc[0]]}; {loss.rows['sample'].nunique()} texts of "
-        f"{wording.corpus(loss)}; {wording.machine(loss)}"
-    )
+    block = loss.about["models"][0]["shape"]["block"]
+    return f"{wording.models(loss)}, block {block}; {scratch_text.losses(loss)}; {wording.machine(loss)}"
 
 
 def finding(loss: pd.DataFrame, recorded: pd.DataFrame) -> str:
@@ -35,10 +32,7 @@ def finding(loss: pd.DataFrame, recorded: pd.DataFrame) -> str:
     if wording.too_few(loss) or wording.too_few(recorded):
         return "Texts of so few files cannot show what a way loses."
     here, there = (scratch_text.against(tables.gap_behind(rows, POSTED)) for rows in (loss, recorded))
-    return (
-        f"Past the block the posted cache's loss is, in nats and against the window's, {there} at the thread's own size, "
-        f"and {here} in this run's model."
-    )
+    return f"The posted cache's loss past the block, against the window's, is {there} at the thread's size and {here} in this run."
 
 
 def captions(loss: Run, recorded: Mapping[str, Run]) -> dict[str, dict[str, str]]:
@@ -51,20 +45,18 @@ def captions(loss: Run, recorded: Mapping[str, Run]) -> dict[str, dict[str, str]
     recorded : mapping of str to Run
         Recorded runs of `MODEL`, by experiment.
     """
-    theirs, logits, speed = (recorded[f"scratch_{name}"] for name in ("loss", "logits", "speed"))
-    dtypes = wording.listed([DTYPES[dtype] for dtype in dict.fromkeys(logits.rows["dtype"])])
+    theirs, logits, texts, speed = (recorded[f"scratch_{name}"] for name in ("loss", "logits", "texts", "speed"))
     hashes = ", ".join(f"`{run.hash}`" for run in recorded.values())
     said = {
         "fig-scratch-sizes": (
-            f"{finding(loss.rows, theirs.rows)} Loss past the first block less the uncached window's, under each change of the "
-            f"posted cache. This run: {_texts(loss)}. Recorded, run `{theirs.hash}`: {_texts(theirs)}. Intervals of 95 % "
-            "(bootstrap over files).",
+            f"{finding(loss.rows, theirs.rows)} Loss past the first block less the uncached window's in nats, under each change of "
+            f"the posted cache. This run: {_texts(loss)}. Recorded, run `{theirs.hash}`: {_texts(theirs)}.",
             "A list of changes with two estimates and their intervals each, one a size of model.",
         ),
         "tab-scratch-sizes": (
             f"Claims of the thread on recorded runs at its own size, beside this run's verdicts. Recorded, runs {hashes}: "
-            f"{_texts(theirs)}; logits of one text in {dtypes}; times of {speed.rows['repetition'].nunique()} repetitions, "
-            f"{wording.machine(speed)}. “In kind”: the weights are not the thread's, and neither is the text.",
+            f"{scratch_text.basis(logits, theirs, texts, speed)} “In kind”: the weights are not the "
+            "thread's, and neither is the text.",
             "",
         ),
     }
@@ -93,6 +85,7 @@ def numbers(recorded: Mapping[str, Run], verdicts: pd.DataFrame) -> dict[str, st
         (datetime.fromisoformat(run.about["finished"]) - datetime.fromisoformat(run.about["started"])).total_seconds()
         for run in recorded.values()
     )
+    held = recorded["scratch_held"].rows
     return {
         "thread_layers": str(model["layers"]),
         "thread_width": str(model["shape"]["width"]),
@@ -103,7 +96,9 @@ def numbers(recorded: Mapping[str, Run], verdicts: pd.DataFrame) -> dict[str, st
         "thread_posted_gap": scratch_text.against(tables.gap_behind(loss.rows, POSTED)),
         "thread_window_loss": tables.loss_behind(loss.rows, WINDOW).text("{:.2f}"),
         "thread_stale_share": "not to be told" if share is None else share.text("{:.0%}"),
-        "thread_held_gap": scratch_text.against(tables.held_gap(recorded["scratch_held"].rows)),
+        "thread_held_gap": scratch_text.against(tables.held_gap(held)),
+        **{f"thread_{key}": said for key, said in scratch_text.contexts(loss.rows, held).items()},
+        "thread_timed_bracket": scratch_text.bracket(speed.rows),
         "thread_refill_gap": scratch_text.against(costs.loc[half, "gap"]),
         "thread_refill_time": costs.loc[half, "time_ratio"].text("{:.2f}"),
         "thread_window_time": costs.loc[WINDOW, "time_ratio"].text("{:.1f}"),

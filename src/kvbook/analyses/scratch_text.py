@@ -17,11 +17,62 @@ from kvbook.scratch import checkpoints
 from kvbook.scratch.ways import FIXES, POSTED, WINDOW, refill_name
 
 _NATS = "{:+.3f}"
+# With fewer repetitions the bootstrap of a median reaches from the lowest to the highest: no interval of 95 %.
+_FEWEST_REPETITIONS = 6
+# The figure of costs is linear up to here on either side of 0.
+LINEAR_NATS = 0.02
+_, _, _, MODULO = FIXES
 
 
 def as_code(text: str) -> str:
     """Write a piece of text for a table's cell, so that nothing in it is taken for markup."""
     return f"`` {text.replace('`', '’')} ``"
+
+
+def bracket(speed: pd.DataFrame) -> str:
+    """Name what stands in brackets behind a median of times."""
+    count = speed["repetition"].nunique()
+    return f"{'lowest to highest' if count < _FEWEST_REPETITIONS else '95 % interval'} of {count} paired repetitions"
+
+
+def timing(speed: Run) -> str:
+    """Say how times were taken, and where."""
+    return f"median, and {bracket(speed.rows)}; {DTYPES[speed.rows['dtype'].iloc[0]]}; {wording.machine(speed)}"
+
+
+def losses(loss: Run) -> str:
+    """Say of what the losses past the first block are."""
+    return (
+        f"{loss.rows['sample'].nunique()} texts of {wording.corpus(loss)}, {tables.scored_behind(loss.rows):,} characters "
+        f"scored past the first block, {DTYPES[loss.rows['dtype'].iloc[0]]}, intervals of 95 % (bootstrap over files)"
+    )
+
+
+def basis(logits: Run, loss: Run, texts: Run, speed: Run) -> str:
+    """Say what verdicts rest on: weights, counts, dtypes and machines of each kind of rows."""
+    model = f"{wording.models(loss)}, block {loss.about['models'][0]['shape']['block']}"
+    machines = wording.listed(list(dict.fromkeys(wording.machine(run) for run in (loss, logits, texts))))
+    steps = logits.rows[logits.rows["comparison"] == POSTED].groupby("dtype", sort=False).size()
+    greedy = texts.rows[texts.rows["choice"] == "greedy"]
+    return (
+        f"{model}; {machines}. Losses: {losses(loss)}. Logits: one text, {_in_each(steps.astype(str).to_dict())}. "
+        f"Greedy texts: {greedy['sample'].nunique()}, {DTYPES[greedy['dtype'].iloc[0]]}. Times: the reply's size with random "
+        f"weights, {timing(speed)}."
+    )
+
+
+def _in_each(counts: Mapping[str, str]) -> str:
+    """Write the steps of each dtype, once where they are as many in each."""
+    dtypes = wording.listed([DTYPES[dtype] for dtype in counts])
+    if len(counts) > 1 and len(set(counts.values())) == 1:
+        return f"{next(iter(counts.values()))} steps, each in {dtypes}"
+    return wording.in_dtypes({dtype: f"{count} steps" for dtype, count in counts.items()})
+
+
+def equal_steps(logits: pd.DataFrame, comparison: str) -> str:
+    """Write in how many steps a comparison's logits are equal bit for bit."""
+    rows = logits[logits["comparison"] == comparison].groupby("dtype", sort=False)["max_abs"]
+    return _in_each({dtype: f"{int((values == 0).sum())} of {len(values)}" for dtype, values in rows})
 
 
 def captions(logits: Run, loss: Run, texts: Run, speed: Run) -> dict[str, dict[str, str]]:
@@ -50,8 +101,8 @@ def captions(logits: Run, loss: Run, texts: Run, speed: Run) -> dict[str, dict[s
         f"{model}, {' and '.join(DTYPES[d] for d in dict.fromkeys(logits.rows['dtype']))}; one text of "
         f"{wording.corpus(logits)}; {wording.machine(logits)}"
     )
-    repetitions = speed.rows["repetition"].nunique()
-    timing = f"Median of {repetitions} paired repetitions with 95 % interval, {dtype}; {wording.machine(speed)}"
+    share = tables.stale_share(loss.rows)
+    stale = "" if share is None else f" Without stale keys and values {share.text('{:.0%}')} of the gap is gone."
     found = findings(logits.rows, loss.rows, speed.rows)
     said = {
         "fig-scratch-steps": (
@@ -68,18 +119,20 @@ def captions(logits: Run, loss: Run, texts: Run, speed: Run) -> dict[str, dict[s
         ),
         "fig-scratch-causes": (
             f"{found['fig-scratch-causes']} Loss past the first block less the uncached window's: the posted cache, with each "
-            f"change, without stale keys and values, and the whole remedies. {setting}.",
+            f"change, without stale keys and values, and the whole remedies.{stale} {model}; {losses(loss)}; "
+            f"{wording.machine(loss)}.",
             "A list of estimates with intervals, a line a change.",
         ),
         "fig-scratch-speed": (
             f"{found['fig-scratch-speed']} Time of one step without a cache over that with it, by the text's length. Solid: "
             f"logits of all rows, as in both posts; dashed: of the last alone. {model}, and the reply's size with random "
-            f"weights. {timing}.",
+            f"weights. Ratio: {timing(speed)}.",
             "Ratios against length on logarithmic axes, two lines a model, and a dotted line at 3.",
         ),
         "fig-scratch-cost": (
-            f"{found['fig-scratch-cost']} Loss past the first block against the time that it takes there, over the posted cache's. "
-            f"{model}. Loss: {loss.rows['sample'].nunique()} texts of {wording.corpus(loss)}. {timing}.",
+            f"{found['fig-scratch-cost']} Loss past the first block, less the uncached window's, against the time that it takes "
+            f"there, over the posted cache's. The vertical axis is linear within ±{LINEAR_NATS} and logarithmic beyond; the "
+            f"legend gives the losses. {model}. Loss: {losses(loss)}; {wording.machine(loss)}. Time: {timing(speed)}.",
             "Points with error bars: time against loss; a line joins the refilled caches of different hops.",
         ),
         "tab-scratch-texts": (
@@ -88,8 +141,8 @@ def captions(logits: Run, loss: Run, texts: Run, speed: Run) -> dict[str, dict[s
             "",
         ),
         "tab-claims-forum-scratch": (
-            f"Claims of the thread and what this run says of them. {setting}. “In kind”: the mechanism is shown on weights "
-            "that are not the thread's, so its magnitudes are not.",
+            f"Claims of the thread and what this run says of them. {basis(logits, loss, texts, speed)} “In kind”: the "
+            "mechanism is shown on weights that are not the thread's, so its magnitudes are not.",
             "",
         ),
     }
@@ -110,20 +163,17 @@ def findings(logits: pd.DataFrame, loss: pd.DataFrame, speed: pd.DataFrame) -> d
         By the figure's name.
     """
     half = refill_name(max(1, int(loss["block"].iloc[0]) // 2))
-    posted, reply, forgotten = (
-        against(tables.gap_behind(loss, way)) for way in (POSTED, tables.REPLY, tables.FORGOTTEN)
-    )
+    posted, reply = (against(tables.gap_behind(loss, way)) for way in (POSTED, tables.REPLY))
     costs = tables.cost_table(loss, speed).set_index("way")
     times = costs["time_ratio"].map(lambda e: e.text("{:.2f}"))
     said = {
         "fig-scratch-steps": _steps(logits, half),
-        "fig-scratch-loss": f"In nats a character past the first block, the loss against the window's is {posted} with the posted "
-        f"cache, {reply} with the reply's, and {forgotten} with a forgotten offset.",
+        "fig-scratch-loss": f"Past the first block the loss, in nats against the window's, is {posted} with the posted cache, "
+        f"{reply} with the reply's.",
         "fig-scratch-causes": _causes(loss),
         "fig-scratch-speed": _speedup(tables.speed_table(speed)),
-        "fig-scratch-cost": f"Past the block a {half.replace(',', ' with')} takes {times[half]} times the posted cache's time, "
-        f"and its loss against the window's, in nats a character, is {against(costs.loc[half, 'gap'])}; the window takes "
-        f"{times[WINDOW]} times that time.",
+        "fig-scratch-cost": f"Past the block a {half.replace(',', ' with')} takes {times[half]} times the posted cache's time; "
+        f"its loss, against the window's, is {against(costs.loc[half, 'gap'])}.",
     }
     if wording.too_few(loss):
         unknown = "Texts of so few files cannot show what a way loses."
@@ -154,8 +204,8 @@ def _steps(logits: pd.DataFrame, half: str) -> str:
         return "stays within rounding of" if rounding else "parts from"
 
     return (
-        f"Past the first block, in {DTYPES[dtype]}, the posted cache {parts(POSTED)} the window that it should equal (by up to "
-        f"{size(rows.loc[POSTED, 'max_abs'])}), and the refilled cache {parts(half)} its own window "
+        f"Past the block, in {DTYPES[dtype]}, the posted cache {parts(POSTED)} the window (by up to "
+        f"{size(rows.loc[POSTED, 'max_abs'])}), the refilled cache {parts(half)} its own "
         f"(by up to {size(rows.loc[half, 'max_abs'])})."
     )
 
@@ -163,12 +213,11 @@ def _steps(logits: pd.DataFrame, half: str) -> str:
 def _causes(loss: pd.DataFrame) -> str:
     gaps = {fix: tables.gap_behind(loss, fix, POSTED) for fix in FIXES}
     lower = [fix for fix in FIXES if gaps[fix].high < 0]
-    changes = "none" if not lower else " and ".join(f"“{fix[2:]}” ({gaps[fix].text(_NATS)})" for fix in lower)
-    share = tables.stale_share(loss)
-    stale = "" if share is None else f"; without stale keys and values {share.text('{:.0%}')} of the gap is gone"
+    named = [f"“{fix[2:]}” ({_NATS.format(gaps[fix].value)})" for fix in lower]
+    changes = f"{wording.listed(named) or 'none of four changes'} {'are' if len(named) > 1 else 'is'}"
     return (
-        "Past the block the posted cache's loss against the window's, in nats a character, is "
-        f"{against(tables.gap_behind(loss, POSTED))}, and of the reply's four changes {changes} is seen to lower it{stale}."
+        "Past the block the posted cache's loss, against the window's, is "
+        f"{against(tables.gap_behind(loss, POSTED))} (nats); {changes} seen to lower it."
     )
 
 
@@ -180,7 +229,7 @@ def _speedup(steps: pd.DataFrame) -> str:
         f"{row.ratio.text('{:.1f}')} times ({names[row.model]}, {row.length:,} characters)"
         for row in longest.itertuples()
     )
-    return f"Without a cache, a step that computes all rows of logits takes {said} as long as with one."
+    return f"Without a cache a step takes {said} as long."
 
 
 def spread(logits: pd.DataFrame, comparison: str, where: str) -> str:
@@ -234,9 +283,10 @@ def numbers(logits: Run, loss: Run, held: Run, speed: Run) -> dict[str, str]:
     said["shuffled_behind"] = spread(logits.rows, scratch_logits.SHUFFLED, tables.BEHIND)
     said["late_behind"] = spread(logits.rows, scratch_logits.LATE, tables.BEHIND)
     for key, fix in zip(("append", "mask", "prompt", "modulo"), FIXES, strict=True):
-        rows = logits.rows[logits.rows["comparison"] == fix]
-        said[f"{key}_equal"] = f"{int((rows['max_abs'] == 0).sum())} of {len(rows)}"
+        said[f"{key}_equal"] = equal_steps(logits.rows, fix)
         said[f"{key}_change"] = tables.gap_behind(loss.rows, fix, POSTED).text(_NATS)
+    closed = tables.closed_share(loss.rows, MODULO)
+    said["modulo_share"] = "not to be told in this run" if closed is None else closed.text("{:z.1%}")
     longer = logits.rows[(logits.rows["comparison"] == scratch_logits.LAST_ONLY) & (logits.rows["length"] > 1)]
     said["prompt_apart"] = f"{longer['max_abs'].min():.2g} to {longer['max_abs'].max():.2g}"
     for key, how in zip(("chunks_reply", "chunks_shifted", "chunks_none"), scratch_logits.CHUNKS, strict=True):
@@ -247,8 +297,34 @@ def numbers(logits: Run, loss: Run, held: Run, speed: Run) -> dict[str, str]:
     share = tables.stale_share(loss.rows)
     said["stale_share"] = "not to be told in this run" if share is None else share.text("{:.0%}")
     said["held_gap"] = against(tables.held_gap(held.rows))
+    said |= contexts(loss.rows, held.rows)
     said |= _speeds(speed.rows)
     return said
+
+
+def contexts(loss: pd.DataFrame, held: pd.DataFrame) -> dict[str, str]:
+    """Write what tells a short context from a stuck position, and which number of held characters predicts best.
+
+    Parameters
+    ----------
+    loss, held : DataFrame
+        Rows of the experiments ``scratch_loss`` and ``scratch_held``.
+
+    Returns
+    -------
+    dict
+        By glue key.
+    """
+    whole = refill_name(int(loss["block"].iloc[0]))
+    best, gap = tables.best_held(held)
+    return {
+        "reply_gap": against(tables.gap_behind(loss, tables.REPLY)),
+        "whole_refill_gap": against(tables.gap_behind(loss, whole)),
+        # Both hold the same characters at every step, so they differ in positions alone.
+        "stuck_gap": against(tables.gap_behind(loss, tables.REPLY, whole)),
+        "best_held": str(best),
+        "best_held_gap": against(gap),
+    }
 
 
 def _speeds(speed: pd.DataFrame) -> dict[str, str]:
@@ -257,18 +333,24 @@ def _speeds(speed: pd.DataFrame) -> dict[str, str]:
         "run_ratio": tables.run_ratio(speed).text("{:.1f}"),
         "run_ratio_one_row": tables.run_ratio(speed, WINDOW).text("{:.1f}"),
         "run_tokens": str(scratch_speed.REPLYS_NEW_TOKENS),
+        "timed_bracket": bracket(speed),
     }
     for key, model in (("trained", scratch_speed.TRAINED), ("reply", scratch_speed.REPLYS_MODEL)):
-        for suffix, way in (("", scratch_speed.ALL_ROWS), ("_one_row", WINDOW)):
-            rows = steps[(steps["model"] == model) & (steps["way"] == way)]
-            above = [r.length for r in rows.itertuples() if r.ratio.low > 3]
-            said[f"above_three_{key}{suffix}"] = (
-                f"from {min(above)} on"
-                if above and min(above) < max(above)
-                else f"at {above[0]}"
-                if above
-                else "nowhere"
-            )
+        rows = steps[steps["model"] == model]
+        every, one = (_above_three(rows[rows["way"] == way]) for way in (scratch_speed.ALL_ROWS, WINDOW))
+        alike = f"{every}, with either"
+        said[f"above_three_{key}"] = alike if every == one else f"{every} with all rows, {one} with a single row"
     ways = speed.loc[speed["measure"] == scratch_speed.PAST, "way"].unique()
     said["hops"] = ", ".join(way.rsplit(" ", 1)[1] for way in ways if way.startswith("refill"))
     return said
+
+
+def _above_three(rows: pd.DataFrame) -> str:
+    """Say at which lengths a step's factor lies above 3 with all of its bracket."""
+    lengths = sorted(rows["length"])
+    above = sorted(row.length for row in rows.itertuples() if row.ratio.low > 3)
+    if not above:
+        return "never"
+    if len(above) > 1 and above == lengths[-len(above) :]:
+        return f"from a length of {above[0]} on"
+    return f"at a length of {wording.listed([str(length) for length in above])}"

@@ -7,6 +7,7 @@ import pandas as pd
 
 from kvbook import fits
 from kvbook.analyses import scratch as analysis
+from kvbook.analyses import scratch_text
 from kvbook.claims.ledger import Verdict, holds
 from kvbook.experiments import scratch_logits, scratch_texts
 from kvbook.records import Run
@@ -43,6 +44,8 @@ class Evidence:
 _NATS = "{:+.4f}"
 # Nats a character below which a loss is called closed: a hundredth is a percent of likelihood.
 _NEGLIGIBLE = 0.01
+# Share of the posted cache's gap that a remedy must close to be said to mend it.
+_MENDS = 0.5
 
 
 def _finest(evidence: Evidence) -> pd.DataFrame | None:
@@ -80,18 +83,22 @@ def cache_changes_nothing(evidence: Evidence) -> Verdict:
     return Verdict(here, holds(_within_rounding(rows), not _within_rounding(rows), evidence.weights))
 
 
+def _remedy(evidence: Evidence, fix: str) -> tuple[str, fits.Estimate | None]:
+    """Say what a remedy does to the loss; give the share of the gap that it closes, None where there is no gap."""
+    change, share = analysis.gap_behind(evidence.loss, fix, POSTED), analysis.closed_share(evidence.loss, fix)
+    closed = "there is no gap to close" if share is None else f"closes {share.text('{:z.1%}')} of the gap"
+    return f"the remedy changes the loss by {change.text(_NATS)} nats a character; {closed}", share
+
+
 def _no_effect(evidence: Evidence, fix: str, more: str = "") -> Verdict:
-    """Judge a point by what its remedy does to the logits of the posted cache."""
+    """Judge a point by what its remedy does to the logits and the loss of the posted cache."""
     if (fine := _finest(evidence)) is None:
         return _TOO_COARSE
-    rows = evidence.logits[evidence.logits["comparison"] == fix]
     rounding = _within_rounding(fine[fine["comparison"] == fix])
-    change = analysis.gap_behind(evidence.loss, fix, POSTED)
-    here = (
-        f"bits equal in {int((rows['max_abs'] == 0).sum())} of {len(rows)} steps; "
-        f"the remedy changes the loss by {change.text(_NATS)} nats a character{more}"
-    )
-    return Verdict(here, holds(not rounding and change.high < 0, rounding, evidence.weights))
+    said, share = _remedy(evidence, fix)
+    here = f"bits equal in {scratch_text.equal_steps(evidence.logits, fix)}; {said}{more}"
+    mends = share is not None and share.low >= _MENDS
+    return Verdict(here, holds(not rounding and mends, rounding, evidence.weights))
 
 
 def roll_scrambles(evidence: Evidence) -> Verdict:
@@ -119,14 +126,15 @@ def prompt_skipped(evidence: Evidence) -> Verdict:
 
 def prompt_is_the_cause(evidence: Evidence) -> Verdict:
     """Feed the whole prompt where the prompt is the thread's one character."""
-    return _no_effect(evidence, PROMPT, ": the post starts from one character")
+    return _no_effect(evidence, PROMPT, "; the post starts from one character")
 
 
 def positions_misalign(evidence: Evidence) -> Verdict:
     """Take positions modulo the block."""
-    change = analysis.gap_behind(evidence.loss, MODULO, POSTED)
-    here = f"the remedy changes the loss by {change.text(_NATS)} nats a character"
-    return Verdict(here, holds(change.high < 0, change.low > 0, evidence.weights))
+    here, share = _remedy(evidence, MODULO)
+    if share is None:
+        return Verdict(here, "undecided")
+    return Verdict(here, holds(share.low >= _MENDS, share.high < _MENDS, evidence.weights))
 
 
 def _partings(evidence: Evidence) -> pd.DataFrame:
@@ -192,7 +200,8 @@ def three_times_faster(evidence: Evidence) -> Verdict:
     ratio: fits.Estimate = analysis.run_ratio(evidence.speed)
     short = analysis.run_ratio(evidence.speed, "window")
     here = (
-        f"on this machine {ratio.text('{:.2f}')} x; {short.text('{:.2f}')} x when the window computes one row of logits"
+        f"on this machine {ratio.text('{:.2f}')} x, {short.text('{:.2f}')} x when the window computes one row of logits "
+        f"(in brackets: {scratch_text.bracket(evidence.speed)})"
     )
     # Random weights are what the reply timed as well, but its machine is another one: less here does not refute it.
     return Verdict(here, holds(ratio.low > 3, False, "local"))

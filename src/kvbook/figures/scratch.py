@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from kvbook.analyses import scratch as analysis
+from kvbook.analyses.scratch_text import LINEAR_NATS
 from kvbook.experiments import scratch_speed
 from kvbook.figures import style
 from kvbook.figures.layer_drift import SHORT, plot_estimates
@@ -214,7 +215,7 @@ def figure_cost(costs: pd.DataFrame) -> Figure:
     costs : DataFrame
         From `analyses.scratch.cost_table`.
     """
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 3.6))
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 4.0))
     refills = costs[costs["way"].str.startswith(REFILL)]
     ax.plot(
         [e.value for e in refills["time_ratio"]], [e.value for e in refills["gap"]], color=_look(REFILL)[0],
@@ -227,19 +228,23 @@ def figure_cost(costs: pd.DataFrame) -> Figure:
         ax.errorbar(
             time.value, gap.value, xerr=[[time.value - time.low], [time.high - time.value]],
             yerr=[[gap.value - gap.low], [gap.high - gap.value]], color=colour, linewidth=1, markersize=6,
-            fmt=next(hops) if row.way.startswith(REFILL) else marker, label=row.way, linestyle="",
+            fmt=next(hops) if row.way.startswith(REFILL) else marker, label=f"{row.way} ({gap.value:+.3f})", linestyle="",
         )  # fmt: skip
     ax.axhline(0, color=style.BLACK, linewidth=1)
     # What is lost spans two orders, and zero is the place to be.
-    ax.set_yscale("symlog", linthresh=0.02)
-    ax.set_yticks([0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2])
+    ax.set_yscale("symlog", linthresh=LINEAR_NATS)
+    positive = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
+    ax.set_yticks([-value for value in positive] + [-0.01, 0, 0.01] + positive)
     ax.set_ylim(min(-0.02, 1.4 * min(e.low for e in costs["gap"])), max(e.high for e in costs["gap"]) * 1.3)
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter("")
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_locator(plt.LogLocator(subs=(0.8, 1, 1.5, 2, 3, 4, 5, 6)))
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_formatter("")
-    ax.set(xlabel="time past the block / the posted cache's", ylabel="loss less the window's (nats)")
-    fig.legend(loc="outside upper center", ncols=3, fontsize=9)
+    ax.set(
+        xlabel="time past the block / the posted cache's",
+        ylabel=f"loss less the window's (nats)\nlinear within ±{LINEAR_NATS}",
+    )
+    fig.legend(loc="outside upper center", ncols=2, fontsize=9)
     return fig
