@@ -102,8 +102,31 @@ def test_ratios_of_time_are_the_switch_over_stock(cost):
     assert analysis.costs(halved)["decode"] == fits.Estimate(0.5, 0.5, 0.5)
 
 
+def test_of_few_repeats_or_files_the_lowest_and_highest_are_given(cost, ladder):
+    few, stock = cost.rows[cost.rows["repeat"] < 3].copy(), cost.rows["arithmetic"] == exact_ways.STOCK
+    few["decode_s"] = few["repeat"].map({0: 1.0, 1: 2.0, 2: 5.0}).where(~stock, 1.0)
+    assert analysis.costs(few)["decode"] == fits.Estimate(2.0, 1.0, 5.0)
+    assert text.brackets(few, "repeat") == "lowest to highest of 3 repeats"
+    assert text.brackets(cost.rows, "repeat") == "95 % interval (bootstrap over 6 repeats)"
+    rows = ladder.rows[ladder.rows["dtype"] == "float32"].copy()
+    rows["source"], rows["error_rms"] = rows["sample"], 1.0
+    rows.loc[rows["rung"] == "all", "error_rms"] = rows["sample"] + 1.0
+    assert analysis.error_ratios(rows)["ratio"].tolist() == [fits.Estimate(1.5, 1.0, 2.0)]
+
+
+def test_the_timed_prefill_scores_the_last_token_from_a_copy_of_its_row(llama, ids, monkeypatch):
+    strides = []
+    monkeypatch.setattr(
+        llama.lm_head, "forward", lambda x, own=llama.lm_head.forward: strides.append(x.stride()) or own(x)
+    )
+    with torch.inference_mode():
+        found = exact_cost.prefill(llama, ids)
+        torch.testing.assert_close(found, llama(ids, logits_to_keep=1).logits)
+    assert strides[0] == (32, 32, 1)
+
+
 def verdicts(ways, ladder, cost):
-    return dict(analysis.promises(ways, ladder, cost)[["promise", "verdict"]].to_numpy())
+    return dict(analysis.promises(ways, ladder, cost, "bfloat16")[["promise", "verdict"]].to_numpy())
 
 
 def test_a_single_differing_bit_breaks_the_promise(ways, ladder, cost):
@@ -132,7 +155,14 @@ def test_words_and_figures_come_from_the_rows(ways, ladder, cost):
     said = text.numbers(ways.rows, ladder.rows, cost)
     assert said["models"] == "2"
     assert said["n_ways"] == "7"
-    assert said["stop_in_short"] == "Yes."
+    assert said["stop_in_short"] == "On a CPU, yes."
+    assert text._stopped("cuda:1") == "On a GPU, yes."
+    assert said["stock_steps"].endswith(f" of {2 * 2 * 2 * 20}")
+    assert re.fullmatch(r"\d+\.\d", said["fp32_step_cost"])
+    no_fp32 = ladder.rows[ladder.rows["dtype"] != "float32"]
+    assert text.numbers(ways.rows, no_fp32, cost)["fp32_step_cost"] == "not measured"
+    promised = analysis.promises(ways.rows, ladder.rows, cost.rows, "bfloat16")["promise"]
+    assert promised.str.contains("decode in bf16 takes at most").any()
     assert text.numbers(ways.rows.assign(equal_rows=0), ladder.rows, cost)["stop_in_short"] == "Not everywhere."
     all_stock = ways.rows.assign(equal_rows=ways.rows["rows"])
     assert "generate" in text.numbers(all_stock, ladder.rows, cost)["stock_exact_ways"]
@@ -159,8 +189,11 @@ def test_the_caption_says_all_rows_only_where_all_rows_are_equal(ways):
     stock = ways.rows["arithmetic"] == exact_ways.STOCK
     equal = ways.rows.assign(equal_rows=ways.rows["rows"].where(~stock, 0))
     assert re.match(
-        r"Under the switch all [\d,]+ rows .* token by token, 0% in fp32 and bf16\.$", text._ways_found(equal)
+        r"Under the switch all [\d,]+ rows .* stock's steps, by model, 0% in fp32 and bf16\.$", text._ways_found(equal)
     )
+    one = equal["model"] == equal["model"].iloc[0]
+    by_model = equal.assign(equal_rows=equal["rows"].where(~stock | one, 0))
+    assert text._ways_found(by_model).endswith("by model, 0% to 100% in fp32 and bf16.")
     broken = equal.copy()
     broken.loc[broken[~stock].index[-1], "equal_rows"] -= 1
     assert text._ways_found(broken).startswith("Under the switch not all, but ")
@@ -168,12 +201,14 @@ def test_the_caption_says_all_rows_only_where_all_rows_are_equal(ways):
 
 def test_the_caption_names_the_fewest_parts_that_make_all_rows_equal_or_none(ladder):
     all_equal = ladder.rows.assign(equal_rows=ladder.rows["rows"])
-    assert "Equal bits take “stock” in fp32 and bf16; the switch" in text._ladder_found(all_equal)
+    assert "Equal bits take “stock” in fp32 and bf16. The switch" in text._ladder_found(all_equal)
     some = all_equal.assign(equal_rows=all_equal["rows"].where(all_equal["rung"].isin(["all", "attention"]), 0))
-    assert "Equal bits take “attention” in fp32 and bf16; the switch" in text._ladder_found(some)
+    assert "Equal bits take “attention” in fp32 and bf16. The switch" in text._ladder_found(some)
+    eager = all_equal.assign(equal_rows=all_equal["rows"].where(all_equal["rung"].isin(["all", "stock, eager"]), 0))
+    assert "take “all” in fp32 and bf16; “stock, eager” has them in fp32 and bf16 too. The" in text._ladder_found(eager)
     only_last = all_equal.assign(equal_rows=all_equal["rows"].where(all_equal["rung"] == "all", 0))
-    assert "Equal bits take “all” in fp32 and bf16; the switch" in text._ladder_found(only_last)
-    assert "nothing tried in fp32 and bf16; the switch" in text._ladder_found(all_equal.assign(equal_rows=0))
+    assert "Equal bits take “all” in fp32 and bf16. The switch" in text._ladder_found(only_last)
+    assert "nothing tried in fp32 and bf16. The switch" in text._ladder_found(all_equal.assign(equal_rows=0))
     worse = all_equal.assign(error_rms=all_equal["error_rms"].where(all_equal["rung"] != "stock", 1e-30))
     assert "error is 1.00 of stock's" not in text._ladder_found(worse)
 

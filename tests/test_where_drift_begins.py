@@ -95,6 +95,26 @@ def test_control_a_product_that_depends_on_the_number_of_rows_is_flagged_where_i
     assert analysis.runs_of_numbers(states.loc[states["state"] != analysis.ALL_EQUAL, "rows"].tolist()) == "1–3, 6"
 
 
+@pytest.mark.parametrize("inner", [16, 17])
+def test_the_mapped_sums_are_zero_but_for_rounding(inner):
+    x, weight = gemm_map.factors(12, inner, 6, seed=3)
+    terms = x.double()[:, None] * weight.double()
+    assert terms.sum(-1).abs().max() < 1e-13 * terms.abs().max()
+    assert terms.abs().sum(-1).min() > 0
+
+
+def test_control_another_order_of_addition_is_seen_behind_16_bits():
+    x, weight = (t.to(torch.bfloat16) for t in gemm_map.factors(64, 1536, 8, seed=3))
+
+    def planted(x, weight):
+        # A row alone is added up from its end.
+        order = slice(None) if len(x) > 1 else torch.arange(x.shape[1]).flip(0)
+        return (x.float()[:, None, order] * weight.float()[:, order]).sum(-1).to(x.dtype)
+
+    rows = list(gemm_map.compare(x, weight, planted))
+    assert [row["rows"] for row in rows if row["equal_rows"] < row["rows"]] == [1]
+
+
 def test_threads_are_put_back_after_an_error():
     before, during = torch.get_num_threads(), []
 
@@ -332,9 +352,39 @@ def mapped_rows(differing: dict[str, int]) -> pd.DataFrame:
 
 
 def test_a_product_is_said_to_differ_at_as_many_numbers_of_rows_as_it_does():
-    said = "some row other bits at up to 3 of 8 row counts in fp32 and at none in bf16."
+    said = "Of 8 numbers of rows, a product gives some row other bits than all 8 at up to 3 in fp32 and none in bf16."
     assert said in text._gemm_found(mapped_rows({"float32": 3, "bfloat16": 0}))
     assert text._gemm_found(mapped_rows({"float32": 0})).startswith("At none of 8 numbers of rows")
+
+
+def test_numbers_of_rows_are_listed_by_inner_size_where_these_differ():
+    one, other = mapped_rows({"bfloat16": 1}), mapped_rows({"bfloat16": 0}).assign(inner_size=8)
+    assert text._of_gemm(one)["gemm"] == "bf16, 1 thread: 1"
+    said = text._of_gemm(pd.concat([one, other]))["gemm"]
+    assert said == "bf16, 1 thread: 1 at inner size 4, and none at inner size 8"
+
+
+def test_the_texts_length_is_told_from_those_beside_it():
+    rows = pd.DataFrame(
+        {"model": "m", "attention": attention, "dtype": dtype, "n_tokens": n, "cache_equal": int(n != 5 or attention != "sdpa")}
+        for attention in ("sdpa", "eager") for dtype in ("float32", "bfloat16") for n in range(2, 9)
+    )  # fmt: skip
+    assert text._length_found(rows, 5).endswith("in fp32 and bf16 at 5, in no dtype at 4 and 6 tokens.")
+    assert text._length_found(rows, 7).endswith("in no dtype at 7, 6 and 8 tokens.")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"), [(1, "of 1 file"), (5, "lowest to highest of 5 files"), (6, "over 6 files")]
+)
+def test_few_files_have_a_lowest_and_a_highest_and_no_interval(files, said):
+    rows = factorial_rows({(c, q): 1e-7 for c in cache_factorial.SOURCES for q in (cache_factorial.ONE_ROW,)})
+    rows = pd.concat([rows.assign(sample=n, source=f"{n}.py", relative_rms=(1.0 + n) * 2**-24) for n in range(files)])
+    assert said in analysis.brackets(rows)
+    drift = analysis.factorial_table(rows)["drift"].iloc[0]
+    if files < analysis.FEWEST:
+        assert (drift.low, drift.high) == (1.0, files)
+    else:
+        assert 1.0 < drift.low < drift.high < files
 
 
 def test_lengths_with_equal_bits_are_counted_by_attention():

@@ -349,7 +349,11 @@ def in_short(axes: pd.DataFrame) -> str:
     axes : DataFrame
         From `analyses.does_it_matter.axes_table`.
     """
-    limits = ((0.01, "next to nothing"), (0.5, "less than a change of dtype"), (2.0, "about as much as a change of dtype"))
+    limits = (
+        (0.01, "next to nothing"),
+        (0.5, "less than a change of dtype"),
+        (2.0, "about as much as a change of dtype"),
+    )
 
     def plainly(ratio: float) -> str:
         return next((words for limit, words in limits if ratio <= limit), "more than a change of dtype")

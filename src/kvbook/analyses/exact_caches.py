@@ -3,6 +3,7 @@
 import pandas as pd
 
 from kvbook import fits
+from kvbook.analyses.where_drift_begins import FEWEST
 from kvbook.analyses.wording import DTYPES
 from kvbook.experiments import exact_ladder, exact_ways
 
@@ -99,13 +100,23 @@ def error_ratios(ladder: pd.DataFrame, error: str = "error_rms") -> pd.DataFrame
     Returns
     -------
     DataFrame
-        ``dtype``, ``ratio`` (`Estimate`, bootstrap over files).
+        ``dtype``, ``ratio`` (`Estimate`: bootstrap over files, or of few files the lowest and highest, see `brackets`).
     """
     table = [
-        {"dtype": dtype, "ratio": fits.paired_ratio(rows.assign(variant=rows["rung"]), error, "all", "stock")}
+        {"dtype": dtype, "ratio": _ratio(rows.assign(variant=rows["rung"]), error, "all", exact_ladder.STOCK)}
         for dtype, rows in ladder.groupby("dtype", sort=False)
     ]
     return pd.DataFrame(table)
+
+
+def _ratio(rows: pd.DataFrame, value: str, variant: str, against: str, of=fits.paired_ratio) -> fits.Estimate:
+    """Take a ratio with its interval, or of few sources with the lowest and highest that one of them has."""
+    estimate = of(rows, value, variant, against)
+    if rows["source"].nunique() >= FEWEST:
+        return estimate
+    means = rows.pivot_table(index="source", columns="variant", values=value)
+    ratios = means[variant] / means[against]
+    return fits.Estimate(estimate.value, float(ratios.min()), float(ratios.max()))
 
 
 def costs(cost: pd.DataFrame) -> dict[str, fits.Estimate]:
@@ -123,13 +134,20 @@ def costs(cost: pd.DataFrame) -> dict[str, fits.Estimate]:
     """
     rows = cost.assign(variant=cost["arithmetic"])
     return {
-        name: fits.paired_median_ratio(rows, f"{name}_s", exact_ways.EXACT, exact_ways.STOCK)
+        name: _ratio(rows, f"{name}_s", exact_ways.EXACT, exact_ways.STOCK, fits.paired_median_ratio)
         for name in ("prefill", "decode")
     }
 
 
-def promises(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> pd.DataFrame:
+def promises(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame, cost_dtype: str) -> pd.DataFrame:
     """Judge what the switch promises by this run's rows.
+
+    Parameters
+    ----------
+    ways, ladder, cost : DataFrame
+        Rows of the experiments.
+    cost_dtype : str
+        In which times were taken.
 
     Returns
     -------
@@ -165,7 +183,7 @@ def promises(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame) -> pd
         time = times[name]
         said.append(
             (
-                f"{name} takes at most {most:.2f} of stock's time",
+                f"{name} in {DTYPES[cost_dtype]} takes at most {most:.2f} of stock's time",
                 time.text("{:.2f}"),
                 _word(time.high <= most, time.low > most, True),
             )

@@ -4,9 +4,13 @@ import pandas as pd
 
 from kvbook.analyses import exact_caches as tables
 from kvbook.analyses import wording
+from kvbook.analyses.where_drift_begins import brackets
 from kvbook.analyses.wording import DTYPES, power_of_ten
 from kvbook.experiments import exact_ladder, exact_ways
 from kvbook.records import Run
+
+# The rung of stock arithmetic with the library's other attention.
+_EAGER = "stock, eager"
 
 
 def _dtypes(run: Run) -> str:
@@ -28,22 +32,25 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
     """
     setting = f"{wording.models(ways)}; {_dtypes(ways)}; {wording.samples(ways)}; {wording.machine(ways)}"
     one = f"{wording.models(ladder)}; {_dtypes(ladder)}; {wording.samples(ladder)}; {wording.machine(ladder)}"
-    asked = cost.about["settings"]
+    asked, subject = cost.about["settings"], ladder.about["models"][0]
     timed = (
-        f"{wording.models(cost)}; {DTYPES[asked['cost_dtype']]}; prefill of {asked['n_prefill']} tokens, "
+        f"{wording.models(cost)}; {DTYPES[asked['cost_dtype']]}; prefill of {asked['n_prefill']} tokens, its head on a "
+        f"contiguous copy of the last row in both arithmetics, "
         f"{asked['n_steps']} steps on {asked['n_context']} cached tokens, {asked['n_repeats']} repeats by turns, whatever "
         f"else ran on the machine; {wording.machine(cost)}"
     )
     said = {
         "fig-exact-ways": (
-            f"{_ways_found(ways.rows)} Share of such rows by model and dtype, filled under the switch and hollow with stock "
+            f"{_ways_found(ways.rows)} Stock's steps are token by token, from the model with the fewest such rows to that with "
+            "the most. Share of equal rows (vertical) by model and dtype, filled under the switch and hollow with stock "
             f"arithmetic; each column is one way to feed the tokens. {setting}.",
             "Points of the share of equal rows, one panel a dtype, models from left to right within each way: filled "
             "under the switch, hollow with stock arithmetic.",
         ),
         "tab-exact-ways": (f"Rows of logits equal in every bit to the full pass's, all models. {setting}.", ""),
         "fig-exact-ladder": (
-            f"{_ladder_found(ladder.rows)} Each line makes the parts invariant that it names, from none to all. Left: share of "
+            f"{_ladder_found(ladder.rows)} This is one model, {subject['name']} of width {subject['width']}; others may take "
+            "other parts. Each line makes the parts invariant that it names, from none to all. Left: share of "
             "rows, token by token, equal to the full pass's in every bit. Right: error of both passes together against double "
             f"precision with the same weights. {one}.",
             "Two panels with one row for each rung of the ladder and one colour a dtype: share of equal rows on the left, "
@@ -54,7 +61,8 @@ def captions(ways: Run, ladder: Run, cost: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "tab-exact-promises": (
-            f"What the switch promises, with the numbers that decide it. Rows: {setting}. Error: {one}. Times: {timed}.",
+            f"What the switch promises, with the numbers behind each verdict. Rows: {setting}. Error, in brackets "
+            f"{brackets(ladder.rows)}: {one}. Times, in brackets {brackets(cost.rows, 'repeat')}: {timed}.",
             "",
         ),
     }
@@ -66,30 +74,36 @@ def _ways_found(ways: pd.DataFrame) -> str:
     table = tables.shares(ways)
     exact = table[table["arithmetic"] == exact_ways.EXACT]
     equal, rows = exact["equal_rows"].sum(), exact["rows"].sum()
-    single = _stock_single(table)
+    single = table[(table["arithmetic"] == exact_ways.STOCK) & (table["way"] == "token by token")]
     stock = wording.in_dtypes(
-        {row.Index: f"{wording.percent(row.equal_rows / row.rows)}" for row in single.itertuples()}
+        {
+            dtype: " to ".join(dict.fromkeys(wording.percent(end) for end in (of.min(), of.max())))
+            for dtype, of in single.groupby("dtype", sort=False)["share"]
+        }
     )
     switched = f"all {rows:,}" if equal == rows else f"not all, but {equal:,} of {rows:,}"
-    return (
-        f"Under the switch {switched} rows equal the full pass's in every bit; with stock arithmetic, token by token, "
-        f"{stock}."
-    )
+    return f"Under the switch {switched} rows have the full pass's bits; of stock's steps, by model, {stock}."
 
 
 def _ladder_found(ladder: pd.DataFrame) -> str:
-    """Say which fewest parts make all rows equal, and what the whole switch does to the error."""
-    said = {}
+    """Say which fewest parts make all rows equal, where none has to, and what the whole switch does to the error."""
+    said, eager = {}, []
     for dtype, rows in tables.ladder_table(ladder).groupby("dtype", sort=False):
-        # Another attention implementation is another model, as far as bits go.
+        # Another attention implementation is another model, as far as bits go, and is named beside.
         enough = [rung for rung in rows.loc[rows["share"] == 1, "rung"] if exact_ladder.RUNGS[rung][0] is None]
         fewest = min(enough, key=lambda rung: len(exact_ladder.RUNGS[rung][1] or ()), default=None)
         said[dtype] = f"“{fewest}”" if fewest else "nothing tried"
+        if (rows.loc[rows["rung"] == _EAGER, "share"] == 1).all() and fewest != exact_ladder.STOCK:
+            eager.append(DTYPES[dtype])
     full, step = (
         wording.between(ratio.value for ratio in tables.error_ratios(ladder, error)["ratio"])
         for error in ("error_rms", "step_error_rms")
     )
-    return f"Equal bits take {wording.in_dtypes(said)}; the switch's error is {full} of stock's full pass's, {step} of its steps'."
+    beside = f"; “{_EAGER}” has them in {wording.listed(eager)} too" if eager else ""
+    return (
+        f"Equal bits take {wording.in_dtypes(said)}{beside}. The switch's error is {full} of stock's full pass's, {step} of "
+        "its steps'."
+    )
 
 
 def _of_errors(ladder: pd.DataFrame, error: str) -> str:
@@ -109,6 +123,12 @@ def _stock_single(shares: pd.DataFrame) -> pd.DataFrame:
     return single.groupby("dtype", sort=False)[["equal_rows", "rows", "flips"]].sum()
 
 
+def _stopped(device: str) -> str:
+    """Say that no bit differs, and where that was seen."""
+    kind = device.partition(":")[0]
+    return f"On a {'GPU' if kind == 'cuda' else kind.upper()}, yes."
+
+
 def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: Run) -> dict[str, str]:
     """Write the numbers of the prose.
 
@@ -119,20 +139,25 @@ def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: Run) -> dict[str, st
     cost : Run
         Of the experiment ``exact_cost``.
     """
+    # All of a chapter's runs are on one device.
+    device = str(cost.about["machine"]["device"])
     cost_dtype, cost = DTYPES[cost.about["settings"]["cost_dtype"]], cost.rows
     table = tables.shares(ways)
     exact, stock = (table[table["arithmetic"] == name] for name in (exact_ways.EXACT, exact_ways.STOCK))
     times = tables.costs(cost)
     single = _stock_single(table)
+    rungs = tables.ladder_table(ladder)
+    steps = rungs[rungs["rung"] == "all"].set_index("dtype")["decode_ratio"]
     seconds = cost[cost["arithmetic"] == exact_ways.STOCK][["prefill_s", "decode_s"]].median()
     return {
         "models": f"{ways['model'].nunique()}",
-        "stop_in_short": "Yes." if exact["equal_rows"].sum() == exact["rows"].sum() else "Not everywhere.",
+        "stop_in_short": _stopped(device) if exact["equal_rows"].sum() == exact["rows"].sum() else "Not everywhere.",
         "exact_rows": f"{exact['equal_rows'].sum():,} of {exact['rows'].sum():,}",
         "stock_rows": f"{stock['equal_rows'].sum():,}",
         "n_ways": f"{exact['way'].nunique()}",
         "stock_exact_ways": _never_different(stock),
         "stock_single": "; ".join(f"{DTYPES[d]} {r.equal_rows:,} of {r.rows:,}" for d, r in single.iterrows()),
+        "stock_steps": f"{single['equal_rows'].sum():,} of {single['rows'].sum():,}",
         "stock_flips": "; ".join(f"{DTYPES[d]} {r.flips:,} of {r.rows:,}" for d, r in single.iterrows()),
         "stock_largest": "; ".join(
             f"{DTYPES[d]} {power_of_ten(value)}"
@@ -142,6 +167,10 @@ def numbers(ways: pd.DataFrame, ladder: pd.DataFrame, cost: Run) -> dict[str, st
         "exact_largest": power_of_ten(exact["max_abs"].max()),
         "error_ratio": _of_errors(ladder, "error_rms"),
         "step_error_ratio": _of_errors(ladder, "step_error_rms"),
+        "error_brackets": brackets(ladder),
+        "cost_brackets": brackets(cost, "repeat"),
+        "fp32_step_cost": f"{steps['float32']:.1f}" if "float32" in steps else "not measured",
+        "step_costs": "; ".join(f"{DTYPES[dtype]} {ratio:.1f}" for dtype, ratio in steps.items()),
         "decode_cost": times["decode"].text("{:.2f}"),
         "prefill_cost": times["prefill"].text("{:.2f}"),
         "cost_dtype": cost_dtype,

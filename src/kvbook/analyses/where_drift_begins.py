@@ -13,6 +13,24 @@ OWN_ROW = "by itself: one row alone"
 OWN_BOTH = "by itself: both"
 STATES = (EQUAL, HANDED, OWN_PREFILL, OWN_ROW, OWN_BOTH)
 ONE_ROW = operation_replay.last(1)
+# Of fewer values than these an interval says nothing: their lowest and highest are given.
+FEWEST = 6
+
+
+def brackets(rows: pd.DataFrame, of: str = "file") -> str:
+    """Say what the ends beside an estimate are, by how many values there are.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        With the column ``source``.
+    of : str
+        What a source is.
+    """
+    count = rows["source"].nunique()
+    if count < FEWEST:
+        return f"lowest to highest of {count} {of}{'s' * (count > 1)}"
+    return f"95 % interval (bootstrap over {count} {of}s)"
 
 
 def _own(rows: pd.DataFrame) -> pd.Series:
@@ -191,7 +209,7 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         ``dtype``, ``n_tokens``, ``cache``, ``query``, ``drift`` (an `Estimate`: mean of the logits' relative drift over the
-        unit roundoff, with a bootstrap over files), ``equal`` (samples whose logits have the full pass's bits), ``samples``.
+        unit roundoff, with what `brackets` says), ``equal`` (samples whose logits have the full pass's bits), ``samples``.
     """
     table = []
     for (dtype, n_tokens), rows in factorial.groupby(["dtype", "n_tokens"], sort=False):
@@ -201,6 +219,9 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
         )
         resampled = fits.resample(units, "units", by="way")
         low, high = resampled.interval()
+        if units["source"].nunique() < FEWEST:
+            files = units.groupby(["source", "way"])["units"].mean().unstack("way")[list(resampled.layers)]
+            low, high = files.min(), files.max()
         drift = {
             way: fits.Estimate(float(m), float(a), float(b))
             for way, m, a, b in zip(resampled.layers, resampled.mean, low, high, strict=True)

@@ -59,6 +59,8 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
         f"{wording.corpus(runs.replayed)}; {wording.machine(runs.replayed)}"
     )
     first = runs.replayed.rows.iloc[0]
+    length = _length_found(runs.swept.rows, asked["n_tokens"])
+    spread = tables.brackets(runs.factorial.rows)
     gemm, keys = runs.mapped.about["settings"], runs.attention.about["settings"]
     texts = (
         f"{wording.models(runs.factorial)}; {wording.samples(runs.factorial)}, and one token more; "
@@ -68,24 +70,25 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
         "fig-operations": (
             f"{_operations_found(runs.replayed.rows)} Every operation with {first['attention']} attention, in order of "
             "execution. By itself: on such inputs, for the last row alone or for all rows but the last. Handed: in the real "
-            f"decode step only. Cells right of the layers are behind them. {replayed}.",
+            f"decode step only. Cells right of the layers are behind them. {length} {replayed}.",
             "Three maps, one a dtype, of operations against layers; which operations differ by themselves is coloured dark.",
         ),
         "fig-kinds": (
             f"{_kinds_found(runs.replayed.rows)} Share of calls whose result has other bits than in the full pass although "
-            "their inputs have its bits. Left or above: the last row alone; right or below: all rows but the last. "
-            f"{replayed}.",
+            "their inputs have its bits, at these widths and on the texts' own numbers. Left or above: the last row alone; "
+            "right or below: all rows but the last. "
+            f"{length} {replayed}.",
             "Maps of kinds of operation against models, one a dtype and pass, each cell with its share.",
         ),
         "tab-first-difference": (
             "First operation of a real decode step (prefill of all tokens but the last, then the last) whose result has "
-            f"other bits than the full pass's row. {replayed}.",
+            f"other bits than the full pass's row. {length} {replayed}.",
             "",
         ),
         "fig-gemm-map": (
             f"{_gemm_found(runs.mapped.rows)} The first rows of one product with {gemm['outer_size']} columns, computed by "
-            "themselves and among all. "
-            f"No model: random numbers, one draw a cell; {_hardware(runs.mapped)}.",
+            "themselves and among all. No model: numbers whose sums are zero, pair by pair, so that rounding is all that is left, "
+            f"one draw a cell; {_hardware(runs.mapped)}.",
             "Strips of the number of rows against the inner size, one block a dtype and number of threads: which numbers of "
             "rows give other bits is coloured dark.",
         ),
@@ -115,15 +118,15 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
             f"{_factorial_found(runs.factorial.rows)} A pair counts if some sample's logits differ in a bit. "
             "Relative drift of these logits from the full pass over the unit "
             "roundoff, by who wrote the keys and values that are read and by how the last token is run: alone, or among all "
-            f"rows. Mean and 95 % interval (bootstrap over files). {texts}.",
+            f"rows. Mean with {spread}. {length} {texts}.",
             "Points with intervals for three sources of the cache and two ways to run the last token, one panel a dtype and "
             "length.",
         ),
         "tab-factorial": (
-            "Relative drift of the last token's logits over the unit roundoff, mean with 95 % interval (bootstrap over files), "
-            "and what is enough for the logits of some sample to differ in a bit. One row alone: the last token by itself on "
-            "the full pass's own keys and values; prefill's or decoded cache alone: the last token among all rows. "
-            f"{texts}.",
+            "Relative drift of the last token's logits over the unit roundoff, "
+            f"and what is enough for the logits of some sample to differ in a bit. Mean with {spread}. One row alone: the last "
+            "token by itself on the full pass's own keys and values; prefill's or decoded cache alone: the last token among "
+            f"all rows. {texts}.",
             "",
         ),
     }
@@ -175,10 +178,24 @@ def _gemm_found(mapped: pd.DataFrame) -> str:
         return f"At none of {most} numbers of rows is a matrix product seen to give a row other bits than among all {most}."
     counts = differs.groupby([states["dtype"], states["threads"], states["inner_size"]], sort=False).sum()
     said = {
-        dtype: f"at up to {count} of {most} row counts" if count else "at none"
-        for dtype, count in counts.groupby("dtype", sort=False).max().items()
+        dtype: str(count) if count else "none" for dtype, count in counts.groupby("dtype", sort=False).max().items()
     }
-    return f"Cut to fewer rows, a matrix product gives some row other bits {wording.in_dtypes(said)}."
+    return f"Of {most} numbers of rows, a product gives some row other bits than all {most} at up to {wording.in_dtypes(said)}."
+
+
+def _length_found(swept: pd.DataFrame, n_tokens: int) -> str:
+    """Say what the sweep over lengths shows at the texts' length and beside it: how far another length would differ."""
+    first = swept.iloc[0]
+    rows = swept[(swept["attention"] == first["attention"]) & swept["n_tokens"].between(n_tokens - 1, n_tokens + 1)]
+    together: dict[str, list[str]] = {}
+    for length, of in sorted(rows.groupby("n_tokens"), key=lambda pair: pair[0] != n_tokens):
+        dtypes = [DTYPES[dtype] for dtype in of.loc[of["cache_equal"] == 0, "dtype"]]
+        together.setdefault(wording.listed(dtypes) or "no dtype", []).append(str(length))
+    said = ", ".join(f"in {dtypes} at {wording.listed(lengths)}" for dtypes, lengths in together.items())
+    return (
+        f"Another length can give another picture ({{numref}}`fig-lengths`): with {first['attention']} attention, the keys and "
+        f"values of {first['model']}'s prefill differ from the full pass's {said} tokens."
+    )
 
 
 def _lengths_found(swept: pd.DataFrame) -> str:
@@ -362,11 +379,14 @@ def _of_gemm(mapped: pd.DataFrame) -> dict[str, str]:
     states = tables.gemm_states(mapped)
     said = []
     for (dtype, threads), rows in states.groupby(["dtype", "threads"], sort=False):
-        lists = {
-            tables.runs_of_numbers(list(of.loc[of["state"] != tables.ALL_EQUAL, "rows"])) or "none"
-            for _, of in rows.groupby("inner_size")
-        }
-        listed = lists.pop() if len(lists) == 1 else "other ones for each inner size"
+        lists: dict[str, list[str]] = {}
+        for inner, of in rows.groupby("inner_size"):
+            differing = tables.runs_of_numbers(list(of.loc[of["state"] != tables.ALL_EQUAL, "rows"])) or "none"
+            lists.setdefault(differing, []).append(str(inner))
+        listed = ", and ".join(
+            numbers if len(lists) == 1 else f"{numbers} at inner size{'s' * (len(sizes) > 1)} {wording.listed(sizes)}"
+            for numbers, sizes in lists.items()
+        )
         said.append(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}: {listed}")
     moved = [
         DTYPES[dtype]
@@ -385,6 +405,7 @@ def _of_attention(attention: pd.DataFrame) -> dict[str, str]:
     return {
         "attention_one": _share(attention, "1 row, no mask"),
         "attention_mask": _share(attention, "all rows, boolean mask"),
+        "attention_hidden_one": _share(attention, "1 row, 64 hidden keys"),
         "attention_hidden": _share(attention, "all rows, 64 hidden keys"),
         "attention_behind": _share(attention, "one more row behind"),
         "attention_error": (

@@ -145,7 +145,9 @@ def closer_path(cached: pd.DataFrame) -> str:
         for name, clear in nearer.items():
             if clear.all():
                 return name
-        some = [f"{name} for {wording.listed(list(part['model'][clear]))}" for name, clear in nearer.items() if clear.any()]
+        some = [
+            f"{name} for {wording.listed(list(part['model'][clear]))}" for name, clear in nearer.items() if clear.any()
+        ]
         return f"not one for all models (by the whole interval {'; '.join(some)})" if some else "neither"
 
     defined = cached[cached["ratio"].notna()]

@@ -1,6 +1,8 @@
 """The map of one matrix product: with how many rows it gives a row the bits that it gives it among the most rows.
 
-Rows, one a (dtype, threads, inner size, number of rows): see ``data/README.md``.
+The numbers are such that every sum is zero, pair by pair, and rounding is all that is left: sums of random numbers, rounded
+to 16 bits, hide nearly every difference (`kvbook.exact.kernels.pairs`).  Rows, one a (dtype, threads, inner size, number of
+rows): see ``data/README.md``.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from kvbook import agreement, progress, records
+from kvbook.exact.kernels import draw, pairs, spread
 from kvbook.experiments import frame
 from kvbook.models import placement
 from kvbook.settings import WhereDriftBeginsSettings
@@ -27,6 +30,29 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def factors(rows: int, inner: int, outer: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the rows and the weight of a product whose every sum is zero but for rounding, in 32 bits.
+
+    Parameters
+    ----------
+    rows, inner, outer : int
+        Sizes; an odd inner one leaves a zero over.
+    seed : int
+        Of the numbers, and of which of them cancel.
+
+    Returns
+    -------
+    x : Tensor, shape (rows, inner)
+    weight : Tensor, shape (outer, inner)
+    """
+    plus, minus = pairs(inner, seed)
+    terms = draw((rows, len(plus)), seed) * spread(len(plus))
+    x, weight = torch.zeros(rows, inner), draw((outer, inner), seed + 1)
+    x[:, plus], x[:, minus] = terms, -terms
+    weight[:, minus] = weight[:, plus]
+    return x, weight
 
 
 def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) -> Iterator[dict[str, Any]]:
@@ -73,10 +99,8 @@ def _measure(settings: WhereDriftBeginsSettings, device: torch.device, writer: r
         unit = f"{dtype}|{count}|{inner}"
         if unit in writer.done:
             continue
-        generator = torch.Generator().manual_seed(settings.seed)
-        x = torch.randn(settings.max_rows, inner, generator=generator)
-        weight = torch.randn(settings.outer_size, inner, generator=generator) / inner**0.5
+        drawn = factors(settings.max_rows, inner, settings.outer_size, settings.seed)
         about = {"dtype": dtype, "threads": count, "inner_size": inner, "outer_size": settings.outer_size}
         with torch.inference_mode(), threads(count):
-            placed = (t.to(device, getattr(torch, dtype)) for t in (x, weight))
+            placed = (t.to(device, getattr(torch, dtype)) for t in drawn)
             writer.append(unit, [about | row for row in compare(*placed)])

@@ -127,7 +127,9 @@ def _head(model: PreTrainedModel, n_tokens: int, repeat: int) -> Iterator[dict[s
     head = model.get_output_embeddings()
     rows = torch.ones(1, n_tokens, head.in_features, dtype=model.dtype, device=model.device)
     last = rows[:, -1:]
-    for engine, row in ((HEAD_VIEW, last), (HEAD_COPY, last.contiguous())):
+    # A single row counts as contiguous whatever its strides, so it must be told to be copied.
+    copy = last.clone(memory_format=torch.contiguous_format)
+    for engine, row in ((HEAD_VIEW, last), (HEAD_COPY, copy)):
         # The first call may set buffers up.
         head(row)
         _, seconds = timing.timed(lambda row=row: head(row), model.device)

@@ -41,6 +41,7 @@ def figure_ways(shares: pd.DataFrame) -> Figure:
         for edge in np.arange(0.5, len(ways) - 1):
             ax.axvline(edge, color="#dddddd", linewidth=0.8)
         ax.grid(axis="x", visible=False)
+    fig.supylabel("share of equal rows", fontsize=10)
     axes[-1, 0].set_xticks(range(len(ways)), [textwrap.fill(way, 9) for way in ways], fontsize=8)
     handles = [
         Line2D([], [], color=style.GREY, marker=style.MARKERS[i % len(style.MARKERS)], linestyle="", label=model)
