@@ -43,6 +43,22 @@ def test_samples_of_the_standard_library_have_full_length_and_differ():
     assert all(corpus.part_of(s.source) == "held-out" for s in found)
 
 
+def test_no_more_files_are_encoded_than_the_samples_come_from():
+    class Counting(Letters):
+        calls = 0
+
+        def __call__(self, text, **options):
+            Counting.calls += 1
+            return super().__call__(text, **options)
+
+    files = len({sample.source for sample in corpus.samples("stdlib", Counting(), 3, 64)})
+    assert Counting.calls == files == 3
+    # The second round needs what the first one encoded, and nothing twice.
+    Counting.calls = 0
+    assert len(list(corpus.samples("stdlib", Counting(), 120, 64))) == 120
+    assert Counting.calls == len(list(corpus.documents("stdlib")))
+
+
 def test_too_few_samples_are_refused_with_the_number_there_is(tmp_path):
     (tmp_path / "a.py").write_text("a = 1")
     with pytest.raises(UserError, match=r"gives 1 samples.*at most 1"):

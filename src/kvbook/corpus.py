@@ -11,6 +11,7 @@ True
 """
 
 import hashlib
+import itertools
 import os
 import sys
 import sysconfig
@@ -175,17 +176,17 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[S
     """
     made = 0
     if corpus == "stdlib":
-        encoded = [
-            (document.name, tokenizer(document.text, verbose=False)["input_ids"]) for document in documents(corpus)
-        ]
-        longest = max(len(ids) for _, ids in encoded)
-        for start in range(0, longest, n_tokens):
-            for name, ids in encoded:
+        encoded: list[tuple[str, list[int]]] = []
+        # A file is encoded when the first round reaches it: most runs ask for few samples, and all files take a second.
+        for start in itertools.count(step=n_tokens):
+            for name, ids in encoded if start else _encoded(corpus, tokenizer, encoded):
                 if len(ids) >= start + n_tokens:
                     yield Sample(made, name, start, ids[start : start + n_tokens])
                     made += 1
                     if made == n_samples:
                         return
+            if start + n_tokens >= max(len(ids) for _, ids in encoded):
+                break
     else:
         for document in documents(corpus):
             ids = tokenizer(document.text, truncation=True, max_length=n_tokens)["input_ids"]
@@ -199,3 +200,10 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[S
         f"corpus {corpus!r} gives {made} samples of {n_tokens} tokens, {n_samples} were asked for: "
         f"lower n_samples to at most {made}, or lower n_tokens"
     )
+
+
+def _encoded(corpus: str, tokenizer, kept: list[tuple[str, list[int]]]) -> Iterator[tuple[str, list[int]]]:
+    """Encode documents one after the other, and keep them for the rounds that follow."""
+    for document in documents(corpus):
+        kept.append((document.name, tokenizer(document.text, verbose=False)["input_ids"]))
+        yield kept[-1]
