@@ -473,7 +473,14 @@ def test_the_chapter_runs_on_a_local_folder(settings, monkeypatch):
         static_speed, "ways", lambda _: [Way("none"), Way("dynamic"), Way("static"), Way("static", True)]
     )
     monkeypatch.setattr(memory_bandwidth, "_N", 1 << 16)
+    started = []
+    monkeypatch.setattr(static_speed, "_start_compiler", started.append)
+    static_speed.prepare(settings)
+    assert started == [torch.device("cpu")]
     run = static_speed.run(settings)
+    # Once for the chapter, once in the run itself; and not for a run that is there.
+    static_speed.prepare(settings)
+    assert len(started) == 2
     assert set(run.rows["phase"]) == {"load", "compile", "prefill", "decode", "whole", "head"}
     said = text._head_found(run.rows, fits.Estimate(100, 99, 101))
     assert re.search(r"[\d.]+ ms of [\d.]+ ms a token, and [\d.]+ ms when the row is copied", said)

@@ -238,20 +238,37 @@ def run(
     """
     # As it will be read again: what the measurement does to these values must not part them from their hash.
     made_of = json.loads(json.dumps(made_of, default=str))
-    name = hash_of(experiment, made_of)
-    final = paths.RUNS / experiment / name
-    for folder in (paths.RECORDED_RUNS / experiment).glob(f"*__{name[:SHORT_HASH]}"):
-        return load(folder)
+    final = _folder(experiment, made_of)
+    if final.parent.parent == paths.RECORDED_RUNS:
+        return load(final)
     if not final.is_dir():
         with contextlib.ExitStack() as held:
             with writable(final.parent):
                 final.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(alone(final.with_name(f".{name}.lock"), f"makes {experiment}/{name}"))
+                held.enter_context(alone(final.with_name(f".{final.name}.lock"), f"makes {experiment}/{final.name}"))
             # Whoever was waited for may have made it.
             if not final.is_dir():
-                _make(final, {"experiment": experiment, "hash": name, **made_of, **(note or {})}, measure)
+                _make(final, {"experiment": experiment, "hash": final.name, **made_of, **(note or {})}, measure)
                 return replace(load(final), made=True)
     return load(final)
+
+
+def exists(experiment: str, made_of: Mapping[str, Any]) -> bool:
+    """Tell whether these inputs have made a run that is finished.
+
+    Parameters
+    ----------
+    experiment, made_of
+        As for `run`.
+    """
+    return _folder(experiment, json.loads(json.dumps(made_of, default=str))).is_dir()
+
+
+def _folder(experiment: str, made_of: Mapping[str, Any]) -> Path:
+    """Give the folder of the run: a recorded one, else that of this machine's own, which may not be there yet."""
+    name = hash_of(experiment, made_of)
+    recorded = (paths.RECORDED_RUNS / experiment).glob(f"*__{name[:SHORT_HASH]}")
+    return next(recorded, paths.RUNS / experiment / name)
 
 
 def hash_of(experiment: str, made_of: Mapping[str, Any]) -> str:

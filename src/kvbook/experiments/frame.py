@@ -1,6 +1,6 @@
 """The frame of an experiment: what its rows are made of, and the run that these inputs make."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from kvbook import fingerprint, machine, records, threads
@@ -37,13 +37,28 @@ def recorded(
         As `records.run`.
     """
     with threads.share(whole=measures_time(module)):
-        made_of = {
-            "settings": settings.model_dump(mode="json", include=None if fields is None else set(fields)),
-            "source": fingerprint.of_source([module]),
-            **inputs,
-            "machine": machine.describe(settings.device),
-        }
+        made_of = _made_of(module, settings, fields, inputs)
         return records.run(module.rpartition(".")[2], made_of, measure, note={"commit": machine.commit()})
+
+
+def is_recorded(module: str, settings: Settings, fields: Collection[str] | None = None, **inputs: Any) -> bool:
+    """Tell whether `recorded` with the same arguments would find a finished run.
+
+    Parameters as for `recorded`.
+    """
+    with threads.share(whole=measures_time(module)):
+        return records.exists(module.rpartition(".")[2], _made_of(module, settings, fields, inputs))
+
+
+def _made_of(
+    module: str, settings: Settings, fields: Collection[str] | None, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "settings": settings.model_dump(mode="json", include=None if fields is None else set(fields)),
+        "source": fingerprint.of_source([module]),
+        **inputs,
+        "machine": machine.describe(settings.device),
+    }
 
 
 def measures_time(module: str) -> bool:

@@ -79,6 +79,25 @@ def run(settings: StaticCacheSettings) -> records.Run:
     )
 
 
+def prepare(settings: StaticCacheSettings) -> None:
+    """Have the compiler do what it does once on a machine, unless the times have been measured.
+
+    It tries out the processor and reads its own sources, for ten seconds and more.  They are charged to nobody, and need
+    no machine to themselves, so a chapter calls this while others may run.
+
+    Raises
+    ------
+    UserError
+        As `run`.
+    """
+    if not frame.is_recorded(__name__, settings, models=[identify(settings)]):
+        _start_compiler(placement.device_of(settings.device))
+
+
+def _start_compiler(device: torch.device) -> None:
+    torch.compile(lambda x: x + 1)(torch.ones(1, device=device))
+
+
 def graphs_compiled() -> int:
     """Count the graphs that torch has compiled in this process."""
     return int(counters["stats"]["unique_graphs"])
@@ -193,7 +212,7 @@ class _Loop:
     def first(self) -> Iterator[dict[str, Any]]:
         """Compile, and take the first steps of every way."""
         # What the compiler does once in a process must not be charged to the way that comes first.
-        torch.compile(lambda x: x + 1)(self._ids)
+        _start_compiler(self._device)
         for way, decoder in progress.track(self._decoders.items(), len(self._decoders), "first steps, compiling: way"):
             # The first step makes the graph, the second may make it again for a length that turned out to vary.
             token = decoder.start(self._ids)
