@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from matplotlib.figure import Figure
 
 from kvbook.errors import UserError
 from kvbook.figures import publish, style
@@ -59,6 +60,25 @@ def test_a_figure_is_four_files_and_one_picture_with_words(page, fig, shown, tmp
     assert metadata["image/png"]["caption"] == "A caption."
     assert set(metadata["image/png"]["files"]) == {"svg", "pdf", "png", "csv"}
     assert not plt.fignum_exists(fig.number)
+
+
+def test_every_file_of_a_figure_is_drawn_once(page, monkeypatch):
+    drawn = []
+    draw = Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda fig, renderer: (drawn.append(1), draw(fig, renderer))[1])
+    with plt.style.context(style.STYLE):
+        fig, ax = plt.subplots()
+        ax.plot([1, 2])
+        page.figure(fig, "fig-drift", "A caption.", "A line.", ROWS)
+        # The layout, three files, and the picture in the page.
+        assert len(drawn) == 5
+        # The control: matplotlib's placeholder for a layout has each file drawn twice.
+        fig, ax = plt.subplots()
+        fig.set_layout_engine("none")
+        drawn.clear()
+        publish._picture(fig, "svg", 300)
+        assert len(drawn) == 2
+        plt.close(fig)
 
 
 DRAW = """

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import mini_book
 import pytest
@@ -16,7 +17,7 @@ from mini_book import STEM
 from kvbook import execution, origin
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
-from kvbook.site import clean_assets
+from kvbook.site import clean_assets, numrefs
 from kvbook.site.overlay import Files, overlay
 
 
@@ -426,6 +427,23 @@ def test_documentation_of_the_package_shows_no_folder_of_this_machine():
 
     shown = without_paths("(chapters: Path = PosixPath('/home/me/chapters'), n: int = 3)")
     assert shown == "(chapters: Path = ..., n: int = 3)"
+
+
+def test_a_page_that_many_references_point_to_is_read_once():
+    class Environment:
+        numbers: ClassVar = {"fig-a": (1, 2)}
+        read: ClassVar[list[str]] = []
+
+        def get_doctree(self, name):
+            self.read.append(name)
+            return object()
+
+    environment = Environment()
+    kept = numrefs._Kept(environment)
+    assert kept.get_doctree("a") is kept.get_doctree("a")
+    assert kept.get_doctree("b") is not kept.get_doctree("a")
+    assert environment.read == ["a", "b"]
+    assert kept.numbers is environment.numbers
 
 
 def test_a_picture_waits_and_keeps_its_place(built_once):

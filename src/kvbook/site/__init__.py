@@ -5,6 +5,7 @@
 :mod:`~kvbook.site.repository` tells the pages who wrote the book and where it lives, if that is known,
 :mod:`~kvbook.site.pictures` lets pictures load when they come near,
 :mod:`~kvbook.site.social` gives a link to a page a picture,
+:mod:`~kvbook.site.numrefs` resolves references to figures without reading their pages again and again,
 :mod:`~kvbook.site.pdf` prints chapters where that is asked for,
 :mod:`~kvbook.site.signatures` keeps this machine's folders out of the package's documentation, and
 :mod:`~kvbook.site.clean_assets` mends three faults that this set of packages puts into every page.
@@ -16,7 +17,7 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from kvbook.site import clean_assets, executed, inserts, pdf, pictures, repository, signatures, social
+from kvbook.site import clean_assets, executed, inserts, numrefs, pdf, pictures, repository, signatures, social
 
 STATIC = Path(__file__).parent / "static"
 
@@ -25,7 +26,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect all parts; Sphinx calls this."""
     app.connect("config-inited", _add_static)
     app.add_css_file("kvbook.css")
-    for part in (repository, executed, inserts, signatures, clean_assets, pictures, social, pdf):
+    for part in (numrefs, repository, executed, inserts, signatures, clean_assets, pictures, social, pdf):
         part.connect(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
