@@ -99,12 +99,12 @@ class Page:
         _check_words(name, caption=caption, alt=alt)
         # Laid out once, for all files alike: at every one anew takes as long as drawing it.
         fig.draw_without_rendering()
+        # No layout at all from here on: with matplotlib's placeholder for one, every file would be drawn twice.
         with plt.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
-            # None at all: with matplotlib's placeholder for one, every file would be drawn twice.
             fig.set_layout_engine(None)
-        files = {kind: _picture(fig, kind, dpi=300) for kind in ("svg", "pdf", "png")}
+            files = {kind: _picture(fig, kind, dpi=300) for kind in ("svg", "pdf", "png")}
+            inline = _picture_for_the_page(fig)
         files["csv"] = _csv(table)
-        inline = _picture_for_the_page(fig)
         width = round(fig.get_figwidth() * PAGE_PIXELS_PER_INCH)
         plt.close(fig)
         digests = self._write(name, files)
