@@ -7,11 +7,15 @@ import pytest
 import torch
 from transformers import (
     DynamicCache,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     StaticCache,
+    XGLMConfig,
+    XGLMForCausalLM,
 )
 
 from kvbook.errors import UserError
@@ -127,6 +131,44 @@ def test_a_sliding_window_is_refused_and_a_padded_batch_is_not():
     padded = torch.ones(20, 20).tril().bool()
     padded[:, :5] = False
     assert leading(padded, "attention") == (5, 20)
+
+
+def test_a_sink_behind_the_keys_is_refused_and_a_hole_that_nobody_sees_is_not():
+    sink = torch.cat([torch.ones(20, 20).tril(), torch.ones(20, 1)], 1).bool()
+    with pytest.raises(NotInvariant, match="sink"):
+        leading(sink, "attention")
+    holes = torch.ones(20, 20).tril().bool()
+    holes[:, 3:7] = False
+    assert leading(holes, "attention") == (0, 20)
+    # A decode step's only query sees all that there is.
+    assert leading(sink[-1:], "attention") == (0, 21)
+
+
+def test_a_model_with_attention_sinks_is_refused_and_not_passed_over():
+    config = GptOssConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=64,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    model = GptOssForCausalLM(config).eval()
+    with torch.inference_mode(), row_invariant(), pytest.raises(NotInvariant, match="sink"):
+        model(torch.arange(3, 27)[None])
+
+
+def test_padding_on_the_left_changes_no_bit_where_scores_have_three_dimensions():
+    config = XGLMConfig(
+        vocab_size=320, d_model=64, ffn_dim=96, num_layers=2, attention_heads=4, max_position_embeddings=128, init_std=0.2,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0, decoder_start_token_id=1,
+    )  # fmt: skip
+    model = XGLMForCausalLM(config).eval()
+    ids, n = torch.arange(3, 43)[None], 7
+    padded = torch.cat([torch.zeros(1, n, dtype=torch.long), ids], 1)
+    mask = torch.ones_like(padded)
+    mask[:, :n] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.inference_mode(), row_invariant():
+        found = model(padded, attention_mask=mask, position_ids=positions).logits[:, n:]
+        assert torch.equal(found, model(ids).logits)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -271,6 +313,72 @@ def test_the_comparison_of_kernels_sees_another_order_of_addition_behind_16_bits
     assert (halves(x, weight) != whole(x, weight)).float().mean() > 0.5
     x, weight = torch.randn(16, 576).to(dtype), torch.randn(576, 192).to(dtype)
     assert (halves(x, weight) != whole(x, weight)).float().mean() < 0.05
+
+
+@pytest.mark.parametrize("inner", [2, 16, 576])
+def test_in_64_bits_products_are_compared_on_numbers_whose_products_are_rounded(inner):
+    """Products of 32-bit numbers are exact in 64 bits: they do not tell a fused multiplication and addition from two."""
+    for x, weight, _ in rows._tellings(16, torch.empty(inner, 48, dtype=torch.float64), None):
+        assert (x != x.float()).float().mean() > 0.9
+        assert (weight != weight.float()).float().mean() > 0.9
+
+
+# 4 to 7: so few terms that sums which are zero do not tell whether a product is rounded before it is added.
+@pytest.mark.parametrize("inner", [1, 2, 3, 4, 5, 7, 8, 31, 64, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_products_of_any_shape_give_a_row_its_bits(dtype, inner):
+    generator = torch.Generator().manual_seed(inner)
+    for columns, biased in itertools.product((1, 4, 5, 8, 33), (False, True)):
+        layer = torch.nn.Linear(inner, columns, biased, dtype=dtype)
+        x = torch.randn(37, inner, generator=generator, dtype=torch.float64).to(dtype)
+        with torch.inference_mode(), row_invariant():
+            whole = layer(x)
+            for size in (1, 3):
+                assert torch.equal(torch.cat([layer(part) for part in x.split(size)]), whole), (columns, biased, size)
+
+
+def _in_an_order_of_its_own(query, key, value, bias, scale):
+    """Attend as a kernel that adds up what several heads see in another order than what one head sees."""
+    scores = query.float() @ key.float().transpose(2, 3) * scale + bias.float()
+    parts, values = torch.softmax(scores, -1), value.float()
+    half = key.shape[2] // 2 if query.shape[1] > 1 else 0
+    return (parts[..., :half] @ values[:, :, :half] + parts[..., half:] @ values[:, :, half:]).to(query.dtype)
+
+
+@pytest.mark.parametrize("width", [16, 64, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_comparison_of_attention_sees_another_order_of_addition(dtype, width, monkeypatch):
+    monkeypatch.setattr(attention, "_kernel", _in_an_order_of_its_own)
+    assert not attention._try(torch.empty(0, width, dtype=dtype), 4, 4, 256, dtype)
+
+
+def test_control_scores_so_large_that_a_query_sees_one_pair_of_keys_tell_nothing(monkeypatch):
+    monkeypatch.setattr(attention, "_kernel", _in_an_order_of_its_own)
+    monkeypatch.setattr(attention, "_LEFT_OVER", 2.0**30)
+    assert attention._try(torch.empty(0, 64, dtype=torch.float16), 4, 4, 256, torch.float16)
+
+
+@pytest.mark.parametrize("width", [64, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_no_shape_of_attention_is_allowed_that_random_numbers_tell_from_the_reference(dtype, width):
+    base(attention.KERNELS["CPU"], "CPU")
+    like = torch.empty(0, width, dtype=dtype)
+    for heads, queries, keys in itertools.product((1, 4, 9), (4, 32), (128, 256, 512)):
+        if not attention._allows(like, heads, queries, keys, dtype):
+            continue
+        generator = torch.Generator().manual_seed(keys)
+        q, k, v = (torch.randn(1, heads, n, width, generator=generator).to(dtype) for n in (queries, keys, keys))
+        bias = torch.zeros(1, 1, queries, keys, dtype=dtype)
+        bias.masked_fill_(torch.arange(keys) > torch.linspace(0, keys - 1, queries)[:, None], float("-inf"))
+        tried = attention._kernel(q, k, v, bias, width**-0.5)
+        k, v = (torch.constant_pad_nd(x, (0, 0, 0, 512 - keys)) for x in (k, v))
+        bias = torch.constant_pad_nd(bias, (0, 512 - keys), float("-inf"))
+        for head, start in itertools.product(range(heads), range(0, queries, 4)):
+            one, some = slice(head, head + 1), slice(start, start + 4)
+            expected = attention._kernel(
+                *(rows.lined_up(x) for x in (q[:, one, some], k[:, one], v[:, one])), bias[:, :, some].contiguous(), width**-0.5
+            )  # fmt: skip
+            assert torch.equal(tried[:, one, some], expected), (heads, queries, keys)
 
 
 def test_verify_finds_every_way_equal_and_says_how_many_rows(wide, tokens):

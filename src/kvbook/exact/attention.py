@@ -9,6 +9,7 @@ reference, one head and four queries on whole blocks, the first time that it is 
 """
 
 import functools
+import math
 
 import torch
 
@@ -54,14 +55,15 @@ def _allows(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype:
     return _verdicts[about]
 
 
-# Scores that are left over from sums of zero are brought to the size of true scores by a scale, see `pairs`.
-_SCALE = 2.0**18
+# Scores that are left over from sums of zero, see `pairs`, are brought to about this size by a scale. Were they larger, a
+# softmax would see a few of the keys only, and a width of 256 in fp16 would pass for what it is not.
+_LEFT_OVER = 2.0**-4
 # Keys are paired within stretches of this many, and queries see whole stretches, so that their sums of values are zero too.
 _STRETCH = 32
 
 
 def _telling(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: torch.dtype):
-    """Make queries, keys, values and a mask whose result tells the order of every addition in it."""
+    """Make queries, keys, values and a mask whose result tells the order of every addition in it; and a scale."""
     width = like.shape[-1]
     q, k = draw((1, heads, queries, width), 1), draw((1, heads, keys, width), 2)
     v = draw((1, heads, keys, width), 3, scale=16)
@@ -78,12 +80,15 @@ def _telling(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype
     seen = torch.linspace(1, keys // _STRETCH, queries).round().long() * _STRETCH
     bias = torch.zeros(1, 1, queries, keys, dtype=bias_dtype)
     bias.masked_fill_(torch.arange(keys) >= seen[:, None], float("-inf"))
-    return *(x.to(like) for x in (q, k, v)), bias.to(like.device), seen
+    q, k, v = (x.to(like.dtype) for x in (q, k, v))
+    left = (q.float() @ k.float().transpose(2, 3)).std().item() or 1.0
+    scale = 2.0 ** round(math.log2(_LEFT_OVER / left))
+    return *(x.to(like.device) for x in (q, k, v, bias)), seen, scale
 
 
 def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: torch.dtype) -> bool:
-    q, k, v, bias, seen = _telling(like, heads, queries, keys, bias_dtype)
-    tried = _kernel(q, k, v, bias, _SCALE)
+    q, k, v, bias, seen, scale = _telling(like, heads, queries, keys, bias_dtype)
+    tried = _kernel(q, k, v, bias, scale)
     whole = -(-keys // BLOCK) * BLOCK
     k, v = (_padded(x, 0, keys, whole) for x in (k, v))
     bias = torch.cat([bias, bias.new_full((1, 1, queries, whole - keys), float("-inf"))], -1)
@@ -95,7 +100,7 @@ def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: to
             needed = -(-int(seen[some].max()) // BLOCK) * BLOCK
             expected = _kernel(
                 *(rows.lined_up(x) for x in (q[:, one, some], k[:, one, :needed], v[:, one, :needed])),
-                bias[:, :, some, :needed].contiguous(), _SCALE,
+                bias[:, :, some, :needed].contiguous(), scale,
             )  # fmt: skip
             if not torch.equal(tried[:, one, some], expected):
                 return False
@@ -105,26 +110,26 @@ def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: to
 @functools.cache
 def _reference_holds(dtype: torch.dtype, device: torch.device, width: int, _threads: int) -> bool:
     """Tell whether the reference's four queries are treated alike, whatever lies beside them and however many blocks follow."""
-    q, k, v, bias, _ = _telling(torch.empty(0, width, dtype=dtype, device=device), 1, QUERIES, BLOCK, dtype)
+    q, k, v, bias, _, scale = _telling(torch.empty(0, width, dtype=dtype, device=device), 1, QUERIES, BLOCK, dtype)
     bias[:] = bias[:, :, 2:3]
     try:
-        mixed = _kernel(q, k, v, bias, _SCALE)
+        mixed = _kernel(q, k, v, bias, scale)
     except RuntimeError:
         # A GPU for which torch has no such kernel.
         return False
     return _blocks_behind_change_nothing(k) and all(
-        torch.equal(_kernel(q[:, :, [place] * QUERIES], k, v, bias, _SCALE), mixed[:, :, [place] * QUERIES])
+        torch.equal(_kernel(q[:, :, [place] * QUERIES], k, v, bias, scale), mixed[:, :, [place] * QUERIES])
         for place in range(QUERIES)
     )
 
 
 def _blocks_behind_change_nothing(like: torch.Tensor) -> bool:
     """Tell whether queries that see no more than one block's keys have equal bits on one block and on two."""
-    q, k, v, bias, _ = _telling(like, 1, QUERIES, 2 * BLOCK, like.dtype)
+    q, k, v, bias, _, scale = _telling(like, 1, QUERIES, 2 * BLOCK, like.dtype)
     seen = torch.tensor([_STRETCH, BLOCK // 2, BLOCK - _STRETCH, BLOCK], device=like.device)
     bias.zero_().masked_fill_(torch.arange(2 * BLOCK, device=like.device) >= seen[:, None], float("-inf"))
-    one = _kernel(q, *(rows.lined_up(x[:, :, :BLOCK]) for x in (k, v)), bias[..., :BLOCK].contiguous(), _SCALE)
-    return torch.equal(_kernel(q, k, v, bias, _SCALE), one)
+    one = _kernel(q, *(rows.lined_up(x[:, :, :BLOCK]) for x in (k, v)), bias[..., :BLOCK].contiguous(), scale)
+    return torch.equal(_kernel(q, k, v, bias, scale), one)
 
 
 def forget() -> None:

@@ -53,8 +53,12 @@ def no_gradients(operator: str, *tensors: torch.Tensor | None) -> None:
 
 
 def draw(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> torch.Tensor:
-    """Draw normal numbers in 32 bits on the host, without touching the caller's random state."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+    """Draw normal numbers on the host, without touching the caller's random state.
+
+    In 64 bits, whatever they are used in: products of 32-bit numbers are exact in 64 bits, and would not tell whether a
+    product is rounded before it is added.
+    """
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
 
 
 def pairs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

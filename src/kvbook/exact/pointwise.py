@@ -5,6 +5,7 @@ exponential is not the vector code's.  So an element's last bit depends on where
 on a number of elements that leaves nothing over.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -96,7 +97,8 @@ def leading(visible: torch.Tensor, operator: str) -> tuple[int, int]:
     Raises
     ------
     NotInvariant
-        When two queries begin at different keys, as in a sliding window: then no blocks suit both.
+        When two queries begin at different keys, as in a sliding window, or one sees a key behind one that only others
+        see, as an attention sink: then no blocks suit both.
     """
     queries = visible.reshape(-1, visible.shape[-1])
     queries = queries[queries.any(-1)]
@@ -109,6 +111,14 @@ def leading(visible: torch.Tensor, operator: str) -> tuple[int, int]:
             f"row_invariant() cannot align the keys of {operator} under a mask in which queries begin at different keys "
             "(a sliding window?): use a model or configuration with full attention"
         )
+    if len(queries) > 1:
+        # Of the keys that anybody sees.
+        seen = queries[:, queries.any(0)]
+        if bool((seen[:, 1:] & ~seen[:, :-1]).any()):
+            raise NotInvariant(
+                f"row_invariant() cannot align the keys of {operator} where queries see a key behind one that they do not "
+                "see (an attention sink at the end, as in gpt-oss?): use a model without it"
+            )
     return first, visible.shape[-1] - int(queries.any(0).flip(0).int().argmax())
 
 
@@ -118,7 +128,7 @@ def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch
     Parameters
     ----------
     x : Tensor
-        Scores; ``(batch_size, heads, queries, keys)`` when they are attention's.
+        Scores; ``(batch_size, heads, queries, keys)`` when they are attention's, or ``(batch_size * heads, queries, keys)``.
     dim : int
         Along which.
     half_to_float : bool
@@ -134,9 +144,14 @@ def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     scores = x.movedim(dim, -1).to(wide)
-    skipped = [0] * (len(scores) if scores.dim() == 4 else 0)
-    if skipped and bool((scores[..., 0] < MASKED).any()):
-        skipped = [leading(entry >= MASKED, "softmax")[0] for entry in scores]
+    skipped = [0] * (len(scores) if scores.dim() in (3, 4) else 0)
+    # A single query, as in a decode step, sees all behind the first key that it sees.
+    if skipped and (scores.shape[-2] > 1 or bool((scores[..., 0] < MASKED).any())):
+        visible = scores >= MASKED
+        if not bool(visible.all()):
+            # In three dimensions it need not be attention's, so it is no reason to refuse anything.
+            with contextlib.suppress(NotInvariant) if scores.dim() == 3 else contextlib.nullcontext():
+                skipped = [leading(entry, "softmax")[0] for entry in visible]
     if any(skipped):
         out = torch.zeros_like(scores)
         for index, first in enumerate(skipped):
@@ -178,7 +193,7 @@ def make_softmax(remember: Callable[[list[int], torch.Size], None]) -> Callable[
 
     def function(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         out, skipped = softmax(x, dim, half_to_float, exponential_on(x))
-        remember(skipped, out.shape)
+        remember(skipped, out.shape if out.dim() == 4 else torch.Size((*out.shape[:1], 1, *out.shape[1:])))
         return out
 
     return function

@@ -10,7 +10,7 @@ that of many rows in one, whose error is larger.  There the inner dimension is c
 a batch, and these are added in pairs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,6 +45,8 @@ GPU = Sizes(128, (1, 16, 64), (1024, 512, 256))
 # so many.
 _LINE, _LINE_ON_A_GPU = 64, 256
 _PARTS = (8, 4, 2)
+# How many rows of plain random numbers are compared at the least.
+_PLAIN_ROWS = 64
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> torch.Tensor:
@@ -115,13 +117,14 @@ class RowCounts:
         if count == self.tile:
             return True
         if count not in self.verdicts:
-            x, *others = _telling(max(count, self.tile), weight, bias)
-            reference, tried = (
-                torch.cat([_product(lined_up(x[i : i + rows]), *others, self.parts) for i in range(0, len(x), rows)])
-                for rows in (self.tile, count)
+            self.verdicts[count] = all(
+                self._in_pieces(self.tile, *told).equal(self._in_pieces(count, *told))
+                for told in _tellings(max(count, self.tile), weight, bias)
             )
-            self.verdicts[count] = torch.equal(reference, tried)
         return self.verdicts[count]
+
+    def _in_pieces(self, rows: int, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        return torch.cat([_product(lined_up(part), *others, self.parts) for part in x.split(rows)])
 
     def plan(self, rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> list[tuple[int, int, int]]:
         """Cut a number of rows into pieces: where each begins, how many rows it has, how many it is padded to."""
@@ -157,8 +160,22 @@ def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> 
     return found
 
 
+def _tellings(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Make products of the shapes and strides at hand whose bits tell the order of their additions.
+
+    In 32 bits and more random numbers tell it too, if there are enough; and they tell what sums that are zero do not where
+    these have few terms, such as whether products are rounded before they are added.
+    """
+    yield _telling(rows, weight, bias)
+    if weight.dtype in (torch.float32, torch.float64):
+        rows *= -(-_PLAIN_ROWS // rows)
+        inner, columns = weight.shape
+        summand = None if bias is None else draw((columns,), seed=7).to(bias)
+        yield draw((rows, inner), seed=5).to(weight), _placed(draw((inner, columns), seed=6), weight), summand
+
+
 def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """Make a product of the shapes and strides at hand whose bits tell the order of its additions, see `pairs`."""
+    """Make a product whose sums are zero, see `pairs`."""
     inner, columns = weight.shape
     plus, minus = pairs(inner, seed=1)
     # A GPU may keep parts of a sum in the 16 bits of its terms, and fp16 ends at 65,504.
@@ -169,24 +186,28 @@ def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tupl
     x[:, minus] = -x[:, plus]
     if inner % 2:
         x[:, torch.ones(inner, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0
-    # The same strides, and the same place within a line.
+    # As small as what is left of the sum, so that when it is added makes a difference.
+    left = 2.0**-24 if weight.dtype != torch.float64 else 2.0**-53
+    summand = None if bias is None else draw((columns,), seed=4, scale=6700 * left).to(bias)
+    return x.to(weight), _placed(other, weight), summand
+
+
+def _placed(other: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Copy a matrix to the strides of a weight, and to the same place within a line."""
     offset = _into_line(weight) // weight.element_size()
     span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
-    matrix = weight.new_empty(offset + span).as_strided(weight.shape, weight.stride(), offset)
-    matrix.copy_(other)
-    # As small as what is left of the sum, so that when it is added makes a difference.
-    summand = None if bias is None else draw((columns,), seed=4, scale=4e-4).to(bias)
-    return x.to(weight), matrix, summand
+    return weight.new_empty(offset + span).as_strided(weight.shape, weight.stride(), offset).copy_(other)
 
 
 def _alike(weight: torch.Tensor, bias: torch.Tensor | None, parts: int, tile: int) -> bool:
     """Tell whether a row has equal bits wherever in a tile it lies and whatever lies beside it."""
-    x, *others = _telling(tile, weight, bias)
-    mixed = _product(x, *others, parts)
-    for place in (0, tile // 2 + 1, tile - 1):
-        repeated = _product(x[place].expand(tile, -1).contiguous(), *others, parts)
-        if not torch.equal(repeated, mixed[place].expand(tile, -1)):
-            return False
+    for told, *others in _tellings(tile, weight, bias):
+        x = told[:tile]
+        mixed = _product(x, *others, parts)
+        for place in (0, tile // 2 + 1, tile - 1):
+            repeated = _product(x[place].expand(tile, -1).contiguous(), *others, parts)
+            if not torch.equal(repeated, mixed[place].expand(tile, -1)):
+                return False
     return True
 
 
