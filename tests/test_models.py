@@ -1,9 +1,11 @@
+import json
 import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from transformers import AutoConfig
 
@@ -136,6 +138,30 @@ class TestBadInput:
         weights = tmp_path / "m" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:1000])
         self.refused("damaged", tmp_path / "m")
+
+    def test_weights_of_which_some_are_missing(self, llama_folder, tmp_path):
+        shutil.copytree(llama_folder, tmp_path / "m")
+        file = tmp_path / "m" / "model.safetensors"
+        weights = safetensors.torch.load_file(file)
+        del weights["model.layers.1.self_attn.q_proj.weight"]
+        safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+        self.refused(r"lacks weights .*q_proj.weight, 1 in all", tmp_path / "m")
+
+    @pytest.mark.parametrize(
+        ("changed", "match"),
+        [
+            ({"hidden_size": "sixty"}, "cannot be read.*save the model again"),
+            ({"model_type": "frobnicate"}, "cannot be read.*upgrade"),
+            ({"model_type": "f", "auto_map": {"AutoConfig": "f.F"}}, "cannot be read.*is not run"),
+            ({"model_type": "t5"}, "type t5 cannot be built as a causal or masked language model"),
+            ({"model_type": "vit"}, "type vit cannot be built"),
+        ],
+    )
+    def test_a_configuration_of_something_else(self, llama_folder, tmp_path, changed, match):
+        shutil.copytree(llama_folder, tmp_path / "m")
+        config = tmp_path / "m" / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | changed))
+        self.refused(match, tmp_path / "m")
 
     def test_device_that_is_not_there(self, llama_folder):
         self.refused("CUDA devices", llama_folder, device="cuda:99")

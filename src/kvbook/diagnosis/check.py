@@ -213,7 +213,7 @@ def _hint(rows: pd.DataFrame, about: dict[str, Any], again: pd.DataFrame | None,
 
 
 def _reason(error: UserError) -> str:
-    return str(error).split(": leave ")[0]
+    return str(error).split(": leave ")[0].split(": this check ")[0]
 
 
 def check(settings: CheckSettings) -> Report:
@@ -222,7 +222,8 @@ def check(settings: CheckSettings) -> Report:
     Parameters
     ----------
     settings : CheckSettings
-        What to run.  Dtypes that the device lacks, or that do not fit into its memory, are left out and named.
+        What to run.  Dtypes that the device or the model's own kernels lack, or that do not fit into its memory, are left
+        out and named.
 
     Raises
     ------
@@ -242,14 +243,14 @@ def check(settings: CheckSettings) -> Report:
     for dtype in progress.track(settings.dtypes, len(settings.dtypes), "check: dtype"):
         try:
             loaded = loading.load(model, weights=settings.weights, dtype=dtype, device=settings.device, seed=seed)
+            use_cache = getattr(loaded.model.config, "use_cache", None)
+            with _in_one_line(identity["name"]):
+                found = list(rows_of(loaded.model, dtype, texts, seed))
+                if not any(row["held"] for row in found):
+                    again += rows_of(loaded.model, dtype, texts, seed, use_cache=True)
         except UserError as error:
             left_out[dtype] = error
             continue
-        use_cache = getattr(loaded.model.config, "use_cache", None)
-        with _in_one_line(identity["name"]):
-            found = list(rows_of(loaded.model, dtype, texts, seed))
-            if not any(row["held"] for row in found):
-                again += rows_of(loaded.model, dtype, texts, seed, use_cache=True)
         rows += found
     if not rows:
         raise next(iter(left_out.values()))

@@ -108,9 +108,12 @@ def _folder(path: Path, source: Source, name: str) -> _Where:
     if not _weight_files(path):
         raise UserError(f"{path} holds no weights (*.safetensors): save the model there with `save_pretrained`")
     try:
-        config = AutoConfig.from_pretrained(path)
-    except (ValueError, KeyError, OSError) as error:
-        raise UserError(f"{path}/config.json cannot be read ({hub.first_line(error)}): save the model again") from error
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    # A configuration that is not one raises whatever its class makes of it.
+    except Exception as error:
+        raise UserError(
+            f"{path}/config.json cannot be read ({hub.first_line(error)}): {_advice(str(error))}"
+        ) from error
     return _Where(source, name, str(path), config, str(path))
 
 
@@ -167,6 +170,14 @@ def _resolve(model: str, weights: str) -> _Where:
     )
 
 
+def _advice(error: str) -> str:
+    if "custom code" in error:
+        return "code that comes with a model is not run; name a model that transformers knows by itself"
+    if "does not recognize this architecture" in error:
+        return "name a model that this version of transformers knows, or upgrade it"
+    return "save the model again"
+
+
 def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization: str = "none") -> dict[str, Any]:
     """Say which weights a request leads to, without loading them.
 
@@ -194,8 +205,8 @@ def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization:
         "weights": where.source,
         "architecture": where.config.model_type,
         "parameters": parameter_count(where.config),
-        "layers": where.config.num_hidden_layers,
-        "width": where.config.hidden_size,
+        "layers": where.config.get_text_config().num_hidden_layers,
+        "width": where.config.get_text_config().hidden_size,
         "context_length": context_length(where.config),
         **_identity(where, seed),
         **lowbit.identity(quantization),
@@ -203,9 +214,20 @@ def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization:
 
 
 def shape(config: PretrainedConfig) -> PreTrainedModel:
-    """Build the model of a configuration on the meta device: all shapes, no memory."""
-    with torch.device("meta"):
-        return _auto(config).from_config(config)
+    """Build the model of a configuration on the meta device: all shapes, no memory.
+
+    Raises
+    ------
+    UserError
+        When transformers has no language model for it.
+    """
+    try:
+        with torch.device("meta"):
+            return _auto(config).from_config(config)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"a model of type {config.model_type} cannot be built as a causal or masked language model: name another"
+        ) from error
 
 
 def _auto(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMaskedLM]:
@@ -256,8 +278,9 @@ def load(
     Raises
     ------
     UserError
-        For a name that leads nowhere, a folder without weights, damaged files, a gated or unreachable repository, a
-        device or dtype that is not there, a quantization without its library, or a model larger than the free memory.
+        For a name that leads nowhere, a folder without weights, damaged files, weights that are missing (transformers would
+        draw them at random), what is no language model, a gated or unreachable repository, a device or dtype that is not
+        there, a quantization without its library, or a model larger than the free memory.
     """
     lowbit.check(quantization)
     where = _resolve(model, weights)
@@ -324,10 +347,17 @@ def _pretrained(
     where: _Where, dtype: torch.dtype, device_map: placement.DeviceMap, options: dict[str, Any]
 ) -> PreTrainedModel:
     def read(device_map: placement.DeviceMap | None) -> PreTrainedModel:
-        return _auto(where.config).from_pretrained(
+        found, report = _auto(where.config).from_pretrained(
             where.path, revision=where.revision, dtype=dtype, use_safetensors=True, trust_remote_code=False,
-            device_map=device_map, **options,
+            device_map=device_map, output_loading_info=True, **options,
         )  # fmt: skip
+        # transformers draws them at random and goes on; whatever is measured then is no checkpoint's.
+        if missing := sorted(report["missing_keys"]):
+            raise UserError(
+                f"{where.path} lacks weights of its language model ({missing[0]}, {len(missing)} in all): "
+                "save the whole model there, with its head"
+            )
+        return found
 
     if device_map == "auto" or options.get("quantization_config"):
         return read(device_map)
