@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from kvbook.errors import UserError
-from kvbook.exact import NotInvariant, attention, is_on, row_invariant, rows, sums, switch, verify
+from kvbook.exact import NotInvariant, attention, is_on, pointwise, row_invariant, rows, sums, switch, verify
 from kvbook.exact.kernels import base
 from kvbook.exact.pointwise import leading
 
@@ -155,7 +155,10 @@ def test_a_model_with_attention_sinks_is_refused_and_not_passed_over():
         model(torch.arange(3, 27)[None])
 
 
-def test_padding_on_the_left_changes_no_bit_where_scores_have_three_dimensions():
+@pytest.mark.parametrize("skipped", [True, False], ids=["as it is", "control: the padding is not left out"])
+def test_padding_on_the_left_changes_no_bit_where_scores_have_three_dimensions(skipped, monkeypatch):
+    if not skipped:
+        monkeypatch.setattr(pointwise, "leading", lambda visible, _: (0, visible.shape[-1]))
     config = XGLMConfig(
         vocab_size=320, d_model=64, ffn_dim=96, num_layers=2, attention_heads=4, max_position_embeddings=128, init_std=0.2,
         bos_token_id=1, eos_token_id=2, pad_token_id=0, decoder_start_token_id=1,
@@ -168,7 +171,7 @@ def test_padding_on_the_left_changes_no_bit_where_scores_have_three_dimensions()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     with torch.inference_mode(), row_invariant():
         found = model(padded, attention_mask=mask, position_ids=positions).logits[:, n:]
-        assert torch.equal(found, model(ids).logits)
+        assert torch.equal(found, model(ids).logits) is skipped
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -358,27 +361,40 @@ def test_control_scores_so_large_that_a_query_sees_one_pair_of_keys_tell_nothing
     assert attention._try(torch.empty(0, 64, dtype=torch.float16), 4, 4, 256, torch.float16)
 
 
+def told_apart(dtype, width, heads, queries, keys) -> bool:
+    """Tell whether random numbers have other bits than the reference gives them: one head, four queries, whole blocks."""
+    generator = torch.Generator().manual_seed(keys)
+    q, k, v = (torch.randn(1, heads, n, width, generator=generator).to(dtype) for n in (queries, keys, keys))
+    bias = torch.zeros(1, 1, queries, keys, dtype=dtype)
+    bias.masked_fill_(torch.arange(keys) > torch.linspace(0, keys - 1, queries)[:, None], float("-inf"))
+    tried = attention._kernel(q, k, v, bias, width**-0.5)
+    k, v = (torch.constant_pad_nd(x, (0, 0, 0, 512 - keys)) for x in (k, v))
+    bias = torch.constant_pad_nd(bias, (0, 512 - keys), float("-inf"))
+    for head, start in itertools.product(range(heads), range(0, queries, 4)):
+        one, some = slice(head, head + 1), slice(start, start + 4)
+        expected = attention._kernel(
+            *(rows.lined_up(x) for x in (q[:, one, some], k[:, one], v[:, one])), bias[:, :, some].contiguous(), width**-0.5
+        )  # fmt: skip
+        if not torch.equal(tried[:, one, some], expected):
+            return True
+    return False
+
+
 @pytest.mark.parametrize("width", [64, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_no_shape_of_attention_is_allowed_that_random_numbers_tell_from_the_reference(dtype, width):
     base(attention.KERNELS["CPU"], "CPU")
     like = torch.empty(0, width, dtype=dtype)
-    for heads, queries, keys in itertools.product((1, 4, 9), (4, 32), (128, 256, 512)):
-        if not attention._allows(like, heads, queries, keys, dtype):
-            continue
-        generator = torch.Generator().manual_seed(keys)
-        q, k, v = (torch.randn(1, heads, n, width, generator=generator).to(dtype) for n in (queries, keys, keys))
-        bias = torch.zeros(1, 1, queries, keys, dtype=dtype)
-        bias.masked_fill_(torch.arange(keys) > torch.linspace(0, keys - 1, queries)[:, None], float("-inf"))
-        tried = attention._kernel(q, k, v, bias, width**-0.5)
-        k, v = (torch.constant_pad_nd(x, (0, 0, 0, 512 - keys)) for x in (k, v))
-        bias = torch.constant_pad_nd(bias, (0, 512 - keys), float("-inf"))
-        for head, start in itertools.product(range(heads), range(0, queries, 4)):
-            one, some = slice(head, head + 1), slice(start, start + 4)
-            expected = attention._kernel(
-                *(rows.lined_up(x) for x in (q[:, one, some], k[:, one], v[:, one])), bias[:, :, some].contiguous(), width**-0.5
-            )  # fmt: skip
-            assert torch.equal(tried[:, one, some], expected), (heads, queries, keys)
+    shapes = itertools.product((1, 4, 9), (4, 32), (128, 256, 512))
+    allowed = [shape for shape in shapes if attention._allows(like, *shape, dtype)]
+    assert allowed
+    assert [shape for shape in allowed if told_apart(dtype, width, *shape)] == []
+
+
+def test_control_random_numbers_tell_another_order_of_addition_in_attention(monkeypatch):
+    monkeypatch.setattr(attention, "_kernel", _in_an_order_of_its_own)
+    assert told_apart(torch.float32, 64, 4, 4, 256)
+    assert not told_apart(torch.float32, 64, 1, 4, 512)
 
 
 def test_verify_finds_every_way_equal_and_says_how_many_rows(wide, tokens):

@@ -72,7 +72,7 @@ def test_every_file_of_a_figure_is_drawn_once(page, monkeypatch):
         page.figure(fig, "fig-drift", "A caption.", "A line.", ROWS)
         # The layout, three files, and the picture in the page.
         assert len(drawn) == 5
-        # The control: matplotlib's placeholder for a layout has each file drawn twice.
+        # The control: the engine that "none" stands for has each file drawn twice.
         fig, ax = plt.subplots()
         fig.set_layout_engine("none")
         drawn.clear()

@@ -177,7 +177,7 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[S
     made = 0
     if corpus == "stdlib":
         encoded: list[tuple[str, list[int]]] = []
-        # A file is encoded when the first round reaches it: most runs ask for few samples, and all files take a second.
+        # A file is encoded when the first round reaches it: most runs ask for few samples.
         for start in itertools.count(step=n_tokens):
             for name, ids in encoded if start else _encoded(corpus, tokenizer, encoded):
                 if len(ids) >= start + n_tokens:

@@ -214,7 +214,7 @@ def mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
     value : str
         What to average.
     """
-    # As `resample` with a single column; a pivot table would take ten times as long as the rest.
+    # As `resample` with a single column, without a pivot table, which would take most of the time.
     only = _resampled(rows.groupby(["source", "sample"])[[value]].mean().dropna(), seed=0)
     return _percentiles(only.mean[0], only.draws[:, 0])
 

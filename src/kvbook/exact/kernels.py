@@ -52,13 +52,14 @@ def no_gradients(operator: str, *tensors: torch.Tensor | None) -> None:
         )
 
 
-def draw(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> torch.Tensor:
+def draw(shape: tuple[int, ...], seed: int, scale: float = 1.0, used_in: torch.dtype | None = None) -> torch.Tensor:
     """Draw normal numbers on the host, without touching the caller's random state.
 
-    In 64 bits, whatever they are used in: products of 32-bit numbers are exact in 64 bits, and would not tell whether a
-    product is rounded before it is added.
+    In 32 bits, but in 64 for use in 64: there products of 32-bit numbers are exact, and would not tell whether a product is
+    rounded before it is added.
     """
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    dtype = torch.float64 if used_in == torch.float64 else torch.float32
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) * scale
 
 
 def pairs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

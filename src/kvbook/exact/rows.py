@@ -10,6 +10,7 @@ that of many rows in one, whose error is larger.  There the inner dimension is c
 a batch, and these are added in pairs.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -168,10 +169,11 @@ def _tellings(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> Ite
     """
     yield _telling(rows, weight, bias)
     if weight.dtype in (torch.float32, torch.float64):
+        drawn = functools.partial(draw, used_in=weight.dtype)
         rows *= -(-_PLAIN_ROWS // rows)
         inner, columns = weight.shape
-        summand = None if bias is None else draw((columns,), seed=7).to(bias)
-        yield draw((rows, inner), seed=5).to(weight), _placed(draw((inner, columns), seed=6), weight), summand
+        summand = None if bias is None else drawn((columns,), seed=7).to(bias)
+        yield drawn((rows, inner), seed=5).to(weight), _placed(drawn((inner, columns), seed=6), weight), summand
 
 
 def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -180,7 +182,8 @@ def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tupl
     plus, minus = pairs(inner, seed=1)
     # A GPU may keep parts of a sum in the 16 bits of its terms, and fp16 ends at 65,504.
     scale = 1.0 if weight.is_cuda and weight.dtype == torch.float16 else 16.0
-    x, other = draw((rows, inner), seed=2, scale=scale), draw((inner, columns), seed=3, scale=scale)
+    drawn = functools.partial(draw, used_in=weight.dtype)
+    x, other = drawn((rows, inner), seed=2, scale=scale), drawn((inner, columns), seed=3, scale=scale)
     x[:, plus] *= spread(len(plus))
     other[minus] = other[plus]
     x[:, minus] = -x[:, plus]
@@ -188,7 +191,7 @@ def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tupl
         x[:, torch.ones(inner, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0
     # As small as what is left of the sum, so that when it is added makes a difference.
     left = 2.0**-24 if weight.dtype != torch.float64 else 2.0**-53
-    summand = None if bias is None else draw((columns,), seed=4, scale=6700 * left).to(bias)
+    summand = None if bias is None else drawn((columns,), seed=4, scale=6700 * left).to(bias)
     return x.to(weight), _placed(other, weight), summand
 
 

@@ -321,6 +321,8 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
       equal among the ways above. What the machine grants is found out by comparing bits, on first use, and remembered.
     - Needs autograd off (``torch.inference_mode()`` or ``torch.no_grad()``) where weights want gradients. Functions made by
       ``torch.compile`` before the block run uncompiled in it.
+    - A mask in which queries begin at different keys, or that has a sink behind the keys, is refused where scores have four
+      dimensions; a softmax in three may be something else than attention's, so there it is not.
     - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids`` that start
       at 0 with the first real token, as ``generate`` does by itself; else the positions are others, and so the results.
     - A model that itself computes another formula with its cache than without (a recurrent state, as MiniMax's linear

@@ -48,8 +48,8 @@ def factors(rows: int, inner: int, outer: int, seed: int) -> tuple[torch.Tensor,
     weight : Tensor, shape (outer, inner)
     """
     plus, minus = pairs(inner, seed)
-    terms = (draw((rows, len(plus)), seed) * spread(len(plus))).float()
-    x, weight = torch.zeros(rows, inner), draw((outer, inner), seed + 1).float()
+    terms = draw((rows, len(plus)), seed) * spread(len(plus))
+    x, weight = torch.zeros(rows, inner), draw((outer, inner), seed + 1)
     x[:, plus], x[:, minus] = terms, -terms
     weight[:, minus] = weight[:, plus]
     return x, weight

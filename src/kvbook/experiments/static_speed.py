@@ -82,8 +82,8 @@ def run(settings: StaticCacheSettings) -> records.Run:
 def prepare(settings: StaticCacheSettings) -> None:
     """Have the compiler do what it does once on a machine, unless the times have been measured.
 
-    It tries out the processor and reads its own sources, for ten seconds and more.  They are charged to nobody, and need
-    no machine to themselves, so a chapter calls this while others may run.
+    It tries out the processor and reads its own sources.  That time is charged to nobody and needs no machine to itself, so
+    a chapter calls this while others may run.
 
     Raises
     ------

@@ -99,7 +99,7 @@ class Page:
         _check_words(name, caption=caption, alt=alt)
         # Laid out once, for all files alike: at every one anew takes as long as drawing it.
         fig.draw_without_rendering()
-        # No layout at all from here on: with matplotlib's placeholder for one, every file would be drawn twice.
+        # No layout at all from here on: with the engine of no effect that "none" stands for, each file would be drawn twice.
         with plt.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
             fig.set_layout_engine(None)
             files = {kind: _picture(fig, kind, dpi=300) for kind in ("svg", "pdf", "png")}

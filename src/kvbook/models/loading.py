@@ -226,7 +226,8 @@ def shape(config: PretrainedConfig) -> PreTrainedModel:
             return _auto(config).from_config(config)
     except (ValueError, AttributeError, TypeError) as error:
         raise UserError(
-            f"a model of type {config.model_type} cannot be built as a causal or masked language model: name another"
+            f"a model of type {config.model_type} cannot be built as a causal or masked language model "
+            f"({hub.first_line(error)}): name another"
         ) from error
 
 

@@ -1,8 +1,7 @@
 """References to numbered figures and tables, without reading a page again for each of them.
 
-For every ``{numref}`` Sphinx reads the whole page that it points to from its file, only to look at one node: a sixth of the
-time that rendering this book takes.  Here each page is read once and kept until all pages are written; nothing else is done
-differently.
+For every ``{numref}`` Sphinx reads the whole page that it points to from its file, only to look at one node.  Here each page
+is read once and kept until all pages are written; nothing else is done differently.
 """
 
 from typing import Any
