@@ -307,6 +307,28 @@ def test_dtypes_that_do_not_fit_are_left_out_and_named(family_folders, text_fold
         check.check(settings(family_folders["gpt2"], text_folder, dtypes="float64"))
 
 
+def test_a_dtype_that_the_models_own_kernels_lack_is_left_out_and_one_line_where_none_is_left(
+    family_folders, text_folder, monkeypatch
+):
+    measure = check.rows_of
+
+    def without(*lacking):
+        def rows_of(model, dtype, *arguments, **options):
+            if dtype in lacking:
+                raise RuntimeError("expected Float")
+            return measure(model, dtype, *arguments, **options)
+
+        monkeypatch.setattr(check, "rows_of", rows_of)
+
+    asked = settings(family_folders["llama"], text_folder, dtypes=["float64", "float32"])
+    without("float64")
+    found = check.check(asked)
+    assert any("float64" in line and "left out" in line and "expected Float" in line for line in found.lines)
+    without("float64", "float32")
+    with pytest.raises(UserError, match="expected Float"):
+        check.check(asked)
+
+
 def test_a_model_whose_cached_call_fails_could_not_be_run(family_folders, text_folder, monkeypatch):
     def fails(*arguments, **options):
         raise IndexError("index 9 is out of bounds\nand more")
