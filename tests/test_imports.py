@@ -51,6 +51,7 @@ ORDER = (
     "analyses",
     "claims",
     "figures",
+    "kernel",
     "execution",
     "origin",
     "published",

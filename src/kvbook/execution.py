@@ -370,9 +370,6 @@ def _execute_in_turn(chapter: Chapter, why: str | None, house: _House, turn: Tur
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
-    # Seconds to import, so only when a chapter runs: a build with nothing to execute never needs torch.
-    from kvbook import machine
-
     # What it would log of a kernel that ended, the one line of a failure says better.
     logging.getLogger("papermill").setLevel(logging.CRITICAL)
     _refuse_without_parameters_cell(chapter)
@@ -421,6 +418,8 @@ def _execute_in_turn(chapter: Chapter, why: str | None, house: _House, turn: Tur
                 kernel_name="python3",
                 progress_bar=False,
                 kernel_manager_class=_own_interpreter(settings, chapter.folders.chapters, house),
+                # Everything is here when the last cell is done; taking its modules apart would cost the kernel a second or two.
+                shutdown_kernel="immediate",
                 on_cell_start=begin,
             )
         except PapermillExecutionError as error:
@@ -433,6 +432,9 @@ def _execute_in_turn(chapter: Chapter, why: str | None, house: _House, turn: Tur
             # by many types, and for the reader they are one thing.
             raise ChapterFailed(_failure(chapter, f"{type(error).__name__}: {error}")) from error
     _refuse_secrets(chapter, notebook, staged)
+    # Imports torch, for seconds, so only behind the cells: none of them has to wait for it.
+    from kvbook import machine
+
     notebook.metadata["kvbook"] = {
         "inputs_sha256": inputs_sha256,
         "profile": chapter.profile,
@@ -511,7 +513,7 @@ def _own_interpreter(settings: Mapping[str, str], folder: Path, house: _House) -
         @property
         def kernel_spec(self) -> KernelSpec:
             # The log level keeps remarks on local TCP and on slow shutdown from among the progress lines.
-            start = ["-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=50"]
+            start = ["-m", "kvbook.kernel", "-f", "{connection_file}", "--IPKernelApp.log_level=50"]
             return KernelSpec(argv=[sys.executable, *start], display_name="Python 3", language="python")
 
         async def start_kernel(self, **options: Any) -> None:
