@@ -52,6 +52,7 @@ ORDER = (
     "claims",
     "figures",
     "kernel",
+    "preloaded",
     "execution",
     "origin",
     "published",

@@ -43,7 +43,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from kvbook import fingerprint, paths, privacy, records
+from kvbook import fingerprint, kernel, paths, privacy, records
 from kvbook.errors import UserError
 from kvbook.figures.publish import CHAPTER_VARIABLE, FOLDER_VARIABLE
 from kvbook.figures.style import STYLE
@@ -214,13 +214,16 @@ class _House:
         Where progress is written.
     jobs
         How many chapters may run at a time.
+    forks
+        Whether their kernels are forked from one process that has imported the libraries.
     """
 
-    def __init__(self, out: TextIO | None, jobs: int) -> None:
+    def __init__(self, out: TextIO | None, jobs: int, forks: bool = False) -> None:
         self.screen = Screen(out)
         self.turns = Turns(jobs)
         # How many an experiment may use that measures no time; all where None.
         self.threads = max(1, _cores() // jobs) if jobs > 1 else None
+        self.forks = forks
         self.stopped = False
         self.kernels: set[Any] = set()
 
@@ -228,10 +231,10 @@ class _House:
         """End everything at once: no further cell, and no kernel left."""
         self.stopped = True
         self.turns.stop()
-        for kernel in list(self.kernels):
+        for manager in list(self.kernels):
             # It may end, or never have begun, at this very moment.
             with contextlib.suppress(ProcessLookupError, AttributeError):
-                kernel.provisioner.process.kill()
+                manager.provisioner.process.kill()
 
 
 def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> list[Chapter]:
@@ -255,8 +258,8 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     """
     chapters = list(chapters)
     jobs = _jobs(chapters)
-    house = _House(out, jobs)
     stale = sorted((chapter for chapter in chapters if not chapter.is_fresh()), key=lambda chapter: chapter.rank)
+    house = _House(out, jobs, _may_fork(stale, jobs))
     executed: list[Chapter] = []
     failures: list[str] = []
 
@@ -321,10 +324,21 @@ def _jobs(chapters: list[Chapter]) -> int:
     # One accelerator, and the memory for one set of full-size weights, are what most people have.
     for chapter in chapters:
         given = chapter.parameters
-        is_full_size = given.get("weights") == "hub" or "/" in str(given.get("model", ""))
-        if is_full_size or given.get("device", "cpu") != "cpu":
+        if given.get("weights") == "hub" or "/" in str(given.get("model", "")):
             return 1
-    return min(2, _cores())
+    return min(2, _cores()) if _on_a_processor(chapters) else 1
+
+
+def _on_a_processor(chapters: list[Chapter]) -> bool:
+    return all(chapter.parameters.get("device", "cpu") == "cpu" for chapter in chapters)
+
+
+def _may_fork(chapters: list[Chapter], jobs: int) -> bool:
+    """Whether to fork these chapters' kernels: for one or two, to import the libraries for all takes as long as for each.
+
+    A process that has used an accelerator, or Apple's libraries, cannot be forked.
+    """
+    return len(chapters) > max(2, jobs) and _on_a_processor(chapters) and sys.platform == "linux"
 
 
 def _cores() -> int:
@@ -394,9 +408,7 @@ def _execute_in_turn(chapter: Chapter, why: str | None, house: _House, turn: Tur
             CHAPTER_VARIABLE: chapter.stem,
             FOLDER_VARIABLE: str(staged),
             PROGRESS_VARIABLE: str(job.progress_file),
-            # Every refresh of a library's own bar would be stored as an output of the cell.
-            "TQDM_DISABLE": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            **kernel.QUIET,
         }
         if house.threads is not None:
             settings[THREADS_VARIABLE] = str(house.threads)
@@ -512,9 +524,7 @@ def _own_interpreter(settings: Mapping[str, str], folder: Path, house: _House) -
     class OwnInterpreter(AsyncKernelManager):
         @property
         def kernel_spec(self) -> KernelSpec:
-            # The log level keeps remarks on local TCP and on slow shutdown from among the progress lines.
-            start = ["-m", "kvbook.kernel", "-f", "{connection_file}", "--IPKernelApp.log_level=50"]
-            return KernelSpec(argv=[sys.executable, *start], display_name="Python 3", language="python")
+            return KernelSpec(argv=kernel.command(), display_name="Python 3", language="python")
 
         async def start_kernel(self, **options: Any) -> None:
             house.kernels.add(self)
@@ -522,6 +532,14 @@ def _own_interpreter(settings: Mapping[str, str], folder: Path, house: _House) -
             # A process that was begun while everything was being stopped.
             if house.stopped:
                 house.stop()
+
+        async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
+            if not house.forks:
+                await super()._async_launch_kernel(kernel_cmd, **options)
+                return
+            launched = self.provisioner
+            launched.process = kernel.Forked(kernel_cmd, options["env"], options["cwd"])
+            launched.pid = launched.pgid = launched.process.pid
 
     return OwnInterpreter
 
