@@ -8,6 +8,7 @@ Where many chapters are executed, their kernels are forked from one process that
 """
 
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 # Every refresh of a library's own bar would be stored as an output of the cell.
 QUIET = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -37,8 +38,9 @@ def start() -> None:
     from ipykernel.kernelapp import IPKernelApp
 
     gc.disable()
-    app = IPKernelApp.instance()
+    app, errors = IPKernelApp.instance(), sys.stderr
     app.initialize()
+    _log_to(sys.stderr, instead_of=errors)
     events = app.shell.events
 
     def collect_from_here(*_: Any) -> None:
@@ -100,7 +102,9 @@ class Forked:
 
 
 def _become(arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
-    """Turn the forked process into a kernel."""
+    """Turn the forked process into a kernel that differs from one of its own start in nothing but what is imported."""
+    # Else the kernel's own processes and locks would be made in the way this one was.
+    multiprocessing.set_start_method(None, force=True)
     # A group of its own, to which Jupyter sends its signals.
     os.setsid()
     os.environ.clear()
@@ -116,6 +120,14 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], folder: st
 def _end_with(sentinel: int) -> None:
     wait([sentinel])
     os._exit(1)
+
+
+def _log_to(stream: TextIO, instead_of: TextIO) -> None:
+    """Have libraries that are imported already log into the notebook, as they would if a cell had imported them."""
+    for logger in logging.root.manager.loggerDict.values():
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream is instead_of:
+                handler.setStream(stream)
 
 
 if __name__ == "__main__":
