@@ -19,11 +19,11 @@ def build_html() -> None:
         # Jupyter Book always adds this name itself.
         raise UserError(f"KVBOOK_BUILD must name a folder called _build, not {paths.BUILD}")
     # This interpreter's Jupyter Book, whatever PATH says; the package has no __main__ of its own. It keeps nearly all that it
-    # makes until it ends: looking for garbage among that took a fifth of its time.
+    # makes until it ends: looking for garbage among that, meanwhile and at the end, took a third of its time.
     command = [
         sys.executable,
         "-c",
-        "import gc; gc.disable(); from jupyter_book.cli.main import main; main()",
+        "import atexit, gc; gc.disable(); atexit.register(gc.freeze); from jupyter_book.cli.main import main; main()",
         "build",
         str(paths.ROOT),
     ]
