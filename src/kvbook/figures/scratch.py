@@ -188,10 +188,8 @@ def figure_speed(speeds: pd.DataFrame) -> Figure:
     ax.axhline(3, color=style.GREY, linewidth=1, linestyle=":")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter("{x:g}")
-    ax.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_minor_formatter("")
+    ax.xaxis.set_major_formatter("{x:g}")
+    style.plain_logarithm(ax.yaxis)
     ax.annotate("3, as published", (0, 3), xycoords=("axes fraction", "data"), xytext=(2, 3),
                 textcoords="offset points", fontsize=9, color=style.GREY)  # fmt: skip
     ax.set(xlabel="length of the text at the step", ylabel="time without cache / with")

@@ -42,9 +42,7 @@ def figure_published(beside: pd.DataFrame) -> Figure:
     ax.set_yticks(range(len(devices)), devices)
     ax.set_ylim(len(devices) - 0.5, -0.5)
     ax.set(xscale="log", xlabel="tokens/s, whole call")
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.xaxis.set_minor_formatter("{x:g}")
-    ax.tick_params(axis="x", which="minor", labelsize=8)
+    style.plain_logarithm(ax.xaxis)
     ax.grid(axis="y", visible=False)
     handles = [
         Line2D([], [], color=colour, marker=marker, linestyle="", markersize=7, label=kind)
@@ -124,8 +122,6 @@ def figure_length(rows: pd.DataFrame) -> Figure:
         )  # fmt: skip
     ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("{x:g}")
-    ax.tick_params(axis="y", which="minor", labelsize=8)
+    style.plain_logarithm(ax.yaxis)
     fig.legend(loc="outside upper center", ncols=2, fontsize=9)
     return fig

@@ -7,6 +7,8 @@ marker or a line style says the same thing again.
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator
 
 STYLE = Path(__file__).with_name("kvbook.mplstyle")
 
@@ -33,3 +35,16 @@ WIDTH = 5.6
 def use() -> None:
     """Use the book's style for every figure drawn from here on."""
     plt.style.use(STYLE)
+
+
+def plain_logarithm(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 of each decade: more run together.
+
+    Parameters
+    ----------
+    axis : matplotlib.axis.Axis
+        Logarithmic already.
+    """
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
