@@ -19,7 +19,7 @@ def build_html() -> None:
         # Jupyter Book always adds this name itself.
         raise UserError(f"KVBOOK_BUILD must name a folder called _build, not {paths.BUILD}")
     # This interpreter's Jupyter Book, whatever PATH says; the package has no __main__ of its own. It keeps nearly all that it
-    # makes until it ends: looking for garbage among that, meanwhile and at the end, took a third of its time.
+    # makes until it ends: looking for garbage among that, meanwhile and at the end, takes long and finds little.
     command = [
         sys.executable,
         "-c",
