@@ -77,13 +77,25 @@ def test_a_forked_kernel_differs_in_nothing_from_one_begun_by_itself_but_in_what
     assert seen[0] == seen[1]
 
 
+FORKED = "from kvbook import execution as e\ne._may_fork = lambda *_: True\ne.bring_up_to_date(e.plan())"
+
+
+def test_what_a_library_logs_in_a_forked_kernel_is_not_among_the_progress_lines(root):
+    log = "import transformers\ntransformers.utils.logging.get_logger('transformers.tests').warning('not here')\n"
+    # Control: what is written past Python's own streams does come through.
+    mini_book.write(root, table=log + "import os\nos.write(2, b'but this')\n")
+    said, _ = start(root, "-c", FORKED).communicate(timeout=60)
+    assert "not here" in (root / "_build" / "executed" / f"{mini_book.STEM}.ipynb").read_text()
+    assert "but this" in said
+    assert "not here" not in said
+
+
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGINT])
 def test_a_forked_kernel_ends_with_the_build(root, tmp_path, harm):
     note = tmp_path / "kernel"
     wait = f"import os, sys, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     mini_book.write(root, table=wait)
-    code = "from kvbook import execution as e\ne._may_fork = lambda *_: True\ne.bring_up_to_date(e.plan())"
-    run = start(root, "-c", code)
+    run = start(root, "-c", FORKED)
     until(lambda: note.is_file() and note.read_text(), seconds=60)
     kernel = psutil.Process(int(note.read_text()))
     server = kernel.parent()

@@ -1,7 +1,7 @@
 """The process that executes a chapter: IPython's kernel, whose garbage collector passes over what the first cell imports.
 
-torch and transformers bring about a million objects that live as long as the process.  Looking through them again and again
-while they are imported, whenever enough is new, and once more at the end takes long and finds nothing.
+torch and transformers bring very many objects that live as long as the process.  Looking through them again and again while
+they are imported, whenever enough is new, and once more at the end takes long and finds nothing.
 
 Where many chapters are executed, their kernels are forked from one process that has imported the libraries
 (`kvbook.preloaded`), which each of them would do for itself otherwise.
