@@ -63,5 +63,5 @@ def test_a_run_notes_the_threads_that_it_had(two_threads, monkeypatch, tmp_path,
         seen.append(torch.get_num_threads())
         writer.append("unit", [{"x": 1}])
 
-    run = frame.recorded(f"kvbook.experiments.{module}", Settings(), measure)
+    run = frame.recorded("named", f"kvbook.experiments.{module}", Settings(), measure)
     assert (seen, run.about["machine"]["threads"]) == ([used], used)

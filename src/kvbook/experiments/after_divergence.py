@@ -37,7 +37,7 @@ def run(settings: DoesItMatterSettings) -> records.Run | None:
         return None
     fields, longest = {"n_samples", "n_tokens"}, settings.n_tokens + max(one_axis.PADS)
     return one_axis.recorded(
-        __name__, settings, lambda writer: _measure(settings, parted, writer), fields, longest,
+        "after_divergence", __name__, settings, lambda writer: _measure(settings, parted, writer), fields, longest,
         pairs=fingerprint.of_values(parted.to_dict("records")),
     )  # fmt: skip
 

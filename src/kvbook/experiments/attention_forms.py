@@ -149,6 +149,7 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     """
     device = placement.check(settings.device, settings.dtypes)
     return frame.recorded(
+        "attention_forms",
         __name__,
         settings,
         lambda writer: _measure(settings, device, writer),

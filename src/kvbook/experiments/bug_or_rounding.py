@@ -272,4 +272,4 @@ def run(settings: BugOrRoundingSettings) -> records.Run:
                     yield pair.row()
 
     extra = (scratch, lambda dtype: of_the_scratch_model(of_settings, dtype))
-    return roundoff_frame.run(__name__, settings, models, measure, extra)
+    return roundoff_frame.run("bug_or_rounding", __name__, settings, models, measure, extra)

@@ -148,6 +148,7 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     (model,) = texts.identities(settings, [settings.model], longer)
     texts.check_corpus(settings, [settings.model], settings.n_samples, longer)
     return frame.recorded(
+        "cache_factorial",
         __name__,
         settings,
         lambda writer: _measure(settings, writer),

@@ -39,7 +39,9 @@ def run(settings: DoesItMatterSettings) -> records.Run:
         For settings that cannot be run; nothing is left behind.
     """
     fields, longest = {"longest", "n_long"}, length(settings)
-    return one_axis.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields, longest)
+    return one_axis.recorded(
+        "drift_by_position", __name__, settings, lambda writer: _measure(settings, writer), fields, longest
+    )
 
 
 def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:

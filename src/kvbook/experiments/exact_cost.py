@@ -32,6 +32,7 @@ def run(settings: ExactCachesSettings) -> records.Run:
     model = loading.identify(settings.cost_shape, "random", settings.seed)
     loading.check_length(model, max(settings.n_prefill, settings.n_context + settings.n_steps))
     return frame.recorded(
+        "exact_cost",
         __name__,
         settings,
         lambda writer: _measure(settings, writer),

@@ -37,6 +37,7 @@ def run(settings: ExactCachesSettings) -> records.Run:
     """
     models = exact_ways.identities(settings, [settings.model])
     return frame.recorded(
+        "exact_ladder",
         __name__,
         settings,
         lambda writer: _measure(settings, writer),

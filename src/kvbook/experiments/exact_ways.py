@@ -128,6 +128,7 @@ def run(settings: ExactCachesSettings) -> records.Run:
     """
     models = identities(settings, subjects(settings))
     return frame.recorded(
+        "exact_ways",
         __name__,
         settings,
         lambda writer: _measure(settings, models, writer),

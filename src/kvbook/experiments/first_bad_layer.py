@@ -46,4 +46,4 @@ def run(settings: BugOrRoundingSettings) -> records.Run:
                         "source": row["source"], "layer": place, "drift": drift,
                     }  # fmt: skip
 
-    return roundoff_frame.run(__name__, settings, models, measure)
+    return roundoff_frame.run("first_bad_layer", __name__, settings, models, measure)

@@ -77,6 +77,7 @@ def run(settings: PromptReuseSettings) -> records.Run:
     dtypes = [(name, placement.dtype_on(name, device)) for name in settings.dtypes]
     counts = documents.published("forum-reuse")["split"]["counts"]
     return frame.recorded(
+        "first_layer",
         __name__,
         settings,
         lambda writer: _measure(settings, counts, dtypes, device, writer),

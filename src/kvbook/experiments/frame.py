@@ -8,6 +8,7 @@ from kvbook.settings import Settings
 
 
 def recorded(
+    name: str,
     module: str,
     settings: Settings,
     measure: Callable[[records.Writer], None],
@@ -20,8 +21,10 @@ def recorded(
 
     Parameters
     ----------
+    name : str
+        The experiment's name, which the run carries; moving its module renames no run.
     module : str
-        The experiment's dotted name, whose last part names the run; its source, and that of what it imports, is one of the inputs.
+        Where it is measured: the source of this module, and of what it imports, is one of the inputs.
     settings : Settings
         What was asked for.
     measure : callable
@@ -38,16 +41,18 @@ def recorded(
     """
     with threads.share(whole=measures_time(module)):
         made_of = _made_of(module, settings, fields, inputs)
-        return records.run(module.rpartition(".")[2], made_of, measure, note={"commit": machine.commit()})
+        return records.run(name, made_of, measure, note={"commit": machine.commit()})
 
 
-def is_recorded(module: str, settings: Settings, fields: Collection[str] | None = None, **inputs: Any) -> bool:
+def is_recorded(
+    name: str, module: str, settings: Settings, fields: Collection[str] | None = None, **inputs: Any
+) -> bool:
     """Tell whether `recorded` with the same arguments would find a finished run.
 
     Parameters as for `recorded`.
     """
     with threads.share(whole=measures_time(module)):
-        return records.exists(module.rpartition(".")[2], _made_of(module, settings, fields, inputs))
+        return records.exists(name, _made_of(module, settings, fields, inputs))
 
 
 def _made_of(

@@ -83,6 +83,7 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     """
     device = placement.check(settings.device, settings.dtypes)
     return frame.recorded(
+        "gemm_map",
         __name__,
         settings,
         lambda writer: _measure(settings, device, writer),

@@ -148,6 +148,7 @@ def run(settings: LayerDriftSettings) -> records.Run:
     """
     models = layer_drift.identities(settings)
     return frame.recorded(
+        "greedy_paths",
         __name__,
         settings,
         lambda writer: _measure(settings, models, writer),

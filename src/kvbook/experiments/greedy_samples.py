@@ -81,6 +81,7 @@ def run(settings: ModelsSettings) -> records.Run:
         for name in progress.track(asked, label="models: found")
     ]
     return frame.recorded(
+        "greedy_samples",
         __name__,
         settings,
         lambda writer: _measure(settings, models, writer),

@@ -88,6 +88,7 @@ def run(settings: LayerDriftSettings) -> records.Run:
     models = identities(settings)
     texts.check_corpus(settings, [model["asked_for"] for model in models], settings.n_samples, settings.n_tokens)
     return frame.recorded(
+        "layer_drift",
         __name__,
         settings,
         lambda writer: _measure(settings, models, writer),

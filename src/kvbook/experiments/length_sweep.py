@@ -67,6 +67,7 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     (model,) = texts.identities(settings, [settings.model], longest)
     texts.check_corpus(settings, [settings.model], 1, longest)
     return frame.recorded(
+        "length_sweep",
         __name__,
         settings,
         lambda writer: _measure(settings, writer),

@@ -27,6 +27,7 @@ def run(settings: StaticCacheSettings) -> records.Run:
     """
     device = placement.device_of(settings.device)
     return frame.recorded(
+        "memory_bandwidth",
         __name__,
         settings,
         lambda writer: measure(device, writer),

@@ -43,6 +43,7 @@ def run(settings: LayerDriftSettings) -> records.Run | None:
         return None
     (model,) = texts.identities(settings, [name], settings.n_tokens)
     return frame.recorded(
+        "mitigations",
         __name__,
         settings.model_copy(update={"n_samples": settings.n_mitigation_samples}),
         lambda writer: _measure(settings, name, writer),

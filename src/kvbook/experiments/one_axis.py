@@ -364,6 +364,7 @@ def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list
 
 
 def recorded(
+    name: str,
     module: str,
     settings: DoesItMatterSettings,
     measure: Callable[[records.Writer], None],
@@ -375,8 +376,8 @@ def recorded(
 
     Parameters
     ----------
-    module : str
-        The experiment's dotted name.
+    name, module : str
+        The experiment's name, and where it is measured.
     settings : DoesItMatterSettings
         The chapter's.
     measure : callable
@@ -389,7 +390,7 @@ def recorded(
         Whatever else they depend on.
     """
     return frame.recorded(
-        module, settings, measure,
+        name, module, settings, measure,
         fields={"model", "weights", "device", "seed", "corpus", "dtypes"} | fields,
         models=[identity(settings, longest)], corpus=corpus.describe(settings.corpus), **inputs,
     )  # fmt: skip

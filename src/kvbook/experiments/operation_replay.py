@@ -36,6 +36,7 @@ def run(settings: WhereDriftBeginsSettings) -> records.Run:
     models = texts.identities(settings, names, settings.n_tokens)
     texts.check_corpus(settings, names, settings.n_replayed, settings.n_tokens)
     return frame.recorded(
+        "operation_replay",
         __name__,
         settings,
         lambda writer: _measure(settings, models, writer),

@@ -274,6 +274,7 @@ def run(settings: PastTablesSettings) -> records.Run:
     """
     models = identities(settings)
     return frame.recorded(
+        "past_tables",
         __name__,
         settings,
         lambda writer: _measure(settings, models, writer),

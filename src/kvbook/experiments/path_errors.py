@@ -265,6 +265,7 @@ def run(settings: WhichPathSettings) -> records.Run:
     # One token more, so that the last one has a next one too.
     texts.check_corpus(settings, names, settings.n_samples, settings.n_tokens + 1)
     return frame.recorded(
+        "path_errors",
         __name__,
         settings,
         lambda writer: _measure(settings, models, writer),

@@ -259,6 +259,7 @@ def run(settings: PromptReuseSettings) -> records.Run:
                 "lower n_new_tokens"
             )
     return frame.recorded(
+        "prompt_reuse",
         __name__,
         settings,
         lambda writer: _measure(settings, models, writer),

@@ -43,6 +43,7 @@ def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[di
 
 
 def run(
+    name: str,
     module: str,
     settings: BugOrRoundingSettings,
     models: list[dict[str, Any]],
@@ -53,8 +54,8 @@ def run(
 
     Parameters
     ----------
-    module : str
-        The experiment's dotted name.
+    name, module : str
+        The experiment's name, and where it is measured.
     settings : BugOrRoundingSettings
         What to run.
     models : list of dict
@@ -72,6 +73,7 @@ def run(
     # Cut before there is a folder, so that a corpus that is too small leaves none.
     texts = _texts(settings, [model["asked_for"] for model in models])
     return frame.recorded(
+        name,
         module,
         settings,
         lambda writer: _measure(settings, models, texts, measure, extra, writer),

@@ -29,7 +29,7 @@ def run(settings: ScratchSettings) -> records.Run:
         For settings that cannot be run; nothing is left behind.
     """
     fields = {"dtypes", "n_samples"}
-    return subject.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields)
+    return subject.recorded("scratch_held", __name__, settings, lambda writer: _measure(settings, writer), fields)
 
 
 def _measure(settings: ScratchSettings, writer: records.Writer) -> None:

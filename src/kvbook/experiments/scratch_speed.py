@@ -89,7 +89,7 @@ def run(settings: ScratchSettings) -> records.Run:
         For settings that cannot be run; nothing is left behind.
     """
     fields = {"dtypes", "n_samples", "n_timed"}
-    return subject.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields)
+    return subject.recorded("scratch_speed", __name__, settings, lambda writer: _measure(settings, writer), fields)
 
 
 def _random_model(settings: ScratchSettings) -> ScratchGPT:

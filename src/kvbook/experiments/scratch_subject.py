@@ -33,14 +33,14 @@ def identity(settings: ScratchSettings) -> dict[str, Any]:
 
 
 def recorded(
-    module: str, settings: ScratchSettings, measure: Callable[[records.Writer], None], fields: set[str]
+    name: str, module: str, settings: ScratchSettings, measure: Callable[[records.Writer], None], fields: set[str]
 ) -> records.Run:
     """Give the run of one of the thread's experiments: `frame.recorded` with the thread's model and texts.
 
     Parameters
     ----------
-    module : str
-        The experiment's dotted name.
+    name, module : str
+        The experiment's name, and where it is measured.
     settings : ScratchSettings
         What to run.
     measure : callable
@@ -55,7 +55,7 @@ def recorded(
     """
     models = [identity(settings)]
     return frame.recorded(
-        module, settings, measure,
+        name, module, settings, measure,
         fields={"model", "weights", "device", "seed", "corpus", "n_blocks"} | fields,
         models=models, corpus=text.describe(settings.corpus, "held-out"),
     )  # fmt: skip

@@ -83,6 +83,7 @@ def run(settings: PromptReuseSettings) -> records.Run:
     if not any(len(document.text) > 1 for document in corpus.documents(settings.corpus)):
         raise UserError(f"corpus {settings.corpus!r} has no file of two characters: name another folder")
     return frame.recorded(
+        "seams",
         __name__,
         settings,
         lambda writer: _measure(settings, writer),

@@ -202,6 +202,7 @@ def run(settings: PromptReuseSettings) -> records.Run:
     """
     models = identities(settings)
     return frame.recorded(
+        "split_keys",
         __name__,
         settings,
         lambda writer: _measure(settings, models, writer),

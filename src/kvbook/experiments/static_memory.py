@@ -33,6 +33,7 @@ def run(settings: StaticCacheSettings) -> records.Run:
     """
     model = static_speed.identify(settings)
     return frame.recorded(
+        "static_memory",
         __name__,
         settings,
         lambda writer: _measure(settings, model, writer),

@@ -29,6 +29,7 @@ def run(settings: StaticCacheSettings) -> records.Run:
     """
     model = static_speed.identify(settings)
     return frame.recorded(
+        "static_shapes",
         __name__,
         settings,
         lambda writer: _measure(settings, writer),

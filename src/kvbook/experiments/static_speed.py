@@ -72,6 +72,7 @@ def run(settings: StaticCacheSettings) -> records.Run:
     n_prompt = len(loading.tokenizer(settings.model, weights_of(settings))(settings.prompt)["input_ids"])
     loading.check_length(model, n_prompt + settings.n_new_tokens)
     return frame.recorded(
+        "static_speed",
         __name__,
         settings,
         lambda writer: _measure(settings, writer),
@@ -90,7 +91,7 @@ def prepare(settings: StaticCacheSettings) -> None:
     UserError
         As `run`.
     """
-    if not frame.is_recorded(__name__, settings, models=[identify(settings)]):
+    if not frame.is_recorded("static_speed", __name__, settings, models=[identify(settings)]):
         _start_compiler(placement.device_of(settings.device))
 
 

@@ -54,6 +54,7 @@ def run(settings: StaticCacheSettings) -> records.Run:
             writer.append(dtype, rows)
 
     return frame.recorded(
+        "static_texts",
         __name__,
         settings,
         measure,

@@ -22,7 +22,9 @@ def run(settings: DoesItMatterSettings) -> records.Run:
         For settings that cannot be run; nothing is left behind.
     """
     fields, longest = {"n_samples", "n_tokens", "n_fit"}, settings.n_tokens + max(one_axis.PADS)
-    return one_axis.recorded(__name__, settings, lambda writer: _measure(settings, writer), fields, longest)
+    return one_axis.recorded(
+        "teacher_forced", __name__, settings, lambda writer: _measure(settings, writer), fields, longest
+    )
 
 
 def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
