@@ -48,10 +48,10 @@ $(RUN):
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(BOOK_READY): requirements.txt pyproject.toml | $(RUN)
+$(BOOK_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)
 	$(PIP) install -r requirements.txt
 	@touch $@
 
 $(TEST_READY): $(BOOK_READY)
-	$(PIP) install -e '.[test]'
+	$(PIP) install -e '.[test]' -e 'src/kvreport[cluster]'
 	@touch $@

@@ -1,6 +1,6 @@
 """The task graph: chapters that are not fresh, then the site. `make book` runs it; `doit list` shows it.
 
-Thin on purpose: what is fresh and how a chapter runs is kvbook.execution's business, so that the plain
+Thin on purpose: what is fresh and how a chapter runs is kvreport.running.execution's business, so that the plain
 `jupyter-book build .` does exactly the same.
 """
 
@@ -9,9 +9,10 @@ import sys
 from doit.exceptions import TaskFailed, UnmetDependency
 from doit.reporter import ConsoleReporter
 
-from kvbook import execution, paths
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.site import build
+from kvreport.running import execution
+from kvreport.site import build
 
 
 class OneLineReporter(ConsoleReporter):

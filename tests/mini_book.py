@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvbook.execution import Folders
 from kvbook.paths import ROOT
+from kvreport.running.execution import Folders
 
 STEM = "01_squares"
 
@@ -26,7 +26,8 @@ CODE = {
         "import matplotlib.pyplot as plt\n"
         "import pandas as pd\n"
         "from kvbook import progress\n"
-        "from kvbook.figures import publish, style\n"
+        "from kvreport.publishing import page as publish\n"
+        "from kvreport.publishing import style\n"
         "\n"
         "style.use()\n"
         'rows = pd.DataFrame({"x": list(progress.track(range(n), label="square"))})\n'

@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any
 
-from kvbook.experiments.frame import measures_time
+from kvbook.runs.experiment import measures_time
 
 MOST_PARAMETERS = 8
 MOST_LINES = 80
@@ -102,15 +102,29 @@ def needs_the_machine(module: str) -> bool:
 def _alone(code: list[dict[str, Any]]) -> list[str]:
     """Say which cells need the machine and might be run beside another chapter's, or are kept alone for nothing."""
     found = []
+    modules: dict[str, str] = {}
     for cell in code:
+        modules |= _imported(_source(cell))
         run = re.findall(r"\b(\w+)\.run\(", _source(cell))
-        needy = [name for name in run if needs_the_machine(f"kvbook.experiments.{name}")]
+        needy = [name for name in run if needs_the_machine(modules[name])]
         if "alone" in cell["metadata"].get("tags", []):
             if set(run) != set(needy) or not needy:
                 found.append(f"cell {cell.get('id')} is tagged alone and runs what can run beside others")
         elif needy:
             found.append(f"cell {cell.get('id')} needs the machine ({', '.join(needy)}) and is not tagged alone")
     return found
+
+
+def _imported(source: str) -> dict[str, str]:
+    """Give the dotted names of what a cell imports by the names that it uses for them."""
+    # Magics and shell lines are a fault of their own, and no Python.
+    lines = (line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
+    return {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse("\n".join(lines)))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def _source(cell: dict[str, Any]) -> str:

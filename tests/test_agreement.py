@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from kvbook import agreement
+from kvbook.measuring import agreement
 
 
 def test_drift_equals_what_one_computes_by_hand():

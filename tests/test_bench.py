@@ -8,11 +8,13 @@ import pytest
 import torch
 from test_static_cache import TIMES, made_rows
 
-from kvbook import bench, paths, records
-from kvbook.analyses import bench as tables
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.experiments import exact_ways
-from kvbook.site import speed
+from kvbook.runs import records
+from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.running import bench
+from kvreport.running import bench_table as tables
+from kvreport.site import speed
 
 
 def costs(switch: float) -> pd.DataFrame:

@@ -6,16 +6,16 @@ import re
 import pandas as pd
 import pytest
 
-from kvbook import citation, paths
-from kvbook.agreement import UNIT_ROUNDOFF
-from kvbook.analyses import bug_or_rounding as analysis
-from kvbook.analyses import bug_or_rounding_text as text
+from kvbook import paths
 from kvbook.diagnosis import faults
 from kvbook.errors import UserError
-from kvbook.experiments import bug_or_rounding as experiment
-from kvbook.experiments import first_bad_layer
-from kvbook.figures import bug_or_rounding as figures
-from kvbook.settings import BugOrRoundingSettings
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvreport.chapters.bug_or_rounding import figures, first_bad_layer
+from kvreport.chapters.bug_or_rounding import symptoms as experiment
+from kvreport.chapters.bug_or_rounding import tables as analysis
+from kvreport.chapters.bug_or_rounding import words as text
+from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
+from kvreport.publishing import citation
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, MistralConfig
 
-from kvbook import caches
 from kvbook.errors import UserError
+from kvbook.measuring import caches
 
 KINDS = ("dynamic", "static")
 

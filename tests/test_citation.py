@@ -7,8 +7,9 @@ import pytest
 from mini_book import STEM
 from pybtex.database import parse_string
 
-from kvbook import citation, execution, published
-from kvbook.origin import Origin
+from kvreport.publishing import citation, published
+from kvreport.publishing.checkout import Origin
+from kvreport.running import execution
 
 BOOK = Origin(
     "A book: 50 % on caches & more", "0.1.0", ("{The authors}", "Doe, Jane"), ("The authors", "Jane Doe"), 2026

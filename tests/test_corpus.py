@@ -1,7 +1,7 @@
 import pytest
 
-from kvbook import corpus
 from kvbook.errors import UserError
+from kvbook.models import corpus
 
 
 class Letters:

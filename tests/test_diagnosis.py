@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 import torch
 
-from kvbook import corpus, paths
-from kvbook.agreement import UNIT_ROUNDOFF
+from kvbook import paths
 from kvbook.diagnosis import check, faults, probe, verdict
+from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
-from kvbook.models import loading, placement
-from kvbook.settings import CheckSettings
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.models import corpus, loading, placement
 
 DTYPES = tuple(UNIT_ROUNDOFF)
 CAUSAL = ("gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon")

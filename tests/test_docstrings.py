@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import kvbook
+import kvreport  # noqa: F401 -- adds itself to the packages
+from kvbook.fingerprint import PACKAGES
 from kvbook.paths import ROOT
 
-PACKAGE = Path(kvbook.__file__).parent
-REFERENCE = re.compile(r":(mod|func|class|meth|data):`~?(kvbook[\w.]*)`")
+REFERENCE = re.compile(r":(mod|func|class|meth|data):`~?(kv(?:book|report)[\w.]*)`")
 
 
 def names(package: Path) -> set[str]:
@@ -37,17 +37,22 @@ def to_nothing(text: str, known: set[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    return names(PACKAGE)
+    return set().union(*(names(package) for package in PACKAGES.values()))
 
 
 def test_every_reference_to_our_own_names_one_that_exists(known):
-    sources = [*PACKAGE.rglob("*.py"), *(ROOT / "pages").rglob("*.md")]
+    sources = [
+        *(path for package in PACKAGES.values() for path in package.rglob("*.py")),
+        *(ROOT / "pages").rglob("*.md"),
+    ]
     assert {path.name: lost for path in sources if (lost := to_nothing(path.read_text("utf-8"), known))} == {}
 
 
 def test_control_a_reference_to_nothing_is_found(known):
-    assert to_nothing("See :func:`kvbook.origin.of` and :mod:`~kvbook.site`.", known) == []
-    assert to_nothing("See :func:`kvbook.origin.nowhere`.", known) == ["kvbook.origin.nowhere"]
+    assert to_nothing("See :func:`kvreport.publishing.checkout.of` and :mod:`~kvreport.site`.", known) == []
+    assert to_nothing("See :func:`kvreport.publishing.checkout.nowhere`.", known) == [
+        "kvreport.publishing.checkout.nowhere"
+    ]
 
 
 def test_every_module_that_a_page_documents_exists(known):

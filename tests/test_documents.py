@@ -1,4 +1,4 @@
-from kvbook import documents
+from kvreport.publishing import documents
 
 
 def test_the_published_table_has_every_layer_of_every_column():

@@ -7,18 +7,13 @@ import transformers
 from conftest import SMALL
 from transformers import AutoConfig, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
-from kvbook import agreement, corpus, predictions, rounded_caches
 from kvbook.errors import UserError
-from kvbook.experiments import (
-    after_divergence,
-    drift_by_position,
-    first_divergence,
-    one_axis,
-    sequence_head,
-    teacher_forced,
-)
-from kvbook.models import loading, tokenizers
-from kvbook.settings import DoesItMatterSettings
+from kvbook.measuring import agreement, predictions, rounded_caches
+from kvbook.models import corpus, loading, tokenizers
+from kvreport.chapters.does_it_matter import after_divergence, drift_by_position, first_divergence, teacher_forced
+from kvreport.chapters.does_it_matter import classifier as sequence_head
+from kvreport.chapters.does_it_matter import variants as one_axis
+from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 ROUNDING = [way for way in one_axis.WAYS if way.kind == "rounding"]
 

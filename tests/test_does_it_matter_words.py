@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvbook import citation, fits
-from kvbook.analyses import does_it_matter as analysis
-from kvbook.analyses import does_it_matter_text as text
-from kvbook.experiments import first_divergence, one_axis
-from kvbook.figures import does_it_matter as figures
+from kvbook.measuring import estimates as fits
 from kvbook.paths import CHAPTERS
+from kvreport.chapters.does_it_matter import figures, first_divergence
+from kvreport.chapters.does_it_matter import tables as analysis
+from kvreport.chapters.does_it_matter import variants as one_axis
+from kvreport.chapters.does_it_matter import words as text
+from kvreport.publishing import citation
 
 ABOUT = {
     "settings": {"n_samples": 6, "n_tokens": 40, "dtypes": ["float32", "bfloat16"]},

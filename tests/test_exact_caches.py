@@ -5,13 +5,16 @@ import re
 import pytest
 import torch
 
-from kvbook import citation, fits
-from kvbook.analyses import exact_caches as analysis
-from kvbook.analyses import exact_caches_text as text
 from kvbook.errors import UserError
-from kvbook.experiments import exact_cost, exact_ladder, exact_ways
-from kvbook.figures import exact_caches as figures
-from kvbook.settings import ExactCachesSettings
+from kvbook.measuring import estimates as fits
+from kvreport.chapters.exact_caches import cost as exact_cost
+from kvreport.chapters.exact_caches import figures
+from kvreport.chapters.exact_caches import ladder as exact_ladder
+from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.chapters.exact_caches import tables as analysis
+from kvreport.chapters.exact_caches import words as text
+from kvreport.chapters.exact_caches.settings import ExactCachesSettings
+from kvreport.publishing import citation
 
 
 @pytest.fixture(scope="module")

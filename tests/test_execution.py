@@ -16,9 +16,11 @@ import psutil
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 
-from kvbook import execution, fingerprint, live
+from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
+from kvreport.running import execution
+from kvreport.running import screen as live
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +90,21 @@ def test_another_version_of_a_library_makes_a_chapter_stale(root, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("module", "matters"),
-    [("progress.py", True), ("paths.py", True), ("site/build.py", False), ("passes.py", False)],
+    ("package", "module", "matters"),
+    [
+        ("kvbook", "progress.py", True),
+        ("kvbook", "paths.py", True),
+        ("kvreport", "site/build.py", False),
+        ("kvbook", "measuring/full_and_split.py", False),
+    ],
     ids=["imported", "imported by an import", "the site's", "another experiment's"],
 )
-def test_only_modules_that_a_chapter_imports_make_it_stale(root, tmp_path, monkeypatch, module, matters):
-    package = shutil.copytree(fingerprint.PACKAGE, tmp_path / "kvbook")
-    monkeypatch.setattr(fingerprint, "PACKAGE", package)
+def test_only_modules_that_a_chapter_imports_make_it_stale(root, tmp_path, monkeypatch, package, module, matters):
+    copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
+    monkeypatch.setattr(fingerprint, "PACKAGES", copies)
     fingerprint.reached.cache_clear()
     assert only_chapter(root).is_fresh()
-    with (package / module).open("a") as file:
+    with (copies[package] / module).open("a") as file:
         file.write("\nCHANGED = True\n")
     fingerprint.reached.cache_clear()
     try:

@@ -6,13 +6,18 @@ import pandas as pd
 import pytest
 import torch
 
-from kvbook import agreement, documents, passes, paths
-from kvbook.analyses import layer_drift as analysis
-from kvbook.analyses import layer_drift_text as text
-from kvbook.claims import issue_25420, ledger
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.experiments import greedy_paths, layer_drift, mitigations
-from kvbook.settings import LayerDriftSettings
+from kvbook.measuring import agreement
+from kvbook.measuring import full_and_split as passes
+from kvreport.chapters.layer_drift import by_layer as layer_drift
+from kvreport.chapters.layer_drift import claims as issue_25420
+from kvreport.chapters.layer_drift import greedy_paths, mitigations
+from kvreport.chapters.layer_drift import tables as analysis
+from kvreport.chapters.layer_drift import words as text
+from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.publishing import documents
+from kvreport.publishing import verdicts as ledger
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +52,7 @@ def test_rows_hold_every_sample_layer_and_dtype_once(drift):
 
 
 def test_rows_are_what_the_passes_give(drift, settings, llama, bpe):
-    from kvbook import corpus
-    from kvbook.models import loading
+    from kvbook.models import corpus, loading
 
     loaded = loading.load(settings.model)
     sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens))

@@ -18,10 +18,12 @@ import mini_book
 import psutil
 import pytest
 
-from kvbook import execution, paths, records
+from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.models import loading
 from kvbook.paths import ROOT
+from kvbook.runs import records
+from kvreport.running import execution
 
 # An experiment as cheap as can be: 50 units, whose sum a reader can check.
 EXPERIMENT = """

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvbook import fits
+from kvbook.measuring import estimates as fits
 
 
 def series(growth: float, noise: float, n_files: int = 20, seed: int = 0) -> pd.DataFrame:

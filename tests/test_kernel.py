@@ -12,7 +12,7 @@ import psutil
 import pytest
 from test_execution import start, until
 
-from kvbook import execution
+from kvreport.running import execution
 
 CELL = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from kvbook import memory
+from kvbook.measuring import memory
 from kvbook.models import standins
 
 CAUSAL = [family for family in standins.FAMILIES if family != "roberta"]

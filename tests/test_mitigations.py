@@ -4,8 +4,9 @@ import sys
 import pytest
 import torch
 
-from kvbook import mitigations, passes
 from kvbook.errors import UserError
+from kvbook.measuring import full_and_split as passes
+from kvbook.measuring import mitigations
 
 
 @pytest.fixture

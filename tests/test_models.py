@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 from transformers import AutoConfig
 
-from kvbook import corpus, paths
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.models import baselines, loading, placement, registry, standins, tokenizers, training
+from kvbook.models import baselines, corpus, loading, placement, registry, standins, tokenizers, training
 
 SHIPPED = sorted(path.name for path in paths.STANDINS.iterdir() if path.is_dir())
 

@@ -5,14 +5,14 @@ import pandas as pd
 import pytest
 import torch
 
-from kvbook import citation, paths
-from kvbook.analyses import models_page as analysis
-from kvbook.analyses import models_page_text as text
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.experiments import greedy_samples
-from kvbook.figures import models_page as figures
-from kvbook.models import loading, registry
-from kvbook.settings import ModelsSettings
+from kvbook.models import listing, loading, registry
+from kvreport.chapters.models import figures, greedy_samples
+from kvreport.chapters.models import tables as analysis
+from kvreport.chapters.models import words as text
+from kvreport.chapters.models.settings import ModelsSettings
+from kvreport.publishing import citation
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_the_texts_pieces_make_the_text(run):
 
 def test_all_stands_for_every_family_and_nothing_for_none():
     assert greedy_samples.names(ModelsSettings(weights="hub")) == list(registry.families())
-    assert greedy_samples.names(ModelsSettings()) == analysis.shipped()
+    assert greedy_samples.names(ModelsSettings()) == listing.shipped()
     assert greedy_samples.names(ModelsSettings.checked(model="gpt2, mpt,gpt2")) == ["gpt2", "mpt"]
     with pytest.raises(UserError, match="names no model"):
         greedy_samples.run(ModelsSettings.checked(model=" , "))
@@ -94,7 +94,7 @@ def test_smoothing_keeps_a_constant_and_follows_a_fall_from_its_first_value():
 
 
 def test_curves_start_at_the_logs_first_loss_in_bits_per_byte():
-    name = analysis.shipped()[0]
+    name = listing.shipped()[0]
     facts = loading.standin_facts(name)
     log = pd.read_csv(paths.STANDINS / name / "training_log.csv")
     first = analysis.curves().query("name == @name").iloc[0]
@@ -123,11 +123,11 @@ def test_what_a_model_writes_fits_a_tables_cell_as_code(written):
 
 
 def test_the_list_names_every_hub_id_and_every_stand_in_that_is_there():
-    lines = analysis.listing().splitlines()
+    lines = listing.text().splitlines()
     for family in registry.families().values():
         for architecture in family.architectures:
             assert sum(architecture.hub_id in line for line in lines) == 1
-    assert sum("ships with the book" in line for line in lines) == len(analysis.shipped())
+    assert sum("ships with the book" in line for line in lines) == len(listing.shipped())
 
 
 def test_captions_and_numbers_come_from_the_records(run):

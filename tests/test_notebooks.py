@@ -8,8 +8,8 @@ import pytest
 import yaml
 from notebook_rules import faults
 
-from kvbook import execution
 from kvbook.paths import CHAPTERS, PARAMETERS
+from kvreport.running import execution
 
 NOTEBOOKS = sorted(CHAPTERS.glob("*.ipynb"))
 
@@ -64,11 +64,12 @@ HARM = {
     "defines f": lambda cells, _: cells["run"].update(source="if n:\n    def f():\n        pass\n"),
     "defines F": lambda cells, _: cells["run"].update(source="class F:\n    pass\n"),
     "magic": lambda cells, _: cells["run"].update(source="x = 1\n%matplotlib inline\n"),
-    "needs the machine (scratch_speed) and": lambda cells, _: cells["run"].update(
-        source="s = scratch_speed.run(settings)\n"
+    "needs the machine (speed) and": lambda cells, _: cells["run"].update(
+        source="from kvreport.chapters.from_scratch import speed\ns = speed.run(settings)\n"
     ),
     "tagged alone and runs": lambda cells, _: cells["run"].update(
-        source="s = scratch_speed.run(a)\nl = scratch_loss.run(a)\n", metadata={"tags": ["alone"]}
+        source="from kvreport.chapters.from_scratch import loss, speed\ns = speed.run(a)\nl = loss.run(a)\n",
+        metadata={"tags": ["alone"]},
     ),
     "lines of code": lambda cells, _: cells["run"].update(source="x = 1\n" * 80),
 }

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kvbook import agreement, passes
+from kvbook.measuring import agreement
+from kvbook.measuring import full_and_split as passes
 
 
 def relative(full: passes.LastToken, split: passes.LastToken) -> float:

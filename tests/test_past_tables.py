@@ -13,14 +13,16 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from kvbook import documents, paths
-from kvbook.analyses import past_tables as analysis
-from kvbook.analyses import past_tables_text as text
-from kvbook.claims import blog_past, ledger
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.experiments import past_tables
 from kvbook.models import tokenizers
-from kvbook.settings import PastTablesSettings
+from kvreport.chapters.blog_past import claims as blog_past
+from kvreport.chapters.blog_past import past_tables
+from kvreport.chapters.blog_past import tables as analysis
+from kvreport.chapters.blog_past import words as text
+from kvreport.chapters.blog_past.settings import PastTablesSettings
+from kvreport.publishing import documents
+from kvreport.publishing import verdicts as ledger
 
 SHAPE = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 

@@ -6,7 +6,7 @@ from bs4 import BeautifulSoup
 from mini_book import STEM
 
 from kvbook.errors import UserError
-from kvbook.site import pdf
+from kvreport.site import pdf
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_without_a_browser_the_build_stops_with_one_line_that_says_what_to_do(bo
     built = mini_book.run(
         book,
         "-c",
-        "from kvbook.site import pdf; pdf.print_page(pdf.Path('x'), pdf.Path('y/x.pdf'))",
+        "from kvreport.site import pdf; pdf.print_page(pdf.Path('x'), pdf.Path('y/x.pdf'))",
         PATH=str(tmp_path),
     )
     assert built.returncode != 0

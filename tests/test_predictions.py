@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from kvbook import predictions
+from kvbook.measuring import predictions
 
 
 def streams(scale: float, rows: int = 24, size: int = 300) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

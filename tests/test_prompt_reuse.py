@@ -8,14 +8,19 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from kvbook import agreement, documents, paths
-from kvbook.analyses import prompt_reuse as analysis
-from kvbook.analyses import prompt_reuse_text as text
-from kvbook.claims import forum_reuse, ledger
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.experiments import first_layer, prompt_reuse, seams, split_keys
+from kvbook.measuring import agreement
 from kvbook.models import tokenizers
-from kvbook.settings import PromptReuseSettings
+from kvreport.chapters.prompt_reuse import claims as forum_reuse
+from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
+from kvreport.chapters.prompt_reuse import first_layer, split_keys
+from kvreport.chapters.prompt_reuse import tables as analysis
+from kvreport.chapters.prompt_reuse import tokenizer_boundaries as seams
+from kvreport.chapters.prompt_reuse import words as text
+from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
+from kvreport.publishing import documents
+from kvreport.publishing import verdicts as ledger
 
 # Full stop and word are one piece in this text, so its vocabulary joins them as Llama-3's does.
 TEXT = "def f(x):\n    return x.get(1).set(2).append(3)\n# You are a helpful assistant. What is it? Help me.\n"

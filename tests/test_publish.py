@@ -12,7 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.figure import Figure
 
 from kvbook.errors import UserError
-from kvbook.figures import publish, style
+from kvreport.publishing import page as publish
+from kvreport.publishing import style
 
 ROWS = pd.DataFrame({"x": [1, 2], "y": [1 / 3, None]})
 
@@ -85,7 +86,8 @@ DRAW = """
 import sys
 from pathlib import Path
 import matplotlib.pyplot as plt, pandas as pd
-from kvbook.figures import publish, style
+from kvreport.publishing import page as publish
+from kvreport.publishing import style
 if sys.argv[2] == "style":
     style.use()
 fig, ax = plt.subplots()

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from kvbook import fingerprint, paths, privacy, recording, records
+from kvbook import fingerprint, paths
 from kvbook.errors import UserError
+from kvbook.runs import privacy, recording, records
 
 MACHINE = {
     "device": "cpu", "device_name": "Some CPU, 1 thread", "processor": "Some CPU", "threads": 1,

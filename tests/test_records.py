@@ -6,8 +6,9 @@ import textwrap
 
 import pytest
 
-from kvbook import paths, records
+from kvbook import paths
 from kvbook.errors import UserError
+from kvbook.runs import records
 
 
 def measure(units, calls=None):

@@ -8,7 +8,8 @@ import torch
 from conftest import SMALL
 from transformers import AutoModelForCausalLM, FalconConfig, GPT2Config, LlamaConfig, MptConfig, Qwen2Config
 
-from kvbook import agreement, passes, replay
+from kvbook.measuring import agreement, replay
+from kvbook.measuring import full_and_split as passes
 
 ROPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
 CONFIGS = {

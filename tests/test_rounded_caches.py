@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import MistralConfig
 
-from kvbook import rounded_caches
 from kvbook.errors import UserError
+from kvbook.measuring import rounded_caches
 
 
 @pytest.fixture

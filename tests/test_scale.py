@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from kvbook import paths, records
+from kvbook import paths
+from kvbook.runs import records
 
 # The frame of every experiment with a model that takes no time: samples of the corpus, a row a layer, progress.
 MEASURED = """

@@ -16,19 +16,24 @@ import pandas as pd
 import pytest
 import torch
 
-from kvbook import paths, recording
-from kvbook.analyses import scratch as analysis
-from kvbook.analyses import scratch_size_text as size_words
-from kvbook.analyses import scratch_text as words
-from kvbook.analyses import wording
-from kvbook.claims import forum_scratch, ledger
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.experiments import scratch_held, scratch_logits, scratch_loss, scratch_speed, scratch_texts
-from kvbook.scratch import checkpoints, text, training
-from kvbook.scratch.memory import RollingMemory
-from kvbook.scratch.model import ScratchGPT, Shape, mask_of
-from kvbook.scratch.ways import FIXES, POSTED, WAYS, WINDOW, Refill, Reply, Rolling, Window, write
-from kvbook.settings import ScratchSettings
+from kvbook.runs import recording
+from kvreport.chapters.from_scratch import claims as forum_scratch
+from kvreport.chapters.from_scratch import held_out as scratch_held
+from kvreport.chapters.from_scratch import logits as scratch_logits
+from kvreport.chapters.from_scratch import loss as scratch_loss
+from kvreport.chapters.from_scratch import size_words, words
+from kvreport.chapters.from_scratch import speed as scratch_speed
+from kvreport.chapters.from_scratch import tables as analysis
+from kvreport.chapters.from_scratch import texts as scratch_texts
+from kvreport.chapters.from_scratch.gpt import checkpoints, text, training
+from kvreport.chapters.from_scratch.gpt.memory import RollingMemory
+from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape, mask_of
+from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WAYS, WINDOW, Refill, Reply, Rolling, Window, write
+from kvreport.chapters.from_scratch.settings import ScratchSettings
+from kvreport.publishing import verdicts as ledger
+from kvreport.publishing import wording
 
 BLOCK = 8
 
@@ -242,7 +247,7 @@ class TestTraining:
         script = """
         import sys, time
         from pathlib import Path
-        from kvbook.scratch import training
+        from kvreport.chapters.from_scratch.gpt import training
         slow, rate = float(sys.argv[2]), training.Recipe.rate_at
         training.Recipe.rate_at = lambda self, step: time.sleep(slow / 2) or rate(self, step)
         recipe = training.Recipe(layers=2, width=16, heads=2, block=16, steps=8, batch_size=4, rate=1e-3, falls=True,

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 
-from kvbook import execution
 from kvbook.errors import UserError
-from kvbook.figures import publish
 from kvbook.paths import ROOT
+from kvreport.publishing import page as publish
+from kvreport.running import execution
 
 # Canaries: values that look like what they stand for and lead nowhere.
 CANARIES = {

@@ -1,7 +1,7 @@
 import pytest
 
 from kvbook.errors import UserError
-from kvbook.settings import LayerDriftSettings
+from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from test_execution import start, until
 
-from kvbook import execution
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
+from kvreport.running import execution
 
 
 def write(root: Path, stem: str, *cells: str, alone: bool = False) -> None:

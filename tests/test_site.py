@@ -14,11 +14,12 @@ import yaml
 from bs4 import BeautifulSoup
 from mini_book import STEM
 
-from kvbook import execution, origin
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
-from kvbook.site import clean_assets, numrefs
-from kvbook.site.overlay import Files, overlay
+from kvreport.publishing import checkout as origin
+from kvreport.running import execution
+from kvreport.site import clean_assets, numrefs
+from kvreport.site.overlay import Files, overlay
 
 
 @pytest.fixture(scope="module")
@@ -394,7 +395,7 @@ def chapter_with_claims(tmp_path, **columns):
 
 
 def test_the_ledger_says_what_the_chapters_published(tmp_path):
-    from kvbook.site import ledger
+    from kvreport.site import ledger
 
     rows = list(ledger.verdicts([chapter_with_claims(tmp_path)]))
     assert [row["verdict"] for row in rows] == ["refuted"]
@@ -405,8 +406,8 @@ def test_the_ledger_says_what_the_chapters_published(tmp_path):
 
 
 def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
-    from kvbook.site import inserts
-    from kvbook.site.context import Context
+    from kvreport.site import inserts
+    from kvreport.site.context import Context
 
     nothing = Context([], tmp_path, tmp_path)
     assert inserts.fill("a\n\n<!-- a remark -->\n", nothing) == "a\n\n<!-- a remark -->\n"
@@ -416,14 +417,14 @@ def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
 
 
 def test_the_ledger_changes_with_a_verdict_and_is_honest_when_empty(tmp_path):
-    from kvbook.site import ledger
+    from kvreport.site import ledger
 
     assert "1 reproduced" in ledger.markdown(ledger.verdicts([chapter_with_claims(tmp_path, verdict="reproduced")]))
     assert "No chapter" in ledger.markdown([])
 
 
 def test_documentation_of_the_package_shows_no_folder_of_this_machine():
-    from kvbook.site.signatures import without_paths
+    from kvreport.site.signatures import without_paths
 
     shown = without_paths("(chapters: Path = PosixPath('/home/me/chapters'), n: int = 3)")
     assert shown == "(chapters: Path = ..., n: int = 3)"
@@ -457,7 +458,7 @@ def test_a_picture_waits_and_keeps_its_place(built_once):
 
 
 def test_a_picture_of_unknown_size_only_waits(tmp_path):
-    from kvbook.site import pictures
+    from kvreport.site import pictures
 
     (tmp_path / "a.svg").write_text("<svg/>")
     html = '<p><img alt="x" src="_images/a.svg"></p>'

@@ -10,14 +10,22 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from kvbook import caches, decoding, documents, fits, memory, onerow, recording
-from kvbook.analyses import static_cache as analysis
-from kvbook.analyses import static_cache_text as text
-from kvbook.claims import ledger, notebook_static
-from kvbook.decoding import Decoder, Way
 from kvbook.errors import UserError
-from kvbook.experiments import memory_bandwidth, static_memory, static_shapes, static_speed, static_texts
-from kvbook.settings import StaticCacheSettings
+from kvbook.measuring import caches, decoding, memory, onerow
+from kvbook.measuring import estimates as fits
+from kvbook.measuring.decoding import Decoder, Way
+from kvbook.runs import recording
+from kvreport.chapters.static_cache import bytes as static_memory
+from kvreport.chapters.static_cache import claims as notebook_static
+from kvreport.chapters.static_cache import memory_bandwidth
+from kvreport.chapters.static_cache import shapes as static_shapes
+from kvreport.chapters.static_cache import speed as static_speed
+from kvreport.chapters.static_cache import tables as analysis
+from kvreport.chapters.static_cache import texts as static_texts
+from kvreport.chapters.static_cache import words as text
+from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.publishing import documents
+from kvreport.publishing import verdicts as ledger
 
 IDS = torch.tensor([[5, 17, 200, 31, 8]])
 N_NEW = 8

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvbook import survival
+from kvbook.measuring import survival
 
 HAZARD = 0.05
 

@@ -15,9 +15,10 @@ import psutil
 import pytest
 import yaml
 
-from kvbook import cluster, paths, sweeps
+from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
+from kvreport.running import cluster, sweeps
 
 SETTINGS = {"n_samples": 3, "corpus": "texts"}
 

@@ -4,8 +4,8 @@ import notebook_rules
 import pytest
 import torch
 
-from kvbook import threads
-from kvbook.experiments import frame
+from kvbook.runs import experiment as frame
+from kvbook.runs import threads
 
 
 @pytest.fixture
@@ -38,19 +38,25 @@ def test_an_error_gives_the_threads_back(two_threads, monkeypatch):
 
 @pytest.mark.parametrize(
     ("experiment", "timed"),
-    [("static_speed", True), ("mitigations", True), ("layer_drift", False), ("exact_ways", False), ("seams", False)],
+    [
+        ("static_cache.speed", True),
+        ("layer_drift.mitigations", True),
+        ("layer_drift.by_layer", False),
+        ("exact_caches.paths", False),
+        ("prompt_reuse.tokenizer_boundaries", False),
+    ],
 )
 def test_what_imports_the_clock_measures_time(experiment, timed):
-    assert frame.measures_time(f"kvbook.experiments.{experiment}") is timed
-    assert notebook_rules.needs_the_machine(f"kvbook.experiments.{experiment}") is timed
+    assert frame.measures_time(f"kvreport.chapters.{experiment}") is timed
+    assert notebook_rules.needs_the_machine(f"kvreport.chapters.{experiment}") is timed
 
 
 def test_what_sets_its_own_threads_needs_the_machine_and_measures_no_time():
-    assert notebook_rules.needs_the_machine("kvbook.experiments.gemm_map")
-    assert not frame.measures_time("kvbook.experiments.gemm_map")
+    assert notebook_rules.needs_the_machine("kvreport.chapters.where_drift_begins.gemm_map")
+    assert not frame.measures_time("kvreport.chapters.where_drift_begins.gemm_map")
 
 
-@pytest.mark.parametrize(("module", "used"), [("layer_drift", 1), ("static_speed", 2)])
+@pytest.mark.parametrize(("module", "used"), [("layer_drift.by_layer", 1), ("static_cache.speed", 2)])
 def test_a_run_notes_the_threads_that_it_had(two_threads, monkeypatch, tmp_path, module, used):
     from kvbook import paths
     from kvbook.settings import Settings
@@ -63,5 +69,5 @@ def test_a_run_notes_the_threads_that_it_had(two_threads, monkeypatch, tmp_path,
         seen.append(torch.get_num_threads())
         writer.append("unit", [{"x": 1}])
 
-    run = frame.recorded("named", f"kvbook.experiments.{module}", Settings(), measure)
+    run = frame.recorded("named", f"kvreport.chapters.{module}", Settings(), measure)
     assert (seen, run.about["machine"]["threads"]) == ([used], used)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kvbook.turns import Stopped, Turns
+from kvreport.running.exclusive import Stopped, Turns
 
 
 class Worker(threading.Thread):

@@ -7,12 +7,21 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from kvbook import agreement, citation, passes, paths
-from kvbook.analyses import where_drift_begins as analysis
-from kvbook.analyses import where_drift_begins_text as text
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.experiments import attention_forms, cache_factorial, gemm_map, length_sweep, operation_replay
-from kvbook.settings import WhereDriftBeginsSettings
+from kvbook.measuring import agreement
+from kvbook.measuring import full_and_split as passes
+from kvreport.chapters.where_drift_begins import (
+    attention_forms,
+    cache_factorial,
+    gemm_map,
+    length_sweep,
+    operation_replay,
+)
+from kvreport.chapters.where_drift_begins import tables as analysis
+from kvreport.chapters.where_drift_begins import words as text
+from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+from kvreport.publishing import citation
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +304,7 @@ def test_a_run_that_cannot_start_leaves_nothing_behind(settings, tmp_path, monke
 def test_figures_draw_what_the_tables_hold(runs):
     from matplotlib import pyplot as plt
 
-    from kvbook.figures import where_drift_begins as figures
+    from kvreport.chapters.where_drift_begins import figures
 
     states = analysis.operation_states(runs.replayed.rows)
     drawn = [

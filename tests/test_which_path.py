@@ -8,18 +8,21 @@ import pandas as pd
 import pytest
 import torch
 
-from kvbook import citation, fits, paths, truth
-from kvbook.analyses import which_path as analysis
-from kvbook.analyses import which_path_text as text
-from kvbook.analyses.layer_drift import flat
-from kvbook.claims import issue_25420_paths, ledger
-from kvbook.diagnosis.wide import widened
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.experiments import path_errors
-from kvbook.figures import which_path as figures
+from kvbook.measuring import estimates as fits
+from kvbook.measuring import fp64_reference as truth
+from kvbook.measuring.estimates import flat
+from kvbook.measuring.in_fp64 import widened
 from kvbook.models import loading
-from kvbook.settings import WhichPathSettings
-from kvbook.site import ledger as site_ledger
+from kvreport.chapters.which_path_is_right import claims as issue_25420_paths
+from kvreport.chapters.which_path_is_right import figures, path_errors
+from kvreport.chapters.which_path_is_right import tables as analysis
+from kvreport.chapters.which_path_is_right import words as text
+from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
+from kvreport.publishing import citation
+from kvreport.publishing import verdicts as ledger
+from kvreport.site import ledger as site_ledger
 
 CHAPTER = "08_which_path_is_right"
 
@@ -145,7 +148,7 @@ def test_every_path_is_held_against_the_reference_at_every_place_once(run):
 
 
 def test_the_next_tokens_are_those_of_the_text(run, settings):
-    from kvbook import corpus
+    from kvbook.models import corpus
 
     loaded = loading.load(settings.model)
     sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens + 1))

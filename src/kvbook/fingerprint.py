@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PACKAGE = Path(__file__).resolve().parent
+# The packages whose source is followed, each with its folder; a package that brings experiments of its own adds itself.
+PACKAGES = {"kvbook": Path(__file__).resolve().parent}
 
 
 def of_values(values: Any) -> str:
@@ -26,7 +27,10 @@ def of_file(path: Path) -> str:
 
 
 def _file_of(module: str) -> Path | None:
-    base = PACKAGE.joinpath(*module.split(".")[1:])
+    package, *names = module.split(".")
+    if package not in PACKAGES:
+        return None
+    base = PACKAGES[package].joinpath(*names)
     for path in (base.with_suffix(".py"), base / "__init__.py"):
         if path.is_file():
             return path
@@ -34,7 +38,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def imports_of(source: str, module: str = "") -> set[str]:
-    """List the kvbook modules that a piece of source imports, wherever in it the import stands.
+    """List the modules of `PACKAGES` that a piece of source imports, wherever in it the import stands.
 
     Parameters
     ----------
@@ -54,13 +58,13 @@ def imports_of(source: str, module: str = "") -> set[str]:
                 base = ".".join([*parents, base]).rstrip(".")
             # `from kvbook.models import training` imports a module, `from kvbook.errors import UserError` a name.
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        found |= {name for name in names if name.split(".")[0] == PACKAGE.name and _file_of(name)}
+        found |= {name for name in names if _file_of(name)}
     return found
 
 
 @functools.cache
 def reached(module: str) -> frozenset[str]:
-    """List the kvbook modules that a module imports, directly or not, and itself.
+    """List the modules of `PACKAGES` that a module imports, directly or not, and itself.
 
     Parameters
     ----------
@@ -111,14 +115,14 @@ def _read(source: str) -> _Source:
 
 
 def of_source(modules: Iterable[str]) -> str:
-    """Hash the source of modules and of every kvbook module that they import, directly or not.
+    """Hash the source of modules and of every module of `PACKAGES` that they import, directly or not.
 
     Comments and docstrings do not count: a better explanation must not cost a GPU run.
 
     Parameters
     ----------
     modules : iterable of str
-        Dotted names, such as ``"kvbook.experiments.layer_drift"``.
+        Dotted names, such as ``"kvreport.chapters.layer_drift.by_layer"``.
     """
     everything = sorted(set().union(*(reached(module) for module in modules)))
     digest = hashlib.sha256()

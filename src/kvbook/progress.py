@@ -3,7 +3,7 @@
 Three places, the first that applies:
 
 - ``KVBOOK_PROGRESS`` names a file: its one line is kept up to date, and whoever runs the chapter shows it
-  (:mod:`kvbook.execution` does);
+  (:mod:`kvreport.running.execution` does);
 - a terminal: a tqdm bar;
 - anything else (a log, or a kernel that plain papermill started): a line every few seconds on the true
   standard error. In a kernel that is the terminal of whoever started it, not the cell's output.

@@ -14,12 +14,13 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook import caches, corpus, progress
-from kvbook.agreement import UNIT_ROUNDOFF
+from kvbook import progress
 from kvbook.diagnosis import probe, verdict
+from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
-from kvbook.models import hub, loading
-from kvbook.settings import CheckSettings
+from kvbook.measuring import caches
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.models import corpus, hub, loading
 
 # Exit statuses.
 SOUND, BUG, COULD_NOT = 0, 1, 2
@@ -321,7 +322,7 @@ def seam(model: str, prefix: str, rest: str) -> Report:
         f"in the whole text {there!r} stands there"
     )
     remedy = (
-        f"remedy    keep of the cache the {shared} tokens that both share (kvbook.caches.reusable), or put the rest's own ids\n"
-        "  behind the prefix's ids in both passes"
+        f"remedy    keep of the cache the {shared} tokens that both share (kvbook.measuring.caches.reusable),\n"
+        "  or put the rest's own ids behind the prefix's ids in both passes"
     )
     return Report([f"model     {name}, its tokenizer", line, remedy], BUG, verdict.Finding("bug", line, None, {}, {}))

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import agreement, passes
-from kvbook.diagnosis.wide import widened
+from kvbook.measuring import agreement
+from kvbook.measuring import full_and_split as passes
+from kvbook.measuring.in_fp64 import widened
 
 SPLIT, STEPS, PARTS = "prefix + last token", "token by token", "in two parts"
 WAYS = (SPLIT, STEPS, PARTS)

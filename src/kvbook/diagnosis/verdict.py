@@ -23,8 +23,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from kvbook import fits
-from kvbook.agreement import UNIT_ROUNDOFF
+from kvbook.measuring import estimates as fits
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
 
 Kind = Literal["exact", "rounding", "bug", "undecided"]
 

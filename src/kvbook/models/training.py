@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from kvbook import corpus, fingerprint, paths
-from kvbook.models import baselines, standins, tokenizers
+from kvbook import fingerprint, paths
+from kvbook.models import baselines, corpus, standins, tokenizers
 from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE
 
 WORK = paths.BUILD / "training"

@@ -1,1 +1,0 @@
-"""Verdicts on what the documents claim, computed from rows and never typed."""

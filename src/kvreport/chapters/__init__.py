@@ -1,0 +1,1 @@
+"""The chapters: each folder holds what one asks, measures, tabulates, draws and judges."""

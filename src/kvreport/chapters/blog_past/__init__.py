@@ -1,0 +1,1 @@
+"""The chapter on the blog post about past_key_values."""

@@ -1,0 +1,337 @@
+"""The blog post's comparison of last-token logits with and without past, and the switches behind it.
+
+Each family is run as it was in mid-2023 and as it is now:
+
+GPT-2
+    ``native``: nothing is changed.
+MPT
+    ``use_cache off``: its configuration's default, under which the posted call gets no past; ``native``: on.
+RoBERTa
+    ``no past returned``: a bidirectional model returns none; ``decoder``: with ``is_decoder`` it is causal and returns one;
+    ``past handed over``: a bidirectional model fills a cache that is passed by hand, here in its first layers alone, which
+    shows what depth makes of it.
+Falcon
+    ``native``; ``mask upper left``: the single query of a cached step is given the causal mask of a first token, so that it
+    sees the first key alone; ``rotary without offset``: it is rotated as if it stood at place 0; and both.
+
+Rows, one a (model, quantization, variant, layers, sample): see ``data/README.md``.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel, RobertaForCausalLM
+
+from kvbook import paths, progress
+from kvbook.diagnosis.faults import upper_left_mask
+from kvbook.measuring import agreement
+from kvbook.models import corpus, loading, lowbit, placement, registry
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.settings import Settings
+from kvreport.chapters.blog_past.settings import PastTablesSettings
+from kvreport.publishing import documents
+
+NATIVE, CACHE_OFF = "native", "use_cache off"
+NO_PAST, DECODER, HANDED = "no past returned", "decoder", "past handed over"
+UPPER_LEFT, NO_OFFSET, BOTH = "mask upper left", "rotary without offset", "mask and rotary of 2023"
+# How the document's call came out in mid-2023.
+AS_IN_2023 = {"gpt2": NATIVE, "mpt": CACHE_OFF, "roberta": NO_PAST, "falcon": BOTH}
+POSTED = "posted"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Logits of the last token from a past.
+
+    Attributes
+    ----------
+    logits : Tensor, shape (vocabulary_size,)
+    held : int
+        Tokens that the past held when the last token was fed; 0 when there was none.
+    """
+
+    logits: torch.Tensor
+    held: int
+
+
+def split_call(
+    model: PreTrainedModel, ids: torch.Tensor, last_step=nullcontext, cache: DynamicCache | None = None, **last
+) -> Split:
+    """Make the posted call: all tokens but the last, then the last with whatever past was returned.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        With the configuration as it stands.
+    ids : Tensor of int64, shape (1, seq_len)
+        Two tokens or more.
+    last_step : callable
+        A context manager around the last token's call.
+    cache : DynamicCache, optional
+        Handed to both calls instead of the past that is returned.
+    **last
+        Further arguments of the last token's call.
+    """
+    if cache is None:
+        past = model(ids[:, :-1]).past_key_values
+    else:
+        model(ids[:, :-1], past_key_values=cache)
+        past = cache
+    held = 0 if past is None else int(past.get_seq_length())
+    with last_step():
+        logits = model(ids[:, -1:], past_key_values=past, **last).logits[0, -1]
+    return Split(logits, held)
+
+
+def _with_configuration(model: PreTrainedModel, **values) -> Callable[[torch.Tensor], Split]:
+    def call(ids: torch.Tensor) -> Split:
+        before = {name: getattr(model.config, name) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(model.config, name, value)
+            return split_call(model, ids)
+        finally:
+            for name, value in before.items():
+                setattr(model.config, name, value)
+
+    return call
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run the posted call.
+
+    Attributes
+    ----------
+    name : str
+        What is switched.
+    layers : int
+        Layers of the model that are run.
+    full, split : callable
+        The full pass's last logits, and the split call, of ids of shape (1, seq_len).
+    """
+
+    name: str
+    layers: int
+    full: Callable[[torch.Tensor], torch.Tensor]
+    split: Callable[[torch.Tensor], Split]
+
+
+def _last(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda ids: model(ids).logits[0, -1]
+
+
+def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
+    """List the ways that apply to a model, the native one among them.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model, or a masked one of RoBERTa's classes.
+    shallower : bool
+        Whether the latter is also cut to its first layers.
+    """
+    layers, full = model.config.num_hidden_layers, _last(model)
+    kind = model.config.model_type
+    if kind == "mpt":
+        return [
+            Variant(CACHE_OFF, layers, full, _with_configuration(model, use_cache=False)),
+            Variant(NATIVE, layers, full, _with_configuration(model, use_cache=True)),
+        ]
+    if kind == "falcon":
+        where = {"position_ids": torch.zeros((1, 1), dtype=torch.long, device=model.device)}
+        return [
+            Variant(NATIVE, layers, full, lambda ids: split_call(model, ids)),
+            Variant(UPPER_LEFT, layers, full, lambda ids: split_call(model, ids, upper_left_mask)),
+            Variant(NO_OFFSET, layers, full, lambda ids: split_call(model, ids, **where)),
+            Variant(BOTH, layers, full, lambda ids: split_call(model, ids, upper_left_mask, **where)),
+        ]
+    if kind == "roberta":
+        return list(_of_roberta(model, shallower))
+    return [Variant(NATIVE, layers, full, _with_configuration(model, use_cache=True))]
+
+
+def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
+    def as_causal(decoder: bool, layers: int) -> PreTrainedModel:
+        config = type(masked.config).from_dict(
+            masked.config.to_dict() | {"is_decoder": decoder, "num_hidden_layers": layers}
+        )
+        with masked.device:
+            built = RobertaForCausalLM(config)
+        # A shallower model takes the first layers' weights and leaves the others.
+        built.load_state_dict(masked.state_dict(), strict=layers == masked.config.num_hidden_layers)
+        return built.to(masked.dtype).eval().requires_grad_(False)
+
+    everything = masked.config.num_hidden_layers
+    posted, decoder = as_causal(False, everything), as_causal(True, everything)
+    yield Variant(NO_PAST, everything, _last(posted), lambda ids: split_call(posted, ids))
+    yield Variant(DECODER, everything, _last(decoder), lambda ids: split_call(decoder, ids))
+    depths = {1, 2, 3, everything // 2, everything} if shallower else {everything}
+    for layers in sorted(depths & set(range(1, everything + 1))):
+        shallow = as_causal(False, layers)
+        yield Variant(
+            HANDED, layers, _last(shallow),
+            lambda ids, shallow=shallow: split_call(shallow, ids, cache=DynamicCache()),
+        )  # fmt: skip
+
+
+_QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def described(values: torch.Tensor) -> list[float]:
+    """Give the post's statistics of a vector: mean, standard deviation (n - 1), and five quantiles.
+
+    Parameters
+    ----------
+    values : Tensor, shape (n,)
+        Logits, or differences of logits.
+    """
+    wide = values.double()
+    # torch.quantile refuses vectors as long as a large vocabulary in some versions; sorting does not.
+    return [wide.mean().item(), wide.std().item(), *_quantiles(wide)]
+
+
+def _quantiles(wide: torch.Tensor) -> list[float]:
+    ordered = wide.sort().values
+    found = []
+    for share in _QUANTILES:
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        found.append((ordered[low] + (ordered[high] - ordered[low]) * (place - low)).item())
+    return found
+
+
+def compare(full: torch.Tensor, split: Split, alone: torch.Tensor) -> dict[str, Any]:
+    """Measure one split call against the full pass and against the last token alone.
+
+    Parameters
+    ----------
+    full, alone : Tensor, shape (vocabulary_size,)
+        Logits of the last token of the whole text, and of the same token fed by itself.
+    split : Split
+        From the posted call.
+    """
+    drift = agreement.drift(full, split.logits)
+    decision = agreement.decision(full, split.logits)
+    difference = (full.double() - split.logits.double()).abs()
+    row = {
+        "held": split.held,
+        "max_abs": drift.max_abs.item(),
+        "relative_rms": drift.relative_rms.item(),
+        # Logits may be shifted by any constant: their spread is the scale that a softmax sees.
+        "relative_spread": (drift.rms / full.double().std()).item(),
+        "alone_max_abs": agreement.drift(alone, split.logits).max_abs.item(),
+        "top1_flip": int(decision.top1_flip),
+        "kl_nats": decision.kl_nats,
+    }
+    names = documents.published("blog-past")["statistics"]
+    # A logit of exactly zero has no relative difference.
+    there = full != 0
+    element = difference[there] / full[there].double().abs()
+    for label, values in (
+        ("without", full), ("with", split.logits), ("absolute", difference), ("element", element),
+    ):  # fmt: skip
+        row |= {f"{label} {name}": value for name, value in zip(names, described(values), strict=True)}
+    return row
+
+
+def weights_for(settings: Settings, name: str) -> str:
+    """Choose the weights of one model: those of the settings, or random ones where a family's stand-in does not ship.
+
+    What this experiment asks, whether a context is there, does not need training; the rows say which it was.
+    """
+    ships = name not in registry.families() or (paths.STANDINS / name).is_dir()
+    return settings.weights if ships or settings.weights != "stand-in" else "untrained"
+
+
+def identities(settings: PastTablesSettings) -> list[dict[str, Any]]:
+    """Name the models of a run, each once, and refuse what cannot be run before anything is.
+
+    Raises
+    ------
+    UserError
+        For a model, device, dtype or quantization that is not there, or a context that is too short.
+    """
+    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
+    for quantization in settings.quantizations:
+        lowbit.check(quantization)
+    found = []
+    for name in dict.fromkeys((settings.model, *settings.families)):
+        model = loading.identify(name, weights_for(settings, name), settings.seed)
+        loading.check_length(model, settings.n_tokens)
+        found.append(model | {"asked_for": name})
+    return found
+
+
+def run(settings: PastTablesSettings) -> records.Run:
+    """Compare every model, quantization and variant on the posted text and on samples of the corpus.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    models = identities(settings)
+    return frame.recorded(
+        "past_tables",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        text=documents.published("blog-past")["text"],
+        models=models,
+        quantizations=[lowbit.identity(quantization) for quantization in settings.quantizations],
+        corpus=corpus.describe(settings.corpus),
+    )
+
+
+def _texts(settings: PastTablesSettings, tokenizer) -> Iterator[tuple[str, str, list[int]]]:
+    posted = documents.published("blog-past")["text"]
+    yield POSTED, POSTED, tokenizer(posted)["input_ids"]
+    for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens):
+        # Encoded anew, so that every text has the special tokens that a call by hand would give it.
+        text = tokenizer.decode(sample.ids, skip_special_tokens=True)
+        ids = tokenizer(text, truncation=True, max_length=settings.n_tokens)["input_ids"]
+        yield str(sample.index), sample.source, ids
+
+
+def _measure(settings: PastTablesSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
+    todo = [
+        (model, quantization)
+        for model in models
+        for quantization in settings.quantizations
+        # The bidirectional model is rebuilt from its weights, and the document did not quantize it.
+        if quantization == "none" or model["architecture"] != "roberta"
+    ]
+    for model, quantization in progress.track(todo, label="with and without past: model and quantization"):
+        unit = f"{model['asked_for']}|{quantization}"
+        if unit in writer.done:
+            continue
+        loaded = loading.load(
+            model["asked_for"], weights=weights_for(settings, model["asked_for"]), dtype=settings.dtype, device=settings.device,
+            seed=settings.seed, quantization=quantization,
+        )  # fmt: skip
+        rows = []
+        with torch.inference_mode():
+            ways = variants(loaded.model)
+            for sample, source, ids in _texts(settings, loaded.tokenizer):
+                tokens = torch.tensor([ids], device=loaded.model.device)
+                for way in ways:
+                    full, alone = way.full(tokens), way.full(tokens[:, -1:])
+                    rows.append(
+                        {
+                            "model": loaded.name, "family": model["architecture"], "weights": loaded.weights,
+                            "dtype": settings.dtype, "quantization": quantization, "variant": way.name,
+                            "layers": way.layers, "sample": sample, "source": source, "n_tokens": len(ids),
+                        }
+                        | compare(full.cpu(), _on_host(way.split(tokens)), alone.cpu())
+                    )  # fmt: skip
+        writer.append(unit, rows)
+
+
+def _on_host(split: Split) -> Split:
+    return Split(split.logits.cpu(), split.held)

@@ -1,0 +1,167 @@
+"""Tables behind the chapter on the blog post about past_key_values."""
+
+from typing import Any
+
+import pandas as pd
+
+from kvbook.measuring import agreement
+from kvbook.measuring import estimates as fits
+from kvreport.chapters.blog_past import past_tables
+from kvreport.publishing import documents
+
+DOCUMENT = "blog-past"
+_COLUMNS = ("without", "with", "absolute", "relative")
+FAMILIES = {"gpt2": "GPT-2", "roberta": "RoBERTa", "mpt": "MPT", "falcon": "Falcon"}
+
+
+def _statistics() -> list[str]:
+    return documents.published(DOCUMENT)["statistics"]
+
+
+def published_tables() -> pd.DataFrame:
+    """Give the post's tables as tidy rows.
+
+    Returns
+    -------
+    DataFrame
+        ``family``, ``quantization``, ``statistic``, ``without``, ``with``, ``absolute``, ``relative``.
+    """
+    return pd.DataFrame(
+        {"family": table["family"], "quantization": table["quantization"], "statistic": name}
+        | {column: table[column][index] for column in _COLUMNS}
+        for table in documents.published(DOCUMENT)["tables"]
+        for index, name in enumerate(_statistics())
+    )
+
+
+def as_in_2023(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep of each family the variant in which the post met it; a family that it does not have, native."""
+    expected = rows["family"].map(past_tables.AS_IN_2023).fillna(past_tables.NATIVE)
+    return rows[rows["variant"] == expected]
+
+
+def own_tables(rows: pd.DataFrame) -> pd.DataFrame:
+    """Take the post's statistics of the posted text.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``past_tables``.
+
+    Returns
+    -------
+    DataFrame
+        As `published_tables`, with ``model``, ``variant`` and ``layers``, and ``element``: the same statistic of the
+        differences divided element by element.
+    """
+    table = []
+    for row in rows[rows["sample"] == past_tables.POSTED].to_dict("records"):
+        about = {key: row[key] for key in ("model", "family", "quantization", "variant", "layers")}
+        for name in _statistics():
+            values = {column: row[f"{column} {name}"] for column in ("without", "with", "absolute", "element")}
+            table.append(
+                about | {"statistic": name} | values | {"relative": values["absolute"] / abs(values["without"])}
+            )
+    return pd.DataFrame(table)
+
+
+def beside_published(rows: pd.DataFrame) -> pd.DataFrame:
+    """Set our differences beside the post's, for each case that it published.
+
+    Returns
+    -------
+    DataFrame
+        ``case``, ``statistic``, ``published absolute``, ``here absolute``, ``published relative``, ``here relative``,
+        ``here by element``; a case that this run left out is empty on our side.
+    """
+    ours = own_tables(as_in_2023(rows)).drop_duplicates(["family", "quantization", "statistic"])
+    both = published_tables().merge(
+        ours, on=["family", "quantization", "statistic"], how="left", suffixes=("", " here")
+    )
+    case = both["family"].map(FAMILIES) + both["quantization"].map({"none": "", "8bit": ", 8 bits", "4bit": ", 4 bits"})
+    return pd.DataFrame(
+        {
+            "case": case,
+            "statistic": both["statistic"],
+            "published absolute": both["absolute"],
+            "here absolute": both["absolute here"],
+            "published relative": both["relative"],
+            "here relative": both["relative here"],
+            "here by element": both["element"],
+        }
+    )
+
+
+def by_variant(rows: pd.DataFrame) -> pd.DataFrame:
+    """Average the difference over all texts, for every variant.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``family``, ``quantization``, ``variant``, ``layers``, ``held`` (tokens of the past over those before the
+        last, mean), ``spread`` (`Estimate` of the root mean square difference over the logits' standard deviation, 95 %
+        interval over files), ``alone_equal`` (texts whose logits equal the last token's alone in every element),
+        ``flips`` (`Estimate` of the share whose first choice changes) and ``texts``.
+    """
+    table = []
+    keys = ["model", "family", "quantization", "variant", "layers"]
+    for values, part in rows.groupby(keys, sort=False):
+        resampled = fits.resample(part.assign(all=0), "relative_spread", by="all")
+        low, high = resampled.interval()
+        table.append(
+            dict(zip(keys, values, strict=True))
+            | {
+                "held": float((part["held"] / (part["n_tokens"] - 1)).mean()),
+                "spread": fits.Estimate(float(resampled.mean[0]), float(low[0]), float(high[0])),
+                "largest": float(part["relative_spread"].max()),
+                "alone_equal": int((part["alone_max_abs"] == 0).sum()),
+                "flips": fits.share(int(part["top1_flip"].sum()), len(part)),
+                "texts": len(part),
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def variant_grid(table: pd.DataFrame) -> pd.DataFrame:
+    """Lay `by_variant` out for reading.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `by_variant`.
+    """
+    return pd.DataFrame(
+        {
+            "model": table["model"],
+            "weights in": table["quantization"].map({"none": "the dtype", "8bit": "8 bits", "4bit": "4 bits"}),
+            "variant": [_named(row) for row in table.to_dict("records")],
+            "past held": [f"{held:.0%}" for held in table["held"]],
+            "difference / spread": [_scientific(estimate) for estimate in table["spread"]],
+            "equal to last token alone": [
+                f"{n} of {of}" for n, of in zip(table["alone_equal"], table["texts"], strict=True)
+            ],
+            "first choice changes": [e.text("{:.0%}") for e in table["flips"]],
+        }
+    )
+
+
+def _named(row: dict[str, Any]) -> str:
+    return row["variant"] + (f", {row['layers']} layers" if row["variant"] == past_tables.HANDED else "")
+
+
+def _scientific(estimate: fits.Estimate) -> str:
+    return estimate.text("{:.2g}")
+
+
+def roundoffs(rows: pd.DataFrame) -> pd.Series:
+    """Give each row's difference over the size of the logits in units of the roundoff of the coarsest arithmetic in use.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``past_tables``.
+    """
+    own = rows["dtype"].map(agreement.UNIT_ROUNDOFF)
+    # bitsandbytes multiplies in fp16 in 8 bits, and the post's 4-bit logits are fp16's.
+    unit = own.where(rows["quantization"] == "none", own.clip(lower=agreement.UNIT_ROUNDOFF["float16"]))
+    return rows["relative_rms"] / unit

@@ -1,0 +1,49 @@
+"""Drift behind every layer, of a clean model and of one with a bug in a single layer.
+
+Rows, one a (dtype, bug, text, layer): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from kvbook.diagnosis import check, faults, probe
+from kvbook.models import corpus, loading
+from kvbook.runs import records
+from kvreport.chapters.bug_or_rounding import every_dtype as roundoff_frame
+from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
+
+CLEAN, LATE, NARROW = "clean", "K/V one step late", "cache kept in 16 bits"
+_PLANT = {LATE: faults.one_step_late, NARROW: faults.kept_in_16_bits}
+
+
+def planted_in(n_layers: int) -> int:
+    """Choose the layer that gets the bug, counted from 1: the middle one."""
+    return n_layers // 2 + 1
+
+
+def run(settings: BugOrRoundingSettings) -> records.Run:
+    """Measure the first model.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    models = roundoff_frame.identities(settings, [settings.model])
+
+    def measure(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dict[str, Any]]:
+        layer = planted_in(loaded.model.config.num_hidden_layers)
+        for bug in (CLEAN, *_PLANT):
+            with _PLANT[bug](loaded.model, layers={layer - 1}) if bug in _PLANT else nullcontext():
+                rows = list(
+                    check.rows_of(loaded.model, loaded.dtype, texts, settings.seed, (probe.SPLIT,), use_cache=True)
+                )
+            for row in rows:
+                for place, drift in enumerate(row["layers"]):
+                    yield {
+                        "bug": bug, "planted_in": layer if bug in _PLANT else None, "sample": row["sample"],
+                        "source": row["source"], "layer": place, "drift": drift,
+                    }  # fmt: skip
+
+    return roundoff_frame.run("first_bad_layer", __name__, settings, models, measure)

@@ -1,0 +1,30 @@
+"""Settings of the chapter on bug or rounding."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from kvbook.settings import DTypes, TextSettings, several
+
+
+class BugOrRoundingSettings(TextSettings):
+    """Settings of the chapter on bug or rounding.
+
+    Attributes
+    ----------
+    model : str
+        Repeats the symptoms that need no particular family.
+    families : tuple of str
+        Models, beside `model`, into which bugs are planted; those of the blog post also repeat its call.
+    n_samples, n_tokens : int
+        Texts, and tokens of each.
+    dtypes : tuple of str
+        Among float64, float32, float16, bfloat16; the finest decides most.
+    """
+
+    families: Annotated[tuple[str, ...], BeforeValidator(several)] = (
+        "gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon", "roberta",
+    )  # fmt: skip
+    n_samples: Annotated[int, Field(ge=1)] = 3
+    n_tokens: Annotated[int, Field(ge=4)] = 32
+    dtypes: DTypes = ("float64", "float32", "float16", "bfloat16")

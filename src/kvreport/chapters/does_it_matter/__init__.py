@@ -1,0 +1,1 @@
+"""The chapter on whether the difference matters."""

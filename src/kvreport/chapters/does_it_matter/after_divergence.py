@@ -1,0 +1,144 @@
+"""What comes behind the first token that differs: the two continuations against each other.
+
+`first_divergence` has written a path with a cache, and knows the token that the baseline would have taken instead.  Here the
+baseline's token takes its place, the text is continued from there, and the two texts are compared step by step: how far the
+predictions are apart when each follows its own tokens, beside how far they are apart on one text's tokens.
+
+Rows, one a (model, dtype, sample, offset): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import torch
+
+from kvbook import fingerprint, progress
+from kvbook.measuring import predictions
+from kvbook.runs import records
+from kvreport.chapters.does_it_matter import first_divergence
+from kvreport.chapters.does_it_matter import variants as one_axis
+from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+
+# Steps before and behind the parting that are looked at.
+BEFORE, BEHIND = 8, 24
+# Pairs in a dtype, the first ones.
+MOST_PAIRS = 8
+
+
+def run(settings: DoesItMatterSettings) -> records.Run | None:
+    """Compare the continuations, or read the rows; None where no path has left the baseline's.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    before = first_divergence.run(settings)
+    parted = pairs(before.rows)
+    if parted.empty:
+        return None
+    fields, longest = {"n_samples", "n_tokens"}, settings.n_tokens + max(one_axis.PADS)
+    return one_axis.recorded(
+        "after_divergence", __name__, settings, lambda writer: _measure(settings, parted, writer), fields, longest,
+        pairs=fingerprint.of_values(parted.to_dict("records")),
+    )  # fmt: skip
+
+
+def pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Choose greedy paths that parted, at most `MOST_PAIRS` a dtype.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Of the experiment ``first_divergence``.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``sample``, ``source``, ``steps``, ``path``, ``instead``.
+    """
+    wrote = (rows["way"] == first_divergence.WRITER) & (rows["choice"] == first_divergence.GREEDY)
+    found = rows[wrote & (rows["parted"] == 1)]
+    columns = ["dtype", "sample", "source", "steps", "path", "instead"]
+    return found.groupby("dtype", sort=False).head(MOST_PAIRS)[columns]
+
+
+def _measure(settings: DoesItMatterSettings, parted: pd.DataFrame, writer: records.Writer) -> None:
+    samples = one_axis.texts(settings, settings.n_samples, settings.n_tokens // 2)
+    choose = first_divergence.Chooser(first_divergence.GREEDY, settings.seed)
+    for dtype, some in parted.groupby("dtype", sort=False):
+        subject = one_axis.Subject(settings, dtype)
+        for pair in progress.track(list(some.itertuples()), len(some), f"behind the parting, {dtype}: pair"):
+            if (unit := f"{dtype}|{pair.sample}") in writer.done:
+                continue
+            about = {
+                "model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype,
+                "sample": pair.sample, "source": pair.source,
+            }  # fmt: skip
+            path = [int(token) for token in str(pair.path).split()]
+            prompt = subject.tensor([samples[pair.sample].ids])
+            with torch.inference_mode():
+                rows = [
+                    about | row for row in follow(subject, prompt, path, int(pair.steps), int(pair.instead), choose)
+                ]
+            writer.append(unit, rows)
+
+
+def follow(
+    subject: one_axis.Subject,
+    prompt: torch.Tensor,
+    path: list[int],
+    steps: int,
+    instead: int,
+    choose: first_divergence.Chooser,
+) -> Iterator[dict[str, Any]]:
+    """Compare a path with the one that takes another token at a step.
+
+    Parameters
+    ----------
+    subject : Subject
+        The model.
+    prompt : Tensor of int64, shape (1, prompt_len)
+        What both go on from.
+    path : list of int
+        The first path's tokens.
+    steps : int
+        Of its tokens, the last of these is the one that differs.
+    instead : int
+        The other path's token at that step.
+    choose : Chooser
+        How the other path goes on.
+
+    Yields
+    ------
+    dict
+        ``offset``, ``kl_forced``, ``kl_free``, ``token_equal`` (see ``data/README.md``).
+    """
+    model, length = subject.baseline.model, prompt.shape[1]
+    last = min(len(path), steps + BEHIND)
+    one = torch.cat([prompt, prompt.new_tensor([path[:last]])], 1)
+    begun = torch.cat([one[:, : length + steps - 1], one.new_tensor([[instead]])], 1)
+    rest = last - steps
+    other = begun
+    if rest:
+        other = torch.cat([begun, first_divergence.write(model, begun, [0], rest, choose)], 1)
+    # Row `length - 1 + step` chose the token of that step.
+    rows = slice(length - 1 + max(0, steps - 1 - BEFORE), length - 1 + last)
+    read = one_axis.Reader(model)
+    full, free = (next(one_axis.whole(read, ids[:, :-1], length)).logits[rows] for ids in (one, other))
+    # Two tokens first: transformers' MPT makes no mask for a single one on an empty cache, and fails.
+    forced = torch.cat([piece.logits for piece in subject.pieces(one_axis.CHUNKS, one[:, :-1], 2)])
+    forced = forced[rows.start - 2 : rows.stop - 2]
+    targets = one[0, rows.start + 1 : rows.stop + 1]
+    drift, apart = (predictions.compare(full, logits, targets).kl.tolist() for logits in (forced, free))
+    equal = (targets == other[0, rows.start + 1 : rows.stop + 1]).tolist()
+    for index, (kl_forced, kl_free, same) in enumerate(zip(drift, apart, equal, strict=True)):
+        offset = rows.start + index - (length - 1) - (steps - 1)
+        yield {
+            "offset": offset,
+            "kl_forced": kl_forced,
+            # Up to the parting both have the same tokens, and the paths differ by the cache alone.
+            "kl_free": kl_forced if offset <= 0 else kl_free,
+            "token_equal": int(same),
+        }

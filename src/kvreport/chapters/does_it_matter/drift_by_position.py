@@ -1,0 +1,99 @@
+"""Long texts, read in pieces on a cache: whether the distance to the baseline grows with the position.
+
+The tokens are the text's own at every step (teacher forcing), so what grows here is drift, not the consequence of a token
+that was chosen otherwise.
+
+Rows, one a (model, dtype, way, sample, bin of positions): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kvbook import progress
+from kvbook.measuring import predictions
+from kvbook.models import corpus, loading
+from kvbook.runs import records
+from kvreport.chapters.does_it_matter import variants as one_axis
+from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+
+# Bins of positions from the first token to the last.
+BINS = 16
+# Tokens that a call feeds: one at a time takes minutes for long texts.
+_AT_ONCE = 64
+CHUNKS = one_axis.Way(f"cache, {_AT_ONCE} tokens at once", "rounding", one_axis.on_a_cache(one_axis.dynamic, _AT_ONCE))
+WAYS = (CHUNKS, one_axis.KV_INT8, one_axis.WEIGHTS_4)
+
+
+def length(settings: DoesItMatterSettings) -> int:
+    """Give the number of tokens read of each text: what is asked for, and no more than the model's context."""
+    limit = loading.identify(settings.model, settings.weights, settings.seed)["context_length"]
+    return settings.longest if limit is None else min(settings.longest, limit)
+
+
+def run(settings: DoesItMatterSettings) -> records.Run:
+    """Follow the drift, or read the rows if these inputs have been measured.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    fields, longest = {"longest", "n_long"}, length(settings)
+    return one_axis.recorded(
+        "drift_by_position", __name__, settings, lambda writer: _measure(settings, writer), fields, longest
+    )
+
+
+def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
+    samples = one_axis.texts(settings, settings.n_long, length(settings))
+    for dtype in settings.dtypes:
+        subject = one_axis.Subject(settings, dtype)
+        for sample in progress.track(samples, len(samples), f"drift along the text, {dtype}: text"):
+            if (unit := f"{dtype}|{sample.index}") in writer.done:
+                continue
+            about = {
+                "model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype,
+                "sample": sample.index, "source": sample.source,
+            }  # fmt: skip
+            writer.append(unit, [about | row for row in follow(subject, sample)])
+
+
+def follow(subject: one_axis.Subject, sample: corpus.Sample) -> Iterator[dict[str, Any]]:
+    """Hold the ways against the baseline along one text, added up in bins of positions.
+
+    Parameters
+    ----------
+    subject : Subject
+        The model.
+    sample : Sample
+        The text, of which the last token is only predicted.
+    """
+    text = subject.tensor([sample.ids])
+    ids, targets = text[:, :-1], text[0, 1:]
+    # What is fed first is a sixteenth too: everything behind it is on a cache.
+    size = max(1, ids.shape[1] // BINS)
+    with torch.inference_mode():
+        baseline = next(one_axis.whole(one_axis.Reader(subject.baseline.model), ids, size)).logits
+        for way in one_axis.possible(subject.baseline.model, WAYS):
+            sums: dict[int, list[float]] = {}
+            for piece in subject.pieces(way, ids, size):
+                rows = slice(piece.start, piece.start + len(piece.logits))
+                found = predictions.compare(baseline[rows], piece.logits, targets[rows])
+                kept = zip(range(rows.start, rows.stop), found.kl.tolist(), found.flip.tolist(), strict=True)
+                for position, kl, flip in kept:
+                    if position >= size:
+                        place = sums.setdefault(min(position // size, BINS - 1), [0.0, 0.0, 0.0])
+                        for index, value in enumerate((1.0, kl, flip)):
+                            place[index] += value
+            for place, (count, kl, flips) in sorted(sums.items()):
+                yield {
+                    "way": way.name,
+                    "bin": place,
+                    "read_from": place * size,
+                    "read_to": ids.shape[1] if place == BINS - 1 else (place + 1) * size,
+                    "n_tokens": int(count),
+                    "kl": kl / count,
+                    "flips": int(flips),
+                }

@@ -1,0 +1,410 @@
+"""Tables behind the chapter on whether the difference matters: llama.cpp's statistics, flips by margin, partings, positions.
+
+Intervals are bootstraps over files (see `fits`), since tokens of one text resemble each other.  Where an event is rare or
+never seen, a bootstrap of what was seen is too sure of itself: shares have the wider of that interval and Wilson's over
+tokens.
+"""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from kvbook import paths
+from kvbook.measuring import estimates as fits
+from kvbook.measuring import survival
+from kvreport.chapters.does_it_matter import first_divergence
+from kvreport.chapters.does_it_matter import variants as one_axis
+
+# Draws for what has to be sorted anew in each.
+_DRAWS = 200
+# Share of the smallest margins below which their density is taken as even, so that margins smaller than any that was met
+# have their chance too.
+_EVEN = 0.05
+# Comparisons in a bin of margins below which its share says next to nothing and is not drawn.
+FEWEST = 40
+# Bins of the margin, in ulps: four to a power of ten.
+_BINS_A_DECADE = 4
+
+
+def elsewhere() -> pd.DataFrame:
+    """Read what others published: ``data/elsewhere.yaml``."""
+    read = yaml.safe_load((paths.DATA / "elsewhere.yaml").read_text("utf-8"))
+    return pd.DataFrame([{"whose": whose, **entry} for whose, entries in read.items() for entry in entries])
+
+
+def with_changes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add to rows of ``teacher_forced`` the change in the true token's probability, and shares as what is the same.
+
+    Returns
+    -------
+    DataFrame
+        With ``delta_p``, ``delta_p_squared``, ``same_top`` and ``same_decision``.
+    """
+    # exp(nll + x) would lose what is small; the product keeps it.
+    delta_p = np.exp(-rows["nll"]) * np.expm1(rows["dlogp"])
+    return rows.assign(
+        delta_p=delta_p,
+        delta_p_squared=delta_p**2,
+        same_top=1 - rows["flip"],
+        same_decision=1 - rows["decision_flip"],
+    )
+
+
+def _of_draws(value: float, draws: np.ndarray) -> fits.Estimate:
+    tail = (1 - fits.CONFIDENCE) / 2
+    return fits.Estimate(float(value), *(float(end) for end in np.quantile(draws, [tail, 1 - tail])))
+
+
+def _means(rows: pd.DataFrame, value: str, change=lambda mean: mean) -> dict[str, fits.Estimate]:
+    """Give a function of the mean by way, with its bootstrap interval over files."""
+    resampled = fits.resample(rows, value, by="way")
+    return {
+        way: _of_draws(change(resampled.mean[place]), change(resampled.draws[:, place]))
+        for place, way in enumerate(resampled.layers)
+    }
+
+
+def _shares(rows: pd.DataFrame, value: str) -> dict[str, fits.Estimate]:
+    """Give shares by way, with the wider of the bootstrap's interval and Wilson's."""
+    counts = rows.groupby("way")[value].agg(["sum", "size"])
+    wilson = {way: fits.share(int(counts.loc[way, "sum"]), int(counts.loc[way, "size"])) for way in counts.index}
+    return {
+        way: fits.Estimate(seen.value, min(seen.low, wilson[way].low), max(seen.high, wilson[way].high))
+        for way, seen in _means(rows, value).items()
+    }
+
+
+def by_file(rows: pd.DataFrame, columns: list[str]) -> list[np.ndarray]:
+    """Split rows into arrays, one a file.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        With ``source``.
+    columns : list of str
+        What to keep.
+
+    Returns
+    -------
+    list of ndarray, shape (rows of the file, len(columns))
+    """
+    return [part[columns].to_numpy() for _, part in rows.groupby("source", sort=True)]
+
+
+def resampled(files: list[np.ndarray], statistic, seed: int = 0) -> fits.Estimate:
+    """Give a statistic of all rows with its bootstrap interval over files.
+
+    Parameters
+    ----------
+    files : list of ndarray
+        From `by_file`.
+    statistic : callable
+        Takes an array of rows, gives a number.
+    seed : int
+        Of the draws.
+    """
+    generator = np.random.default_rng(seed)
+    picks = generator.integers(0, len(files), (_DRAWS, len(files)))
+    draws = [statistic(np.concatenate([files[place] for place in pick])) for pick in picks]
+    return _of_draws(statistic(np.concatenate(files)), np.array(draws))
+
+
+def expected_flips(margins: np.ndarray, shifts: np.ndarray) -> float:
+    """Predict the share of flips from how large margins are and how much they are shifted.
+
+    The second choice overtakes the first where the margin is smaller than the loss that the shift brings.  Margins and shifts
+    are taken as independent, so a single number of the one is held against the whole distribution of the other; and below
+    the smallest twentieth of the margins their density is taken as even.  Both make an estimate possible where no flip was
+    seen at all, and it is no better than they are.
+
+    Parameters
+    ----------
+    margins : ndarray, shape (n,)
+        Of the baseline's first choice over its second.
+    shifts : ndarray, shape (n,)
+        By how much a way changes them.
+    """
+    ordered = np.sort(margins)
+    edge = max(1, int(_EVEN * len(ordered)))
+    # The distribution function of margins, even from 0 to the edge.
+    places = np.concatenate([[0.0], ordered[edge - 1 :]])
+    shares = np.concatenate([[0.0], np.arange(edge, len(ordered) + 1) / len(ordered)])
+    return float(np.interp(np.maximum(-shifts, 0.0), places, shares).mean())
+
+
+def axes_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Work out every statistic of every way.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Of the experiment ``teacher_forced``.
+
+    Returns
+    -------
+    DataFrame
+        One row a dtype and way: ``dtype``, ``way``, ``kind``, ``tokens``, ``files``; `Estimate` of ``perplexity`` (the
+        baseline's), ``perplexity_way``, ``perplexity_ratio``, ``kl``, ``kl_99``, ``rms_delta_p``, ``mean_delta_p``,
+        ``same_top``, ``same_decision``, ``expected_flips``; percentiles ``kl_50``, ``kl_95``, ``kl_max``,
+        ``delta_p_1``, ``delta_p_50``, ``delta_p_99``; ``bits_equal_share``, the share of tokens whose divergence is 0.
+    """
+    table = []
+    for dtype, of_dtype in with_changes(rows).groupby("dtype", sort=False):
+        of_dtype = of_dtype.assign(nll_way=of_dtype["nll"] - of_dtype["dlogp"])
+        columns = {
+            "perplexity": _means(of_dtype, "nll", np.exp),
+            "perplexity_way": _means(of_dtype, "nll_way", np.exp),
+            "perplexity_ratio": _means(of_dtype, "dlogp", lambda mean: np.exp(-mean)),
+            "kl": _means(of_dtype, "kl"),
+            "mean_delta_p": _means(of_dtype, "delta_p"),
+            "rms_delta_p": _means(of_dtype, "delta_p_squared", np.sqrt),
+            "same_top": _shares(of_dtype, "same_top"),
+            "same_decision": _shares(of_dtype, "same_decision"),
+        }
+        for way, part in of_dtype.groupby("way", sort=False):
+            files = by_file(part, ["kl", "margin", "shift"])
+            table.append(
+                {
+                    "dtype": dtype,
+                    "way": way,
+                    "kind": one_axis.BY_NAME[way].kind,
+                    "tokens": len(part),
+                    "files": len(files),
+                    **{name: estimates[way] for name, estimates in columns.items()},
+                    "kl_99": resampled(files, lambda kept: np.quantile(kept[:, 0], 0.99)),
+                    "expected_flips": resampled(files, lambda kept: expected_flips(kept[:, 1], kept[:, 2])),
+                    **{f"kl_{q}": part["kl"].quantile(q / 100) for q in (50, 95)},
+                    "kl_max": part["kl"].max(),
+                    **{f"delta_p_{q}": part["delta_p"].quantile(q / 100) for q in (1, 50, 99)},
+                    "bits_equal_share": (part["kl"] == 0).mean(),
+                }
+            )
+    return pd.DataFrame(table)
+
+
+def flat(table: pd.DataFrame) -> pd.DataFrame:
+    """Write each estimate in three columns, for a CSV."""
+    columns = {}
+    for name, values in table.items():
+        if isinstance(values.iloc[0], fits.Estimate):
+            columns |= {
+                name: [e.value for e in values],
+                f"{name}_low": [e.low for e in values],
+                f"{name}_high": [e.high for e in values],
+            }
+        else:
+            columns[name] = values.to_numpy()
+    return pd.DataFrame(columns)
+
+
+def smaller_than(kl: fits.Estimate) -> str:
+    """Name the smallest published divergence that a whole interval lies below, or say that it lies below none."""
+    published = elsewhere().sort_values("mean_kl_nats")
+    below = published[published["mean_kl_nats"] > kl.high]
+    return below["what"].iloc[0] if len(below) else "none of these"
+
+
+def margins_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Count flips by the margin in ulps, over all ways that round otherwise and do nothing else.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Of the experiment ``teacher_forced``.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``low`` and ``high`` (of the bin, ulps; the first bin begins at 0), ``tokens`` (comparisons in the bin),
+        ``share_of_margins``, ``flips``, ``seen`` (`Estimate`, Wilson's interval), ``predicted`` (probability that a shift of
+        this dtype takes away a margin of this bin; for a bin without margins, one in its middle).
+    """
+    rounding = [name for name, way in one_axis.BY_NAME.items() if way.kind == "rounding"]
+    table = []
+    for dtype, part in rows[rows["way"].isin(rounding)].groupby("dtype", sort=False):
+        margins, loss = part["margin"] / part["ulp"], -part["shift"] / part["ulp"]
+        top = int(np.ceil(_BINS_A_DECADE * np.log10(max(margins.max(), 2.0))))
+        edges = np.concatenate([[0.0], 10.0 ** (np.arange(0, top + 1) / _BINS_A_DECADE)])
+        for low, high in itertools.pairwise(edges):
+            inside = part[(margins >= low) & (margins < high)]
+            middle = np.array([np.sqrt(low * high) if low else high / 2])
+            table.append(
+                {
+                    "dtype": dtype,
+                    "low": low,
+                    "high": high,
+                    "tokens": len(inside),
+                    "share_of_margins": len(inside) / len(part),
+                    "flips": int(inside["flip"].sum()),
+                    "seen": fits.share(int(inside["flip"].sum()), len(inside)) if len(inside) else None,
+                    "predicted": _overtaken(margins[inside.index].to_numpy() if len(inside) else middle, loss),
+                }
+            )
+    return pd.DataFrame(table)
+
+
+def _overtaken(margins: np.ndarray, losses: pd.Series) -> float:
+    """Give the mean probability that a loss is larger than a margin.
+
+    A loss that just takes a margin away leaves a tie, which the lower id wins: a half.  Where there was no margin it was a
+    tie before, and stays as it was.
+    """
+    ordered = np.sort(losses)
+    at_least, more = (1 - np.searchsorted(ordered, margins, side=side) / len(ordered) for side in ("left", "right"))
+    return float(np.where(margins > 0, (at_least + more) / 2, more).mean())
+
+
+def partings(rows: pd.DataFrame) -> dict[tuple[str, str, str], survival.Survival]:
+    """Estimate by dtype, choice and way how long a way stays with the baseline.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Of the experiment ``first_divergence``.
+    """
+    return {
+        key: survival.kaplan_meier(part["steps"].to_numpy(), part["parted"].to_numpy() == 1)
+        for key, part in rows.groupby(["dtype", "choice", "way"], sort=False)
+    }
+
+
+def partings_table(
+    curves: dict[tuple[str, str, str], survival.Survival], axes: pd.DataFrame, steps: int
+) -> pd.DataFrame:
+    """Lay seen and expected partings side by side.
+
+    Parameters
+    ----------
+    curves : dict
+        From `partings`.
+    axes : DataFrame
+        From `axes_table`.
+    steps : int
+        Tokens that each path has.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``way``; by choice (``greedy``, ``drawn``) the parted of the pairs and the share still together behind all
+        steps as an `Estimate`, missing where a way does not choose so; ``flip_share`` (an `Estimate`, of the fixed texts),
+        ``position`` (1 over the expected share of flips, tokens) and ``expected`` (share together behind all steps, were
+        each step's chance that share).
+    """
+    known = axes.set_index(["dtype", "way"])
+    table = []
+    for dtype, way in dict.fromkeys((dtype, way) for dtype, _, way in curves):
+        row = {"dtype": dtype, "way": way}
+        for choice in dict.fromkeys(choice for _, choice, _ in curves):
+            if (curve := curves.get((dtype, choice, way))) is None:
+                continue
+            row[f"{choice}_parted"] = f"{curve.parted} of {curve.pairs}"
+            row[choice] = fits.Estimate(*curve.at(steps))
+        # On fixed texts assisted decoding is its verification, which reads as many tokens at once.
+        fixed = one_axis.CHUNKS.name if way == first_divergence.ASSISTED else way
+        same, expected = known.loc[(dtype, fixed), "same_top"], known.loc[(dtype, fixed), "expected_flips"]
+        row["flip_share"] = fits.Estimate(1 - same.value, 1 - same.high, 1 - same.low)
+        row["expected_flips"] = expected
+        row["position"] = 1 / expected.value if expected.value else np.inf
+        row["expected"] = (1 - expected.value) ** steps
+        table.append(row)
+    return pd.DataFrame(table)
+
+
+def growth(rows: pd.DataFrame) -> pd.DataFrame:
+    """Compare the last quarter of the positions with the first.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Of the experiment ``drift_by_position``.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``way``, ``ratio`` (`Estimate`, bootstrap over files) of the mean divergence.
+    """
+    quarter = rows["bin"].max() / 4
+    marked = rows.assign(variant=np.where(rows["bin"] <= quarter, "first", "middle"))
+    marked.loc[rows["bin"] > 3 * quarter, "variant"] = "last"
+    table = []
+    for (dtype, way), part in marked.groupby(["dtype", "way"], sort=False):
+        # A divergence of 0 throughout has no ratio.
+        if part.loc[part["variant"] == "first", "kl"].min() > 0:
+            table.append({"dtype": dtype, "way": way, "ratio": fits.paired_ratio(part, "kl", "last", "first")})
+    return pd.DataFrame(table, columns=["dtype", "way", "ratio"])
+
+
+def positions_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Average the divergence over texts, by way and bin of positions.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``way``, ``bin``, ``middle`` (tokens), ``kl``, ``flips``, ``n_tokens``.
+    """
+    table = rows.groupby(["dtype", "way", "bin"], sort=False).agg(
+        read_from=("read_from", "first"), read_to=("read_to", "first"), kl=("kl", "mean"), flips=("flips", "sum"),
+        n_tokens=("n_tokens", "sum"),
+    ).reset_index()  # fmt: skip
+    return table.assign(middle=(table["read_from"] + table["read_to"]) / 2)
+
+
+def snowball(rows: pd.DataFrame) -> pd.DataFrame:
+    """Average over pairs, by step from the parting.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Of the experiment ``after_divergence``.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``offset``, ``pairs``, ``kl_forced``, ``kl_free``, ``token_equal``.
+    """
+    return rows.groupby(["dtype", "offset"], sort=False).agg(
+        pairs=("sample", "nunique"), kl_forced=("kl_forced", "mean"), kl_free=("kl_free", "mean"),
+        token_equal=("token_equal", "mean"),
+    ).reset_index()  # fmt: skip
+
+
+def against_other_dtype(rows: pd.DataFrame, way: str) -> dict[str, fits.Estimate]:
+    """Give a way's mean divergence over that of computing in another dtype, by dtype, with its interval over files."""
+    marked = rows.assign(variant=rows["way"])
+    return {
+        dtype: fits.paired_ratio(part, "kl", way, one_axis.OTHER_DTYPE.name)
+        for dtype, part in marked.groupby("dtype", sort=False)
+    }
+
+
+def margins_flat(margins: pd.DataFrame) -> pd.DataFrame:
+    """Write `margins_table` without objects, for a CSV."""
+    ends = [
+        (e.value, e.low, e.high) if isinstance(e, fits.Estimate) else (np.nan, np.nan, np.nan) for e in margins["seen"]
+    ]
+    return margins.drop(columns="seen").assign(
+        **dict(zip(("seen", "seen_low", "seen_high"), zip(*ends, strict=True), strict=True))
+    )
+
+
+def curves_table(curves: dict[tuple[str, str, str], survival.Survival]) -> pd.DataFrame:
+    """Write curves as rows: ``dtype``, ``choice``, ``way``, ``step``, ``share``, ``low``, ``high``."""
+    return pd.concat(
+        [
+            pd.DataFrame(
+                {
+                    "dtype": dtype,
+                    "choice": choice,
+                    "way": way,
+                    "step": curve.steps,
+                    "share": curve.share,
+                    "low": curve.low,
+                    "high": curve.high,
+                }
+            )
+            for (dtype, choice, way), curve in curves.items()
+        ],
+        ignore_index=True,
+    )

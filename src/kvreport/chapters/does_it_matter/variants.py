@@ -1,0 +1,397 @@
+"""Ways to compute the same rows, each one change away from the same baseline.
+
+The baseline reads one text in one pass, without a cache.  Of every text the first half is a prompt and the second half is
+scored, so each scored row of a cached way is computed on top of a cache.
+
+Rounding: the arithmetic's order or shape changes and nothing else does.  Fewer bits: what is stored has fewer.  Control: a
+planted fault, to show what a broken cache looks like on the same axes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
+from transformers.pytorch_utils import Conv1D
+
+from kvbook.errors import UserError
+from kvbook.measuring import rounded_caches
+from kvbook.models import corpus, loading, lowbit, placement
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+
+Kind = Literal["rounding", "fewer bits", "control"]
+
+# Texts that go through a batched way together; a smaller group is filled up with copies.
+BATCH = 8
+# Tokens that assisted decoding's verification feeds at once; a draft of 4 and the token before it.
+AT_ONCE = 5
+# Left padding of the texts of a batch: none is padded as far as its neighbour.
+PADS = tuple(1 + 3 * index for index in range(BATCH))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of one text.
+
+    Attributes
+    ----------
+    text : int
+        Which of the texts that were fed.
+    start : int
+        Position of the first row.
+    logits : Tensor, shape (rows, vocabulary_size)
+        Of the token behind each position.
+    hidden : Tensor, shape (rows, width)
+        What the output head read.
+    """
+
+    text: int
+    start: int
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+class Reader:
+    """A model that gives its logits together with what its output head read.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._hidden: torch.Tensor | None = None
+
+    def __call__(self, ids: torch.Tensor, **options) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the model: logits and last hidden states, one row a token fed."""
+        # Asking for the hidden states of all layers costs a third of a decode step of a small model; the last ones pass
+        # through the head's hands anyway.
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(self._keep)
+        try:
+            logits = self.model(ids, **options).logits
+        finally:
+            hook.remove()
+        hidden, self._hidden = self._hidden, None
+        return logits, hidden
+
+    def _keep(self, _head, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._hidden = inputs[0]
+
+
+Feed = Callable[[Reader, torch.Tensor, int], Iterator[Piece]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One change.
+
+    Attributes
+    ----------
+    name : str
+        As figures and tables show it.
+    kind : {"rounding", "fewer bits", "control"}
+        What the difference is made of.
+    feed : callable
+        Takes the reader, the ids of shape (texts, tokens) and the prompt's length; yields pieces, which together hold every
+        row from the prompt's length on.
+    attention : str, optional
+        transformers' attention implementation.
+    quantization : {"none", "8bit", "4bit"}
+        Of the weights.
+    other_dtype : bool
+        Whether the model computes in another dtype: bf16 where the baseline is fp32, fp32 where it is not.
+    """
+
+    name: str
+    kind: Kind
+    feed: Feed
+    attention: str | None = None
+    quantization: str = "none"
+    other_dtype: bool = False
+
+
+def whole(read: Reader, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
+    """Read each text alone, in one pass without a cache: the baseline."""
+    for text in range(len(ids)):
+        logits, hidden = read(ids[text : text + 1], use_cache=False)
+        yield Piece(text, 0, logits[0], hidden[0])
+
+
+def _filled(ids: torch.Tensor) -> torch.Tensor:
+    """Take a batch of exactly `BATCH` texts, copies of the first ones where there are fewer."""
+    return ids[torch.arange(BATCH, device=ids.device) % len(ids)]
+
+
+def batched(read: Reader, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
+    """Read `BATCH` texts of one length in one pass without a cache."""
+    for first in range(0, len(ids), BATCH):
+        some = ids[first : first + BATCH]
+        logits, hidden = read(_filled(some), use_cache=False)
+        yield from (Piece(first + row, 0, logits[row], hidden[row]) for row in range(len(some)))
+
+
+def left_padded(read: Reader, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
+    """Read `BATCH` texts in one pass, each behind another number of padding tokens that the mask hides."""
+    length = ids.shape[1]
+    for first in range(0, len(ids), BATCH):
+        full = _filled(ids[first : first + BATCH])
+        # Any token will do behind the mask; one of the text's own has an embedding like all others.
+        padded = full[:, :1].repeat(1, max(PADS) + length)
+        mask = torch.zeros_like(padded)
+        for row, pad in enumerate(PADS):
+            # All are as long, so a text that is padded by less ends before the row does; what is behind it is hidden too.
+            padded[row, pad : pad + length] = full[row]
+            mask[row, pad : pad + length] = 1
+        # MPT counts from the query and takes no positions; the others need those that the text has without padding.
+        mpt = read.model.config.model_type == "mpt"
+        places = {} if mpt else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+        logits, hidden = read(padded, attention_mask=mask, use_cache=False, **places)
+        for row in range(min(BATCH, len(ids) - first)):
+            text = slice(PADS[row], PADS[row] + length)
+            yield Piece(first + row, 0, logits[row, text], hidden[row, text])
+
+
+MakeCache = Callable[[PreTrainedModel, int], Cache]
+
+
+def dynamic(model: PreTrainedModel, _length: int) -> Cache:
+    """Make transformers' default cache."""
+    return DynamicCache(config=model.config)
+
+
+def _static(model: PreTrainedModel, length: int) -> Cache:
+    return StaticCache(config=model.config, max_cache_len=length)
+
+
+def on_a_cache(make: MakeCache, at_once: int | None, lost: int = 0) -> Feed:
+    """Feed the prompt into a cache, then the rest on top of it.
+
+    Parameters
+    ----------
+    make : callable
+        Takes the model and the text's length, and makes an empty cache.
+    at_once : int or None
+        Tokens of each further call; None for all the rest in one.
+    lost : int
+        Tokens that are taken off the cache behind the prompt: a planted fault.
+    """
+
+    def feed(read: Reader, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
+        for text in range(len(ids)):
+            one = ids[text : text + 1]
+            cache = make(read.model, ids.shape[1])
+            read.model(one[:, :prompt], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            if lost:
+                cache.crop(-lost)
+            start = prompt
+            for part in one[:, prompt:].split(at_once or ids.shape[1], 1):
+                logits, hidden = read(part, past_key_values=cache, use_cache=True)
+                yield Piece(text, start, logits[0], hidden[0])
+                start += part.shape[1]
+
+    return feed
+
+
+def _fp8(model: PreTrainedModel, _length: int) -> Cache:
+    return QuantizedCache("fp8", config=model.config)
+
+
+def _bits(bits: int) -> MakeCache:
+    return lambda model, _length: rounded_caches.make(model.config, bits)
+
+
+TOKENS = Way("cache, token by token", "rounding", on_a_cache(dynamic, 1))
+CHUNKS = Way(f"cache, {AT_ONCE} tokens at once", "rounding", on_a_cache(dynamic, AT_ONCE))
+STATIC = Way(f"static cache, {AT_ONCE} at once", "rounding", on_a_cache(_static, AT_ONCE))
+BATCHED = Way(f"batch of {BATCH}", "rounding", batched)
+PADDED = Way(f"batch of {BATCH}, left-padded", "rounding", left_padded)
+EAGER = Way("eager attention", "rounding", whole, attention="eager")
+OTHER_DTYPE = Way("other dtype", "fewer bits", whole, other_dtype=True)
+KV_FP8 = Way("KV cache in fp8", "fewer bits", on_a_cache(_fp8, None))
+KV_INT8 = Way("KV cache in int8", "fewer bits", on_a_cache(_bits(8), None))
+KV_INT4 = Way("KV cache in int4", "fewer bits", on_a_cache(_bits(4), None))
+WEIGHTS_8 = Way("8-bit weights", "fewer bits", whole, quantization="8bit")
+WEIGHTS_4 = Way("4-bit weights", "fewer bits", whole, quantization="4bit")
+LOST = Way("fault: a cached token lost", "control", on_a_cache(dynamic, None, lost=1))
+
+WAYS = (
+    TOKENS, CHUNKS, STATIC, BATCHED, PADDED, EAGER,
+    OTHER_DTYPE, KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4,
+    LOST,
+)  # fmt: skip
+BY_NAME = {way.name: way for way in WAYS}
+
+
+# bitsandbytes' 4-bit product on a CPU takes rows of whole blocks of this many numbers.
+_BLOCK_4BIT = 64
+
+
+def possible(model: PreTrainedModel, ways: tuple[Way, ...] = WAYS) -> list[Way]:
+    """List the ways that a model has.
+
+    Left out are a second attention where it knows one only; caches that are rounded, or cut back, where a layer has a window;
+    the fp8 cache where transformers is older than it; quantized weights without the library; and on a CPU 4-bit weights of
+    odd widths.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The baseline's.
+    ways : tuple of Way
+        To choose from.
+    """
+    without = set()
+    if model.config._attn_implementation == "eager":
+        without.add(EAGER.name)
+    if not rounded_caches.all_full(model.config):
+        without |= {way.name for way in (KV_FP8, KV_INT8, KV_INT4, LOST)}
+    try:
+        _fp8(model, 1)
+    except ValueError:
+        without.add(KV_FP8.name)
+    if model.device.type == "cpu" and any(width % _BLOCK_4BIT for width in _inner_widths(model)):
+        without.add(WEIGHTS_4.name)
+    try:
+        lowbit.check(WEIGHTS_8.quantization)
+    except UserError:
+        without |= {WEIGHTS_8.name, WEIGHTS_4.name}
+    return [way for way in ways if way.name not in without]
+
+
+def _inner_widths(model: PreTrainedModel) -> Iterator[int]:
+    for module in model.base_model.modules():
+        if isinstance(module, nn.Linear):
+            yield module.in_features
+        elif isinstance(module, Conv1D):
+            yield module.weight.shape[0]
+
+
+class Subject:
+    """One model in one dtype, with the variants of it that a way asks for, each loaded when it is first wanted.
+
+    All stay loaded: the baseline's logits are compared while they are there, and never computed twice.
+
+    Parameters
+    ----------
+    settings : DoesItMatterSettings
+        Which model, where.
+    dtype : str
+        Of the baseline.
+    """
+
+    def __init__(self, settings: DoesItMatterSettings, dtype: str) -> None:
+        self._settings, self._dtype = settings, dtype
+        self._loaded: dict[tuple[str, str, str | None], loading.Loaded] = {}
+        self.baseline = self._load("none", dtype, None)
+
+    def _load(self, quantization: str, dtype: str, attention: str | None) -> loading.Loaded:
+        if (key := (quantization, dtype, attention)) not in self._loaded:
+            # A model of its own for another attention too: some classes ignore a switch, and say so in a log only.
+            self._loaded[key] = loading.load(
+                self._settings.model, weights=self._settings.weights, dtype=dtype, device=self._settings.device,
+                attention=attention, seed=self._settings.seed, quantization=quantization,
+            )  # fmt: skip
+        return self._loaded[key]
+
+    def pieces(self, way: Way, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
+        """Run some texts in a way; to be consumed under ``torch.inference_mode``.
+
+        Parameters
+        ----------
+        way : Way
+            The change.
+        ids : Tensor of int64, shape (texts, tokens)
+            All of one length.
+        prompt : int
+            Tokens of the first part.
+        """
+        yield from way.feed(Reader(self.model_of(way)), ids, prompt)
+
+    def model_of(self, way: Way) -> PreTrainedModel:
+        """Give the model that a way runs."""
+        dtype = self._dtype
+        if way.other_dtype:
+            dtype = "bfloat16" if dtype == "float32" else "float32"
+        return self._load(way.quantization, dtype, way.attention).model
+
+    def tensor(self, ids: list[list[int]]) -> torch.Tensor:
+        """Put ids where the model is."""
+        return torch.tensor(ids, device=self.baseline.model.device)
+
+
+def identity(settings: DoesItMatterSettings, n_tokens: int) -> dict[str, Any]:
+    """Name the model of a run, and refuse what cannot be run before anything is.
+
+    Raises
+    ------
+    UserError
+        For a model, device or dtype that is not there, or a context shorter than a padded text.
+    """
+    placement.check(settings.device, settings.dtypes)
+    model = loading.identify(settings.model, settings.weights, settings.seed)
+    loading.check_length(model, n_tokens)
+    return model
+
+
+def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
+    """Cut samples of one length, by the model's own tokenizer.
+
+    Parameters
+    ----------
+    settings : DoesItMatterSettings
+        Whose corpus and model it is.
+    n_samples, n_tokens : int
+        How many, how long.
+
+    Raises
+    ------
+    UserError
+        When the corpus has fewer, or a file is too short: texts of a batch, and positions, must be comparable.
+    """
+    tokenizer = loading.tokenizer(settings.model, settings.weights)
+    samples = list(corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens))
+    if short := [sample for sample in samples if len(sample.ids) < n_tokens]:
+        raise UserError(
+            f"{short[0].source} gives {len(short[0].ids)} tokens, {n_tokens} are needed of each text: name a folder of "
+            f"longer files, or lower n_tokens or longest to at most {min(len(s.ids) for s in short) - 1}"
+        )
+    return samples
+
+
+def recorded(
+    name: str,
+    module: str,
+    settings: DoesItMatterSettings,
+    measure: Callable[[records.Writer], None],
+    fields: set[str],
+    longest: int,
+    **inputs: Any,
+) -> records.Run:
+    """Give the run of one of the chapter's experiments: `frame.recorded` with the baseline and the texts.
+
+    Parameters
+    ----------
+    name, module : str
+        The experiment's name, and where it is measured.
+    settings : DoesItMatterSettings
+        The chapter's.
+    measure : callable
+        Appends every unit that ``writer.done`` does not hold yet.
+    fields : set of str
+        The settings on which its rows depend, besides those that all of these experiments use.
+    longest : int
+        The longest text that is run, in tokens.
+    **inputs
+        Whatever else they depend on.
+    """
+    return frame.recorded(
+        name, module, settings, measure,
+        fields={"model", "weights", "device", "seed", "corpus", "dtypes"} | fields,
+        models=[identity(settings, longest)], corpus=corpus.describe(settings.corpus), **inputs,
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""What the switch costs at a true shape: prefill and decode steps, stock and row-invariant by turns in one run.
+
+Speed does not depend on the weights' values, so they are random.  A prefill runs the body, and then the head on a copy of
+the last row: the library hands its head a view with the whole text's strides, for which a library of products may take a
+path many times slower, so that stock's time would be the view's.  Rows, one a (repeat, arithmetic): see ``data/README.md``.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from kvbook import exact, progress
+from kvbook.errors import UserError
+from kvbook.measuring import timing
+from kvbook.models import loading, placement, registry
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.chapters.exact_caches.settings import ExactCachesSettings
+
+
+def run(settings: ExactCachesSettings) -> records.Run:
+    """Measure the times, or read them if these inputs have been measured.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    placement.device_of(settings.device)
+    if settings.cost_shape not in registry.families():
+        raise UserError(f"cost_shape {settings.cost_shape!r}: choose one of {', '.join(registry.families())}")
+    model = loading.identify(settings.cost_shape, "random", settings.seed)
+    loading.check_length(model, max(settings.n_prefill, settings.n_context + settings.n_steps))
+    return frame.recorded(
+        "exact_cost",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        fields={"device", "seed", "n_repeats", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"},
+        models=[model],
+    )
+
+
+def _measure(settings: ExactCachesSettings, writer: records.Writer) -> None:
+    model = _blank(settings)
+    ids = torch.arange(3, 3 + max(settings.n_prefill, settings.n_context + settings.n_steps))[None]
+    ids = (ids % model.config.vocab_size).to(model.device)
+    # The first turn of each is not kept: kernels are compared, buffers and code paths warmed up.
+    for repeat in progress.track(range(-1, settings.n_repeats), settings.n_repeats + 1, "cost of the switch: repeat"):
+        unit = str(repeat)
+        if unit in writer.done:
+            continue
+        turn = exact_ways.ARITHMETICS[:: 1 if repeat % 2 else -1]
+        rows = [
+            {"repeat": repeat, "source": repeat, "sample": repeat, "arithmetic": arithmetic}
+            | _time(model, ids, settings, arithmetic)
+            for arithmetic in turn
+        ]
+        if repeat >= 0:
+            writer.append(unit, rows)
+
+
+def _blank(settings: ExactCachesSettings) -> PreTrainedModel:
+    """Build the shape without a tokenizer: the ids are any."""
+    values = dict(registry.families()[settings.cost_shape].architectures[0].config)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    torch.manual_seed(settings.seed)
+    with torch.device(settings.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.cost_dtype))
+    return model.eval().requires_grad_(False)
+
+
+def prefill(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Fill a new cache with a text and score its last token, with strides that any product takes fast.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model whose logits are its head's.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+
+    Returns
+    -------
+    Tensor, shape (1, 1, vocabulary_size)
+    """
+    last = model.base_model(ids, use_cache=True).last_hidden_state[:, -1:]
+    # `contiguous` would keep the strides of a single row.
+    return model.get_output_embeddings()(last.clone(memory_format=torch.contiguous_format))
+
+
+def _time(model: PreTrainedModel, ids: torch.Tensor, settings: ExactCachesSettings, arithmetic: str) -> dict[str, Any]:
+    switch = exact.row_invariant() if arithmetic == exact_ways.EXACT else nullcontext()
+    with torch.inference_mode(), switch:
+        _, prefill_s = timing.timed(lambda: prefill(model, ids[:, : settings.n_prefill]), model.device)
+        cache = DynamicCache(config=model.config)
+        model(ids[:, : settings.n_context], past_key_values=cache, logits_to_keep=1)
+        steps = []
+        for step in range(settings.n_context, settings.n_context + settings.n_steps):
+            token = ids[:, step : step + 1]
+            steps.append(timing.timed(lambda token=token: model(token, past_key_values=cache), model.device)[1])
+    # A single step that the system interrupted must not speak for the others.
+    return {"prefill_s": prefill_s, "decode_s": sorted(steps)[len(steps) // 2]}

@@ -1,0 +1,108 @@
+"""Which part of the arithmetic has to be invariant: rungs from stock to all of it, with drift, error and time of each.
+
+Every text goes through all rungs before the next one comes, in an order that rotates.  Rows, one a (dtype, sample, rung):
+see ``data/README.md``.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from kvbook import exact, progress
+from kvbook.measuring import in_fp64 as wide
+from kvbook.measuring import timing
+from kvbook.models import corpus
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.runs import samples as texts
+from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.chapters.exact_caches.settings import ExactCachesSettings
+
+STOCK = "stock"
+# Attention implementation and invariant parts of every rung; None is torch's own arithmetic.
+RUNGS: dict[str, tuple[str | None, tuple[str, ...] | None]] = {
+    STOCK: (None, None),
+    "stock, eager": ("eager", None),
+    "attention": (None, ("attention",)),
+    "products": (None, ("products",)),
+    "products + attention": (None, ("products", "attention")),
+    "all": (None, exact.PARTS),
+}
+
+
+def run(settings: ExactCachesSettings) -> records.Run:
+    """Measure every rung, or read it if these inputs have been measured.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    models = exact_ways.identities(settings, [settings.model])
+    return frame.recorded(
+        "exact_ladder",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        fields={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"},
+        models=models,
+        corpus=corpus.describe(settings.corpus),
+    )
+
+
+def _arithmetic(parts: tuple[str, ...] | None) -> AbstractContextManager[None]:
+    return nullcontext() if parts is None else exact.row_invariant(parts)
+
+
+def _measure(settings: ExactCachesSettings, writer: records.Writer) -> None:
+    truth = texts.load(settings, settings.model, "float64", "eager")
+    samples = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens))
+    names = list(RUNGS)
+    for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
+        loaded = {kind: texts.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
+        for text in samples:
+            unit = f"{dtype}|{text.index}"
+            if unit in writer.done:
+                continue
+            ids = torch.tensor([text.ids], device=truth.model.device)
+            # Weights rounded as the subject's are, so that what is compared is arithmetic alone.
+            with torch.inference_mode(), wide.widened(torch.float64):
+                reference = _rounded(truth.model, loaded[None].model)(ids, use_cache=False).logits[0]
+            about = {"model": truth.name, "weights": truth.weights, "dtype": dtype, "sample": text.index,
+                     "source": text.source, "n_tokens": ids.shape[1]}  # fmt: skip
+            turn = text.index % len(names)
+            rows = [
+                about | {"rung": name} | _score(loaded[RUNGS[name][0]].model, RUNGS[name][1], ids, reference)
+                for name in names[turn:] + names[:turn]
+            ]
+            writer.append(unit, rows)
+
+
+def _rounded(truth: PreTrainedModel, model: PreTrainedModel) -> PreTrainedModel:
+    """Give the reference model the weights of another one, in double precision."""
+    truth.load_state_dict({name: weight.double() for name, weight in model.state_dict().items()}, strict=False)
+    return truth
+
+
+def _score(
+    model: PreTrainedModel, parts: tuple[str, ...] | None, ids: torch.Tensor, reference: torch.Tensor
+) -> dict[str, Any]:
+    with torch.inference_mode(), _arithmetic(parts):
+        # What has not run yet is compared with its reference, or warmed up, here and not under the clock.
+        model(ids, use_cache=False)
+        full, full_s = timing.timed(lambda: model(ids, use_cache=False).logits[0], model.device)
+        sizes = [2, *[1] * (ids.shape[1] - 2)]
+        exact_ways.fed(model, ids[:, :4], [2, 1, 1], DynamicCache(config=model.config))
+        single, decode_s = timing.timed(
+            lambda: exact_ways.fed(model, ids, sizes, DynamicCache(config=model.config)), model.device
+        )
+    errors = [(logits.double() - reference).square().mean().sqrt().item() for logits in (full, single)]
+    return exact_ways.against(full, single) | {
+        "error_rms": errors[0],
+        "step_error_rms": errors[1],
+        "reference_rms": reference.square().mean().sqrt().item(),
+        "full_s": full_s,
+        "decode_s": decode_s / len(sizes),
+    }

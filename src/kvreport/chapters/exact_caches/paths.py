@@ -1,0 +1,185 @@
+"""Every way to feed the same tokens against the full pass, with stock arithmetic and under `row_invariant`.
+
+Rows, one a (model, dtype, sample, arithmetic, way): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel, StaticCache
+
+from kvbook import exact, paths, progress
+from kvbook.errors import UserError
+from kvbook.models import corpus, registry
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.runs import samples as texts
+from kvreport.chapters.exact_caches.settings import ExactCachesSettings
+
+STOCK, EXACT = "stock", "row-invariant"
+ARITHMETICS = (STOCK, EXACT)
+# Tokens that a padded text is moved by.
+_PAD = 7
+
+
+def subjects(settings: ExactCachesSettings) -> list[str]:
+    """Name the models of a run; ``all`` stands for the causal families, stand-ins only where they are there."""
+    families = registry.families()
+    if settings.families != ("all",):
+        return list(settings.families)
+    causal = [name for name, family in families.items() if family.objective == "next token"]
+    if settings.weights == "stand-in":
+        causal = [name for name in causal if (paths.STANDINS / name / "config.json").is_file()]
+    return causal
+
+
+def identities(settings: ExactCachesSettings, names: list[str]) -> list[dict[str, Any]]:
+    """Name the models of a run and refuse what cannot be run before anything is.
+
+    Raises
+    ------
+    UserError
+        For a model, device or dtype that is not there, no model at all, or a context shorter than the texts.
+    """
+    if not names:
+        raise UserError("no family has its weights here: name models in `families`, or choose weights='random'")
+    return texts.identities(settings, names, settings.n_tokens + _PAD)
+
+
+def fed(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache) -> torch.Tensor:
+    """Feed a text in chunks on top of a cache and give the logits of all its tokens.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    sizes : list of int
+        Of the chunks, which make up the whole.
+    cache : Cache
+        Empty; filled in place.
+
+    Returns
+    -------
+    Tensor, shape (seq_len, vocabulary_size)
+    """
+    parts = [model(part, past_key_values=cache, use_cache=True).logits[0] for part in ids.split(sizes, 1)]
+    return torch.cat(parts)
+
+
+def chunks(length: int) -> list[int]:
+    """Cut a text into uneven chunks, single tokens among them."""
+    first = length // 2 - 3
+    return [first, 1, 1, length - first - 5, 3]
+
+
+def ways(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Score a text in every way but at once.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+
+    Yields
+    ------
+    way : str
+        How it was fed.
+    logits : Tensor, shape (seq_len, vocabulary_size)
+    """
+    length, config = ids.shape[1], model.config
+    yield "prefix + last token", fed(model, ids, [length - 1, 1], DynamicCache(config=config))
+    yield "chunks", fed(model, ids, chunks(length), DynamicCache(config=config))
+    static = StaticCache(config=config, max_cache_len=length + _PAD)
+    yield "chunks, static cache", fed(model, ids, chunks(length), static)
+    # Two at first: transformers' MPT makes no mask for a single token on an empty cache, and fails.
+    yield "token by token", fed(model, ids, [2, *[1] * (length - 2)], DynamicCache(config=config))
+    yield "in a batch of three", model(torch.cat([ids.flip(1), ids, ids.roll(5, 1)])).logits[1]
+    padded = torch.cat([ids[:, :_PAD], ids], 1)
+    mask = torch.ones_like(padded)
+    mask[:, :_PAD] = 0
+    # MPT counts from the query and takes no positions; the others need those that the text has without padding.
+    place = {} if config.model_type == "mpt" else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    yield "left-padded", model(padded, attention_mask=mask, **place).logits[0, _PAD:]
+    yield "generate", _generated(model, ids)
+
+
+def _generated(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Let the library write half the text, by allowing nothing else; of the rows before, it gives none."""
+    half = ids.shape[1] // 2
+    output = model.generate(
+        ids[:, :half], attention_mask=torch.ones_like(ids[:, :half]), do_sample=False, max_length=ids.shape[1],
+        prefix_allowed_tokens_fn=lambda _, held: [int(ids[0, min(len(held), ids.shape[1] - 1)])],
+        return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    return torch.cat(output.logits)
+
+
+def run(settings: ExactCachesSettings) -> records.Run:
+    """Measure every way, or read it if these inputs have been measured.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    models = identities(settings, subjects(settings))
+    return frame.recorded(
+        "exact_ways",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        fields={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"},
+        models=models,
+        corpus=corpus.describe(settings.corpus),
+    )
+
+
+def _measure(settings: ExactCachesSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
+    todo = [(model["asked_for"], dtype) for model in models for dtype in settings.dtypes]
+    for name, dtype in progress.track(todo, label="ways to feed the same tokens: model and dtype"):
+        loaded = texts.load(settings, name, dtype)
+        for text in texts.pending(
+            settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens, loaded.name
+        ):
+            about = text.about | {"n_tokens": text.ids.shape[1]}
+            writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
+
+
+def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Hold every way against the full pass, under both arithmetics.
+
+    Parameters
+    ----------
+    model, ids
+        As for `ways`.
+    """
+    for arithmetic in ARITHMETICS:
+        with torch.inference_mode(), exact.row_invariant() if arithmetic == EXACT else nullcontext():
+            full = model(ids, use_cache=False).logits[0]
+            for way, logits in ways(model, ids):
+                # `generate` gives the last rows only, each as float32.
+                reference = full[: -1 if way == "generate" else None][-len(logits) :].to(logits.dtype)
+                yield {"arithmetic": arithmetic, "way": way, **against(reference, logits)}
+
+
+def against(reference: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
+    """Compare rows of logits bit for bit.
+
+    Parameters
+    ----------
+    reference, logits : Tensor, shape (rows, vocabulary_size)
+        Two computations of the same rows.
+    """
+    equal = (reference == logits).all(-1)
+    return {
+        "rows": len(equal),
+        "equal_rows": int(equal.sum()),
+        "max_abs": (reference.double() - logits.double()).abs().max().item(),
+        "flips": int((reference.argmax(-1) != logits.argmax(-1)).sum()),
+    }

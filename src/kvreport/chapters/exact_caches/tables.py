@@ -1,0 +1,198 @@
+"""Tables behind the chapter on exact caches."""
+
+import pandas as pd
+
+from kvbook.measuring import estimates as fits
+from kvreport.chapters.exact_caches import ladder as exact_ladder
+from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.publishing.wording import DTYPES, FEWEST
+
+# What the book sets itself: times of the switch over stock's, at most.
+MOST_DECODE, MOST_PREFILL = 1.10, 1.50
+
+
+def shares(ways: pd.DataFrame) -> pd.DataFrame:
+    """Add up rows over samples.
+
+    Parameters
+    ----------
+    ways : DataFrame
+        Rows of the experiment ``exact_ways``.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``arithmetic``, ``way``, ``rows``, ``equal_rows``, ``share``, ``max_abs`` (largest),
+        ``flips`` (sum).
+    """
+    keys = ["model", "dtype", "arithmetic", "way"]
+    table = ways.groupby(keys, sort=False).agg(
+        rows=("rows", "sum"), equal_rows=("equal_rows", "sum"), max_abs=("max_abs", "max"), flips=("flips", "sum")
+    )
+    table["share"] = table["equal_rows"] / table["rows"]
+    return table.reset_index()
+
+
+def ways_table(ways: pd.DataFrame) -> pd.DataFrame:
+    """Lay equal rows out: a row a way and arithmetic, a column a dtype, over all models.
+
+    Returns
+    -------
+    DataFrame
+        ``way``, ``arithmetic``, for each dtype ``equal of rows``, and ``largest difference`` over all.
+    """
+    totals = shares(ways).groupby(["way", "arithmetic", "dtype"], sort=False)[["equal_rows", "rows"]].sum()
+    cells = totals["equal_rows"].map("{:,}".format) + " of " + totals["rows"].map("{:,}".format)
+    grid = cells.unstack("dtype")[list(dict.fromkeys(ways["dtype"]))].rename(columns=DTYPES)
+    order = [(way, a) for way in dict.fromkeys(ways["way"]) for a in exact_ways.ARITHMETICS]
+    grid["largest difference"] = ways.groupby(["way", "arithmetic"])["max_abs"].max()
+    return grid.loc[order].rename_axis(columns=None).reset_index()
+
+
+def ladder_table(ladder: pd.DataFrame) -> pd.DataFrame:
+    """Summarise every rung.
+
+    Parameters
+    ----------
+    ladder : DataFrame
+        Rows of the experiment ``exact_ladder``.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``rung``, ``share`` of equal rows, ``max_abs`` (largest), ``flips`` and ``rows`` (sums), ``error``
+        (relative to the reference, root mean square over both passes), and the times of a full pass and of a step over
+        stock's (medians of the ratios by sample).
+    """
+    stock = ladder.loc[ladder["rung"] == exact_ladder.STOCK, ["dtype", "sample", "full_s", "decode_s"]]
+    paired = ladder.merge(stock, on=["dtype", "sample"], suffixes=("", "_stock"))
+    paired["full_ratio"] = paired["full_s"] / paired["full_s_stock"]
+    paired["decode_ratio"] = paired["decode_s"] / paired["decode_s_stock"]
+    both = paired[["error_rms", "step_error_rms"]].pow(2).mean(axis=1).pow(0.5)
+    paired["error"] = both / paired["reference_rms"]
+    table = paired.groupby(["dtype", "rung"], sort=False).agg(
+        rows=("rows", "sum"), equal_rows=("equal_rows", "sum"), max_abs=("max_abs", "max"), flips=("flips", "sum"),
+        error=("error", "mean"), full_ratio=("full_ratio", "median"), decode_ratio=("decode_ratio", "median"),
+    )  # fmt: skip
+    table["share"] = table["equal_rows"] / table["rows"]
+    order = [(dtype, rung) for dtype in dict.fromkeys(ladder["dtype"]) for rung in exact_ladder.RUNGS]
+    return table.loc[order].reset_index()
+
+
+def ladder_shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Give what a reader wants of `ladder_table`, under a reader's names."""
+    shown = table.assign(dtype=table["dtype"].map(DTYPES))
+    shown["equal rows"] = shown["equal_rows"].map("{:,}".format) + " of " + shown["rows"].map("{:,}".format)
+    names = {"max_abs": "largest difference", "full_ratio": "full pass / stock", "decode_ratio": "step / stock"}
+    return shown.rename(columns=names)[["dtype", "rung", "equal rows", *names.values(), "flips", "error"]]
+
+
+def error_ratios(ladder: pd.DataFrame, error: str = "error_rms") -> pd.DataFrame:
+    """Take the error of the whole switch against double precision over stock's, by dtype.
+
+    Parameters
+    ----------
+    ladder : DataFrame
+        Rows of the experiment ``exact_ladder``.
+    error : str
+        ``error_rms``, of the full pass, or ``step_error_rms``, token by token on a cache.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``ratio`` (`Estimate`: bootstrap over files, or of few files the lowest and highest, see `brackets`).
+    """
+    table = [
+        {"dtype": dtype, "ratio": _ratio(rows.assign(variant=rows["rung"]), error, "all", exact_ladder.STOCK)}
+        for dtype, rows in ladder.groupby("dtype", sort=False)
+    ]
+    return pd.DataFrame(table)
+
+
+def _ratio(rows: pd.DataFrame, value: str, variant: str, against: str, of=fits.paired_ratio) -> fits.Estimate:
+    """Take a ratio with its interval, or of few sources with the lowest and highest that one of them has."""
+    estimate = of(rows, value, variant, against)
+    if rows["source"].nunique() >= FEWEST:
+        return estimate
+    means = rows.pivot_table(index="source", columns="variant", values=value)
+    ratios = means[variant] / means[against]
+    return fits.Estimate(estimate.value, float(ratios.min()), float(ratios.max()))
+
+
+def costs(cost: pd.DataFrame) -> dict[str, fits.Estimate]:
+    """Take the switch's times over stock's: median over repeats of the ratio, with its interval.
+
+    Parameters
+    ----------
+    cost : DataFrame
+        Rows of the experiment ``exact_cost``.
+
+    Returns
+    -------
+    dict
+        ``prefill`` and ``decode``.
+    """
+    rows = cost.assign(variant=cost["arithmetic"])
+    return {
+        name: _ratio(rows, f"{name}_s", exact_ways.EXACT, exact_ways.STOCK, fits.paired_median_ratio)
+        for name in ("prefill", "decode")
+    }
+
+
+def promises(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame, cost_dtype: str) -> pd.DataFrame:
+    """Judge what the switch promises by this run's rows.
+
+    Parameters
+    ----------
+    ways, ladder, cost : DataFrame
+        Rows of the experiments.
+    cost_dtype : str
+        In which times were taken.
+
+    Returns
+    -------
+    DataFrame
+        ``promise``, ``here`` (the numbers), ``verdict``: kept, broken, or undecided.
+    """
+    table = shares(ways)
+    exact, stock = (table[table["arithmetic"] == name] for name in (exact_ways.EXACT, exact_ways.STOCK))
+    fp32 = stock[(stock["dtype"] == "float32") & (stock["way"] == "token by token")]
+    times = costs(cost)
+    said = [
+        (
+            f"under the switch no bit of any row differs, in any of the {exact['way'].nunique()} ways to feed the tokens",
+            f"{exact['equal_rows'].sum():,} of {exact['rows'].sum():,} rows equal",
+            _word(bool((exact["equal_rows"] == exact["rows"]).all()), True),
+        ),
+        (
+            "control: without it the same comparison fails in fp32",
+            f"token by token, {fp32['equal_rows'].sum():,} of {fp32['rows'].sum():,} rows equal",
+            _word(bool((fp32["equal_rows"] < fp32["rows"]).all()), len(fp32) > 0),
+        ),
+    ]
+    for column, which in (("error_rms", "the full pass"), ("step_error_rms", "token by token on a cache")):
+        errors = error_ratios(ladder, column)
+        said.append(
+            (
+                f"its error against double precision is no larger than stock's, within a tenth: {which}",
+                "; ".join(f"{DTYPES[r.dtype]}: {r.ratio.text('{:.2f}')}" for r in errors.itertuples()),
+                _word(all(r.high <= 1.1 for r in errors["ratio"]), any(r.low > 1.1 for r in errors["ratio"]), True),
+            )
+        )
+    for name, most in (("decode", MOST_DECODE), ("prefill", MOST_PREFILL)):
+        time = times[name]
+        said.append(
+            (
+                f"{name} in {DTYPES[cost_dtype]} takes at most {most:.2f} of stock's time",
+                time.text("{:.2f}"),
+                _word(time.high <= most, time.low > most, True),
+            )
+        )
+    return pd.DataFrame(said, columns=["promise", "here", "verdict"])
+
+
+def _word(kept: bool, decided: bool, needs_contradiction: bool = False) -> str:
+    """Say kept, broken or undecided; with an interval, to break a promise takes evidence of its own."""
+    if kept and (decided or needs_contradiction):
+        return "kept"
+    return "broken" if decided else "undecided"

@@ -1,0 +1,1 @@
+"""The chapter on the forum thread about a model from scratch."""

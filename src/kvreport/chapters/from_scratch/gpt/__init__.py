@@ -1,0 +1,1 @@
+"""The thread's small GPT: model, caches, training and checkpoints."""

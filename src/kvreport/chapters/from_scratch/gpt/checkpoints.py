@@ -1,0 +1,169 @@
+"""The thread's model by name: shipped in two sizes, trained on another text on first use, or in a local folder."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from kvbook import fingerprint, paths
+from kvbook.errors import UserError
+from kvbook.models import placement
+from kvreport.chapters.from_scratch.gpt import text, training
+from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
+
+SMALL, THREAD = "small", "thread"
+# What the shipped checkpoints are trained on.
+STDLIB = "stdlib"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its characters.
+
+    Attributes
+    ----------
+    model : ScratchGPT
+        In evaluation mode.
+    vocabulary : text.Vocabulary
+        Its characters.
+    """
+
+    model: ScratchGPT
+    vocabulary: text.Vocabulary
+
+
+def shipped(size: str) -> Path:
+    """Name the folder of a checkpoint that ships."""
+    return paths.MODELS / "scratch" / size
+
+
+def folder_of(name: str, corpus: str, device: str = "cpu") -> Path:
+    """Find a checkpoint; ``"thread"`` for another text than the standard library is trained on it where it is missing.
+
+    Parameters
+    ----------
+    name : str
+        ``"small"``, ``"thread"``, or a folder that ``python -m kvbook models train-scratch`` wrote.
+    corpus : str
+        What ``"thread"`` is trained on.
+    device : str
+        Where it is trained.
+
+    Raises
+    ------
+    UserError
+        For a name that is none of these, or a device or corpus that is not there.
+    """
+    if name == SMALL or (name == THREAD and corpus == STDLIB):
+        return shipped(name)
+    if name == THREAD:
+        recipe = training.RECIPES[THREAD]
+        made_of = fingerprint.of_values([recipe, text.describe(corpus, "train")])[:8]
+        folder = paths.BUILD / "models" / f"scratch-{THREAD}-{made_of}"
+        if not folder.is_dir():
+            placement.device_of(device)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            training.train(recipe, folder, corpus, device)
+        return folder
+    folder = Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"model {name!r} is neither {SMALL!r}, {THREAD!r} nor a folder with a checkpoint of this chapter's model: "
+            "`python -m kvbook models train-scratch` makes one"
+        )
+    return folder
+
+
+def _config(folder: Path) -> tuple[Shape, text.Vocabulary]:
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        return Shape(**config["shape"]), text.Vocabulary(config["characters"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{folder} holds no checkpoint of this chapter's model: `python -m kvbook models train-scratch` makes one"
+        ) from None
+
+
+def load_vocabulary(name: str, corpus: str) -> text.Vocabulary:
+    """Read the characters of a model; parameters and errors as for `folder_of`."""
+    return _config(folder_of(name, corpus))[1]
+
+
+def identify(name: str, weights: str, seed: int, corpus: str, device: str = "cpu") -> dict[str, Any]:
+    """Say which model it is, for a run's record.
+
+    Parameters
+    ----------
+    name, corpus, device
+        As for `folder_of`.
+    weights : {"stand-in", "random"}
+        ``"random"`` keeps the shape and draws the weights.
+    seed : int
+        Of random weights.
+
+    Returns
+    -------
+    dict
+        ``name``, ``weights`` (``stand-in``, ``local`` or ``random``), ``parameters``, ``layers``, ``shape``, and what the
+        weights are: ``sha256`` of the file, or ``seed``.
+
+    Raises
+    ------
+    UserError
+        As `folder_of`.
+    """
+    folder = folder_of(name, corpus, device)
+    shape, _ = _config(folder)
+    own = "random" if weights == "random" else "stand-in" if name in (SMALL, THREAD) else "local"
+    # On `meta` nothing is allocated.
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in ScratchGPT(shape).parameters())
+    about = {
+        "name": f"scratch-{name}" if name in (SMALL, THREAD) else folder.resolve().name,
+        "weights": own,
+        "parameters": parameters,
+        "layers": shape.layers,
+        "shape": vars(shape),
+    }
+    if own == "random":
+        return about | {"seed": seed}
+    if not (folder / "model.safetensors").is_file():
+        raise UserError(
+            f"{folder} has no model.safetensors: train it again with `python -m kvbook models train-scratch`"
+        )
+    return about | {"sha256": fingerprint.of_file(folder / "model.safetensors")}
+
+
+def load(name: str, weights: str, seed: int, corpus: str, dtype: str, device: str) -> Loaded:
+    """Load a model.
+
+    Parameters
+    ----------
+    name, weights, seed, corpus
+        As for `identify`.
+    dtype, device : str
+        Of weights and arithmetic, and where.
+
+    Raises
+    ------
+    UserError
+        As `identify`, and for weights that do not fit the configuration.
+    """
+    where = placement.device_of(device)
+    folder = folder_of(name, corpus, device)
+    shape, vocabulary = _config(folder)
+    torch.manual_seed(seed)
+    model = ScratchGPT(shape)
+    if weights != "random":
+        try:
+            model.load_state_dict(load_file(folder / "model.safetensors"))
+        except (OSError, RuntimeError, SafetensorError):
+            raise UserError(
+                f"{folder}: model.safetensors does not fit config.json: "
+                "train it again with `python -m kvbook models train-scratch`"
+            ) from None
+    return Loaded(model.to(where, placement.dtype_on(dtype, where)).eval().requires_grad_(False), vocabulary)

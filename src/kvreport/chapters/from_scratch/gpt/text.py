@@ -1,0 +1,145 @@
+"""Text as characters: the corpus, its two parts, and the samples that are read.
+
+A corpus is the standard library, a folder of text files, or one text file.  A file of the first two lies in the training
+or in the held-out part by the hash of its name; of a single file the last tenth is held out, cut into pieces.
+"""
+
+import collections
+import functools
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvbook.errors import UserError
+from kvbook.models import corpus
+
+UNKNOWN = "\ufffd"
+# A character that occurs less often than this teaches nothing and would only widen the vocabulary.
+LEAST_COUNT = 100
+# A single file's held-out part is cut into pieces of this many characters, which then stand for files.
+PIECE = 4096
+
+
+@functools.cache
+def documents(name: str, part: corpus.Part) -> tuple[corpus.Document, ...]:
+    """Read one part of a corpus.
+
+    Parameters
+    ----------
+    name : str
+        ``"stdlib"``, a folder, or a text file.
+    part : {"train", "held-out"}
+        Which part.
+
+    Raises
+    ------
+    UserError
+        When there is no such corpus, or the part is empty.
+    """
+    path = Path(name).expanduser()
+    if name != "stdlib" and path.is_file():
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"corpus {name!r} is not UTF-8 text: name a text file, a folder, or 'stdlib'") from None
+        cut = len(text) * 9 // 10
+        start, end = (0, cut) if part == "train" else (cut, len(text))
+        step = end - start if part == "train" else PIECE
+        found = [
+            corpus.Document(f"{path.name}:{at}", text[at : min(at + step, end)])
+            for at in range(start, end, max(step, 1))
+        ]
+    else:
+        found = list(corpus.documents(name, part))
+        if name != "stdlib":
+            found = [document for document in found if corpus.part_of(document.name) == part]
+    if not found:
+        raise UserError(f"corpus {name!r} has no {part} part: name one with more text, or 'stdlib'")
+    return tuple(found)
+
+
+@functools.cache
+def describe(name: str, part: corpus.Part) -> dict[str, str | int]:
+    """Say which text was used, as `corpus.describe` does.
+
+    Raises
+    ------
+    UserError
+        As `documents`.
+    """
+    if name == "stdlib":
+        return corpus.describe(name, part)
+    digest, read = hashlib.sha256(), documents(name, part)
+    for document in read:
+        digest.update(document.text.encode())
+    size = sum(len(document.text.encode()) for document in read)
+    return {"corpus": name, "part": part, "files": len(read), "bytes": size, "sha256": digest.hexdigest()}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Characters by number.
+
+    Attributes
+    ----------
+    characters : str
+        Each once; the first stands for every character that is not among them.
+    """
+
+    characters: str
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "Vocabulary":
+        """Take every character that occurs often enough, in the order of their code points."""
+        counts: collections.Counter[str] = collections.Counter()
+        for text in texts:
+            counts.update(text)
+        return cls(UNKNOWN + "".join(sorted(c for c, n in counts.items() if n >= LEAST_COUNT and c != UNKNOWN)))
+
+    def encode(self, text: str) -> np.ndarray:
+        """Give the numbers of a text's characters, shape (n_characters,), int64."""
+        # By code point: a table is looked up for a whole text at once.
+        codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+        known = np.array([ord(character) for character in self.characters], dtype=np.uint32)
+        table = np.zeros(int(max(codes.max(initial=0), known.max())) + 1, dtype=np.int64)
+        table[known] = np.arange(len(known))
+        return table[codes]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Give the text of numbers."""
+        return "".join(self.characters[number] for number in ids)
+
+
+def samples(name: str, vocabulary: Vocabulary, n_samples: int, n_characters: int) -> list[corpus.Sample]:
+    """Cut the held-out part into samples: the first stretch of each file, then the second of each, and so on.
+
+    Parameters
+    ----------
+    name : str
+        As for `documents`.
+    vocabulary : Vocabulary
+        Of the model.
+    n_samples, n_characters : int
+        How many, of how many characters.
+
+    Raises
+    ------
+    UserError
+        When the part holds fewer.
+    """
+    encoded = [(document.name, vocabulary.encode(document.text)) for document in documents(name, "held-out")]
+    found: list[corpus.Sample] = []
+    longest = max(len(ids) for _, ids in encoded)
+    for start in range(0, longest, n_characters):
+        for source, ids in encoded:
+            if len(ids) >= start + n_characters:
+                found.append(corpus.Sample(len(found), source, start, ids[start : start + n_characters].tolist()))
+                if len(found) == n_samples:
+                    return found
+    raise UserError(
+        f"corpus {name!r} gives {len(found)} samples of {n_characters} characters, {n_samples} were asked for: "
+        f"lower n_samples to at most {len(found)}, or lower n_blocks"
+    )

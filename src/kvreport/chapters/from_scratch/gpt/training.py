@@ -1,0 +1,226 @@
+"""Training by the thread's recipe, in two sizes: a small one, and the thread's own.
+
+    python -m kvbook models train-scratch --size small
+
+Every sequence of a batch starts at a random place of the text and at a random row of the table of positions.  Which batch a
+step sees is a function of the seed and the step alone, so a killed run goes on from its last checkpoint.
+"""
+
+import csv
+import json
+import platform
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from kvbook import fingerprint, progress
+from kvbook.models import training
+from kvreport.chapters.from_scratch.gpt import text
+from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a training run is made of, the corpus aside.
+
+    Attributes
+    ----------
+    layers, width, heads, block, dropout
+        As for `Shape`.
+    blocks_in_table : int
+        Length of the table of positions, in blocks.
+    steps, batch_size : int
+        Optimizer steps, and sequences of `block` characters in each.
+    rate : float
+        Peak learning rate of AdamW.
+    falls : bool
+        Whether the rate warms up over the first twentieth of the steps and falls linearly to a twentieth of its peak
+        behind it; the thread's stays what it is.
+    weight_decay, clip : float
+        Decay of the weights; largest gradient norm.
+    seed : int
+        Of weights and batches.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    block: int
+    steps: int
+    batch_size: int
+    rate: float
+    falls: bool
+    dropout: float = 0.0
+    blocks_in_table: int = 8
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 0
+
+    def rate_at(self, step: int) -> float:
+        """Give the learning rate of a step."""
+        if not self.falls:
+            return self.rate
+        return self.rate * min(1.0, (step + 1) / (self.steps / 20)) * (1 - 0.95 * step / self.steps)
+
+
+# `small` trains in minutes on one core; one pass over little text needs no dropout, and so small a model a higher rate.
+# `thread` is what the thread states: it names neither the optimizer, for which AdamW's defaults stand, nor a clip.
+RECIPES = {
+    "small": Recipe(layers=4, width=128, heads=4, block=64, steps=2500, batch_size=32, rate=3e-3, falls=True),
+    "thread": Recipe(
+        layers=6, width=384, heads=4, block=256, steps=1000, batch_size=64, rate=3e-4, falls=False, dropout=0.2
+    ),
+}
+
+
+def batch(stream: np.ndarray, recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw the batch of a step.
+
+    Parameters
+    ----------
+    stream : ndarray of int64, shape (n_characters,)
+        The training text.
+    recipe : Recipe
+        Its seed and sizes.
+    step : int
+        From 0.
+
+    Returns
+    -------
+    ids, targets, positions : Tensor of int64, shape (batch_size, block)
+        The targets are the characters one further on; positions start at a random row, up to the last that leaves room.
+    """
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    starts = torch.randint(0, len(stream) - recipe.block, (recipe.batch_size,), generator=generator)
+    cut = torch.from_numpy(np.stack([stream[start : start + recipe.block + 1] for start in starts.tolist()]))
+    room = recipe.block * (recipe.blocks_in_table - 1) + 1
+    offsets = torch.randint(0, room, (recipe.batch_size, 1), generator=generator)
+    return cut[:, :-1], cut[:, 1:], offsets + torch.arange(recipe.block)
+
+
+def held_out_nats(model: ScratchGPT, vocabulary: text.Vocabulary, corpus_name: str) -> float:
+    """Mean negative log likelihood a character of the held-out part, in windows of one block from position 0."""
+    block = model.shape.block
+    device = next(model.parameters()).device
+    stream = np.concatenate([vocabulary.encode(d.text) for d in text.documents(corpus_name, "held-out")])
+    rows = (len(stream) - 1) // block
+    ids = torch.from_numpy(stream[: rows * block].reshape(rows, block))
+    targets = torch.from_numpy(stream[1 : rows * block + 1].reshape(rows, block))
+    positions, total = torch.arange(block, device=device), 0.0
+    model.eval()
+    with torch.inference_mode():
+        for some, theirs in zip(ids.split(64), targets.split(64), strict=True):
+            logits = model(some.to(device), positions)
+            total += functional.cross_entropy(logits.flatten(0, 1), theirs.to(device).flatten(), reduction="sum").item()
+    return total / targets.numel()
+
+
+def train(
+    recipe: Recipe, destination: Path, corpus_name: str = "stdlib", device: str = "cpu", every: int = 100
+) -> Path:
+    """Train a model, or go on with a run that was interrupted.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        One of `RECIPES`, or another.
+    destination : Path
+        Folder of the finished checkpoint.
+    corpus_name : str
+        As for `text.documents`.
+    device : str
+        Where to train.
+    every : int
+        Steps between checkpoints.
+
+    Returns
+    -------
+    Path
+        `destination`.
+
+    Raises
+    ------
+    UserError
+        For a corpus that is not there.
+    """
+    documents = text.documents(corpus_name, "train")
+    vocabulary = text.Vocabulary.of(document.text for document in documents)
+    stream = np.concatenate([vocabulary.encode(document.text) for document in documents])
+    shape = Shape(
+        len(vocabulary.characters), recipe.layers, recipe.width, recipe.heads, recipe.block,
+        recipe.block * recipe.blocks_in_table, recipe.dropout,
+    )  # fmt: skip
+    about = {"recipe": asdict(recipe), "train": text.describe(corpus_name, "train")}
+    work = training.WORK / f"scratch-{fingerprint.of_values(about)[:8]}"
+    work.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(recipe.seed)
+    model = ScratchGPT(shape).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
+    first = training.load_checkpoint(work, model, [optimizer])
+    log = work / "training_log.csv"
+    kept = training.log_kept(log, first)
+    started = time.perf_counter() - (float(kept[-1][3]) if kept else 0.0)
+    with log.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "loss_nats", "rate", "elapsed_s"])
+        writer.writerows(kept)
+        steps = range(first, recipe.steps)
+        for step in progress.track(steps, len(steps), f"training, {recipe.layers} x {recipe.width}: step {first} +"):
+            model.train()
+            optimizer.param_groups[0]["lr"] = recipe.rate_at(step)
+            # A step's dropout, like its batch, must not depend on where a killed run went on.
+            torch.manual_seed(recipe.seed * 1_000_003 + step)
+            ids, targets, positions = (each.to(device) for each in batch(stream, recipe, step))
+            with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+                logits = model(ids, positions)
+                loss = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            elapsed = time.perf_counter() - started
+            writer.writerow([step, f"{loss.item():.5f}", f"{recipe.rate_at(step):.3e}", f"{elapsed:.1f}"])
+            if (step + 1) % every == 0 or step + 1 == recipe.steps:
+                file.flush()
+                training.save_checkpoint(work, step + 1, model, [optimizer])
+    return _publish(model, vocabulary, corpus_name, about, log, destination)
+
+
+def _publish(
+    model: ScratchGPT, vocabulary: text.Vocabulary, corpus_name: str, about: dict, log: Path, destination: Path
+) -> Path:
+    """Round to bf16, score what will ship in fp32 arithmetic, write the folder whole and swap it in."""
+    weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(weights[name])
+    with log.open(newline="") as file:
+        elapsed = float(list(csv.reader(file))[-1][3])
+    recipe = about["recipe"]
+    about = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **about,
+        "trained_characters": recipe["steps"] * recipe["batch_size"] * recipe["block"],
+        "held_out": text.describe(corpus_name, "held-out"),
+        "held_out_nats_per_character": round(held_out_nats(model, vocabulary, corpus_name), 4),
+        "trained_s": elapsed,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
+    }
+    part = destination.with_name(destination.name + ".partial")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_file(weights, part / "model.safetensors")
+    config = {"shape": asdict(model.shape), "characters": vocabulary.characters}
+    (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (part / "training.json").write_text(json.dumps(about, indent=2) + "\n")
+    shutil.copyfile(log, part / "training_log.csv")
+    shutil.rmtree(destination, ignore_errors=True)
+    part.replace(destination)
+    return destination

@@ -1,0 +1,68 @@
+"""What each way writes: greedily from a short prompt, as the reply tests its code, and drawn, as the thread writes.
+
+Rows, one a (choice, way, sample): see ``data/README.md``.
+"""
+
+import torch
+
+from kvbook import progress
+from kvbook.runs import records
+from kvreport.chapters.from_scratch import subject
+from kvreport.chapters.from_scratch.gpt.paths import POSTED, WAYS, WINDOW, MakeWay, Refill, Window, refill_name, write
+from kvreport.chapters.from_scratch.settings import ScratchSettings
+
+# By our count, the tokens of the reply's prompt; here as many characters.
+PROMPT = 13
+# Texts of each way, and their length in blocks.
+N_TEXTS, BLOCKS = 4, 3
+REPLYS_WINDOW = "reply's window"
+
+
+def ways(block: int) -> dict[str, MakeWay]:
+    """List the ways that write."""
+    return {
+        WINDOW: WAYS[WINDOW],
+        POSTED: WAYS[POSTED],
+        REPLYS_WINDOW: lambda model: Window(model, "modulo"),
+        "reply's cache": WAYS["reply's cache"],
+        "offset forgotten": WAYS["offset forgotten"],
+        refill_name(block // 2): lambda model: Refill(model, block // 2),
+    }
+
+
+def run(settings: ScratchSettings) -> records.Run:
+    """Let every way write, or read what it wrote with these inputs.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    fields = {"dtypes", "n_samples"}
+    return subject.recorded("scratch_texts", __name__, settings, lambda writer: _measure(settings, writer), fields)
+
+
+def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
+    loaded = subject.load(settings, settings.dtypes[0])
+    model, block = loaded.model, loaded.model.shape.block
+    samples = subject.texts(settings, loaded.vocabulary, block)[:N_TEXTS]
+    prompts = subject.ids_of(samples, model.characters.weight.device)[:, : min(PROMPT, block // 2)]
+    total = min(BLOCKS, settings.n_blocks) * block
+    draws = torch.rand(total, generator=torch.Generator().manual_seed(settings.seed))
+    work = [(choice, name, make) for choice in ("greedy", "drawn") for name, make in ways(block).items()]
+    for choice, name, make in progress.track(work, len(work), "texts: way"):
+        if (unit := f"{choice}|{name}") in writer.done:
+            continue
+        # The thread starts from one character, the reply from a prompt.
+        start = prompts if choice == "greedy" else prompts[:, :1]
+        with torch.inference_mode():
+            written = write(make(model), start, total - start.shape[1], None if choice == "greedy" else draws)
+        writer.append(
+            unit,
+            [
+                {"choice": choice, "way": name, "dtype": settings.dtypes[0], "sample": sample.index,
+                 "source": sample.source, "block": block, "n_prompt": start.shape[1],
+                 "text": loaded.vocabulary.decode(ids.tolist())}
+                for sample, ids in zip(samples, written, strict=True)
+            ],
+        )  # fmt: skip

@@ -1,0 +1,189 @@
+"""Issue 25420's opening post: greedy decoding by every way that the thread names.
+
+Two switches take the posted loop to the right one: what is fed on top of the cache (the whole sequence again, as posted, or
+the last token alone), and whether position ids are passed (the thread's explanation) or left to the model.  Beside them
+stand decoding without a cache, and the library's `generate`.
+
+Rows, one a (model, dtype, method, step): see ``data/README.md``.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from kvbook import progress
+from kvbook.models import loading
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.runs import samples as texts
+from kvreport.chapters.layer_drift import by_layer as layer_drift
+from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+
+UNCACHED = "no cache"
+GENERATE = "generate"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A decoding loop with a cache.
+
+    Attributes
+    ----------
+    feeds_whole : bool
+        Whether each step feeds the whole sequence again on top of the cache, as the opening post did.
+    gives_positions : bool
+        Whether position ids are passed: for each token the place at which it stands in the text.
+    """
+
+    feeds_whole: bool
+    gives_positions: bool
+
+
+LOOPS = {
+    "cache, as posted": Loop(feeds_whole=True, gives_positions=False),
+    "cache, as posted + position ids": Loop(feeds_whole=True, gives_positions=True),
+    "cache, last token": Loop(feeds_whole=False, gives_positions=False),
+    "cache, last token + position ids": Loop(feeds_whole=False, gives_positions=True),
+}
+METHODS = (UNCACHED, *LOOPS, GENERATE)
+
+
+def _step(logits: torch.Tensor, cache_length: int) -> dict[str, Any]:
+    # `generate` hands its logits out as float32, which every 16-bit number is too: equal digests are equal bits.
+    logits = logits.float()
+    best = logits.topk(2)
+    return {
+        "logits_sha256": hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()[:16],
+        "token": best.indices[0].item(),
+        "margin": (best.values[0] - best.values[1]).item(),
+        "cache_length": cache_length,
+    }
+
+
+def decode_uncached(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int) -> Iterator[dict[str, Any]]:
+    """Decode greedily, running the whole sequence anew at each step.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, prompt_len)
+        The prompt.
+    n_new_tokens : int
+        How many to write.
+
+    Yields
+    ------
+    dict
+        ``token``, ``margin`` (logit of the first choice less that of the second), ``cache_length`` after the step, and
+        ``logits_sha256`` (16 digits), by which two steps can be compared bit for bit.
+    """
+    for _ in range(n_new_tokens):
+        step = _step(model(ids, use_cache=False).logits[0, -1], 0)
+        yield step
+        ids = torch.hstack([ids, ids.new_tensor([[step["token"]]])])
+
+
+def decode_cached(
+    model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int, loop: Loop, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Decode greedily with a cache; the loop's switches say how.
+
+    Parameters
+    ----------
+    model, ids, n_new_tokens
+        As for `decode_uncached`.
+    loop : Loop
+        The switches.
+    limit : int, optional
+        The model's context in tokens; decoding ends before the cache would outgrow it, since a model with learned
+        positions has none beyond.
+
+    Yields
+    ------
+    dict
+        As `decode_uncached`.
+    """
+    cache = None
+    for _ in range(n_new_tokens):
+        fed = ids if cache is None or loop.feeds_whole else ids[:, -1:]
+        held = 0 if cache is None else cache.get_seq_length()
+        if limit is not None and held + fed.shape[1] > limit:
+            return
+        positions = {}
+        if loop.gives_positions:
+            last = ids.shape[1]
+            positions = {"position_ids": torch.arange(last - fed.shape[1], last, device=ids.device)[None]}
+        output = model(fed, past_key_values=cache, use_cache=True, **positions)
+        cache = output.past_key_values
+        step = _step(output.logits[0, -1], cache.get_seq_length())
+        yield step
+        ids = torch.hstack([ids, ids.new_tensor([[step["token"]]])])
+
+
+def decode_by_generate(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int) -> Iterator[dict[str, Any]]:
+    """Decode greedily through the library, with its default cache.
+
+    Parameters and yields as for `decode_uncached`.
+    """
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=n_new_tokens,
+        max_new_tokens=n_new_tokens, return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    held = ids.shape[1]
+    for index, logits in enumerate(output.logits):
+        # The token that was written, not the largest logit: min_new_tokens may have ruled that one out.
+        step = _step(logits[0], held + index) | {"token": output.sequences[0, held + index].item()}
+        yield step
+
+
+def run(settings: LayerDriftSettings) -> records.Run:
+    """Decode by every method, for both models and every dtype.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    models = layer_drift.identities(settings)
+    return frame.recorded(
+        "greedy_paths",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        fields={"model", "reference_model", "weights", "device", "seed", "dtypes", "prompt", "n_new_tokens"},
+        models=models,
+    )
+
+
+def _decode(method: str, model: PreTrainedModel, ids: torch.Tensor, length: int, limit: int | None):
+    if method == UNCACHED:
+        return decode_uncached(model, ids, length)
+    if method == GENERATE:
+        return decode_by_generate(model, ids, length)
+    return decode_cached(model, ids, length, LOOPS[method], limit)
+
+
+def _measure(settings: LayerDriftSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
+    todo = [(model, dtype) for model in models for dtype in settings.dtypes]
+    for model, dtype in progress.track(todo, label="greedy decoding: model and dtype"):
+        loaded = None
+        for method in METHODS:
+            unit = f"{model['asked_for']}|{dtype}|{method}"
+            if unit in writer.done:
+                continue
+            loaded = loaded or texts.load(settings, model["asked_for"], dtype)
+            ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
+            loading.check_length(model, ids.shape[1] + settings.n_new_tokens)
+            about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "method": method}
+            with torch.inference_mode():
+                steps = _decode(method, loaded.model, ids, settings.n_new_tokens, model["context_length"])
+                rows = [
+                    about | {"step": index, "text": loaded.tokenizer.decode([step["token"]])} | step
+                    for index, step in enumerate(steps)
+                ]
+            writer.append(unit, rows)

@@ -1,0 +1,36 @@
+"""Settings of the chapter on issue 25420."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from kvbook.settings import TextSettings
+
+
+class LayerDriftSettings(TextSettings):
+    """Settings of the chapter on issue 25420.
+
+    Attributes
+    ----------
+    reference_model : str
+        A second model, drawn beside the first, with the same `weights`; the document's was GPT-2.
+    n_samples : int
+        How many samples.
+    n_tokens : int
+        Tokens of a sample; the last one is the one that is scored with and without a cache.
+    prompt : str
+        Of the greedy decoding; the document's.
+    n_new_tokens : int
+        Tokens that the greedy decoding writes; the document's number.
+    """
+
+    reference_model: Annotated[str, Field(min_length=1)] = "gpt2"
+    n_samples: Annotated[int, Field(ge=1)] = 50
+    n_tokens: Annotated[int, Field(ge=2)] = 64
+    prompt: Annotated[str, Field(min_length=1)] = "This is a "
+    n_new_tokens: Annotated[int, Field(ge=1)] = 40
+
+    @property
+    def n_mitigation_samples(self) -> int:
+        """Samples that go through the mitigations: half, since each of them goes through six variants."""
+        return max(1, self.n_samples // 2)

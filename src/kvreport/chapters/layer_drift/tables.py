@@ -1,0 +1,345 @@
+"""Tables behind the chapter on issue 25420."""
+
+import itertools
+
+import pandas as pd
+
+from kvbook.measuring import agreement
+from kvbook.measuring import estimates as fits
+from kvbook.measuring import mitigations as mitigations_of
+from kvreport.chapters.layer_drift import greedy_paths
+from kvreport.publishing.wording import DTYPES
+
+# The embedding cannot drift, and layer 1 only begins to: in 16 bits few or none of its elements differ.  From layer 2 on
+# there is drift to carry along; what comes after the final norm has another scale.
+FIRST_FITTED_LAYER = 2
+
+
+def inner(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the layers to which one law of growth can apply."""
+    last = rows.loc[rows["place"] == "hidden", "layer"].max()
+    return rows[(rows["place"] == "hidden") & (rows["layer"] >= FIRST_FITTED_LAYER) & (rows["layer"] < last)]
+
+
+def _fittable(rows: pd.DataFrame) -> fits.Resampled | None:
+    """Resample a series whose mean drift is above zero in every inner layer and draw; a logarithm takes no other."""
+    resampled = fits.resample(inner(rows), "max_abs")
+    positive = len(resampled.layers) >= 3 and (resampled.mean > 0).all() and (resampled.draws > 0).all()
+    return resampled if positive else None
+
+
+def layer_means(drift: pd.DataFrame) -> pd.DataFrame:
+    """Average over samples, as the document did, with an interval.
+
+    Parameters
+    ----------
+    drift : DataFrame
+        Rows of the experiment ``layer_drift``.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``weights``, ``dtype``, ``place``, ``layer``, ``max_abs`` with ``low`` and ``high`` (95 %, bootstrap over
+        files), and the means of ``relative_rms``, ``differing_share``, and ``n`` samples.
+    """
+    tables = []
+    for (model, weights, dtype), rows in drift.groupby(["model", "weights", "dtype"], sort=False):
+        resampled = fits.resample(rows, "max_abs")
+        low, high = resampled.interval()
+        others = rows.groupby("layer")[["relative_rms", "differing_share"]].mean()
+        tables.append(
+            pd.DataFrame(
+                {
+                    "model": model,
+                    "weights": weights,
+                    "dtype": dtype,
+                    "place": rows.groupby("layer")["place"].first().to_numpy(),
+                    "layer": resampled.layers,
+                    "max_abs": resampled.mean,
+                    "low": low,
+                    "high": high,
+                    "relative_rms": others["relative_rms"].to_numpy(),
+                    "differing_share": others["differing_share"].to_numpy(),
+                    "n": rows["sample"].nunique(),
+                }
+            )
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+def growth_table(drift: pd.DataFrame) -> pd.DataFrame:
+    """Fit the growth a layer of every series that drifts in each inner layer.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``fit`` (interval of the fit) and ``sampling`` (bootstrap over files), both `Estimate`.
+    """
+    table = []
+    for (model, dtype), rows in drift.groupby(["model", "dtype"], sort=False):
+        if (resampled := _fittable(rows)) is None:
+            continue
+        table.append(
+            {
+                "model": model,
+                "dtype": dtype,
+                "fit": fits.growth_per_layer(resampled.layers, resampled.mean),
+                "sampling": fits.growth_resampled(resampled),
+            }
+        )
+    return pd.DataFrame(table, columns=["model", "dtype", "fit", "sampling"])
+
+
+def ratio_table(drift: pd.DataFrame) -> pd.DataFrame:
+    """Take the ratio of every dtype to the next finer one, over the inner layers.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``coarse``, ``fine``, ``fit``, ``sampling``.
+    """
+    table = []
+    for model, rows in drift.groupby("model", sort=False):
+        series = {}
+        for dtype, part in rows.groupby("dtype", sort=False):
+            if (resampled := _fittable(part)) is not None:
+                series[dtype] = resampled
+        names = sorted(series, key=agreement.UNIT_ROUNDOFF.__getitem__)
+        for fine, coarse in itertools.pairwise(names):
+            table.append(
+                {
+                    "model": model,
+                    "coarse": coarse,
+                    "fine": fine,
+                    "fit": fits.geometric_mean_ratio(series[coarse].mean, series[fine].mean),
+                    "sampling": fits.ratio_resampled(series[coarse], series[fine]),
+                }
+            )
+    return pd.DataFrame(table, columns=["model", "coarse", "fine", "fit", "sampling"])
+
+
+def published_fits(published: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Fit growth and ratios to the document's own columns; they have no samples, so only the fit's interval.
+
+    Parameters
+    ----------
+    published : DataFrame
+        From `documents.published_drift`.
+
+    Returns
+    -------
+    growth, ratios : DataFrame
+        As `growth_table` and `ratio_table`, without ``sampling``.
+    """
+    growth, ratios = [], []
+    for model, of_model in published.groupby("model", sort=False):
+        fitted = {dtype: inner(rows) for dtype, rows in of_model.groupby("dtype", sort=False)}
+        for dtype, rows in fitted.items():
+            fit = fits.growth_per_layer(rows["layer"].to_numpy(), rows["max_abs"].to_numpy())
+            growth.append({"model": model, "dtype": dtype, "fit": fit})
+        names = sorted(fitted, key=agreement.UNIT_ROUNDOFF.__getitem__)
+        for fine, coarse in itertools.pairwise(names):
+            ratio = fits.geometric_mean_ratio(fitted[coarse]["max_abs"].to_numpy(), fitted[fine]["max_abs"].to_numpy())
+            ratios.append({"model": model, "coarse": coarse, "fine": fine, "fit": ratio})
+    return pd.DataFrame(growth), pd.DataFrame(ratios, columns=["model", "coarse", "fine", "fit"])
+
+
+def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
+    """Hold each step of a method against the same step without a cache.
+
+    Parameters
+    ----------
+    greedy : DataFrame
+        Rows of the experiment ``greedy_paths``.
+    method : str
+        A cached method.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``step``, ``bits_equal`` (of the logits), ``token_equal``, and ``same_prefix``: whether all
+        tokens before the step are equal, so that the two steps compute the same thing.
+    """
+    keys = ["model", "dtype", "step"]
+    both = greedy[greedy["method"] == method].merge(
+        greedy[greedy["method"] == greedy_paths.UNCACHED], on=keys, suffixes=("", "_uncached")
+    )
+    both = both.sort_values(keys)
+    both["bits_equal"] = both["logits_sha256"] == both["logits_sha256_uncached"]
+    both["token_equal"] = both["token"] == both["token_uncached"]
+    both["same_prefix"] = both.groupby(["model", "dtype"])["token_equal"].transform(
+        lambda equal: equal.shift(fill_value=True).cummin()
+    )
+    return both[[*keys, "bits_equal", "token_equal", "same_prefix"]].reset_index(drop=True)
+
+
+def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
+    """Find for every method the first token that differs from decoding without a cache.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``method``, ``first_divergence`` (step, NaN when all tokens are equal), ``margin`` (of the
+        uncached logits at that step), ``steps`` compared, ``equal`` (all of them, and no fewer than without a cache),
+        ``bits_equal_steps`` and ``final_cache_length``.
+    """
+    table = []
+    for (model, dtype), rows in greedy.groupby(["model", "dtype"], sort=False):
+        uncached = rows[rows["method"] == greedy_paths.UNCACHED].set_index("step").sort_index()
+        for method in greedy_paths.METHODS[1:]:
+            own = rows[rows["method"] == method].set_index("step").sort_index()
+            step = agreement.first_divergence(uncached["token"].tolist(), own["token"].tolist())
+            steps = min(len(uncached), len(own))
+            # A loop that ended early, at the model's context, cannot be called equal.
+            complete = steps == len(uncached)
+            equal = own["logits_sha256"].iloc[:steps] == uncached["logits_sha256"].iloc[:steps]
+            table.append(
+                {
+                    "model": model,
+                    "dtype": dtype,
+                    "method": method,
+                    "first_divergence": step,
+                    "margin": None if step is None else uncached["margin"].iloc[step],
+                    "steps": steps,
+                    "equal": step is None and complete,
+                    "bits_equal_steps": int(equal.sum()),
+                    "final_cache_length": int(own["cache_length"].iloc[-1]),
+                }
+            )
+    frame = pd.DataFrame(table)
+    return frame.astype({"first_divergence": "Float64", "margin": "Float64"})
+
+
+def _first_difference(row) -> str:
+    if row.equal:
+        return "equal"
+    return f"equal, ends at {row.steps}" if pd.isna(row.first_divergence) else f"step {int(row.first_divergence)}"
+
+
+def divergence_grid(greedy: pd.DataFrame) -> pd.DataFrame:
+    """Lay the first differing steps out for reading: a row a method, a column a model and dtype.
+
+    Returns
+    -------
+    DataFrame
+        ``method``; ``cache length`` at the end, over all models and dtypes; and for each of these ``equal``, or ``step n``
+        for the first step whose token differs.
+    """
+    table = divergence_table(greedy)
+    said = pd.Series([_first_difference(row) for row in table.itertuples()])
+    column = table["model"] + ", " + table["dtype"].map(DTYPES)
+    grid = table.assign(said=said, column=column).pivot(index="method", columns="column", values="said")
+    grid = grid.loc[list(greedy_paths.METHODS[1:]), list(dict.fromkeys(column))]
+    lengths = table.groupby("method")["final_cache_length"].agg(lambda held: ", ".join(map(str, sorted(set(held)))))
+    grid.insert(0, "cache length", lengths)
+    return grid.rename_axis(columns=None).reset_index()
+
+
+def mitigation_table(mitigations: pd.DataFrame) -> pd.DataFrame:
+    """Take every variant against stock: drift by the ratio of means, times by the median of paired ratios.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``variant``, ``equal_share`` (samples whose logits are equal bit for bit), ``drift_ratio``,
+        ``decode_ratio``, ``full_ratio`` (each an `Estimate`); no rows for a dtype in which stock does not drift.
+    """
+    table = []
+    for dtype, rows in mitigations.groupby("dtype", sort=False):
+        if not (rows.loc[rows["variant"] == mitigations_of.STOCK, "logits_relative_rms"] > 0).any():
+            continue
+        for variant in mitigations_of.NAMES[1:]:
+            own = rows[rows["variant"] == variant]
+            if len(own):
+                table.append(
+                    {
+                        "dtype": dtype,
+                        "variant": variant,
+                        "equal_share": fits.share(int((own["logits_relative_rms"] == 0).sum()), len(own)),
+                        "drift_ratio": fits.paired_ratio(rows, "logits_relative_rms", variant, "stock"),
+                        "decode_ratio": fits.paired_median_ratio(rows, "decode_s", variant, "stock"),
+                        "full_ratio": fits.paired_median_ratio(rows, "full_s", variant, "stock"),
+                    }
+                )
+    columns = ["dtype", "variant", "equal_share", "drift_ratio", "decode_ratio", "full_ratio"]
+    return pd.DataFrame(table, columns=columns)
+
+
+GROWTH, RATIO = "growth a layer", "ratio of drift / that of unit roundoffs"
+
+
+def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+    """Bring our fits and those of the published columns together.
+
+    Returns
+    -------
+    DataFrame
+        ``quantity`` (growth a layer; or ratio of drift between two dtypes over that of their unit roundoffs), ``label``,
+        ``estimate``, ``published``.
+    """
+    table = []
+    whose = (*((fitted, "fit", True) for fitted in published_fits(published)),
+             *((fitted, "sampling", False) for fitted in (growth_table(drift), ratio_table(drift))))  # fmt: skip
+    for fitted, column, theirs in whose:
+        for _, row in fitted.iterrows():
+            is_ratio = "coarse" in fitted.columns
+            dtypes = f"{DTYPES[row['coarse']]} / {DTYPES[row['fine']]}" if is_ratio else DTYPES[row["dtype"]]
+            label = f"{row['model'].split('/')[-1]}, {dtypes}{', published' if theirs else ''}"
+            estimate = row[column]
+            if is_ratio:
+                roundoffs = agreement.UNIT_ROUNDOFF[row["coarse"]] / agreement.UNIT_ROUNDOFF[row["fine"]]
+                estimate = fits.Estimate(*(end / roundoffs for end in (estimate.value, estimate.low, estimate.high)))
+            table.append((RATIO if is_ratio else GROWTH, label, estimate, theirs))
+    return pd.DataFrame(table, columns=["quantity", "label", "estimate", "published"])
+
+
+def drift_table(means: pd.DataFrame) -> pd.DataFrame:
+    """Lay the means out as the document printed them: a row a layer, a column a model and dtype."""
+    table = means.assign(column=means["model"] + ", " + means["dtype"].map(DTYPES)).pivot(
+        index="layer", columns="column", values="max_abs"
+    )[list(dict.fromkeys(means["model"] + ", " + means["dtype"].map(DTYPES)))]
+    depths = means[means["place"] == "logits"].groupby("model")["layer"].first()
+    # Models of unequal depth have their logits in different rows; the label is right when all agree.
+    names = dict.fromkeys(depths, "logits") if len(set(depths)) == 1 else {}
+    table.index = [names.get(layer, layer) for layer in table.index]
+    return table.rename_axis("layer").reset_index()
+
+
+def mitigation_grid(mitigations: pd.DataFrame) -> pd.DataFrame:
+    """Lay `mitigation_table` out for reading, under a reader's column names."""
+    table = mitigation_table(mitigations)
+    return pd.DataFrame(
+        {
+            "mitigation": table["variant"],
+            "dtype": table["dtype"].map(DTYPES),
+            "drift / stock": table["drift_ratio"].map(lambda e: e.text("{:.2f}")),
+            "logits equal": table["equal_share"].map(lambda e: e.text("{:.0%}")),
+            "decode step / stock": table["decode_ratio"].map(lambda e: e.text("{:.2f}")),
+            "full pass / stock": table["full_ratio"].map(lambda e: e.text("{:.2f}")),
+        }
+    )
+
+
+def halves(drift: pd.DataFrame) -> pd.DataFrame:
+    """Fit the growth of the first and of the second half of the inner layers apart: one law would give equal halves.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``first``, ``second`` (growth a layer, as a fraction); series that `growth_table` has.
+    """
+    table = []
+    for (model, dtype), rows in drift.groupby(["model", "dtype"], sort=False):
+        if (series := _fittable(rows)) is not None and len(series.layers) >= 6:
+            middle = len(series.layers) // 2
+            first, second = (
+                fits.growth_per_layer(series.layers[part], series.mean[part]).value
+                for part in (slice(None, middle), slice(middle, None))
+            )
+            table.append({"model": model, "dtype": dtype, "first": first, "second": second})
+    return pd.DataFrame(table, columns=["model", "dtype", "first", "second"])
+
+
+def with_published(means: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+    """Put our means and the document's in one table, as they are drawn, told apart by a column ``published``."""
+    return pd.concat([means.assign(published=False), published.assign(published=True)], ignore_index=True)

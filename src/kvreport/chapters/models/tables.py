@@ -1,0 +1,186 @@
+"""Tables behind the page on the models."""
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import PretrainedConfig
+
+from kvbook import paths
+from kvbook.measuring.memory import kv_heads
+from kvbook.models import baselines, listing, loading, lowbit, registry
+
+# What weights are stored as, and the bytes that follow: a name, a quantization, the dtype of the rest.
+STORED = (
+    ("fp32", "none", torch.float32),
+    ("16-bit", "none", torch.bfloat16),
+    ("8-bit", "8bit", torch.bfloat16),
+    ("4-bit", "4bit", torch.bfloat16),
+)
+# The last steps of a training curve are averaged over this share of its length, the first over fewer.
+_WINDOW = 0.1
+
+
+def _shape(config: PretrainedConfig) -> dict[str, int | str]:
+    return {
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "KV heads": kv_heads(config),
+        "vocabulary": config.vocab_size,
+    }
+
+
+def architectures() -> pd.DataFrame:
+    """List the documents' models: hub id, who used it, shape and parameters.
+
+    Returns
+    -------
+    DataFrame
+        ``family``, ``hub id``, ``used by``, ``positions``, ``layers``, ``width``, ``heads``, ``KV heads``,
+        ``vocabulary``, ``parameters``.
+    """
+    return pd.DataFrame(
+        {
+            "family": family.title,
+            "hub id": architecture.hub_id,
+            "used by": ", ".join(architecture.documents),
+            "positions": family.positions,
+            **_shape(loading.configuration(architecture)),
+            "parameters": architecture.parameters,
+        }
+        for family in registry.families().values()
+        for architecture in family.architectures
+    )
+
+
+def memory() -> pd.DataFrame:
+    """Predict the bytes of the documents' models' weights, as `loading.load` does before it loads.
+
+    Returns
+    -------
+    DataFrame
+        ``hub id`` and the bytes in each of `STORED`.
+    """
+    rows = []
+    for family in registry.families().values():
+        for architecture in family.architectures:
+            blank = loading.shape(loading.configuration(architecture))
+            needed = {name: lowbit.bytes_needed(blank, stored, dtype) for name, stored, dtype in STORED}
+            rows.append({"hub id": architecture.hub_id, **needed})
+    return pd.DataFrame(rows)
+
+
+def stand_ins() -> pd.DataFrame:
+    """List the stand-ins: shape, parameters, and held-out bits per byte beside the baselines.
+
+    Returns
+    -------
+    DataFrame
+        ``family``, the columns of a shape, ``positions``, ``tokenizer``, ``objective``, ``parameters``, ``model``,
+        ``unigram``, ``bigram_backoff``, ``xz_9`` (bits per byte).
+    """
+    rows = []
+    for name in listing.shipped():
+        facts, family = loading.standin_facts(name), registry.families()[name]
+        rows.append(
+            {
+                "family": family.title,
+                **_shape(loading.standin_config(name)),
+                "positions": family.positions,
+                "tokenizer": facts["tokenizer"],
+                "objective": facts["objective"],
+                "parameters": facts["parameters"],
+                **facts["held_out_bits_per_byte"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def smoothed(losses: np.ndarray, window: float = _WINDOW) -> np.ndarray:
+    """Average a noisy curve over the last steps before each point, fewer where the curve is young and steep.
+
+    Parameters
+    ----------
+    losses : ndarray, shape (n_steps,)
+        One value a step.
+    window : float
+        Share of the steps so far that goes into the mean.
+    """
+    total = np.concatenate([[0.0], np.cumsum(losses)])
+    ends = np.arange(1, len(losses) + 1)
+    starts = np.minimum(np.floor(ends * (1 - window)).astype(int), ends - 1)
+    return (total[ends] - total[starts]) / (ends - starts)
+
+
+def curves() -> pd.DataFrame:
+    """Read the training losses, in bits per byte so that two tokenizers can stand on one axis.
+
+    The tokens of a byte are counted on the held-out text, whose count the record of a training holds.
+
+    Returns
+    -------
+    DataFrame
+        ``family``, ``name``, ``masked``, ``step``, ``tokens`` seen so far, ``loss_nats`` of the batch, ``bits_per_byte`` smoothed.
+    """
+    tables = []
+    for name in listing.shipped():
+        facts = loading.standin_facts(name)
+        log = pd.read_csv(paths.STANDINS / name / "training_log.csv")
+        held_out = facts["held_out"]
+        per_nat = baselines.bits_per_byte(1.0, held_out["tokens"], held_out["bytes"])
+        tables.append(
+            pd.DataFrame(
+                {
+                    "family": registry.families()[name].title,
+                    "name": name,
+                    "masked": facts["objective"] != "next token",
+                    "step": log["step"],
+                    "tokens": (log["step"] + 1) * facts["recipe"]["tokens_per_step"],
+                    "loss_nats": log["loss_nats"],
+                    "bits_per_byte": smoothed(log["loss_nats"].to_numpy()) * per_nat,
+                }
+            )
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+def thinned(table: pd.DataFrame, points: int = 200) -> pd.DataFrame:
+    """Keep of each family's curve as many points as a figure can show, evenly spaced on a logarithmic axis."""
+    kept = []
+    for _, rows in table.groupby("name", sort=False):
+        chosen = np.unique(np.geomspace(1, len(rows), points).round().astype(int)) - 1
+        kept.append(rows.iloc[chosen])
+    return pd.concat(kept, ignore_index=True)
+
+
+def samples(rows: pd.DataFrame) -> pd.DataFrame:
+    """Put together what each model wrote.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``greedy_samples``.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``weights``, ``text``, ``probability`` (geometric mean over the tokens, as the model gives them).
+    """
+    found = []
+    for (model, weights), of in rows.sort_values("step").groupby(["model", "weights"], sort=False):
+        found.append(
+            {
+                "model": model,
+                "weights": weights,
+                "text": "".join(str(piece) for piece in of["text"] if not pd.isna(piece)),
+                "probability": float(np.exp(np.log(of["probability"]).mean())),
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def on_one_line(text: str) -> str:
+    """Write code as one line for a table's cell: line breaks and tabs as signs, what cannot be printed as a dot."""
+    shown = "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in text)
+    # Browsers show blanks that stand together as one, unless they are of the kind that does not break.
+    return shown.replace("\n", "⏎").replace("\t", "→").replace("  ", "\u00a0\u00a0")

@@ -1,0 +1,323 @@
+"""The forum thread's second example: greedy decoding with a prefix's cache and without.
+
+Cases:
+
+``thread``
+    The thread's prefix and prompts; its text is encoded whole, its cache was filled with the prefix alone.
+``documented``
+    The same with a space at the prefix's end, as the library's documentation has it.
+``joined word``
+    The thread's second prompt with another first word, one that this vocabulary joins with the prefix's full stop, as the
+    document's vocabularies join the thread's own words.  Where no such word exists, the case is absent.
+``continued ids``
+    The texts of ``thread`` and ``joined word``, but the prompt's ids are put behind the prefix's ids: the cut lies where
+    the ids have one.
+``whole prompt``
+    The cache was filled with the whole prompt.
+``corpus``
+    Texts of the corpus, cut in two at a random character.
+
+Ways: without any cache handed over; with the prefix's cache as it is; with what of it the prompt's ids share
+(`kvbook.measuring.caches.reusable`).
+
+Rows, one a (model, dtype, case, item, way, cache, step): see ``data/README.md``.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
+from kvbook import progress
+from kvbook.errors import UserError
+from kvbook.measuring import caches
+from kvbook.models import corpus, loading
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.runs import samples as texts
+from kvreport.chapters.prompt_reuse import split_keys
+from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
+from kvreport.publishing import documents
+
+NO_REUSE = "no reuse"
+POSTED = "prefix cache as it is"
+SAFE = "longest common prefix"
+THREAD, DOCUMENTED, JOINED, CONTINUED = "thread", "documented", "joined word", "continued ids"
+WHOLE, CORPUS = "whole prompt", "corpus"
+CASES = (THREAD, DOCUMENTED, JOINED, CONTINUED, WHOLE, CORPUS)
+
+# Words that the vocabulary joins with a full stop: how many to try, and how long they must be to be words.
+_N_WORDS, _WORD_LENGTH = 4, 3
+
+# Tokens of a text before and behind the cut.
+_BEFORE, _BEHIND = 32, 12
+
+
+@dataclass(frozen=True)
+class Item:
+    """One text in two parts.
+
+    Attributes
+    ----------
+    case : str
+        Which kind of example.
+    name : str
+        Which one of them.
+    prefix_ids, ids : list of int
+        What the cache is filled with, and the whole prompt.
+    """
+
+    case: str
+    name: str
+    prefix_ids: list[int]
+    ids: list[int]
+
+
+def joined_words(tokenizer: PreTrainedTokenizerBase, stop: str = ".") -> list[str]:
+    """List words that a vocabulary joins with the full stop before them, the most frequent first.
+
+    Parameters
+    ----------
+    tokenizer : PreTrainedTokenizerBase
+        Byte-level or not: the tokens looked for are plain letters.
+    stop : str
+        The character before the word.
+    """
+    vocabulary = tokenizer.get_vocab()
+    # A vocabulary is in the order in which its merges were learned, so low ids are frequent.
+    tokens = sorted(
+        (token for token in vocabulary if token.startswith(stop) and token[1:].isascii() and token[1:].isalpha()),
+        key=vocabulary.__getitem__,
+    )
+    return [token[1:] for token in tokens if len(token) > _WORD_LENGTH]
+
+
+def posted_items(tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
+    """Encode the examples of the thread and of the documentation, their variations, and a cache as long as the prompt.
+
+    Parameters
+    ----------
+    tokenizer : PreTrainedTokenizerBase
+        The model's.
+    """
+
+    def encode(text: str, **options) -> list[int]:
+        return list(tokenizer(text, **options)["input_ids"])
+
+    texts = documents.published("forum-reuse")["generation"]
+    prefix, documented = encode(texts["prefix"]), encode(texts["documented_prefix"])
+
+    def continued(name: str, prompt: str) -> Item:
+        return Item(CONTINUED, name, prefix, prefix + encode(prompt, add_special_tokens=False))
+
+    for number, prompt in enumerate(texts["prompts"]):
+        yield Item(THREAD, str(number), prefix, encode(texts["prefix"] + prompt))
+        yield Item(DOCUMENTED, str(number), documented, encode(texts["documented_prefix"] + prompt))
+        yield continued(str(number), prompt)
+    behind = texts["prompts"][-1].partition(" ")[2]
+    for word in joined_words(tokenizer, texts["prefix"][-1])[:_N_WORDS]:
+        whole = encode(f"{texts['prefix']}{word} {behind}")
+        # A tokenizer that cuts before the word in any case has the token for other uses.
+        if caches.shared_length(prefix, whole) < len(prefix):
+            yield Item(JOINED, word, prefix, whole)
+            yield continued(word, f"{word} {behind}")
+    whole = encode(texts["prefix"] + texts["prompts"][0])
+    yield Item(WHOLE, "0", whole, whole)
+
+
+def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
+    """Cut samples of the corpus in two, each at a random character.
+
+    Raises
+    ------
+    UserError
+        When the corpus is too small.
+    """
+    generator = np.random.default_rng(settings.seed)
+    for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, _BEFORE + _BEHIND):
+        text = tokenizer.decode(sample.ids, skip_special_tokens=True)
+        cut = int(generator.integers(len(text) // 2, len(text)))
+        yield Item(
+            CORPUS, f"{sample.source}:{sample.start}",
+            list(tokenizer(text[:cut])["input_ids"]), list(tokenizer(text)["input_ids"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What `generate` wrote.
+
+    Attributes
+    ----------
+    tokens : list of int
+        New tokens.
+    margins : list of float
+        At each step, the first choice's logit less that of the second.
+    cache_length : int
+        Tokens in the cache at the end.
+    """
+
+    tokens: list[int]
+    margins: list[float]
+    cache_length: int
+
+
+def fill(model: PreTrainedModel, ids: list[int], kind: str, room: int) -> Cache:
+    """Fill a fresh cache with token ids.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : list of int
+        What to fill it with.
+    kind : {"dynamic", "static"}
+        Of the cache.
+    room : int
+        Tokens that a static cache has room for.
+    """
+    cache = caches.make(kind, model.config, room)
+    return model(torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True).past_key_values
+
+
+def generate(model: PreTrainedModel, ids: list[int], n_new_tokens: int, cache: Cache | None = None) -> Continuation:
+    """Write greedily with the library's `generate`, as the thread does.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : list of int
+        The whole prompt.
+    n_new_tokens : int
+        How many to write at most.
+    cache : Cache, optional
+        Handed over as it is, and changed; without it `generate` makes its own.
+    """
+    prompt = torch.tensor([ids], device=model.device)
+    handed = {} if cache is None else {"past_key_values": cache}
+    output = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=n_new_tokens,
+        # The kind of cache is one question, compilation another: on a GPU a static cache would bring both.
+        return_dict_in_generate=True, output_logits=True, disable_compile=True, **handed,
+    )  # fmt: skip
+    best = torch.stack([logits[0].float().topk(2).values for logits in output.logits])
+    return Continuation(
+        tokens=output.sequences[0, len(ids) :].tolist(),
+        margins=(best[:, 0] - best[:, 1]).tolist(),
+        cache_length=caches.length(output.past_key_values),
+    )
+
+
+def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iterator[tuple[str, str, Continuation]]:
+    """Continue one item in every way that applies to it.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    item : Item
+        The text.
+    n_new_tokens : int
+        How many tokens to write.
+
+    Yields
+    ------
+    way, cache : str
+        The latter empty where no cache is handed over.
+    continuation : Continuation
+    """
+    yield NO_REUSE, "", generate(model, item.ids, n_new_tokens)
+    # The prompt may be fed a second time on top of a cache that holds it.
+    room = len(item.prefix_ids) + len(item.ids) + n_new_tokens
+    for kind in ("dynamic", "static") if item.case in (THREAD, WHOLE) else ("dynamic",):
+        filled = fill(model, item.prefix_ids, kind, room)
+        # As the thread does: the filled cache is kept, every prompt gets a copy.
+        yield POSTED, kind, generate(model, item.ids, n_new_tokens, copy.deepcopy(filled))
+        if item.case == CONTINUED:
+            continue
+        yield SAFE, kind, generate(model, item.ids, n_new_tokens, caches.reusable(filled, item.prefix_ids, item.ids))
+
+
+def run(settings: PromptReuseSettings) -> records.Run:
+    """Continue every example in every way, for all models and dtypes; the corpus in the first dtype alone.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    models = split_keys.identities(settings)
+    for model in models:
+        tokenizer = loading.tokenizer(model["asked_for"], settings.weights)
+        # The corpus is cut before a folder is made, so that one which is too small leaves none.
+        longest = max(len(item.ids) for items in (posted_items(tokenizer), corpus_items(settings, tokenizer))
+                      for item in items)  # fmt: skip
+        limit = model["context_length"]
+        if limit is not None and 2 * longest + settings.n_new_tokens > limit:
+            raise UserError(
+                f"{2 * longest + settings.n_new_tokens} tokens are more than the context of {model['name']}, {limit}: "
+                "lower n_new_tokens"
+            )
+    return frame.recorded(
+        "prompt_reuse",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        fields=set(PromptReuseSettings.model_fields) - {"n_positions"},
+        texts=documents.published("forum-reuse")["generation"],
+        models=models,
+        corpus=corpus.describe(settings.corpus),
+    )
+
+
+def _measure(settings: PromptReuseSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
+    for model in models:
+        for dtype in settings.dtypes:
+            loaded = texts.load(settings, model["asked_for"], dtype)
+            items = list(posted_items(loaded.tokenizer))
+            # Cut texts ask about ids, which have no dtype: the first one is enough.
+            if dtype == settings.dtypes[0]:
+                items += corpus_items(settings, loaded.tokenizer)
+            for item in progress.track(items, label=f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
+                unit = f"{model['asked_for']}|{dtype}|{item.case}|{item.name}"
+                if unit in writer.done:
+                    continue
+                about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "case": item.case,
+                         "item": item.name}  # fmt: skip
+                with torch.inference_mode():
+                    found = continuations(loaded.model, item, settings.n_new_tokens)
+                    rows = [
+                        about | row
+                        for way, kind, continuation in found
+                        for row in _rows(loaded.tokenizer, item, way, kind, continuation)
+                    ]
+                writer.append(unit, rows)
+
+
+def _rows(
+    tokenizer: PreTrainedTokenizerBase, item: Item, way: str, kind: str, continuation: Continuation
+) -> Iterator[dict[str, Any]]:
+    shared = caches.shared_length(item.prefix_ids, item.ids)
+    held = {NO_REUSE: 0, POSTED: len(item.prefix_ids), SAFE: min(shared, len(item.ids) - 1)}[way]
+    about = {
+        "way": way,
+        "cache": kind,
+        "prefix_tokens": len(item.prefix_ids),
+        "prompt_tokens": len(item.ids),
+        "shared_tokens": shared,
+        "prefix_end": tokenizer.decode([item.prefix_ids[-1]]),
+        "prefix_end_id": item.prefix_ids[-1],
+        # What stands in the prompt at the place of the cache's last token.
+        "prompt_there": tokenizer.decode([item.ids[len(item.prefix_ids) - 1]]),
+        "prompt_there_id": item.ids[len(item.prefix_ids) - 1],
+        # The last token written is never fed.
+        "fed_tokens": continuation.cache_length - held - (len(continuation.tokens) - 1),
+        "cache_length": continuation.cache_length,
+    }
+    for step, (token, margin) in enumerate(zip(continuation.tokens, continuation.margins, strict=True)):
+        yield about | {"step": step, "token": token, "text": tokenizer.decode([token]), "margin": margin}

@@ -1,0 +1,118 @@
+"""The forum thread's first layer at its true width: which numbers of rows change the keys.
+
+The keys of the first layer are the embedding, a norm, one linear map and a rotation: nothing cached enters them.  So the
+thread's comparison needs no weights and no other layer.  transformers' own classes are built with the documents' width and
+key heads, one layer and random weights; vocabulary, MLP and number of query heads are small, for they lie outside of what is
+compared.  They run on random ids of the published lengths; then with the same text cut elsewhere, so that other numbers of
+rows are fed.
+
+Rows, one a (shape, dtype, variant, rows fed, part): see ``data/README.md``.
+"""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from kvbook import progress
+from kvbook.models import placement, registry
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvreport.chapters.prompt_reuse import split_keys
+from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
+from kvreport.publishing import documents
+
+# Rows of the second part, besides the published one.
+ROWS_FED = (1, 2, 3, 4, 8, 16, 32)
+_VOCABULARY_SIZE, _MLP_WIDTH = 256, 64
+
+
+def shape_of(hub_id: str) -> dict[str, Any]:
+    """Look up the true architecture behind a hub id.
+
+    Raises
+    ------
+    KeyError
+        When the registry does not have it.
+    """
+    for family in registry.families().values():
+        for architecture in family.architectures:
+            if architecture.hub_id == hub_id:
+                return dict(architecture.config)
+    raise KeyError(hub_id)
+
+
+def build(hub_id: str, dtype: torch.dtype, device: torch.device, seed: int) -> torch.nn.Module:
+    """Build the first layer of an architecture, with random weights.
+
+    Parameters
+    ----------
+    hub_id : str
+        In the registry.
+    dtype, device
+        Of the weights.
+    seed : int
+        Of the weights.
+    """
+    true = shape_of(hub_id)
+    values = true | {
+        "num_hidden_layers": 1,
+        "head_dim": true["hidden_size"] // true["num_attention_heads"],
+        "num_attention_heads": true["num_key_value_heads"],
+        "vocab_size": _VOCABULARY_SIZE,
+        "intermediate_size": _MLP_WIDTH,
+    }
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    torch.manual_seed(seed)
+    with device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+
+
+def run(settings: PromptReuseSettings) -> records.Run:
+    """Compare the first layer's keys at every number of rows, for the document's two shapes.
+
+    Raises
+    ------
+    UserError
+        For a device or dtype that is not there.
+    """
+    device = placement.device_of(settings.device)
+    dtypes = [(name, placement.dtype_on(name, device)) for name in settings.dtypes]
+    counts = documents.published("forum-reuse")["split"]["counts"]
+    return frame.recorded(
+        "first_layer",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, counts, dtypes, device, writer),
+        fields={"device", "seed", "dtypes"},
+        shapes={count["hub_id"]: shape_of(count["hub_id"]) for count in counts},
+        counts=counts,
+    )
+
+
+def _measure(settings, counts, dtypes, device, writer: records.Writer) -> None:
+    todo = [(count, dtype) for count in counts for dtype in dtypes]
+    for count, (name, dtype) in progress.track(todo, label="first layer at its true width: shape and dtype"):
+        unit = f"{count['hub_id']}|{name}"
+        if unit in writer.done:
+            continue
+        model = build(count["hub_id"], dtype, device, settings.seed)
+        total = count["prompt_tokens"] + count["response_tokens"]
+        generator = torch.Generator().manual_seed(settings.seed)
+        ids = torch.randint(_VOCABULARY_SIZE, (1, total), generator=generator).to(device)
+        rows = []
+        with torch.inference_mode():
+            whole = model(ids, use_cache=True).past_key_values
+            for fed in sorted({*ROWS_FED, count["response_tokens"]}):
+                if fed >= total:
+                    continue
+                for variant in (split_keys.POSTED, split_keys.FULL_ROWS):
+                    split = split_keys.in_two_parts(model, ids, total - fed, variant)
+                    about = {
+                        "shape": count["hub_id"], "weights": "random", "dtype": name, "variant": variant,
+                        "n_tokens": total, "rows_fed": fed,
+                    }  # fmt: skip
+                    rows += [
+                        about | row for row in split_keys.compare(whole, split, total - fed) if row["tensor"] == "keys"
+                    ]
+        writer.append(unit, rows)

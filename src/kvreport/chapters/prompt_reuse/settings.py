@@ -1,0 +1,33 @@
+"""Settings of the chapter on the forum thread about reusing a prompt's cache."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from kvbook.settings import DTypes, TextSettings
+
+
+class PromptReuseSettings(TextSettings):
+    """Settings of the chapter on the forum thread about reusing a prompt's cache.
+
+    Attributes
+    ----------
+    second_model : str
+        A second model, with the same `weights`; the document's were Llama-3.1 and Qwen2.5, both instruct.
+    corpus : str
+        ``"stdlib"`` or a folder of text files; where texts are cut in two.
+    n_samples : int
+        Texts that are cut in two and continued with and without the first part's cache.
+    n_positions : int
+        Places in each file at which it is asked whether a cut changes the ids.
+    dtypes : tuple of str
+        Among float64, float32, float16, bfloat16; the document used the library's default and bfloat16.
+    n_new_tokens : int
+        Tokens that the greedy decoding writes; the document's number.
+    """
+
+    second_model: Annotated[str, Field(min_length=1)] = "qwen2"
+    n_samples: Annotated[int, Field(ge=1)] = 10
+    n_positions: Annotated[int, Field(ge=1)] = 40
+    dtypes: DTypes = ("float32", "bfloat16")
+    n_new_tokens: Annotated[int, Field(ge=1)] = 20

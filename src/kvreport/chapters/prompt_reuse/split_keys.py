@@ -1,0 +1,239 @@
+"""The forum thread's first example: keys and values of a text fed whole against the same text fed in two parts.
+
+The thread counts the elements of the first layer's keys that differ.  Here every layer is compared, keys and values, prompt
+rows and response rows apart, and beside the count stands how far the elements are apart.  Three switches take the cause
+apart: the prompt's cache overwritten by random numbers (does what is compared depend on it at all?), the prompt's cache taken
+from the whole pass (is it what the prompt's own pass wrote, or the response's pass?), and every linear map given as many rows
+as in the whole pass (is it the number of rows?).
+
+Rows, one a (model, dtype, variant, layer, tensor, part): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
+from kvbook import progress
+from kvbook.measuring import agreement
+from kvbook.models import loading
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.runs import samples as texts
+from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
+from kvreport.publishing import documents
+
+POSTED = "as posted"
+ONE_BEGIN = "one begin-of-text"
+OVERWRITTEN = "cache overwritten"
+WHOLE_CACHE = "cache of the whole pass"
+FULL_ROWS = "row count of the whole pass"
+VARIANTS = (POSTED, ONE_BEGIN, OVERWRITTEN, WHOLE_CACHE, FULL_ROWS)
+
+
+def identities(settings: PromptReuseSettings) -> list[dict[str, Any]]:
+    """Name the models of a run, each once, and refuse what cannot be run before anything is.
+
+    Raises
+    ------
+    UserError
+        For a model, device or dtype that is not there.
+    """
+    return texts.identities(settings, (settings.model, settings.second_model))
+
+
+def posted_ids(tokenizer: PreTrainedTokenizerBase, one_begin: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Encode the thread's prompt and response as its script does.
+
+    Parameters
+    ----------
+    tokenizer : PreTrainedTokenizerBase
+        With a chat template the prompt is a user's turn; without one it is encoded as it stands.
+    one_begin : bool
+        Whether the response is encoded without the special tokens that `encode` adds of itself, a second begin-of-text
+        for Llama.
+
+    Returns
+    -------
+    prompt, response : Tensor of int64, shape (1, n_tokens)
+    """
+    texts = documents.published("forum-reuse")["split"]
+    if tokenizer.chat_template is None:
+        prompt = tokenizer(texts["prompt"])["input_ids"]
+    else:
+        turn = [{"role": "user", "content": texts["prompt"]}]
+        prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"]
+    response = tokenizer(texts["response"], add_special_tokens=not one_begin)["input_ids"]
+    return torch.tensor([prompt]), torch.tensor([response])
+
+
+@contextmanager
+def rows_of_the_whole(model: PreTrainedModel, first: int, total: int) -> Iterator[None]:
+    """Give every linear map of a model as many rows as the whole pass has, those fed at their place, the others zero.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Put back afterwards, also after an error.
+    first : int
+        Place of the first fed row.
+    total : int
+        Rows of the whole pass.
+    """
+    changed = []
+
+    def widened(stock):
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            rows = x.shape[1]
+            wide = x.new_zeros(x.shape[0], total, x.shape[2])
+            wide[:, first : first + rows] = x
+            return stock(wide)[:, first : first + rows]
+
+        return forward
+
+    try:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.forward = widened(module.forward)
+                changed.append(module)
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+
+
+def overwrite(cache: Cache, seed: int) -> None:
+    """Replace every cached key and value by a random number of the same scale, in place.
+
+    Parameters
+    ----------
+    cache : Cache
+        A dynamic one.
+    seed : int
+        Of the numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for layer in cache.layers:
+        for tensor in (layer.keys, layer.values):
+            noise = torch.randn(tensor.shape, generator=generator)
+            tensor.copy_((noise * tensor.float().std().cpu()).to(tensor.dtype))
+
+
+def in_two_parts(
+    model: PreTrainedModel, ids: torch.Tensor, n_prompt: int, variant: str = POSTED, seed: int = 0
+) -> Cache:
+    """Feed a text's first tokens into a cache and the others on top of it.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The whole text.
+    n_prompt : int
+        Tokens of the first part.
+    variant : str
+        `POSTED`, `OVERWRITTEN`, `WHOLE_CACHE` or `FULL_ROWS`.
+    seed : int
+        Of what the cache is overwritten with.
+    """
+    total = ids.shape[1]
+    if variant == FULL_ROWS:
+        with rows_of_the_whole(model, 0, total):
+            cache = model(ids[:, :n_prompt], use_cache=True).past_key_values
+        with rows_of_the_whole(model, n_prompt, total):
+            return model(ids[:, n_prompt:], past_key_values=cache, use_cache=True).past_key_values
+    if variant == WHOLE_CACHE:
+        cache = model(ids, use_cache=True).past_key_values
+        cache.crop(n_prompt - total)
+    else:
+        cache = model(ids[:, :n_prompt], use_cache=True).past_key_values
+    if variant == OVERWRITTEN:
+        overwrite(cache, seed)
+    return model(ids[:, n_prompt:], past_key_values=cache, use_cache=True).past_key_values
+
+
+def compare(whole: Cache, split: Cache, n_prompt: int) -> Iterator[dict[str, Any]]:
+    """Yield one row for each layer, tensor and part of the text.
+
+    Parameters
+    ----------
+    whole, split : Cache
+        Of the same tokens; keys and values of shape (batch_size, num_heads, seq_len, head_dim).
+    n_prompt : int
+        Tokens of the first part.
+    """
+    for layer, (one, other) in enumerate(zip(whole.layers, split.layers, strict=True)):
+        for tensor in ("keys", "values"):
+            first, second = getattr(one, tensor).cpu(), getattr(other, tensor).cpu()
+            for part, rows in (("prompt", slice(None, n_prompt)), ("response", slice(n_prompt, None))):
+                yield {"layer": layer, "tensor": tensor, "part": part} | difference(
+                    first[:, :, rows], second[:, :, rows]
+                )
+
+
+def difference(reference: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
+    """Compare two tensors element by element, as one flat vector.
+
+    Parameters
+    ----------
+    reference, other : Tensor, shape (...)
+        Two computations of the same numbers.
+    """
+    apart = agreement.ulps(reference, other).flatten()
+    differing = apart[apart > 0]
+    drift = agreement.drift(reference.flatten(), other.flatten())
+    return {
+        "n_elements": apart.numel(),
+        "n_differing": differing.numel(),
+        "median_ulps": differing.median().item() if differing.numel() else None,
+        "max_ulps": apart.max().item(),
+        "max_abs": drift.max_abs.item(),
+        "relative_rms": drift.relative_rms.item(),
+    }
+
+
+def run(settings: PromptReuseSettings) -> records.Run:
+    """Compare both ways for every model, dtype and variant.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    models = identities(settings)
+    return frame.recorded(
+        "split_keys",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        fields={"model", "second_model", "weights", "device", "seed", "dtypes"},
+        texts=documents.published("forum-reuse")["split"],
+        models=models,
+    )
+
+
+def _measure(settings: PromptReuseSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
+    todo = [(model, dtype) for model in models for dtype in settings.dtypes]
+    for model, dtype in progress.track(todo, label="whole and in two parts: model and dtype"):
+        unit = f"{model['asked_for']}|{dtype}"
+        if unit in writer.done:
+            continue
+        loaded = texts.load(settings, model["asked_for"], dtype)
+        rows = []
+        for variant in VARIANTS:
+            prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == ONE_BEGIN)
+            ids = torch.cat([prompt, response], dim=1).to(loaded.model.device)
+            loading.check_length(model, ids.shape[1])
+            about = {
+                "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "variant": variant,
+                "n_prompt": prompt.shape[1], "n_response": response.shape[1],
+            }  # fmt: skip
+            with torch.inference_mode():
+                whole = loaded.model(ids, use_cache=True).past_key_values
+                split = in_two_parts(loaded.model, ids, prompt.shape[1], variant, settings.seed)
+                rows += [about | row for row in compare(whole, split, prompt.shape[1])]
+        writer.append(unit, rows)

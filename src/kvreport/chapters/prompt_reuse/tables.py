@@ -1,0 +1,387 @@
+"""Tables behind the chapter on the forum thread about reusing a prompt's cache."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvbook.measuring import agreement
+from kvbook.measuring import estimates as fits
+from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
+from kvreport.chapters.prompt_reuse import split_keys
+from kvreport.chapters.prompt_reuse import tokenizer_boundaries as seams
+from kvreport.publishing import documents
+from kvreport.publishing.wording import DTYPES
+
+DOCUMENT = "forum-reuse"
+
+# Where a text leaves the one that it is held against.
+MARK = "‖"
+
+
+def _short(hub_id: str) -> str:
+    return hub_id.split("/")[-1]
+
+
+def count_arithmetic(first_layer: pd.DataFrame, shapes: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    """Take the published numbers of elements apart, and hold them against what transformers' classes make.
+
+    Parameters
+    ----------
+    first_layer : DataFrame
+        Rows of the experiment of this name.
+    shapes : dict
+        Configuration by hub id, as the run's record has it.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``published``, ``per_token`` (key heads times head dimension), ``tokens``, ``prompt``, ``response``,
+        ``elements`` (ours), ``published_differing``.
+    """
+    table = []
+    for count in documents.published(DOCUMENT)["split"]["counts"]:
+        shape = shapes[count["hub_id"]]
+        per_token = shape["num_key_value_heads"] * (shape["hidden_size"] // shape["num_attention_heads"])
+        ours = first_layer[
+            (first_layer["shape"] == count["hub_id"]) & (first_layer["rows_fed"] == count["response_tokens"])
+        ]
+        made = ours.groupby(["dtype", "variant"])["n_elements"].sum().unique()
+        table.append(
+            {
+                "model": _short(count["hub_id"]),
+                "published": count["elements"],
+                "per_token": per_token,
+                "tokens": count["elements"] / per_token,
+                "prompt": count["prompt_tokens"],
+                "response": count["response_tokens"],
+                "elements": int(made[0]) if len(made) == 1 else None,
+                "published_differing": count["differing"],
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def rows_fed_table(first_layer: pd.DataFrame) -> pd.DataFrame:
+    """Give the share of the second part's keys that differ, by the number of rows fed.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``variant``, ``rows_fed``, ``n_elements``, ``n_differing``, ``share``.
+    """
+    table = first_layer[first_layer["part"] == "response"].assign(
+        model=lambda rows: rows["shape"].map(_short), share=lambda rows: rows["n_differing"] / rows["n_elements"]
+    )
+    columns = ["model", "dtype", "variant", "rows_fed", "n_elements", "n_differing", "share"]
+    return table[columns].reset_index(drop=True)
+
+
+def published_response_shares() -> pd.DataFrame:
+    """Give the published counts as shares of the response's elements, the only rows that both passes could compute apart.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``rows_fed``, ``share``.
+    """
+    counts = documents.published(DOCUMENT)["split"]["counts"]
+    return pd.DataFrame(
+        {
+            "model": _short(count["hub_id"]),
+            "rows_fed": count["response_tokens"],
+            "share": count["differing"]
+            / (count["elements"] * count["response_tokens"] / (count["prompt_tokens"] + count["response_tokens"])),
+        }
+        for count in counts
+    )
+
+
+def by_layer(split: pd.DataFrame, variant: str = split_keys.POSTED) -> pd.DataFrame:
+    """Give share and size of the difference in every layer.
+
+    Parameters
+    ----------
+    split : DataFrame
+        Rows of the experiment ``split_keys``.
+    variant : str
+        One of its variants.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``tensor``, ``part``, ``layer``, ``share``, ``median_ulps``, ``max_abs``, and
+        ``relative_roundoffs`` (relative difference over the dtype's unit roundoff).
+    """
+    rows = split[split["variant"] == variant]
+    return rows.assign(
+        share=rows["n_differing"] / rows["n_elements"],
+        relative_roundoffs=rows["relative_rms"] / rows["dtype"].map(agreement.UNIT_ROUNDOFF),
+    )[["model", "dtype", "tensor", "part", "layer", "share", "median_ulps", "max_abs", "relative_roundoffs"]]
+
+
+def switches(split: pd.DataFrame) -> pd.DataFrame:
+    """Count for every variant what differs: in the tensor that the thread compared, and in all layers.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``variant``; what differs of how many elements, as text: in the response's part of the first
+        layer's keys, and in the prompt's and the response's part of keys and values of all layers; and ``median ulps`` of
+        what differs in the response, the median over layers.
+    """
+    table = []
+    for (model, dtype, variant), rows in split.groupby(["model", "dtype", "variant"], sort=False):
+        response = rows[rows["part"] == "response"]
+        table.append(
+            {
+                "model": model,
+                "dtype": DTYPES[dtype],
+                "variant": variant,
+                "first layer’s keys, response": _counted(
+                    response[(response["layer"] == 0) & (response["tensor"] == "keys")]
+                ),
+                "all layers, prompt": _counted(rows[rows["part"] == "prompt"]),
+                "all layers, response": _counted(response),
+                "median ulps": response["median_ulps"].median(),
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def _counted(rows: pd.DataFrame) -> str:
+    return f"{rows['n_differing'].sum():,} of {rows['n_elements'].sum():,}"
+
+
+_RUN = ["model", "dtype", "case", "item"]
+
+
+def runs(reuse: pd.DataFrame) -> pd.DataFrame:
+    """Bring each continuation to one row and hold it against the one without reuse.
+
+    Parameters
+    ----------
+    reuse : DataFrame
+        Rows of the experiment ``prompt_reuse``.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``dtype``, ``case``, ``item``, ``way``, ``cache``, what was counted in tokens, ``seam`` (whether the
+        prefix's ids are no prefix of the prompt's), ``tokens`` and ``words`` (tuples), ``equal`` (tokens equal to those
+        without reuse), ``first_divergence`` and ``margin`` (of the run without reuse, there).
+    """
+    table = []
+    keys = [*_RUN, "way", "cache"]
+    for values, rows in reuse.assign(cache=reuse["cache"].fillna("")).groupby(keys, sort=False):
+        rows = rows.sort_values("step")
+        counted = ["prefix_tokens", "prompt_tokens", "shared_tokens", "fed_tokens", "cache_length"]
+        table.append(
+            dict(zip(keys, values, strict=True))
+            | rows.iloc[0][[*counted, "prefix_end", "prefix_end_id", "prompt_there", "prompt_there_id"]].to_dict()
+            | {
+                "tokens": tuple(rows["token"]),
+                "words": tuple(rows["text"].fillna("").astype(str)),
+                "margins": tuple(rows["margin"]),
+            }
+        )
+    frame = pd.DataFrame(table)
+    base = frame[frame["way"] == prompt_reuse.NO_REUSE].set_index(_RUN)
+    against = base.loc[pd.MultiIndex.from_frame(frame[_RUN])]
+    pairs = list(zip(against["tokens"], frame["tokens"], strict=True))
+    frame["equal"] = [one == other for one, other in pairs]
+    # Where one text ends earlier the two part at its end.
+    steps = [
+        None if one == other else (agreement.first_divergence(list(one), list(other)) if one[: len(other)] != other
+                                   and other[: len(one)] != one else min(len(one), len(other)))
+        for one, other in pairs
+    ]  # fmt: skip
+    frame["first_divergence"] = steps
+    frame["margin"] = [
+        None if step is None or step >= len(margins) else margins[step]
+        for step, margins in zip(steps, against["margins"], strict=True)
+    ]
+    frame["seam"] = frame["shared_tokens"] < frame["prefix_tokens"]
+    return frame.drop(columns="margins")
+
+
+CASES = {
+    prompt_reuse.THREAD: "thread",
+    prompt_reuse.JOINED: "first word joins the stop",
+    prompt_reuse.DOCUMENTED: "space at the prefix's end",
+    prompt_reuse.CONTINUED: "ids continued",
+    prompt_reuse.WHOLE: "cache holds the whole prompt",
+    prompt_reuse.CORPUS: "corpus, cut anywhere",
+}
+
+
+def outcomes(table: pd.DataFrame) -> pd.DataFrame:
+    """Count for every case, dtype and way the runs whose tokens equal those without reuse.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `runs`.
+
+    Returns
+    -------
+    DataFrame
+        ``case``, ``dtype``, ``way``, ``seams`` (runs whose ids do not continue), ``equal``, ``runs``, ``estimate``.
+    """
+    reused = table[table["way"] != prompt_reuse.NO_REUSE]
+    found = []
+    for case in CASES:
+        for (dtype, way), rows in reused[reused["case"] == case].groupby(["dtype", "way"], sort=False):
+            equal = int(rows["equal"].sum())
+            found.append(
+                {
+                    "case": CASES[case], "dtype": DTYPES[dtype], "way": way, "seams": int(rows["seam"].sum()),
+                    "equal": equal, "runs": len(rows), "estimate": fits.share(equal, len(rows)),
+                }
+            )  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def outcome_grid(table: pd.DataFrame) -> pd.DataFrame:
+    """Lay `outcomes` out for reading: a row a case and dtype, a column a way."""
+    counts = outcomes(table)
+    counts["said"] = counts["equal"].astype(str) + " of " + counts["runs"].astype(str)
+    grid = counts.pivot(index=["case", "dtype"], columns="way", values="said")
+    order = list(dict.fromkeys(zip(counts["case"], counts["dtype"], strict=True)))
+    ways = [way for way in (prompt_reuse.POSTED, prompt_reuse.SAFE) if way in grid]
+    seam = counts.groupby(["case", "dtype"])["seams"].max()
+    grid = grid.loc[order, ways]
+    grid.insert(
+        0,
+        "ids do not continue",
+        [
+            f"{seam[key]} of {int(n)}"
+            for key, n in zip(
+                order,
+                [counts[(counts["case"] == c) & (counts["dtype"] == d)]["runs"].max() for c, d in order],
+                strict=True,
+            )
+        ],
+    )
+    return grid.rename_axis(columns=None).reset_index()
+
+
+def seam_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Show the ids on both sides of the seam: what the cache ends in, and what the prompt has in its place.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``case``, ``item``, ``shared`` (of the prefix's ids), ``cache ends in``, ``prompt has there``; published
+        rows first.
+    """
+    found = []
+    for row in documents.published(DOCUMENT)["seam"]:
+        for there in row["whole_has"]:
+            found.append(
+                {
+                    "model": _short(row["hub_id"]) + " (published vocabulary)", "case": "thread",
+                    "shared": f"{row['prefix_tokens'] - 1} of {row['prefix_tokens']}",
+                    "cache ends in": str(row["prefix_ends_in"]), "prompt has there": str(there),
+                }
+            )  # fmt: skip
+    own = table[(table["way"] == prompt_reuse.NO_REUSE) & (table["dtype"] == table["dtype"].iloc[0])]
+    for row in own[own["case"].isin([prompt_reuse.THREAD, prompt_reuse.JOINED, prompt_reuse.DOCUMENTED])].itertuples():
+        found.append(
+            {
+                "model": row.model,
+                "case": CASES[row.case],
+                "shared": f"{row.shared_tokens} of {row.prefix_tokens}",
+                "cache ends in": f"{row.prefix_end_id} “{shown(row.prefix_end)}”",
+                "prompt has there": f"{row.prompt_there_id} “{shown(row.prompt_there)}”",
+            }
+        )
+    return pd.DataFrame(found).drop_duplicates(ignore_index=True)
+
+
+def shown(text: str) -> str:
+    """Write a text so that its line breaks and runs of spaces can be seen in one line."""
+    text = text.replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
+    return re.sub(r"^ | $|  +", lambda spaces: "␣" * len(spaces[0]), text)
+
+
+def side_by_side(table: pd.DataFrame, cases: tuple[str, ...]) -> pd.DataFrame:
+    """Put the continuations of each prompt beside one another, the place marked at which each leaves the first.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `runs`.
+    cases : tuple of str
+        Cases to show; the first dtype's runs with a dynamic cache.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``prompt``, and a column for each way.
+    """
+    rows = table[(table["dtype"] == table["dtype"].iloc[0]) & table["cache"].isin(["", "dynamic"])]
+    prompts = documents.published(DOCUMENT)["generation"]["prompts"]
+    found = []
+    for case in cases:
+        for (model, item), group in rows[rows["case"] == case].groupby(["model", "item"], sort=False):
+            if case == prompt_reuse.JOINED:
+                prompt = f"{item} {prompts[-1].partition(' ')[2]}"
+            else:
+                prompt = prompts[int(item)] + (", wholly cached" if case == prompt_reuse.WHOLE else "")
+            line = {"model": model, "prompt": prompt}
+            for run in group.itertuples():
+                step = run.first_divergence
+                if step is None or pd.isna(step):
+                    line[run.way] = shown("".join(run.words))
+                else:
+                    words = run.words
+                    line[run.way] = shown("".join(words[: int(step)])) + MARK + shown("".join(words[int(step) :]))
+            found.append(line)
+    return pd.DataFrame(found)
+
+
+def _share_over_files(rows: pd.DataFrame) -> fits.Estimate:
+    files, value = rows["source"].nunique(), float(rows["unsafe"].mean())
+    if value in (0.0, 1.0):
+        # Resampling cuts that all agree would give an interval of no width; each file counts as one observation.
+        return fits.share(int(value) * files, files)
+    low, high = fits.resample(rows, "unsafe", by="all").interval()
+    return fits.Estimate(value, float(low[0]), float(high[0]))
+
+
+def cut_shares(cuts: pd.DataFrame) -> pd.DataFrame:
+    """Estimate the share of cuts after which the first part's ids do not begin the whole text's.
+
+    Parameters
+    ----------
+    cuts : DataFrame
+        Rows of the experiment ``seams``.
+
+    Returns
+    -------
+    DataFrame
+        ``tokenizer``, ``place`` (``anywhere`` first), ``estimate`` (95 % interval: bootstrap over files, or Wilson's
+        over files where all cuts agree), ``cuts``,
+        ``files``, ``lost`` (mean number of the prefix's tokens that cannot be reused).
+    """
+    table = []
+    for name, rows in cuts.groupby("tokenizer", sort=False):
+        rows = rows.assign(sample=np.arange(len(rows)), unsafe=1.0 - rows["safe"], all=0)
+        for place in ("anywhere", *seams.KINDS):
+            part = rows if place == "anywhere" else rows[rows["place"] == place]
+            # A bootstrap over one or two files says nothing.
+            if part["source"].nunique() < 3:
+                continue
+            table.append(
+                {
+                    "tokenizer": name,
+                    "place": place,
+                    "estimate": _share_over_files(part),
+                    "cuts": len(part),
+                    "files": part["source"].nunique(),
+                    "lost": float((part["prefix_tokens"] - part["shared_tokens"]).mean()),
+                }
+            )
+    return pd.DataFrame(table, columns=["tokenizer", "place", "estimate", "cuts", "files", "lost"])

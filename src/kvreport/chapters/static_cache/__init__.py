@@ -1,0 +1,1 @@
+"""The chapter on the notebook about static and dynamic caches."""

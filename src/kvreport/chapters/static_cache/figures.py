@@ -1,0 +1,127 @@
+"""Figures of the chapter on static and dynamic caches. Colour and marker are the kind of cache; hollow is published or eager."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from kvreport.chapters.static_cache import speed
+from kvreport.chapters.static_cache import tables as analysis
+from kvreport.publishing import style
+
+_KINDS = {
+    "none": (style.VERMILION, "s"),
+    "dynamic": (style.BLUE, "o"),
+    "static": (style.GREEN, "^"),
+}
+
+
+def figure_published(beside: pd.DataFrame) -> Figure:
+    """Draw the document's tokens a second beside this run's `generate`, a line a device.
+
+    Parameters
+    ----------
+    beside : DataFrame
+        From `analyses.static_cache.beside_published`.
+    """
+    devices = list(dict.fromkeys(beside["device"]))
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.5 * len(devices)))
+    for row in beside.itertuples():
+        colour, marker = _KINDS[row.cache]
+        shift = 0.18 * (list(_KINDS).index(row.cache) - 1)
+        place = devices.index(row.device) + shift
+        ax.plot(
+            row.tokens_per_s, place, marker=marker, color=colour, markersize=7, linestyle="",
+            markerfacecolor="white" if row.published else colour,
+        )  # fmt: skip
+        if row.skipped:
+            ax.annotate(
+                "not compiled", (row.tokens_per_s, place), xytext=(9, -1), textcoords="offset points", va="center", fontsize=8.5,
+                color=style.GREY,
+            )  # fmt: skip
+    ax.set_yticks(range(len(devices)), devices)
+    ax.set_ylim(len(devices) - 0.5, -0.5)
+    ax.set(xscale="log", xlabel="tokens/s, whole call")
+    style.plain_logarithm(ax.xaxis)
+    ax.grid(axis="y", visible=False)
+    handles = [
+        Line2D([], [], color=colour, marker=marker, linestyle="", markersize=7, label=kind)
+        for kind, (colour, marker) in _KINDS.items()
+    ]
+    handles.append(
+        Line2D(
+            [], [], color=style.GREY, marker="o", markerfacecolor="white", linestyle="", markersize=7, label="published"
+        )
+    )
+    fig.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=9)
+    return fig
+
+
+def figure_grid(table: pd.DataFrame, bound: analysis.Limit) -> Figure:
+    """Draw tokens a second of every way, and the memory limit.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `analyses.static_cache.speeds`.
+    bound : Limit
+        From `analyses.static_cache.limit`.
+    """
+    shown = table.sort_values("speed", key=lambda column: column.map(lambda e: e.value)).reset_index(drop=True)
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.34 * len(shown)))
+    for row in shown.itertuples():
+        colour, marker = _KINDS[row.cache]
+        ax.errorbar(
+            row.speed.value, row.Index,
+            xerr=[[row.speed.value - row.speed.low], [row.speed.high - row.speed.value]],
+            fmt=marker, color=colour, markersize=7, markerfacecolor=colour if row.compiled else "white",
+        )  # fmt: skip
+        ax.annotate(
+            f"{row.speed.value:.0f}", (row.speed.high, row.Index), xytext=(8, -1), textcoords="offset points", va="center",
+            fontsize=9,
+        )  # fmt: skip
+    ax.axvline(bound.tokens_per_second, color=style.GREY, linestyle="--")
+    ax.annotate(
+        f"limit of memory\n{bound.tokens_per_second:.0f}", (bound.tokens_per_second, 0), xytext=(-5, 0),
+        textcoords="offset points", ha="right", va="bottom", fontsize=9, color=style.GREY,
+    )  # fmt: skip
+    ax.set_yticks(range(len(shown)), shown["way"], fontsize=9.5)
+    ax.set(xlabel="tokens/s", xlim=(0, None))
+    ax.grid(axis="y", visible=False)
+    handles = [
+        Line2D([], [], color=style.GREY, marker="o", linestyle="", markersize=7, label="compiled"),
+        Line2D(
+            [], [], color=style.GREY, marker="o", markerfacecolor="white", linestyle="", markersize=7, label="eager"
+        ),
+    ]
+    fig.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=9)
+    return fig
+
+
+def figure_length(rows: pd.DataFrame) -> Figure:
+    """Draw the time of a step against the number of tokens.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``static_speed``.
+    """
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 3.9))
+    loop = rows[(rows["engine"] == speed.LOOP) & (rows["phase"] == speed.DECODE)]
+    for (cache, compiled, one_row), some in loop.groupby(["cache", "compiled", "one_row"], sort=False):
+        colour, marker = _KINDS[cache]
+        middle = some.groupby("context")["seconds"].median() * 1e3
+        if len(middle) > 30:
+            # A mean over neighbours: single steps scatter by as much as the ways differ.
+            middle = middle.rolling(15, center=True, min_periods=8).median()
+        place = middle.dropna()
+        ax.plot(
+            place.index, place, color=colour, linestyle=":" if one_row else "-" if compiled else "--",
+            marker=marker, markevery=max(1, len(place) // 6), markerfacecolor=colour if compiled else "white",
+            label=analysis.label(cache, compiled, one_row),
+        )  # fmt: skip
+    ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    style.plain_logarithm(ax.yaxis)
+    fig.legend(loc="outside upper center", ncols=2, fontsize=9)
+    return fig

@@ -1,0 +1,38 @@
+"""Settings of the chapter on the notebook about static and dynamic caches."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kvbook.settings import DTypeName, Settings, Weights
+
+
+class StaticCacheSettings(Settings):
+    """Settings of the chapter on the notebook about static and dynamic caches.
+
+    Attributes
+    ----------
+    weights : {"random", "stand-in", "hub", "untrained"}
+        As elsewhere, for a family's name; by default the true shape, since speed does not depend on what weights have learnt.
+    dtype : str
+        Of weights and arithmetic; the document's was bfloat16.
+    n_new_tokens : int
+        Tokens that each way writes, no fewer and no more; the document's number.
+    n_repeats : int
+        How often each way is timed, the ways by turns.
+    scope : {"layer", "model"}
+        What is compiled: the layer, once for all layers, or the whole forward pass, which takes a minute.
+    prompt : str
+        The document's.
+    text_model : str
+        With weights that have learnt something; it writes the texts that are compared.
+    """
+
+    model: Annotated[str, Field(min_length=1)] = "smollm2"
+    weights: Weights = "random"
+    dtype: DTypeName = "bfloat16"
+    n_new_tokens: Annotated[int, Field(ge=4)] = 200
+    n_repeats: Annotated[int, Field(ge=1)] = 2
+    scope: Literal["layer", "model"] = "layer"
+    prompt: Annotated[str, Field(min_length=1)] = "The theory of special relativity states "
+    text_model: Annotated[str, Field(min_length=1)] = "smollm2"

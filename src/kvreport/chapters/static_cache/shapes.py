@@ -1,0 +1,75 @@
+"""What goes into the model and what a cache holds, step by step: the growing and the preallocated shapes.
+
+The document's loops again, written for the cache classes of today.  It printed the shape of the ids behind a step without a
+cache, and of the keys behind a step with one; ``len(keys[0])``, which it took for the length, is printed too.  Rows, one a
+(cache, step): see ``data/README.md``.
+"""
+
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from kvbook.measuring import caches, memory
+from kvbook.models import loading
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvreport.chapters.static_cache import speed as static_speed
+from kvreport.chapters.static_cache.settings import StaticCacheSettings
+
+# The document's number of steps, and the room that it gave the static cache (a model with a smaller context gets that).
+N_STEPS, ROOM = 5, 1024
+
+
+def run(settings: StaticCacheSettings) -> records.Run:
+    """Print the shapes, or read them if these inputs have been run.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    model = static_speed.identify(settings)
+    return frame.recorded(
+        "static_shapes",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        fields={"model", "weights", "dtype", "device", "seed", "prompt"},
+        models=[model],
+    )
+
+
+def _measure(settings: StaticCacheSettings, writer: records.Writer) -> None:
+    if "all" in writer.done:
+        return
+    loaded = static_speed.load(settings)
+    room = min(ROOM, loading.context_length(loaded.model.config) or ROOM)
+    ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
+    about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
+    with torch.inference_mode():
+        rows = [about | row for kind in ("none", "dynamic", "static") for row in _steps(loaded.model, ids, kind, room)]
+    writer.append("all", rows)
+
+
+def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> list[dict[str, Any]]:
+    per_token = memory.kv_bytes_per_token(model.config, model.dtype)
+    cache: Cache | None = None if kind == "none" else caches.make(kind, model.config, room)
+    rows, fed = [], ids
+    for step in range(N_STEPS):
+        options = {"use_cache": False} if cache is None else {"past_key_values": cache}
+        token = model(fed, **options).logits[:, -1:].argmax(-1)
+        row = {"cache": kind, "step": step, "fed": "x".join(map(str, fed.shape))}
+        if cache is None:
+            fed = torch.cat([fed, token], 1)
+            held = {"keys_shape": "", "first_dimension": "", "cached_tokens": 0, "kv_bytes": 0, "predicted_bytes": 0}
+        else:
+            fed = token
+            keys = cache.layers[0].keys
+            held = {
+                "keys_shape": "x".join(map(str, keys.shape)), "first_dimension": len(keys),
+                "cached_tokens": caches.length(cache), "kv_bytes": memory.cache_bytes(cache),
+                "predicted_bytes": per_token * keys.shape[-2],
+            }  # fmt: skip
+        rows.append(row | held)
+    return rows

@@ -1,0 +1,294 @@
+"""Tokens a second by kind of cache and by compilation, apart: load, compile, prefill and decode.
+
+``generate`` is called as the document calls it, with as many new tokens at least as at most; and one loop
+(`kvbook.measuring.decoding`) decodes in every way, so that two ways differ in nothing else.  Speed does not depend on what the
+weights have learnt, so the true shape with random weights stands for the document's model.
+
+Without a cache a step's time depends on its length alone, and takes longest; it is measured at some lengths, on the tokens
+that the cached way wrote.  Rows, one a (engine, way, repeat, phase, step): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch._dynamo.utils import counters
+from transformers import PreTrainedModel
+
+from kvbook import progress
+from kvbook.measuring import decoding, timing
+from kvbook.measuring.decoding import Way
+from kvbook.models import loading, placement, registry
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvreport.chapters.static_cache.settings import StaticCacheSettings
+
+GENERATE, LOOP = "generate", "loop"
+# The head alone, on the last of all rows as `generate` hands it over, a view into them, and on a copy of that row.
+HEAD_VIEW, HEAD_COPY = "head, a view", "head, a copy"
+LOAD, COMPILE, PREFILL, DECODE, WHOLE, HEAD = "load", "compile", "prefill", "decode", "whole", "head"
+
+# Lengths at which a step without a cache is measured.
+_N_LENGTHS = 9
+# Tokens of `generate`'s first call on a CPU.
+_FEW = 4
+# Steps that come before the times: compilation, buffers, the code paths of a fresh graph.
+_FIRST_STEPS = 2
+
+
+def weights_of(settings: StaticCacheSettings) -> str:
+    """Choose the weights of the timed model: those asked for; a folder and a hub id bring their own."""
+    return settings.weights if settings.model in registry.families() else "stand-in"
+
+
+def identify(settings: StaticCacheSettings) -> dict[str, Any]:
+    """Name the timed model, and refuse a dtype or device that is not there, before anything is loaded."""
+    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
+    return loading.identify(settings.model, weights_of(settings), settings.seed)
+
+
+def load(settings: StaticCacheSettings) -> loading.Loaded:
+    """Load the timed model."""
+    return loading.load(
+        settings.model, weights=weights_of(settings), dtype=settings.dtype, device=settings.device, seed=settings.seed
+    )
+
+
+def ways(settings: StaticCacheSettings) -> list[Way]:
+    """List the ways of the loop: every cache, eager and compiled; and the one-row form, where it can be compiled."""
+    found = [Way(cache, compiled) for compiled in (False, True) for cache in ("none", "dynamic", "static")]
+    if settings.scope == "layer":
+        found.append(Way("static", compiled=True, one_row=True))
+    return found
+
+
+def run(settings: StaticCacheSettings) -> records.Run:
+    """Measure the times, or read them if these inputs have been measured.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run.
+    """
+    model = identify(settings)
+    n_prompt = len(loading.tokenizer(settings.model, weights_of(settings))(settings.prompt)["input_ids"])
+    loading.check_length(model, n_prompt + settings.n_new_tokens)
+    return frame.recorded(
+        "static_speed",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        models=[model],
+    )
+
+
+def prepare(settings: StaticCacheSettings) -> None:
+    """Have the compiler do what it does once on a machine, unless the times have been measured.
+
+    It tries out the processor and reads its own sources.  That time is charged to nobody and needs no machine to itself, so
+    a chapter calls this while others may run.
+
+    Raises
+    ------
+    UserError
+        As `run`.
+    """
+    if not frame.is_recorded("static_speed", __name__, settings, models=[identify(settings)]):
+        _start_compiler(placement.device_of(settings.device))
+
+
+def _start_compiler(device: torch.device) -> None:
+    torch.compile(lambda x: x + 1)(torch.ones(1, device=device))
+
+
+def graphs_compiled() -> int:
+    """Count the graphs that torch has compiled in this process."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _measure(settings: StaticCacheSettings, writer: records.Writer) -> None:
+    if "all" in writer.done:
+        return
+    device = placement.device_of(settings.device)
+    loaded, load_s = timing.timed(
+        lambda: load(settings),
+        device,
+    )
+    about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
+    ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(device)
+    rows = [_row(Way("none"), 0, LOAD, 0, 0, load_s) | {"engine": "", "cache": "", "n_steps": 0}]
+    # What an earlier experiment of this process compiled must neither be found nor count against the limit.
+    torch.compiler.reset()
+    with torch.inference_mode():
+        rows += _timed(loaded.model, ids, settings)
+    torch.compiler.reset()
+    writer.append("all", [about | row for row in rows])
+
+
+def _timed(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Iterator[dict[str, Any]]:
+    """Warm everything up, then give `generate` and the loop their turns, in an order that turns with every repeat."""
+    generate = _Generate(model, ids, settings.n_new_tokens)
+    loop = _Loop(model, ids, settings)
+    yield from generate.first()
+    yield from loop.first()
+    # Without a cache a call takes as long as several others together: one is kept, and none is spent on warming up.
+    yield generate.timed("none", 0)
+    work = [*((generate.cached, cache) for cache in generate.CACHED), *((loop.cached, way) for way in loop.cached_ways)]
+    for repeat in progress.track(range(settings.n_repeats), label="generate and decoding: repeat"):
+        turn = repeat % len(work)
+        for take, way in work[turn:] + work[:turn]:
+            yield from take(way, repeat)
+        # They are measured on the tokens that the cached ways wrote.
+        for way in loop.uncached_ways:
+            yield from loop.uncached(way, repeat)
+        yield from _head(model, ids.shape[1] + settings.n_new_tokens, repeat)
+
+
+def _head(model: PreTrainedModel, n_tokens: int, repeat: int) -> Iterator[dict[str, Any]]:
+    """Time the head on the last row: with no cache, `generate` slices it out of all rows without copying it."""
+    head = model.get_output_embeddings()
+    rows = torch.ones(1, n_tokens, head.in_features, dtype=model.dtype, device=model.device)
+    last = rows[:, -1:]
+    # A single row counts as contiguous whatever its strides, so it must be told to be copied.
+    copy = last.clone(memory_format=torch.contiguous_format)
+    for engine, row in ((HEAD_VIEW, last), (HEAD_COPY, copy)):
+        # The first call may set buffers up.
+        head(row)
+        _, seconds = timing.timed(lambda row=row: head(row), model.device)
+        yield _row(Way("none"), repeat, HEAD, 0, n_tokens, seconds) | {"engine": engine}
+
+
+class _Generate:
+    """`generate` as the document calls it, with each kind of cache."""
+
+    CACHED = ("dynamic", "static")
+    _OPTIONS: ClassVar[dict[str, dict[str, Any]]] = {
+        "none": {"use_cache": False}, "dynamic": {}, "static": {"cache_implementation": "static"},
+    }  # fmt: skip
+
+    def __init__(self, model: PreTrainedModel, ids: torch.Tensor, n_new: int) -> None:
+        self._model, self._ids, self._n_new = model, ids, n_new
+        self._made = dict.fromkeys(self._OPTIONS, 0)
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """Take the turn before the first: buffers, and on a GPU the compilation that a static cache sets off.
+
+        For buffers a few tokens do; a compilation depends on the length.
+        """
+        few = min(_FEW, self._n_new) if self._model.device.type == "cpu" else self._n_new
+        for cache in self.CACHED:
+            yield self.timed(cache, -1, few)
+
+    def cached(self, cache: str, repeat: int) -> Iterator[dict[str, Any]]:
+        """Write one text with a cache."""
+        yield self.timed(cache, repeat)
+
+    def timed(self, cache: str, repeat: int, count: int | None = None) -> dict[str, Any]:
+        """Write one text and give its row."""
+        before, count = graphs_compiled(), count or self._n_new
+        _, seconds = timing.timed(
+            lambda: self._model.generate(
+                self._ids, attention_mask=torch.ones_like(self._ids), pad_token_id=0, do_sample=False,
+                max_new_tokens=count, min_new_tokens=count, **self._OPTIONS[cache],
+            ),
+            self._model.device,
+        )  # fmt: skip
+        self._made[cache] += graphs_compiled() - before
+        way = Way(cache, compiled=self._made[cache] > 0)
+        phase = COMPILE if repeat < 0 else WHOLE
+        return _row(way, repeat, phase, 0, self._ids.shape[1], seconds, graphs=self._made[cache]) | {
+            "engine": GENERATE, "n_steps": count,
+        }  # fmt: skip
+
+
+class _Loop:
+    """The one loop of `kvbook.measuring.decoding`, in each of its ways."""
+
+    def __init__(self, model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> None:
+        self._ids, self._n_new, self._device = ids, settings.n_new_tokens, model.device
+        room = ids.shape[1] + settings.n_new_tokens
+        self._decoders = {way: decoding.Decoder(model, way, room, settings.scope) for way in ways(settings)}
+        self._written: torch.Tensor | None = None
+        self.cached_ways = [way for way in self._decoders if way.cache != "none"]
+        self.uncached_ways = [way for way in self._decoders if way.cache == "none"]
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """Compile, and take the first steps of every way."""
+        # What the compiler does once in a process must not be charged to the way that comes first.
+        _start_compiler(self._device)
+        for way, decoder in progress.track(self._decoders.items(), len(self._decoders), "first steps, compiling: way"):
+            # The first step makes the graph, the second may make it again for a length that turned out to vary.
+            token = decoder.start(self._ids)
+            for step in range(1, _FIRST_STEPS + 1):
+                taken = _timed_step(decoder, step, token)
+                token = taken.token
+                yield self._row(way, -1, COMPILE, taken)
+            decoder.close()
+
+    def cached(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
+        """Read the prompt and write one text."""
+        decoder = self._decoders[way]
+        token, seconds = timing.timed(lambda: decoder.start(self._ids), self._device)
+        yield _row(way, repeat, PREFILL, 0, self._ids.shape[1], seconds, token=token.item())
+        steps = _decode(decoder, token, self._n_new)
+        decoder.close()
+        if self._written is None:
+            self._written = torch.cat([token, *(done.token for done in steps)], 1)
+        for taken in steps:
+            yield self._row(way, repeat, DECODE, taken)
+
+    def uncached(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
+        """Take some of the steps on the tokens that a cached way wrote."""
+        decoder = self._decoders[way]
+        for taken in _at_some_lengths(decoder, self._ids, self._written):
+            yield self._row(way, repeat, DECODE, taken)
+        decoder.close()
+
+    def _row(self, way: Way, repeat: int, phase: str, taken: "_Step") -> dict[str, Any]:
+        context = self._ids.shape[1] + taken.step
+        return _row(
+            way, repeat, phase, taken.step, context, taken.seconds, token=taken.token.item(), graphs=taken.graphs
+        )
+
+
+class _Step(NamedTuple):
+    """A decode step: its number, the token that it gave, its seconds, and the graphs that were compiled for it."""
+
+    step: int
+    token: torch.Tensor
+    seconds: float
+    graphs: int
+
+
+def _timed_step(decoder: decoding.Decoder, step: int, token: torch.Tensor) -> _Step:
+    before = graphs_compiled()
+    following, seconds = timing.timed(lambda: decoder.step(token), token.device)
+    return _Step(step, following, seconds, graphs_compiled() - before)
+
+
+def _decode(decoder: decoding.Decoder, token: torch.Tensor, n_new: int) -> list[_Step]:
+    """Write all tokens behind the first."""
+    steps: list[_Step] = []
+    for step in range(1, n_new):
+        steps.append(_timed_step(decoder, step, steps[-1].token if steps else token))
+    return steps
+
+
+def _at_some_lengths(decoder: decoding.Decoder, ids: torch.Tensor, written: torch.Tensor) -> list[_Step]:
+    """Do some of the steps on tokens that were written before."""
+    last = written.shape[1] - 1
+    steps = []
+    for step in sorted({1 + round(i * (last - 1) / (_N_LENGTHS - 1)) for i in range(_N_LENGTHS)}):
+        decoder.resume(torch.cat([ids, written[:, : step - 1]], 1))
+        steps.append(_timed_step(decoder, step, written[:, step - 1 : step]))
+    return steps
+
+
+def _row(
+    way: Way, repeat: int, phase: str, step: int, context: int, seconds: float, token: int | str = "", graphs: int = 0
+) -> dict[str, Any]:
+    return {
+        "engine": LOOP, "cache": way.cache, "compiled": int(way.compiled), "one_row": int(way.one_row),
+        "repeat": repeat, "phase": phase, "step": step, "context": context, "n_steps": 1,
+        "seconds": seconds, "token": token, "graphs": graphs,
+    }  # fmt: skip

@@ -1,0 +1,425 @@
+"""Tables behind the chapter on static and dynamic caches."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from kvbook.measuring import estimates as fits
+from kvreport.chapters.static_cache import speed
+from kvreport.publishing import documents
+
+DOCUMENT = "notebook-static"
+KINDS = ("none", "dynamic", "static")
+_WAY = ["engine", "cache", "compiled", "one_row"]
+
+
+def label(cache: str, compiled: int, one_row: int, engine: str = speed.LOOP) -> str:
+    """Name a way as the figures do."""
+    if engine == speed.GENERATE:
+        return f"generate, {cache}"
+    form = "one-row, " if one_row else ""
+    return f"{cache}, {form}{'compiled' if compiled else 'eager'}"
+
+
+def _interval(values: np.ndarray) -> fits.Estimate:
+    """Give median, lowest and highest: of two or three runs nothing else can be said."""
+    return fits.Estimate(float(np.median(values)), float(values.min()), float(values.max()))
+
+
+def step_seconds(rows: pd.DataFrame, cache: str, compiled: bool, one_row: bool = False) -> pd.DataFrame:
+    """Choose the decode steps of one way of the loop.
+
+    Returns
+    -------
+    DataFrame
+        ``repeat``, ``step``, ``context``, ``seconds``, ``token``.
+    """
+    chosen = rows[
+        (rows["engine"] == speed.LOOP)
+        & (rows["phase"] == speed.DECODE)
+        & (rows["cache"] == cache)
+        & (rows["compiled"] == int(compiled))
+        & (rows["one_row"] == int(one_row))
+    ]
+    return chosen[["repeat", "step", "context", "seconds", "token"]]
+
+
+def _per_repeat(rows: pd.DataFrame) -> pd.Series:
+    """Give tokens a second of each repeat of one way of the loop, prefill left out.
+
+    Without a cache only some lengths were timed: their seconds are joined by straight lines and summed over all steps.
+    """
+    last = int(rows["step"].max())
+
+    def of(one: pd.DataFrame) -> float:
+        every = np.arange(1, last + 1)
+        return last / np.interp(every, one["step"], one["seconds"]).sum()
+
+    return pd.Series({repeat: of(one.sort_values("step")) for repeat, one in rows.groupby("repeat")})
+
+
+def speeds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give tokens a second of every way.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``static_speed``.
+
+    Returns
+    -------
+    DataFrame
+        ``engine``, ``cache``, ``compiled``, ``one_row``, ``way``, ``speed`` (an `Estimate`: median, lowest and highest of the
+        repeats), ``repeats``, ``first_s`` (seconds of the first step; for `generate` on a device that compiles, of the first call).
+        For `generate` the prefill is within, as in the document; for the loop it is not.
+    """
+    table = []
+    whole = rows[(rows["engine"] == speed.GENERATE) & (rows["phase"] == speed.WHOLE)]
+    for (engine, cache, compiled, one_row), some in whole.groupby(_WAY, sort=False):
+        values = (some["n_steps"] / some["seconds"]).to_numpy()
+        table.append([engine, cache, compiled, one_row, _interval(values), len(values), np.nan])
+    loop = rows[rows["engine"] == speed.LOOP]
+    for (cache, compiled, one_row), _ in loop.groupby(_WAY[1:], sort=False):
+        steps = step_seconds(rows, cache, bool(compiled), bool(one_row))
+        values = _per_repeat(steps).to_numpy()
+        first = loop[
+            (loop["phase"] == speed.COMPILE) & (loop["cache"] == cache) & (loop["compiled"] == compiled)
+            & (loop["one_row"] == one_row)
+        ].sort_values("step")  # fmt: skip
+        table.append([speed.LOOP, cache, compiled, one_row, _interval(values), len(values), first["seconds"].sum()])
+    found = pd.DataFrame(table, columns=[*_WAY, "speed", "repeats", "first_s"])
+    found["way"] = [label(row.cache, row.compiled, row.one_row, row.engine) for row in found.itertuples()]
+    return found
+
+
+def ratio(rows: pd.DataFrame, way: tuple[str, bool, bool], against: tuple[str, bool, bool]) -> fits.Estimate:
+    """Give the ratio of two ways' tokens a second, over pairs of repeats: median, lowest and highest.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``static_speed``.
+    way, against : tuple
+        ``cache``, ``compiled``, ``one_row``.
+    """
+    pairs = _per_repeat(step_seconds(rows, *way)) / _per_repeat(step_seconds(rows, *against))
+    return _interval(pairs.dropna().to_numpy())
+
+
+def against_generate(rows: pd.DataFrame, way: tuple[str, bool, bool]) -> fits.Estimate:
+    """Give a way's tokens a second over those of `generate` with its default cache, prefill counted in both."""
+    whole = rows[(rows["engine"] == speed.GENERATE) & (rows["phase"] == speed.WHOLE) & (rows["cache"] == "dynamic")]
+    library = whole.set_index("repeat")["n_steps"] / whole.set_index("repeat")["seconds"]
+    cache, compiled, one_row = way
+    prefill = rows[
+        (rows["phase"] == speed.PREFILL) & (rows["cache"] == cache) & (rows["compiled"] == int(compiled))
+        & (rows["one_row"] == int(one_row))
+    ].set_index("repeat")["seconds"]  # fmt: skip
+    steps = step_seconds(rows, *way)
+    seconds = steps.groupby("repeat")["seconds"].sum() + prefill
+    ours = (steps.groupby("repeat").size() + 1) / seconds
+    return _interval((ours / library).dropna().to_numpy())
+
+
+def growth(steps: pd.DataFrame) -> fits.Estimate:
+    """Fit seconds of a step against the number of tokens, and give the growth over 100 tokens as a share of the start.
+
+    Least squares over all timed steps; the interval is Student's, and takes their errors as independent.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        From `step_seconds`.
+    """
+    # One step in fifty is interrupted by the system; a median over the repeats would need more of them.
+    kept = steps[steps["seconds"] <= steps["seconds"].quantile(0.98)]
+    fit = stats.linregress(kept["context"], kept["seconds"])
+    start = fit.intercept + fit.slope * kept["context"].min()
+    half = stats.t.ppf(0.975, len(kept) - 2) * fit.stderr
+    return fits.Estimate(*(float(100 * value / start) for value in (fit.slope, fit.slope - half, fit.slope + half)))
+
+
+def crossover(rows: pd.DataFrame, compiled: bool) -> str:
+    """Say from how many tokens on a step without a cache takes longer than one with a dynamic cache.
+
+    Both are smoothed by straight lines through all timed steps.
+    """
+    none, dynamic = (step_seconds(rows, cache, compiled) for cache in ("none", "dynamic"))
+    lines = [stats.linregress(steps["context"], steps["seconds"]) for steps in (none, dynamic)]
+    every = np.arange(none["context"].min(), none["context"].max() + 1)
+    slower = lines[0].intercept + lines[0].slope * every > lines[1].intercept + lines[1].slope * every
+    if slower[0]:
+        return f"already at the shortest length measured, {every[0]} tokens"
+    return f"from {every[slower.argmax()]} tokens on" if slower.any() else "at no length measured"
+
+
+def bandwidth(rows: pd.DataFrame) -> float:
+    """Give the largest bandwidth that any kernel reached in any repeat, in bytes a second.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``memory_bandwidth``.
+    """
+    return float((rows["n_bytes"] / rows["seconds"]).max())
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What memory allows.
+
+    Attributes
+    ----------
+    bytes_per_second : float
+        Bandwidth.
+    bytes_per_token : float
+        Weights and, on average over the text, keys and values.
+    """
+
+    bytes_per_second: float
+    bytes_per_token: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """How many tokens could be decoded if reading were all."""
+        return self.bytes_per_second / self.bytes_per_token
+
+
+def limit(read: pd.DataFrame, memory: pd.DataFrame) -> Limit:
+    """Compute the limit of a decode step, which reads every weight and every key and value once.
+
+    Parameters
+    ----------
+    read : DataFrame
+        Rows of the experiment ``memory_bandwidth``.
+    memory : DataFrame
+        Rows of the experiment ``static_memory``; its shortest text is the run's own.
+    """
+    row = memory[memory["cache"] == "static"].sort_values("n_tokens").iloc[0]
+    return Limit(bandwidth(read), float(row["weights_bytes"] + row["kv_bytes"] / 2))
+
+
+def beside_published(table: pd.DataFrame, here: str) -> pd.DataFrame:
+    """Set this run's `generate` beside the document's rows.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `speeds`.
+    here : str
+        Name of this machine.
+
+    Returns
+    -------
+    DataFrame
+        ``device``, ``cache``, ``tokens_per_s``, ``published``, ``skipped`` (the document's output says that the compilation was).
+    """
+    document = documents.published(DOCUMENT)
+    rows = [
+        {
+            "device": row["device"], "cache": row["cache"], "tokens_per_s": row["tokens_per_s"], "published": True,
+            "skipped": row["cache"] == "static" and row["device"] in document["compilation_skipped"],
+        }
+        for row in document["speeds"]
+    ]  # fmt: skip
+    ours = table[table["engine"] == speed.GENERATE]
+    rows += [
+        {
+            "device": here, "cache": row.cache, "tokens_per_s": row.speed.value, "published": False,
+            "skipped": row.cache == "static" and not row.compiled,
+        }
+        for row in ours.itertuples()
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def published_gains() -> dict[str, float]:
+    """Give, by the document's device, the dynamic cache's tokens a second over those without a cache."""
+    speeds = {(row["device"], row["cache"]): row["tokens_per_s"] for row in documents.published(DOCUMENT)["speeds"]}
+    return {device: speeds[device, "dynamic"] / speeds[device, "none"] for device, cache in speeds if cache == "none"}
+
+
+def published_spread() -> float:
+    """Give how much longer the slowest of the document's repeated calls took than the fastest, as a share, the larger of both."""
+    document = documents.published(DOCUMENT)
+    (device,) = document["compilation_skipped"]
+    table = {row["cache"]: row["seconds"] for row in document["speeds"] if row["device"] == device}
+    calls = [[table[cache], *more] for cache, more in document["repeated_s"].items()]
+    return max(max(seconds) / min(seconds) - 1 for seconds in calls)
+
+
+def speed_grid(table: pd.DataFrame, bound: Limit) -> pd.DataFrame:
+    """Write the speeds for a page, with the share of the memory limit that each reaches."""
+    return pd.DataFrame(
+        {
+            "way": table["way"],
+            "tokens/s": [row.speed.text("{:.1f}") for row in table.itertuples()],
+            "runs": table["repeats"],
+            "share of the limit": [f"{row.speed.value / bound.tokens_per_second:.2f}" for row in table.itertuples()],
+            "first steps, s": [
+                "" if np.isnan(row.first_s) or not row.compiled else f"{row.first_s:.1f}" for row in table.itertuples()
+            ],
+        }
+    )
+
+
+def partings(rows: pd.DataFrame) -> pd.DataFrame:
+    """Find where each kind's text parts from that without a cache.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``static_texts``.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``cache``, ``against``, ``step`` (of the first other token, or NaN), ``margin`` and
+        ``logits_rms`` (of the text that is compared with, there), ``tokens`` (how many were compared).
+    """
+    table = []
+    for dtype, some in rows.groupby("dtype", sort=False):
+        texts = {cache: one.sort_values("step") for cache, one in some.groupby("cache")}
+        for against, cache in (("none", "dynamic"), ("none", "static"), ("dynamic", "static")):
+            one, other = texts[against], texts[cache]
+            apart = np.flatnonzero(one["token"].to_numpy() != other["token"].to_numpy())
+            step = int(apart[0]) if len(apart) else None
+            table.append(
+                {
+                    "dtype": dtype, "cache": cache, "against": against, "tokens": len(one),
+                    "step": np.nan if step is None else step,
+                    "margin": np.nan if step is None else float(one["margin"].iloc[step]),
+                    "logits_rms": np.nan if step is None else float(one["logits_rms"].iloc[step]),
+                }
+            )  # fmt: skip
+    return pd.DataFrame(table)
+
+
+def other_tokens(rows: pd.DataFrame, way: tuple[str, bool, bool]) -> str:
+    """Count a way's tokens, over its runs, that are not those of the eager loop with a dynamic cache: `4 of 127`."""
+    reference = step_seconds(rows, "dynamic", False).query("repeat == 0").set_index("step")["token"]
+    steps = step_seconds(rows, *way)
+    return f"{int((steps['token'].to_numpy() != reference.reindex(steps['step']).to_numpy()).sum())} of {len(steps)}"
+
+
+def texts(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    """Write the texts of one dtype side by side: what all share, and how each goes on.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``static_texts``.
+    dtype : str
+        Which.
+
+    Returns
+    -------
+    DataFrame
+        ``cache``, ``tokens shared``, ``shared text``, ``goes on``; both texts cut to what fits a page.
+    """
+    some = rows[rows["dtype"] == dtype].assign(text=rows["text"].fillna(""))
+    written = {cache: one.sort_values("step") for cache, one in some.groupby("cache", sort=False)}
+    ids = np.stack([one["token"].to_numpy() for one in written.values()])
+    apart = np.flatnonzero((ids != ids[0]).any(0))
+    shared = int(apart[0]) if len(apart) else ids.shape[1]
+    table = []
+    for cache, one in written.items():
+        pieces = list(one["text"])
+        before, after = "".join(pieces[:shared]), "".join(pieces[shared:])
+        table.append(
+            {
+                "cache": cache, "tokens shared": shared,
+                "shared text ends": repr(before[-60:])[1:-1], "goes on": repr(after[:60])[1:-1],
+            }
+        )  # fmt: skip
+    return pd.DataFrame(table)
+
+
+def phases(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give the times of every phase of the loop, apart.
+
+    Returns
+    -------
+    DataFrame
+        ``way``; ``first step`` in seconds, compilation included; ``prefill`` (to the first token) and ``decode`` (a token) in
+        milliseconds, each an `Estimate` of the median with the 5 and 95 % quantiles of all, or None where there was none.
+    """
+    loop = rows[rows["engine"] == speed.LOOP]
+    table = []
+    for (cache, compiled, one_row), some in loop.groupby(_WAY[1:], sort=False):
+        first = some[some["phase"] == speed.COMPILE].sort_values("step")["seconds"].iloc[0]
+        row = {"way": label(cache, compiled, one_row), "first step": first}
+        for phase in (speed.PREFILL, speed.DECODE):
+            ms = 1e3 * some[some["phase"] == phase]["seconds"]
+            row[phase] = fits.Estimate(*(float(ms.quantile(q)) for q in (0.5, 0.05, 0.95))) if len(ms) else None
+        table.append(row)
+    return pd.DataFrame(table)
+
+
+def load_seconds(rows: pd.DataFrame) -> float:
+    """Give the seconds in which the model was made or read."""
+    return float(rows[rows["phase"] == speed.LOAD]["seconds"].iloc[0])
+
+
+def phases_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write the times of `phases` for a page."""
+    found = phases(rows)
+
+    def told(estimate: fits.Estimate | None) -> str:
+        return "" if estimate is None else estimate.text("{:.1f}")
+
+    return pd.DataFrame(
+        {
+            "way": found["way"],
+            "first step, s": found["first step"].map("{:.2f}".format),
+            "prefill, ms": found["prefill"].map(told),
+            "decode step, ms": found["decode"].map(told),
+        }
+    )
+
+
+def shapes_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write the shapes of every step for a page.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``static_shapes``.
+    """
+    return pd.DataFrame(
+        {
+            "cache": rows["cache"],
+            "step": rows["step"],
+            "fed": rows["fed"],
+            "keys": rows["keys_shape"].fillna(""),
+            "len(keys)": [
+                "" if pd.isna(value) or value == "" else f"{int(value)}" for value in rows["first_dimension"]
+            ],
+            "cached": rows["cached_tokens"],
+            "KV, KiB": (rows["kv_bytes"] / 1024).map("{:,.0f}".format),
+        }
+    )
+
+
+def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write bytes in MiB beside what the configuration predicts.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``static_memory``.
+    """
+    mib = 2**20
+    return pd.DataFrame(
+        {
+            "cache": rows["cache"],
+            "tokens": rows["n_tokens"],
+            "KV, MiB": rows["kv_bytes"] / mib,
+            "KV predicted, MiB": rows["predicted_bytes"] / mib,
+            "weights, MiB": rows["weights_bytes"] / mib,
+            "peak, MiB": rows["peak_bytes"] / mib,
+            "peak over before, MiB": (rows["peak_bytes"] - rows["before_bytes"]) / mib,
+        }
+    )

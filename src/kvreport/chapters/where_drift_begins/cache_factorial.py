@@ -1,0 +1,176 @@
+"""Whose fault is the drift: that of the keys and values in the cache, or that of the new token's own pass.
+
+Keys and values of the prefix come from the full pass, from a prefill, or from decoding token by token; the last token runs
+on top of them alone, or together with all other rows, in products of the full pass's shape.  Each text is scored at the
+settings' length and at one token more, since a kernel that works in blocks may tell the two apart.  Rows, one a (model,
+dtype, sample, length, source of the cache, query): see ``data/README.md``.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache
+
+from kvbook.measuring import agreement
+from kvbook.measuring import full_and_split as passes
+from kvbook.models import corpus
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.runs import samples as texts
+from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+
+FULL, PREFILL, DECODE = "full pass", "prefill", "decode"
+SOURCES = (FULL, PREFILL, DECODE)
+ONE_ROW, ALL_ROWS = "one row", "all rows"
+
+
+class GivenCache(DynamicCache):
+    """A cache that answers with another one's keys and values for the prefix, and with the caller's own for the last row.
+
+    Parameters
+    ----------
+    prefix : Cache
+        Of all tokens but the last; left as it is.
+    """
+
+    def __init__(self, prefix: Cache) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args, **_kwargs):
+        """Give prefix and last row, whatever keys and values the other rows have made.
+
+        Parameters
+        ----------
+        key_states, value_states : Tensor, shape (1, heads, seq_len, head_dim)
+            Of all rows.
+        layer_idx : int
+            The layer.
+
+        Returns
+        -------
+        tuple of Tensor
+            Keys and values, of the shapes given.
+        """
+        layer = self._prefix.layers[layer_idx]
+        return tuple(
+            torch.cat([held, own[..., held.shape[-2] :, :]], dim=-2)
+            for held, own in ((layer.keys, key_states), (layer.values, value_states))
+        )
+
+
+def caches(model: passes.PreTrainedModel, ids: torch.Tensor) -> dict[str, Cache]:
+    """Write the keys and values of all tokens but the last in three ways.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+
+    Returns
+    -------
+    dict
+        By `SOURCES`.
+    """
+    prefix = ids[:, :-1]
+    full = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    full.crop(-1)
+    decoded = passes.prefill(model, prefix[:, :1])
+    for position in range(1, prefix.shape[1]):
+        model(prefix[:, position : position + 1], past_key_values=decoded, use_cache=True)
+    return {FULL: full, PREFILL: passes.prefill(model, prefix), DECODE: decoded}
+
+
+def query(model: passes.PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) -> passes.LastToken:
+    """Run the last token on a cache, alone or among all rows.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    cache : Cache
+        Of all tokens but the last; left as it is.
+    rows : str
+        `ONE_ROW` or `ALL_ROWS`.
+    """
+    if rows == ONE_ROW:
+        return passes.decode(model, ids[:, -1:], copy.deepcopy(cache))
+    return passes.decode(model, ids, GivenCache(cache))
+
+
+def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Score one text's last token in all six ways and hold each against the full pass.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    """
+    reference = passes.full_pass(model, ids)
+    written = caches(model, ids)
+    for source, cache in written.items():
+        held, expected = (_flat(which) for which in (cache, written[FULL]))
+        of_cache = agreement.drift(expected, held)
+        for rows in (ONE_ROW, ALL_ROWS):
+            found = query(model, ids, cache, rows)
+            logits = agreement.drift(reference.logits.cpu(), found.logits.cpu())
+            decision = agreement.decision(reference.logits.cpu(), found.logits.cpu())
+            yield {
+                "cache": source,
+                "query": rows,
+                "cache_relative_rms": of_cache.relative_rms.item(),
+                "cache_differing_share": of_cache.differing_share.item(),
+                "max_abs": logits.max_abs.item(),
+                "relative_rms": logits.relative_rms.item(),
+                "differing_share": logits.differing_share.item(),
+                "kl_nats": decision.kl_nats,
+                "top1_flip": int(decision.top1_flip),
+            }
+
+
+def _flat(cache: Cache) -> torch.Tensor:
+    return torch.cat([states.flatten().cpu() for layer in cache.layers for states in (layer.keys, layer.values)])
+
+
+def run(settings: WhereDriftBeginsSettings) -> records.Run:
+    """Measure the factorial on the settings' first model, or read the rows.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    longer = settings.n_tokens + 1
+    (model,) = texts.identities(settings, [settings.model], longer)
+    texts.check_corpus(settings, [settings.model], settings.n_samples, longer)
+    return frame.recorded(
+        "cache_factorial",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        fields={"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"},
+        models=[model],
+        corpus=corpus.describe(settings.corpus),
+    )
+
+
+def _measure(settings: WhereDriftBeginsSettings, writer: records.Writer) -> None:
+    for dtype in settings.dtypes:
+        loaded = texts.load(settings, settings.model, dtype)
+        label = f"whose fault, {dtype}"
+        for text in texts.pending(settings, writer, loaded, dtype, settings.n_samples, settings.n_tokens + 1, label):
+            with torch.inference_mode():
+                rows = [
+                    text.about | {"n_tokens": length} | row
+                    for length in (text.ids.shape[1] - 1, text.ids.shape[1])
+                    for row in compare(loaded.model, text.ids[:, :length])
+                ]
+            writer.append(text.unit, rows)

@@ -1,0 +1,332 @@
+"""Figures of the chapter on where drift begins.
+
+Every map says equal or not, so its colours run from light (bits equal) to dark, and what is dark is hatched too: a grey
+print and a reader who tells few colours apart see the same thing.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from kvreport.chapters.where_drift_begins import attention_forms, cache_factorial, operation_replay
+from kvreport.chapters.where_drift_begins import tables as analysis
+from kvreport.publishing import style
+from kvreport.publishing.wording import DTYPES
+
+LIGHT = "#e8e8e8"
+_HATCH_COLOUR = "white"
+
+
+def _plot_states(ax: Axes, grid: np.ndarray, x: np.ndarray, colours: list[str], hatches: list[str]) -> None:
+    """Draw a map of categories; `x` holds the edges of the columns, and a negative entry leaves a cell white."""
+    norm = BoundaryNorm(range(len(colours) + 1), len(colours))
+    shown = np.ma.masked_less(grid, 0)
+    y = np.arange(len(grid) + 1)
+    # Lines between many narrow cells would hide them.
+    lines = {"edgecolors": "white", "linewidth": 0.3} if grid.shape[1] < 50 else {}
+    ax.pcolormesh(x, y, shown, cmap=ListedColormap(colours), norm=norm, **lines)
+    ax.hlines(y[1:-1], x[0], x[-1], color="white", linewidth=1)
+    for state, hatch in enumerate(hatches):
+        if hatch:
+            cells = [
+                Rectangle((x[column], row), x[column + 1] - x[column], 1) for row, column in np.argwhere(grid == state)
+            ]
+            ax.add_collection(
+                PatchCollection(cells, facecolor="none", edgecolor=_HATCH_COLOUR, hatch=hatch, linewidth=0)
+            )
+    ax.set_ylim(len(grid), 0)
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+
+
+def _legend(fig: Figure, names: list[str], colours: list[str], hatches: list[str], columns: int) -> None:
+    handles = [
+        Patch(facecolor=colour, edgecolor=_HATCH_COLOUR if hatch else "#444444", hatch=hatch, linewidth=0.5, label=name)
+        for name, colour, hatch in zip(names, colours, hatches, strict=True)
+    ]
+    fig.legend(
+        handles=handles, loc="outside upper left", ncols=columns, fontsize=9.5, columnspacing=1, handlelength=1.6
+    )
+
+
+_STATE_COLOURS = [LIGHT, style.SKY, style.BLUE, style.VERMILION, style.BLACK]
+_STATE_HATCHES = ["", "", "////", "", "...."]
+
+
+def plot_operations(states: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw layers against operations, in the order in which they run.
+
+    Parameters
+    ----------
+    states : DataFrame
+        From `analyses.where_drift_begins.operation_states`, one model, attention and dtype.
+    ax : Axes
+        Where to draw.
+    """
+    names = list(states.sort_values("order").drop_duplicates("operation")["operation"])
+    first, last = int(states["layer"].min()), int(states["layer"].max())
+    grid = np.full((len(names), last - first + 1), -1)
+    for row in states.itertuples():
+        grid[names.index(row.operation), row.layer - first] = analysis.STATES.index(row.state)
+    edges = np.arange(first, last + 2) - 0.5
+    _plot_states(ax, grid, edges, _STATE_COLOURS, _STATE_HATCHES)
+    ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9)
+    ticks = [0, (last - 1) // 2, last - 1]
+    ax.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=9.5)
+    return ax
+
+
+def figure_operations(states: pd.DataFrame, model: str, attention: str) -> Figure:
+    """Draw `plot_operations` for every dtype of one model, side by side."""
+    rows = states[(states["model"] == model) & (states["attention"] == attention)]
+    dtypes = list(dict.fromkeys(rows["dtype"]))
+    count = rows["operation"].nunique()
+    fig, axes = plt.subplots(
+        1,
+        len(dtypes),
+        sharey=True,
+        squeeze=False,
+        figsize=(style.WIDTH, 1.5 + 0.2 * count),
+        width_ratios=[1] * len(dtypes),
+    )
+    for ax, dtype in zip(axes[0], dtypes, strict=True):
+        plot_operations(rows[rows["dtype"] == dtype], ax)
+        ax.set_title(DTYPES[dtype], fontsize=10)
+        ax.set_xlabel("layer")
+    _legend(fig, list(analysis.STATES), _STATE_COLOURS, _STATE_HATCHES, 2)
+    return fig
+
+
+def plot_kinds(shares: pd.DataFrame, columns: list[tuple[str, str]], ax: Axes) -> Axes:
+    """Draw the share of calls that differ by themselves: kinds of operation against models.
+
+    Parameters
+    ----------
+    shares : DataFrame
+        From `analyses.where_drift_begins.kind_shares`, one dtype and pass.
+    columns : list of (model, attention)
+        The columns.
+    ax : Axes
+        Where to draw.
+    """
+    names = analysis.kinds(shares)
+    grid = np.full((len(names), len(columns)), np.nan)
+    for row in shares.itertuples():
+        grid[names.index(row.kind), columns.index((row.model, row.attention))] = row.share
+    colours = plt.get_cmap("cividis_r")
+    ax.pcolormesh(np.ma.masked_invalid(grid), cmap=colours, vmin=0, vmax=1, edgecolors="white", linewidth=0.8)
+    for (row, column), value in np.ndenumerate(grid):
+        if np.isfinite(value):
+            text = "0" if value == 0 else f"{value:.0%}" if value >= 0.005 else "<1%"
+            ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9.5,
+                    color="white" if value > 0.55 else "#222222")  # fmt: skip
+    ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9.5)
+    labels = [model if attention != "eager" or model == "mpt" else f"{model}\neager" for model, attention in columns]
+    ax.set_xticks(np.arange(len(columns)) + 0.5, labels, fontsize=9.5)
+    ax.set_ylim(len(names), 0)
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    return ax
+
+
+def figure_kinds(shares: pd.DataFrame, passes: list[str]) -> Figure:
+    """Draw `plot_kinds` for every dtype (down) and some passes (across)."""
+    columns = list(dict.fromkeys(zip(shares["model"], shares["attention"], strict=True)))
+    panels = [(dtype, name) for name in passes for dtype in dict.fromkeys(shares["dtype"])]
+    # Many models need the whole width, or their numbers cannot be read on a telephone.
+    across = len(passes) if len(columns) <= 4 else 1
+    down = len(panels) // across
+    fig, axes = plt.subplots(
+        down, across, sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.8 + 1.45 * down)
+    )
+    for ax, (dtype, name) in zip(axes.T.flat, panels, strict=True):
+        plot_kinds(shares[(shares["dtype"] == dtype) & (shares["pass"] == name)], columns, ax)
+        shown = "last row alone" if name == analysis.ONE_ROW else name
+        ax.set_title(f"{DTYPES[dtype]}, {shown}", fontsize=9.5, loc="left", pad=2)
+    return fig
+
+
+_GEMM_COLOURS = [LIGHT, style.BLUE, style.VERMILION]
+_GEMM_HATCHES = ["", "////", ""]
+
+
+def plot_gemm(states: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw the number of rows against the inner size.
+
+    Parameters
+    ----------
+    states : DataFrame
+        From `analyses.where_drift_begins.gemm_states`, one dtype and number of threads.
+    ax : Axes
+        Where to draw.
+    """
+    sizes = sorted(states["inner_size"].unique())
+    most = int(states["rows"].max())
+    grid = np.full((len(sizes), most), -1)
+    for row in states.itertuples():
+        grid[sizes.index(row.inner_size), row.rows - 1] = analysis.GEMM_STATES.index(row.state)
+    _plot_states(ax, grid, np.arange(most + 1) + 0.5, _GEMM_COLOURS, _GEMM_HATCHES)
+    ax.set_xscale("log", base=2)
+    ticks = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.set_xticks([], minor=True)
+    ax.set_yticks(np.arange(len(sizes)) + 0.5, [str(size) for size in sizes], fontsize=9)
+    return ax
+
+
+def figure_gemm(states: pd.DataFrame) -> Figure:
+    """Draw `plot_gemm` for every dtype and number of threads, one under the other."""
+    groups = list(states.groupby(["dtype", "threads"], sort=False))
+    sizes = states["inner_size"].nunique()
+    fig, axes = plt.subplots(
+        len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 1.3 + len(groups) * (0.32 + 0.19 * sizes))
+    )
+    for ax, ((dtype, threads), rows) in zip(axes[:, 0], groups, strict=True):
+        plot_gemm(rows, ax)
+        ax.set_title(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}", loc="left", fontsize=9.5, pad=2)
+    fig.supylabel("inner size", fontsize=10)
+    axes[-1, 0].set_xlabel("rows of the product")
+    _legend(fig, list(analysis.GEMM_STATES), _GEMM_COLOURS, _GEMM_HATCHES, 2)
+    return fig
+
+
+_SWEEP_COLOURS = [LIGHT, style.SKY, style.BLUE]
+_SWEEP_HATCHES = ["", "", "////"]
+
+
+def figure_lengths(states: pd.DataFrame) -> Figure:
+    """Draw for every length whether the cached step gave the full pass's bits: a strip a dtype and attention.
+
+    Parameters
+    ----------
+    states : DataFrame
+        From `analyses.where_drift_begins.sweep_states`, one model.
+    """
+    groups = list(states.groupby(["attention", "dtype"], sort=False))
+    lengths = sorted(states["n_tokens"].unique())
+    grid = np.full((len(groups), len(lengths)), -1)
+    for place, (_, rows) in enumerate(groups):
+        for row in rows.itertuples():
+            grid[place, lengths.index(row.n_tokens)] = analysis.SWEEP_STATES.index(row.state)
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.3 * len(groups)))
+    _plot_states(ax, grid, np.append(lengths, lengths[-1] + 1) - 0.5, _SWEEP_COLOURS, _SWEEP_HATCHES)
+    ax.set_yticks(np.arange(len(groups)) + 0.5, [f"{attention}, {DTYPES[dtype]}" for (attention, dtype), _ in groups])
+    ax.set_xticks([length for length in lengths if length % 16 == 0])
+    ax.set_xlabel("tokens, the last one scored on a cache")
+    _legend(fig, list(analysis.SWEEP_STATES), _SWEEP_COLOURS, _SWEEP_HATCHES, 2)
+    return fig
+
+
+def plot_forms(shares: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw the share of rows with the causal pass's bits: forms against numbers of keys.
+
+    Parameters
+    ----------
+    shares : DataFrame
+        From `analyses.where_drift_begins.form_shares`, one kernel and dtype.
+    ax : Axes
+        Where to draw.
+    """
+    forms, lengths = list(attention_forms.FORMS), sorted(shares["keys"].unique())
+    grid = np.full((len(forms), len(lengths)), np.nan)
+    for row in shares.itertuples():
+        grid[forms.index(row.form), lengths.index(row.keys)] = row.share
+    ax.pcolormesh(np.ma.masked_invalid(grid), cmap="cividis", vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
+    for (row, column), value in np.ndenumerate(grid):
+        # A share that rounds to all is not all.
+        if np.isfinite(value) and value < 1:
+            ax.text(column + 0.5, row + 0.5, "0" if value == 0 else "·", ha="center", va="center", fontsize=8,
+                    color="white" if value < 0.6 else "#222222")  # fmt: skip
+    ax.set_yticks(np.arange(len(forms)) + 0.5, forms, fontsize=9)
+    ax.set_xticks(np.arange(len(lengths)) + 0.5, [str(length) for length in lengths], fontsize=9, rotation=90)
+    ax.set_ylim(len(forms), 0)
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    return ax
+
+
+def figure_forms(shares: pd.DataFrame) -> Figure:
+    """Draw `plot_forms` for every kernel (down) and dtype (across)."""
+    kernels, dtypes = (list(dict.fromkeys(shares[name])) for name in ("kernel", "dtype"))
+    fig, axes = plt.subplots(
+        len(kernels),
+        len(dtypes),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        figsize=(style.WIDTH, 1 + 2 * len(kernels)),
+    )
+    for row, kernel in zip(axes, kernels, strict=True):
+        for ax, dtype in zip(row, dtypes, strict=True):
+            plot_forms(shares[(shares["kernel"] == kernel) & (shares["dtype"] == dtype)], ax)
+            ax.set_title(f"{kernel}, {DTYPES[dtype]}", fontsize=9.5, loc="left", pad=2)
+    for ax in axes[-1]:
+        ax.set_xlabel("keys")
+    return fig
+
+
+_QUERY_STYLE = {cache_factorial.ONE_ROW: (style.VERMILION, "o"), cache_factorial.ALL_ROWS: (style.BLUE, "s")}
+
+
+def plot_factorial(table: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw the drift by who wrote the cache, one mark a query; a drift of 0 is hollow.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `analyses.where_drift_begins.factorial_table`, one dtype and length.
+    ax : Axes
+        Where to draw.
+    """
+    for row in table.itertuples():
+        colour, marker = _QUERY_STYLE[row.query]
+        place = cache_factorial.SOURCES.index(row.cache) + (0.16 if row.query == cache_factorial.ALL_ROWS else -0.16)
+        drift = row.drift
+        ax.errorbar(
+            drift.value, place, xerr=[[max(drift.value - drift.low, 0)], [max(drift.high - drift.value, 0)]],
+            color=colour, marker=marker, markersize=6, linestyle="", markerfacecolor="white" if drift.value == 0 else colour,
+        )  # fmt: skip
+    ax.set_yticks(range(len(cache_factorial.SOURCES)), cache_factorial.SOURCES, fontsize=9.5)
+    ax.set_ylim(len(cache_factorial.SOURCES) - 0.5, -0.5)
+    ax.grid(axis="y", visible=False)
+    return ax
+
+
+def figure_factorial(table: pd.DataFrame) -> Figure:
+    """Draw `plot_factorial` for every dtype (down) and length (across)."""
+    dtypes, lengths = (list(dict.fromkeys(table[name])) for name in ("dtype", "n_tokens"))
+    fig, axes = plt.subplots(
+        len(dtypes),
+        len(lengths),
+        sharey=True,
+        sharex="row",
+        squeeze=False,
+        figsize=(style.WIDTH, 1.1 + 1.25 * len(dtypes)),
+    )
+    for row, dtype in zip(axes, dtypes, strict=True):
+        for ax, length in zip(row, lengths, strict=True):
+            plot_factorial(table[(table["dtype"] == dtype) & (table["n_tokens"] == length)], ax)
+            ax.set_title(f"{DTYPES[dtype]}, {length} tokens", fontsize=9.5, loc="left", pad=2)
+        right = row[0].get_xlim()[1]
+        row[0].set_xlim(-0.04 * right, right)
+    fig.supxlabel("relative drift of the logits / unit roundoff", fontsize=10)
+    axes[len(dtypes) // 2, 0].set_ylabel("keys and values written by")
+    handles = [
+        plt.Line2D([], [], color=colour, marker=marker, linestyle="", label=f"last token as {query}")
+        for query, (colour, marker) in _QUERY_STYLE.items()
+    ]
+    handles.append(
+        plt.Line2D([], [], color=style.GREY, marker="o", markerfacecolor="white", linestyle="", label="hollow: 0")
+    )
+    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5, columnspacing=1, handletextpad=0.2)
+    return fig
+
+
+def shown_passes() -> list[str]:
+    """Give the passes that `figure_kinds` draws: the two that a cached step is made of."""
+    return [operation_replay.last(1), operation_replay.PREFILL]

@@ -1,0 +1,109 @@
+"""The map of one matrix product: with how many rows it gives a row the bits that it gives it among the most rows.
+
+The numbers are such that every sum is zero, pair by pair, and rounding is all that is left: sums of random numbers, rounded
+to 16 bits, hide nearly every difference (`kvbook.exact.kernels.pairs`).  Rows, one a (dtype, threads, inner size, number of
+rows): see ``data/README.md``.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from kvbook import progress
+from kvbook.exact.kernels import draw, pairs, spread
+from kvbook.measuring import agreement
+from kvbook.models import placement
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads of the CPU within a ``with`` block; for the whole process, so not safe in threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def factors(rows: int, inner: int, outer: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the rows and the weight of a product whose every sum is zero but for rounding, in 32 bits.
+
+    Parameters
+    ----------
+    rows, inner, outer : int
+        Sizes; an odd inner one leaves a zero over.
+    seed : int
+        Of the numbers, and of which of them cancel.
+
+    Returns
+    -------
+    x : Tensor, shape (rows, inner)
+    weight : Tensor, shape (outer, inner)
+    """
+    plus, minus = pairs(inner, seed)
+    terms = draw((rows, len(plus)), seed) * spread(len(plus))
+    x, weight = torch.zeros(rows, inner), draw((outer, inner), seed + 1)
+    x[:, plus], x[:, minus] = terms, -terms
+    weight[:, minus] = weight[:, plus]
+    return x, weight
+
+
+def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) -> Iterator[dict[str, Any]]:
+    """Multiply the first 1, 2, ... rows and hold every row against the product of all.
+
+    Parameters
+    ----------
+    x : Tensor, shape (max_rows, inner_size)
+        The rows.
+    weight : Tensor, shape (outer_size, inner_size)
+        As of a linear layer.
+    product : callable
+        What is mapped.
+    """
+    everything = product(x, weight)
+    for rows in range(1, len(x) + 1):
+        equal = agreement.bits_equal(everything[:rows], product(x[:rows], weight)).all(-1)
+        yield {"rows": rows, "first_row_equal": int(equal[0]), "equal_rows": int(equal.sum())}
+
+
+def run(settings: WhereDriftBeginsSettings) -> records.Run:
+    """Map the product for every dtype, number of threads and inner size, or read the rows.
+
+    Raises
+    ------
+    UserError
+        For a device or dtype that is not there.
+    """
+    device = placement.check(settings.device, settings.dtypes)
+    return frame.recorded(
+        "gemm_map",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, device, writer),
+        fields={"device", "seed", "dtypes", "max_rows", "inner_sizes", "outer_size", "threads"},
+        models=[],
+    )
+
+
+def _measure(settings: WhereDriftBeginsSettings, device: torch.device, writer: records.Writer) -> None:
+    # Threads are the CPU's; a GPU's product does not know them.
+    counts = settings.threads if device.type == "cpu" else settings.threads[:1]
+    cases = [(dtype, count, inner) for dtype in settings.dtypes for count in counts for inner in settings.inner_sizes]
+    for dtype, count, inner in progress.track(cases, len(cases), "map of the matrix product: case"):
+        unit = f"{dtype}|{count}|{inner}"
+        if unit in writer.done:
+            continue
+        drawn = factors(settings.max_rows, inner, settings.outer_size, settings.seed)
+        about = {"dtype": dtype, "threads": count, "inner_size": inner, "outer_size": settings.outer_size}
+        with torch.inference_mode(), threads(count):
+            placed = (t.to(device, getattr(torch, dtype)) for t in drawn)
+            writer.append(unit, [about | row for row in compare(*placed)])

@@ -1,0 +1,105 @@
+"""One text, cut at every length: at which lengths prefix + last token gives the full pass's bits.
+
+Rows, one a (model, attention, dtype, length): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import Cache
+
+from kvbook import progress
+from kvbook.measuring import agreement
+from kvbook.measuring import full_and_split as passes
+from kvbook.models import corpus
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.runs import samples as texts
+from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+
+
+def cache_equal(full: Cache, prefix: Cache) -> bool:
+    """Tell whether a prefix's keys and values have the bits of the full pass's.
+
+    Parameters
+    ----------
+    full, prefix : Cache
+        Of some tokens, and of the first of them.
+    """
+    return all(
+        bool(agreement.bits_equal(whole[..., : part.shape[-2], :], part).all())
+        for of_full, of_prefix in zip(full.layers, prefix.layers, strict=True)
+        for whole, part in ((of_full.keys, of_prefix.keys), (of_full.values, of_prefix.values))
+    )
+
+
+def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Score the last token of every prefix both ways.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    """
+    before = model(ids[:, :1], use_cache=True).past_key_values
+    for length in range(2, ids.shape[1] + 1):
+        full = model(ids[:, :length], use_cache=True)
+        equal = cache_equal(full.past_key_values, before)
+        # The shorter full pass is the prefill; the step makes it one longer, and the longer full pass takes its place.
+        step = model(ids[:, length - 1 : length], past_key_values=before, use_cache=True)
+        reference, found = full.logits[0, -1].cpu(), step.logits[0, -1].cpu()
+        yield {
+            "n_tokens": length,
+            "cache_equal": int(equal),
+            "logits_equal": int(agreement.bits_equal(reference, found).all()),
+            "relative_rms": agreement.drift(reference, found).relative_rms.item(),
+        }
+        before = full.past_key_values
+
+
+def run(settings: WhereDriftBeginsSettings) -> records.Run:
+    """Sweep the first text with the settings' first model, or read the rows.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    longest = settings.longest
+    (model,) = texts.identities(settings, [settings.model], longest)
+    texts.check_corpus(settings, [settings.model], 1, longest)
+    return frame.recorded(
+        "length_sweep",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, writer),
+        fields={"model", "weights", "device", "seed", "dtypes", "corpus"},
+        longest=longest,
+        models=[model],
+        corpus=corpus.describe(settings.corpus),
+    )
+
+
+def _measure(settings: WhereDriftBeginsSettings, writer: records.Writer) -> None:
+    cases = [(attention, dtype) for attention in (None, "eager") for dtype in settings.dtypes]
+    for attention, dtype in progress.track(cases, len(cases), "every length: case"):
+        if f"{attention}|{dtype}" in writer.done:
+            continue
+        loaded = texts.load(settings, settings.model, dtype, attention)
+        implementation = loaded.model.config._attn_implementation
+        if attention is None and implementation == "eager":
+            continue  # the case behind is this one
+        sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.longest))
+        about = {
+            "model": loaded.name,
+            "weights": loaded.weights,
+            "attention": implementation,
+            "dtype": dtype,
+            "source": sample.source,
+        }
+        ids = torch.tensor([sample.ids], device=loaded.model.device)
+        with torch.inference_mode():
+            writer.append(f"{attention}|{dtype}", [about | row for row in compare(loaded.model, ids)])

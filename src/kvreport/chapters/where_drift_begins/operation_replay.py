@@ -1,0 +1,132 @@
+"""Equal-input replay of every operation of a model: which ones give a row other bits when fewer rows come with it.
+
+Rows, one a (model, attention, dtype, sample, pass, layer, operation): see ``data/README.md``.  Calls of one operation within
+one layer are added up.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from kvbook.measuring import full_and_split as passes
+from kvbook.measuring import replay
+from kvbook.models import corpus
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.runs import samples as texts
+from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+
+# Not replayed but run as it comes: prefill of all tokens but the last, then the last.
+REAL = "real decode step"
+PREFILL = "all but the last"
+ALL = "all"
+
+
+def last(rows: int) -> str:
+    """Name the pass of the last rows."""
+    return f"last {rows}"
+
+
+def run(settings: WhereDriftBeginsSettings) -> records.Run:
+    """Replay every model of the settings, or read the rows if these inputs have been replayed.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    names = dict.fromkeys((settings.model, *settings.families))
+    models = texts.identities(settings, names, settings.n_tokens)
+    texts.check_corpus(settings, names, settings.n_replayed, settings.n_tokens)
+    return frame.recorded(
+        "operation_replay",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        fields={
+            "model",
+            "families",
+            "weights",
+            "device",
+            "seed",
+            "dtypes",
+            "corpus",
+            "n_replayed",
+            "n_tokens",
+            "chunks",
+        },
+        models=models,
+        corpus=corpus.describe(settings.corpus),
+    )
+
+
+def _measure(settings: WhereDriftBeginsSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
+    first, *others = (model["asked_for"] for model in models)
+    # The model's own choice of attention; for the first model transformers' plain one too.
+    for name, attention in [(first, None), (first, "eager"), *((name, None) for name in others)]:
+        for dtype in settings.dtypes:
+            loaded = texts.load(settings, name, dtype, attention)
+            implementation = loaded.model.config._attn_implementation
+            if name == first and attention is None and implementation == "eager":
+                continue  # the model knows no other, and the next case is this one
+            case, label = f"{name}|{implementation}|{dtype}", f"replay of {loaded.name}, {implementation}, {dtype}"
+            for text in texts.pending(settings, writer, loaded, case, settings.n_replayed, settings.n_tokens, label):
+                about = text.about | {"attention": implementation, "n_tokens": len(text.sample.ids)}
+                with torch.inference_mode():
+                    writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids, settings.chunks)])
+
+
+def compare(model: passes.PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Replay one text in every way and yield a row for each pass, layer and operation.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    chunks : iterable of int
+        Rows of the replayed passes; those of ``seq_len`` or more are left out.
+    """
+    length = ids.shape[1]
+    full, cache = replay.record(model, ids)
+    for rows in (*sorted({rows for rows in chunks if rows < length}), length):
+        name = ALL if rows == length else last(rows)
+        yield from rows_of(name, rows, replay.replay_last(model, ids, full, cache, rows))
+    yield from rows_of(PREFILL, length - 1, replay.replay_first(model, ids, full, length - 1))
+    prefix = passes.prefill(model, ids[:, :-1])
+    yield from rows_of(REAL, 1, replay.replay_last(model, ids, full, prefix, 1, corrected=False))
+
+
+def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Iterator[dict[str, Any]]:
+    """Add up the calls of each operation within each layer.
+
+    Parameters
+    ----------
+    name : str
+        Of the pass.
+    rows : int
+        How many rows it had.
+    verdicts : list of Verdict
+        In order of execution.
+    """
+    groups: dict[tuple[int | None, str], list[replay.Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault((verdict.layer, verdict.operation), []).append(verdict)
+    for (layer, operation), calls in groups.items():
+        differing = [call for call in calls if call.differing]
+        yield {
+            "pass": name,
+            "rows": rows,
+            "layer": layer,
+            "operation": operation,
+            "kind": calls[0].kind,
+            "order": calls[0].order,
+            "calls": len(calls),
+            "differing_calls": len(differing),
+            "first_differing": min((call.order for call in differing), default=None),
+            "inputs_equal": int(all(call.inputs_equal for call in calls)),
+            "differing_share": sum(call.differing for call in calls) / sum(call.elements for call in calls),
+            "relative_rms": max(call.relative_rms for call in calls),
+        }

@@ -1,0 +1,51 @@
+"""Settings of the chapter on where drift begins."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from kvbook.settings import Counts, TextSettings, several
+
+
+class WhereDriftBeginsSettings(TextSettings):
+    """Settings of the chapter on where drift begins.
+
+    Attributes
+    ----------
+    families : tuple of str
+        Further models, beside `model`, whose operations are replayed; may be empty. With the same `weights`.
+    n_samples : int
+        Texts of the factorial.
+    n_replayed : int
+        How many of them are replayed operation by operation: bits decide, and each text has every layer and chunk.
+    n_tokens : int
+        Tokens of a text; the factorial also runs on one token more.
+    max_rows : int
+        The map of the matrix product goes from one row to this many.
+    chunks : tuple of int
+        Rows of the replayed passes, beside all rows; those that do not lie below `n_tokens` are left out.
+    inner_sizes : tuple of int
+        Inner sizes of the mapped matrix product.
+    outer_size : int
+        Its number of columns.
+    threads : tuple of int
+        With how many threads of a CPU the product is mapped.
+    key_lengths : tuple of int
+        Numbers of keys of the attention that is taken apart.
+    """
+
+    families: Annotated[tuple[str, ...], BeforeValidator(several)] = ("gpt2", "qwen2", "mpt", "falcon", "smollm2")
+    n_samples: Annotated[int, Field(ge=1)] = 6
+    n_replayed: Annotated[int, Field(ge=1)] = 1
+    n_tokens: Annotated[int, Field(ge=3)] = 64
+    max_rows: Annotated[int, Field(ge=2)] = 256
+    chunks: Counts = (1, 3, 16)
+    inner_sizes: Counts = (64, 320, 1536)
+    outer_size: Annotated[int, Field(ge=1)] = 192
+    threads: Counts = (1, 2)
+    key_lengths: Counts = (5, 17, 63, 64, 65, 200, 513)
+
+    @property
+    def longest(self) -> int:
+        """Tokens up to which the sweep over lengths goes: half as far again as the texts, to see what comes behind them."""
+        return self.n_tokens * 3 // 2 + 2

@@ -1,0 +1,266 @@
+"""Tables behind the chapter on where drift begins."""
+
+import pandas as pd
+
+from kvbook.measuring import agreement, replay
+from kvbook.measuring import estimates as fits
+from kvreport.chapters.where_drift_begins import cache_factorial, operation_replay
+from kvreport.publishing.wording import FEWEST
+
+# What becomes of an operation, from the least to the most.
+EQUAL = "bits equal"
+HANDED = "only handed on"
+OWN_PREFILL = "by itself: one row fewer behind"
+OWN_ROW = "by itself: one row alone"
+OWN_BOTH = "by itself: both"
+STATES = (EQUAL, HANDED, OWN_PREFILL, OWN_ROW, OWN_BOTH)
+ONE_ROW = operation_replay.last(1)
+
+
+def _own(rows: pd.DataFrame) -> pd.Series:
+    """Tell where an operation differs although it was handed equal inputs."""
+    return (rows["differing_calls"] > 0) & (rows["inputs_equal"] == 1)
+
+
+def operation_states(replayed: pd.DataFrame) -> pd.DataFrame:
+    """Say of every operation of every layer what becomes of its bits, over all samples.
+
+    Parameters
+    ----------
+    replayed : DataFrame
+        Rows of the experiment ``operation_replay``.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``attention``, ``dtype``, ``operation``, ``kind``, ``layer`` (-1 before the layers, one behind the last
+        after them), ``order`` and ``state`` of `STATES`.
+    """
+    keys = ["model", "attention", "dtype", "operation", "kind", "layer"]
+    depth = replayed.groupby("model")["layer"].transform("max") + 1
+    inner = replayed["order"].where(replayed["layer"].notna()).groupby(replayed["model"]).transform("min")
+    outside = depth.where(replayed["order"] > inner, -1)
+    rows = replayed.assign(
+        layer=replayed["layer"].fillna(outside).astype(int),
+        own=_own(replayed),
+        differs=replayed["differing_calls"] > 0,
+    )
+
+    def state(group: pd.DataFrame) -> str:
+        row = bool(group.loc[group["pass"] == ONE_ROW, "own"].any())
+        prefill = bool(group.loc[group["pass"] == operation_replay.PREFILL, "own"].any())
+        if row or prefill:
+            return OWN_BOTH if row and prefill else OWN_ROW if row else OWN_PREFILL
+        return HANDED if group.loc[group["pass"] == operation_replay.REAL, "differs"].any() else EQUAL
+
+    groups = rows.groupby(keys, sort=False)
+    table = pd.DataFrame({"order": groups["order"].min(), "state": groups.apply(state, include_groups=False)})
+    return table.reset_index()
+
+
+def kind_shares(replayed: pd.DataFrame) -> pd.DataFrame:
+    """Count the calls that differ by themselves, by kind of operation.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``attention``, ``dtype``, ``pass``, ``kind``, ``calls``, ``differing``, ``share``; passes that are not
+        replayed on equal inputs are left out.
+    """
+    rows = replayed[replayed["pass"] != operation_replay.REAL]
+    rows = rows.assign(differing=rows["differing_calls"].where(_own(rows), 0))
+    groups = rows.groupby(["model", "attention", "dtype", "pass", "kind"], sort=False)
+    table = groups[["calls", "differing"]].sum().reset_index()
+    return table.assign(share=table["differing"] / table["calls"])
+
+
+def first_differences(replayed: pd.DataFrame) -> pd.DataFrame:
+    """Find the first operation of the real decode step whose result differs, in the order of execution.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``attention``, ``dtype``, ``samples``, ``differing`` (samples in which any operation does), ``first`` (the
+        operations, with the layer), ``cause`` (whether it differs by itself or is handed another cache).
+    """
+    table = []
+    for keys, rows in replayed.groupby(["model", "attention", "dtype"], sort=False):
+        real = rows[(rows["pass"] == operation_replay.REAL) & rows["first_differing"].notna()]
+        first = real.sort_values("first_differing").groupby("sample").first()
+        names = [_place(row.layer, row.operation) for row in first.itertuples()]
+        causes = ["its own arithmetic" if row.inputs_equal else "the cache it reads" for row in first.itertuples()]
+        table.append(
+            {
+                **dict(zip(("model", "attention", "dtype"), keys, strict=True)),
+                "samples": rows["sample"].nunique(),
+                "differing": len(first),
+                "first": ", ".join(dict.fromkeys(names)) or "none",
+                "cause": ", ".join(dict.fromkeys(causes)) or "none",
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def _place(layer: float, operation: str) -> str:
+    return operation if pd.isna(layer) else f"layer {int(layer)} {operation}"
+
+
+def inputs_unequal(replayed: pd.DataFrame) -> pd.DataFrame:
+    """List the replayed operations that could not be handed equal inputs, so that no verdict is passed on them.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``pass``, ``operation``, each once.
+    """
+    rows = replayed[(replayed["pass"] != operation_replay.REAL) & (replayed["inputs_equal"] == 0)]
+    return rows[["model", "pass", "operation"]].drop_duplicates().reset_index(drop=True)
+
+
+ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL = "every row equal", "first row equal, others not", "first row differs"
+GEMM_STATES = (ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL)
+
+
+def gemm_states(mapped: pd.DataFrame) -> pd.DataFrame:
+    """Say for every number of rows how the product stands to that of the most rows.
+
+    Parameters
+    ----------
+    mapped : DataFrame
+        Rows of the experiment ``gemm_map``.
+
+    Returns
+    -------
+    DataFrame
+        The same with ``state`` of `GEMM_STATES`.
+    """
+    state = mapped["first_row_equal"].map({1: FIRST_EQUAL, 0: NONE_EQUAL})
+    return mapped.assign(state=state.where(mapped["equal_rows"] < mapped["rows"], ALL_EQUAL))
+
+
+def runs_of_numbers(numbers: list[int]) -> str:
+    """Write numbers as runs: 1–3, 5–7, 12."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
+CACHE_DIFFERS, LOGITS_DIFFER = "the prefill's cache differs", "cache equal, logits differ"
+SWEEP_STATES = (EQUAL, LOGITS_DIFFER, CACHE_DIFFERS)
+
+
+def sweep_states(swept: pd.DataFrame) -> pd.DataFrame:
+    """Say for every length whether the step gave the full pass's bits, and if not, whether its cache had them.
+
+    Parameters
+    ----------
+    swept : DataFrame
+        Rows of the experiment ``length_sweep``.
+
+    Returns
+    -------
+    DataFrame
+        The same with ``state`` of `SWEEP_STATES`.
+    """
+    state = swept["cache_equal"].map({1: LOGITS_DIFFER, 0: CACHE_DIFFERS})
+    return swept.assign(state=state.where(swept["logits_equal"] == 0, EQUAL))
+
+
+def form_shares(attention: pd.DataFrame) -> pd.DataFrame:
+    """Give the share of rows whose bits equal the causal pass's, by kernel, dtype, form and number of keys.
+
+    Parameters
+    ----------
+    attention : DataFrame
+        Rows of the experiment ``attention_forms``.
+    """
+    return attention.assign(share=attention["equal_rows"] / attention["compared_rows"])
+
+
+def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
+    """Average the drift of every way to score the last token, in units of the dtype's unit roundoff.
+
+    Parameters
+    ----------
+    factorial : DataFrame
+        Rows of the experiment ``cache_factorial``.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``n_tokens``, ``cache``, ``query``, ``drift`` (an `Estimate`: mean of the logits' relative drift over the
+        unit roundoff, with what `brackets` says), ``equal`` (samples whose logits have the full pass's bits), ``samples``.
+    """
+    table = []
+    for (dtype, n_tokens), rows in factorial.groupby(["dtype", "n_tokens"], sort=False):
+        units = rows.assign(
+            way=rows["cache"] + "|" + rows["query"],
+            units=rows["relative_rms"] / agreement.UNIT_ROUNDOFF[dtype],
+        )
+        resampled = fits.resample(units, "units", by="way")
+        low, high = resampled.interval()
+        if units["source"].nunique() < FEWEST:
+            files = units.groupby(["source", "way"])["units"].mean().unstack("way")[list(resampled.layers)]
+            low, high = files.min(), files.max()
+        drift = {
+            way: fits.Estimate(float(m), float(a), float(b))
+            for way, m, a, b in zip(resampled.layers, resampled.mean, low, high, strict=True)
+        }
+        for way, of_way in units.groupby("way", sort=False):
+            cache, query = way.split("|")
+            table.append(
+                {
+                    "dtype": dtype,
+                    "n_tokens": int(n_tokens),
+                    "cache": cache,
+                    "query": query,
+                    "drift": drift[way],
+                    "equal": int((of_way["differing_share"] == 0).sum()),
+                    "samples": len(of_way),
+                }
+            )
+    return pd.DataFrame(table)
+
+
+BOTH, CACHE, QUERY, NEITHER = "each alone is enough", "the cache alone", "the new token alone", "neither"
+
+
+def whose_fault(factorial: pd.DataFrame) -> pd.DataFrame:
+    """Say which of the two drifts when the other is the full pass's: the cache of a prefill, or the one-row query.
+
+    Returns
+    -------
+    DataFrame
+        ``dtype``, ``n_tokens``, ``query`` and ``cache`` (each factor's drift alone, `Estimate`), ``both``, and ``fault``: one
+        of `BOTH`, `CACHE`, `QUERY`, `NEITHER`, by whether any sample's logits differ in a bit.
+    """
+    table = factorial_table(factorial)
+    found = []
+    for (dtype, n_tokens), rows in table.groupby(["dtype", "n_tokens"], sort=False):
+        by = rows.set_index(["cache", "query"])
+        query = by.loc[(cache_factorial.FULL, cache_factorial.ONE_ROW)]
+        cache = by.loc[(cache_factorial.PREFILL, cache_factorial.ALL_ROWS)]
+        both = by.loc[(cache_factorial.PREFILL, cache_factorial.ONE_ROW)]
+        drifts = (query["equal"] < query["samples"], cache["equal"] < cache["samples"])
+        found.append(
+            {
+                "dtype": dtype,
+                "n_tokens": n_tokens,
+                "query": query["drift"],
+                "cache": cache["drift"],
+                "both": both["drift"],
+                "fault": {(True, True): BOTH, (False, True): CACHE, (True, False): QUERY, (False, False): NEITHER}[
+                    drifts
+                ],
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def kinds(table: pd.DataFrame) -> list[str]:
+    """List the kinds of operation in a table, in the order of `replay.KINDS`."""
+    return [kind for kind in replay.KINDS if kind in set(table["kind"])]

@@ -1,0 +1,292 @@
+"""Which path is right: the error of the uncached pass, and of others, against the same weights in double precision.
+
+A text of n tokens is run at once, without a cache; its second half is also decoded token by token behind a prefill of the
+first.  The fp64 reference has the weights of the dtype under test.  Beside the cached path stands another uncached one,
+with the other implementation of attention, and a planted fault: the last token told a position too early.
+
+Rows, one a (model, dtype, sample, path, place): see ``data/README.md``.  Places are the hidden states, each pooled over
+the decoded positions; the logits, position by position; and a few ids of the vocabulary, for what is common to all texts.
+"""
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from kvbook.measuring import fp64_reference as truth
+from kvbook.measuring.in_fp64 import widened
+from kvbook.models import corpus, placement
+from kvbook.runs import experiment as frame
+from kvbook.runs import records
+from kvbook.runs import samples as texts
+from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
+
+CACHED = "token by token"
+EAGER = "no cache, eager attention"
+OFF_BY_ONE = "control: a position too early"
+# What the reference is worth: its own two paths, and what a model gives that was merely loaded in fp64.
+CHECK, AS_LOADED = "reference, token by token", "loaded in fp64, no cache"
+# Texts on which the reference is tried.
+_CHECKED = 2
+# Ids of the vocabulary whose log-probabilities are followed, evenly spread over it.
+_FOLLOWED = 64
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a path gives for the last rows of a text, in double precision.
+
+    Attributes
+    ----------
+    hidden : Tensor, shape (layers + 1, rows, width)
+        Residual stream, as transformers' ``hidden_states``: the last state is after the final norm too.
+    logits : Tensor, shape (rows, vocabulary_size)
+        Scores of the next token.
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+
+    def last(self) -> "Scored":
+        """Keep the last row."""
+        return Scored(self.hidden[:, -1:], self.logits[-1:])
+
+
+def _scored(outputs: list, n_rows: int) -> Scored:
+    hidden = [torch.stack([state[0, -n_rows:] for state in output.hidden_states]) for output in outputs]
+    return Scored(torch.cat(hidden, 1).double(), torch.cat([output.logits[0, -n_rows:] for output in outputs]).double())
+
+
+def at_once(model: PreTrainedModel, ids: torch.Tensor, n_rows: int) -> Scored:
+    """Run a text without a cache and keep its last rows.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    n_rows : int
+        How many rows to keep.
+    """
+    return _scored([model(ids, output_hidden_states=True, use_cache=False)], n_rows)
+
+
+def token_by_token(model: PreTrainedModel, ids: torch.Tensor, n_rows: int) -> tuple[Scored, Cache]:
+    """Prefill a cache with a text but for its last tokens, then feed these one by one, as `generate` does.
+
+    Parameters
+    ----------
+    model, ids, n_rows
+        As for `at_once`.
+
+    Returns
+    -------
+    scored : Scored
+        Of the tokens fed one by one.
+    cache : Cache
+        Of the whole text.
+    """
+    start = ids.shape[1] - n_rows
+    cache = model(ids[:, :start], use_cache=True, logits_to_keep=1).past_key_values
+    outputs = [
+        model(ids[:, place : place + 1], past_key_values=cache, use_cache=True, output_hidden_states=True)
+        for place in range(start, ids.shape[1])
+    ]
+    return _scored(outputs, 1), cache
+
+
+def off_by_one(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> Scored | None:
+    """Feed the last token once more, told that it stands one position too early; None for a model that takes no positions.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    cache : Cache
+        Of the whole text; its last token is taken off and put back.
+    """
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return None
+    cache.crop(-1)
+    early = torch.tensor([[ids.shape[1] - 2]], device=ids.device)
+    output = model(
+        ids[:, -1:], past_key_values=cache, use_cache=True, position_ids=early, output_hidden_states=True
+    )  # fmt: skip
+    return _scored([output], 1)
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    before = model.config._attn_implementation
+    model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def outcome(logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Say what logits mean for the next token.
+
+    Parameters
+    ----------
+    logits, reference : Tensor of float64, shape (rows, vocabulary_size)
+        A path's, and the reference's.
+    labels : Tensor of int64, shape (rows,)
+        The tokens that came next.
+
+    Returns
+    -------
+    dict of Tensor, shape (rows,)
+        ``nats`` (negative log likelihood of the label), ``kl`` (divergence from the reference's distribution, nats),
+        ``top1`` (whether the first choice is the reference's), ``entropy`` (nats).
+    """
+    log, true = torch.log_softmax(logits, -1), torch.log_softmax(reference, -1)
+    return {
+        "nats": -log.gather(1, labels[:, None])[:, 0],
+        # Rounding can leave a divergence of equal distributions a hair below zero.
+        "kl": (true.exp() * (true - log)).sum(-1).clamp(min=0),
+        "top1": (logits.argmax(-1) == reference.argmax(-1)).double(),
+        "entropy": -(log.exp() * log).sum(-1),
+    }
+
+
+_EMPTY = dict.fromkeys(
+    ("place", "layer", "position", "token", "error_full", "error", "drift", "correlation", "nats_reference",
+     *(f"{name}{of}" for name in ("nats", "kl", "top1", "entropy") for of in ("_full", "")), "shift", "shift_rms")
+)  # fmt: skip
+
+
+def rows_of(
+    reference: Scored, full: Scored, other: Scored, labels: torch.Tensor, first: int
+) -> Iterator[dict[str, Any]]:
+    """Hold a path and the uncached one against the reference.
+
+    Parameters
+    ----------
+    reference, full, other : Scored
+        Of the same rows.
+    labels : Tensor of int64, shape (rows,)
+        The tokens that came next.
+    first : int
+        Position of the first row in the text.
+    """
+    for layer, values in enumerate(_errors(reference.hidden, full.hidden, other.hidden, pooled=True)):
+        yield _EMPTY | {"place": "hidden", "layer": layer} | values
+    judged = {
+        f"{name}{of}": values.tolist()
+        for of, scored in (("_full", full), ("", other))
+        for name, values in outcome(scored.logits, reference.logits, labels).items()
+    }
+    judged["nats_reference"] = outcome(reference.logits, reference.logits, labels)["nats"].tolist()
+    for row, values in enumerate(_errors(reference.logits, full.logits, other.logits)):
+        yield (
+            _EMPTY
+            | {"place": "logits", "layer": len(reference.hidden), "position": first + row}
+            | values
+            | {name: column[row] for name, column in judged.items()}
+        )
+    followed = torch.linspace(0, reference.logits.shape[1] - 1, _FOLLOWED, dtype=torch.float64).long().unique()
+    by_id = (torch.log_softmax(other.logits, -1) - torch.log_softmax(full.logits, -1))[:, followed]
+    mean, rms = by_id.mean(0).tolist(), by_id.square().mean(0).sqrt().tolist()
+    for token, shift, shift_rms in zip(followed.tolist(), mean, rms, strict=True):
+        yield _EMPTY | {"place": "vocabulary", "token": token, "shift": shift, "shift_rms": shift_rms}
+
+
+def _errors(reference, full, other, pooled: bool = False) -> Iterator[dict[str, float | None]]:
+    found = truth.errors(reference, full, other, pooled)
+    columns = (found.first.tolist(), found.second.tolist(), found.apart.tolist(), found.correlation.tolist())
+    for of_full, of_other, apart, correlation in zip(*columns, strict=True):
+        known = correlation == correlation
+        yield {
+            "error_full": of_full,
+            "error": of_other,
+            "drift": apart,
+            "correlation": correlation if known else None,
+        }
+
+
+def compare(
+    model: PreTrainedModel, reference: PreTrainedModel, ids: torch.Tensor, n_rows: int, check: bool
+) -> Iterator[dict[str, Any]]:
+    """Score a text on every path and yield the rows.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model under test.
+    reference : PreTrainedModel
+        Of `truth.in_double_precision`.
+    ids : Tensor of int64, shape (1, seq_len + 1)
+        The text, and the token behind it.
+    n_rows : int
+        How many of its last tokens are scored.
+    check : bool
+        Whether to try the reference too.
+    """
+    ids, labels = ids[:, :-1], ids[0, -n_rows:]
+    first = ids.shape[1] - n_rows
+    with widened(torch.float64):
+        true = at_once(reference, ids, n_rows)
+    full = at_once(model, ids, n_rows)
+    cached, cache = token_by_token(model, ids, n_rows)
+    with _attention(model, "eager"):
+        eager = at_once(model, ids, n_rows)
+    for path, scored in ((CACHED, cached), (EAGER, eager)):
+        yield from ({"path": path} | row for row in rows_of(true, full, scored, labels, first))
+    if (early := off_by_one(model, ids, cache)) is not None:
+        rows = rows_of(true.last(), full.last(), early, labels[-1:], ids.shape[1] - 1)
+        yield from ({"path": OFF_BY_ONE} | row for row in rows)
+    if check:
+        with widened(torch.float64):
+            own, _ = token_by_token(reference, ids, n_rows)
+        for path, scored in ((CHECK, own), (AS_LOADED, at_once(reference, ids, n_rows))):
+            rows = rows_of(true, true, scored, labels, first)
+            yield from ({"path": path, "dtype": "float64"} | row for row in rows if row["place"] != "vocabulary")
+
+
+def run(settings: WhichPathSettings) -> records.Run:
+    """Measure every path of every model, or read the rows.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run; nothing is left behind.
+    """
+    placement.dtype_on("float64", placement.device_of(settings.device))
+    names = dict.fromkeys((settings.model, *settings.families))
+    models = texts.identities(settings, names, settings.n_tokens)
+    # One token more, so that the last one has a next one too.
+    texts.check_corpus(settings, names, settings.n_samples, settings.n_tokens + 1)
+    return frame.recorded(
+        "path_errors",
+        __name__,
+        settings,
+        lambda writer: _measure(settings, models, writer),
+        models=models,
+        corpus=corpus.describe(settings.corpus),
+    )
+
+
+def _measure(settings: WhichPathSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
+    for name, dtype in itertools.product([model["asked_for"] for model in models], settings.dtypes):
+        loaded = texts.load(settings, name, dtype)
+        reference = truth.in_double_precision(loaded.model)
+        case, label = f"{name}|{dtype}", f"which path is right, {loaded.name}, {dtype}"
+        for text in texts.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens + 1, label):
+            n_tokens = len(text.sample.ids) - 1
+            about = text.about | {"start": text.sample.start, "n_tokens": n_tokens}
+            # A folder's text may be shorter than asked for.
+            n_rows = min(settings.n_decoded, n_tokens // 2)
+            check = dtype == settings.dtypes[0] and text.sample.index < _CHECKED
+            with torch.inference_mode():
+                rows = compare(loaded.model, reference, text.ids, n_rows, check)
+                writer.append(text.unit, [about | row for row in rows])

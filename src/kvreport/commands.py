@@ -1,0 +1,139 @@
+"""What the report adds to the command line ``kvbook``: running its experiments and sweeps, citing, its bench."""
+
+from typing import Annotated
+
+import typer
+
+from kvbook.errors import UserError
+
+
+def register(app: typer.Typer, models: typer.Typer) -> None:
+    """Add the report's commands; the library finds this function by its entry point.
+
+    Parameters
+    ----------
+    app : typer.Typer
+        The command line.
+    models : typer.Typer
+        Its group ``kvbook models``.
+    """
+    models.command("train-scratch")(train_scratch)
+    for command in (run, sweep, cite, bench):
+        app.command()(command)
+
+
+def train_scratch(
+    size: Annotated[str, typer.Option(help="small, or thread, as large as the forum thread's.")] = "small",
+    corpus: Annotated[str, typer.Option(help="stdlib, a folder of text files, or one text file.")] = "stdlib",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    destination: Annotated[str | None, typer.Option(help="Folder of the finished checkpoint.")] = None,
+) -> None:
+    """Train the model of the chapter "from scratch"; a killed run goes on from its last checkpoint."""
+    from pathlib import Path
+
+    from kvbook.models import placement
+    from kvreport.chapters.from_scratch.gpt import checkpoints, training
+
+    if size not in training.RECIPES:
+        raise UserError(f"no size {size!r}: choose one of {', '.join(training.RECIPES)}")
+    placement.device_of(device)
+    if destination:
+        folder = training.train(training.RECIPES[size], Path(destination), corpus, device)
+    elif corpus == checkpoints.STDLIB:
+        folder = training.train(training.RECIPES[size], checkpoints.shipped(size), corpus, device)
+    elif size == checkpoints.THREAD:
+        folder = checkpoints.folder_of(size, corpus, device)
+    else:
+        raise UserError("the checkpoint that ships is trained on the stdlib: name a --destination for another corpus")
+    typer.echo(f"{folder}: {(folder / 'training.json').read_text()}")
+
+
+def _assignments(values: list[str]) -> dict[str, str]:
+    pairs = {}
+    for value in values:
+        name, equals, content = value.partition("=")
+        if not equals:
+            raise UserError(f"{value!r} is not a setting: write name=value, such as n_samples=20")
+        pairs[name] = content
+    return pairs
+
+
+def run(
+    experiment: Annotated[str, typer.Argument(help="Its name; a wrong one lists them all.")],
+    settings: Annotated[list[str] | None, typer.Argument(help="name=value, such as model=gpt2 n_samples=20.")] = None,
+) -> None:
+    """Run one experiment, without a notebook, and print where its rows lie."""
+    from kvreport.running import catalogue
+
+    finished = catalogue.run(experiment, _assignments(settings or []))
+    if finished is None:
+        raise UserError(f"{experiment} has nothing to measure with these settings: see its documentation")
+    typer.echo(f"{len(finished.rows)} rows in {finished.folder}")
+
+
+def sweep(
+    file: Annotated[str, typer.Argument(help="YAML with experiment, model, dtype, length, device and settings.")],
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler that is there.")] = None,
+    slurm: Annotated[str | None, typer.Option(help="YAML with the options of jobs on Slurm.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes on this machine; one a GPU or core.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each; a run's hash depends on it.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of each, for models that one does not hold.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option(help="List the cells, and the job script with --slurm; run nothing.")
+    ] = False,
+) -> None:
+    """Run an experiment over models, dtypes, lengths and devices; started again, it goes on where it was."""
+    from pathlib import Path
+
+    from kvreport.running import cluster, sweeps
+
+    cells = sweeps.read(Path(file))
+    if scheduler and slurm:
+        raise UserError("a sweep runs in one place: name --scheduler or --slurm, not both")
+    if dry_run:
+        script = [cluster.slurm_script(Path(slurm), any(cell.on_gpu for cell in cells))] if slurm else []
+        typer.echo("\n".join([f"{len(cells)} cells:", *(f"  {cell.label}" for cell in cells), *script]))
+        return
+    outcome = cluster.sweep(
+        cells, scheduler=scheduler, slurm=Path(slurm) if slurm else None, workers=workers, threads=threads, gpus=gpus
+    )
+    typer.echo(outcome.text())
+    raise typer.Exit(1 if outcome.failures else 0)
+
+
+def cite(
+    name: Annotated[str | None, typer.Argument(help="Of a figure or table, such as fig-layer-drift.")] = None,
+) -> None:
+    """Print the BibTeX entry of a figure or table of the executed book; without a name, of the book."""
+    from kvbook import paths
+    from kvreport.publishing import checkout as origin
+    from kvreport.publishing import citation, published
+
+    book = origin.of(paths.ROOT)
+    entry = (
+        citation.of_book(book)
+        if name is None
+        else citation.of_published(citation.find(name, published.everything()), book)
+    )
+    typer.echo(entry, nl=False)
+
+
+def bench(
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="name=value, such as n_repeats=3 n_new_tokens=32.")
+    ] = None,
+    book: Annotated[
+        bool, typer.Option(help="Also build the book from nothing, again, and one chapter: minutes.")
+    ] = False,
+) -> None:
+    """Measure this book's own speed as ratios, side by side in one run; print them, and keep them as a run."""
+    import time
+
+    from kvreport.running import bench as benchmarks
+    from kvreport.running.bench_table import table
+
+    # A new seed is a new run: what was measured at another hour is another bench.
+    values = {"seed": int(time.time()), "book": book} | _assignments(settings or [])
+    done = benchmarks.run(benchmarks.BenchSettings.checked(**values))
+    typer.echo(table(done.rows).to_string(index=False))
+    typer.echo(f"on {done.about['machine']['device_name']}; rows in {done.folder}")

@@ -1,0 +1,1 @@
+"""What chapters publish: figures, tables, numbers, verdicts and citations."""

@@ -1,0 +1,138 @@
+"""A ready citation of the book, or of one figure or table with the run that made it, as BibTeX.
+
+An entry holds only what is known: no address unless the environment or git names one, no DOI unless CITATION.cff has it.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+
+from kvbook.errors import UserError
+from kvreport.publishing.checkout import Origin
+from kvreport.publishing.published import Published
+
+# {numref}`fig-x`, {cite:t}`key` and the like: a reference's program cannot follow them.
+_ROLE = re.compile(r"\{[\w:]+\}`([^`]*)`")
+_MARKUP = re.compile(r"[`*]+")
+# A mark before a space that ends no abbreviation: "95 %, e.g. 0.5" and "Fig. 2" go on.
+_SENTENCE_END = re.compile(r"(?<!Fig)(?<!Tab)(?<=[\w'’)%”]{3})[.?!](?=\s|$)")
+_LONGEST_TITLE = 160
+
+# TeX's own characters, in one pass, so that no escape is escaped again.
+_TEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "&": r"\&", "#": r"\#", "_": r"\_", "$": r"\$",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+}  # fmt: skip
+
+# How many names are offered in place of one that does not exist.
+_OFFERED = 3
+
+
+def of_book(book: Origin) -> str:
+    """Write the entry of the whole book.
+
+    Parameters
+    ----------
+    book
+        From :func:`kvreport.publishing.checkout.of`.
+    """
+    fields = {
+        "author": " and ".join(book.authors),
+        "title": f"{{{_tex(book.title)}}}",
+        "year": str(book.year),
+        "version": _tex(book.version),
+        "doi": book.doi,
+        "url": book.site or book.repository,
+    }
+    return _entry("kvbook", fields)
+
+
+def of_published(item: Published, book: Origin) -> str:
+    """Write the entry of one figure or table.
+
+    Parameters
+    ----------
+    item
+        From :mod:`kvreport.publishing.published`.
+    book
+        From :func:`kvreport.publishing.checkout.of`.
+
+    Returns
+    -------
+    str
+        BibTeX. Its key ends in the rows' hash, so that two versions of a figure can stand in one bibliography.
+    """
+    run = item.run
+    made = [
+        f"{item.kind} {item.name}",
+        f"rows {item.rows_hash}",
+        f"run {item.run_hash} ({run['profile']})",
+        f"commit {run['commit']}",
+        str(run["machine"]["device_name"]),
+    ]
+    made += [f"{name} {run['versions'][name]}" for name in ("torch", "transformers") if name in run["versions"]]
+    fields = {
+        "author": " and ".join(book.authors),
+        "title": f"{{{_tex(first_sentence(item.caption))}}}",
+        "howpublished": f"In the chapter “{_tex(plain(item.title))}” of {{{_tex(book.title)}}}, version {_tex(book.version)}",
+        "year": run["started"][:4],
+        "note": _tex("; ".join(made)),
+        "doi": book.doi,
+        "url": book.site + item.place if book.site else book.repository,
+    }
+    return _entry(f"{item.name}-{item.rows_hash[:8]}", fields)
+
+
+def find(name: str, items: Sequence[Published]) -> Published:
+    """Find a figure or a table by its name.
+
+    Parameters
+    ----------
+    name
+        With or without ``fig-`` or ``tab-``.
+    items
+        Where to look.
+
+    Raises
+    ------
+    UserError
+        When there is none; the message names those that are spelt most alike.
+    """
+    by_name = {item.name: item for item in items}
+    for candidate in (name, f"fig-{name}", f"tab-{name}"):
+        if candidate in by_name:
+            return by_name[candidate]
+    # Without fig- and tab-, which are alike in all; figures first.
+    bare = {known.partition("-")[2]: known for known in sorted(by_name, reverse=True)}
+    asked = re.sub(r"^(fig|tab)-", "", name.lower())
+    near = [bare[match] for match in difflib.get_close_matches(asked, bare, _OFFERED, cutoff=0.5)]
+    # A person may remember one word of the name.
+    words = set(re.split(r"[^a-z0-9]+", asked)) - {""}
+    near += [known for known in by_name if words & set(known.split("-")) and known not in near]
+    offered = f"near it are {', '.join(near[: 2 * _OFFERED])}" if near else f"there are {', '.join(by_name)}"
+    raise UserError(f"no figure or table is called {name!r}: {offered}")
+
+
+def first_sentence(caption: str) -> str:
+    """Give what a caption begins with as plain text, to serve as a title."""
+    text = plain(caption)
+    end = _SENTENCE_END.search(text)
+    sentence = text[: end.start()] if end else text
+    if len(sentence) <= _LONGEST_TITLE:
+        return sentence
+    return sentence[:_LONGEST_TITLE].rsplit(" ", 1)[0].rstrip(",;:") + " …"
+
+
+def plain(text: str) -> str:
+    """Take MyST's roles and marks out of a text, and write it on one line."""
+    return " ".join(_MARKUP.sub("", _ROLE.sub(r"\1", text)).split())
+
+
+def _entry(key: str, fields: Mapping[str, str | None]) -> str:
+    # misc: the one kind of which no style asks for a publisher or a number of pages.
+    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+    return "\n".join([f"@misc{{{key},", *lines, "}"]) + "\n"
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(character, character) for character in text)

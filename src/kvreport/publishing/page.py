@@ -1,0 +1,242 @@
+r"""A figure, a table or a number of a chapter: written to files and shown, in one place.
+
+A chapter's page shows what its cells published::
+
+    page = publish.Page("01_layer_drift")
+    page.figure(fig, name="fig-layer-drift", caption="...", alt="...", table=rows)  # one to a cell
+    page.table(summary, name="tab-layer-drift", caption="...", formats={"rms": "{:.2e}"})
+    page.numbers({"growth": "9.6 % [9.1, 10.2]"})  # in the prose: {glue:text}`growth`
+
+Files go to ``_build/figures/<chapter>/<name>.{svg,pdf,png,csv}``. When the book itself runs the chapter
+(:mod:`kvreport.running.execution`), they are put there only after the whole chapter succeeded; a run of your own, from
+papermill or from Jupyter, writes to ``_build/figures/own/<chapter>/``, so that it never changes what the
+book's pages offer.
+
+The output's metadata carries caption, alternative text, name and the files' digests;
+:mod:`kvreport.site.overlay` makes numbered figures, tables and download links of them. Everything here works
+without Sphinx and without Jupyter Book.
+"""
+
+import base64
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvbook.errors import UserError
+from kvbook.paths import FIGURES
+
+# Set by kvreport.running.execution: the folder that the running chapter's files go to, and which chapter that is.
+FOLDER_VARIABLE = "KVBOOK_FIGURES"
+CHAPTER_VARIABLE = "KVBOOK_CHAPTER"
+
+# The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
+# download.
+INLINE_DPI = (200, 150, 110)
+INLINE_BYTES = 120_000
+# Pixels of the page to an inch of the figure: 11 pt type comes out at the size of the text around it.
+PAGE_PIXELS_PER_INCH = 110
+
+# Left out of the files, so that the same figure is the same bytes on any day and with any patch release.
+_NO_DATES = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+    "png": {"Software": None},
+}
+
+# What myst_nb.glue uses; written here because a machine that only runs experiments has no myst_nb.
+_GLUE_PREFIX = "application/papermill.record/"
+
+Format = str | Callable[[Any], str]
+
+
+class Page:
+    """What a chapter shows.
+
+    Parameters
+    ----------
+    chapter
+        The notebook's file name without its suffix, such as ``"01_layer_drift"``.
+    folder
+        Where files go; chosen as the module's docstring says when left out.
+    """
+
+    def __init__(self, chapter: str, folder: Path | None = None) -> None:
+        # It names a folder, and nothing may be written beside that.
+        if not re.fullmatch(r"\w[\w-]*", chapter):
+            raise UserError(f'"{chapter}" cannot name a chapter: write its file name without the suffix')
+        running = os.environ.get(CHAPTER_VARIABLE)
+        if running is not None and running != chapter:
+            raise UserError(f'this chapter is {running}, but it publishes as "{chapter}": write Page("{running}")')
+        self.chapter = chapter
+        staged = os.environ.get(FOLDER_VARIABLE)
+        self.folder = Path(folder or staged or FIGURES / "own" / chapter)
+
+    def figure(self, fig: Figure, name: str, caption: str, alt: str, table: pd.DataFrame) -> None:
+        """Save a figure as SVG, PDF and PNG, save the rows behind it as CSV, and show it.
+
+        Parameters
+        ----------
+        fig
+            The figure; it is closed, so that the notebook does not show it a second time.
+        name
+            ``fig-`` and lower-case words; the target of ``{numref}`` in the prose.
+        caption
+            MyST text: what the figure shows, with weights, dtype, machine and number of samples.
+        alt
+            The figure in words, for who cannot see it.
+        table
+            The rows that the figure was drawn from.
+        """
+        _check_name(name, "fig-")
+        _check_words(name, caption=caption, alt=alt)
+        # Laid out once, for all files alike: at every one anew takes as long as drawing it.
+        fig.draw_without_rendering()
+        # No layout at all from here on: with the engine of no effect that "none" stands for, each file would be drawn twice.
+        with plt.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
+            fig.set_layout_engine(None)
+            files = {kind: _picture(fig, kind, dpi=300) for kind in ("svg", "pdf", "png")}
+            inline = _picture_for_the_page(fig)
+        files["csv"] = _csv(table)
+        width = round(fig.get_figwidth() * PAGE_PIXELS_PER_INCH)
+        plt.close(fig)
+        digests = self._write(name, files)
+        metadata = {"alt": alt, "caption": caption, "name": name, "files": digests, "width": width}
+        _show({"image/png": base64.b64encode(inline).decode(), "text/plain": alt}, {"image/png": metadata})
+
+    def table(
+        self,
+        df: pd.DataFrame,
+        name: str,
+        caption: str,
+        formats: Mapping[str, Format] | None = None,
+        literal: Collection[str] = (),
+    ) -> None:
+        """Save a table's rows as CSV in full precision, and show them rounded.
+
+        Parameters
+        ----------
+        df
+            The rows; its index is not shown. Column names are the header, so give them a reader's names.
+        name
+            ``tab-`` and lower-case words; the target of ``{numref}`` in the prose.
+        caption
+            MyST text, as for a figure.
+        formats
+            How to write a column's values: ``"{:.2e}"`` or a function. Others are written as they are.
+        literal
+            Columns that quote text from elsewhere, a model's for one: shown as code, every character as itself.
+            Others are MyST.
+        """
+        _check_name(name, "tab-")
+        _check_words(name, caption=caption)
+        if unknown := sorted({*(formats or {}), *literal} - set(map(str, df.columns))):
+            raise UserError(f"table {name} has no column {unknown[0]!r} to format; it has {', '.join(map(str, df))}")
+        shown = pd.DataFrame({str(c): _written(df[c], (formats or {}).get(str(c))) for c in df.columns})
+        digests = self._write(name, {"csv": _csv(df)})
+        marked_up = shown.assign(**{column: [_quoted(text) for text in shown[column]] for column in literal})
+        metadata = {"caption": caption, "name": name, "csv": marked_up.to_csv(index=False), "files": digests}
+        html = shown.to_html(index=False, border=0)
+        _show(
+            {"text/html": html, "text/plain": shown.to_string(index=False)},
+            {"text/html": {"kvbook_table": metadata}},
+        )
+
+    def numbers(self, values: Mapping[str, str]) -> None:
+        """Give numbers a name by which prose shows them.
+
+        In the chapter: ``{glue:text}`name```. On another page with a format, without which MyST-NB misreads
+        the path: ``{glue:text}`chapters/01_layer_drift.ipynb::name:s```.
+
+        Parameters
+        ----------
+        values
+            The text of each number as it is to be read, rounded and with its unit or interval.
+        """
+        for key, text in values.items():
+            if not isinstance(text, str):
+                raise UserError(f"number {key!r} is {text!r}: give it as text, rounded as it is to be read")
+            scrap = {"name": key, "mime_prefix": _GLUE_PREFIX}
+            # repr, because the reader of a glued text evaluates it: an unquoted 1e-3 would come back as
+            # 0.001.
+            _show({_GLUE_PREFIX + "text/plain": repr(text)}, {"scrapbook": scrap, "strip_text_quotes": True})
+
+    def _write(self, name: str, files: Mapping[str, bytes]) -> dict[str, str]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for kind, content in files.items():
+            final = self.folder / f"{name}.{kind}"
+            partial = self.folder / f".{name}.{kind}.partial"
+            partial.write_bytes(content)
+            partial.replace(final)
+        return {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
+
+
+def _check_name(name: str, prefix: str) -> None:
+    if not re.fullmatch(rf"{prefix}[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise UserError(f'"{name}" cannot name this: write {prefix} and lower-case words joined by hyphens')
+
+
+def _check_words(name: str, **texts: str) -> None:
+    for what, text in texts.items():
+        if not text.strip():
+            raise UserError(f"{name} has no {what}: say in it what the reader is to see")
+
+
+def _picture(fig: Figure, kind: str, dpi: int) -> bytes:
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format=kind, dpi=dpi, metadata=_NO_DATES[kind])
+    return buffer.getvalue()
+
+
+def _picture_for_the_page(fig: Figure) -> bytes:
+    for dpi in INLINE_DPI:
+        picture = _picture(fig, "png", dpi)
+        for candidate in (picture, _with_256_colours(picture)):
+            if len(candidate) <= INLINE_BYTES:
+                return candidate
+    # Better a coarse picture than a page that a telephone gives up on; the sharp files are a click away.
+    return candidate
+
+
+def _with_256_colours(png: bytes) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    reduced = Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    reduced.save(buffer, format="png", optimize=True)
+    return buffer.getvalue()
+
+
+def _csv(table: pd.DataFrame) -> bytes:
+    return table.to_csv(index=False, lineterminator="\n").encode()
+
+
+def _written(values: pd.Series, how: Format | None) -> list[str]:
+    write = how.format if isinstance(how, str) else (how or str)
+    return ["" if pd.isna(value) else write(value) for value in values]
+
+
+def _quoted(text: str) -> str:
+    """Write a text as MyST's inline code, where nothing is markup and no quotation mark is bent."""
+    if not text:
+        return ""
+    # A fence must be longer than any run of its own character inside; one space on both sides is taken off again.
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}"
+
+
+def _show(data: dict[str, str], metadata: dict[str, Any]) -> None:
+    from IPython import get_ipython
+    from IPython.display import display
+
+    # Outside a notebook (a script, a test) the files are all there is to make; printing the bundle would be
+    # noise.
+    if get_ipython() is not None:
+        display(data, raw=True, metadata=metadata)

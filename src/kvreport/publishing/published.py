@@ -1,0 +1,133 @@
+"""What executed chapters published, read back: figures and tables, each with the run that made it."""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvbook import paths
+from kvbook.errors import UserError
+
+# Sixteen hexadecimal digits, as for the folders of runs.
+_HASH_LENGTH = 16
+
+_TITLE = re.compile(r"^#\s+(.+?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure or a table of a chapter.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``fig-layer-drift``.
+    chapter, title : str
+        The chapter's file name without suffix, and its first heading.
+    caption : str
+        MyST text.
+    alt : str or None
+        A figure's words for who cannot see it.
+    files : dict of str to str
+        Kind of file to its SHA-256.
+    run : dict
+        What :mod:`kvreport.running.execution` kept of the run: parameters, machine, versions, commit, start, digest of all inputs.
+    picture : bytes or None
+        The PNG of the page.
+    rows : str
+        A table as it is shown, in CSV; empty for a figure.
+    """
+
+    name: str
+    chapter: str
+    title: str
+    caption: str
+    alt: str | None
+    files: Mapping[str, str]
+    run: Mapping[str, Any]
+    picture: bytes | None = field(default=None, repr=False)
+    rows: str = ""
+
+    @property
+    def kind(self) -> str:
+        """``figure`` or ``table``."""
+        return "figure" if self.name.startswith("fig-") else "table"
+
+    @property
+    def run_hash(self) -> str:
+        """The chapter run's name: equal for equal code, parameters, data, stand-ins and library versions."""
+        return self.run["inputs_sha256"][:_HASH_LENGTH]
+
+    @property
+    def rows_hash(self) -> str:
+        """The name of the rows behind it: equal rows, equal name, on whatever machine."""
+        return self.files["csv"][:_HASH_LENGTH]
+
+    @property
+    def place(self) -> str:
+        """Where it stands in the site, from the site's root."""
+        return f"chapters/{self.chapter}.html#{self.name}"
+
+
+def of(executed: Path) -> list[Published]:
+    """List what one executed chapter published, in its order.
+
+    Parameters
+    ----------
+    executed
+        The executed copy.
+    """
+    notebook = json.loads(executed.read_text("utf-8"))
+    about = {"chapter": executed.stem, "title": title(notebook), "run": notebook["metadata"]["kvbook"]}
+    found = []
+    for output in _outputs(notebook):
+        metadata = output.get("metadata", {})
+        figure, table = metadata.get("image/png", {}), metadata.get("text/html", {}).get("kvbook_table")
+        if "name" in figure:
+            words = {key: figure[key] for key in ("name", "caption", "alt", "files")}
+            found.append(Published(**about, **words, picture=base64.b64decode(output["data"]["image/png"])))
+        if table is not None:
+            words = {key: table[key] for key in ("name", "caption", "files")}
+            found.append(Published(**about, **words, alt=None, rows=table["csv"]))
+    return found
+
+
+def run_of(executed: Path) -> dict[str, Any]:
+    """Give what was kept of the run that made an executed chapter."""
+    return json.loads(executed.read_text("utf-8"))["metadata"]["kvbook"]
+
+
+def title(notebook: Mapping[str, Any]) -> str:
+    """Give a notebook's first heading."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown" and (match := _TITLE.search("".join(cell["source"]))):
+            return match[1]
+    return "Untitled"
+
+
+def everything(executed: Iterable[Path] | None = None) -> list[Published]:
+    """List what all chapters published.
+
+    Parameters
+    ----------
+    executed
+        Their executed copies; all that are in ``_build`` when left out.
+
+    Raises
+    ------
+    UserError
+        When no chapter has been executed.
+    """
+    if executed is None:
+        executed = [p for p in sorted(paths.EXECUTED.glob("*.ipynb")) if not p.name.endswith(".partial.ipynb")]
+        if not executed:
+            raise UserError(f"no chapter has been executed in {paths.EXECUTED}: run `make book` first")
+    return [item for path in executed for item in of(path)]
+
+
+def _outputs(notebook: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for cell in notebook["cells"]:
+        yield from cell.get("outputs", ())

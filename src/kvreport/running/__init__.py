@@ -1,0 +1,1 @@
+"""How the book runs: kernels, chapters side by side, sweeps and the bench."""

@@ -1,0 +1,348 @@
+"""``make bench``: this project's speed, as ratios measured side by side in one run, and kept as a record.
+
+Wall times of a shared machine wander; the ratio of two pieces of work that take turns does not, or less.  Every bench is a
+run of its own, since its seed, which changes no time, is new each time.  Rows, one a ratio: see ``data/README.md``.
+"""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import torch
+from pydantic import Field
+from torch.nn.functional import kl_div, nll_loss
+
+from kvbook import fingerprint, paths, progress
+from kvbook.errors import UserError
+from kvbook.measuring import memory, predictions, timing
+from kvbook.models import corpus, loading
+from kvbook.runs import machine, records
+from kvbook.settings import DTypeName, Settings
+from kvreport.chapters.exact_caches import cost as exact_cost
+from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.chapters.exact_caches.settings import ExactCachesSettings
+from kvreport.chapters.layer_drift import by_layer as layer_drift
+from kvreport.chapters.static_cache import memory_bandwidth
+from kvreport.chapters.static_cache import speed as static_speed
+from kvreport.chapters.static_cache import tables as static_cache
+from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.running.bench_table import EXPERIMENT
+
+# The way that the book calls its fastest.
+_FASTEST = ("static", True, True)
+# Tokens of the text whose predictions are compared; the second half is read on a cache of the first.
+_SCORED = 128
+
+Reads = Callable[[torch.Tensor], torch.Tensor]
+
+
+class BenchSettings(Settings):
+    """Settings of a bench.
+
+    Attributes
+    ----------
+    shape : str
+        Family whose true shape, with random weights, decodes.
+    dtype : str
+        In which it does.
+    n_samples : int
+        Texts of the drift harness.
+    n_new_tokens : int
+        Tokens that each way of decoding writes.
+    n_repeats : int
+        How often each of two ways has its turn.
+    book : bool
+        Whether the book is built too, which takes minutes.
+    profile : str
+        With which parameters.
+    """
+
+    shape: Annotated[str, Field(min_length=1)] = "smollm2"
+    dtype: DTypeName = "bfloat16"
+    n_samples: Annotated[int, Field(ge=2)] = 40
+    n_new_tokens: Annotated[int, Field(ge=4)] = 64
+    n_repeats: Annotated[int, Field(ge=2)] = 5
+    book: bool = False
+    profile: str = "smoke"
+
+
+def documented_way(model: torch.nn.Module, samples: list[torch.Tensor]) -> dict[str, float]:
+    """Measure drift as issue 25420's comment describes it: three forward passes a sample, a host copy a layer, means.
+
+    Re-created from the description.  Gradients are left on, as the comment's script leaves them.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    samples : list of Tensor of int64, shape (1, seq_len)
+        Texts.
+    """
+    largest: dict[str, list[float]] = {}
+    for ids in samples:
+        whole = model(ids, output_hidden_states=True)
+        prefix = model(ids[:, :-1])
+        step = model(ids[:, -1:], past_key_values=prefix.past_key_values, output_hidden_states=True)
+        for layer, (one, other) in enumerate(zip(whole.hidden_states, step.hidden_states, strict=True)):
+            difference = (one[:, -1] - other[:, -1]).abs().max()
+            largest.setdefault(f"layer {layer}", []).append(difference.detach().cpu().item())
+        difference = (whole.logits[0, -1] - step.logits[0, -1]).abs().max()
+        largest.setdefault("logits", []).append(difference.detach().cpu().item())
+    return {place: statistics.fmean(values) for place, values in largest.items()}
+
+
+def our_way(model: torch.nn.Module, samples: list[torch.Tensor]) -> list[dict]:
+    """Measure drift as the book does, every statistic of every sample kept."""
+    with torch.inference_mode():
+        return [row for ids in samples for row in layer_drift.compare(model, ids)]
+
+
+def _row(
+    what: str, against: str, ratios: list[float], seconds: float, against_seconds: float
+) -> dict[str, str | float | int]:
+    return {
+        "what": what,
+        "against": against,
+        "ratio": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "repeats": len(ratios),
+        "seconds": seconds,
+        "against_seconds": against_seconds,
+    }
+
+
+def _ratios(
+    first: Callable[[], object], second: Callable[[], object], device: torch.device, rounds: int, label: str
+) -> tuple[list[float], list[float]]:
+    """Time two pieces of work in turn; the first round only warms up."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in progress.track(range(rounds + 1), label=label):
+        for work, into in zip((first, second), times, strict=True):
+            _, seconds = timing.timed(work, device)
+            if turn:
+                into.append(seconds)
+    return times
+
+
+def _drift_harness(settings: BenchSettings) -> Iterator[dict]:
+    """Compare the two harnesses on one model and set of samples, in two dtypes."""
+    for dtype in ("float32", "bfloat16"):
+        loaded = loading.load(settings.model, weights=settings.weights, dtype=dtype, device=settings.device)
+        # As `from_pretrained` leaves it, which the described script does not change.
+        loaded.model.requires_grad_(True)
+        texts = corpus.samples("stdlib", loaded.tokenizer, settings.n_samples, 64)
+        samples = [torch.tensor([sample.ids], device=loaded.model.device) for sample in texts]
+        theirs, ours = _ratios(
+            lambda loaded=loaded, samples=samples: documented_way(loaded.model, samples),
+            lambda loaded=loaded, samples=samples: our_way(loaded.model, samples),
+            loaded.model.device,
+            settings.n_repeats,
+            f"drift harness, {dtype}: round",
+        )
+        yield _row(
+            f"drift of every layer, a sample, {dtype}",
+            "issue 25420's way",
+            [their / our for their, our in zip(theirs, ours, strict=True)],
+            statistics.median(ours) / len(samples),
+            statistics.median(theirs) / len(samples),
+        )
+
+
+def statistics_in_one_pass(one: Reads, other: Reads, ids: torch.Tensor) -> dict[str, float]:
+    """Compare two ways as the book does: each is run once, and what is kept of its rows gives every statistic.
+
+    Parameters
+    ----------
+    one, other : callable
+        Take ids and give logits of shape (seq_len, vocabulary_size).
+    ids : Tensor of int64, shape (1, seq_len + 1)
+        A text; its last token is only predicted.
+    """
+    scores = predictions.compare(one(ids[:, :-1]), other(ids[:, :-1]), ids[0, 1:])
+    p = (-scores.nll).exp()
+    return {
+        "perplexity": scores.nll.mean().exp().item(),
+        "other's perplexity": (scores.nll - scores.dlogp).mean().exp().item(),
+        "mean KL": scores.kl.mean().item(),
+        "99th percentile of KL": scores.kl.quantile(0.99).item(),
+        "RMS of the change in p": (p * scores.dlogp.expm1()).square().mean().sqrt().item(),
+        "same top": 1 - scores.flip.mean().item(),
+    }
+
+
+def statistic_by_statistic(one: Reads, other: Reads, ids: torch.Tensor) -> dict[str, float]:
+    """Compare two ways as separate scripts do: each statistic runs what it needs, and forgets it.
+
+    Parameters and result are those of `statistics_in_one_pass`.
+    """
+    fed, targets = ids[:, :-1], ids[0, 1:]
+
+    def logp(way: Reads) -> torch.Tensor:
+        return way(fed).float().log_softmax(-1)
+
+    def perplexity(way: Reads) -> float:
+        return nll_loss(logp(way), targets).exp().item()
+
+    def divergences() -> torch.Tensor:
+        return kl_div(logp(other), logp(one), reduction="none", log_target=True).sum(-1)
+
+    def change() -> torch.Tensor:
+        first, second = (logp(way).exp().gather(1, targets[:, None]) for way in (one, other))
+        return second - first
+
+    return {
+        "perplexity": perplexity(one),
+        "other's perplexity": perplexity(other),
+        "mean KL": divergences().mean().item(),
+        "99th percentile of KL": divergences().quantile(0.99).item(),
+        "RMS of the change in p": change().square().mean().sqrt().item(),
+        "same top": (one(fed).argmax(-1) == other(fed).argmax(-1)).float().mean().item(),
+    }
+
+
+def _statistics(settings: BenchSettings) -> Iterator[dict]:
+    """Compare the statistics of chapter 10 with the two passes that they are of, and with a script a statistic."""
+    loaded = loading.load(
+        settings.shape, weights="random", dtype=settings.dtype, device=settings.device, seed=settings.seed
+    )
+    model = loaded.model
+    generator = torch.Generator().manual_seed(settings.seed)
+    ids = torch.randint(model.config.vocab_size, (1, _SCORED + 1), generator=generator).to(model.device)
+
+    def whole(fed: torch.Tensor) -> torch.Tensor:
+        return model(fed, use_cache=False).logits[0]
+
+    def split(fed: torch.Tensor) -> torch.Tensor:
+        prefix, rest = fed.split(_SCORED // 2, 1)
+        read = model(prefix, use_cache=True)
+        return torch.cat([read.logits, model(rest, past_key_values=read.past_key_values).logits], 1)[0]
+
+    rivals = {
+        "the two passes alone": lambda: (whole(ids[:, :-1]), split(ids[:, :-1])),
+        "a script a statistic": lambda: statistic_by_statistic(whole, split, ids),
+    }
+    with torch.inference_mode():
+        for name, rival in rivals.items():
+            theirs, ours = _ratios(
+                rival, lambda: statistics_in_one_pass(whole, split, ids), model.device, settings.n_repeats,
+                f"statistics against {name}: round",
+            )  # fmt: skip
+            yield _row(
+                f"all statistics of chapter 10, a text of {_SCORED} tokens, {settings.dtype}",
+                name,
+                [their / our for their, our in zip(theirs, ours, strict=True)],
+                statistics.median(ours),
+                statistics.median(theirs),
+            )
+
+
+def _decoding(settings: BenchSettings) -> Iterator[dict]:
+    """Compare the static, compiled step with `generate`, and with what memory allows."""
+    asked = StaticCacheSettings.checked(
+        model=settings.shape, weights="random", device=settings.device, seed=settings.seed, dtype=settings.dtype,
+        n_new_tokens=settings.n_new_tokens, n_repeats=settings.n_repeats,
+    )  # fmt: skip
+    rows = static_speed.run(asked).rows
+    faster = static_cache.against_generate(rows, _FASTEST)
+    steps = static_cache.step_seconds(rows, *_FASTEST)
+    a_step = float(steps["seconds"].median())
+    whole = rows[(rows["phase"] == static_speed.WHOLE) & (rows["cache"] == "dynamic")]
+    yield {
+        "what": f"static cache, one-row step, compiled, a token, {settings.dtype}",
+        "against": "generate",
+        "ratio": faster.value, "lowest": faster.low, "highest": faster.high, "repeats": settings.n_repeats,
+        "seconds": a_step, "against_seconds": float((whole["seconds"] / whole["n_steps"]).median()),
+    }  # fmt: skip
+    read = _bandwidth(settings)
+    config = loading.config_of(settings.shape, "random")
+    identity = loading.identify(settings.shape, "random", settings.seed)
+    dtype = getattr(torch, settings.dtype)
+    kept = memory.kv_bytes_per_token(config, dtype) * float(steps["context"].mean())
+    least = (identity["parameters"] * dtype.itemsize + kept) / static_cache.bandwidth(read)
+    shares = [least / float(some["seconds"].median()) for _, some in steps.groupby("repeat")]
+    yield _row("its share of the memory bandwidth", "a STREAM kernel", shares, a_step, least)
+
+
+def _bandwidth(settings: BenchSettings) -> pd.DataFrame:
+    """Read memory now, beside the rest, whatever was measured before."""
+    with tempfile.TemporaryDirectory(prefix="kvbook-") as scratch:
+        memory_bandwidth.measure(torch.device(settings.device), records.Writer(Path(scratch)))
+        return pd.read_csv(Path(scratch) / "rows.csv")
+
+
+def _switch(settings: BenchSettings) -> Iterator[dict]:
+    """Compare stock arithmetic with the row-invariant one."""
+    asked = ExactCachesSettings.checked(
+        device=settings.device, seed=settings.seed, n_repeats=settings.n_repeats, cost_shape=settings.shape,
+        cost_dtype=settings.dtype, n_prefill=256, n_context=100,
+    )  # fmt: skip
+    rows = exact_cost.run(asked).rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
+    for phase, name in (("prefill_s", "prefill of 256 tokens"), ("decode_s", "decode step")):
+        stock, exact = rows[phase][exact_ways.STOCK], rows[phase][exact_ways.EXACT]
+        yield _row(
+            f"row-invariant {name}, {settings.dtype}", "stock", list(stock / exact), exact.median(), stock.median()
+        )
+
+
+def _book(settings: BenchSettings) -> Iterator[dict]:
+    """Build a copy of the book from nothing, again, and with one chapter to execute."""
+    with tempfile.TemporaryDirectory(prefix="kvbook-book-") as scratch:
+        root = Path(scratch) / "book"
+        left_out = shutil.ignore_patterns("_build", ".*", "tests", "src")
+        shutil.copytree(paths.ROOT, root, ignore=left_out)
+        build = root / "_build"
+        cold = _seconds_to_build(root, settings.profile)
+        warm = _seconds_to_build(root, settings.profile)
+        first = sorted((build / "executed").glob("*.ipynb"))[0]
+        first.unlink()
+        one = _seconds_to_build(root, settings.profile)
+    yield _row(f"book, nothing to do ({settings.profile})", "from nothing", [cold / warm], warm, cold)
+    yield _row(f"book, chapter {first.stem} to execute ({settings.profile})", "from nothing", [cold / one], one, cold)
+
+
+def _seconds_to_build(root: Path, profile: str) -> float:
+    environment = os.environ | {"KVBOOK_ROOT": str(root), "KVBOOK_BUILD": str(root / "_build"), "PROFILE": profile}
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "doit", "-f", str(paths.ROOT / "dodo.py")], cwd=root, env=environment, check=False,
+        stdout=sys.stderr,
+    )  # fmt: skip
+    if done.returncode:
+        raise UserError("the book cannot be built, so its time cannot be measured: see above, or leave --book out")
+    return time.perf_counter() - start
+
+
+def run(settings: BenchSettings) -> records.Run:
+    """Run every benchmark; one that was interrupted goes on behind its last one.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be run, or a book that cannot be built.
+    """
+    made_of = {
+        "settings": settings.model_dump(mode="json"),
+        "source": fingerprint.of_source([__name__]),
+        "models": [
+            loading.identify(settings.model, settings.weights, settings.seed),
+            loading.identify(settings.shape, "random", settings.seed),
+        ],
+        "machine": machine.describe(settings.device),
+    }
+
+    def measure(writer: records.Writer) -> None:
+        parts = {"drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch}
+        for name, part in (parts | ({"book": _book} if settings.book else {})).items():
+            if name not in writer.done:
+                writer.append(name, part(settings))
+
+    return records.run(EXPERIMENT, made_of, measure, note={"commit": machine.commit()})

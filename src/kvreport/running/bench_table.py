@@ -1,0 +1,36 @@
+"""The table of ratios that a bench gave, for the command line and the page on measuring."""
+
+import pandas as pd
+
+from kvbook import paths
+from kvbook.runs import records
+
+EXPERIMENT = "bench"
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write a bench for people; above 1 the first is the faster one, and a share is at most 1.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Of a bench.
+    """
+    return pd.DataFrame(
+        {
+            "what": rows["what"],
+            "against": rows["against"],
+            "ratio": [f"{row.ratio:.2f} [{row.lowest:.2f}, {row.highest:.2f}]" for row in rows.itertuples()],
+            "runs": rows["repeats"],
+            "ms": [f"{1000 * seconds:.4g}" for seconds in rows["seconds"]],
+            "ms, against": [f"{1000 * seconds:.4g}" for seconds in rows["against_seconds"]],
+        }
+    )
+
+
+def latest() -> records.Run | None:
+    """Find the bench that was finished last, among the recorded ones and those of this machine."""
+    folders = [paths.RECORDED_RUNS / EXPERIMENT, paths.RUNS / EXPERIMENT]
+    finished = [file.parent for folder in folders for file in folder.glob("*/run.json")]
+    runs = [records.load(folder) for folder in finished if not folder.name.endswith(".partial")]
+    return max(runs, key=lambda run: run.about["finished"], default=None)

@@ -1,0 +1,139 @@
+"""A sweep: which cells a file asks for, each one experiment with one choice of every axis.
+
+A sweep file is YAML::
+
+    experiment: [layer_drift]
+    model: [llama, gpt2]
+    dtype: [float32, bfloat16]
+    length: [32, 64]
+    device: [cpu]
+    settings: {n_samples: 20}    # of every cell; names as in the experiment's settings
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from kvbook import fingerprint
+from kvbook.errors import UserError
+from kvreport.running import catalogue
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str | int) else value
+
+
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
+Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)]
+
+# The setting that an axis sets, whichever of these an experiment has.
+_FIELDS = {
+    "model": ("model",),
+    "dtype": ("dtypes", "dtype", "cost_dtype"),
+    "length": ("n_tokens", "n_new_tokens", "n_blocks"),
+    "device": ("device",),
+}
+# A cell has one model: what would be drawn beside it is that model again, and so is measured once.
+_BESIDE = ("reference_model", "second_model")
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    experiment: Annotated[Names, Field(min_length=1)]
+    model: Names = ()
+    dtype: Names = ()
+    length: Lengths = ()
+    device: Names = ()
+    settings: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes
+    ----------
+    label : str
+        The experiment and its place on each axis, for people.
+    experiment : str
+        Its name in the catalogue.
+    settings : dict
+        Its settings in full, as JSON holds them.
+    """
+
+    label: str
+    experiment: str
+    settings: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """A name of its own among all cells of all sweeps."""
+        return f"{self.label}|{fingerprint.of_values([self.experiment, self.settings])[:12]}"
+
+    @property
+    def source(self) -> str:
+        """Digest of the source that would make its rows."""
+        return fingerprint.of_source([catalogue.EXPERIMENTS[self.experiment][1].__module__])
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it needs a GPU."""
+        return str(self.settings.get("device", "cpu")).startswith("cuda")
+
+
+def read(path: Path) -> list[Cell]:
+    """Read a sweep file, and check every cell's settings before any is run.
+
+    Raises
+    ------
+    UserError
+        For a file that is not one, an axis that an experiment does not have, or settings that cannot be run.
+    """
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: name a sweep file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path} must hold experiment, model, dtype, length, device and settings, by their names")
+    try:
+        asked = _File.model_validate(dict(content))
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise UserError(f"{path}: {'; '.join(faults)}") from None
+    return list({cell.key: cell for cell in _cells(path, asked)}.values())
+
+
+def _cells(path: Path, asked: _File):
+    axes = {axis: values for axis in _FIELDS if (values := getattr(asked, axis))}
+    for experiment in asked.experiment:
+        if experiment not in catalogue.EXPERIMENTS:
+            raise UserError(f"{path}: no experiment {experiment!r}: choose one of {', '.join(catalogue.EXPERIMENTS)}")
+        settings_class = catalogue.EXPERIMENTS[experiment][0]
+        fields = {axis: _field(path, experiment, axis) for axis in axes}
+        for place in itertools.product(*axes.values()):
+            chosen = dict(zip(fields.values(), place, strict=True))
+            beside = {
+                name: chosen["model"] for name in _BESIDE if "model" in chosen and name in settings_class.model_fields
+            }
+            label = " ".join([experiment, *map(str, place)])
+            try:
+                settings = settings_class.checked(**(beside | asked.settings | chosen))
+            except UserError as error:
+                raise UserError(f"{path}: {label}: {error}") from None
+            yield Cell(label, experiment, settings.model_dump(mode="json"))
+
+
+def _field(path: Path, experiment: str, axis: str) -> str:
+    known = catalogue.EXPERIMENTS[experiment][0].model_fields
+    for name in _FIELDS[axis]:
+        if name in known:
+            return name
+    raise UserError(f"{path}: {experiment} has no {axis}: leave it out, or sweep that experiment in a file of its own")

@@ -1,0 +1,37 @@
+"""What the site adds to Jupyter Book, as one Sphinx extension: ``kvreport.site`` in ``_config.yml``.
+
+:mod:`~kvreport.site.executed` executes what is not executed yet and shows outputs with the sources' prose,
+:mod:`~kvreport.site.inserts` fills pages with what they gather from all chapters: verdicts, figures, runs,
+:mod:`~kvreport.site.repository` tells the pages who wrote the book and where it lives, if that is known,
+:mod:`~kvreport.site.pictures` lets pictures load when they come near,
+:mod:`~kvreport.site.social` gives a link to a page a picture,
+:mod:`~kvreport.site.numrefs` resolves references to figures without reading their pages again and again,
+:mod:`~kvreport.site.pdf` prints chapters where that is asked for,
+:mod:`~kvreport.site.signatures` keeps this machine's folders out of the package's documentation, and
+:mod:`~kvreport.site.clean_assets` mends three faults that this set of packages puts into every page.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+from kvreport.site import clean_assets, executed, inserts, numrefs, pdf, pictures, repository, signatures, social
+
+STATIC = Path(__file__).parent / "static"
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect all parts; Sphinx calls this."""
+    app.connect("config-inited", _add_static)
+    app.add_css_file("kvbook.css")
+    for part in (numrefs, repository, executed, inserts, signatures, clean_assets, pictures, social, pdf):
+        part.connect(app)
+    return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
+
+
+def _add_static(_app: Sphinx, config: Config) -> None:
+    config.html_static_path.append(str(STATIC))
+    # Browsers ask for an icon in any case, and log an error where there is none.
+    config.html_favicon = str(STATIC / "favicon.svg")

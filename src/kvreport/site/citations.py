@@ -1,0 +1,33 @@
+"""A BibTeX file for every figure and table, in ``_build/citations/<chapter>/``, beside what the chapters made."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvreport.publishing import citation, published
+from kvreport.publishing.checkout import Origin
+from kvreport.running.execution import Chapter
+
+
+def folder(chapter: Chapter) -> Path:
+    """Name the folder of a chapter's entries."""
+    return chapter.folders.figures.with_name("citations") / chapter.stem
+
+
+def write(chapters: Iterable[Chapter], book: Origin) -> None:
+    """Write the entries of all chapters.
+
+    Parameters
+    ----------
+    chapters
+        Executed chapters.
+    book
+        What they are parts of.
+    """
+    for chapter in chapters:
+        place = folder(chapter)
+        place.mkdir(parents=True, exist_ok=True)
+        for item in published.of(chapter.executed):
+            file, text = place / f"{item.name}.bib", citation.of_published(item, book)
+            # Only when it differs: Sphinx reads a page again when a file that it offers is newer.
+            if not file.is_file() or file.read_text("utf-8") != text:
+                file.write_text(text, "utf-8")

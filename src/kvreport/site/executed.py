@@ -1,0 +1,80 @@
+"""Every page from a fresh run: what is stale is executed before Sphinx reads; outputs then join sources."""
+
+import json
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+from kvbook import fingerprint
+from kvbook.errors import UserError
+from kvreport.publishing import checkout as origin
+from kvreport.running import bench_table as bench
+from kvreport.running import execution
+from kvreport.site import citations, pdf
+from kvreport.site.overlay import Files, overlay
+
+_CHAPTERS = "kvbook_chapters"
+
+
+def connect(app: Sphinx) -> None:
+    """Join the build."""
+    app.connect("builder-inited", _execute_what_is_stale)
+    app.connect("env-get-outdated", _read_again_what_was_run_again)
+    app.connect("source-read", _show_outputs)
+
+
+def _execute_what_is_stale(app: Sphinx) -> None:
+    # One way to run a chapter: after `make book` there is nothing left to do here, and a plain
+    # `jupyter-book build .` gives the full book too.
+    try:
+        chapters = execution.plan()
+        execution.bring_up_to_date(chapters)
+    except UserError as error:
+        # Not an exception of Sphinx: Jupyter Book would bury its one line under a trace of its own.
+        raise SystemExit(f"kvbook: {error}") from None
+    setattr(app, _CHAPTERS, {chapter.source.resolve(): chapter for chapter in chapters})
+    citations.write(chapters, origin.of(Path(app.srcdir)))
+
+
+def _chapter(app: Sphinx, docname: str) -> execution.Chapter | None:
+    return getattr(app, _CHAPTERS).get(Path(app.env.doc2path(docname)).resolve())
+
+
+def _read_again_what_was_run_again(
+    app: Sphinx, env: BuildEnvironment, _added: set[str], _changed: set[str], _removed: set[str]
+) -> list[str]:
+    now, sources = {}, {docname: fingerprint.of_file(Path(env.doc2path(docname))) for docname in env.found_docs}
+    for docname in env.found_docs:
+        if (chapter := _chapter(app, docname)) is not None:
+            now[docname] = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
+    # What a citation says of the book stands on every page too, and whether there are PDFs.
+    now["book"] = f"{origin.of(Path(app.srcdir))} {pdf.wanted()}"
+    # The last bench, which a page shows.
+    now["bench"] = run.hash if (run := bench.latest()) else None
+    before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
+    sources_before, env.kvbook_sources = getattr(env, "kvbook_sources", sources), sources
+    # Sphinx goes by dates, and takes an edit for old that was made after the clock had been set back.
+    edited = [docname for docname in sources if sources_before.get(docname) != sources[docname]]
+    # All pages, not just the chapter's: any of them may show a number of another page's run, and Sphinx keeps
+    # no record of that. Reading them all costs less than a second.
+    return sorted(env.found_docs if before != now else edited)
+
+
+def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
+    if (chapter := _chapter(app, docname)) is None:
+        return
+    site = origin.site_address()
+    files = Files(
+        page=chapter.source.parent,
+        figures=chapter.figures,
+        citations=citations.folder(chapter),
+        executed=chapter.executed,
+        address=f"{site}{docname}.html" if site else None,
+        pdf=f"../{pdf.FOLDER}/{chapter.stem}.pdf" if pdf.wanted() else None,
+    )
+    try:
+        merged = overlay(json.loads(source[0]), json.loads(chapter.executed.read_text("utf-8")), files)
+    except UserError as error:
+        raise SystemExit(f"kvbook: chapter {chapter.stem}: {error}") from None
+    source[0] = json.dumps(merged)

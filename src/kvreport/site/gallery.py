@@ -1,0 +1,65 @@
+"""All figures on one page: a small picture of each, which leads to the figure in its chapter."""
+
+import io
+import os
+import string
+from itertools import groupby
+from pathlib import Path
+
+from kvbook import paths
+from kvreport.publishing import citation, published
+from kvreport.publishing.published import Published
+from kvreport.site.context import Context
+
+# Twice the width at which a page shows it, for screens with fine pixels.
+THUMBNAIL_PIXELS = 520
+_COLOURS = 64
+
+# In Markdown a backslash before any of these makes it a letter.
+_MARKS = str.maketrans({mark: "\\" + mark for mark in string.punctuation})
+
+
+def markdown(context: Context) -> str:
+    """Write the gallery.
+
+    Parameters
+    ----------
+    context
+        The executed chapters and the page.
+    """
+    figures = [item for item in published.everything(context.executed) if item.kind == "figure"]
+    sections = []
+    for title, items in groupby(figures, key=lambda item: item.title):
+        tiles = "\n\n".join(_tile(item, context) for item in items)
+        sections.append(f"## {title}\n\n::::::{{container}} kvbook-gallery\n{tiles}\n::::::")
+    return "\n\n".join(sections) or "No chapter has published a figure yet."
+
+
+def _tile(item: Published, context: Context) -> str:
+    picture, top = (Path(os.path.relpath(path, context.page)).as_posix() for path in (_thumbnail(item), context.root))
+    sentence = citation.first_sentence(item.caption)
+    end = "" if sentence.endswith("…") else "."
+    return (
+        ":::::{container} kvbook-tile\n"
+        # An option is taken to the letter; in Markdown's own picture an escaped mark would be lost.
+        f"::::{{image}} {picture}\n:alt: {' '.join((item.alt or '').split())}\n:class: dark-light\n"
+        f":target: {top}/{item.place}\n::::\n\n"
+        f"{{numref}}`{item.name}`: {sentence.translate(_MARKS)}{end}\n"
+        ":::::"
+    )
+
+
+def _thumbnail(item: Published) -> Path:
+    from PIL import Image
+
+    file = paths.BUILD / "thumbnails" / item.chapter / f"{item.name}.png"
+    full = Image.open(io.BytesIO(item.picture or b"")).convert("RGB")
+    small = full.resize(
+        (THUMBNAIL_PIXELS, round(full.height * THUMBNAIL_PIXELS / full.width)), Image.Resampling.LANCZOS
+    )
+    content = io.BytesIO()
+    small.quantize(_COLOURS, dither=Image.Dither.NONE).save(content, format="png", optimize=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.is_file() or file.read_bytes() != content.getvalue():
+        file.write_bytes(content.getvalue())
+    return file

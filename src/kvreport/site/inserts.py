@@ -1,0 +1,64 @@
+"""What a page asks for with a comment such as ``<!-- part: ledger -->``: parts that only executed chapters can fill."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from kvbook.errors import UserError
+from kvreport.publishing import checkout as origin
+from kvreport.publishing import citation
+from kvreport.site import environment, gallery, ledger, modules, running, speed
+from kvreport.site.context import Context
+
+# One on a line of its own; the line becomes the part.
+_MARK = re.compile(r"^<!-- part: (.+) -->$", re.MULTILINE)
+
+PARTS: dict[str, Callable[[Context], str]] = {
+    "ledger": lambda context: ledger.markdown(ledger.verdicts(context.chapters)),
+    "gallery": gallery.markdown,
+    "runs": environment.markdown,
+    "memory": running.memory,
+    "modules": modules.markdown,
+    "colab": running.colab,
+    "speed": speed.markdown,
+    "how to cite": lambda context: f"```none\n{citation.of_book(origin.of(context.root))}```",
+}
+
+
+def connect(app: Sphinx) -> None:
+    """Join the build; after `executed`, which has brought every chapter up to date by then."""
+    app.connect("source-read", _fill)
+
+
+def fill(text: str, context: Context) -> str:
+    """Replace every mark in a page's source.
+
+    Parameters
+    ----------
+    text
+        MyST.
+    context
+        The book.
+
+    Raises
+    ------
+    UserError
+        When a page asks for a part that does not exist.
+    """
+
+    def part(mark: re.Match[str]) -> str:
+        if mark[1] not in PARTS:
+            raise UserError(f"a page asks for the part {mark[1]!r}; there are: {', '.join(PARTS)}")
+        return PARTS[mark[1]](context)
+
+    return _MARK.sub(part, text)
+
+
+def _fill(app: Sphinx, docname: str, source: list[str]) -> None:
+    page = Path(app.env.doc2path(docname)).parent
+    try:
+        source[0] = fill(source[0], Context(list(app.kvbook_chapters.values()), page, Path(app.srcdir)))
+    except UserError as error:
+        raise SystemExit(f"kvbook: page {docname}: {error}") from None

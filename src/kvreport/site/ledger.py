@@ -1,0 +1,96 @@
+"""The ledger of all claims.
+
+The verdicts are read from the tables ``tab-claims-<document>`` that the executed chapters published, so the ledger can
+only say what the chapters' pages say.  A second chapter on a document calls its table ``tab-claims-<document>-<words>``.
+"""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import get_args
+
+from kvbook import paths
+from kvreport.publishing.verdicts import Word
+from kvreport.running.execution import Chapter
+from kvreport.site.overlay import table_directive
+
+_PREFIX = "tab-claims-"
+COLUMNS = ("verdict", "claim", "published", "here")
+
+
+def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
+    """Yield every verdict that the chapters published.
+
+    Parameters
+    ----------
+    chapters
+        Executed chapters.
+
+    Yields
+    ------
+    dict
+        ``document``, ``table`` (its name, to link to), ``claim``, ``published``, ``here``, ``verdict``.
+    """
+    for chapter in chapters:
+        for cell in json.loads(chapter.executed.read_text("utf-8"))["cells"]:
+            for output in cell.get("outputs", ()):
+                table = output.get("metadata", {}).get("text/html", {}).get("kvbook_table", {})
+                if table.get("name", "").startswith(_PREFIX):
+                    about = {"document": _document(table["name"]), "table": table["name"]}
+                    yield from (about | row for row in csv.DictReader(io.StringIO(table["csv"])))
+
+
+def _document(table: str) -> str:
+    """Name the document of a table: the longest whose name the table's begins with."""
+    named = table.removeprefix(_PREFIX)
+    known = [path.stem for path in paths.DOCUMENTS.glob("*.yaml")]
+    return max((name for name in known if f"{named}-".startswith(f"{name}-")), key=len, default=named)
+
+
+def markdown(rows: Iterable[dict[str, str]]) -> str:
+    """Write the ledger: how many verdicts of each kind, then every claim, folded away by document.
+
+    Parameters
+    ----------
+    rows
+        From `verdicts`.
+    """
+    rows = list(rows)
+    if not rows:
+        return "No chapter has published verdicts yet."
+    documents: dict[str, list[str]] = {}
+    for row in rows:
+        if row["table"] not in (tables := documents.setdefault(row["document"], [])):
+            tables.append(row["table"])
+    counts = Counter(row["verdict"] for row in rows)
+    kinds = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    parts = [f"Claims checked: {len(rows)}; documents: {len(documents)}; verdicts: {kinds}."]
+    by_document = Counter((row["document"], row["verdict"]) for row in rows)
+    summary = [
+        [word, *(by_document[document, word] or "" for document in documents)]
+        for word in get_args(Word)
+        if word in counts
+    ]
+    header = ["verdict", *(f"[{document}](#{tables[0]})" for document, tables in documents.items())]
+    caption = "Verdicts on the documents' claims, counted; each document's name leads to its claims in the chapter."
+    parts.append(_table("tab-ledger", caption, header, summary))
+    for document, (table, *further) in documents.items():
+        claims = [[row[column] for column in COLUMNS] for row in rows if row["document"] == document]
+        also = "".join(f", some of them judged [in a further chapter](#{other})" for other in further)
+        caption = (
+            f"Claims of [{document}](#{table}) in our words{also}, beside what it published and what this run says."
+        )
+        parts.append(
+            f":::::{{dropdown}} The {len(claims)} claims of {document}\n"
+            + _table(f"tab-ledger-{document}", caption, COLUMNS, claims)
+            + "\n:::::"
+        )
+    return "\n\n".join(parts)
+
+
+def _table(name: str, caption: str, header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows([header, *rows])
+    return table_directive({"caption": caption, "name": name, "csv": lines.getvalue()})

@@ -1,0 +1,255 @@
+"""A chapter as its page shows it: prose from the source, outputs from the executed copy.
+
+A plain function on notebooks, without Sphinx. Cells are matched by id, so prose can change without a run.
+Along the way
+
+- a published figure's caption, name and alternative text become what MyST-NB numbers; its files, a link to it and a
+  ready citation follow;
+- a published table becomes a numbered directive, which a reader's program reads as a table; the same follows it;
+- the cell with this run's parameters is folded away, not removed: parameters are part of a result;
+- a last section says how the chapter was run.
+"""
+
+import copy
+import csv
+import io
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbook.errors import UserError
+
+Notebook = dict[str, Any]
+Cell = dict[str, Any]
+
+INJECTED = "injected-parameters"
+
+# What a reader calls each file of a figure or table, in the order in which they are offered.
+_FILE_KINDS = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "data (CSV)"}
+
+# A cell of a table that MyST would read as the start of a list, a heading, a quotation or a directive: "-", "1.", "# x",
+# ":::{note}". Behind backticks that open a directive comes no further one; behind those of inline code there does.
+_BLOCK_START = re.compile(r"^\s*([-+*#>]|\d+[.)])(?=\s|$)|^\s*(?:(:)(?=::)|(~)(?=~~)|(`)(?=``[^`]*$))")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where what a page offers lies.
+
+    Attributes
+    ----------
+    page : Path
+        The folder of the source; links are written relative to it.
+    figures : Path
+        The folder with the chapter's figure files.
+    citations : Path
+        The folder with a BibTeX file for each figure and table, as :mod:`kvreport.site.citations` wrote them.
+    executed : Path
+        The executed copy, offered for download.
+    address : str or None
+        Of the page in the published site; None where nobody knows it.
+    pdf : str or None
+        Address of the page's PDF, relative to the page; None where none is made.
+    """
+
+    page: Path
+    figures: Path
+    citations: Path
+    executed: Path
+    address: str | None = None
+    pdf: str | None = None
+
+
+def overlay(source: Notebook, executed: Notebook, files: Files) -> Notebook:
+    """Join a source notebook with the outputs of its executed copy.
+
+    Parameters
+    ----------
+    source
+        The notebook in ``chapters/``.
+    executed
+        Its executed copy, as :func:`kvreport.running.execution.execute` left it.
+    files
+        What the page offers beside it.
+
+    Returns
+    -------
+    dict
+        The notebook that the page is rendered from.
+
+    Raises
+    ------
+    kvbook.errors.UserError
+        When the copy is of a failed run, or of another version of the notebook's code.
+    """
+    _refuse_failed(executed)
+    outputs = {cell["id"]: cell for cell in executed["cells"] if cell["cell_type"] == "code"}
+    merged = copy.deepcopy(source)
+    cells: list[Cell] = []
+    for cell in merged["cells"]:
+        if cell["cell_type"] != "code":
+            cells.append(cell)
+            continue
+        if (ran := outputs.get(cell["id"])) is None or _text(ran) != _text(cell):
+            raise UserError(f"cell {cell['id']!r} is not the one that was executed: execute the chapter again")
+        cell["outputs"] = copy.deepcopy(ran["outputs"])
+        cell["execution_count"] = ran.get("execution_count")
+        cells += _shown(cell, files)
+        if "parameters" in _tags(cell):
+            cells += [_folded(copy.deepcopy(ran)) for ran in outputs.values() if INJECTED in _tags(ran)]
+    cells.append(_how_it_was_run(executed["metadata"]["kvbook"], files))
+    merged["cells"] = cells
+    return merged
+
+
+def _refuse_failed(executed: Notebook) -> None:
+    failed = executed["metadata"].get("papermill", {}).get("exception")
+    errors = (out for cell in executed["cells"] for out in cell.get("outputs", ()) if out["output_type"] == "error")
+    if failed or any(errors):
+        raise UserError("its last run failed, and a failed run is never shown: mend it and execute it again")
+
+
+def _shown(cell: Cell, files: Files) -> Iterator[Cell]:
+    """Yield the cell, and after it what its published figure or table adds."""
+    after: list[Cell] = []
+    kept = []
+    count = 0
+    for output in cell["outputs"]:
+        metadata = output.get("metadata", {})
+        figure = metadata.get("image/png", {})
+        table = metadata.get("text/html", {}).get("kvbook_table")
+        if "name" in figure:
+            count += 1
+            look = cell["metadata"].setdefault("mystnb", {})
+            look["figure"] = {"name": figure["name"], "caption": figure["caption"]}
+            # dark-light: in the dark theme too a figure keeps its own colours; they are what its legend
+            # names.
+            look["image"] = {"alt": figure["alt"], "classes": "dark-light"}
+            after.append(_offered(figure, files))
+        if table is None:
+            kept.append(output)
+        else:
+            after += [_markdown(f"shown-{table['name']}", table_directive(table)), _offered(table, files)]
+    if count > 1:
+        raise UserError(f"cell {cell['id']!r} publishes {count} figures: give each a cell, so that each gets a caption")
+    cell["outputs"] = kept
+    yield cell
+    yield from after
+
+
+def _folded(cell: Cell) -> Cell:
+    cell["metadata"] = {
+        "tags": [INJECTED, "hide-input"],
+        "mystnb": {
+            "code_prompt_show": "Show the parameters of this run",
+            "code_prompt_hide": "Hide the parameters of this run",
+        },
+    }
+    return cell
+
+
+def _offered(published: Mapping[str, Any], files: Files) -> Cell:
+    """Write what follows a figure or a table: its files, a link to it, and how to cite it."""
+    name = published["name"]
+    links = [
+        _download(label, files.figures / f"{name}.{kind}", files.page)
+        for kind, label in _FILE_KINDS.items()
+        if kind in published["files"]
+    ]
+    bibtex = files.citations / f"{name}.bib"
+    links += [_download("BibTeX", bibtex, files.page), f"[permalink]({files.address or ''}#{name})"]
+    text = (
+        "::::::{container} kvbook-downloads\n"
+        f"Download: {' · '.join(links)}\n\n"
+        f":::::{{dropdown}} Cite this {'figure' if 'alt' in published else 'table'}\n"
+        f"```none\n{bibtex.read_text('utf-8')}```\n"
+        ":::::\n"
+        "::::::"
+    )
+    return _markdown(f"downloads-{name}", text)
+
+
+def _download(label: str, file: Path, page: Path) -> str:
+    return f"{{download}}`{label} <{Path(os.path.relpath(file, page)).as_posix()}>`"
+
+
+def table_directive(table: Mapping[str, Any]) -> str:
+    """Write a table as a numbered directive.
+
+    Parameters
+    ----------
+    table
+        ``caption``, ``name`` and ``csv``.
+    """
+    # One line, whatever the caption's own line breaks: it is the directive's argument.
+    caption = " ".join(table["caption"].split())
+    rows = "\n".join(map(_safe_row, csv.reader(io.StringIO(table["csv"]))))
+    head = f"::::{{csv-table}} {caption}\n:name: {table['name']}\n:header-rows: 1\n:class: kvbook-table"
+    return f"{head}\n\n{rows}\n::::"
+
+
+def _safe_row(fields: list[str]) -> str:
+    # A field of several lines could hold any block of MyST, a directive that includes a file for one.
+    fields = [_BLOCK_START.sub(_escaped, " ".join(field.split("\n"))) for field in fields]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def _escaped(start: re.Match[str]) -> str:
+    mark = next(filter(None, start.groups()))
+    return f"{mark[:-1]}\\{mark[-1]}"
+
+
+def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
+    facts = {
+        "Parameters": _parameters(run),
+        "Model and weights": ", ".join(f"`{run[key]}`" for key in ("model", "weights") if run.get(key)),
+        "Machine": _machine(run),
+        "Versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
+        "Commit": _commit(run["commit"]),
+        "Started": f"{run['started'].replace('+00:00', '').replace('T', ' ')} UTC",
+        "Took": f"{run['duration_s']:g} s",
+        "Notebook": _download("with its outputs", files.executed, files.page),
+    }
+    if files.pdf is not None:
+        facts["This page"] = f"[as PDF]({files.pdf}){{.external}}"
+    rows = "\n".join(f"{name}\n: {value}\n" for name, value in facts.items() if value)
+    return _markdown(
+        "how-it-was-run", f":::::{{dropdown}} How this was run\n:class-container: kvbook-run\n\n{rows}:::::"
+    )
+
+
+def _machine(run: Mapping[str, Any]) -> str:
+    machine, share = run["machine"], run.get("shared_threads")
+    # Only a processor's threads are shared out.
+    is_shared = share is not None and machine["device"] == "cpu" and share < machine["threads"]
+    behind = f" ({share} for experiments that measure no time)" if is_shared else ""
+    return f"{machine['device_name']}{behind}, {machine['system']}"
+
+
+def _commit(commit: str) -> str:
+    if commit == "unknown":
+        return "unknown (not run from a git checkout)"
+    return f"`{commit.rstrip('+')}`{' with uncommitted changes' if commit.endswith('+') else ''}"
+
+
+def _parameters(run: Mapping[str, Any]) -> str:
+    given = ", ".join(f"`{name} = {value!r}`" for name, value in run["parameters"].items())
+    rest = "the defaults in the chapter's parameters cell"
+    return f"{given}; for the others {rest} (set `{run['profile']}`)" if given else f"{rest} (set `{run['profile']}`)"
+
+
+def _markdown(cell_id: str, text: str) -> Cell:
+    return {"cell_type": "markdown", "id": cell_id, "metadata": {}, "source": text}
+
+
+def _text(cell: Cell) -> str:
+    return "".join(cell["source"])
+
+
+def _tags(cell: Cell) -> list[str]:
+    return cell["metadata"].get("tags", [])

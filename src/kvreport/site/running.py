@@ -1,0 +1,52 @@
+"""What the page on running the book elsewhere computes: memory by model, and the way to Colab."""
+
+import csv
+import io
+
+from kvreport.publishing import checkout as origin
+from kvreport.site.context import Context
+from kvreport.site.overlay import table_directive
+
+GIB = 2**30
+# The number of tokens whose keys and values are given: what fits most of the documents' models.
+TOKENS = 1024
+
+
+def memory(_context: Context) -> str:
+    """Write the bytes of weights, keys and values of every model in the registry."""
+    # Imports torch, which a page without this table need not wait for.
+    import torch
+
+    from kvbook.measuring.memory import kv_bytes_per_token
+    from kvbook.models import loading, registry
+
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    header = ["model", "used by", "weights fp32, GiB", "weights 16-bit, GiB", "KV a token, 16-bit, KiB"]
+    writer.writerow([*header, f"KV of {TOKENS:,} tokens, GiB"])
+    for family in registry.families().values():
+        for model in family.architectures:
+            kept = kv_bytes_per_token(loading.configuration(model), torch.bfloat16)
+            weights = [f"{model.parameters * n_bytes / GIB:.1f}" for n_bytes in (4, 2)]
+            row = [f"`{model.hub_id}`", ", ".join(model.documents), *weights, f"{kept / 1024:g}"]
+            writer.writerow([*row, f"{kept * TOKENS / GIB:.2f}"])
+    caption = "Memory that the documents' models take, computed from their shapes for a batch of one; not measured."
+    return table_directive({"caption": caption, "name": "tab-memory-needed", "csv": lines.getvalue()})
+
+
+def colab(context: Context) -> str:
+    """Write how to run a chapter on Colab, as far as it is known where the book comes from."""
+    book = origin.of(context.root)
+    address = book.repository or "ADDRESS-OF-THIS-REPOSITORY"
+    known = (
+        "Every chapter's page has a button with a rocket that opens its notebook there."
+        if book.repository and "github.com" in book.repository
+        else "This copy of the book does not know which repository it comes from, so its pages have no button for Colab; "
+        "put the address in yourself."
+    )
+    return (
+        f"{known}\n"
+        "Choose a GPU as the runtime, and put a cell in front that brings the book's package:\n\n"
+        f"```text\n!git clone -q {address} kvbook && pip install -q -e ./kvbook\n%cd kvbook/chapters\n```\n\n"
+        "Colab's own torch is used as it is. We could not try this: nothing here reaches Colab."
+    )
