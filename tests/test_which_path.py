@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from planted import run_of
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -15,10 +16,8 @@ from kvbook.measuring import fp64_reference as truth
 from kvbook.measuring.estimates import flat
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import loading
-from kvreport.chapters.which_path_is_right import claims as issue_25420_paths
-from kvreport.chapters.which_path_is_right import figures, path_errors
-from kvreport.chapters.which_path_is_right import tables as analysis
-from kvreport.chapters.which_path_is_right import words as text
+from kvreport.chapters.which_path_is_right import claims, figures, path_errors, tables, words
+from kvreport.chapters.which_path_is_right.results import Results
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 from kvreport.publishing import citation
 from kvreport.publishing import verdicts as ledger
@@ -37,7 +36,7 @@ def settings(llama_folder, gpt2_folder, text_folder):
 
 @pytest.fixture(scope="module")
 def run(settings):
-    return path_errors.run(settings)
+    return path_errors.EXPERIMENT.run(settings)
 
 
 # The reference
@@ -164,7 +163,7 @@ def test_the_next_tokens_are_those_of_the_text(run, settings):
 
 
 def test_the_reference_is_far_finer_than_what_it_measures(run):
-    table = analysis.reference_table(run.rows).set_index(["model", "compared with the reference"])["logits"]
+    table = tables.reference_table(run.rows).set_index(["model", "compared with the reference"])["logits"]
     for model in run.rows["model"].unique():
         assert table[model, path_errors.CHECK] < 1e-6 * table[model, path_errors.CACHED]
 
@@ -173,7 +172,7 @@ def test_the_reference_is_far_finer_than_what_it_measures(run):
 
 
 def test_a_position_off_by_one_is_significantly_worse_in_every_dtype(run):
-    series = analysis.series_table(run.rows)
+    series = tables.series_table(run.rows)
     planted = series[series["path"] == path_errors.OFF_BY_ONE]
     assert len(planted) == 4
     assert planted["ratio"].map(lambda e: e.low > 2).all()
@@ -183,7 +182,7 @@ def test_a_position_off_by_one_is_significantly_worse_in_every_dtype(run):
 def test_swapping_the_two_paths_inverts_the_ratio_and_the_share(run):
     swapped = run.rows.rename(columns={"error": "error_full", "error_full": "error"})
     for (_, row), (_, other) in zip(
-        analysis.series_table(run.rows).iterrows(), analysis.series_table(swapped).iterrows(), strict=True
+        tables.series_table(run.rows).iterrows(), tables.series_table(swapped).iterrows(), strict=True
     ):
         assert other["ratio"].value == pytest.approx(1 / row["ratio"].value)
         assert other["ratio"].low == pytest.approx(1 / row["ratio"].high)
@@ -193,17 +192,17 @@ def test_swapping_the_two_paths_inverts_the_ratio_and_the_share(run):
 
 def test_ties_are_no_ones_success(run):
     tied = run.rows.assign(error=run.rows["error_full"])
-    series = analysis.series_table(tied)
+    series = tables.series_table(tied)
     assert series["closer"].isna().all()
     assert (series["ties"] == series["n"]).all()
     assert series["ratio"].map(lambda e: e.value == pytest.approx(1)).all()
     half = tied[tied["model"] == "small-gpt2"]
-    mixed = flat(analysis.series_table(pd.concat([run.rows[run.rows["model"] == "small-llama"], half])))
+    mixed = flat(tables.series_table(pd.concat([run.rows[run.rows["model"] == "small-llama"], half])))
     assert mixed["closer"].isna().sum() == mixed["closer_low"].isna().sum() == 6
 
 
 def test_the_identity_of_error_and_drift_holds_in_the_pooled_tables(run):
-    for table in (analysis.by_sample(analysis.measured(run.rows)), analysis.layer_table(run.rows)):
+    for table in (tables.by_sample(tables.measured(run.rows)), tables.layer_table(run.rows)):
         known = table[table["correlation"].notna()]
         squares = known["error"] ** 2 + known["error_full"] ** 2
         squares -= 2 * known["correlation"] * known["error"] * known["error_full"]
@@ -254,6 +253,10 @@ def planted(likelihood: float = 0.0, entropy: float = 0.0, common: float = 0.0, 
     return pd.DataFrame(rows)
 
 
+def results_of(rows: pd.DataFrame) -> Results:
+    return Results(run_of(rows, models=STANDINS))
+
+
 STANDINS = [{"weights": "stand-in", "parameters": 1}]
 
 
@@ -271,39 +274,39 @@ STANDINS = [{"weights": "stand-in", "parameters": 1}]
     ],
 )
 def test_a_verdict_turns_when_its_rows_do(claim, change, verdict):
-    evidence = issue_25420_paths.Evidence(planted(**change), STANDINS)
-    assert issue_25420_paths.CHECKS[claim](evidence).verdict == verdict
+    results = results_of(planted(**change))
+    assert claims.CHECKS[claim](results).verdict == verdict
 
 
 def test_a_direction_that_one_model_has_and_another_has_not_is_undecided():
     rows = planted(likelihood=-0.6)
     other = planted()
     mixed = pd.concat([rows[rows["model"] == "small-llama"], other[other["model"] == "small-gpt2"]])
-    evidence = issue_25420_paths.Evidence(mixed, STANDINS)
-    assert issue_25420_paths.distribution_shift(evidence).verdict == "undecided"
+    results = results_of(mixed)
+    assert claims.distribution_shift(results).verdict == "undecided"
 
 
 def test_without_16_bits_or_enough_files_nothing_is_judged():
     fp32 = planted().assign(dtype="float32")
     few = planted().query("sample < 2")
     for rows in (fp32, few):
-        evidence = issue_25420_paths.Evidence(rows, STANDINS)
-        assert issue_25420_paths.distribution_shift(evidence).verdict == "not run"
-    assert issue_25420_paths.caching_loses_precision(issue_25420_paths.Evidence(fp32, STANDINS)).verdict == "not run"
+        results = results_of(rows)
+        assert claims.distribution_shift(results).verdict == "not run"
+    assert claims.caching_loses_precision(results_of(fp32)).verdict == "not run"
 
 
 # The ledger, to which a second chapter on one document adds
 
 
 def test_a_second_chapter_judges_the_claims_that_name_it_and_keeps_them_apart(run):
-    evidence = issue_25420_paths.Evidence(run.rows, run.about["models"])
-    table = ledger.judge("issue-25420", issue_25420_paths.CHECKS, evidence, CHAPTER)
+    results = Results(run)
+    table = ledger.judge("issue-25420", claims.CHECKS, results, CHAPTER)
     assert len(table) == 2
     assert (paths.BUILD / "claims" / f"issue-25420.{CHAPTER}.json").is_file()
     everything = json.loads((paths.BUILD / "claims.json").read_text())
     assert {row["claim"] for row in everything} >= set(table["claim"])
     with pytest.raises(ValueError, match="distribution-shift"):
-        ledger.judge("issue-25420", {}, evidence, CHAPTER)
+        ledger.judge("issue-25420", {}, results, CHAPTER)
 
 
 def test_the_table_of_a_second_chapter_belongs_to_its_document():
@@ -326,13 +329,13 @@ def test_the_table_of_a_second_chapter_belongs_to_its_document():
 def test_every_number_of_the_prose_is_computed_and_every_caption_says_where_it_is_from(run):
     notebook = json.loads((paths.CHAPTERS / f"{CHAPTER}.ipynb").read_text("utf-8"))
     prose = "".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    said = text.numbers(run.rows)
+    said = words.numbers(Results(run))
     assert set(re.findall(r"\{glue:text\}`(\w+)`", prose)) <= set(said)
     assert all(said.values())
-    captions = text.captions(run)
+    captions = words.captions(Results(run))
     assert all("torch" in caption["caption"] and "local folder" in caption["caption"] for caption in captions.values())
     code = "".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    assert set(re.findall(r'words\["([\w-]+)"\]', code)) == set(captions)
+    assert set(re.findall(r'said\["([\w-]+)"\]', code)) == set(captions)
 
 
 @pytest.mark.parametrize(
@@ -351,22 +354,22 @@ def test_every_number_of_the_prose_is_computed_and_every_caption_says_where_it_i
 def test_a_path_is_called_closer_only_by_the_whole_intervals_of_all_models(ratios, answer):
     estimates = [fits.Estimate((low + high) / 2, low, high) for low, high in ratios]
     table = pd.DataFrame({"dtype": "float32", "model": ["gpt2", "llama"], "ratio": estimates})
-    assert text.closer_path(table) == f"{answer} in fp32"
-    assert "no error" in text.closer_path(table.assign(ratio=None))
+    assert words.closer_path(table) == f"{answer} in fp32"
+    assert "no error" in words.closer_path(table.assign(ratio=None))
 
 
 def test_figures_draw_what_the_tables_hold(run):
-    layers, series = analysis.layer_table(run.rows), analysis.series_table(run.rows)
+    results = Results(run)
+    layers, series = results.layers, results.series
     assert len(figures.figure_layers(layers).axes) == 1
     ratios = figures.figure_ratios(series).axes[0]
     # Two paths in four pairs of model and dtype; the control is off the scale and stays in the table.
     assert len(ratios.containers) == 8
     assert len(figures.figure_shared(layers).axes) == 2
-    assert len(figures.figure_positions(analysis.position_table(run.rows)).axes[0].lines) == 4
-    shift = analysis.shift_table(run.rows)
-    assert len(figures.figure_shift(shift, 0.1).axes) == 3
-    assert len(analysis.errors_shown(run.rows)) == 12
-    assert len(analysis.quality_shown(run.rows)) == 4
+    assert len(figures.figure_positions(results.positions).axes[0].lines) == 4
+    assert len(figures.figure_shift(results.shift, 0.1).axes) == 3
+    assert len(tables.errors_shown(series)) == 12
+    assert len(tables.quality_shown(results.quality)) == 4
 
 
 @pytest.mark.parametrize(
@@ -381,12 +384,12 @@ def test_figures_draw_what_the_tables_hold(run):
 )
 def test_settings_that_cannot_be_run_are_refused_in_one_line(settings, change, message):
     with pytest.raises(UserError, match=message) as error:
-        path_errors.run(WhichPathSettings.checked(**settings.model_dump() | change))
+        path_errors.EXPERIMENT.run(WhichPathSettings.checked(**settings.model_dump() | change))
     assert "\n" not in str(error.value)
 
 
 def test_every_figure_begins_with_a_finding_that_a_title_can_hold(run):
-    for name, said in text.captions(run).items():
+    for name, said in words.captions(Results(run)).items():
         if name.startswith("fig-"):
             assert not citation.first_sentence(said["caption"]).endswith("…"), name
 
@@ -396,35 +399,35 @@ def test_the_caption_calls_the_cached_path_closer_or_farther_as_its_intervals_li
         (0.7, "in 4 (fp16, bf16) and farther in none"),
         (1.3, "in none and farther in 4 (fp16, bf16)"),
     ):
-        assert said in text._ratios_found(planted(ratio=ratio))
+        assert said in words._ratios_found(results_of(planted(ratio=ratio)))
     equal = planted().assign(error=1.0)
-    assert "in none and farther in none" in text._ratios_found(equal)
+    assert "in none and farther in none" in words._ratios_found(results_of(equal))
 
 
 def test_the_caption_of_layers_gives_the_factor_that_was_planted_and_none_without_errors():
     rows = planted(ratio=1.5).assign(place="hidden", error=1.5, error_full=1.0)
-    assert "is 1.50 in fp16 and bf16" in text._layers_found(rows)
-    assert "shows no error" in text._layers_found(rows.assign(error=0.0, error_full=0.0))
+    assert "is 1.50 in fp16 and bf16" in words._layers_found(results_of(rows))
+    assert "shows no error" in words._layers_found(results_of(rows.assign(error=0.0, error_full=0.0)))
 
 
 def test_errors_are_said_to_share_a_part_only_where_their_correlation_is_told_from_nothing():
     rows = planted()
-    assert text._shared_found(rows).startswith("The cached and the uncached error share a part")
+    assert words._shared_found(results_of(rows)).startswith("The cached and the uncached error share a part")
     apart = rows.assign(correlation=rows["correlation"].where(rows["model"] != "small-gpt2", -0.1))
-    assert "are not everywhere seen to share" in text._shared_found(apart)
+    assert "are not everywhere seen to share" in words._shared_found(results_of(apart))
 
 
 def test_an_error_that_grows_along_the_text_is_said_to_and_noise_is_not():
     rows = planted()
-    assert "is not seen to grow" in text._positions_found(rows)
+    assert "is not seen to grow" in words._positions_found(results_of(rows))
     # Every factor stands with its interval.
-    assert text._positions_found(rows).count("[") == len(set(rows["dtype"]))
+    assert words._positions_found(results_of(rows)).count("[") == len(set(rows["dtype"]))
     grown = rows.assign(error=rows["error"] * np.exp(0.05 * rows["position"]))
-    assert "grows in fp16 and bf16" in text._positions_found(grown)
-    assert "shows no error" in text._positions_found(rows.assign(error=0.0))
+    assert "grows in fp16 and bf16" in words._positions_found(results_of(grown))
+    assert "shows no error" in words._positions_found(results_of(rows.assign(error=0.0)))
 
 
 def test_a_cached_path_that_predicts_worse_is_said_to_and_noise_is_not():
-    assert text._shift_found(planted()).startswith("In none of 4 pairs")
-    assert "worse in 4 and better in 0 of 4" in text._shift_found(planted(likelihood=-0.6))
-    assert "worse in 0 and better in 4 of 4" in text._shift_found(planted(likelihood=0.6))
+    assert words._shift_found(results_of(planted())).startswith("In none of 4 pairs")
+    assert "worse in 4 and better in 0 of 4" in words._shift_found(results_of(planted(likelihood=-0.6)))
+    assert "worse in 0 and better in 4 of 4" in words._shift_found(results_of(planted(likelihood=0.6)))

@@ -1,11 +1,17 @@
 """Every experiment by its name, for the command line and for sweeps."""
 
+import importlib.util
+import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
+from kvreport import chapters
 from kvreport.chapters.blog_past import past_tables
 from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.chapters.bug_or_rounding import first_bad_layer
@@ -46,45 +52,65 @@ from kvreport.chapters.where_drift_begins import (
     operation_replay,
 )
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
-from kvreport.chapters.which_path_is_right import path_errors
-from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 
-EXPERIMENTS: dict[str, tuple[type[Settings], Callable[[Any], records.Run | None]]] = {
-    "bug_or_rounding": (BugOrRoundingSettings, bug_or_rounding.run),
-    "first_bad_layer": (BugOrRoundingSettings, first_bad_layer.run),
-    "layer_drift": (LayerDriftSettings, layer_drift.run),
-    "greedy_paths": (LayerDriftSettings, greedy_paths.run),
-    "mitigations": (LayerDriftSettings, mitigations.run),
-    "greedy_samples": (ModelsSettings, greedy_samples.run),
-    "split_keys": (PromptReuseSettings, split_keys.run),
-    "first_layer": (PromptReuseSettings, first_layer.run),
-    "prompt_reuse": (PromptReuseSettings, prompt_reuse.run),
-    "exact_ways": (ExactCachesSettings, exact_ways.run),
-    "exact_ladder": (ExactCachesSettings, exact_ladder.run),
-    "exact_cost": (ExactCachesSettings, exact_cost.run),
-    "seams": (PromptReuseSettings, seams.run),
-    "operation_replay": (WhereDriftBeginsSettings, operation_replay.run),
-    "gemm_map": (WhereDriftBeginsSettings, gemm_map.run),
-    "length_sweep": (WhereDriftBeginsSettings, length_sweep.run),
-    "attention_forms": (WhereDriftBeginsSettings, attention_forms.run),
-    "cache_factorial": (WhereDriftBeginsSettings, cache_factorial.run),
-    "path_errors": (WhichPathSettings, path_errors.run),
-    "scratch_logits": (ScratchSettings, scratch_logits.run),
-    "scratch_loss": (ScratchSettings, scratch_loss.run),
-    "scratch_held": (ScratchSettings, scratch_held.run),
-    "scratch_texts": (ScratchSettings, scratch_texts.run),
-    "scratch_speed": (ScratchSettings, scratch_speed.run),
-    "past_tables": (PastTablesSettings, past_tables.run),
-    "static_speed": (StaticCacheSettings, static_speed.run),
-    "memory_bandwidth": (StaticCacheSettings, memory_bandwidth.run),
-    "static_memory": (StaticCacheSettings, static_memory.run),
-    "static_shapes": (StaticCacheSettings, static_shapes.run),
-    "static_texts": (StaticCacheSettings, static_texts.run),
-    "teacher_forced": (DoesItMatterSettings, teacher_forced.run),
-    "drift_by_position": (DoesItMatterSettings, drift_by_position.run),
-    "first_divergence": (DoesItMatterSettings, first_divergence.run),
-    "after_divergence": (DoesItMatterSettings, after_divergence.run),
-}
+
+@dataclass(frozen=True)
+class _Unconverted:
+    """An experiment of a chapter that has no results module yet."""
+
+    settings: type[Settings]
+    run: Callable[[Any], records.Run | None]
+
+    @property
+    def source(self) -> str:
+        return fingerprint.of_source([self.run.__module__])
+
+
+def _found() -> dict[str, Experiment]:
+    """Collect the experiments that chapters list, each in its module ``results``."""
+    found = {}
+    for chapter in pkgutil.iter_modules(chapters.__path__, f"{chapters.__name__}."):
+        if importlib.util.find_spec(f"{chapter.name}.results"):
+            for experiment in importlib.import_module(f"{chapter.name}.results").EXPERIMENTS:
+                found[experiment.name] = experiment
+    return found
+
+
+EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
+    "bug_or_rounding": _Unconverted(BugOrRoundingSettings, bug_or_rounding.run),
+    "first_bad_layer": _Unconverted(BugOrRoundingSettings, first_bad_layer.run),
+    "layer_drift": _Unconverted(LayerDriftSettings, layer_drift.run),
+    "greedy_paths": _Unconverted(LayerDriftSettings, greedy_paths.run),
+    "mitigations": _Unconverted(LayerDriftSettings, mitigations.run),
+    "greedy_samples": _Unconverted(ModelsSettings, greedy_samples.run),
+    "split_keys": _Unconverted(PromptReuseSettings, split_keys.run),
+    "first_layer": _Unconverted(PromptReuseSettings, first_layer.run),
+    "prompt_reuse": _Unconverted(PromptReuseSettings, prompt_reuse.run),
+    "exact_ways": _Unconverted(ExactCachesSettings, exact_ways.run),
+    "exact_ladder": _Unconverted(ExactCachesSettings, exact_ladder.run),
+    "exact_cost": _Unconverted(ExactCachesSettings, exact_cost.run),
+    "seams": _Unconverted(PromptReuseSettings, seams.run),
+    "operation_replay": _Unconverted(WhereDriftBeginsSettings, operation_replay.run),
+    "gemm_map": _Unconverted(WhereDriftBeginsSettings, gemm_map.run),
+    "length_sweep": _Unconverted(WhereDriftBeginsSettings, length_sweep.run),
+    "attention_forms": _Unconverted(WhereDriftBeginsSettings, attention_forms.run),
+    "cache_factorial": _Unconverted(WhereDriftBeginsSettings, cache_factorial.run),
+    "scratch_logits": _Unconverted(ScratchSettings, scratch_logits.run),
+    "scratch_loss": _Unconverted(ScratchSettings, scratch_loss.run),
+    "scratch_held": _Unconverted(ScratchSettings, scratch_held.run),
+    "scratch_texts": _Unconverted(ScratchSettings, scratch_texts.run),
+    "scratch_speed": _Unconverted(ScratchSettings, scratch_speed.run),
+    "past_tables": _Unconverted(PastTablesSettings, past_tables.run),
+    "static_speed": _Unconverted(StaticCacheSettings, static_speed.run),
+    "memory_bandwidth": _Unconverted(StaticCacheSettings, memory_bandwidth.run),
+    "static_memory": _Unconverted(StaticCacheSettings, static_memory.run),
+    "static_shapes": _Unconverted(StaticCacheSettings, static_shapes.run),
+    "static_texts": _Unconverted(StaticCacheSettings, static_texts.run),
+    "teacher_forced": _Unconverted(DoesItMatterSettings, teacher_forced.run),
+    "drift_by_position": _Unconverted(DoesItMatterSettings, drift_by_position.run),
+    "first_divergence": _Unconverted(DoesItMatterSettings, first_divergence.run),
+    "after_divergence": _Unconverted(DoesItMatterSettings, after_divergence.run),
+} | _found()
 
 
 def run(name: str, values: Mapping[str, Any]) -> records.Run | None:
@@ -104,5 +130,5 @@ def run(name: str, values: Mapping[str, Any]) -> records.Run | None:
     """
     if name not in EXPERIMENTS:
         raise UserError(f"no experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
-    settings, measure = EXPERIMENTS[name]
-    return measure(settings.checked(**values))
+    experiment = EXPERIMENTS[name]
+    return experiment.run(experiment.settings.checked(**values))

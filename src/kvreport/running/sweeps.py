@@ -79,7 +79,7 @@ class Cell:
     @property
     def source(self) -> str:
         """Digest of the source that would make its rows."""
-        return fingerprint.of_source([catalogue.EXPERIMENTS[self.experiment][1].__module__])
+        return catalogue.EXPERIMENTS[self.experiment].source
 
     @property
     def on_gpu(self) -> bool:
@@ -116,7 +116,7 @@ def _cells(path: Path, asked: _File):
     for experiment in asked.experiment:
         if experiment not in catalogue.EXPERIMENTS:
             raise UserError(f"{path}: no experiment {experiment!r}: choose one of {', '.join(catalogue.EXPERIMENTS)}")
-        settings_class = catalogue.EXPERIMENTS[experiment][0]
+        settings_class = catalogue.EXPERIMENTS[experiment].settings
         fields = {axis: _field(path, experiment, axis) for axis in axes}
         for place in itertools.product(*axes.values()):
             chosen = dict(zip(fields.values(), place, strict=True))
@@ -132,7 +132,7 @@ def _cells(path: Path, asked: _File):
 
 
 def _field(path: Path, experiment: str, axis: str) -> str:
-    known = catalogue.EXPERIMENTS[experiment][0].model_fields
+    known = catalogue.EXPERIMENTS[experiment].settings.model_fields
     for name in _FIELDS[axis]:
         if name in known:
             return name

@@ -1,13 +1,10 @@
 """The claims of issue 25420 on which path is right, each with the check that its YAML describes."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import pandas as pd
 
 from kvbook.measuring import estimates as fits
-from kvreport.chapters.which_path_is_right import path_errors
-from kvreport.chapters.which_path_is_right import tables as analysis
+from kvreport.chapters.which_path_is_right import path_errors, tables
+from kvreport.chapters.which_path_is_right.results import Results
 from kvreport.publishing.verdicts import Verdict, holds, weights_of
 
 # A shift that explains less of the mean square than this is one that the scatter drowns.
@@ -16,39 +13,21 @@ LEAST_EXPLAINED = 0.1
 LEAST_LOSS = 1.1
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The chapter's rows.
-
-    Attributes
-    ----------
-    rows : DataFrame
-        Of the experiment ``path_errors``.
-    models : list of dict
-        What `models.loading.identify` says of the models.
-    """
-
-    rows: pd.DataFrame
-    models: list[dict[str, Any]]
-
-    def cached(self, *dtypes: str) -> pd.DataFrame:
-        """Keep the cached path's rows in some dtypes."""
-        rows = self.rows
-        return rows[(rows["path"] == path_errors.CACHED) & rows["dtype"].isin(dtypes)]
+def _cached(table: pd.DataFrame, *dtypes: str) -> pd.DataFrame:
+    return table[(table["path"] == path_errors.CACHED) & table["dtype"].isin(dtypes)]
 
 
 def _largest(estimate: fits.Estimate) -> float:
     return max(abs(estimate.low), abs(estimate.high))
 
 
-def distribution_shift(evidence: Evidence) -> Verdict:
+def distribution_shift(results: Results) -> Verdict:
     """Look for a direction in what the cache changes."""
-    rows = evidence.cached("float16", "bfloat16")
-    if rows.empty:
+    table = _cached(results.shift, "float16", "bfloat16")
+    if table.empty:
         return Verdict("0 rows in 16 bits", "not run")
-    table = analysis.shift_table(rows)
     if table["common"].isna().any():
-        return Verdict(f"fewer than {analysis.LEAST_FILES} files, or no drift in one of them", "not run")
+        return Verdict(f"fewer than {tables.LEAST_FILES} files, or no drift in one of them", "not run")
     ends = {name: max(_largest(estimate) for estimate in table[name]) for name in ("likelihood", "entropy", "common")}
     bound = LEAST_EXPLAINED**0.5
     here = (
@@ -58,19 +37,18 @@ def distribution_shift(evidence: Evidence) -> Verdict:
     )
     worse = all(r.likelihood.high < 0 for r in table.itertuples())
     scatters = max(ends["likelihood"], ends["entropy"]) < bound and ends["common"] < LEAST_EXPLAINED
-    return Verdict(here, holds(worse, scatters, weights_of(evidence.models)))
+    return Verdict(here, holds(worse, scatters, weights_of(results.errors.about["models"])))
 
 
-def caching_loses_precision(evidence: Evidence) -> Verdict:
+def caching_loses_precision(results: Results) -> Verdict:
     """Compare the two errors against fp64."""
-    rows = evidence.cached("bfloat16")
-    if rows.empty:
+    table = _cached(results.series, "bfloat16")
+    if table.empty:
         return Verdict("0 rows in bf16", "not run")
-    table = analysis.series_table(rows)
     errors = "; ".join(f"{r.model} {r.ratio.text('{:.2f}')}" for r in table.itertuples())
     here = f"error over the uncached one's: {errors}; a loss below {LEAST_LOSS - 1:.0%} counts as none"
     lost, kept = (table["ratio"].map(test).all() for test in (lambda e: e.low > 1, lambda e: e.high < LEAST_LOSS))
-    return Verdict(here, holds(bool(lost), bool(kept), weights_of(evidence.models)))
+    return Verdict(here, holds(bool(lost), bool(kept), weights_of(results.errors.about["models"])))
 
 
 CHECKS = {"distribution-shift": distribution_shift, "caching-loses-precision": caching_loses_precision}

@@ -5,7 +5,7 @@ first.  The fp64 reference has the weights of the dtype under test.  Beside the 
 with the other implementation of attention, and a planted fault: the last token told a position too early.
 
 Rows, one a (model, dtype, sample, path, place): see ``data/README.md``.  Places are the hidden states, each pooled over
-the decoded positions; the logits, position by position; and a few ids of the vocabulary, for what is common to all texts.
+the decoded positions; the logits, position by position; and a few ids of the vocabulary, for what is common to all samples.
 """
 
 import inspect
@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook.measuring import fp64_reference as truth
+from kvbook.measuring import fp64_reference
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, placement
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 
 CACHED = "token by token"
@@ -202,7 +201,7 @@ def rows_of(
 
 
 def _errors(reference, full, other, pooled: bool = False) -> Iterator[dict[str, float | None]]:
-    found = truth.errors(reference, full, other, pooled)
+    found = fp64_reference.errors(reference, full, other, pooled)
     columns = (found.first.tolist(), found.second.tolist(), found.apart.tolist(), found.correlation.tolist())
     for of_full, of_other, apart, correlation in zip(*columns, strict=True):
         known = correlation == correlation
@@ -224,7 +223,7 @@ def compare(
     model : PreTrainedModel
         The model under test.
     reference : PreTrainedModel
-        Of `truth.in_double_precision`.
+        Of `fp64_reference.in_double_precision`.
     ids : Tensor of int64, shape (1, seq_len + 1)
         The text, and the token behind it.
     n_rows : int
@@ -253,35 +252,23 @@ def compare(
             yield from ({"path": path, "dtype": "float64"} | row for row in rows if row["place"] != "vocabulary")
 
 
-def run(settings: WhichPathSettings) -> records.Run:
-    """Measure every path of every model, or read the rows.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
+def inputs(settings: WhichPathSettings) -> dict[str, Any]:
+    """Name the models and the corpus, and refuse what cannot be run."""
     placement.dtype_on("float64", placement.device_of(settings.device))
     names = dict.fromkeys((settings.model, *settings.families))
-    models = texts.identities(settings, names, settings.n_tokens)
+    models = samples.identities(settings, names, settings.n_tokens)
     # One token more, so that the last one has a next one too.
-    texts.check_corpus(settings, names, settings.n_samples, settings.n_tokens + 1)
-    return frame.recorded(
-        "path_errors",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, models, writer),
-        models=models,
-        corpus=corpus.describe(settings.corpus),
-    )
+    samples.check_corpus(settings, names, settings.n_samples, settings.n_tokens + 1)
+    return {"models": models, "corpus": corpus.describe(settings.corpus)}
 
 
-def _measure(settings: WhichPathSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    for name, dtype in itertools.product([model["asked_for"] for model in models], settings.dtypes):
-        loaded = texts.load(settings, name, dtype)
-        reference = truth.in_double_precision(loaded.model)
+def measure(settings: WhichPathSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Run every path of every model on every text."""
+    for name, dtype in itertools.product([model["asked_for"] for model in made_of["models"]], settings.dtypes):
+        loaded = samples.load(settings, name, dtype)
+        reference = fp64_reference.in_double_precision(loaded.model)
         case, label = f"{name}|{dtype}", f"which path is right, {loaded.name}, {dtype}"
-        for text in texts.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens + 1, label):
+        for text in samples.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens + 1, label):
             n_tokens = len(text.sample.ids) - 1
             about = text.about | {"start": text.sample.start, "n_tokens": n_tokens}
             # A folder's text may be shorter than asked for.
@@ -290,3 +277,6 @@ def _measure(settings: WhichPathSettings, models: list[dict[str, Any]], writer: 
             with torch.inference_mode():
                 rows = compare(loaded.model, reference, text.ids, n_rows, check)
                 writer.append(text.unit, [about | row for row in rows])
+
+
+EXPERIMENT = Experiment("path_errors", WhichPathSettings, inputs, measure)

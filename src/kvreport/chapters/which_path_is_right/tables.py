@@ -212,8 +212,15 @@ def scaled(estimate: fits.Estimate, by: float) -> fits.Estimate:
     return fits.Estimate(*(end / by if by else 0.0 for end in (estimate.value, estimate.low, estimate.high)))
 
 
-def shift_table(rows: pd.DataFrame) -> pd.DataFrame:
+def shift_table(rows: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
     """Ask whether a path's difference from the uncached one has a direction, or scatters about zero.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of the experiment ``path_errors``.
+    quality : DataFrame
+        `quality_table` of these rows.
 
     Returns
     -------
@@ -223,7 +230,7 @@ def shift_table(rows: pd.DataFrame) -> pd.DataFrame:
         (below 0 it is sharper); ``common``, share of the mean squared difference of log-probabilities that all files have
         in common, with ``p`` of the sign flips; both None with fewer files than `LEAST_FILES`.
     """
-    quality = quality_table(rows).set_index(SERIES)
+    quality = quality.set_index(SERIES)
     vocabulary = rows[rows["place"] == "vocabulary"]
     followed = dict(iter(vocabulary.groupby(SERIES, sort=False)))
     table = []
@@ -289,9 +296,8 @@ def _written(estimate: fits.Estimate | None, form: str) -> str:
     return "no error to compare" if estimate is None else estimate.text(form)
 
 
-def errors_shown(rows: pd.DataFrame) -> pd.DataFrame:
+def errors_shown(table: pd.DataFrame) -> pd.DataFrame:
     """Lay `series_table` out for reading."""
-    table = series_table(rows)
     return pd.DataFrame(
         {
             "model": table["model"],
@@ -306,9 +312,8 @@ def errors_shown(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def quality_shown(rows: pd.DataFrame) -> pd.DataFrame:
+def quality_shown(table: pd.DataFrame) -> pd.DataFrame:
     """Lay `quality_table` of the cached path out for reading."""
-    table = quality_table(rows)
     table = table[table["path"] == path_errors.CACHED]
     return pd.DataFrame(
         {

@@ -6,29 +6,30 @@ import pandas as pd
 
 from kvbook.measuring import agreement
 from kvbook.measuring import estimates as fits
-from kvbook.runs.records import Run
 from kvreport.chapters.which_path_is_right import path_errors, tables
+from kvreport.chapters.which_path_is_right.results import Results
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES, between, power_of_ten
 
 
-def captions(run: Run) -> dict[str, dict[str, str]]:
+def captions(results: Results) -> dict[str, dict[str, str]]:
     """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
 
     Parameters
     ----------
-    run : Run
-        The chapter's run.
+    results : Results
+        The chapter's.
 
     Returns
     -------
     dict
         By name: ``name``, ``caption`` and, for a figure, ``alt``.
     """
+    run = results.errors
     asked = run.about["settings"]
     dtypes = ", ".join(DTYPES[dtype] for dtype in asked["dtypes"])
     around = f"{wording.samples(run)}, of which the second half is scored; {wording.machine(run)}"
-    seen = numbers(run.rows)
+    seen = numbers(results)
     models = wording.models(run)
     every = f"{models[0].upper()}{models[1:]}; {dtypes}; {around}"
     first = (
@@ -36,7 +37,7 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
     )
     said = {
         "fig-path-layers": (
-            f"{_layers_found(run.rows)} Relative error against fp64 arithmetic with the same weights, root mean square over "
+            f"{_layers_found(results)} Relative error against fp64 arithmetic with the same weights, root mean square over "
             "positions and texts. Filled: fed token by token from a cache. Hollow: without a cache. Black: what the reference "
             f"itself leaves open ({seen['own']} in the logits), and, where it is not zero, what the model gives that is merely "
             "loaded in fp64. "
@@ -51,7 +52,7 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-path-ratios": (
-            f"{_ratios_found(run.rows)} Error of the logits over the stock uncached pass's, geometric mean over texts with a "
+            f"{_ratios_found(results)} Error of the logits over the stock uncached pass's, geometric mean over texts with a "
             "95 % interval (bootstrap over files). Filled: token by token from a cache. Hollow: also without a cache, with the "
             f"library's other implementation of attention. {every}.",
             "A list of models and dtypes with two ratios each and a line at 1: the cached path's, and that of an uncached path "
@@ -65,14 +66,14 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-path-shared": (
-            f"{_shared_found(run.rows)} Top: cosine of the angle between the two errors, by depth. Bottom: distance of the two "
+            f"{_shared_found(results)} Top: cosine of the angle between the two errors, by depth. Bottom: distance of the two "
             "paths over the root mean square of their errors; the line at the square root of 2 is where two errors of one "
             f"size would be that have nothing in common. {every}.",
             "Two panels against depth: the correlation of the two errors, and drift over error with a line where independent "
             "errors would lie, a colour a dtype and a marker a model.",
         ),
         "fig-path-positions": (
-            f"{_positions_found(run.rows)} Relative error of the logits in units of each dtype's unit roundoff, root mean "
+            f"{_positions_found(results)} Relative error of the logits in units of each dtype's unit roundoff, root mean "
             "square over groups of neighbouring positions and over texts. Filled: from a cache. Hollow: without. "
             f"{first}.",
             "Error against position in the text, a pair of curves for each dtype, filled with a cache and hollow without.",
@@ -84,7 +85,7 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-path-shift": (
-            f"{_shift_found(run.rows)} Differences from the stock uncached pass with 95 % intervals over files: mean change of "
+            f"{_shift_found(results)} Differences from the stock uncached pass with 95 % intervals over files: mean change of "
             "the next token's log likelihood (left of 0: predicts worse) and of the distribution's entropy (left: sharper), each "
             "over the root mean square of its single values; and the share of the mean squared change of log-probabilities that "
             "all files have in common. In the band the direction explains less than a tenth of the mean square. "
@@ -101,9 +102,9 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
     return wording.published(said)
 
 
-def _layers_found(rows: pd.DataFrame) -> str:
+def _layers_found(results: Results) -> str:
     """Say by what factor the first model's cached error differs from the uncached one, from layer to layer."""
-    layers = tables.layer_table(tables.measured(rows))
+    layers = results.layers
     model = layers["model"].iloc[0]
     ratios = layers[(layers["model"] == model) & (layers["path"] == path_errors.CACHED)].dropna(subset="ratio")
     if ratios.empty:
@@ -112,9 +113,9 @@ def _layers_found(rows: pd.DataFrame) -> str:
     return f"Layer by layer, the error of {model} with a cache over that without is {wording.in_dtypes(said)}."
 
 
-def _ratios_found(rows: pd.DataFrame) -> str:
+def _ratios_found(results: Results) -> str:
     """Say in how many pairs of model and dtype the cached path is closer to the truth or farther, by whole intervals."""
-    series = tables.series_table(rows)
+    series = results.series
     series = series[(series["path"] == path_errors.CACHED) & series["ratio"].notna()]
     closer, farther = (series[series["ratio"].map(test)] for test in (lambda e: e.high < 1, lambda e: e.low > 1))
 
@@ -155,9 +156,9 @@ def closer_path(cached: pd.DataFrame) -> str:
     return wording.in_dtypes(said) or "not defined, for no error was seen"
 
 
-def _shared_found(rows: pd.DataFrame) -> str:
+def _shared_found(results: Results) -> str:
     """Say how far the two errors point one way, and whether that is to be told from nothing."""
-    series = tables.series_table(rows)
+    series = results.series
     series = series[(series["path"] == path_errors.CACHED) & series["correlation"].notna()]
     said = {dtype: _estimates("correlation")(part) for dtype, part in series.groupby("dtype", sort=False)}
     shared = len(series) and series["correlation"].map(lambda estimate: estimate.low > 0).all()
@@ -167,10 +168,10 @@ def _shared_found(rows: pd.DataFrame) -> str:
     )
 
 
-def _positions_found(rows: pd.DataFrame) -> str:
+def _positions_found(results: Results) -> str:
     """Say whether the first model's cached error grows against the uncached one along the text."""
-    change = tables.slope_of_ratio(rows)
-    model = tables.measured(rows)["model"].iloc[0]
+    change = results.slopes
+    model = tables.measured(results.rows)["model"].iloc[0]
     if change.empty or model not in set(change["model"]):
         return f"{model} shows no error of which to say how it changes along the text."
     own = change[change["model"] == model].set_index("dtype")["change"]
@@ -183,9 +184,9 @@ def _positions_found(rows: pd.DataFrame) -> str:
     )
 
 
-def _shift_found(rows: pd.DataFrame) -> str:
+def _shift_found(results: Results) -> str:
     """Say whether the cached path's difference has a direction."""
-    shift = tables.shift_table(rows)
+    shift = results.shift
     shift = shift[shift["path"] == path_errors.CACHED]
     worse, better = (int(shift["likelihood"].map(test).sum()) for test in (lambda e: e.high < 0, lambda e: e.low > 0))
     pairs = f"{len(shift)} pairs of model and dtype"
@@ -210,25 +211,25 @@ def _estimates(column: str, form: str = "{:.2f}") -> Callable[[pd.DataFrame], st
     return write
 
 
-def numbers(rows: pd.DataFrame) -> dict[str, str]:
+def numbers(results: Results) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key.
 
     Parameters
     ----------
-    rows : DataFrame
-        Rows of the experiment ``path_errors``.
+    results : Results
+        The chapter's.
     """
-    series, quality, shift = tables.series_table(rows), tables.quality_table(rows), tables.shift_table(rows)
+    rows, series, quality, shift = results.rows, results.series, results.quality, results.shift
     series = series[series["ratio"].notna()]
     cached, eager, control = (
         series[series["path"] == path] for path in (path_errors.CACHED, path_errors.EAGER, path_errors.OFF_BY_ONE)
     )
     quality = quality[quality["path"] == path_errors.CACHED]
     shift = shift[shift["path"] == path_errors.CACHED]
-    layers = tables.layer_table(tables.measured(rows))
+    layers = results.layers
     first = layers[(layers["path"] == path_errors.CACHED) & (layers["layer"] == 1)]
-    change = tables.slope_of_ratio(rows)
-    reference = tables.reference_table(rows).set_index("compared with the reference")["logits"]
+    change = results.slopes
+    reference = results.reference.set_index("compared with the reference")["logits"]
     finest = min(tables.measured(rows)["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
     return {
         "own": power_of_ten(reference.loc[[path_errors.CHECK]].max()),

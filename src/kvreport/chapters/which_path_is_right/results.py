@@ -1,0 +1,70 @@
+"""What the chapter on which path is right measured: its run, and each of its tables once."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from kvbook.runs.records import Run
+from kvreport.chapters.which_path_is_right import path_errors, tables
+from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
+
+EXPERIMENTS = (path_errors.EXPERIMENT,)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The chapter's run and its tables; figures, words and claims take them from here.
+
+    Attributes
+    ----------
+    errors : Run
+        Of the experiment ``path_errors``.
+    """
+
+    errors: Run
+
+    @classmethod
+    def of(cls, settings: WhichPathSettings) -> "Results":
+        """Measure, or read what these settings have measured."""
+        return cls(path_errors.EXPERIMENT.run(settings))
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """All rows."""
+        return self.errors.rows
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """`tables.layer_table`, the reference's own paths included."""
+        return tables.layer_table(self.rows)
+
+    @cached_property
+    def series(self) -> pd.DataFrame:
+        """`tables.series_table`."""
+        return tables.series_table(self.rows)
+
+    @cached_property
+    def positions(self) -> pd.DataFrame:
+        """`tables.position_table`."""
+        return tables.position_table(self.rows)
+
+    @cached_property
+    def slopes(self) -> pd.DataFrame:
+        """`tables.slope_of_ratio`."""
+        return tables.slope_of_ratio(self.rows)
+
+    @cached_property
+    def quality(self) -> pd.DataFrame:
+        """`tables.quality_table`."""
+        return tables.quality_table(self.rows)
+
+    @cached_property
+    def shift(self) -> pd.DataFrame:
+        """`tables.shift_table`."""
+        return tables.shift_table(self.rows, self.quality)
+
+    @cached_property
+    def reference(self) -> pd.DataFrame:
+        """`tables.reference_table`."""
+        return tables.reference_table(self.rows)
