@@ -297,7 +297,7 @@ def start(root: Path, *command: str) -> subprocess.Popen[str]:
 
 def test_a_killed_run_leaves_no_copy_and_no_kernel_and_the_next_one_finishes(waiting_book):
     root, note = waiting_book
-    run = start(root, "-c", "from kvbook import execution as e; e.bring_up_to_date(e.plan())")
+    run = start(root, "-c", "from kvreport.running import execution as e; e.bring_up_to_date(e.plan())")
     until(lambda: note.is_file() and note.read_text(), seconds=60)
     run.send_signal(signal.SIGKILL)
     run.communicate()

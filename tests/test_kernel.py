@@ -77,7 +77,7 @@ def test_a_forked_kernel_differs_in_nothing_from_one_begun_by_itself_but_in_what
     assert seen[0] == seen[1]
 
 
-FORKED = "from kvbook import execution as e\ne._may_fork = lambda *_: True\ne.bring_up_to_date(e.plan())"
+FORKED = "from kvreport.running import execution as e\ne._may_fork = lambda *_: True\ne.bring_up_to_date(e.plan())"
 
 
 def test_what_a_library_logs_in_a_forked_kernel_is_not_among_the_progress_lines(root):

@@ -62,7 +62,8 @@ def test_a_killed_run_goes_on_behind_its_last_whole_unit(runs):
         """
         import os, signal, sys
         from pathlib import Path
-        from kvbook import paths, records
+        from kvbook import paths
+        from kvbook.runs import records
         paths.RUNS = Path(sys.argv[1])
         def work(writer):
             writer.append("u", [{"unit": "u", "x": 1.0}] * 2)

@@ -15,7 +15,9 @@ from kvbook.runs import records
 MEASURED = """
     import sys
     from pathlib import Path
-    from kvbook import corpus, progress, records
+    from kvbook import progress
+    from kvbook.models import corpus
+    from kvbook.runs import records
 
     def tokenizer(text, verbose=True):
         return {"input_ids": list(text.encode())}

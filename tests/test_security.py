@@ -60,7 +60,7 @@ def canaries(monkeypatch):
 
 def test_no_secret_of_the_environment_reaches_a_notebook_a_record_a_figure_a_page_or_a_log(book):
     measured = (
-        "from kvbook import machine, records\n"
+        "from kvbook.runs import machine, records\n"
         "made_of = {'settings': {}, 'source': '0' * 64, 'machine': machine.describe('cpu')}\n"
         "records.run('cheap', made_of, lambda w: w.append('u', [{'x': 1}]), note={'commit': machine.commit()})\n"
     )
