@@ -4,6 +4,7 @@ import finding_rules
 import pandas as pd
 import pytest
 import torch
+from planted import run_of
 from transformers import (
     FalconConfig,
     FalconForCausalLM,
@@ -16,13 +17,10 @@ from transformers import (
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.models import tokenizers
-from kvreport.chapters.blog_past import claims as blog_past
-from kvreport.chapters.blog_past import past_tables
-from kvreport.chapters.blog_past import tables as analysis
-from kvreport.chapters.blog_past import words as text
+from kvreport.chapters.blog_past import claims, figures, past_tables, tables, words
+from kvreport.chapters.blog_past.results import Results
 from kvreport.chapters.blog_past.settings import PastTablesSettings
-from kvreport.publishing import documents
-from kvreport.publishing import verdicts as ledger
+from kvreport.publishing import documents, verdicts
 
 SHAPE = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 
@@ -69,7 +67,11 @@ def settings(tmp_path_factory, bpe, gpt2_folder, text_folder):
 
 @pytest.fixture(scope="module")
 def run(settings):
-    return past_tables.run(settings)
+    return past_tables.EXPERIMENT.run(settings)
+
+
+def results_of(rows: pd.DataFrame) -> Results:
+    return Results(run_of(rows))
 
 
 def of(run, family: str, variant: str, layers: int | None = None) -> pd.DataFrame:
@@ -103,7 +105,7 @@ def test_each_line_of_falcon_breaks_it_alone_and_the_native_model_is_whole(run):
 def test_with_one_key_in_sight_the_rotary_embedding_cannot_matter():
     model = small("falcon").eval()
     ids = torch.tensor([[11, 12, 13, 14, 15]])
-    found = {way.name: way.split(ids).logits for way in past_tables.variants(model)}
+    found = {variant.name: variant.split(ids).logits for variant in past_tables.variants(model)}
     with torch.inference_mode():
         assert torch.equal(found[past_tables.UPPER_LEFT], found[past_tables.BOTH])
     # Control: without that mask it does.
@@ -149,7 +151,7 @@ def test_the_statistics_are_those_of_pandas():
 
 
 def test_the_posts_relative_column_is_its_own_quotient():
-    table = analysis.published_tables()
+    table = tables.published_tables()
     large = table[(table["absolute"] > 1e-3) & (table["without"].abs() > 1)]
     assert (large["absolute"] / large["without"].abs()).to_numpy() == pytest.approx(
         large["relative"].to_numpy(), rel=0.02
@@ -158,7 +160,7 @@ def test_the_posts_relative_column_is_its_own_quotient():
 
 
 def test_ours_stand_beside_the_posts_and_what_was_left_out_is_empty(run):
-    beside = analysis.beside_published(run.rows)
+    beside = Results(run).beside
     assert len(beside) == 49
     plain = beside[~beside["case"].str.contains("bits")]
     assert plain["here absolute"].notna().all()
@@ -167,33 +169,33 @@ def test_ours_stand_beside_the_posts_and_what_was_left_out_is_empty(run):
 
 def test_a_family_without_a_stand_in_is_run_untrained_and_the_rows_say_so(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "STANDINS", tmp_path)
-    alone = past_tables.run(settings.model_copy(update={"families": ("mpt",), "n_samples": 1}))
+    alone = past_tables.EXPERIMENT.run(settings.model_copy(update={"families": ("mpt",), "n_samples": 1}))
     assert alone.rows.groupby("family")["weights"].first().to_dict() == {"gpt2": "local", "mpt": "untrained"}
-    assert "random weights" in text.captions(alone)["fig-past-variants"]["caption"]
+    assert "random weights" in words.captions(Results(alone))["fig-past-variants"]["caption"]
     # Weights that are not the document's show a mechanism, and no verdict may say more.
     assert word(alone.rows, "gpt2-compatible") == "reproduced in kind"
     # Control: a folder that is not there is refused, not replaced.
     with pytest.raises(UserError):
-        past_tables.run(settings.model_copy(update={"families": ("/nowhere",)}))
+        past_tables.EXPERIMENT.run(settings.model_copy(update={"families": ("/nowhere",)}))
 
 
 # Verdicts
 
 
 def word(rows: pd.DataFrame, claim: str) -> str:
-    return blog_past.CHECKS[claim](blog_past.Evidence(rows)).verdict
+    return claims.CHECKS[claim](results_of(rows)).verdict
 
 
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(run, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "BUILD", tmp_path)
-    table = ledger.judge("blog-past", blog_past.CHECKS, blog_past.Evidence(run.rows))
+    table = verdicts.judge("blog-past", claims.CHECKS, Results(run))
     assert len(table) == len(documents.published("blog-past")["claims"]) == 8
     assert table["here"].str.contains(r"\d").all()
     assert (tmp_path / "claims.json").is_file()
 
 
 def test_verdicts_on_these_rows(run):
-    found = {claim: word(run.rows, claim) for claim in blog_past.CHECKS}
+    found = {claim: word(run.rows, claim) for claim in claims.CHECKS}
     assert found["gpt2-compatible"] == "reproduced"
     assert found["roberta-fails-bidirectional"] == "reproduced"
     assert found["roberta-number-shows-it"] == "other cause"
@@ -248,29 +250,43 @@ def test_a_statistic_that_agrees_with_the_elements_bears_the_post_out(run):
 
 
 def test_words_can_be_written_for_these_rows_and_for_one_model_alone(run, settings):
-    alone = past_tables.run(settings.model_copy(update={"families": ()}))
-    for each in (run, alone):
-        assert all(isinstance(value, str) and value for value in text.numbers(each.rows).values())
-        assert finding_rules.broken(text.captions(each), text.findings(each.rows)) == []
-    assert {check(blog_past.Evidence(alone.rows)).verdict for check in blog_past.CHECKS.values()} >= {"not run"}
+    alone = past_tables.EXPERIMENT.run(settings.model_copy(update={"families": ()}))
+    for each in (Results(run), Results(alone)):
+        assert all(isinstance(value, str) and value for value in words.numbers(each).values())
+        assert finding_rules.broken(words.captions(each), words.findings(each)) == []
+    assert {check(Results(alone)).verdict for check in claims.CHECKS.values()} >= {"not run"}
+
+
+def test_figures_draw_what_the_tables_hold(run):
+    results = Results(run)
+    variants = figures.figure_variants(results.variants)
+    # Two variants of MPT, three of RoBERTa at its whole depth, four of Falcon, and GPT-2; what differs by nothing is left out.
+    assert len(variants.axes[0].get_yticks()) == 10
+    assert (
+        len(variants.axes[0].containers)
+        == (results.variants.query("layers == 3 or family == 'gpt2'")["largest"] > 0).sum()
+    )
+    assert len(figures.figure_published(results.beside).axes) == 8
+    depth = results.variants[results.variants["family"] == "roberta"]
+    assert len(figures.figure_depth(depth).axes[0].containers) == 1
 
 
 def test_the_families_are_told_apart_by_numbers_of_the_posted_text(run, settings):
     rows = run.rows.assign(**{"absolute mean": run.rows["family"].ne("gpt2") * 2.0 + 1.0})
-    said = text.findings(rows)["fig-past-published"]
+    said = words.findings(results_of(rows))["fig-past-published"]
     # The other families of this run are not quantized, and the post's MPT and Falcon were: RoBERTa alone is left.
     assert "GPT-2 differs by 1 on average" in said
     assert "the other families differ by 3 or more" in said
-    alone = past_tables.run(settings.model_copy(update={"families": ()})).rows
-    assert "the other families were not run" in text.findings(alone)["fig-past-published"]
+    alone = past_tables.EXPERIMENT.run(settings.model_copy(update={"families": ()})).rows
+    assert "the other families were not run" in words.findings(results_of(alone))["fig-past-published"]
     without = run.rows[run.rows["family"] != "gpt2"]
-    assert "GPT-2 was not run" in text.findings(without)["fig-past-published"]
+    assert "GPT-2 was not run" in words.findings(results_of(without))["fig-past-published"]
 
 
 def test_the_claim_on_roberta_gives_the_means_that_the_table_gives(run):
     rows = run.rows.assign(relative_spread=1.0 + 8.0 * (run.rows["sample"] == run.rows["sample"].min()))
-    said = blog_past.CHECKS["roberta-number-shows-it"](blog_past.Evidence(rows)).here
-    table = analysis.by_variant(rows)
+    said = claims.CHECKS["roberta-number-shows-it"](results_of(rows)).here
+    table = tables.by_variant(rows)
     for row in table[table["variant"] == past_tables.HANDED].itertuples():
         assert f"{row.spread.value:.2g} ({row.layers} layer" in said
     # Control: the median of such texts is another number.
@@ -280,35 +296,37 @@ def test_the_claim_on_roberta_gives_the_means_that_the_table_gives(run):
 def test_models_with_their_past_and_without_it_are_kept_apart(run):
     native = run.rows["variant"].isin([past_tables.NATIVE, past_tables.DECODER])
     rows = run.rows.assign(relative_spread=native.map({True: 0.25, False: 0.75}))
-    said = text.findings(rows)["fig-past-variants"]
+    said = words.findings(results_of(rows))["fig-past-variants"]
     assert "with their past differ today by at most 0.25" in said
     assert "RoBERTa, MPT and Falcon as in mid-2023 by 0.75 or more" in said
-    said = text.findings(rows.assign(relative_spread=1 - rows["relative_spread"]))["fig-past-variants"]
+    said = words.findings(results_of(rows.assign(relative_spread=1 - rows["relative_spread"])))["fig-past-variants"]
     assert "with their past differ today by at most 0.75" in said
     assert "as in mid-2023 by 0.25 or more" in said
     # Only families that were run are named, and a past handed to a bidirectional model is no causal model's.
     some = rows[rows["family"].isin(["gpt2", "falcon"])]
-    assert "; Falcon as in mid-2023" in text.findings(some)["fig-past-variants"]
+    assert "; Falcon as in mid-2023" in words.findings(results_of(some))["fig-past-variants"]
     handed = rows.assign(relative_spread=rows["relative_spread"].mask(rows["variant"] == past_tables.HANDED, 9.0))
-    assert text.findings(handed)["fig-past-variants"] == text.findings(rows)["fig-past-variants"]
-    assert "mid-2023" not in text.findings(rows[native])["fig-past-variants"]
-    assert "no model was run" in text.findings(rows.assign(quantization="4bit"))["fig-past-variants"]
+    assert (
+        words.findings(results_of(handed))["fig-past-variants"] == words.findings(results_of(rows))["fig-past-variants"]
+    )
+    assert "mid-2023" not in words.findings(results_of(rows[native]))["fig-past-variants"]
+    assert "no model was run" in words.findings(results_of(rows.assign(quantization="4bit")))["fig-past-variants"]
 
 
 def test_depth_is_told_by_layers_and_its_absence_as_such(run):
     handed = run.rows["variant"] == past_tables.HANDED
     rows = run.rows.assign(relative_spread=run.rows["layers"].where(handed, 9.0))
-    said = text.findings(rows)["fig-past-depth"]
+    said = words.findings(results_of(rows))["fig-past-depth"]
     assert "by 1 of their spread with 1 layer" in said
     assert "by 2 to 3 with 2 to 3" in said
     assert "no past at all changes them by 9" in said
-    assert "No bidirectional model" in text.findings(rows[~handed])["fig-past-depth"]
+    assert "No bidirectional model" in words.findings(results_of(rows[~handed]))["fig-past-depth"]
 
 
 def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     for change in ({"families": ("/nowhere",)}, {"device": "cuda:99"}, {"n_tokens": 99}):
         with pytest.raises(UserError) as error:
-            past_tables.run(settings.model_copy(update=change))
+            past_tables.EXPERIMENT.run(settings.model_copy(update=change))
         assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()

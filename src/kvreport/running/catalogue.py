@@ -12,8 +12,6 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 from kvreport import chapters
-from kvreport.chapters.blog_past import past_tables
-from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.chapters.bug_or_rounding import first_bad_layer
 from kvreport.chapters.bug_or_rounding import symptoms as bug_or_rounding
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
@@ -100,7 +98,6 @@ EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
     "scratch_held": _Unconverted(ScratchSettings, scratch_held.run),
     "scratch_texts": _Unconverted(ScratchSettings, scratch_texts.run),
     "scratch_speed": _Unconverted(ScratchSettings, scratch_speed.run),
-    "past_tables": _Unconverted(PastTablesSettings, past_tables.run),
     "static_speed": _Unconverted(StaticCacheSettings, static_speed.run),
     "memory_bandwidth": _Unconverted(StaticCacheSettings, memory_bandwidth.run),
     "static_memory": _Unconverted(StaticCacheSettings, static_memory.run),

@@ -1,42 +1,26 @@
 """The claims of the blog post about past_key_values, each with the check that its YAML describes."""
 
-from dataclasses import dataclass
-
 import pandas as pd
 
 from kvbook.measuring import estimates as fits
-from kvreport.chapters.blog_past import past_tables
-from kvreport.chapters.blog_past import tables as analysis
+from kvreport.chapters.blog_past import past_tables, tables
+from kvreport.chapters.blog_past.results import Results
 from kvreport.publishing.verdicts import Verdict, holds
 
 # A sum over a few hundred numbers in each of a dozen layers gives tens; a missing context gives hundreds in the coarsest dtype.
 ROUNDING = 100
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The chapter's rows.
+def _weights(results: Results) -> str:
+    """Say where the weights came from; of several kinds, name one that is not the document's."""
+    found = set(results.rows["weights"])
+    return min(found - {"hub", "local"}, default=min(found))
 
-    Attributes
-    ----------
-    tables : DataFrame
-        Rows of the experiment ``past_tables``.
-    """
 
-    tables: pd.DataFrame
-
-    @property
-    def weights(self) -> str:
-        """Where the weights came from; of several kinds, one that is not the document's."""
-        found = set(self.tables["weights"])
-        return min(found - {"hub", "local"}, default=min(found))
-
-    def rows(self, family: str, *variants: str, quantized: bool | None = None) -> pd.DataFrame:
-        """Choose rows of a family and its variants, with their difference in roundoffs."""
-        rows = self.tables[(self.tables["family"] == family) & self.tables["variant"].isin(variants)]
-        if quantized is not None:
-            rows = rows[(rows["quantization"] != "none") == quantized]
-        return rows.assign(roundoffs=analysis.roundoffs(rows))
+def _of(results: Results, family: str, variant: str, quantization: str | None = None) -> pd.DataFrame:
+    """Choose rows of a family and its variant; of all quantizations where none is named."""
+    rows = results.rows[(results.rows["family"] == family) & (results.rows["variant"] == variant)]
+    return rows if quantization is None else rows[rows["quantization"] == quantization]
 
 
 def _spread(rows: pd.DataFrame) -> str:
@@ -55,27 +39,26 @@ def _within_rounding(rows: pd.DataFrame) -> tuple[bool, bool]:
     return bool(small.all()), fits.share(int(small.sum()), len(small)).high < 0.5
 
 
-def gpt2_compatible(evidence: Evidence) -> Verdict:
+def gpt2_compatible(results: Results) -> Verdict:
     """Measure the native difference without quantization."""
-    rows = evidence.rows("gpt2", past_tables.NATIVE, quantized=False)
+    rows = _of(results, "gpt2", past_tables.NATIVE, "none")
     if rows.empty:
         return Verdict("0 runs of GPT-2 without quantization", "not run")
-    return Verdict(_spread(rows), holds(*_within_rounding(rows), evidence.weights))
+    return Verdict(_spread(rows), holds(*_within_rounding(rows), _weights(results)))
 
 
-def quantization_keeps_past(evidence: Evidence) -> Verdict:
+def quantization_keeps_past(results: Results) -> Verdict:
     """Measure the native difference with 4-bit weights."""
-    rows = evidence.rows("gpt2", past_tables.NATIVE)
-    rows = rows[rows["quantization"] == "4bit"]
+    rows = _of(results, "gpt2", past_tables.NATIVE, "4bit")
     if rows.empty:
         return Verdict("0 runs of GPT-2 in 4 bits", "not run")
-    return Verdict(_spread(rows), holds(*_within_rounding(rows), evidence.weights))
+    return Verdict(_spread(rows), holds(*_within_rounding(rows), _weights(results)))
 
 
-def roberta_fails_bidirectional(evidence: Evidence) -> Verdict:
+def roberta_fails_bidirectional(results: Results) -> Verdict:
     """Hand a past over, and make the model causal."""
-    handed = evidence.rows("roberta", past_tables.HANDED)
-    causal = evidence.rows("roberta", past_tables.DECODER)
+    handed = _of(results, "roberta", past_tables.HANDED)
+    causal = _of(results, "roberta", past_tables.DECODER)
     # In one layer nothing lies above the keys that a later token would have changed.
     handed = handed[handed["layers"] > 1]
     if handed.empty or causal.empty:
@@ -83,13 +66,13 @@ def roberta_fails_bidirectional(evidence: Evidence) -> Verdict:
     here = f"a past handed over: {_spread(handed)}; made causal: {_spread(causal)}"
     rounding, _ = _within_rounding(causal)
     far = bool((handed["roundoffs"] > ROUNDING).all())
-    return Verdict(here, holds(far and rounding, _within_rounding(handed)[0], evidence.weights))
+    return Verdict(here, holds(far and rounding, _within_rounding(handed)[0], _weights(results)))
 
 
-def roberta_number_shows_it(evidence: Evidence) -> Verdict:
+def roberta_number_shows_it(results: Results) -> Verdict:
     """Hold the posted call against the last token alone, and hand a past over."""
-    posted = evidence.rows("roberta", past_tables.NO_PAST)
-    handed = evidence.rows("roberta", past_tables.HANDED)
+    posted = _of(results, "roberta", past_tables.NO_PAST)
+    handed = _of(results, "roberta", past_tables.HANDED)
     if posted.empty:
         return Verdict("0 runs of RoBERTa", "not run")
     depths, without = handed.groupby("layers")["relative_spread"].mean(), posted["relative_spread"].mean()
@@ -101,16 +84,12 @@ def roberta_number_shows_it(evidence: Evidence) -> Verdict:
     if (posted["alone_max_abs"] == 0).all() and (depths < without).all():
         return Verdict(here, "other cause")
     had_past = bool((posted["held"] > 0).all())
-    return Verdict(here, holds(had_past, False, evidence.weights))
+    return Verdict(here, holds(had_past, False, _weights(results)))
 
 
-def relative_difference(evidence: Evidence) -> Verdict:
+def relative_difference(results: Results) -> Verdict:
     """Compute the statistic both ways."""
-    table = analysis.own_tables(analysis.as_in_2023(evidence.tables))
-    # A difference or a logit of zero has no ratio.
-    table = table[(table["relative"] > 0) & (table["element"] > 0)]
-    apart = (table["relative"] / table["element"]).map(lambda ratio: max(ratio, 1 / ratio))
-    worst = apart.groupby([table["model"], table["quantization"]]).max()
+    worst = results.apart.groupby(["model", "quantization"])["apart"].max()
     if worst.empty:
         return Verdict("0 tables with a difference", "not run")
     share = fits.share(int((worst > 2).sum()), len(worst))
@@ -118,52 +97,52 @@ def relative_difference(evidence: Evidence) -> Verdict:
         f"the two are up to a factor of {worst.max():,.0f} apart; more than two in {int((worst > 2).sum())} of "
         f"{len(worst)} tables ({share.text('{:.2f}')})"
     )
-    return Verdict(here, holds(bool((worst <= 2).all()), share.low > 0.5, evidence.weights))
+    return Verdict(here, holds(bool((worst <= 2).all()), share.low > 0.5, _weights(results)))
 
 
-def mpt_cannot(evidence: Evidence) -> Verdict:
+def mpt_cannot(results: Results) -> Verdict:
     """Turn the cache on."""
-    off, on = evidence.rows("mpt", past_tables.CACHE_OFF), evidence.rows("mpt", past_tables.NATIVE)
+    off, on = _of(results, "mpt", past_tables.CACHE_OFF), _of(results, "mpt", past_tables.NATIVE)
     if off.empty:
         return Verdict("0 runs of MPT", "not run")
     here = f"use_cache off: equal to the last token alone in {_share_alone(off)} texts; on: {_spread(on)}"
     rounding, far = _within_rounding(on)
     if (off["alone_max_abs"] == 0).all() and rounding:
         return Verdict(here, "other cause")
-    return Verdict(here, holds(far, False, evidence.weights))
+    return Verdict(here, holds(far, False, _weights(results)))
 
 
-def falcon_cannot(evidence: Evidence) -> Verdict:
+def falcon_cannot(results: Results) -> Verdict:
     """Put the two lines back, one at a time."""
-    native = evidence.rows("falcon", past_tables.NATIVE)
+    native = _of(results, "falcon", past_tables.NATIVE)
     if native.empty:
         return Verdict("0 runs of Falcon", "not run")
-    broken = {name: evidence.rows("falcon", name) for name in (past_tables.UPPER_LEFT, past_tables.NO_OFFSET)}
+    broken = {name: _of(results, "falcon", name) for name in (past_tables.UPPER_LEFT, past_tables.NO_OFFSET)}
     here = f"native: {_spread(native)}; " + "; ".join(
         f"{name}: {rows['relative_spread'].median():.2g} of the spread in the median" for name, rows in broken.items()
     )
     rounding, far = _within_rounding(native)
     if rounding and all(_within_rounding(rows)[1] for rows in broken.values()):
         return Verdict(here, "other cause")
-    return Verdict(here, holds(far, False, evidence.weights))
+    return Verdict(here, holds(far, False, _weights(results)))
 
 
-def large_models_unsafe(evidence: Evidence) -> Verdict:
+def large_models_unsafe(results: Results) -> Verdict:
     """Look at both, as they are now and as they were."""
-    native = {family: evidence.rows(family, past_tables.NATIVE) for family in ("mpt", "falcon")}
+    native = {family: _of(results, family, past_tables.NATIVE) for family in ("mpt", "falcon")}
     native = {family: rows for family, rows in native.items() if not rows.empty}
     if not native:
         return Verdict("0 runs of MPT and Falcon", "not run")
-    before = {family: evidence.rows(family, past_tables.AS_IN_2023[family]) for family in native}
+    before = {family: _of(results, family, past_tables.AS_IN_2023[family]) for family in native}
     here = "; ".join(
-        f"{analysis.FAMILIES[family]}: {_spread(rows)}, as in mid-2023 {before[family]['relative_spread'].median():.2g} of "
+        f"{tables.FAMILIES[family]}: {_spread(rows)}, as in mid-2023 {before[family]['relative_spread'].median():.2g} of "
         "the spread in the median"
         for family, rows in native.items()
     )
     safe = [_within_rounding(rows) for rows in native.values()]
     if all(rounding for rounding, _ in safe) and all(_within_rounding(rows)[1] for rows in before.values()):
         return Verdict(here, "other cause")
-    return Verdict(here, holds(any(far for _, far in safe), all(rounding for rounding, _ in safe), evidence.weights))
+    return Verdict(here, holds(any(far for _, far in safe), all(rounding for rounding, _ in safe), _weights(results)))
 
 
 CHECKS = {

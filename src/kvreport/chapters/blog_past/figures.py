@@ -21,7 +21,7 @@ def figure_variants(table: pd.DataFrame) -> Figure:
     Parameters
     ----------
     table : DataFrame
-        From `analyses.past_tables.by_variant`.
+        From `tables.by_variant`.
     """
     # The depths of the bidirectional model have a figure of their own; here its whole depth is enough.
     deepest = table.groupby(["model", "variant"])["layers"].transform("max")
@@ -57,7 +57,7 @@ def figure_depth(table: pd.DataFrame) -> Figure:
     Parameters
     ----------
     table : DataFrame
-        From `analyses.past_tables.by_variant`.
+        From `tables.by_variant`.
     """
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
     rows = table[table["variant"] == past_tables.HANDED].sort_values("layers")
@@ -85,7 +85,7 @@ def figure_published(beside: pd.DataFrame) -> Figure:
     Parameters
     ----------
     beside : DataFrame
-        From `analyses.past_tables.beside_published`.
+        From `tables.beside_published`.
     """
     cases = list(dict.fromkeys(beside["case"]))
     fig, axes = plt.subplots(2, (len(cases) + 1) // 2, sharey=True, squeeze=False, figsize=(style.WIDTH, 4.6))

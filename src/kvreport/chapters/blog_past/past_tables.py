@@ -29,8 +29,8 @@ from kvbook import paths, progress
 from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, placement, registry
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.publishing import documents
@@ -126,15 +126,7 @@ def _last(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
-    """List the ways that apply to a model, the native one among them.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model, or a masked one of RoBERTa's classes.
-    shallower : bool
-        Whether the latter is also cut to its first layers.
-    """
+    """List the variants that apply to a causal model, or to a masked one of RoBERTa's classes, cut to its first layers too."""
     layers, full = model.config.num_hidden_layers, _last(model)
     kind = model.config.model_type
     if kind == "mpt":
@@ -183,13 +175,7 @@ _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def described(values: torch.Tensor) -> list[float]:
-    """Give the post's statistics of a vector: mean, standard deviation (n - 1), and five quantiles.
-
-    Parameters
-    ----------
-    values : Tensor, shape (n,)
-        Logits, or differences of logits.
-    """
+    """Give the post's statistics of a vector, shape (n,): mean, standard deviation (n - 1), and five quantiles."""
     wide = values.double()
     # torch.quantile refuses vectors as long as a large vocabulary in some versions; sorting does not.
     return [wide.mean().item(), wide.std().item(), *_quantiles(wide)]
@@ -249,44 +235,22 @@ def weights_for(settings: Settings, name: str) -> str:
     return settings.weights if ships or settings.weights != "stand-in" else "untrained"
 
 
-def identities(settings: PastTablesSettings) -> list[dict[str, Any]]:
-    """Name the models of a run, each once, and refuse what cannot be run before anything is.
-
-    Raises
-    ------
-    UserError
-        For a model, device, dtype or quantization that is not there, or a context that is too short.
-    """
+def inputs(settings: PastTablesSettings) -> dict[str, Any]:
+    """Name models, quantizations and texts, and refuse what cannot be run."""
     placement.dtype_on(settings.dtype, placement.device_of(settings.device))
     for quantization in settings.quantizations:
         lowbit.check(quantization)
-    found = []
+    models = []
     for name in dict.fromkeys((settings.model, *settings.families)):
         model = loading.identify(name, weights_for(settings, name), settings.seed)
         loading.check_length(model, settings.n_tokens)
-        found.append(model | {"asked_for": name})
-    return found
-
-
-def run(settings: PastTablesSettings) -> records.Run:
-    """Compare every model, quantization and variant on the posted text and on samples of the corpus.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    models = identities(settings)
-    return frame.recorded(
-        "past_tables",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, models, writer),
-        text=documents.published("blog-past")["text"],
-        models=models,
-        quantizations=[lowbit.identity(quantization) for quantization in settings.quantizations],
-        corpus=corpus.describe(settings.corpus),
-    )
+        models.append(model | {"asked_for": name})
+    return {
+        "text": documents.published("blog-past")["text"],
+        "models": models,
+        "quantizations": [lowbit.identity(quantization) for quantization in settings.quantizations],
+        "corpus": corpus.describe(settings.corpus),
+    }
 
 
 def _texts(settings: PastTablesSettings, tokenizer) -> Iterator[tuple[str, str, list[int]]]:
@@ -299,10 +263,11 @@ def _texts(settings: PastTablesSettings, tokenizer) -> Iterator[tuple[str, str, 
         yield str(sample.index), sample.source, ids
 
 
-def _measure(settings: PastTablesSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
+def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Compare every model, quantization and variant on the posted text and on samples of the corpus."""
     todo = [
         (model, quantization)
-        for model in models
+        for model in made_of["models"]
         for quantization in settings.quantizations
         # The bidirectional model is rebuilt from its weights, and the document did not quantize it.
         if quantization == "none" or model["architecture"] != "roberta"
@@ -317,21 +282,24 @@ def _measure(settings: PastTablesSettings, models: list[dict[str, Any]], writer:
         )  # fmt: skip
         rows = []
         with torch.inference_mode():
-            ways = variants(loaded.model)
+            of_model = variants(loaded.model)
             for sample, source, ids in _texts(settings, loaded.tokenizer):
                 tokens = torch.tensor([ids], device=loaded.model.device)
-                for way in ways:
-                    full, alone = way.full(tokens), way.full(tokens[:, -1:])
+                for variant in of_model:
+                    full, alone = variant.full(tokens), variant.full(tokens[:, -1:])
                     rows.append(
                         {
                             "model": loaded.name, "family": model["architecture"], "weights": loaded.weights,
-                            "dtype": settings.dtype, "quantization": quantization, "variant": way.name,
-                            "layers": way.layers, "sample": sample, "source": source, "n_tokens": len(ids),
+                            "dtype": settings.dtype, "quantization": quantization, "variant": variant.name,
+                            "layers": variant.layers, "sample": sample, "source": source, "n_tokens": len(ids),
                         }
-                        | compare(full.cpu(), _on_host(way.split(tokens)), alone.cpu())
+                        | compare(full.cpu(), _on_host(variant.split(tokens)), alone.cpu())
                     )  # fmt: skip
         writer.append(unit, rows)
 
 
 def _on_host(split: Split) -> Split:
     return Split(split.logits.cpu(), split.held)
+
+
+EXPERIMENT = Experiment("past_tables", PastTablesSettings, inputs, measure)

@@ -65,8 +65,13 @@ def own_tables(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def beside_published(rows: pd.DataFrame) -> pd.DataFrame:
+def beside_published(own: pd.DataFrame) -> pd.DataFrame:
     """Set our differences beside the post's, for each case that it published.
+
+    Parameters
+    ----------
+    own : DataFrame
+        `own_tables` of the rows `as_in_2023`.
 
     Returns
     -------
@@ -74,7 +79,7 @@ def beside_published(rows: pd.DataFrame) -> pd.DataFrame:
         ``case``, ``statistic``, ``published absolute``, ``here absolute``, ``published relative``, ``here relative``,
         ``here by element``; a case that this run left out is empty on our side.
     """
-    ours = own_tables(as_in_2023(rows)).drop_duplicates(["family", "quantization", "statistic"])
+    ours = own.drop_duplicates(["family", "quantization", "statistic"])
     both = published_tables().merge(
         ours, on=["family", "quantization", "statistic"], how="left", suffixes=("", " here")
     )
@@ -90,6 +95,13 @@ def beside_published(rows: pd.DataFrame) -> pd.DataFrame:
             "here by element": both["element"],
         }
     )
+
+
+def relative_apart(own: pd.DataFrame) -> pd.DataFrame:
+    """Keep the statistics that have a relative difference of both kinds, with the factor ``apart`` between the two."""
+    # A difference or a logit of zero has no ratio.
+    own = own[(own["relative"] > 0) & (own["element"] > 0)]
+    return own.assign(apart=(own["relative"] / own["element"]).map(lambda ratio: max(ratio, 1 / ratio)))
 
 
 def by_variant(rows: pd.DataFrame) -> pd.DataFrame:
@@ -136,7 +148,7 @@ def variant_grid(table: pd.DataFrame) -> pd.DataFrame:
             "weights in": table["quantization"].map({"none": "the dtype", "8bit": "8 bits", "4bit": "4 bits"}),
             "variant": [_named(row) for row in table.to_dict("records")],
             "past held": [f"{held:.0%}" for held in table["held"]],
-            "difference / spread": [_scientific(estimate) for estimate in table["spread"]],
+            "difference / spread": [estimate.text("{:.2g}") for estimate in table["spread"]],
             "equal to last token alone": [
                 f"{n} of {of}" for n, of in zip(table["alone_equal"], table["texts"], strict=True)
             ],
@@ -147,10 +159,6 @@ def variant_grid(table: pd.DataFrame) -> pd.DataFrame:
 
 def _named(row: dict[str, Any]) -> str:
     return row["variant"] + (f", {row['layers']} layers" if row["variant"] == past_tables.HANDED else "")
-
-
-def _scientific(estimate: fits.Estimate) -> str:
-    return estimate.text("{:.2g}")
 
 
 def roundoffs(rows: pd.DataFrame) -> pd.Series:

@@ -2,25 +2,26 @@
 
 import pandas as pd
 
-from kvbook.runs.records import Run
 from kvreport.chapters.blog_past import past_tables, tables
+from kvreport.chapters.blog_past.results import Results
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES, between, size
 
 
-def captions(run: Run) -> dict[str, dict[str, str]]:
+def captions(results: Results) -> dict[str, dict[str, str]]:
     """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
 
     Parameters
     ----------
-    run : Run
-        Of the experiment ``past_tables``.
+    results : Results
+        The chapter's.
 
     Returns
     -------
     dict
         By name: ``name``, ``caption`` and, for a figure, ``alt``.
     """
+    run = results.past
     asked = run.about["settings"]
     machine = f"{DTYPES[asked['dtype']]}; {wording.machine(run)}"
     one_text = f"{wording.models(run)}; {machine}; the post's one text"
@@ -28,7 +29,7 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
         f"{wording.models(run)}; {machine}; {asked['n_samples']} samples of {asked['n_tokens']} tokens of "
         f"{wording.corpus(run)}, and the post's text"
     )
-    found = findings(run.rows)
+    found = findings(results)
     said = {
         "fig-past-published": (
             f"{found['fig-past-published']} Statistics of the absolute difference of the last token's logits with and without "
@@ -65,22 +66,11 @@ def captions(run: Run) -> dict[str, dict[str, str]]:
     return wording.published(said)
 
 
-def findings(rows: pd.DataFrame) -> dict[str, str]:
-    """Say in one sentence what each figure shows, from the rows that it draws.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``past_tables``.
-
-    Returns
-    -------
-    dict
-        By the figure's name.
-    """
-    table = tables.by_variant(rows)
+def findings(results: Results) -> dict[str, str]:
+    """Say in one sentence what each figure shows, from the table that it draws; by the figure's name."""
+    table = results.variants
     return {
-        "fig-past-published": _published(tables.beside_published(rows)),
+        "fig-past-published": _published(results.beside),
         "fig-past-variants": _variants(table[table["quantization"] == "none"]),
         "fig-past-depth": _depth(table),
     }
@@ -128,15 +118,9 @@ def _depth(table: pd.DataFrame) -> str:
     return f"A past that is handed over changes a bidirectional model's logits {' and '.join(said)}{none}."
 
 
-def numbers(rows: pd.DataFrame) -> dict[str, str]:
-    """Write every number that the chapter's prose quotes, by its glue key.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``past_tables``.
-    """
-    table = tables.by_variant(rows)
+def numbers(results: Results) -> dict[str, str]:
+    """Write every number that the chapter's prose quotes, by its glue key."""
+    rows, table = results.rows, results.variants
     plain = table[table["quantization"] == "none"]
 
     def spread(family: str, variant: str, of: pd.DataFrame = plain) -> str:
@@ -170,8 +154,6 @@ def numbers(rows: pd.DataFrame) -> dict[str, str]:
         if len(falcon)
         else "not run"
     )
-    own = tables.own_tables(tables.as_in_2023(rows))
-    own = own[(own["relative"] > 0) & (own["element"] > 0)]
-    apart = (own["relative"] / own["element"]).map(lambda ratio: max(ratio, 1 / ratio))
+    apart = results.apart["apart"]
     said["relative_apart"] = f"{apart.max():,.0f}" if len(apart) else "not run"
     return said
