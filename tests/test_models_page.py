@@ -8,9 +8,8 @@ import torch
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.models import listing, loading, registry
-from kvreport.chapters.models import figures, greedy_samples
-from kvreport.chapters.models import tables as analysis
-from kvreport.chapters.models import words as text
+from kvreport.chapters.models import figures, greedy_samples, tables, words
+from kvreport.chapters.models.results import Results
 from kvreport.chapters.models.settings import ModelsSettings
 from kvreport.publishing import citation
 
@@ -24,7 +23,19 @@ def settings(family_folders):
 
 @pytest.fixture(scope="module")
 def run(settings):
-    return greedy_samples.run(settings)
+    return greedy_samples.EXPERIMENT.run(settings)
+
+
+def scored(results: Results, scores: pd.DataFrame) -> Results:
+    """Give the same with other scores of the stand-ins."""
+    made = Results(results.greedy)
+    made.__dict__.update(scores=scores, memory=results.memory)
+    return made
+
+
+@pytest.fixture(scope="module")
+def results(run):
+    return Results(run)
 
 
 def test_every_model_writes_as_many_tokens_as_asked_for(run):
@@ -56,7 +67,7 @@ def test_a_masked_model_is_read_at_a_mask_behind_the_text_and_nothing_stands_beh
 def test_the_texts_pieces_make_the_text(run):
     tokenizer = loading.tokenizer("gpt2")
     written = run.rows.query("model == 'gpt2'")
-    found = analysis.samples(run.rows).set_index("model").loc["gpt2", "text"]
+    found = tables.samples(run.rows).set_index("model").loc["gpt2", "text"]
     assert found == tokenizer.decode(written["token"].tolist()) != ""
 
 
@@ -65,11 +76,11 @@ def test_all_stands_for_every_family_and_nothing_for_none():
     assert greedy_samples.names(ModelsSettings()) == listing.shipped()
     assert greedy_samples.names(ModelsSettings.checked(model="gpt2, mpt,gpt2")) == ["gpt2", "mpt"]
     with pytest.raises(UserError, match="names no model"):
-        greedy_samples.run(ModelsSettings.checked(model=" , "))
+        greedy_samples.EXPERIMENT.run(ModelsSettings.checked(model=" , "))
 
 
 def test_the_architectures_are_the_published_ones():
-    table = analysis.architectures().set_index("hub id")
+    table = tables.architectures().set_index("hub id")
     assert table.loc["tiiuae/falcon-7b", ["layers", "width", "heads", "KV heads"]].tolist() == [32, 4544, 71, 1]
     assert table.loc["meta-llama/Llama-3.1-8B-Instruct", "KV heads"] == 8
     assert table.loc["mosaicml/mpt-7b", "KV heads"] == 32
@@ -79,15 +90,15 @@ def test_the_architectures_are_the_published_ones():
 
 
 def test_fewer_bits_take_fewer_bytes_and_16_bits_take_half_of_32():
-    memory = analysis.memory()
+    memory = tables.memory()
     assert (memory["16-bit"] * 2 == memory["fp32"]).all()
     assert (memory["8-bit"] < memory["16-bit"]).all()
     assert (memory["4-bit"] < memory["8-bit"]).all()
 
 
 def test_smoothing_keeps_a_constant_and_follows_a_fall_from_its_first_value():
-    assert analysis.smoothed(np.full(50, 3.0)) == pytest.approx(np.full(50, 3.0))
-    falling = analysis.smoothed(np.arange(100, 0, -1.0))
+    assert tables.smoothed(np.full(50, 3.0)) == pytest.approx(np.full(50, 3.0))
+    falling = tables.smoothed(np.arange(100, 0, -1.0))
     assert falling[0] == 100
     # The mean of the last tenth: 10, 9, ..., 1.
     assert falling[-1] == pytest.approx(5.5)
@@ -97,7 +108,7 @@ def test_curves_start_at_the_logs_first_loss_in_bits_per_byte():
     name = listing.shipped()[0]
     facts = loading.standin_facts(name)
     log = pd.read_csv(paths.STANDINS / name / "training_log.csv")
-    first = analysis.curves().query("name == @name").iloc[0]
+    first = tables.curves().query("name == @name").iloc[0]
     expected = log["loss_nats"][0] / np.log(2) * facts["held_out"]["tokens"] / facts["held_out"]["bytes"]
     assert first["bits_per_byte"] == pytest.approx(expected)
     assert first["tokens"] == facts["recipe"]["tokens_per_step"]
@@ -115,7 +126,7 @@ def test_labels_are_moved_apart_in_order_and_only_as_far_as_needed():
 
 @pytest.mark.parametrize("written", ["a\nb", "a\tb", "  a", "x\x0by\x85z", "a`b``c", "`", "\ufffd"])
 def test_what_a_model_writes_fits_a_tables_cell_as_code(written):
-    cell = text.FORMATS["tab-models-samples"]["text"](written)
+    cell = words.FORMATS["tab-models-samples"]["text"](written)
     assert len(cell.splitlines()) == 1
     fence = cell.split(" ")[0]
     assert set(fence) == {"`"}
@@ -130,31 +141,29 @@ def test_the_list_names_every_hub_id_and_every_stand_in_that_is_there():
     assert sum("ships with the book" in line for line in lines) == len(listing.shipped())
 
 
-def test_captions_and_numbers_come_from_the_records(run):
-    scores = analysis.stand_ins()
-    captions = text.captions(run, scores)
+def test_captions_and_numbers_come_from_the_records(results):
+    captions = words.captions(results)
     assert (
         "Weights: stand-ins trained for this book; weights from a local folder; fp32"
         in captions["tab-models-samples"]["caption"]
     )
     assert "pseudo-likelihood" in captions["tab-models-bits"]["caption"]
-    better = scores.assign(model=0.5)
-    before, after = (text.numbers(table, analysis.memory())["below_bigram"] for table in (scores, better))
+    better = scored(results, results.scores.assign(model=0.5))
+    before, after = (words.numbers(each)["below_bigram"] for each in (results, better))
     assert before != after == "75%"
 
 
-def test_a_family_without_a_stand_in_is_said():
-    scores, memory = analysis.stand_ins(), analysis.memory()
+def test_a_family_without_a_stand_in_is_said(results):
     titles = [family.title for family in registry.families().values()]
-    every = pd.concat([scores.iloc[[0]].assign(family=title) for title in titles])
-    assert text.numbers(every, memory)["missing"] == "every family has one"
-    assert text.numbers(every[every["family"] != "MPT"], memory)["missing"].startswith("MPT has none")
+    every = pd.concat([results.scores.iloc[[0]].assign(family=title) for title in titles])
+    assert words.numbers(scored(results, every))["missing"] == "every family has one"
+    assert words.numbers(scored(results, every[every["family"] != "MPT"]))["missing"].startswith("MPT has none")
 
 
-def test_the_figure_begins_with_how_many_stand_ins_are_below_xz(run):
-    scores = analysis.stand_ins()
-    caption = text.captions(run, scores)["fig-models-training"]["caption"]
+def test_the_figure_begins_with_how_many_stand_ins_are_below_xz(results):
+    scores = results.scores
+    caption = words.captions(results)["fig-models-training"]["caption"]
     assert caption.startswith("On held-out text the causal stand-ins reach")
     assert not citation.first_sentence(caption).endswith("…")
-    assert "bits per byte; 0 of 6 need fewer than the" in text._training_found(scores.assign(model=9.0))
-    assert "bits per byte; 6 of 6 need fewer than the" in text._training_found(scores.assign(model=0.1))
+    assert "bits per byte; 0 of 6 need fewer than the" in words._training_found(scores.assign(model=9.0))
+    assert "bits per byte; 6 of 6 need fewer than the" in words._training_found(scores.assign(model=0.1))

@@ -30,8 +30,6 @@ from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.chapters.layer_drift import by_layer as layer_drift
 from kvreport.chapters.layer_drift import greedy_paths, mitigations
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
-from kvreport.chapters.models import greedy_samples
-from kvreport.chapters.models.settings import ModelsSettings
 from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
 from kvreport.chapters.prompt_reuse import first_layer, split_keys
 from kvreport.chapters.prompt_reuse import tokenizer_boundaries as seams
@@ -80,7 +78,6 @@ EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
     "layer_drift": _Unconverted(LayerDriftSettings, layer_drift.run),
     "greedy_paths": _Unconverted(LayerDriftSettings, greedy_paths.run),
     "mitigations": _Unconverted(LayerDriftSettings, mitigations.run),
-    "greedy_samples": _Unconverted(ModelsSettings, greedy_samples.run),
     "split_keys": _Unconverted(PromptReuseSettings, split_keys.run),
     "first_layer": _Unconverted(PromptReuseSettings, first_layer.run),
     "prompt_reuse": _Unconverted(PromptReuseSettings, prompt_reuse.run),

@@ -58,9 +58,9 @@ def plot_curves(curves: pd.DataFrame, scores: pd.DataFrame, ax: Axes) -> Axes:
     Parameters
     ----------
     curves : DataFrame
-        From `analyses.models_page.curves`.
+        From `tables.curves`.
     scores : DataFrame
-        From `analyses.models_page.stand_ins`.
+        From `tables.stand_ins`.
     ax : Axes
         Where to draw.
     """

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from kvbook import paths, progress
 from kvbook.errors import UserError
 from kvbook.models import loading, placement, registry
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.models.settings import ModelsSettings
 
 
@@ -34,25 +34,9 @@ def names(settings: ModelsSettings) -> list[str]:
 def write(
     model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int, mask: int | None = None
 ) -> Iterator[tuple[int, float]]:
-    """Go on from a prompt by the first choice.
+    """Go on from a prompt, ids of shape (1, prompt_len), by the first choice; yield each token's id and its probability.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model, or with `mask` a masked one.
-    ids : Tensor of int64, shape (1, prompt_len)
-        The prompt.
-    n_new_tokens : int
-        How many to write.
-    mask : int, optional
-        Id of the mask token, for a masked language model.
-
-    Yields
-    ------
-    token : int
-        Its id.
-    probability : float
-        That the model gives it.
+    A masked language model is given the id of its mask token.
     """
     for _ in range(n_new_tokens):
         if mask is None:
@@ -64,34 +48,21 @@ def write(
         ids = torch.hstack([ids, best.indices[None, None]])
 
 
-def run(settings: ModelsSettings) -> records.Run:
-    """Let every model write, or read what it wrote if these inputs have been run.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    device = placement.device_of(settings.device)
-    placement.dtype_on(settings.dtype, device)
-    asked = names(settings)
-    if not asked:
+def inputs(settings: ModelsSettings) -> dict[str, Any]:
+    """Name the models, and refuse what cannot be run."""
+    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
+    if not (asked := names(settings)):
         raise UserError(f"model = {settings.model!r} names no model: use 'all', or names with commas between them")
     models = [
         loading.identify(name, settings.weights, settings.seed) | {"asked_for": name}
         for name in progress.track(asked, label="models: found")
     ]
-    return frame.recorded(
-        "greedy_samples",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, models, writer),
-        models=models,
-    )
+    return {"models": models}
 
 
-def _measure(settings: ModelsSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    for model in progress.track(models, label="greedy samples: model"):
+def measure(settings: ModelsSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Let every model write."""
+    for model in progress.track(made_of["models"], label="greedy samples: model"):
         unit = model["asked_for"]
         if unit in writer.done:
             continue
@@ -119,3 +90,6 @@ def _measure(settings: ModelsSettings, models: list[dict[str, Any]], writer: rec
                 for step, ((token, probability), before, text) in enumerate(zip(steps, texts, texts[1:], strict=False))
             ],
         )
+
+
+EXPERIMENT = Experiment("greedy_samples", ModelsSettings, inputs, measure)

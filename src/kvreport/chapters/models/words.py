@@ -7,6 +7,7 @@ import pandas as pd
 from kvbook.models import listing, loading, registry
 from kvbook.runs.records import Run
 from kvreport.chapters.models import tables
+from kvreport.chapters.models.results import Results
 from kvreport.publishing import wording
 
 _GIB = 2**30
@@ -37,16 +38,9 @@ def _kinds(run: Run) -> str:
     return "; ".join(wording.WEIGHTS[kind] for kind in kinds)
 
 
-def captions(run: Run, scores: pd.DataFrame) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of the figure and the tables, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    run : Run
-        Of the experiment ``greedy_samples``.
-    scores : DataFrame
-        From `models_page.stand_ins`.
-    """
+def captions(results: Results) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of the figure and the tables, as `Page.figure` and `Page.table` take them."""
+    run, scores = results.greedy, results.scores
     facts = [loading.standin_facts(name) for name in listing.shipped()]
     trained = sorted({fact["trained_tokens"] for fact in facts})
     seeds = sorted({fact["recipe"]["seed"] for fact in facts})
@@ -115,10 +109,9 @@ def bits_table(scores: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def documents_table() -> pd.DataFrame:
+def documents_table(architectures: pd.DataFrame) -> pd.DataFrame:
     """Cut what a hub id itself says out of the table of architectures."""
-    shown = ["hub id", "used by", "parameters", "layers", "width", "heads", "KV heads", "vocabulary"]
-    return tables.architectures()[shown]
+    return architectures[["hub id", "used by", "parameters", "layers", "width", "heads", "KV heads", "vocabulary"]]
 
 
 def shape_table(scores: pd.DataFrame) -> pd.DataFrame:
@@ -126,18 +119,14 @@ def shape_table(scores: pd.DataFrame) -> pd.DataFrame:
     return scores.drop(columns=["model", "unigram", "bigram_backoff", "xz_9", "objective"])
 
 
-def sample_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Put together what each model wrote."""
-    return tables.samples(rows)[["model", "text", "probability"]]
-
-
 def _missing(families: list[str], there: list[str]) -> str:
     missing = [family for family in families if family not in there]
     return f"{_several(missing)} has none in this copy of the book" if missing else "every family has one"
 
 
-def numbers(scores: pd.DataFrame, memory: pd.DataFrame) -> dict[str, str]:
+def numbers(results: Results) -> dict[str, str]:
     """Write every number that the page's prose quotes, by its glue key."""
+    scores, memory = results.scores, results.memory
     causal = scores[scores["objective"] == "next token"]
     of_7b = memory[memory["fp32"] > 20 * _GIB]
     span = {
