@@ -5,23 +5,25 @@ import re
 import pandas as pd
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from torch.nn.functional import linear
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.measuring import agreement
-from kvbook.measuring import full_and_split as passes
+from kvbook.measuring import agreement, full_and_split
 from kvreport.chapters.where_drift_begins import (
     attention_forms,
     cache_factorial,
+    figures,
     gemm_map,
     length_sweep,
     operation_replay,
+    tables,
+    words,
 )
-from kvreport.chapters.where_drift_begins import tables as analysis
-from kvreport.chapters.where_drift_begins import words as text
+from kvreport.chapters.where_drift_begins.results import Results
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
-from kvreport.publishing import citation
+from kvreport.publishing import citation, wording
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +35,12 @@ def settings(llama_folder, gpt2_folder, text_folder):
 
 
 @pytest.fixture(scope="module")
-def runs(settings):
-    return text.Runs(
-        replayed=operation_replay.run(settings),
-        mapped=gemm_map.run(settings),
-        swept=length_sweep.run(settings),
-        attention=attention_forms.run(settings),
-        factorial=cache_factorial.run(settings),
-    )
+def results(settings):
+    return Results.of(settings)
 
 
-def test_every_operation_is_in_every_pass_once(runs):
-    rows = runs.replayed.rows
+def test_every_operation_is_in_every_pass_once(results):
+    rows = results.replayed.rows
     keys = ["model", "attention", "dtype", "sample", "pass", "layer", "operation"]
     assert not rows.duplicated(keys).any()
     assert set(rows["pass"]) == {"last 1", "last 3", "all", "all but the last", "real decode step"}
@@ -58,16 +54,16 @@ def test_every_operation_is_in_every_pass_once(runs):
     )
 
 
-def test_all_rows_once_more_are_equal_and_replayed_inputs_are_too(runs):
-    rows = runs.replayed.rows
+def test_all_rows_once_more_are_equal_and_replayed_inputs_are_too(results):
+    rows = results.replayed.rows
     assert (rows.loc[rows["pass"] == "all", "differing_calls"] == 0).all()
     assert (rows.loc[rows["pass"] != "real decode step", "inputs_equal"] == 1).all()
 
 
-def test_every_caption_and_number_can_be_said_of_any_run(runs):
-    words = text.captions(runs)
-    assert all(name == said["name"] and said["caption"].endswith(".") for name, said in words.items())
-    numbers = text.numbers(runs)
+def test_every_caption_and_number_can_be_said_of_any_run(results):
+    captions = words.captions(results)
+    assert all(name == said["name"] and said["caption"].endswith(".") for name, said in captions.items())
+    numbers = words.numbers(results)
     assert all(isinstance(value, str) and value for value in numbers.values())
     assert not any("nan" in value for value in numbers.values())
 
@@ -98,10 +94,10 @@ def test_control_a_product_that_depends_on_the_number_of_rows_is_flagged_where_i
             result[-2:] *= 1.001
         return result
 
-    states = analysis.gemm_states(pd.DataFrame(gemm_map.compare(*product, planted)))
-    assert states.loc[states["state"] == analysis.NONE_EQUAL, "rows"].tolist() == [1, 2, 3]
-    assert states.loc[states["state"] == analysis.FIRST_EQUAL, "rows"].tolist() == [6]
-    assert analysis.runs_of_numbers(states.loc[states["state"] != analysis.ALL_EQUAL, "rows"].tolist()) == "1–3, 6"
+    states = tables.gemm_states(pd.DataFrame(gemm_map.compare(*product, planted)))
+    assert states.loc[states["state"] == tables.NONE_EQUAL, "rows"].tolist() == [1, 2, 3]
+    assert states.loc[states["state"] == tables.FIRST_EQUAL, "rows"].tolist() == [6]
+    assert tables.runs_of_numbers(states.loc[states["state"] != tables.ALL_EQUAL, "rows"].tolist()) == "1–3, 6"
 
 
 @pytest.mark.parametrize("inner", [16, 17])
@@ -174,7 +170,7 @@ def test_a_kernel_without_masks_leaves_these_forms_out(qkv):
 def test_the_sweep_sees_what_two_passes_give(llama, ids):
     with torch.inference_mode():
         rows = {row["n_tokens"]: row for row in length_sweep.compare(llama, ids)}
-        full, split = passes.full_pass(llama, ids[:, :9]), passes.split_pass(llama, ids[:, :9])
+        full, split = full_and_split.full_pass(llama, ids[:, :9]), full_and_split.split_pass(llama, ids[:, :9])
     assert list(rows) == list(range(2, ids.shape[1] + 1))
     assert rows[9]["logits_equal"] == int(agreement.bits_equal(full.logits, split.logits).all())
     assert rows[9]["relative_rms"] == agreement.drift(full.logits, split.logits).relative_rms.item()
@@ -182,7 +178,7 @@ def test_the_sweep_sees_what_two_passes_give(llama, ids):
 
 def test_control_a_changed_key_is_a_changed_cache(llama, ids):
     with torch.inference_mode():
-        one, other = passes.prefill(llama, ids), passes.prefill(llama, ids)
+        one, other = full_and_split.prefill(llama, ids), full_and_split.prefill(llama, ids)
         assert length_sweep.cache_equal(one, other)
         other.layers[3].keys[0, 1, 5, 2] += 1e-6
         assert not length_sweep.cache_equal(one, other)
@@ -192,7 +188,7 @@ def test_control_a_changed_key_is_a_changed_cache(llama, ids):
 def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(request, ids, family):
     model = request.getfixturevalue(family)
     with torch.inference_mode():
-        reference, written = passes.full_pass(model, ids), cache_factorial.caches(model, ids)
+        reference, written = full_and_split.full_pass(model, ids), cache_factorial.caches(model, ids)
         found = cache_factorial.query(model, ids, written[cache_factorial.FULL], cache_factorial.ALL_ROWS)
     assert agreement.bits_equal(reference.logits, found.logits).all()
     assert {cache.get_seq_length() for cache in written.values()} == {ids.shape[1] - 1}
@@ -200,7 +196,7 @@ def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(request, ids, f
 
 def test_control_all_rows_read_the_cache_that_they_are_given(llama, ids):
     with torch.inference_mode():
-        reference = passes.full_pass(llama, ids)
+        reference = full_and_split.full_pass(llama, ids)
         wrong = ids.clone()
         wrong[0, 3] += 1
         cache = cache_factorial.caches(llama, wrong)[cache_factorial.PREFILL]
@@ -223,7 +219,7 @@ def factorial_rows(drifts) -> pd.DataFrame:
 
 @pytest.mark.parametrize(
     ("by_query", "by_cache", "fault"),
-    [(1e-7, 1e-7, analysis.BOTH), (1e-7, 0, analysis.QUERY), (0, 1e-7, analysis.CACHE), (0, 0, analysis.NEITHER)],
+    [(1e-7, 1e-7, tables.BOTH), (1e-7, 0, tables.QUERY), (0, 1e-7, tables.CACHE), (0, 0, tables.NEITHER)],
 )
 def test_the_fault_is_found_where_it_was_planted(by_query, by_cache, fault):
     one, every = cache_factorial.ONE_ROW, cache_factorial.ALL_ROWS
@@ -234,7 +230,7 @@ def test_the_fault_is_found_where_it_was_planted(by_query, by_cache, fault):
             for query in (one, every)
         }
     )
-    assert analysis.whose_fault(rows)["fault"].tolist() == [fault]
+    assert tables.whose_fault(tables.factorial_table(rows))["fault"].tolist() == [fault]
 
 
 def replayed_rows(**changes) -> pd.DataFrame:
@@ -263,14 +259,14 @@ def test_each_state_of_an_operation_is_told_from_the_others():
         },
         unequal={("all but the last", None, "head")},
     )  # fmt: skip
-    table = analysis.operation_states(rows).set_index(["layer", "operation"])["state"]
+    table = tables.operation_states(rows).set_index(["layer", "operation"])["state"]
     assert table.to_dict() == {
-        (-1, "embed"): analysis.EQUAL,
-        (0, "proj"): analysis.OWN_ROW,
-        (0, "act"): analysis.HANDED,
-        (1, "proj"): analysis.OWN_PREFILL,
-        (1, "act"): analysis.OWN_BOTH,
-        (2, "head"): analysis.HANDED,
+        (-1, "embed"): tables.EQUAL,
+        (0, "proj"): tables.OWN_ROW,
+        (0, "act"): tables.HANDED,
+        (1, "proj"): tables.OWN_PREFILL,
+        (1, "act"): tables.OWN_BOTH,
+        (2, "head"): tables.HANDED,
     }
 
 
@@ -279,9 +275,9 @@ def test_the_first_difference_is_the_earliest_and_says_whether_it_was_handed():
         differing={("real decode step", 1, "proj"), ("real decode step", 1, "act"), ("real decode step", None, "head")},
         unequal={("real decode step", 1, "proj")},
     )
-    found = analysis.first_differences(rows).iloc[0]
+    found = tables.first_differences(rows).iloc[0]
     assert (found["first"], found["cause"], found["differing"]) == ("layer 1 proj", "the cache it reads", 1)
-    nothing = analysis.first_differences(replayed_rows()).iloc[0]
+    nothing = tables.first_differences(replayed_rows()).iloc[0]
     assert (nothing["first"], nothing["differing"]) == ("none", 0)
 
 
@@ -296,24 +292,20 @@ def test_a_run_that_cannot_start_leaves_nothing_behind(settings, tmp_path, monke
         (attention_forms, {"device": "nosuch"}),
     ):
         with pytest.raises(UserError) as error:
-            module.run(WhereDriftBeginsSettings.checked(**settings.model_dump() | change))
+            module.EXPERIMENT.run(WhereDriftBeginsSettings.checked(**settings.model_dump() | change))
         assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
 
 
-def test_figures_draw_what_the_tables_hold(runs):
-    from matplotlib import pyplot as plt
-
-    from kvreport.chapters.where_drift_begins import figures
-
-    states = analysis.operation_states(runs.replayed.rows)
+def test_figures_draw_what_the_tables_hold(results):
+    states = results.states
     drawn = [
         figures.figure_operations(states, states["model"].iloc[0], states["attention"].iloc[0]),
-        figures.figure_kinds(analysis.kind_shares(runs.replayed.rows), figures.shown_passes()),
-        figures.figure_gemm(analysis.gemm_states(runs.mapped.rows)),
-        figures.figure_lengths(analysis.sweep_states(runs.swept.rows)),
-        figures.figure_forms(analysis.form_shares(runs.attention.rows)),
-        figures.figure_factorial(analysis.factorial_table(runs.factorial.rows)),
+        figures.figure_kinds(results.shares, figures.shown_passes()),
+        figures.figure_gemm(results.products),
+        figures.figure_lengths(results.lengths),
+        figures.figure_forms(results.forms),
+        figures.figure_factorial(results.drifts),
     ]
     for fig in drawn:
         fig.canvas.draw()
@@ -326,8 +318,8 @@ def test_the_library_s_own_product_is_what_is_mapped_by_default(product):
     assert list(gemm_map.compare(x, weight)) == list(gemm_map.compare(x, weight, linear))
 
 
-def test_every_figure_begins_with_its_finding_in_a_sentence_that_a_title_can_hold(runs):
-    for name, said in text.captions(runs).items():
+def test_every_figure_begins_with_its_finding_in_a_sentence_that_a_title_can_hold(results):
+    for name, said in words.captions(results).items():
         if name.startswith("fig-"):
             assert re.search(r"\b(give|gives|has|have|is|seen)\b", citation.first_sentence(said["caption"])), name
             assert not citation.first_sentence(said["caption"]).endswith("…"), name
@@ -336,20 +328,24 @@ def test_every_figure_begins_with_its_finding_in_a_sentence_that_a_title_can_hol
 def test_operations_that_differ_by_themselves_are_counted_and_what_was_handed_on_is_not():
     own = {("last 1", 0, "proj"), ("all but the last", 1, "act")}
     handed = {("real decode step", None, "head")}
-    assert "2 of 6 in fp32" in text._operations_found(replayed_rows(differing=own | handed))
-    assert "none of the 6 operations of m is seen" in text._operations_found(replayed_rows(differing=handed))
+    assert "2 of 6 in fp32" in words._operations_found(tables.operation_states(replayed_rows(differing=own | handed)))
+    assert "none of the 6 operations of m is seen" in words._operations_found(
+        tables.operation_states(replayed_rows(differing=handed))
+    )
 
 
 def test_only_the_kinds_that_differ_are_named_and_without_any_none_is_seen_to():
     rows = replayed_rows(differing={("last 1", 0, "proj")}).assign(kind=lambda table: table["operation"])
     # In one dtype of two, and one pass of two, the calls of one layer of two: an average over cells would be 12 %.
     both = pd.concat([rows, rows.assign(dtype="float16", differing_calls=0)])
-    assert "only these give other bits, in up to so many calls: proj 50% in fp32." in text._kinds_found(both)
+    assert "only these give other bits, in up to so many calls: proj 50% in fp32." in words._kinds_found(
+        tables.kind_shares(both)
+    )
     alike = pd.concat([rows, rows.assign(dtype="float16")])
-    assert "proj 50% in fp32 and fp16" in text._kinds_found(alike)
-    assert "no kind of operation is seen" in text._kinds_found(rows.assign(differing_calls=0))
+    assert "proj 50% in fp32 and fp16" in words._kinds_found(tables.kind_shares(alike))
+    assert "no kind of operation is seen" in words._kinds_found(tables.kind_shares(rows.assign(differing_calls=0)))
     every = rows.assign(differing_calls=1)
-    assert "all kinds that were run" in text._kinds_found(every)
+    assert "all kinds that were run" in words._kinds_found(tables.kind_shares(every))
 
 
 def mapped_rows(differing: dict[str, int]) -> pd.DataFrame:
@@ -362,14 +358,14 @@ def mapped_rows(differing: dict[str, int]) -> pd.DataFrame:
 
 def test_a_product_is_said_to_differ_at_as_many_numbers_of_rows_as_it_does():
     said = "Of 8 numbers of rows, a product gives some row other bits than all 8 at up to 3 in fp32 and none in bf16."
-    assert said in text._gemm_found(mapped_rows({"float32": 3, "bfloat16": 0}))
-    assert text._gemm_found(mapped_rows({"float32": 0})).startswith("At none of 8 numbers of rows")
+    assert said in words._gemm_found(tables.gemm_states(mapped_rows({"float32": 3, "bfloat16": 0})))
+    assert words._gemm_found(tables.gemm_states(mapped_rows({"float32": 0}))).startswith("At none of 8 numbers of rows")
 
 
 def test_numbers_of_rows_are_listed_by_inner_size_where_these_differ():
     one, other = mapped_rows({"bfloat16": 1}), mapped_rows({"bfloat16": 0}).assign(inner_size=8)
-    assert text._of_gemm(one)["gemm"] == "bf16, 1 thread: 1"
-    said = text._of_gemm(pd.concat([one, other]))["gemm"]
+    assert words._of_gemm(tables.gemm_states(one))["gemm"] == "bf16, 1 thread: 1"
+    said = words._of_gemm(tables.gemm_states(pd.concat([one, other])))["gemm"]
     assert said == "bf16, 1 thread: 1 at inner size 4, and none at inner size 8"
 
 
@@ -378,8 +374,8 @@ def test_the_texts_length_is_told_from_those_beside_it():
         {"model": "m", "attention": attention, "dtype": dtype, "n_tokens": n, "cache_equal": int(n != 5 or attention != "sdpa")}
         for attention in ("sdpa", "eager") for dtype in ("float32", "bfloat16") for n in range(2, 9)
     )  # fmt: skip
-    assert text._length_found(rows, 5).endswith("in fp32 and bf16 at 5, in no dtype at 4 and 6 tokens.")
-    assert text._length_found(rows, 7).endswith("in no dtype at 7, 6 and 8 tokens.")
+    assert words._length_found(rows, 5).endswith("in fp32 and bf16 at 5, in no dtype at 4 and 6 tokens.")
+    assert words._length_found(rows, 7).endswith("in no dtype at 7, 6 and 8 tokens.")
 
 
 @pytest.mark.parametrize(
@@ -388,9 +384,9 @@ def test_the_texts_length_is_told_from_those_beside_it():
 def test_few_files_have_a_lowest_and_a_highest_and_no_interval(files, said):
     rows = factorial_rows({(c, q): 1e-7 for c in cache_factorial.SOURCES for q in (cache_factorial.ONE_ROW,)})
     rows = pd.concat([rows.assign(sample=n, source=f"{n}.py", relative_rms=(1.0 + n) * 2**-24) for n in range(files)])
-    assert said in analysis.brackets(rows)
-    drift = analysis.factorial_table(rows)["drift"].iloc[0]
-    if files < analysis.FEWEST:
+    assert said in wording.brackets(rows)
+    drift = tables.factorial_table(rows)["drift"].iloc[0]
+    if files < wording.FEWEST:
         assert (drift.low, drift.high) == (1.0, files)
     else:
         assert 1.0 < drift.low < drift.high < files
@@ -401,8 +397,8 @@ def test_lengths_with_equal_bits_are_counted_by_attention():
         {"attention": attention, "dtype": "float16", "n_tokens": n, "logits_equal": int(n < least)}
         for attention, least in (("sdpa", 4), ("eager", 9)) for n in range(2, 9)
     )  # fmt: skip
-    assert "in fp16 at 2 and 7 (sdpa and eager attention)" in text._lengths_found(rows)
-    assert text._lengths_found(rows.assign(logits_equal=1)).startswith("At all 7 lengths")
+    assert "in fp16 at 2 and 7 (sdpa and eager attention)" in words._lengths_found(rows)
+    assert words._lengths_found(rows.assign(logits_equal=1)).startswith("At all 7 lengths")
 
 
 def test_a_query_alone_is_said_to_agree_only_where_every_row_does():
@@ -410,8 +406,8 @@ def test_a_query_alone_is_said_to_agree_only_where_every_row_does():
         {"dtype": "float32", "kernel": kernel, "form": "1 row, no mask", "equal_rows": equal, "compared_rows": 1000}
         for kernel, equal in (("a", 0), ("b", 999))
     )
-    assert "0% to >99% in fp32" in text._forms_found(rows)
-    assert "in every kernel, dtype and draw" in text._forms_found(rows.assign(equal_rows=1000))
+    assert "0% to >99% in fp32" in words._forms_found(tables.equal_shares(rows))
+    assert "in every kernel, dtype and draw" in words._forms_found(tables.equal_shares(rows.assign(equal_rows=1000)))
 
 
 @pytest.mark.parametrize(
@@ -436,4 +432,4 @@ def test_what_is_enough_to_change_the_logits_is_said_of_each_alone(by_query, by_
             for query in (one, cache_factorial.ALL_ROWS)
         }
     )
-    assert said in text._factorial_found(rows)
+    assert said in words._factorial_found(tables.whose_fault(tables.factorial_table(rows)))

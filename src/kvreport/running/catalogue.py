@@ -40,14 +40,6 @@ from kvreport.chapters.static_cache import shapes as static_shapes
 from kvreport.chapters.static_cache import speed as static_speed
 from kvreport.chapters.static_cache import texts as static_texts
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
-from kvreport.chapters.where_drift_begins import (
-    attention_forms,
-    cache_factorial,
-    gemm_map,
-    length_sweep,
-    operation_replay,
-)
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 
 @dataclass(frozen=True)
@@ -85,11 +77,6 @@ EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
     "exact_ladder": _Unconverted(ExactCachesSettings, exact_ladder.run),
     "exact_cost": _Unconverted(ExactCachesSettings, exact_cost.run),
     "seams": _Unconverted(PromptReuseSettings, seams.run),
-    "operation_replay": _Unconverted(WhereDriftBeginsSettings, operation_replay.run),
-    "gemm_map": _Unconverted(WhereDriftBeginsSettings, gemm_map.run),
-    "length_sweep": _Unconverted(WhereDriftBeginsSettings, length_sweep.run),
-    "attention_forms": _Unconverted(WhereDriftBeginsSettings, attention_forms.run),
-    "cache_factorial": _Unconverted(WhereDriftBeginsSettings, cache_factorial.run),
     "scratch_logits": _Unconverted(ScratchSettings, scratch_logits.run),
     "scratch_loss": _Unconverted(ScratchSettings, scratch_loss.run),
     "scratch_held": _Unconverted(ScratchSettings, scratch_held.run),

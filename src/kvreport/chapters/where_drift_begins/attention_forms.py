@@ -14,8 +14,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 from kvbook import progress
 from kvbook.measuring import agreement
 from kvbook.models import placement
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 HEADS, HEAD_DIM, DRAWS = 4, 32, 4
@@ -141,25 +141,6 @@ def compare(attend: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         }
 
 
-def run(settings: WhereDriftBeginsSettings) -> records.Run:
-    """Take every kernel of the device apart, or read the rows.
-
-    Raises
-    ------
-    UserError
-        For a device or dtype that is not there.
-    """
-    device = placement.check(settings.device, settings.dtypes)
-    return frame.recorded(
-        "attention_forms",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, device, writer),
-        fields={"device", "seed", "dtypes", "key_lengths"},
-        models=[],
-    )
-
-
 def available(attend: Attention, device: torch.device, dtype: torch.dtype) -> bool:
     """Tell whether a kernel runs on a device in a dtype at all."""
     few = torch.zeros(1, 1, 2, HEAD_DIM, dtype=dtype, device=device)
@@ -170,7 +151,15 @@ def available(attend: Attention, device: torch.device, dtype: torch.dtype) -> bo
     return True
 
 
-def _measure(settings: WhereDriftBeginsSettings, device: torch.device, writer: records.Writer) -> None:
+def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+    """Refuse a device or dtype that is not there; no model is read."""
+    placement.check(settings.device, settings.dtypes)
+    return {"models": []}
+
+
+def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Take every kernel of the device apart."""
+    device = placement.device_of(settings.device)
     cases = [(dtype, keys) for dtype in settings.dtypes for keys in settings.key_lengths]
     for name, keys in progress.track(cases, len(cases), "attention taken apart: case"):
         unit = f"{name}|{keys}"
@@ -186,3 +175,9 @@ def _measure(settings: WhereDriftBeginsSettings, device: torch.device, writer: r
                     about = {"kernel": kernel, "dtype": name, "keys": keys, "heads": HEADS, "head_dim": HEAD_DIM}
                     rows += [about | row for row in compare(attend, q, k, v)]
         writer.append(unit, rows)
+
+
+EXPERIMENT = Experiment(
+    "attention_forms", WhereDriftBeginsSettings, inputs, measure,
+    fields=frozenset({"device", "seed", "dtypes", "key_lengths"}),
+)  # fmt: skip

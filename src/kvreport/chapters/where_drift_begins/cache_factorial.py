@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 
-from kvbook.measuring import agreement
-from kvbook.measuring import full_and_split as passes
+from kvbook.measuring import agreement, full_and_split
 from kvbook.models import corpus
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 FULL, PREFILL, DECODE = "full pass", "prefill", "decode"
@@ -61,7 +59,7 @@ class GivenCache(DynamicCache):
         )
 
 
-def caches(model: passes.PreTrainedModel, ids: torch.Tensor) -> dict[str, Cache]:
+def caches(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, Cache]:
     """Write the keys and values of all tokens but the last in three ways.
 
     Parameters
@@ -79,13 +77,13 @@ def caches(model: passes.PreTrainedModel, ids: torch.Tensor) -> dict[str, Cache]
     prefix = ids[:, :-1]
     full = model(ids, use_cache=True, logits_to_keep=1).past_key_values
     full.crop(-1)
-    decoded = passes.prefill(model, prefix[:, :1])
+    decoded = full_and_split.prefill(model, prefix[:, :1])
     for position in range(1, prefix.shape[1]):
         model(prefix[:, position : position + 1], past_key_values=decoded, use_cache=True)
-    return {FULL: full, PREFILL: passes.prefill(model, prefix), DECODE: decoded}
+    return {FULL: full, PREFILL: full_and_split.prefill(model, prefix), DECODE: decoded}
 
 
-def query(model: passes.PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) -> passes.LastToken:
+def query(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) -> full_and_split.LastToken:
     """Run the last token on a cache, alone or among all rows.
 
     Parameters
@@ -100,11 +98,11 @@ def query(model: passes.PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: 
         `ONE_ROW` or `ALL_ROWS`.
     """
     if rows == ONE_ROW:
-        return passes.decode(model, ids[:, -1:], copy.deepcopy(cache))
-    return passes.decode(model, ids, GivenCache(cache))
+        return full_and_split.decode(model, ids[:, -1:], copy.deepcopy(cache))
+    return full_and_split.decode(model, ids, GivenCache(cache))
 
 
-def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
     """Score one text's last token in all six ways and hold each against the full pass.
 
     Parameters
@@ -114,7 +112,7 @@ def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[s
     ids : Tensor of int64, shape (1, seq_len)
         The text.
     """
-    reference = passes.full_pass(model, ids)
+    reference = full_and_split.full_pass(model, ids)
     written = caches(model, ids)
     for source, cache in written.items():
         held, expected = (_flat(which) for which in (cache, written[FULL]))
@@ -140,33 +138,20 @@ def _flat(cache: Cache) -> torch.Tensor:
     return torch.cat([states.flatten().cpu() for layer in cache.layers for states in (layer.keys, layer.values)])
 
 
-def run(settings: WhereDriftBeginsSettings) -> records.Run:
-    """Measure the factorial on the settings' first model, or read the rows.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
+def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+    """Name the settings' first model and the corpus, and refuse what cannot be run."""
     longer = settings.n_tokens + 1
-    (model,) = texts.identities(settings, [settings.model], longer)
-    texts.check_corpus(settings, [settings.model], settings.n_samples, longer)
-    return frame.recorded(
-        "cache_factorial",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, writer),
-        fields={"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"},
-        models=[model],
-        corpus=corpus.describe(settings.corpus),
-    )
+    models = samples.identities(settings, [settings.model], longer)
+    samples.check_corpus(settings, [settings.model], settings.n_samples, longer)
+    return {"models": models, "corpus": corpus.describe(settings.corpus)}
 
 
-def _measure(settings: WhereDriftBeginsSettings, writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Measure the factorial on the settings' first model."""
     for dtype in settings.dtypes:
-        loaded = texts.load(settings, settings.model, dtype)
+        loaded = samples.load(settings, settings.model, dtype)
         label = f"whose fault, {dtype}"
-        for text in texts.pending(settings, writer, loaded, dtype, settings.n_samples, settings.n_tokens + 1, label):
+        for text in samples.pending(settings, writer, loaded, dtype, settings.n_samples, settings.n_tokens + 1, label):
             with torch.inference_mode():
                 rows = [
                     text.about | {"n_tokens": length} | row
@@ -174,3 +159,9 @@ def _measure(settings: WhereDriftBeginsSettings, writer: records.Writer) -> None
                     for row in compare(loaded.model, text.ids[:, :length])
                 ]
             writer.append(text.unit, rows)
+
+
+EXPERIMENT = Experiment(
+    "cache_factorial", WhereDriftBeginsSettings, inputs, measure,
+    fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}),
+)  # fmt: skip

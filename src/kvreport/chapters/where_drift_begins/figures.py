@@ -13,8 +13,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from kvreport.chapters.where_drift_begins import attention_forms, cache_factorial, operation_replay
-from kvreport.chapters.where_drift_begins import tables as analysis
+from kvreport.chapters.where_drift_begins import attention_forms, cache_factorial, operation_replay, tables
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
@@ -64,7 +63,7 @@ def plot_operations(states: pd.DataFrame, ax: Axes) -> Axes:
     Parameters
     ----------
     states : DataFrame
-        From `analyses.where_drift_begins.operation_states`, one model, attention and dtype.
+        From `tables.operation_states`, one model, attention and dtype.
     ax : Axes
         Where to draw.
     """
@@ -72,7 +71,7 @@ def plot_operations(states: pd.DataFrame, ax: Axes) -> Axes:
     first, last = int(states["layer"].min()), int(states["layer"].max())
     grid = np.full((len(names), last - first + 1), -1)
     for row in states.itertuples():
-        grid[names.index(row.operation), row.layer - first] = analysis.STATES.index(row.state)
+        grid[names.index(row.operation), row.layer - first] = tables.STATES.index(row.state)
     edges = np.arange(first, last + 2) - 0.5
     _plot_states(ax, grid, edges, _STATE_COLOURS, _STATE_HATCHES)
     ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9)
@@ -98,7 +97,7 @@ def figure_operations(states: pd.DataFrame, model: str, attention: str) -> Figur
         plot_operations(rows[rows["dtype"] == dtype], ax)
         ax.set_title(DTYPES[dtype], fontsize=10)
         ax.set_xlabel("layer")
-    _legend(fig, list(analysis.STATES), _STATE_COLOURS, _STATE_HATCHES, 2)
+    _legend(fig, list(tables.STATES), _STATE_COLOURS, _STATE_HATCHES, 2)
     return fig
 
 
@@ -108,13 +107,13 @@ def plot_kinds(shares: pd.DataFrame, columns: list[tuple[str, str]], ax: Axes) -
     Parameters
     ----------
     shares : DataFrame
-        From `analyses.where_drift_begins.kind_shares`, one dtype and pass.
+        From `tables.kind_shares`, one dtype and pass.
     columns : list of (model, attention)
         The columns.
     ax : Axes
         Where to draw.
     """
-    names = analysis.kinds(shares)
+    names = tables.kinds(shares)
     grid = np.full((len(names), len(columns)), np.nan)
     for row in shares.itertuples():
         grid[names.index(row.kind), columns.index((row.model, row.attention))] = row.share
@@ -146,7 +145,7 @@ def figure_kinds(shares: pd.DataFrame, passes: list[str]) -> Figure:
     )
     for ax, (dtype, name) in zip(axes.T.flat, panels, strict=True):
         plot_kinds(shares[(shares["dtype"] == dtype) & (shares["pass"] == name)], columns, ax)
-        shown = "last row alone" if name == analysis.ONE_ROW else name
+        shown = "last row alone" if name == tables.ONE_ROW else name
         ax.set_title(f"{DTYPES[dtype]}, {shown}", fontsize=9.5, loc="left", pad=2)
     return fig
 
@@ -161,7 +160,7 @@ def plot_gemm(states: pd.DataFrame, ax: Axes) -> Axes:
     Parameters
     ----------
     states : DataFrame
-        From `analyses.where_drift_begins.gemm_states`, one dtype and number of threads.
+        From `tables.gemm_states`, one dtype and number of threads.
     ax : Axes
         Where to draw.
     """
@@ -169,7 +168,7 @@ def plot_gemm(states: pd.DataFrame, ax: Axes) -> Axes:
     most = int(states["rows"].max())
     grid = np.full((len(sizes), most), -1)
     for row in states.itertuples():
-        grid[sizes.index(row.inner_size), row.rows - 1] = analysis.GEMM_STATES.index(row.state)
+        grid[sizes.index(row.inner_size), row.rows - 1] = tables.GEMM_STATES.index(row.state)
     _plot_states(ax, grid, np.arange(most + 1) + 0.5, _GEMM_COLOURS, _GEMM_HATCHES)
     ax.set_xscale("log", base=2)
     ticks = [2**power for power in range(most.bit_length()) if 2**power <= most]
@@ -191,7 +190,7 @@ def figure_gemm(states: pd.DataFrame) -> Figure:
         ax.set_title(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}", loc="left", fontsize=9.5, pad=2)
     fig.supylabel("inner size", fontsize=10)
     axes[-1, 0].set_xlabel("rows of the product")
-    _legend(fig, list(analysis.GEMM_STATES), _GEMM_COLOURS, _GEMM_HATCHES, 2)
+    _legend(fig, list(tables.GEMM_STATES), _GEMM_COLOURS, _GEMM_HATCHES, 2)
     return fig
 
 
@@ -205,20 +204,20 @@ def figure_lengths(states: pd.DataFrame) -> Figure:
     Parameters
     ----------
     states : DataFrame
-        From `analyses.where_drift_begins.sweep_states`, one model.
+        From `tables.sweep_states`, one model.
     """
     groups = list(states.groupby(["attention", "dtype"], sort=False))
     lengths = sorted(states["n_tokens"].unique())
     grid = np.full((len(groups), len(lengths)), -1)
     for place, (_, rows) in enumerate(groups):
         for row in rows.itertuples():
-            grid[place, lengths.index(row.n_tokens)] = analysis.SWEEP_STATES.index(row.state)
+            grid[place, lengths.index(row.n_tokens)] = tables.SWEEP_STATES.index(row.state)
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.3 * len(groups)))
     _plot_states(ax, grid, np.append(lengths, lengths[-1] + 1) - 0.5, _SWEEP_COLOURS, _SWEEP_HATCHES)
     ax.set_yticks(np.arange(len(groups)) + 0.5, [f"{attention}, {DTYPES[dtype]}" for (attention, dtype), _ in groups])
     ax.set_xticks([length for length in lengths if length % 16 == 0])
     ax.set_xlabel("tokens, the last one scored on a cache")
-    _legend(fig, list(analysis.SWEEP_STATES), _SWEEP_COLOURS, _SWEEP_HATCHES, 2)
+    _legend(fig, list(tables.SWEEP_STATES), _SWEEP_COLOURS, _SWEEP_HATCHES, 2)
     return fig
 
 
@@ -228,7 +227,7 @@ def plot_forms(shares: pd.DataFrame, ax: Axes) -> Axes:
     Parameters
     ----------
     shares : DataFrame
-        From `analyses.where_drift_begins.form_shares`, one kernel and dtype.
+        From `tables.form_shares`, one kernel and dtype.
     ax : Axes
         Where to draw.
     """
@@ -279,7 +278,7 @@ def plot_factorial(table: pd.DataFrame, ax: Axes) -> Axes:
     Parameters
     ----------
     table : DataFrame
-        From `analyses.where_drift_begins.factorial_table`, one dtype and length.
+        From `tables.factorial_table`, one dtype and length.
     ax : Axes
         Where to draw.
     """

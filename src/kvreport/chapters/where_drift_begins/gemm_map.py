@@ -16,8 +16,8 @@ from kvbook import progress
 from kvbook.exact.kernels import draw, pairs, spread
 from kvbook.measuring import agreement
 from kvbook.models import placement
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -75,26 +75,15 @@ def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) ->
         yield {"rows": rows, "first_row_equal": int(equal[0]), "equal_rows": int(equal.sum())}
 
 
-def run(settings: WhereDriftBeginsSettings) -> records.Run:
-    """Map the product for every dtype, number of threads and inner size, or read the rows.
-
-    Raises
-    ------
-    UserError
-        For a device or dtype that is not there.
-    """
-    device = placement.check(settings.device, settings.dtypes)
-    return frame.recorded(
-        "gemm_map",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, device, writer),
-        fields={"device", "seed", "dtypes", "max_rows", "inner_sizes", "outer_size", "threads"},
-        models=[],
-    )
+def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+    """Refuse a device or dtype that is not there; no model is read."""
+    placement.check(settings.device, settings.dtypes)
+    return {"models": []}
 
 
-def _measure(settings: WhereDriftBeginsSettings, device: torch.device, writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Map the product for every dtype, number of threads and inner size."""
+    device = placement.device_of(settings.device)
     # Threads are the CPU's; a GPU's product does not know them.
     counts = settings.threads if device.type == "cpu" else settings.threads[:1]
     cases = [(dtype, count, inner) for dtype in settings.dtypes for count in counts for inner in settings.inner_sizes]
@@ -107,3 +96,9 @@ def _measure(settings: WhereDriftBeginsSettings, device: torch.device, writer: r
         with torch.inference_mode(), threads(count):
             placed = (t.to(device, getattr(torch, dtype)) for t in drawn)
             writer.append(unit, [about | row for row in compare(*placed)])
+
+
+EXPERIMENT = Experiment(
+    "gemm_map", WhereDriftBeginsSettings, inputs, measure, own_threads=True,
+    fields=frozenset({"device", "seed", "dtypes", "max_rows", "inner_sizes", "outer_size", "threads"}),
+)  # fmt: skip

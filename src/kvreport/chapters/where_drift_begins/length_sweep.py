@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
 from kvbook import progress
 from kvbook.measuring import agreement
-from kvbook.measuring import full_and_split as passes
 from kvbook.models import corpus
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 
@@ -34,7 +32,7 @@ def cache_equal(full: Cache, prefix: Cache) -> bool:
     )
 
 
-def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
     """Score the last token of every prefix both ways.
 
     Parameters
@@ -60,35 +58,21 @@ def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[s
         before = full.past_key_values
 
 
-def run(settings: WhereDriftBeginsSettings) -> records.Run:
-    """Sweep the first text with the settings' first model, or read the rows.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
+def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+    """Name the settings' first model and the corpus, and refuse what cannot be run."""
     longest = settings.longest
-    (model,) = texts.identities(settings, [settings.model], longest)
-    texts.check_corpus(settings, [settings.model], 1, longest)
-    return frame.recorded(
-        "length_sweep",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, writer),
-        fields={"model", "weights", "device", "seed", "dtypes", "corpus"},
-        longest=longest,
-        models=[model],
-        corpus=corpus.describe(settings.corpus),
-    )
+    models = samples.identities(settings, [settings.model], longest)
+    samples.check_corpus(settings, [settings.model], 1, longest)
+    return {"longest": longest, "models": models, "corpus": corpus.describe(settings.corpus)}
 
 
-def _measure(settings: WhereDriftBeginsSettings, writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Sweep the first text with the settings' first model."""
     cases = [(attention, dtype) for attention in (None, "eager") for dtype in settings.dtypes]
     for attention, dtype in progress.track(cases, len(cases), "every length: case"):
         if f"{attention}|{dtype}" in writer.done:
             continue
-        loaded = texts.load(settings, settings.model, dtype, attention)
+        loaded = samples.load(settings, settings.model, dtype, attention)
         implementation = loaded.model.config._attn_implementation
         if attention is None and implementation == "eager":
             continue  # the case behind is this one
@@ -103,3 +87,9 @@ def _measure(settings: WhereDriftBeginsSettings, writer: records.Writer) -> None
         ids = torch.tensor([sample.ids], device=loaded.model.device)
         with torch.inference_mode():
             writer.append(f"{attention}|{dtype}", [about | row for row in compare(loaded.model, ids)])
+
+
+EXPERIMENT = Experiment(
+    "length_sweep", WhereDriftBeginsSettings, inputs, measure,
+    fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus"}),
+)  # fmt: skip

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from kvbook.measuring import full_and_split as passes
-from kvbook.measuring import replay
+from kvbook.measuring import full_and_split, replay
 from kvbook.models import corpus
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 # Not replayed but run as it comes: prefill of all tokens but the last, then the last.
@@ -28,56 +27,7 @@ def last(rows: int) -> str:
     return f"last {rows}"
 
 
-def run(settings: WhereDriftBeginsSettings) -> records.Run:
-    """Replay every model of the settings, or read the rows if these inputs have been replayed.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
-    names = dict.fromkeys((settings.model, *settings.families))
-    models = texts.identities(settings, names, settings.n_tokens)
-    texts.check_corpus(settings, names, settings.n_replayed, settings.n_tokens)
-    return frame.recorded(
-        "operation_replay",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, models, writer),
-        fields={
-            "model",
-            "families",
-            "weights",
-            "device",
-            "seed",
-            "dtypes",
-            "corpus",
-            "n_replayed",
-            "n_tokens",
-            "chunks",
-        },
-        models=models,
-        corpus=corpus.describe(settings.corpus),
-    )
-
-
-def _measure(settings: WhereDriftBeginsSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    first, *others = (model["asked_for"] for model in models)
-    # The model's own choice of attention; for the first model transformers' plain one too.
-    for name, attention in [(first, None), (first, "eager"), *((name, None) for name in others)]:
-        for dtype in settings.dtypes:
-            loaded = texts.load(settings, name, dtype, attention)
-            implementation = loaded.model.config._attn_implementation
-            if name == first and attention is None and implementation == "eager":
-                continue  # the model knows no other, and the next case is this one
-            case, label = f"{name}|{implementation}|{dtype}", f"replay of {loaded.name}, {implementation}, {dtype}"
-            for text in texts.pending(settings, writer, loaded, case, settings.n_replayed, settings.n_tokens, label):
-                about = text.about | {"attention": implementation, "n_tokens": len(text.sample.ids)}
-                with torch.inference_mode():
-                    writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids, settings.chunks)])
-
-
-def compare(model: passes.PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Iterator[dict[str, Any]]:
     """Replay one text in every way and yield a row for each pass, layer and operation.
 
     Parameters
@@ -95,7 +45,7 @@ def compare(model: passes.PreTrainedModel, ids: torch.Tensor, chunks: Iterable[i
         name = ALL if rows == length else last(rows)
         yield from rows_of(name, rows, replay.replay_last(model, ids, full, cache, rows))
     yield from rows_of(PREFILL, length - 1, replay.replay_first(model, ids, full, length - 1))
-    prefix = passes.prefill(model, ids[:, :-1])
+    prefix = full_and_split.prefill(model, ids[:, :-1])
     yield from rows_of(REAL, 1, replay.replay_last(model, ids, full, prefix, 1, corrected=False))
 
 
@@ -130,3 +80,36 @@ def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Iterator[di
             "differing_share": sum(call.differing for call in calls) / sum(call.elements for call in calls),
             "relative_rms": max(call.relative_rms for call in calls),
         }
+
+
+def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+    """Name the models and the corpus, and refuse what cannot be run."""
+    names = dict.fromkeys((settings.model, *settings.families))
+    models = samples.identities(settings, names, settings.n_tokens)
+    samples.check_corpus(settings, names, settings.n_replayed, settings.n_tokens)
+    return {"models": models, "corpus": corpus.describe(settings.corpus)}
+
+
+def measure(settings: WhereDriftBeginsSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Replay every model of the settings."""
+    first, *others = (model["asked_for"] for model in made_of["models"])
+    # The model's own choice of attention; for the first model transformers' plain one too.
+    for name, attention in [(first, None), (first, "eager"), *((name, None) for name in others)]:
+        for dtype in settings.dtypes:
+            loaded = samples.load(settings, name, dtype, attention)
+            implementation = loaded.model.config._attn_implementation
+            if name == first and attention is None and implementation == "eager":
+                continue  # the model knows no other, and the next case is this one
+            case, label = f"{name}|{implementation}|{dtype}", f"replay of {loaded.name}, {implementation}, {dtype}"
+            for text in samples.pending(settings, writer, loaded, case, settings.n_replayed, settings.n_tokens, label):
+                about = text.about | {"attention": implementation, "n_tokens": len(text.sample.ids)}
+                with torch.inference_mode():
+                    writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids, settings.chunks)])
+
+
+EXPERIMENT = Experiment(
+    "operation_replay", WhereDriftBeginsSettings, inputs, measure,
+    fields=frozenset(
+        {"model", "families", "weights", "device", "seed", "dtypes", "corpus", "n_replayed", "n_tokens", "chunks"}
+    ),
+)  # fmt: skip

@@ -2,10 +2,9 @@
 
 import pandas as pd
 
-from kvbook.measuring import agreement, replay
-from kvbook.measuring import estimates as fits
+from kvbook.measuring import agreement, estimates, replay
 from kvreport.chapters.where_drift_begins import cache_factorial, operation_replay
-from kvreport.publishing.wording import FEWEST
+from kvreport.publishing.wording import DTYPES, FEWEST
 
 # What becomes of an operation, from the least to the most.
 EQUAL = "bits equal"
@@ -15,6 +14,8 @@ OWN_ROW = "by itself: one row alone"
 OWN_BOTH = "by itself: both"
 STATES = (EQUAL, HANDED, OWN_PREFILL, OWN_ROW, OWN_BOTH)
 ONE_ROW = operation_replay.last(1)
+# A list of more lengths than these says less than their number.
+_MOST_LENGTHS = 12
 
 
 def _own(rows: pd.DataFrame) -> pd.Series:
@@ -181,6 +182,12 @@ def form_shares(attention: pd.DataFrame) -> pd.DataFrame:
     return attention.assign(share=attention["equal_rows"] / attention["compared_rows"])
 
 
+def equal_shares(attention: pd.DataFrame) -> pd.Series:
+    """Give the share of rows whose bits equal the causal pass's, over all numbers of keys, by form, dtype and kernel."""
+    sums = attention.groupby(["form", "dtype", "kernel"], sort=False)[["equal_rows", "compared_rows"]].sum()
+    return sums["equal_rows"] / sums["compared_rows"]
+
+
 def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
     """Average the drift of every way to score the last token, in units of the dtype's unit roundoff.
 
@@ -201,13 +208,13 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
             way=rows["cache"] + "|" + rows["query"],
             units=rows["relative_rms"] / agreement.UNIT_ROUNDOFF[dtype],
         )
-        resampled = fits.resample(units, "units", by="way")
+        resampled = estimates.resample(units, "units", by="way")
         low, high = resampled.interval()
         if units["source"].nunique() < FEWEST:
             files = units.groupby(["source", "way"])["units"].mean().unstack("way")[list(resampled.layers)]
             low, high = files.min(), files.max()
         drift = {
-            way: fits.Estimate(float(m), float(a), float(b))
+            way: estimates.Estimate(float(m), float(a), float(b))
             for way, m, a, b in zip(resampled.layers, resampled.mean, low, high, strict=True)
         }
         for way, of_way in units.groupby("way", sort=False):
@@ -229,8 +236,13 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
 BOTH, CACHE, QUERY, NEITHER = "each alone is enough", "the cache alone", "the new token alone", "neither"
 
 
-def whose_fault(factorial: pd.DataFrame) -> pd.DataFrame:
+def whose_fault(drifts: pd.DataFrame) -> pd.DataFrame:
     """Say which of the two drifts when the other is the full pass's: the cache of a prefill, or the one-row query.
+
+    Parameters
+    ----------
+    drifts : DataFrame
+        From `factorial_table`.
 
     Returns
     -------
@@ -238,9 +250,8 @@ def whose_fault(factorial: pd.DataFrame) -> pd.DataFrame:
         ``dtype``, ``n_tokens``, ``query`` and ``cache`` (each factor's drift alone, `Estimate`), ``both``, and ``fault``: one
         of `BOTH`, `CACHE`, `QUERY`, `NEITHER`, by whether any sample's logits differ in a bit.
     """
-    table = factorial_table(factorial)
     found = []
-    for (dtype, n_tokens), rows in table.groupby(["dtype", "n_tokens"], sort=False):
+    for (dtype, n_tokens), rows in drifts.groupby(["dtype", "n_tokens"], sort=False):
         by = rows.set_index(["cache", "query"])
         query = by.loc[(cache_factorial.FULL, cache_factorial.ONE_ROW)]
         cache = by.loc[(cache_factorial.PREFILL, cache_factorial.ALL_ROWS)]
@@ -264,3 +275,61 @@ def whose_fault(factorial: pd.DataFrame) -> pd.DataFrame:
 def kinds(table: pd.DataFrame) -> list[str]:
     """List the kinds of operation in a table, in the order of `replay.KINDS`."""
     return [kind for kind in replay.KINDS if kind in set(table["kind"])]
+
+
+def first_shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Lay `first_differences` out for reading."""
+    return pd.DataFrame(
+        {
+            "model": table["model"],
+            "attention": table["attention"],
+            "dtype": table["dtype"].map(DTYPES),
+            "samples that differ": [f"{row.differing} of {row.samples}" for row in table.itertuples()],
+            "first operation": table["first"],
+            "because of": table["cause"],
+        }
+    )
+
+
+def lengths_shown(lengths: pd.DataFrame, n_tokens: int) -> pd.DataFrame:
+    """Lay `sweep_states` out: count the equal lengths, and say what happens at `n_tokens` and at one token more."""
+    table = []
+    for (attention, dtype), rows in lengths.groupby(["attention", "dtype"], sort=False):
+        states = rows.set_index("n_tokens")["state"]
+        differing = list(states.index[states != EQUAL])
+        table.append(
+            {
+                "attention": attention,
+                "dtype": DTYPES[dtype],
+                "logits equal": f"{len(rows) - len(differing)} of {len(rows)}",
+                "lengths that differ": (runs_of_numbers(differing) or "none")
+                if len(differing) <= _MOST_LENGTHS
+                else "many",
+                "prefill equal": f"{int(rows['cache_equal'].sum())} of {len(rows)}",
+                f"at {n_tokens} tokens": states.get(n_tokens, "not measured"),
+                f"at {n_tokens + 1} tokens": states.get(n_tokens + 1, "not measured"),
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def factorial_shown(drifts: pd.DataFrame, faults: pd.DataFrame) -> pd.DataFrame:
+    """Lay `factorial_table` and `whose_fault` out: each of the two alone, both, and keys and values from decoding."""
+    decoded = drifts[(drifts["cache"] == cache_factorial.DECODE) & (drifts["query"] == cache_factorial.ALL_ROWS)]
+    decoded = decoded.set_index(["dtype", "n_tokens"])["drift"]
+    return pd.DataFrame(
+        {
+            "dtype": DTYPES[row.dtype],
+            "tokens": row.n_tokens,
+            "one row alone": _drift(row.query),
+            "prefill's cache alone": _drift(row.cache),
+            "both": _drift(row.both),
+            "decoded cache alone": _drift(decoded[row.dtype, row.n_tokens]),
+            "enough for a difference": row.fault,
+        }
+        for row in faults.itertuples()
+    )
+
+
+def _drift(estimate: estimates.Estimate) -> str:
+    return estimate.text("{:.2f}") if estimate.high else "0"

@@ -1,34 +1,12 @@
 """What the chapter on where drift begins says in words: captions, and the numbers of its prose."""
 
-from dataclasses import dataclass
-
 import pandas as pd
 
-from kvbook.measuring import estimates as fits
 from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import attention_forms, cache_factorial, operation_replay, tables
+from kvreport.chapters.where_drift_begins.results import Results
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES, brackets
-
-# A list of more lengths than these says less than their number.
-_MOST_LENGTHS = 12
-
-
-@dataclass(frozen=True)
-class Runs:
-    """The chapter's runs.
-
-    Attributes
-    ----------
-    replayed, mapped, swept, attention, factorial : Run
-        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``, ``cache_factorial``.
-    """
-
-    replayed: Run
-    mapped: Run
-    swept: Run
-    attention: Run
-    factorial: Run
 
 
 def _hardware(run: Run) -> str:
@@ -38,42 +16,42 @@ def _hardware(run: Run) -> str:
     return f"{name}, torch {about['torch']}"
 
 
-def captions(runs: Runs) -> dict[str, dict[str, str]]:
+def captions(results: Results) -> dict[str, dict[str, str]]:
     """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
 
     Parameters
     ----------
-    runs : Runs
-        The chapter's runs.
+    results : Results
+        The chapter's.
 
     Returns
     -------
     dict
         By name: ``name``, ``caption`` and, for a figure, ``alt``.
     """
-    asked = runs.replayed.about["settings"]
+    asked = results.replayed.about["settings"]
     texts_replayed = f"{asked['n_replayed']} text{'s' * (asked['n_replayed'] > 1)}"
     replayed = (
-        f"{wording.models(runs.replayed)}; {texts_replayed} of {asked['n_tokens']} tokens of "
-        f"{wording.corpus(runs.replayed)}; {wording.machine(runs.replayed)}"
+        f"{wording.models(results.replayed)}; {texts_replayed} of {asked['n_tokens']} tokens of "
+        f"{wording.corpus(results.replayed)}; {wording.machine(results.replayed)}"
     )
-    first = runs.replayed.rows.iloc[0]
-    length = _length_found(runs.swept.rows, asked["n_tokens"])
-    spread = brackets(runs.factorial.rows)
-    gemm, keys = runs.mapped.about["settings"], runs.attention.about["settings"]
+    first = results.replayed.rows.iloc[0]
+    length = _length_found(results.swept.rows, asked["n_tokens"])
+    spread = brackets(results.factorial.rows)
+    gemm, keys = results.mapped.about["settings"], results.attention.about["settings"]
     texts = (
-        f"{wording.models(runs.factorial)}; {wording.samples(runs.factorial)}, and one token more; "
-        f"{wording.machine(runs.factorial)}"
+        f"{wording.models(results.factorial)}; {wording.samples(results.factorial)}, and one token more; "
+        f"{wording.machine(results.factorial)}"
     )
     said = {
         "fig-operations": (
-            f"{_operations_found(runs.replayed.rows)} Every operation with {first['attention']} attention, in order of "
+            f"{_operations_found(results.states)} Every operation with {first['attention']} attention, in order of "
             "execution. By itself: on such inputs, for the last row alone or for all rows but the last. Handed: in the real "
             f"decode step only. Cells right of the layers are behind them. {length} {replayed}.",
             "Three maps, one a dtype, of operations against layers; which operations differ by themselves is coloured dark.",
         ),
         "fig-kinds": (
-            f"{_kinds_found(runs.replayed.rows)} Share of calls whose result has other bits than in the full pass although "
+            f"{_kinds_found(results.shares)} Share of calls whose result has other bits than in the full pass although "
             "their inputs have its bits, at these widths and on the texts' own numbers. Left or above: the last row alone; "
             "right or below: all rows but the last. "
             f"{length} {replayed}.",
@@ -85,36 +63,36 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
             "",
         ),
         "fig-gemm-map": (
-            f"{_gemm_found(runs.mapped.rows)} The first rows of one product with {gemm['outer_size']} columns, computed by "
+            f"{_gemm_found(results.products)} The first rows of one product with {gemm['outer_size']} columns, computed by "
             "themselves and among all. No model: numbers whose sums are zero, pair by pair, so that rounding is all that is left, "
-            f"one draw a cell; {_hardware(runs.mapped)}.",
+            f"one draw a cell; {_hardware(results.mapped)}.",
             "Strips of the number of rows against the inner size, one block a dtype and number of threads: which numbers of "
             "rows give other bits is coloured dark.",
         ),
         "fig-lengths": (
-            f"{_lengths_found(runs.swept.rows)} One text cut at every length. Hatched: the prefix's keys and values "
+            f"{_lengths_found(results.swept.rows)} One text cut at every length. Hatched: the prefix's keys and values "
             "already differ from the full pass's; plain blue: they are equal, and the last token's own pass differs. "
-            f"{wording.models(runs.swept)}; one text of {wording.corpus(runs.swept)}; {wording.machine(runs.swept)}.",
+            f"{wording.models(results.swept)}; one text of {wording.corpus(results.swept)}; {wording.machine(results.swept)}.",
             "Strips against the number of tokens, one an attention implementation and dtype: where bits are equal the strip "
             "is light.",
         ),
         "tab-lengths": (
             "At how many lengths the last token's logits on a cache have the full pass's bits, and the prefill's keys and "
-            f"values those of the full pass. {wording.models(runs.swept)}; one text of {wording.corpus(runs.swept)}; "
-            f"{wording.machine(runs.swept)}.",
+            f"values those of the full pass. {wording.models(results.swept)}; one text of {wording.corpus(results.swept)}; "
+            f"{wording.machine(results.swept)}.",
             "",
         ),
         "fig-attention-forms": (
-            f"{_forms_found(runs.attention.rows)} Share of rows with these bits, for each way to compute them from equal "
+            f"{_forms_found(results.equal)} Share of rows with these bits, for each way to compute them from equal "
             "numbers: light is all, 0 is none, a dot is some. Hidden keys: masked positions behind the last key, as a "
             "static cache has them. One more row behind: the rows before it are compared. No model: random numbers, "
             f"{attention_forms.DRAWS} draws of {attention_forms.HEADS} heads of {attention_forms.HEAD_DIM}, "
-            f"{min(keys['key_lengths'])} to {max(keys['key_lengths'])} keys; {wording.machine(runs.attention)}.",
+            f"{min(keys['key_lengths'])} to {max(keys['key_lengths'])} keys; {wording.machine(results.attention)}.",
             "Maps of forms of the attention against the number of keys, one a kernel and dtype: dark where no row has equal "
             "bits.",
         ),
         "fig-factorial": (
-            f"{_factorial_found(runs.factorial.rows)} A pair counts if some sample's logits differ in a bit. "
+            f"{_factorial_found(results.faults)} A pair counts if some sample's logits differ in a bit. "
             "Relative drift of these logits from the full pass over the unit "
             "roundoff, by who wrote the keys and values that are read and by how the last token is run: alone, or among all "
             f"rows. Mean with {spread}. {length} {texts}.",
@@ -132,9 +110,8 @@ def captions(runs: Runs) -> dict[str, dict[str, str]]:
     return wording.published(said)
 
 
-def _operations_found(replayed: pd.DataFrame) -> str:
+def _operations_found(states: pd.DataFrame) -> str:
     """Say in how many places of the first model an operation gives other bits by itself."""
-    states = tables.operation_states(replayed)
     first = states.iloc[0]
     states = states[(states["model"] == first["model"]) & (states["attention"] == first["attention"])]
     own = (
@@ -151,9 +128,8 @@ def _operations_found(replayed: pd.DataFrame) -> str:
     )
 
 
-def _kinds_found(replayed: pd.DataFrame) -> str:
+def _kinds_found(shares: pd.DataFrame) -> str:
     """Say which kinds of operation give other bits on equal inputs, and in what share of calls in the cell with most."""
-    shares = tables.kind_shares(replayed)
     drawn = shares[shares["pass"].isin([tables.ONE_ROW, operation_replay.PREFILL])]
     most = drawn.groupby("kind", sort=False)["share"].max()
     differing = most[most > 0]
@@ -168,9 +144,8 @@ def _kinds_found(replayed: pd.DataFrame) -> str:
     return f"On equal inputs, {which} give other bits, in up to so many calls: {said}."
 
 
-def _gemm_found(mapped: pd.DataFrame) -> str:
+def _gemm_found(states: pd.DataFrame) -> str:
     """Say at how many numbers of rows a product differs, at most over inner sizes and numbers of threads."""
-    states = tables.gemm_states(mapped)
     most = states["rows"].max()
     differs = states["state"] != tables.ALL_EQUAL
     if not differs.any():
@@ -211,9 +186,9 @@ def _lengths_found(swept: pd.DataFrame) -> str:
     return f"Of {lengths} lengths, a cached step has the full pass's bits {', '.join(said)} ({kernels} attention)."
 
 
-def _forms_found(attention: pd.DataFrame) -> str:
+def _forms_found(equal: pd.Series) -> str:
     """Say how often the last query alone has the causal pass's bits."""
-    alone = _equal_shares(attention, "1 row, no mask")
+    alone = equal["1 row, no mask"]
     if (alone == 1).all():
         return "The last query alone has the bits of the causal pass over all rows in every kernel, dtype and draw."
     said = {
@@ -226,9 +201,8 @@ def _forms_found(attention: pd.DataFrame) -> str:
     )
 
 
-def _factorial_found(factorial: pd.DataFrame) -> str:
+def _factorial_found(faults: pd.DataFrame) -> str:
     """Say in how many pairs of dtype and length each factor alone changes the logits."""
-    faults = tables.whose_fault(factorial)
     by_query, by_cache = (faults[faults["fault"].isin([tables.BOTH, alone])] for alone in (tables.QUERY, tables.CACHE))
     pairs = f"{len(faults)} pairs of dtype and length"
     if by_query.empty and by_cache.empty:
@@ -246,21 +220,6 @@ def _factorial_found(factorial: pd.DataFrame) -> str:
     )
 
 
-def first_table(replayed: pd.DataFrame) -> pd.DataFrame:
-    """Lay `analyses.where_drift_begins.first_differences` out for reading."""
-    table = tables.first_differences(replayed)
-    return pd.DataFrame(
-        {
-            "model": table["model"],
-            "attention": table["attention"],
-            "dtype": table["dtype"].map(DTYPES),
-            "samples that differ": [f"{row.differing} of {row.samples}" for row in table.itertuples()],
-            "first operation": table["first"],
-            "because of": table["cause"],
-        }
-    )
-
-
 def _by_kind(shares: pd.DataFrame, name: str) -> str:
     """Write the share of differing calls by dtype and kind, over all models."""
     parts = []
@@ -271,92 +230,30 @@ def _by_kind(shares: pd.DataFrame, name: str) -> str:
     return "; ".join(parts)
 
 
-def lengths_table(swept: pd.DataFrame, n_tokens: int) -> pd.DataFrame:
-    """Count the lengths at which bits are equal, and say what happens at the texts' length and at one token more.
-
-    Parameters
-    ----------
-    swept : DataFrame
-        Rows of the experiment ``length_sweep``.
-    n_tokens : int
-        The texts' length.
-    """
-    table = []
-    for (attention, dtype), rows in tables.sweep_states(swept).groupby(["attention", "dtype"], sort=False):
-        states = rows.set_index("n_tokens")["state"]
-        differing = list(states.index[states != tables.EQUAL])
-        table.append(
-            {
-                "attention": attention,
-                "dtype": DTYPES[dtype],
-                "logits equal": f"{len(rows) - len(differing)} of {len(rows)}",
-                "lengths that differ": (tables.runs_of_numbers(differing) or "none")
-                if len(differing) <= _MOST_LENGTHS
-                else "many",
-                "prefill equal": f"{int(rows['cache_equal'].sum())} of {len(rows)}",
-                f"at {n_tokens} tokens": states.get(n_tokens, "not measured"),
-                f"at {n_tokens + 1} tokens": states.get(n_tokens + 1, "not measured"),
-            }
-        )
-    return pd.DataFrame(table)
-
-
-def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
-    """Lay the factorial out for reading: each of the two alone, both, and keys and values from decoding."""
-    decoded = tables.factorial_table(factorial)
-    decoded = decoded[
-        (decoded["cache"] == cache_factorial.DECODE) & (decoded["query"] == cache_factorial.ALL_ROWS)
-    ].set_index(["dtype", "n_tokens"])["drift"]
-    return pd.DataFrame(
-        {
-            "dtype": DTYPES[row.dtype],
-            "tokens": row.n_tokens,
-            "one row alone": _drift(row.query),
-            "prefill's cache alone": _drift(row.cache),
-            "both": _drift(row.both),
-            "decoded cache alone": _drift(decoded[row.dtype, row.n_tokens]),
-            "enough for a difference": row.fault,
-        }
-        for row in tables.whose_fault(factorial).itertuples()
-    )
-
-
-def _drift(estimate: fits.Estimate) -> str:
-    return estimate.text("{:.2f}") if estimate.high else "0"
-
-
-def _equal_shares(attention: pd.DataFrame, form: str) -> pd.Series:
-    """Give the share of equal rows of a form, by dtype and kernel."""
-    rows = attention[attention["form"] == form]
-    sums = rows.groupby(["dtype", "kernel"], sort=False)[["equal_rows", "compared_rows"]].sum()
-    return sums["equal_rows"] / sums["compared_rows"]
-
-
-def _share(attention: pd.DataFrame, form: str) -> str:
+def _share(equal: pd.Series, form: str) -> str:
     """Write the share of equal rows of a form by dtype: from the kernel with the least to that with the most."""
     parts = []
-    for dtype, of in _equal_shares(attention, form).groupby("dtype", sort=False):
+    for dtype, of in equal[form].groupby("dtype", sort=False):
         ends = dict.fromkeys(f"{end:.1%}" for end in (of.min(), of.max()))
         parts.append(f"{DTYPES[dtype]} {' to '.join(ends)}")
     return "; ".join(parts)
 
 
-def numbers(runs: Runs) -> dict[str, str]:
+def numbers(results: Results) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key."""
     return {
-        **_of_replay(runs.replayed.rows),
-        **_of_gemm(runs.mapped.rows),
-        "prefill_lengths": f"{int(runs.swept.rows['cache_equal'].sum())} of {len(runs.swept.rows)}",
-        **_of_attention(runs.attention.rows),
-        **_of_factorial(runs.factorial.rows),
+        **_of_replay(results),
+        **_of_gemm(results.products),
+        "prefill_lengths": f"{int(results.swept.rows['cache_equal'].sum())} of {len(results.swept.rows)}",
+        **_of_attention(results),
+        **_of_factorial(results),
     }
 
 
-def _of_replay(replayed: pd.DataFrame) -> dict[str, str]:
-    shares = tables.kind_shares(replayed)
+def _of_replay(results: Results) -> dict[str, str]:
+    replayed, shares = results.replayed.rows, results.shares
     on_equal = replayed[replayed["pass"] != operation_replay.REAL]
     again = on_equal[on_equal["pass"] == operation_replay.ALL]
-    unequal = tables.inputs_unequal(replayed)
     differing = shares.groupby("kind", sort=False)["differing"].sum()
     chunks = [
         name for name in dict.fromkeys(shares["pass"])
@@ -365,7 +262,7 @@ def _of_replay(replayed: pd.DataFrame) -> dict[str, str]:
     return {
         "replayed_calls": f"{on_equal['calls'].sum():,}",
         "inputs_equal": f"{int(on_equal.loc[on_equal['inputs_equal'] == 1, 'calls'].sum()):,}",
-        "inputs_unequal": "; ".join(f"{row.model}, {row.operation}" for row in unequal.itertuples()) or "none",
+        "inputs_unequal": "; ".join(f"{row.model}, {row.operation}" for row in results.unequal.itertuples()) or "none",
         "again": f"{int(again['differing_calls'].sum())} of {again['calls'].sum():,}",
         "own_one_row": _by_kind(shares, operation_replay.last(1)),
         "own_chunks": " — ".join(f"{name} rows: {_by_kind(shares, name)}" for name in chunks) or "not measured",
@@ -374,8 +271,7 @@ def _of_replay(replayed: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _of_gemm(mapped: pd.DataFrame) -> dict[str, str]:
-    states = tables.gemm_states(mapped)
+def _of_gemm(states: pd.DataFrame) -> dict[str, str]:
     said = []
     for (dtype, threads), rows in states.groupby(["dtype", "threads"], sort=False):
         lists: dict[str, list[str]] = {}
@@ -398,15 +294,16 @@ def _of_gemm(mapped: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _of_attention(attention: pd.DataFrame) -> dict[str, str]:
+def _of_attention(results: Results) -> dict[str, str]:
+    attention, equal = results.attention.rows, results.equal
     changed = attention[attention["equal_rows"] < attention["compared_rows"]]
     ratios = changed["form_error"] / changed["reference_error"]
     return {
-        "attention_one": _share(attention, "1 row, no mask"),
-        "attention_mask": _share(attention, "all rows, boolean mask"),
-        "attention_hidden_one": _share(attention, "1 row, 64 hidden keys"),
-        "attention_hidden": _share(attention, "all rows, 64 hidden keys"),
-        "attention_behind": _share(attention, "one more row behind"),
+        "attention_one": _share(equal, "1 row, no mask"),
+        "attention_mask": _share(equal, "all rows, boolean mask"),
+        "attention_hidden_one": _share(equal, "1 row, 64 hidden keys"),
+        "attention_hidden": _share(equal, "all rows, 64 hidden keys"),
+        "attention_behind": _share(equal, "one more row behind"),
         "attention_error": (
             f"{ratios.median():.2f} (from {ratios.min():.2f} to {ratios.max():.2f})"
             if len(ratios)
@@ -415,11 +312,12 @@ def _of_attention(attention: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _of_factorial(factorial: pd.DataFrame) -> dict[str, str]:
-    faults = tables.whose_fault(factorial)
-    table = tables.factorial_table(factorial)
+def _of_factorial(results: Results) -> dict[str, str]:
+    table = results.drifts
     reference = table[(table["cache"] == cache_factorial.FULL) & (table["query"] == cache_factorial.ALL_ROWS)]
     return {
-        "fault": "; ".join(f"{DTYPES[row.dtype]}, {row.n_tokens} tokens: {row.fault}" for row in faults.itertuples()),
+        "fault": "; ".join(
+            f"{DTYPES[row.dtype]}, {row.n_tokens} tokens: {row.fault}" for row in results.faults.itertuples()
+        ),
         "fault_control": f"{int(reference['equal'].sum())} of {int(reference['samples'].sum())}",
     }
