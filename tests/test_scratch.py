@@ -18,19 +18,14 @@ import torch
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.runs import recording
-from kvreport.chapters.from_scratch import claims as forum_scratch
-from kvreport.chapters.from_scratch import held_out as scratch_held
+from kvreport.chapters.from_scratch import claims, tables, words
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import loss as scratch_loss
-from kvreport.chapters.from_scratch import size_words, words
-from kvreport.chapters.from_scratch import speed as scratch_speed
-from kvreport.chapters.from_scratch import tables as analysis
-from kvreport.chapters.from_scratch import texts as scratch_texts
 from kvreport.chapters.from_scratch.gpt import checkpoints, text, training
 from kvreport.chapters.from_scratch.gpt.memory import RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape, mask_of
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WAYS, WINDOW, Refill, Reply, Rolling, Window, write
+from kvreport.chapters.from_scratch.results import EXPERIMENTS, Results
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.publishing import verdicts as ledger
 from kvreport.publishing import wording
@@ -326,27 +321,39 @@ def settings(checkpoint, corpus_file):
 
 
 @pytest.fixture(scope="module")
-def runs(settings):
-    return {
-        "logits": scratch_logits.run(settings).rows,
-        "loss": scratch_loss.run(settings).rows,
-        "texts": scratch_texts.run(settings).rows,
-        "speed": scratch_speed.run(settings).rows,
-    }
+def results(settings):
+    return Results.of(settings)
 
 
 @pytest.fixture(scope="module")
-def held(settings):
-    return scratch_held.run(settings).rows
+def recorded():
+    return Results.recorded()
+
+
+@pytest.fixture(scope="module")
+def held(results):
+    return results.held.rows
+
+
+def with_rows(run, rows, **about):
+    """Give a run with other rows, and whatever else it is to say of itself."""
+    made = dataclasses.replace(run, about=run.about | about)
+    made.__dict__["rows"] = rows
+    return made
+
+
+def changed(results, **rows):
+    """Give the same runs but for the rows of some."""
+    return dataclasses.replace(results, **{name: with_rows(getattr(results, name), of) for name, of in rows.items()})
 
 
 class TestExperiments:
-    def test_every_way_is_scored_at_the_same_places(self, runs):
-        counts = runs["loss"].groupby(["way", "read_to"])["n_scored"].sum().unstack("way")
+    def test_every_way_is_scored_at_the_same_places(self, results):
+        counts = results.loss.rows.groupby(["way", "read_to"])["n_scored"].sum().unstack("way")
         assert (counts.eq(counts[WINDOW], axis=0)).all(axis=None)
-        assert set(runs["loss"]["way"]) >= {*WAYS, *FIXES}
+        assert set(results.loss.rows["way"]) >= {*WAYS, *FIXES}
 
-    def test_losses_are_what_a_full_pass_gives_in_the_first_block(self, runs, settings):
+    def test_losses_are_what_a_full_pass_gives_in_the_first_block(self, results, settings):
         loaded = checkpoints.load(settings.model, "stand-in", 0, settings.corpus, "float32", "cpu")
         sample = text.samples(settings.corpus, loaded.vocabulary, 6, 4 * 16 + 1)[2]
         places = [place for place in scratch_loss.places(16, 4, 0) if place <= 8]
@@ -354,7 +361,7 @@ class TestExperiments:
         with torch.inference_mode():
             logs = torch.log_softmax(loaded.model(ids[:, :16], torch.arange(16)), -1)[0]
         expected = -np.mean([logs[place - 1, sample.ids[place]].item() for place in places])
-        found = runs["loss"].query("way == 'posted cache' and sample == 2 and read_to == 8")["nats"].item()
+        found = results.loss.rows.query("way == 'posted cache' and sample == 2 and read_to == 8")["nats"].item()
         assert found == pytest.approx(expected, abs=1e-5)
 
     def test_places_do_not_keep_one_phase_of_the_hops(self):
@@ -363,10 +370,10 @@ class TestExperiments:
         assert (np.diff(places) > 0).all()
         assert places[-1] <= 8 * 64
 
-    def test_the_gap_is_a_difference_of_means(self, runs):
-        behind = runs["loss"][runs["loss"]["read_from"] >= 16]
+    def test_the_gap_is_a_difference_of_means(self, results):
+        behind = results.loss.rows[results.loss.rows["read_from"] >= 16]
         mean = behind.groupby("way").apply(lambda r: np.average(r["nats"], weights=r["n_scored"]), include_groups=False)
-        gap = analysis.gap_behind(runs["loss"], POSTED)
+        gap = results.gaps[POSTED, WINDOW]
         assert gap.value == pytest.approx(mean[POSTED] - mean[WINDOW])
         assert gap.low <= gap.value <= gap.high
 
@@ -384,23 +391,22 @@ class TestExperiments:
 
     def test_what_fewer_characters_cost_is_a_mean_over_the_upper_half_of_the_block(self, held):
         made = held.assign(nats=1.0)
-        assert analysis.held_gap(made).value == 0
+        assert tables.held_gap(made).value == 0
         for count, expected in ((16, -1.0), (14, 0.25), (4, 0.0)):
             changed = made.assign(nats=made["nats"] + (made["held"] == count))
-            assert analysis.held_gap(changed).value == pytest.approx(expected)
+            assert tables.held_gap(changed).value == pytest.approx(expected)
 
-    def test_every_repetition_times_every_way(self, runs):
-        assert (runs["speed"].groupby(["model", "measure", "way", "length"]).size() == 2).all()
-        assert (runs["speed"]["seconds"] > 0).all()
+    def test_every_repetition_times_every_way(self, results):
+        assert (results.speed.rows.groupby(["model", "measure", "way", "length"]).size() == 2).all()
+        assert (results.speed.rows["seconds"] > 0).all()
 
-    def test_greedy_texts_that_part_are_found_where_they_part(self, runs):
-        reply = ("reply's cache", scratch_texts.REPLYS_WINDOW)
-        rows = analysis.divergence(runs["texts"], *reply)
+    def test_greedy_texts_that_part_are_found_where_they_part(self, results):
+        rows = results.partings
         assert rows["first"].isna().sum() + (rows["first"] > 16).sum() == len(rows)
-        changed = runs["texts"].copy()
-        hit = (changed["choice"] == "greedy") & (changed["way"] == reply[0])
-        changed.loc[hit, "text"] = changed.loc[hit, "text"].str.slice_replace(10, 11, "\0")
-        assert (analysis.divergence(changed, *reply)["first"] == 10).all()
+        parted = results.texts.rows.copy()
+        hit = (parted["choice"] == "greedy") & (parted["way"] == tables.REPLY)
+        parted.loc[hit, "text"] = parted.loc[hit, "text"].str.slice_replace(10, 11, "\0")
+        assert (changed(results, texts=parted).partings["first"] == 10).all()
 
     def test_a_run_that_cannot_start_leaves_nothing_behind(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
@@ -413,7 +419,7 @@ class TestExperiments:
             {"corpus": "/nowhere"},
         ):
             with pytest.raises(UserError) as error:
-                scratch_loss.run(ScratchSettings.checked(**settings.model_dump() | change))
+                scratch_loss.EXPERIMENT.run(ScratchSettings.checked(**settings.model_dump() | change))
             assert "\n" not in str(error.value)
         assert not (tmp_path / "runs").exists()
 
@@ -427,16 +433,11 @@ class TestExperiments:
             checkpoints.load(str(folder), "stand-in", 0, "stdlib", "float32", "cpu")
 
 
-def judged(runs, weights="stand-in"):
-    evidence = forum_scratch.Evidence(**runs, weights=weights)
-    return {name: check(evidence) for name, check in forum_scratch.CHECKS.items()}
-
-
-class Rows:
-    """A run with other rows."""
-
-    def __init__(self, run, rows):
-        self.about, self.rows = run.about, rows
+def judged(results):
+    """Judge the runs as if their model were a stand-in."""
+    loss = with_rows(results.loss, results.loss.rows, models=[results.model | {"weights": "stand-in"}])
+    results = dataclasses.replace(results, loss=loss)
+    return {name: check(results) for name, check in claims.CHECKS.items()}
 
 
 def moved(loss, way, by):
@@ -446,14 +447,13 @@ def moved(loss, way, by):
 
 
 class TestVerdicts:
-    def test_every_claim_has_a_check_and_a_word_of_the_ledger(self, runs):
-        evidence = forum_scratch.Evidence(**runs, weights="stand-in")
-        table = ledger.judge("forum-scratch", forum_scratch.CHECKS, evidence)
+    def test_every_claim_has_a_check_and_a_word_of_the_ledger(self, results):
+        table = ledger.judge("forum-scratch", claims.CHECKS, results)
         assert len(table) == 13
         assert set(table["verdict"]) <= set(ledger.Word.__args__)
 
-    def test_what_the_mechanism_decides_is_decided(self, runs):
-        found = {name: verdict.verdict for name, verdict in judged(runs).items()}
+    def test_what_the_mechanism_decides_is_decided(self, results):
+        found = {name: verdict.verdict for name, verdict in judged(results).items()}
         assert found["roll-scrambles"] == found["mask-missing"] == found["prompt-is-the-cause"] == "refuted"
         assert found["prompt-skipped"] == "reproduced in kind"
         assert found["cache-changes-nothing"] == found["mask-sees-the-past-only"] == "refuted"
@@ -470,26 +470,26 @@ class TestVerdicts:
             ("reply-cures", "reply's cache", 5.0, "refuted"),
         ],
     )
-    def test_a_verdict_turns_when_the_loss_does(self, runs, claim, way, by, verdict):
-        assert judged(runs | {"loss": moved(runs["loss"], way, by)})[claim].verdict == verdict
+    def test_a_verdict_turns_when_the_loss_does(self, results, claim, way, by, verdict):
+        assert judged(changed(results, loss=moved(results.loss.rows, way, by)))[claim].verdict == verdict
 
     @pytest.mark.parametrize("fix", ["1 append, no roll", "2 explicit mask", "3 whole prompt"])
-    def test_were_a_point_the_cause_the_verdict_would_say_so(self, runs, fix):
-        logits = runs["logits"].copy()
+    def test_were_a_point_the_cause_the_verdict_would_say_so(self, results, fix):
+        logits = results.logits.rows.copy()
         hit = (logits["comparison"] == fix) & (logits["length"] > logits["block"])
         logits.loc[hit, ["max_abs", "relative_rms"]] = 1.0
         claim = {"1": "roll-scrambles", "2": "mask-missing", "3": "prompt-is-the-cause"}[fix[0]]
         # The posted cache loses five nats: of these the remedy gets back all, or a fifth.
-        loss = moved(runs["loss"], POSTED, 5.0)
-        assert judged(runs | {"logits": logits, "loss": loss})[claim].verdict == "reproduced in kind"
-        assert judged(runs | {"logits": logits, "loss": moved(loss, fix, 4.0)})[claim].verdict == "undecided"
+        loss = moved(results.loss.rows, POSTED, 5.0)
+        assert judged(changed(results, logits=logits, loss=loss))[claim].verdict == "reproduced in kind"
+        assert judged(changed(results, logits=logits, loss=moved(loss, fix, 4.0)))[claim].verdict == "undecided"
 
-    def test_positions_mend_only_what_they_close_half_of(self, runs):
+    def test_positions_mend_only_what_they_close_half_of(self, results):
         fix = "4 positions modulo block"
-        loss = moved(runs["loss"], POSTED, 5.0)
+        loss = moved(results.loss.rows, POSTED, 5.0)
 
         def found(rows):
-            return judged(runs | {"loss": rows})["positions-misalign"]
+            return judged(changed(results, loss=rows))["positions-misalign"]
 
         assert found(loss).verdict == "reproduced in kind"
         # Lower than the posted cache with its whole interval, and yet no mending.
@@ -498,57 +498,58 @@ class TestVerdicts:
         every_other = loss["source"].isin(sorted(loss["source"].unique())[::2])
         mixed = pd.concat([moved(loss[every_other], fix, 5.0), loss[~every_other]])
         assert found(mixed).verdict == "undecided"
-        assert found(moved(runs["loss"], POSTED, -5.0)).verdict == "undecided"
+        assert found(moved(results.loss.rows, POSTED, -5.0)).verdict == "undecided"
 
-    def test_were_the_cached_logits_right_past_the_block_the_verdict_would_say_so(self, runs):
-        logits = runs["logits"].assign(max_abs=0.0, relative_rms=0.0)
-        found = judged(runs | {"logits": logits})
+    def test_were_the_cached_logits_right_past_the_block_the_verdict_would_say_so(self, results):
+        logits = results.logits.rows.assign(max_abs=0.0, relative_rms=0.0)
+        found = judged(changed(results, logits=logits))
         assert found["cache-changes-nothing"].verdict == "reproduced in kind"
         assert found["prompt-skipped"].verdict == "refuted"
         assert found["mask-sees-the-past-only"].verdict == "reproduced in kind"
 
-    def test_the_speed_is_judged_by_its_interval(self, runs):
+    def test_the_speed_is_judged_by_its_interval(self, results):
         def timed(factor):
-            speed = runs["speed"].copy()
+            speed = results.speed.rows.copy()
             speed["seconds"] = np.where(speed["way"] == POSTED, 1.0, factor) * (1 + 0.01 * speed["repetition"])
-            return judged(runs | {"speed": speed})["three-times-faster"].verdict
+            return judged(changed(results, speed=speed))["three-times-faster"].verdict
 
         assert timed(5.0) == "reproduced"
         # Slower on this machine says nothing of the reply's.
         assert timed(2.0) == "undecided"
 
-    def test_dtypes_in_which_rounding_hides_everything_decide_nothing(self, runs):
-        coarse = runs["logits"].assign(dtype="bfloat16")
-        found = judged(runs | {"logits": coarse})
+    def test_dtypes_in_which_rounding_hides_everything_decide_nothing(self, results):
+        coarse = results.logits.rows.assign(dtype="bfloat16")
+        found = judged(changed(results, logits=coarse))
         assert found["cache-changes-nothing"].verdict == found["roll-scrambles"].verdict == "not run"
 
-    def test_reply_texts_that_part_in_the_first_block_would_be_told(self, runs):
-        texts = runs["texts"].copy()
+    def test_reply_texts_that_part_in_the_first_block_would_be_told(self, results):
+        texts = results.texts.rows.copy()
         hit = (texts["choice"] == "greedy") & (texts["way"] == "reply's cache")
         texts.loc[hit, "text"] = texts.loc[hit, "text"].str.slice_replace(10, 11, "\0")
-        assert judged(runs | {"texts": texts})["outputs-match"].verdict == "refuted"
+        assert judged(changed(results, texts=texts))["outputs-match"].verdict == "refuted"
 
-    def test_stale_share_is_all_of_the_gap_when_positions_cost_nothing_and_unknown_without_a_gap(self, runs):
-        loss = runs["loss"]
+    def test_stale_share_is_all_of_the_gap_when_positions_cost_nothing_and_unknown_without_a_gap(self, results):
+        loss = results.loss.rows
         window = loss[loss["way"] == WINDOW]
-        rest = loss[~loss["way"].isin([WINDOW, POSTED, analysis.ABSOLUTE])]
+        rest = loss[~loss["way"].isin([WINDOW, POSTED, tables.ABSOLUTE])]
         table = pd.concat(
-            [rest, window, window.assign(way=analysis.ABSOLUTE),
+            [rest, window, window.assign(way=tables.ABSOLUTE),
              moved(window.assign(way=POSTED), POSTED, 1.0)]
         )  # fmt: skip
-        assert analysis.stale_share(table).value == pytest.approx(1)
-        flat = pd.concat([rest, window, window.assign(way=analysis.ABSOLUTE), window.assign(way=POSTED)])
-        assert analysis.stale_share(flat) is None
+        assert changed(results, loss=table).closed[tables.ABSOLUTE].value == pytest.approx(1)
+        flat = pd.concat([rest, window, window.assign(way=tables.ABSOLUTE), window.assign(way=POSTED)])
+        assert changed(results, loss=flat).closed[tables.ABSOLUTE] is None
 
 
 class TestSizes:
-    def test_sizes_are_compared_change_by_change_whatever_their_blocks(self, runs):
-        loss = runs["loss"]
+    def test_sizes_are_compared_change_by_change_whatever_their_blocks(self, results):
+        loss = results.loss.rows
         larger = loss.assign(
             block=32, way=loss["way"].replace({"refill, hop 8": "refill, hop 16", "refill, hop 16": "refill, hop 32"}),
             read_from=2 * loss["read_from"],
         )  # fmt: skip
-        table = analysis.sizes_table({"one": loss, "other": moved(larger, POSTED, 1.0)})
+        gaps = tables.gap_table(tables.behind_table(moved(larger, POSTED, 1.0)), 32)
+        table = tables.sizes_table({"one": results.causes, "other": tables.causes_table(gaps, 32)})
         wide = table.assign(value=[e.value for e in table["estimate"]]).pivot(
             index="label", columns="size", values="value"
         )
@@ -557,91 +558,82 @@ class TestSizes:
         assert (wide["other"] - wide["one"])["posted cache"] == pytest.approx(1.0)
         assert (wide["other"] - wide["one"]).drop("posted cache").to_numpy() == pytest.approx(0.0)
 
-    def test_the_finding_tells_of_both_sizes_what_their_rows_say(self, runs):
-        worse, better = (moved(runs["loss"], POSTED, by) for by in (5.0, -5.0))
-        assert re.search(r"higher at the thread's size and .* lower in this run", size_words.finding(better, worse))
-        assert re.search(r"lower at the thread's size and .* higher in this run", size_words.finding(worse, better))
-        two = worse[worse["source"].isin(worse["source"].unique()[:2])]
-        assert "so few files" in size_words.finding(worse, two)
-        assert "so few files" in size_words.finding(two, worse)
+    def test_the_finding_tells_of_both_sizes_what_their_rows_say(self, results):
+        worse, better = (changed(results, loss=moved(results.loss.rows, POSTED, by)) for by in (5.0, -5.0))
+        assert re.search(r"higher at the thread's size and .* lower in this run", words.size_finding(better, worse))
+        assert re.search(r"lower at the thread's size and .* higher in this run", words.size_finding(worse, better))
+        rows = worse.loss.rows
+        two = changed(worse, loss=rows[rows["source"].isin(rows["source"].unique()[:2])])
+        assert "so few files" in words.size_finding(worse, two)
+        assert "so few files" in words.size_finding(two, worse)
 
-    def test_the_recorded_runs_give_every_number_and_caption_of_the_section(self, settings):
-        recorded = recording.of_model(size_words.MODEL, size_words.EXPERIMENTS)
-        loss = scratch_loss.run(settings)
-        captions = size_words.captions(loss, recorded)
-        finding = size_words.finding(loss.rows, recorded["scratch_loss"].rows)
+    def test_the_recorded_runs_give_every_number_and_caption_of_the_section(self, results, recorded):
+        captions = words.size_captions(results, recorded)
+        finding = words.size_finding(results, recorded)
         assert finding_rules.broken(captions, {"fig-scratch-sizes": finding}) == []
-        evidence = forum_scratch.Evidence.of(recorded)
-        verdicts = ledger.verdicts("forum-scratch", forum_scratch.CHECKS, evidence)
-        said = size_words.numbers(recorded, forum_scratch.beside(verdicts, verdicts))
+        verdicts = ledger.verdicts("forum-scratch", claims.CHECKS, recorded)
+        said = words.size_numbers(recorded, claims.beside(verdicts, verdicts))
         assert said["same_verdicts"] == "all 13"
         other = verdicts.assign(verdict=["undecided", *verdicts["verdict"][1:]])
-        assert size_words.numbers(recorded, forum_scratch.beside(other, verdicts))["same_verdicts"] == "12 of 13"
+        assert words.size_numbers(recorded, claims.beside(other, verdicts))["same_verdicts"] == "12 of 13"
         assert "not" not in said["thread_held_out"]
         assert said["thread_layers"] == "6"
 
-    def test_recorded_runs_are_of_the_checkpoint_that_ships(self):
-        recorded = recording.of_model(size_words.MODEL, size_words.EXPERIMENTS)
+    def test_recorded_runs_are_of_the_ships(self, recorded):
         ours = checkpoints.identify("thread", "stand-in", 0, "stdlib")
-        assert [run.about["models"] for run in recorded.values()] == [[ours]] * len(recorded)
+        assert [run.about["models"] for run in recorded.runs] == [[ours]] * len(EXPERIMENTS)
 
 
 class TestFindings:
-    def found(self, runs, figure, **changes):
-        return words.findings(**{name: runs[name] for name in ("logits", "loss", "speed")} | changes)[figure]
+    def found(self, results, figure, **changes):
+        return words.findings(changed(results, **changes))[figure]
 
-    def test_every_figures_caption_begins_with_what_its_rows_show(self, runs, settings):
-        made = [each.run(settings) for each in (scratch_logits, scratch_loss, scratch_texts, scratch_speed)]
-        findings = words.findings(runs["logits"], runs["loss"], runs["speed"])
-        assert finding_rules.broken(words.captions(*made), findings) == []
+    def test_every_figures_caption_begins_with_what_its_rows_show(self, results):
+        assert finding_rules.broken(words.captions(results), words.findings(results)) == []
 
-    def test_a_cache_is_said_to_part_only_where_rounding_cannot_explain_it(self, runs):
-        right = runs["logits"].assign(max_abs=0.0, relative_rms=0.0)
-        wrong = runs["logits"].assign(max_abs=7.0, relative_rms=1.0)
-        assert self.found(runs, "fig-scratch-steps", logits=right).count("stays within rounding") == 2
-        assert self.found(runs, "fig-scratch-steps", logits=wrong).count("parts from") == 2
-        inside = runs["logits"][runs["logits"]["length"] <= runs["logits"]["block"]]
-        assert "No step" in self.found(runs, "fig-scratch-steps", logits=inside)
-        coarse = runs["logits"].assign(dtype="bfloat16")
-        assert "too coarse" in self.found(runs, "fig-scratch-steps", logits=coarse)
+    def test_a_cache_is_said_to_part_only_where_rounding_cannot_explain_it(self, results):
+        right = results.logits.rows.assign(max_abs=0.0, relative_rms=0.0)
+        wrong = results.logits.rows.assign(max_abs=7.0, relative_rms=1.0)
+        assert self.found(results, "fig-scratch-steps", logits=right).count("stays within rounding") == 2
+        assert self.found(results, "fig-scratch-steps", logits=wrong).count("parts from") == 2
+        inside = results.logits.rows[results.logits.rows["length"] <= results.logits.rows["block"]]
+        assert "No step" in self.found(results, "fig-scratch-steps", logits=inside)
+        coarse = results.logits.rows.assign(dtype="bfloat16")
+        assert "too coarse" in self.found(results, "fig-scratch-steps", logits=coarse)
 
     @pytest.mark.parametrize(
         ("by", "said"), [(5.0, "higher with the posted"), (-5.0, "lower with the posted"), (0.0, "not seen to differ")]
     )
-    def test_a_loss_is_called_higher_or_lower_only_with_its_whole_interval(self, runs, by, said):
-        window = runs["loss"][runs["loss"]["way"] == WINDOW]
-        rest = runs["loss"][runs["loss"]["way"] != POSTED]
+    def test_a_loss_is_called_higher_or_lower_only_with_its_whole_interval(self, results, by, said):
+        window = results.loss.rows[results.loss.rows["way"] == WINDOW]
+        rest = results.loss.rows[results.loss.rows["way"] != POSTED]
         loss = pd.concat([rest, moved(window.assign(way=POSTED), POSTED, by)])
-        assert said in self.found(runs, "fig-scratch-loss", loss=loss)
+        assert said in self.found(results, "fig-scratch-loss", loss=loss)
 
-    def test_a_change_that_lowers_the_loss_is_named(self, runs):
+    def test_a_change_that_lowers_the_loss_is_named(self, results):
         fix = list(FIXES)[1]
-        alike = runs["loss"][~runs["loss"]["way"].isin(FIXES)]
+        alike = results.loss.rows[~results.loss.rows["way"].isin(FIXES)]
         posted = alike[alike["way"] == POSTED]
         alike = pd.concat([alike, *(posted.assign(way=each) for each in FIXES)])
-        assert "none of four changes is seen to lower it" in self.found(runs, "fig-scratch-causes", loss=alike)
-        said = self.found(runs, "fig-scratch-causes", loss=moved(alike, fix, -0.25))
+        assert "none of four changes is seen to lower it" in self.found(results, "fig-scratch-causes", loss=alike)
+        said = self.found(results, "fig-scratch-causes", loss=moved(alike, fix, -0.25))
         assert f"“{fix[2:]}” (-0.250) is seen to lower it" in said
         two = moved(moved(alike, fix, -0.25), list(FIXES)[2], -0.5)
-        assert "(-0.500) are seen to lower it" in self.found(runs, "fig-scratch-causes", loss=two)
+        assert "(-0.500) are seen to lower it" in self.found(results, "fig-scratch-causes", loss=two)
 
-    def test_the_gap_is_shared_out_only_where_there_is_one(self, settings):
-        made = [each.run(settings) for each in (scratch_logits, scratch_loss, scratch_texts, scratch_speed)]
-
+    def test_the_gap_is_shared_out_only_where_there_is_one(self, results):
         def said(by):
-            changed = Rows(made[1], moved(made[1].rows, POSTED, by))
-            return words.captions(made[0], changed, *made[2:])["fig-scratch-causes"]["caption"]
+            loss = moved(results.loss.rows, POSTED, by)
+            return words.captions(changed(results, loss=loss))["fig-scratch-causes"]["caption"]
 
         assert "of the gap is gone" in said(5.0)
         assert "of the gap is gone" not in said(-5.0)
 
-    def test_captions_count_what_their_rows_hold(self, settings):
-        logits, loss, texts, speed = (
-            each.run(settings) for each in (scratch_logits, scratch_loss, scratch_texts, scratch_speed)
-        )
-        on_two = Rows(speed, speed.rows)
-        on_two.about = speed.about | {"machine": speed.about["machine"] | {"device_name": "another machine"}}
-        captions = {name: each["caption"] for name, each in words.captions(logits, loss, texts, on_two).items()}
+    def test_captions_count_what_their_rows_hold(self, results):
+        logits, loss, speed = results.logits, results.loss, results.speed
+        elsewhere = with_rows(speed, speed.rows, machine=speed.about["machine"] | {"device_name": "another machine"})
+        on_two = dataclasses.replace(results, speed=elsewhere)
+        captions = {name: each["caption"] for name, each in words.captions(on_two).items()}
         window = loss.rows[loss.rows["way"] == WINDOW]
         every, past = (int(rows["n_scored"].sum()) for rows in (window, window[window["read_from"] >= 16]))
         assert past < every
@@ -656,79 +648,78 @@ class TestFindings:
             assert wording.machine(loss) in captions[name]
             assert "another machine" in captions[name]
 
-    def test_equal_steps_are_counted_once_for_all_dtypes_that_agree(self, runs):
-        rows = runs["logits"].assign(max_abs=0.0)
+    def test_equal_steps_are_counted_once_for_all_dtypes_that_agree(self, results):
+        rows = results.logits.rows.assign(max_abs=0.0)
         count = len(rows[(rows["comparison"] == POSTED) & (rows["dtype"] == "float32")])
-        assert words.equal_steps(rows, POSTED) == f"{count} of {count} steps, each in fp32 and fp64"
+        assert words.equal_steps(tables.equal_table(rows), POSTED) == f"{count} of {count} steps, each in fp32 and fp64"
         one = rows[rows["dtype"] == "float32"]
-        assert words.equal_steps(one, POSTED) == f"{count} of {count} steps in fp32"
+        assert words.equal_steps(tables.equal_table(one), POSTED) == f"{count} of {count} steps in fp32"
         rows.loc[(rows["dtype"] == "float32") & (rows["length"] == 3), "max_abs"] = 1.0
         assert (
-            words.equal_steps(rows, POSTED)
+            words.equal_steps(tables.equal_table(rows), POSTED)
             == f"{count - 1} of {count} steps in fp32 and {count} of {count} steps in fp64"
         )
 
-    def test_the_reach_of_few_repetitions_is_not_called_an_interval(self, runs):
-        assert words.bracket(runs["speed"]) == "lowest to highest of 2 paired repetitions"
-        six = pd.concat([runs["speed"].assign(repetition=n) for n in range(6)])
-        assert words.bracket(six) == "95 % interval of 6 paired repetitions"
-        assert words.bracket(six[six["repetition"] < 5]).startswith("lowest to highest of 5")
+    def test_the_reach_of_few_repetitions_is_not_called_an_interval(self, results):
+        assert words.bracket(results) == "lowest to highest of 2 paired repetitions"
+        six = pd.concat([results.speed.rows.assign(repetition=n) for n in range(6)])
+        assert words.bracket(changed(results, speed=six)) == "95 % interval of 6 paired repetitions"
+        assert words.bracket(changed(results, speed=six[six["repetition"] < 5])).startswith("lowest to highest of 5")
 
-    def test_where_a_factor_lies_above_three_is_said_in_words(self, runs):
+    def test_where_a_factor_lies_above_three_is_said_in_words(self, results):
         def said(factor):
-            cached = runs["speed"]["way"] == POSTED
-            speed = runs["speed"].assign(seconds=np.where(cached, 1.0, factor(runs["speed"])))
-            return words._speeds(speed)["above_three_trained"]
+            cached = results.speed.rows["way"] == POSTED
+            speed = results.speed.rows.assign(seconds=np.where(cached, 1.0, factor(results.speed.rows)))
+            return words._speeds(changed(results, speed=speed))["above_three_trained"]
 
         assert said(lambda rows: 1.0) == "never, with either"
         assert said(lambda rows: 4.0) == "from a length of 2 on, with either"
         once = said(lambda rows: np.where((rows["way"] == WINDOW) & (rows["length"] == 4), 4.0, 1.0))
         assert once == "never with all rows, at a length of 4 with a single row"
 
-    def test_a_stuck_position_is_told_from_a_short_context(self, runs, held):
+    def test_a_stuck_position_is_told_from_a_short_context(self, results):
         whole = "refill, hop 16"
-        loss = moved(moved(runs["loss"], "reply's cache", 5.0), whole, -5.0)
-        said = words.contexts(loss, held)
+        loss = moved(moved(results.loss.rows, "reply's cache", 5.0), whole, -5.0)
+        said = words.contexts(changed(results, loss=loss))
         assert said["reply_gap"].endswith("higher")
         assert said["whole_refill_gap"].endswith("lower")
         assert said["stuck_gap"].endswith("higher")
-        assert words.contexts(moved(runs["loss"], whole, 5.0), held)["stuck_gap"].endswith("lower")
+        assert words.contexts(changed(results, loss=moved(results.loss.rows, whole, 5.0)))["stuck_gap"].endswith(
+            "lower"
+        )
 
     def test_the_best_number_of_held_characters_is_found(self, held):
-        made = held.assign(nats=1.0 - 0.25 * (held["held"] == 6))
-        best, gap = analysis.best_held(made)
+        best, gap = tables.best_held(held.assign(nats=1.0 - 0.25 * (held["held"] == 6)))
         assert best == 6
         assert gap.value == pytest.approx(-0.25)
 
-    def test_at_the_recorded_size_no_finding_is_longer_than_a_caption_may_begin(self):
-        recorded = recording.of_model(size_words.MODEL, size_words.EXPERIMENTS)
-        rows = {name: recorded[f"scratch_{name}"].rows for name in ("logits", "loss", "speed")}
-        findings = [*words.findings(**rows).values(), size_words.finding(rows["loss"], rows["loss"])]
+    def test_at_the_recorded_size_no_finding_is_longer_than_a_caption_may_begin(self, recorded):
+        findings = [*words.findings(recorded).values(), words.size_finding(recorded, recorded)]
         assert max(map(len, findings)) <= 160
 
-    def test_times_are_those_of_the_longest_text(self, runs):
-        speed = runs["speed"].copy()
+    def test_times_are_those_of_the_longest_text(self, results):
+        speed = results.speed.rows.copy()
         longest = speed["length"] == speed.groupby("model")["length"].transform("max")
         speed["seconds"] = np.where((speed["way"] == POSTED) | ~longest, 1.0, 4.0)
-        said = self.found(runs, "fig-scratch-speed", speed=speed)
+        said = self.found(results, "fig-scratch-speed", speed=speed)
         assert said.count("4.0 [4.0, 4.0] times") == 2
         for length in speed.groupby("model")["length"].max():
             assert f", {length:,} characters)" in said
         assert f", {speed['length'].min():,} characters)" not in said
-        alike = self.found(runs, "fig-scratch-speed", speed=speed.assign(seconds=1.0))
+        alike = self.found(results, "fig-scratch-speed", speed=speed.assign(seconds=1.0))
         assert alike.count("1.0 [1.0, 1.0] times") == 2
 
-    def test_of_two_files_no_loss_is_claimed(self, runs):
-        loss = runs["loss"]
+    def test_of_two_files_no_loss_is_claimed(self, results):
+        loss = results.loss.rows
         two = loss[loss["source"].isin(loss["source"].unique()[:2])]
         for figure in ("fig-scratch-loss", "fig-scratch-causes", "fig-scratch-cost"):
-            assert "so few files" in self.found(runs, figure, loss=two)
-            assert "so few files" not in self.found(runs, figure)
+            assert "so few files" in self.found(results, figure, loss=two)
+            assert "so few files" not in self.found(results, figure)
 
-    def test_the_cost_of_a_refill_is_told_in_time_and_in_loss(self, runs):
-        speed = runs["speed"].assign(seconds=lambda rows: np.where(rows["way"] == POSTED, 1.0, 3.0))
-        loss = moved(runs["loss"], WINDOW, -5.0)
-        said = self.found(runs, "fig-scratch-cost", speed=speed, loss=loss)
+    def test_the_cost_of_a_refill_is_told_in_time_and_in_loss(self, results):
+        speed = results.speed.rows.assign(seconds=lambda rows: np.where(rows["way"] == POSTED, 1.0, 3.0))
+        loss = moved(results.loss.rows, WINDOW, -5.0)
+        said = self.found(results, "fig-scratch-cost", speed=speed, loss=loss)
         assert "takes 3.00 [3.00, 3.00] times the posted" in said
         assert "higher" in said
-        assert "lower" in self.found(runs, "fig-scratch-cost", loss=moved(runs["loss"], WINDOW, 5.0))
+        assert "lower" in self.found(results, "fig-scratch-cost", loss=moved(results.loss.rows, WINDOW, 5.0))

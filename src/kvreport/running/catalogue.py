@@ -21,12 +21,6 @@ from kvreport.chapters.exact_caches import cost as exact_cost
 from kvreport.chapters.exact_caches import ladder as exact_ladder
 from kvreport.chapters.exact_caches import paths as exact_ways
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
-from kvreport.chapters.from_scratch import held_out as scratch_held
-from kvreport.chapters.from_scratch import logits as scratch_logits
-from kvreport.chapters.from_scratch import loss as scratch_loss
-from kvreport.chapters.from_scratch import speed as scratch_speed
-from kvreport.chapters.from_scratch import texts as scratch_texts
-from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.chapters.layer_drift import by_layer as layer_drift
 from kvreport.chapters.layer_drift import greedy_paths, mitigations
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
@@ -77,11 +71,6 @@ EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
     "exact_ladder": _Unconverted(ExactCachesSettings, exact_ladder.run),
     "exact_cost": _Unconverted(ExactCachesSettings, exact_cost.run),
     "seams": _Unconverted(PromptReuseSettings, seams.run),
-    "scratch_logits": _Unconverted(ScratchSettings, scratch_logits.run),
-    "scratch_loss": _Unconverted(ScratchSettings, scratch_loss.run),
-    "scratch_held": _Unconverted(ScratchSettings, scratch_held.run),
-    "scratch_texts": _Unconverted(ScratchSettings, scratch_texts.run),
-    "scratch_speed": _Unconverted(ScratchSettings, scratch_speed.run),
     "static_speed": _Unconverted(StaticCacheSettings, static_speed.run),
     "memory_bandwidth": _Unconverted(StaticCacheSettings, memory_bandwidth.run),
     "static_memory": _Unconverted(StaticCacheSettings, static_memory.run),

@@ -1,45 +1,14 @@
 """The claims of the forum thread about a model from scratch, each with the check that its YAML describes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import pandas as pd
 
-from kvbook.measuring import estimates as fits
-from kvbook.runs.records import Run
-from kvreport.chapters.from_scratch import logits as scratch_logits
-from kvreport.chapters.from_scratch import tables as analysis
-from kvreport.chapters.from_scratch import texts as scratch_texts
-from kvreport.chapters.from_scratch import words as scratch_text
-from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED
+from kvbook.measuring.estimates import Estimate
+from kvreport.chapters.from_scratch import logits, speed, tables, words
+from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW
+from kvreport.chapters.from_scratch.results import Results
 from kvreport.publishing.verdicts import Verdict, holds
 
 APPEND, MASK, PROMPT, MODULO = FIXES
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The chapter's rows.
-
-    Attributes
-    ----------
-    logits, loss, texts, speed : DataFrame
-        Rows of the experiments ``scratch_logits``, ``scratch_loss``, ``scratch_texts``, ``scratch_speed``.
-    weights : str
-        Where the model's weights came from.
-    """
-
-    logits: pd.DataFrame
-    loss: pd.DataFrame
-    texts: pd.DataFrame
-    speed: pd.DataFrame
-    weights: str
-
-    @classmethod
-    def of(cls, runs: Mapping[str, Run]) -> "Evidence":
-        """Take the rows of runs, by experiment, and their model's weights."""
-        rows = {field: runs[f"scratch_{field}"].rows for field in ("logits", "loss", "texts", "speed")}
-        return cls(**rows, weights=runs["scratch_loss"].about["models"][0]["weights"])
 
 
 _NATS = "{:+.4f}"
@@ -49,31 +18,31 @@ _NEGLIGIBLE = 0.01
 _MENDS = 0.5
 
 
-def _finest(evidence: Evidence) -> pd.DataFrame | None:
+def _finest(results: Results) -> pd.DataFrame | None:
     """Keep the rows of the finest dtype; None when rounding in it hides everything else."""
-    dtype = analysis.finest(evidence.logits)
-    return None if dtype is None else evidence.logits[evidence.logits["dtype"] == dtype]
+    rows, dtype = results.logits.rows, results.finest
+    return None if dtype is None else rows[rows["dtype"] == dtype]
 
 
 def _within_rounding(rows: pd.DataFrame) -> bool:
-    return analysis.is_rounding(rows["relative_rms"].max(), rows["dtype"].iloc[0])
+    return tables.is_rounding(rows["relative_rms"].max(), rows["dtype"].iloc[0])
 
 
 _TOO_COARSE = Verdict("only 16-bit dtypes, in which rounding hides the difference: add float32", "not run")
 
 
-def cached_is_worse(evidence: Evidence) -> Verdict:
+def cached_is_worse(results: Results) -> Verdict:
     """Take the posted cache's gap."""
-    gap = analysis.gap_behind(evidence.loss, POSTED)
+    gap = results.gaps[POSTED, WINDOW]
     here = f"{gap.text(_NATS)} nats a character"
-    if (share := analysis.stale_share(evidence.loss)) is not None:
+    if (share := results.closed[tables.ABSOLUTE]) is not None:
         here += f", {share.text('{:.0%}')} of it from stale keys and values"
-    return Verdict(here, holds(gap.low > 0, gap.high < 0, evidence.weights))
+    return Verdict(here, holds(gap.low > 0, gap.high < 0, results.model["weights"]))
 
 
-def cache_changes_nothing(evidence: Evidence) -> Verdict:
+def cache_changes_nothing(results: Results) -> Verdict:
     """Compare the posted cache with the window, inside the first block and past it."""
-    if (rows := _finest(evidence)) is None:
+    if (rows := _finest(results)) is None:
         return _TOO_COARSE
     rows = rows[rows["comparison"] == POSTED]
     inside = rows[rows["length"] <= rows["block"]]
@@ -81,109 +50,106 @@ def cache_changes_nothing(evidence: Evidence) -> Verdict:
     if len(inside) == len(rows):
         return Verdict(here + "; nothing read past it", "undecided")
     here += f", up to {rows['relative_rms'].max():.1e} past it ({rows['dtype'].iloc[0]})"
-    return Verdict(here, holds(_within_rounding(rows), not _within_rounding(rows), evidence.weights))
+    return Verdict(here, holds(_within_rounding(rows), not _within_rounding(rows), results.model["weights"]))
 
 
-def _remedy(evidence: Evidence, fix: str) -> tuple[str, fits.Estimate | None]:
+def _remedy(results: Results, fix: str) -> tuple[str, Estimate | None]:
     """Say what a remedy does to the loss; give the share of the gap that it closes, None where there is no gap."""
-    change, share = analysis.gap_behind(evidence.loss, fix, POSTED), analysis.closed_share(evidence.loss, fix)
+    change, share = results.gaps[fix, POSTED], results.closed[fix]
     closed = "there is no gap to close" if share is None else f"closes {share.text('{:z.1%}')} of the gap"
     return f"the remedy changes the loss by {change.text(_NATS)} nats a character; {closed}", share
 
 
-def _no_effect(evidence: Evidence, fix: str, more: str = "") -> Verdict:
+def _no_effect(results: Results, fix: str, more: str = "") -> Verdict:
     """Judge a point by what its remedy does to the logits and the loss of the posted cache."""
-    if (fine := _finest(evidence)) is None:
+    if (fine := _finest(results)) is None:
         return _TOO_COARSE
     rounding = _within_rounding(fine[fine["comparison"] == fix])
-    said, share = _remedy(evidence, fix)
-    here = f"bits equal in {scratch_text.equal_steps(evidence.logits, fix)}; {said}{more}"
+    said, share = _remedy(results, fix)
+    here = f"bits equal in {words.equal_steps(results.equal, fix)}; {said}{more}"
     mends = share is not None and share.low >= _MENDS
-    return Verdict(here, holds(not rounding and mends, rounding, evidence.weights))
+    return Verdict(here, holds(not rounding and mends, rounding, results.model["weights"]))
 
 
-def roll_scrambles(evidence: Evidence) -> Verdict:
+def roll_scrambles(results: Results) -> Verdict:
     """Put an append in place of the roll."""
-    shuffled = evidence.logits[evidence.logits["comparison"] == scratch_logits.SHUFFLED]
+    rows = results.logits.rows
+    shuffled = rows[rows["comparison"] == logits.SHUFFLED]
     worst = shuffled.groupby("dtype", sort=False)["relative_rms"].max()
     said = "; ".join(f"{dtype} {value:.1e}" for dtype, value in worst.items())
-    return _no_effect(evidence, APPEND, f"; shuffled on purpose, logits differ relatively by {said}")
+    return _no_effect(results, APPEND, f"; shuffled on purpose, logits differ relatively by {said}")
 
 
-def mask_missing(evidence: Evidence) -> Verdict:
+def mask_missing(results: Results) -> Verdict:
     """Write the mask of the cached step out."""
-    return _no_effect(evidence, MASK)
+    return _no_effect(results, MASK)
 
 
-def prompt_skipped(evidence: Evidence) -> Verdict:
+def prompt_skipped(results: Results) -> Verdict:
     """Feed the last character of prompts alone."""
-    if (rows := _finest(evidence)) is None:
+    if (rows := _finest(results)) is None:
         return _TOO_COARSE
-    rows = rows[(rows["comparison"] == scratch_logits.LAST_ONLY) & (rows["length"] > 1)]
-    beyond = [not analysis.is_rounding(r.relative_rms, r.dtype) for r in rows.itertuples()]
+    rows = rows[(rows["comparison"] == logits.LAST_ONLY) & (rows["length"] > 1)]
+    beyond = [not tables.is_rounding(r.relative_rms, r.dtype) for r in rows.itertuples()]
     here = f"beyond rounding for {sum(beyond)} of {len(beyond)} longer prompts, logits up to {rows['max_abs'].max():.2g} apart"
-    return Verdict(here, holds(all(beyond), not any(beyond), evidence.weights))
+    return Verdict(here, holds(all(beyond), not any(beyond), results.model["weights"]))
 
 
-def prompt_is_the_cause(evidence: Evidence) -> Verdict:
+def prompt_is_the_cause(results: Results) -> Verdict:
     """Feed the whole prompt where the prompt is the thread's one character."""
-    return _no_effect(evidence, PROMPT, "; the post starts from one character")
+    return _no_effect(results, PROMPT, "; the post starts from one character")
 
 
-def positions_misalign(evidence: Evidence) -> Verdict:
+def positions_misalign(results: Results) -> Verdict:
     """Take positions modulo the block."""
-    here, share = _remedy(evidence, MODULO)
+    here, share = _remedy(results, MODULO)
     if share is None:
         return Verdict(here, "undecided")
-    return Verdict(here, holds(share.low >= _MENDS, share.high < _MENDS, evidence.weights))
+    return Verdict(here, holds(share.low >= _MENDS, share.high < _MENDS, results.model["weights"]))
 
 
-def _partings(evidence: Evidence) -> pd.DataFrame:
-    return analysis.divergence(evidence.texts, analysis.REPLY, scratch_texts.REPLYS_WINDOW)
-
-
-def outputs_match(evidence: Evidence) -> Verdict:
+def outputs_match(results: Results) -> Verdict:
     """Compare the reply's greedy texts within a block."""
-    rows = _partings(evidence)
+    rows = results.partings
     # The character behind a full block is still chosen from within it.
     apart = int((rows["first"] <= rows["block"]).sum())
     here = f"{len(rows) - apart} of {len(rows)} greedy texts equal through the first block of {rows['block'].iloc[0]}"
-    return Verdict(here, holds(apart == 0, apart == len(rows), evidence.weights))
+    return Verdict(here, holds(apart == 0, apart == len(rows), results.model["weights"]))
 
 
-def outputs_match_beyond(evidence: Evidence) -> Verdict:
+def outputs_match_beyond(results: Results) -> Verdict:
     """Compare the reply's greedy texts to their ends, and the logits behind them."""
-    if (fine := _finest(evidence)) is None:
+    if (fine := _finest(results)) is None:
         return _TOO_COARSE
-    rows = _partings(evidence)
+    rows = results.partings
     equal = int(rows["first"].isna().sum())
-    own = fine[(fine["comparison"] == scratch_logits.REPLYS_OWN) & (fine["length"] > fine["block"])]
+    own = fine[(fine["comparison"] == logits.REPLYS_OWN) & (fine["length"] > fine["block"])]
     here = (
         f"{equal} of {len(rows)} greedy texts equal through {rows['written'].iloc[0]} characters; "
         f"logits up to {own['max_abs'].max():.2g} apart past the first block"
     )
     # One text suffices against "identical", unless rounding alone made it part.
     broken = equal < len(rows) and not _within_rounding(own)
-    return Verdict(here, holds(equal == len(rows) and _within_rounding(own), broken, evidence.weights))
+    return Verdict(here, holds(equal == len(rows) and _within_rounding(own), broken, results.model["weights"]))
 
 
-def reply_improves(evidence: Evidence) -> Verdict:
+def reply_improves(results: Results) -> Verdict:
     """Take the loss of the reply's cache against that of the posted one."""
-    change = analysis.gap_behind(evidence.loss, analysis.REPLY, POSTED)
+    change = results.gaps[tables.REPLY, POSTED]
     here = f"{change.text(_NATS)} nats a character against the posted cache"
-    return Verdict(here, holds(change.high < 0, change.low > 0, evidence.weights))
+    return Verdict(here, holds(change.high < 0, change.low > 0, results.model["weights"]))
 
 
-def reply_cures(evidence: Evidence) -> Verdict:
+def reply_cures(results: Results) -> Verdict:
     """Take the loss of the reply's cache against that of the window."""
-    gap = analysis.gap_behind(evidence.loss, analysis.REPLY)
+    gap = results.gaps[tables.REPLY, WINDOW]
     here = f"{gap.text(_NATS)} nats a character against the window"
-    return Verdict(here, holds(gap.high < _NEGLIGIBLE, gap.low > 0, evidence.weights))
+    return Verdict(here, holds(gap.high < _NEGLIGIBLE, gap.low > 0, results.model["weights"]))
 
 
-def mask_sees_the_past_only(evidence: Evidence) -> Verdict:
+def mask_sees_the_past_only(results: Results) -> Verdict:
     """Take a prompt in two chunks under both masks."""
-    if (rows := _finest(evidence)) is None:
+    if (rows := _finest(results)) is None:
         return _TOO_COARSE
     rows = rows[rows["length"] > 1]
     theirs = rows[rows["comparison"] == "prompt: two chunks, reply's mask"]
@@ -193,16 +159,15 @@ def mask_sees_the_past_only(evidence: Evidence) -> Verdict:
         f"{shifted['max_abs'].max():.1e} under a shifted one"
     )
     wrong = not _within_rounding(theirs) and _within_rounding(shifted)
-    return Verdict(here, holds(_within_rounding(theirs), wrong, evidence.weights))
+    return Verdict(here, holds(_within_rounding(theirs), wrong, results.model["weights"]))
 
 
-def three_times_faster(evidence: Evidence) -> Verdict:
+def three_times_faster(results: Results) -> Verdict:
     """Time the reply's run both ways."""
-    ratio: fits.Estimate = analysis.run_ratio(evidence.speed)
-    short = analysis.run_ratio(evidence.speed, "window")
+    ratio, short = results.run_ratios[speed.ALL_ROWS], results.run_ratios[WINDOW]
     here = (
         f"on this machine {ratio.text('{:.2f}')} x, {short.text('{:.2f}')} x when the window computes one row of logits "
-        f"(in brackets: {scratch_text.bracket(evidence.speed)})"
+        f"(in brackets: {words.bracket(results)})"
     )
     # Random weights are what the reply timed as well, but its machine is another one: less here does not refute it.
     return Verdict(here, holds(ratio.low > 3, False, "local"))
@@ -214,7 +179,7 @@ def beside(this: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     this, recorded : DataFrame
-        From `ledger.verdicts`.
+        From `verdicts.verdicts`.
 
     Returns
     -------

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvreport.chapters.from_scratch import speed as scratch_speed
-from kvreport.chapters.from_scratch import tables as analysis
+from kvreport.chapters.from_scratch import tables
 from kvreport.chapters.from_scratch.gpt.paths import POSTED, WINDOW, refill_name
+from kvreport.chapters.from_scratch.speed import ALL_ROWS, REPLYS_MODEL, TRAINED
 from kvreport.chapters.from_scratch.words import LINEAR_NATS
 from kvreport.publishing import style
 from kvreport.publishing.style import plot_estimates
@@ -21,10 +21,10 @@ from kvreport.publishing.wording import DTYPES
 REFILL = "refill"
 LOOKS = {
     WINDOW: (style.BLACK, "o"),
-    analysis.ABSOLUTE: (style.GREEN, "^"),
+    tables.ABSOLUTE: (style.GREEN, "^"),
     POSTED: (style.VERMILION, "s"),
-    analysis.REPLY: (style.PURPLE, "v"),
-    analysis.FORGOTTEN: (style.GREY, "D"),
+    tables.REPLY: (style.PURPLE, "v"),
+    tables.FORGOTTEN: (style.GREY, "D"),
     REFILL: (style.BLUE, "D"),
 }
 
@@ -45,7 +45,7 @@ def plot_steps(logits: pd.DataFrame, ax: Axes) -> Axes:
     """
     block = int(logits["block"].iloc[0])
     # Where lines lie on one another, the lower ones are wider.
-    ways = (analysis.FORGOTTEN, POSTED, analysis.REPLY, refill_name(max(1, block // 2)))
+    ways = (tables.FORGOTTEN, POSTED, tables.REPLY, refill_name(max(1, block // 2)))
     for way, width in zip(ways, (1.0, 4.0, 2.5, 1.0), strict=True):
         rows = logits[(logits["comparison"] == way) & (logits["max_abs"] > 0)]
         colour, marker = _look(way)
@@ -83,7 +83,7 @@ def plot_buckets(buckets: pd.DataFrame, value: str, ways: tuple[str, ...], ax: A
     Parameters
     ----------
     buckets : DataFrame
-        From `analyses.scratch.bucket_table`.
+        From `tables.bucket_table`.
     value : {"nats", "gap"}
         Which column of estimates.
     ways : tuple of str
@@ -115,9 +115,9 @@ def figure_loss(buckets: pd.DataFrame) -> Figure:
     """Draw every way's loss on the left, and on the right the gap to the window of those that lie close."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(style.WIDTH, 4.1))
     half = refill_name(max(1, int(buckets["block"].iloc[0]) // 2))
-    plot_buckets(buckets, "nats", (WINDOW, POSTED, analysis.REPLY, analysis.FORGOTTEN), left)
+    plot_buckets(buckets, "nats", (WINDOW, POSTED, tables.REPLY, tables.FORGOTTEN), left)
     left.set_ylabel("loss (nats a character)")
-    plot_buckets(buckets, "gap", (analysis.ABSOLUTE, POSTED, half), right)
+    plot_buckets(buckets, "gap", (tables.ABSOLUTE, POSTED, half), right)
     right.axhline(0, color=style.BLACK, linewidth=1)
     right.set_ylabel("loss less the window's")
     found = dict(zip(*reversed(left.get_legend_handles_labels()), strict=True))
@@ -132,7 +132,7 @@ def figure_causes(causes: pd.DataFrame) -> Figure:
     Parameters
     ----------
     causes : DataFrame
-        From `analyses.scratch.causes_table`.
+        From `tables.causes_table`.
     """
     fig, ax = plt.subplots(figsize=(style.WIDTH, 0.9 + 0.38 * len(causes)))
     plot_estimates(causes, ax, reference=0.0, form="{:+.3f}")
@@ -147,7 +147,7 @@ def figure_sizes(sizes: pd.DataFrame) -> Figure:
     Parameters
     ----------
     sizes : DataFrame
-        From `analyses.scratch.sizes_table`.
+        From `tables.sizes_table`.
     """
     labels, names = list(dict.fromkeys(sizes["label"])), list(dict.fromkeys(sizes["size"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(labels)))
@@ -174,11 +174,11 @@ def figure_speed(speeds: pd.DataFrame) -> Figure:
     Parameters
     ----------
     speeds : DataFrame
-        From `analyses.scratch.speed_table`.
+        From `tables.speed_table`.
     """
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.6))
-    for model, colour in ((scratch_speed.TRAINED, style.BLUE), (scratch_speed.REPLYS_MODEL, style.VERMILION)):
-        for way, line, marker in ((WINDOW, "--", "o"), (scratch_speed.ALL_ROWS, "-", "s")):
+    for model, colour in ((TRAINED, style.BLUE), (REPLYS_MODEL, style.VERMILION)):
+        for way, line, marker in ((WINDOW, "--", "o"), (ALL_ROWS, "-", "s")):
             rows = speeds[(speeds["model"] == model) & (speeds["way"] == way)]
             values = np.array([e.value for e in rows["ratio"]])
             ends = np.array([[e.value - e.low, e.high - e.value] for e in rows["ratio"]]).T
@@ -212,7 +212,7 @@ def figure_cost(costs: pd.DataFrame) -> Figure:
     Parameters
     ----------
     costs : DataFrame
-        From `analyses.scratch.cost_table`.
+        From `tables.cost_table`.
     """
     fig, ax = plt.subplots(figsize=(style.WIDTH, 4.0))
     refills = costs[costs["way"].str.startswith(REFILL)]

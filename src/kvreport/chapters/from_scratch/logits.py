@@ -12,6 +12,7 @@ import torch
 from kvbook import progress
 from kvbook.measuring import agreement
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.from_scratch import subject
 from kvreport.chapters.from_scratch.gpt.memory import RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import Mask, ScratchGPT
@@ -20,10 +21,10 @@ from kvreport.chapters.from_scratch.gpt.paths import (
     POSTED,
     WAYS,
     WINDOW,
-    MakeWay,
+    MakeReader,
+    Reader,
     Refill,
     Rolling,
-    Way,
     Window,
     refill_name,
 )
@@ -42,7 +43,7 @@ CHUNKS = {
 }
 
 
-def pairs(block: int) -> dict[str, tuple[MakeWay, MakeWay]]:
+def pairs(block: int) -> dict[str, tuple[MakeReader, MakeReader]]:
     """List the comparisons: each way with its reference.
 
     The posted cache and the ways that ought to agree with the window are compared with it; what the reply's points change,
@@ -59,7 +60,7 @@ def pairs(block: int) -> dict[str, tuple[MakeWay, MakeWay]]:
     }  # fmt: skip
 
 
-def read_steps(way: Way, ids: torch.Tensor) -> torch.Tensor:
+def read_steps(way: Reader, ids: torch.Tensor) -> torch.Tensor:
     """Let a way read a text from its first character on.
 
     Returns
@@ -113,19 +114,8 @@ def prompt_lengths(block: int) -> list[int]:
     return sorted({1, 2, min(5, block), block // 4, block // 2, block} - {0})
 
 
-def run(settings: ScratchSettings) -> records.Run:
-    """Measure the differences, or read them if these inputs have been measured.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
-    fields = {"dtypes", "n_samples"}
-    return subject.recorded("scratch_logits", __name__, settings, lambda writer: _measure(settings, writer), fields)
-
-
-def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
+def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Compare every pair of ways step by step, and every way to take a prompt in, in each dtype."""
     for dtype in settings.dtypes:
         loaded = subject.load(settings, dtype)
         model, block = loaded.model, loaded.model.shape.block
@@ -134,9 +124,9 @@ def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
         ids = subject.ids_of([sample], device)[:, : min(BLOCKS, settings.n_blocks) * block]
         about = {"dtype": dtype, "source": sample.source, "start": sample.start, "block": block}
         # References are read once.
-        read: dict[MakeWay, torch.Tensor] = {}
+        read: dict[MakeReader, torch.Tensor] = {}
 
-        def logits_of(make: Callable[[ScratchGPT], Way], model=model, ids=ids, read=read) -> torch.Tensor:
+        def logits_of(make: Callable[[ScratchGPT], Reader], model=model, ids=ids, read=read) -> torch.Tensor:
             if make not in read:
                 read[make] = read_steps(make(model), ids)[:, 0]
             return read[make]
@@ -157,3 +147,6 @@ def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
                         found = _differences(reference, read_prompt(model, prompt, how))
                         rows += [about | {"comparison": how, "length": length} | row for row in found]
                 writer.append(unit, rows)
+
+
+EXPERIMENT = Experiment("scratch_logits", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS)

@@ -1,24 +1,31 @@
 """How well each way predicts held-out text, by how far it has read: teacher-forced loss in nats a character.
 
 Every way reads the same texts from their first character on, and is scored at the same places, so that two ways are compared
-place by place.  Rows, one a (way, sample, bucket of lengths): see ``data/README.md``.
+place by place.  Beside it: how well the model predicts the same characters from fewer or more before each.  A way that drops
+characters from its block is expected to predict worse; whether it does is for these rows to say.
+
+Rows, one a (way, sample, bucket of lengths), and one a (sample, number of characters held): see ``data/README.md``.
 """
 
 import itertools
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from kvbook import progress
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.from_scratch import subject
-from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeWay, Refill, Way, refill_name
+from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, Refill, refill_name
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # A way without a memory costs a whole window for each place, so only so many places of a block are scored.
 PLACES_IN_BLOCK = 8
 # Texts that are read side by side.
 _BATCH = 32
+# So many numbers of characters held are tried, evenly up to a block.
+_PARTS = 8
 
 
 def hops(block: int) -> list[int]:
@@ -26,7 +33,7 @@ def hops(block: int) -> list[int]:
     return sorted({max(1, block // part) for part in (8, 4, 2, 1)})
 
 
-def ways(block: int) -> dict[str, MakeWay]:
+def ways(block: int) -> dict[str, MakeReader]:
     """List every way that is scored."""
     refills = {refill_name(hop): lambda model, hop=hop: Refill(model, hop) for hop in hops(block)}
     return WAYS | FIXES | refills
@@ -54,12 +61,12 @@ def places(block: int, n_blocks: int, seed: int) -> list[int]:
     ]
 
 
-def nats_at(way: Way, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+def nats_at(way: Reader, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """Score a way at some places.
 
     Parameters
     ----------
-    way : Way
+    way : Reader
         A fresh one.
     ids : Tensor of int64, shape (batch_size, n_characters)
         Texts, one character longer than the last place.
@@ -80,19 +87,8 @@ def nats_at(way: Way, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     return torch.stack(found, 1).cpu()
 
 
-def run(settings: ScratchSettings) -> records.Run:
-    """Measure the losses, or read them if these inputs have been measured.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
-    fields = {"dtypes", "n_samples"}
-    return subject.recorded("scratch_loss", __name__, settings, lambda writer: _measure(settings, writer), fields)
-
-
-def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
+def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Score every way on every text at the same places."""
     loaded = subject.load(settings, settings.dtypes[0])
     model, block = loaded.model, loaded.model.shape.block
     samples = subject.texts(settings, loaded.vocabulary, block)
@@ -124,3 +120,39 @@ def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
                     }
                 )
         writer.append(unit, rows)
+
+
+def held(block: int) -> list[int]:
+    """List the numbers of characters that are tried: every eighth of a block."""
+    return sorted({max(1, block * part // _PARTS) for part in range(1, _PARTS + 1)})
+
+
+def measure_held(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Score the same next characters, each from fewer or more before it."""
+    loaded = subject.load(settings, settings.dtypes[0])
+    model, block = loaded.model, loaded.model.shape.block
+    samples = subject.texts(settings, loaded.vocabulary, block)
+    device = model.characters.weight.device
+    lengths = torch.tensor([length for length in places(block, settings.n_blocks, settings.seed) if length >= block])
+    for sample in progress.track(samples, len(samples), "characters held: text"):
+        if (unit := str(sample.index)) in writer.done:
+            continue
+        ids = subject.ids_of([sample], device)[0]
+        rows = []
+        for count in held(block):
+            # The last `count` characters before each scored one, shape (places, count).
+            windows = ids[(lengths[:, None] - count + torch.arange(count)).to(device)]
+            with torch.inference_mode():
+                logits = model(windows, torch.arange(count, device=device), last_only=True)[:, 0]
+                nats = functional.cross_entropy(logits.double(), ids[lengths.to(device)])
+            rows.append(
+                {
+                    "dtype": settings.dtypes[0], "sample": sample.index, "source": sample.source, "start": sample.start,
+                    "block": block, "held": count, "n_scored": len(lengths), "nats": nats.item(),
+                }
+            )  # fmt: skip
+        writer.append(unit, rows)
+
+
+EXPERIMENT = Experiment("scratch_loss", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS)
+HELD = Experiment("scratch_held", ScratchSettings, subject.inputs, measure_held, fields=subject.FIELDS)

@@ -8,6 +8,7 @@ measure, way, length, repetition): see ``data/README.md``.
 import functools
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -15,17 +16,16 @@ from kvbook import progress
 from kvbook.measuring import timing
 from kvbook.models import placement
 from kvbook.runs import records
-from kvreport.chapters.from_scratch import loss as scratch_loss
-from kvreport.chapters.from_scratch import subject
-from kvreport.chapters.from_scratch import texts as scratch_texts
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.from_scratch import loss, subject, texts
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
 from kvreport.chapters.from_scratch.gpt.paths import (
     POSTED,
     WINDOW,
+    Reader,
     Refill,
     Reply,
     Rolling,
-    Way,
     Window,
     refill_name,
     write,
@@ -54,14 +54,14 @@ def _cached(model: ScratchGPT) -> Rolling:
     return Rolling(model, prompt="whole", mask="causal")
 
 
-_STEPPING: dict[str, Callable[[ScratchGPT], Way]] = {
+_STEPPING: dict[str, Callable[[ScratchGPT], Reader]] = {
     POSTED: _cached,
     WINDOW: Window,
     ALL_ROWS: lambda model: Window(model, all_rows=True),
 }
 
 
-def _step_seconds(make: Callable[[ScratchGPT], Way], model: ScratchGPT, ids: torch.Tensor, times: int) -> float:
+def _step_seconds(make: Callable[[ScratchGPT], Reader], model: ScratchGPT, ids: torch.Tensor, times: int) -> float:
     seconds = []
     for _ in range(times):
         way = make(model)
@@ -71,11 +71,11 @@ def _step_seconds(make: Callable[[ScratchGPT], Way], model: ScratchGPT, ids: tor
     return statistics.median(seconds)
 
 
-def _run_seconds(make: Callable[[ScratchGPT], Way], model: ScratchGPT, ids: torch.Tensor, n_new: int) -> float:
+def _run_seconds(make: Callable[[ScratchGPT], Reader], model: ScratchGPT, ids: torch.Tensor, n_new: int) -> float:
     return timing.timed(lambda: write(make(model), ids, n_new), ids.device)[1]
 
 
-def _past_seconds(make: Callable[[ScratchGPT], Way], model: ScratchGPT, ids: torch.Tensor) -> float:
+def _past_seconds(make: Callable[[ScratchGPT], Reader], model: ScratchGPT, ids: torch.Tensor) -> float:
     block = model.shape.block
     way = make(model)
     way.read(ids[:, :block])
@@ -87,22 +87,10 @@ def _past_seconds(make: Callable[[ScratchGPT], Way], model: ScratchGPT, ids: tor
     return timing.timed(read_on, ids.device)[1]
 
 
-def past_ways(block: int) -> dict[str, Callable[[ScratchGPT], Way]]:
+def past_ways(block: int) -> dict[str, Callable[[ScratchGPT], Reader]]:
     """List the ways that are timed past the block."""
-    refills = {refill_name(hop): lambda model, hop=hop: Refill(model, hop) for hop in scratch_loss.hops(block)}
+    refills = {refill_name(hop): lambda model, hop=hop: Refill(model, hop) for hop in loss.hops(block)}
     return {WINDOW: Window, POSTED: _cached, "reply's cache": Reply} | refills
-
-
-def run(settings: ScratchSettings) -> records.Run:
-    """Take the times, or read them if these inputs have been timed.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
-    fields = {"dtypes", "n_samples", "n_timed"}
-    return subject.recorded("scratch_speed", __name__, settings, lambda writer: _measure(settings, writer), fields)
 
 
 def _random_model(settings: ScratchSettings) -> ScratchGPT:
@@ -112,7 +100,8 @@ def _random_model(settings: ScratchSettings) -> ScratchGPT:
     return model.eval().requires_grad_(False)
 
 
-def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
+def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Time everything, one repetition after the other."""
     trained = subject.load(settings, settings.dtypes[0]).model
     models = {TRAINED: trained, REPLYS_MODEL: _random_model(settings)}
     generator = torch.Generator().manual_seed(settings.seed)
@@ -129,7 +118,7 @@ def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
                 for way, make in _STEPPING.items()
             ]
         if name == REPLYS_MODEL:
-            prompt = ids[:, : scratch_texts.PROMPT]
+            prompt = ids[:, : texts.PROMPT]
             timed += [
                 (name, RUN, way, REPLYS_NEW_TOKENS,
                  functools.partial(_run_seconds, make, model, prompt, REPLYS_NEW_TOKENS))
@@ -157,3 +146,8 @@ def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
                 )  # fmt: skip
             if repetition >= 0:
                 writer.append(f"{repetition}", rows)
+
+
+EXPERIMENT = Experiment(
+    "scratch_speed", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS | {"n_timed"}, timed=True
+)

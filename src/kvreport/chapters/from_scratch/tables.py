@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from kvbook.measuring import agreement
-from kvbook.measuring import estimates as fits
-from kvreport.chapters.from_scratch import speed as scratch_speed
+from kvbook.measuring import agreement, estimates
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW, refill_name
+from kvreport.chapters.from_scratch.speed import ALL_ROWS, PAST, RUN, STEP
 
 ABSOLUTE = "window, absolute positions"
 REPLY = "reply's cache"
@@ -50,38 +49,76 @@ def largest(logits: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()  # fmt: skip
 
 
-def _mean(rows: pd.DataFrame, value: str) -> fits.Estimate:
-    """Average over samples, with the bootstrap interval over files."""
-    resampled = fits.resample(rows.assign(all=0), value, by="all")
-    low, high = resampled.interval()
-    return fits.Estimate(float(resampled.mean[0]), float(low[0]), float(high[0]))
+def equal_table(logits: pd.DataFrame) -> pd.DataFrame:
+    """Count for each comparison and dtype the ``steps``, and those whose logits are ``equal`` bit for bit."""
+    groups = logits.groupby(["comparison", "dtype"], sort=False)["max_abs"]
+    return pd.DataFrame({"equal": groups.agg(lambda values: int((values == 0).sum())), "steps": groups.size()})
 
 
-def _behind(loss: pd.DataFrame) -> pd.DataFrame:
-    """Average each way's loss over the places past the first block: a row a sample, a column a way."""
+def behind_table(loss: pd.DataFrame) -> pd.DataFrame:
+    """Average each way's loss over the places past the first block: a row a sample, a column a way, nats a character."""
     rows = loss[loss["read_from"] >= loss["block"]]
     rows = rows.assign(total=rows["nats"] * rows["n_scored"])
     sums = rows.groupby(["source", "sample", "way"])[["total", "n_scored"]].sum()
     return (sums["total"] / sums["n_scored"]).unstack("way")
 
 
-def gap_behind(loss: pd.DataFrame, way: str, against: str = WINDOW) -> fits.Estimate:
-    """Give the loss of a way past the first block less that of another, place by place, in nats a character.
+def gap_table(behind: pd.DataFrame, block: int) -> dict[tuple[str, str], estimates.Estimate]:
+    """Give the loss of every way past the first block less that of another, place by place, in nats a character.
 
     Parameters
     ----------
-    loss : DataFrame
-        Rows of the experiment ``scratch_loss``.
-    way, against : str
-        Values of the column ``way``.
+    behind : DataFrame
+        From `behind_table`.
+    block : int
+        Of the model.
 
     Returns
     -------
-    Estimate
-        With a bootstrap interval over files.
+    dict of (way, other) to Estimate
+        The other is the window, the posted cache, or the cache that is refilled once a block.
     """
-    table = _behind(loss)
-    return _mean((table[way] - table[against]).rename("gap").reset_index(), "gap")
+    return {
+        (way, other): _mean_of(behind[way] - behind[other])
+        for other in (WINDOW, POSTED, refill_name(block))
+        for way in behind
+    }
+
+
+def _mean_of(values: pd.Series) -> estimates.Estimate:
+    """Average over samples, which the index names, with the bootstrap interval over files."""
+    return estimates.mean_resampled(values.rename("value").reset_index(), "value")
+
+
+def window_loss(behind: pd.DataFrame) -> estimates.Estimate:
+    """Give the loss of the uncached window past the first block, in nats a character."""
+    return _mean_of(behind[WINDOW])
+
+
+def closed_table(
+    behind: pd.DataFrame, gaps: Mapping[tuple[str, str], estimates.Estimate]
+) -> dict[str, estimates.Estimate | None]:
+    """Give the share of the posted cache's gap to the window, past the block, that each change of it closes.
+
+    None when the gap itself is not above zero with its whole interval, so that there is nothing to be closed.  What
+    `ABSOLUTE` closes is the share that is due to keys and values gone stale: positions are the same.
+
+    Parameters
+    ----------
+    behind : DataFrame
+        From `behind_table`.
+    gaps : mapping
+        From `gap_table`.
+    """
+    if gaps[POSTED, WINDOW].low <= 0:
+        return dict.fromkeys((*FIXES, ABSOLUTE))
+    gap = behind[POSTED] - behind[WINDOW]
+    closed = {}
+    for way in (*FIXES, ABSOLUTE):
+        parts = {"closed": behind[POSTED] - behind[way], "gap": gap}
+        rows = pd.concat(part.rename("nats").reset_index().assign(variant=name) for name, part in parts.items())
+        closed[way] = estimates.paired_ratio(rows, "nats", "closed", "gap")
+    return closed
 
 
 def scored_behind(loss: pd.DataFrame) -> int:
@@ -89,30 +126,7 @@ def scored_behind(loss: pd.DataFrame) -> int:
     return int(loss[loss["read_from"] >= loss["block"]].groupby("way")["n_scored"].sum().max())
 
 
-def loss_behind(loss: pd.DataFrame, way: str) -> fits.Estimate:
-    """Give the loss of a way past the first block, in nats a character."""
-    return _mean(_behind(loss)[way].rename("nats").reset_index(), "nats")
-
-
-def closed_share(loss: pd.DataFrame, way: str) -> fits.Estimate | None:
-    """Give the share of the posted cache's gap to the window, past the block, that a way closes.
-
-    None when the gap itself is not above zero with its whole interval, so that there is nothing to be closed.
-    """
-    if gap_behind(loss, POSTED).low <= 0:
-        return None
-    table = _behind(loss)
-    parts = {"closed": table[POSTED] - table[way], "gap": table[POSTED] - table[WINDOW]}
-    rows = pd.concat(part.rename("nats").reset_index().assign(variant=name) for name, part in parts.items())
-    return fits.paired_ratio(rows, "nats", "closed", "gap")
-
-
-def stale_share(loss: pd.DataFrame) -> fits.Estimate | None:
-    """Give the share of the posted cache's gap that is due to keys and values gone stale: positions are the same."""
-    return closed_share(loss, ABSOLUTE)
-
-
-def held_gap(held: pd.DataFrame) -> fits.Estimate:
+def held_gap(held: pd.DataFrame) -> estimates.Estimate:
     """Give a window's loss where it holds from half a block up to nearly all of it, less that with the whole block.
 
     Parameters
@@ -128,10 +142,10 @@ def held_gap(held: pd.DataFrame) -> fits.Estimate:
     table = held.pivot(index=["source", "sample"], columns="held", values="nats")
     block = int(held["block"].iloc[0])
     fewer = [count for count in table if block <= 2 * count < 2 * block]
-    return _mean((table[fewer].mean(axis=1) - table[block]).rename("gap").reset_index(), "gap")
+    return _mean_of(table[fewer].mean(axis=1) - table[block])
 
 
-def best_held(held: pd.DataFrame) -> tuple[int, fits.Estimate]:
+def best_held(held: pd.DataFrame) -> tuple[int, estimates.Estimate]:
     """Find the number of held characters with the lowest loss.
 
     Parameters
@@ -148,7 +162,7 @@ def best_held(held: pd.DataFrame) -> tuple[int, fits.Estimate]:
     """
     table = held.pivot(index=["source", "sample"], columns="held", values="nats")
     best = int(table.mean().idxmin())
-    return best, _mean((table[best] - table[int(held["block"].iloc[0])]).rename("gap").reset_index(), "gap")
+    return best, _mean_of(table[best] - table[int(held["block"].iloc[0])])
 
 
 def bucket_table(loss: pd.DataFrame) -> pd.DataFrame:
@@ -164,51 +178,50 @@ def bucket_table(loss: pd.DataFrame) -> pd.DataFrame:
     for (begin, end), rows in loss.groupby(["read_from", "read_to"]):
         wide = rows.pivot(index=["source", "sample"], columns="way", values="nats")
         for way in dict.fromkeys(loss["way"]):
-            own = pd.DataFrame({"nats": wide[way], "gap": wide[way] - wide[WINDOW]}).reset_index()
             table.append(
                 {
                     "way": way,
                     "read_from": begin,
                     "read_to": end,
                     "block": int(rows["block"].iloc[0]),
-                    "nats": _mean(own, "nats"),
-                    "gap": _mean(own, "gap"),
+                    "nats": _mean_of(wide[way]),
+                    "gap": _mean_of(wide[way] - wide[WINDOW]),
                     "n_scored": int(rows["n_scored"].iloc[0]),
                 }
             )
     return pd.DataFrame(table)
 
 
-def causes_table(loss: pd.DataFrame) -> pd.DataFrame:
+def causes_table(gaps: Mapping[tuple[str, str], estimates.Estimate], block: int) -> pd.DataFrame:
     """List what each change of the posted cache does to its gap past the block.
+
+    Parameters
+    ----------
+    gaps : mapping
+        From `gap_table`.
+    block : int
+        Of the model.
 
     Returns
     -------
     DataFrame
         ``label``, ``estimate``, ``published`` (False throughout: the thread has no numbers of this kind).
     """
-    block = int(loss["block"].iloc[0])
+    half = max(1, block // 2)
     names = {POSTED: "posted cache"} | {name: f"posted, {name[2:]} ({name[0]})" for name in FIXES}
-    names |= {
-        ABSOLUTE: ABSOLUTE,
-        REPLY: "reply's cache",
-        refill_name(max(1, block // 2)): f"refill, hop {max(1, block // 2)}",
-    }
+    names |= {ABSOLUTE: ABSOLUTE, REPLY: "reply's cache", refill_name(half): f"refill, hop {half}"}
     return pd.DataFrame(
-        [
-            {"label": label, "estimate": gap_behind(loss, way), "published": False}
-            for way, label in names.items()
-        ]
-    )  # fmt: skip
+        [{"label": label, "estimate": gaps[way, WINDOW], "published": False} for way, label in names.items()]
+    )
 
 
-def sizes_table(losses: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def sizes_table(causes: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """List the gaps of `causes_table` for models of several sizes.
 
     Parameters
     ----------
-    losses : mapping of str to DataFrame
-        By the size's name, rows of the experiment ``scratch_loss``.
+    causes : mapping of str to DataFrame
+        By the size's name, from `causes_table`.
 
     Returns
     -------
@@ -216,17 +229,17 @@ def sizes_table(losses: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         ``size``, ``label``, ``estimate``.  A refill is named by its share of the block, which all sizes have in common.
     """
     tables = []
-    for size, loss in losses.items():
-        table = causes_table(loss).drop(columns="published")
+    for size, of_size in causes.items():
+        table = of_size.drop(columns="published")
         table["label"] = table["label"].str.replace(r"refill, hop \d+", "refill, hop of half a block", regex=True)
         tables.append(table.assign(size=size)[["size", "label", "estimate"]])
     return pd.concat(tables, ignore_index=True)
 
 
-def _ratio(speed: pd.DataFrame, way: str, against: str) -> fits.Estimate:
+def _ratio(speed: pd.DataFrame, way: str, against: str) -> estimates.Estimate:
     """Take the median over repetitions of the ratio of two ways' times in the same repetition."""
     rows = speed.rename(columns={"way": "variant", "repetition": "sample"}).assign(source=lambda r: r["sample"])
-    return fits.paired_median_ratio(rows, "seconds", way, against)
+    return estimates.paired_median_ratio(rows, "seconds", way, against)
 
 
 def speed_table(speed: pd.DataFrame) -> pd.DataFrame:
@@ -235,7 +248,7 @@ def speed_table(speed: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     speed : DataFrame
-        Rows of the experiment ``scratch_speed``.
+        Rows of the experiment ``speed_of``.
 
     Returns
     -------
@@ -243,22 +256,30 @@ def speed_table(speed: pd.DataFrame) -> pd.DataFrame:
         ``model``, ``way``, ``length``, ``ratio`` (`Estimate`), ``cached_ms`` (median of the cached step).
     """
     table = []
-    steps = speed[speed["measure"] == scratch_speed.STEP]
+    steps = speed[speed["measure"] == STEP]
     for (model, length), rows in steps.groupby(["model", "length"], sort=False):
         cached = rows.loc[rows["way"] == POSTED, "seconds"].median() * 1e3
-        for way in (WINDOW, scratch_speed.ALL_ROWS):
+        for way in (WINDOW, ALL_ROWS):
             ratio = _ratio(rows, way, POSTED)
             table.append({"model": model, "way": way, "length": length, "ratio": ratio, "cached_ms": cached})
     return pd.DataFrame(table)
 
 
-def run_ratio(speed: pd.DataFrame, way: str = scratch_speed.ALL_ROWS) -> fits.Estimate:
-    """Give the reply's number: time of a whole run without a cache over that with it, at its size and number of tokens."""
-    return _ratio(speed[speed["measure"] == scratch_speed.RUN], way, POSTED)
+def run_ratios(speed: pd.DataFrame) -> dict[str, estimates.Estimate]:
+    """Give the reply's number, by way: time of a whole run without a cache over that with it, at its size and number of tokens."""
+    runs = speed[speed["measure"] == RUN]
+    return {way: _ratio(runs, way, POSTED) for way in (WINDOW, ALL_ROWS)}
 
 
-def cost_table(loss: pd.DataFrame, speed: pd.DataFrame) -> pd.DataFrame:
+def cost_table(gaps: Mapping[tuple[str, str], estimates.Estimate], speed: pd.DataFrame) -> pd.DataFrame:
     """Bring together what a way loses past the block and what it costs there.
+
+    Parameters
+    ----------
+    gaps : mapping
+        From `gap_table`.
+    speed : DataFrame
+        Rows of the experiment ``scratch_speed``.
 
     Returns
     -------
@@ -266,13 +287,13 @@ def cost_table(loss: pd.DataFrame, speed: pd.DataFrame) -> pd.DataFrame:
         ``way``, ``time_ratio`` (`Estimate`: its time for a block of characters over the posted cache's), ``gap``
         (`Estimate`, nats a character, to the window), ``milliseconds`` a character (median).
     """
-    past = speed[speed["measure"] == scratch_speed.PAST]
+    past = speed[speed["measure"] == PAST]
     return pd.DataFrame(
         [
             {
                 "way": way,
                 "time_ratio": _ratio(past, way, POSTED),
-                "gap": gap_behind(loss, way),
+                "gap": gaps[way, WINDOW],
                 "milliseconds": (rows["seconds"] / rows["length"]).median() * 1e3,
             }
             for way, rows in past.groupby("way", sort=False)

@@ -3,12 +3,24 @@
 Rows, one a (choice, way, sample): see ``data/README.md``.
 """
 
+from typing import Any
+
 import torch
 
 from kvbook import progress
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.from_scratch import subject
-from kvreport.chapters.from_scratch.gpt.paths import POSTED, WAYS, WINDOW, MakeWay, Refill, Window, refill_name, write
+from kvreport.chapters.from_scratch.gpt.paths import (
+    POSTED,
+    WAYS,
+    WINDOW,
+    MakeReader,
+    Refill,
+    Window,
+    refill_name,
+    write,
+)
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # By our count, the tokens of the reply's prompt; here as many characters.
@@ -18,7 +30,7 @@ N_TEXTS, BLOCKS = 4, 3
 REPLYS_WINDOW = "reply's window"
 
 
-def ways(block: int) -> dict[str, MakeWay]:
+def ways(block: int) -> dict[str, MakeReader]:
     """List the ways that write."""
     return {
         WINDOW: WAYS[WINDOW],
@@ -30,19 +42,8 @@ def ways(block: int) -> dict[str, MakeWay]:
     }
 
 
-def run(settings: ScratchSettings) -> records.Run:
-    """Let every way write, or read what it wrote with these inputs.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
-    fields = {"dtypes", "n_samples"}
-    return subject.recorded("scratch_texts", __name__, settings, lambda writer: _measure(settings, writer), fields)
-
-
-def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
+def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Let every way write, greedily and drawn."""
     loaded = subject.load(settings, settings.dtypes[0])
     model, block = loaded.model, loaded.model.shape.block
     samples = subject.texts(settings, loaded.vocabulary, block)[:N_TEXTS]
@@ -66,3 +67,6 @@ def _measure(settings: ScratchSettings, writer: records.Writer) -> None:
                 for sample, ids in zip(samples, written, strict=True)
             ],
         )  # fmt: skip
+
+
+EXPERIMENT = Experiment("scratch_texts", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS)

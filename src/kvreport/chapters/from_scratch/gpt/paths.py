@@ -13,8 +13,8 @@ from kvreport.chapters.from_scratch.gpt.memory import FillingMemory, Keeping, Ro
 from kvreport.chapters.from_scratch.gpt.model import Mask, ScratchGPT
 
 
-class Way(Protocol):
-    """A way to read.
+class Reader(Protocol):
+    """A way to read a text that grows.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Window:
         self.model, self.positions, self.hop, self.all_rows = model, positions, hop, all_rows
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Way.read`."""
+        """See `Reader.read`."""
         block = self.model.shape.block
         # Rounded up to whole hops.
         start = -(-max(0, ids.shape[1] - block) // self.hop) * self.hop
@@ -104,7 +104,7 @@ class Rolling:
         self._fed = 0
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Way.read`."""
+        """See `Reader.read`."""
         fed = ids if self.prompt == "whole" and not self._fed else ids[:, -1:]
         positions = self._fed + torch.arange(fed.shape[1], device=ids.device)
         if self.positions == "modulo":
@@ -135,7 +135,7 @@ class Reply:
         self._started = False
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Way.read`; the first text must fit into a block."""
+        """See `Reader.read`; the first text must fit into a block."""
         fed = ids[:, -1:] if self._started else ids
         last = min(ids.shape[1], self.model.shape.block)
         self._started = True
@@ -165,7 +165,7 @@ class Refill:
         self._held = 0
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Way.read`; the first text must fit into a block."""
+        """See `Reader.read`; the first text must fit into a block."""
         block = self.model.shape.block
         if self._held == block:
             self.memory, self._held = RollingMemory(block), 0
@@ -177,12 +177,12 @@ class Refill:
         return self.model(fed, positions, self.memory, last_only=True)[:, 0]
 
 
-def write(way: Way, ids: torch.Tensor, n_new: int, draws: torch.Tensor | None = None) -> torch.Tensor:
+def write(way: Reader, ids: torch.Tensor, n_new: int, draws: torch.Tensor | None = None) -> torch.Tensor:
     """Let a way write on.
 
     Parameters
     ----------
-    way : Way
+    way : Reader
         A fresh one.
     ids : Tensor of int64, shape (batch_size, seq_len)
         The start.
@@ -208,18 +208,18 @@ def write(way: Way, ids: torch.Tensor, n_new: int, draws: torch.Tensor | None = 
     return ids
 
 
-MakeWay = Callable[[ScratchGPT], Way]
+MakeReader = Callable[[ScratchGPT], Reader]
 
 POSTED = "posted cache"
 WINDOW = "window"
 # What each of the reply's four points changes in the posted cache, one at a time.
-FIXES: dict[str, MakeWay] = {
+FIXES: dict[str, MakeReader] = {
     "1 append, no roll": lambda model: Rolling(model, keeping="cat"),
     "2 explicit mask": lambda model: Rolling(model, mask="explicit"),
     "3 whole prompt": lambda model: Rolling(model, prompt="whole", mask="causal"),
     "4 positions modulo block": lambda model: Rolling(model, positions="modulo"),
 }
-WAYS: dict[str, MakeWay] = {
+WAYS: dict[str, MakeReader] = {
     WINDOW: Window,
     "window, absolute positions": lambda model: Window(model, "absolute"),
     POSTED: Rolling,
