@@ -19,10 +19,6 @@ from kvreport.chapters.bug_or_rounding import symptoms as bug_or_rounding
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.does_it_matter import after_divergence, drift_by_position, first_divergence, teacher_forced
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
-from kvreport.chapters.exact_caches import cost as exact_cost
-from kvreport.chapters.exact_caches import ladder as exact_ladder
-from kvreport.chapters.exact_caches import paths as exact_ways
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.chapters.from_scratch import held_out as scratch_held
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import loss as scratch_loss
@@ -86,9 +82,6 @@ EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
     "split_keys": _Unconverted(PromptReuseSettings, split_keys.run),
     "first_layer": _Unconverted(PromptReuseSettings, first_layer.run),
     "prompt_reuse": _Unconverted(PromptReuseSettings, prompt_reuse.run),
-    "exact_ways": _Unconverted(ExactCachesSettings, exact_ways.run),
-    "exact_ladder": _Unconverted(ExactCachesSettings, exact_ladder.run),
-    "exact_cost": _Unconverted(ExactCachesSettings, exact_cost.run),
     "seams": _Unconverted(PromptReuseSettings, seams.run),
     "operation_replay": _Unconverted(WhereDriftBeginsSettings, operation_replay.run),
     "gemm_map": _Unconverted(WhereDriftBeginsSettings, gemm_map.run),
