@@ -14,9 +14,6 @@ from kvbook.settings import Settings
 from kvreport import chapters
 from kvreport.chapters.blog_past import past_tables
 from kvreport.chapters.blog_past.settings import PastTablesSettings
-from kvreport.chapters.bug_or_rounding import first_bad_layer
-from kvreport.chapters.bug_or_rounding import symptoms as bug_or_rounding
-from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.does_it_matter import after_divergence, drift_by_position, first_divergence, teacher_forced
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 from kvreport.chapters.from_scratch import held_out as scratch_held
@@ -73,8 +70,6 @@ def _found() -> dict[str, Experiment]:
 
 
 EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
-    "bug_or_rounding": _Unconverted(BugOrRoundingSettings, bug_or_rounding.run),
-    "first_bad_layer": _Unconverted(BugOrRoundingSettings, first_bad_layer.run),
     "layer_drift": _Unconverted(LayerDriftSettings, layer_drift.run),
     "greedy_paths": _Unconverted(LayerDriftSettings, greedy_paths.run),
     "mitigations": _Unconverted(LayerDriftSettings, mitigations.run),
