@@ -14,8 +14,6 @@ from kvbook.settings import Settings
 from kvreport import chapters
 from kvreport.chapters.blog_past import past_tables
 from kvreport.chapters.blog_past.settings import PastTablesSettings
-from kvreport.chapters.does_it_matter import after_divergence, drift_by_position, first_divergence, teacher_forced
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 from kvreport.chapters.from_scratch import held_out as scratch_held
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import loss as scratch_loss
@@ -94,10 +92,6 @@ EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
     "static_memory": _Unconverted(StaticCacheSettings, static_memory.run),
     "static_shapes": _Unconverted(StaticCacheSettings, static_shapes.run),
     "static_texts": _Unconverted(StaticCacheSettings, static_texts.run),
-    "teacher_forced": _Unconverted(DoesItMatterSettings, teacher_forced.run),
-    "drift_by_position": _Unconverted(DoesItMatterSettings, drift_by_position.run),
-    "first_divergence": _Unconverted(DoesItMatterSettings, first_divergence.run),
-    "after_divergence": _Unconverted(DoesItMatterSettings, after_divergence.run),
 } | _found()
 
 
