@@ -35,8 +35,9 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
     """
     about, one = _setting(results.drifts), _setting(results.by_layer)
     judged = (
-        f"Bug: one text's drift is beyond {verdict.LIMIT:,.0f} roundoffs in any dtype, or the slope's 95 % interval lies below "
-        "one half; rounding: it lies above"
+        f"Bug: one text's drift is beyond {verdict.LIMIT:,.0f} roundoffs in any dtype; rounding: the finest dtype is fp64 and "
+        f"none is, or it is fp32 and none is beyond {verdict.ROUNDING['float32']:,.0f}; else the slope decides, if its 95 % "
+        "interval lies on one side of one half. Below one roundoff a drift counts in the slope as one"
     )
     said = {
         "fig-bug-planted": (
@@ -171,6 +172,7 @@ def numbers(results: Results) -> dict[str, str]:
     narrow = hidden[hidden["dtype"].isin(["float16", "bfloat16"])]
     return {
         "bug_limit": f"{verdict.LIMIT:,.0f}",
+        "bug_rounding_fp32": f"{verdict.ROUNDING['float32']:,.0f}",
         "bug_clean": _counts(clean),
         "bug_hidden_all": _counts(table[table["symptom"] == HIDDEN]),
         "bug_hidden_narrow": _counts(tables.judged(narrow)) if len(narrow) else "not run",
