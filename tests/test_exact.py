@@ -301,21 +301,67 @@ def test_only_32_bit_products_are_cut_and_only_into_equal_parts_of_a_tile_at_lea
     assert rows._parts_of(torch.empty(shape, dtype=dtype)) == parts
 
 
+def in_32_bits(x, weight):
+    return x.float() @ weight.float()
+
+
+def in_turn(x, weight):
+    """Add up one product after the other: what is added to what is the same on every processor."""
+    total = torch.zeros(x.shape[0], weight.shape[1])
+    for i in range(x.shape[1]):
+        # Products of 16-bit numbers are exact in 32 bits, so that a fused multiplication and addition gives no other bits.
+        total = total + x[:, i : i + 1].float() * weight[i].float()
+    return total
+
+
+def cut(product, x, weight, at):
+    """Add up in two parts: another order, unless it is the one in which the product adds up by itself."""
+    return product(x[:, :at], weight[:at]) + product(x[:, at:], weight[at:])
+
+
+def telling_cut(product, x, weight) -> int | None:
+    """Search, from the middle on, for a cut that gives most elements other bits in 32 bits; None where none does."""
+    inner, whole = x.shape[1], product(x, weight)
+    cuts = sorted(range(1, inner), key=lambda at: abs(at - inner // 2))
+    return next((at for at in cuts if (cut(product, x, weight, at) != whole).float().mean() > 0.5), None)
+
+
+def differing(product, x, weight, at) -> float:
+    """Give the share of elements whose bits a cut changes behind 16 bits."""
+    return (cut(product, x, weight, at).to(x.dtype) != product(x, weight).to(x.dtype)).float().mean().item()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_comparison_of_kernels_sees_another_order_of_addition_behind_16_bits(dtype):
+@pytest.mark.parametrize("product", [in_turn, in_32_bits], ids=["one after the other", "as this machine adds up"])
+def test_the_comparison_of_kernels_sees_another_order_of_addition_behind_16_bits(dtype, product):
     """Random numbers hide it: rounding to 16 bits makes the two sums equal in nearly all elements."""
-
-    def halves(x, weight):
-        k = x.shape[1] // 2
-        return (x[:, :k].float() @ weight[:k].float() + x[:, k:].float() @ weight[k:].float()).to(dtype)
-
-    def whole(x, weight):
-        return (x.float() @ weight.float()).to(dtype)
-
+    plain = torch.randn(16, 576).to(dtype), torch.randn(576, 192).to(dtype)
     x, weight, _ = rows._telling(16, torch.empty(576, 192, dtype=dtype), None)
-    assert (halves(x, weight) != whole(x, weight)).float().mean() > 0.5
-    x, weight = torch.randn(16, 576).to(dtype), torch.randn(576, 192).to(dtype)
-    assert (halves(x, weight) != whole(x, weight)).float().mean() < 0.05
+    at = telling_cut(product, *plain)
+    if at is None:
+        # No cut of this product is another order: then what tells orders apart must find none either.
+        assert telling_cut(product, x, weight) is None
+        return
+    assert differing(product, x, weight, at) > 0.5
+    assert differing(product, *plain, at) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_of_a_product_that_adds_up_in_halves_have_its_bits_and_another_cut_is_found(dtype):
+    # 2 ** -24 is lost when it is added to 1, and two of them together are not.
+    x, weight = torch.ones(1, 4, dtype=dtype), torch.tensor([[1.0], [2.0**-24], [2.0**-24], [2.0**-24]]).to(dtype)
+    assert in_turn(x, weight).item() == 1
+
+    def in_halves(x, weight):
+        return cut(in_turn, x, weight, 2) if len(weight) == 4 else in_turn(x, weight)
+
+    assert in_halves(x, weight).item() == 1 + 2.0**-23
+    # The failing control: with these halves nothing is seen, though the order in turn is another one.
+    assert torch.equal(cut(in_halves, x, weight, 2), in_halves(x, weight))
+    assert telling_cut(in_turn, x, weight) == 2
+    assert telling_cut(in_halves, x, weight) == 1
+    # Where additions are exact there is no other order to be seen.
+    assert telling_cut(lambda x, weight: x.double() @ weight.double(), x, weight) is None
 
 
 @pytest.mark.parametrize("inner", [2, 16, 576])
