@@ -22,7 +22,7 @@ from kvreport.chapters.where_drift_begins import (
 from kvreport.chapters.where_drift_begins import tables as analysis
 from kvreport.chapters.where_drift_begins import words as text
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
-from kvreport.publishing import citation
+from kvreport.publishing import citation, wording
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +389,7 @@ def test_the_texts_length_is_told_from_those_beside_it():
 def test_few_files_have_a_lowest_and_a_highest_and_no_interval(files, said):
     rows = factorial_rows({(c, q): 1e-7 for c in cache_factorial.SOURCES for q in (cache_factorial.ONE_ROW,)})
     rows = pd.concat([rows.assign(sample=n, source=f"{n}.py", relative_rms=(1.0 + n) * 2**-24) for n in range(files)])
-    assert said in analysis.brackets(rows)
+    assert said in wording.brackets(rows)
     drift = analysis.factorial_table(rows)["drift"].iloc[0]
     if files < analysis.FEWEST:
         assert (drift.low, drift.high) == (1.0, files)
