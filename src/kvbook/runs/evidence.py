@@ -22,18 +22,18 @@ Manifest = dict[str, dict[str, list[str]]]
 
 
 def manifest() -> Manifest:
-    """Read the manifest: chapter, role, folders.
+    """Read the manifest: chapter, role, folders; without one, nothing is cited.
 
     Raises
     ------
     UserError
-        When it is missing or not of this form.
+        When it is not of this form.
     """
     file = paths.EVIDENCE
+    if not file.is_file():
+        return {}
     try:
         content = yaml.safe_load(file.read_text("utf-8")) or {}
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}: restore it from git") from None
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     if not _is_manifest(content):

@@ -6,15 +6,15 @@ environment is set here, before anything else is imported.
 
 import contextlib
 import importlib
+import json
 import multiprocessing
 import os
-import pickle
 import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 
 
-def answer(target: str, argument: bytes, environment: Mapping[str, str], channel: Connection) -> None:
+def answer(target: str, argument: str, environment: Mapping[str, str], channel: Connection) -> None:
     """Call a function and send what it gives.
 
     Parameters
@@ -22,7 +22,7 @@ def answer(target: str, argument: bytes, environment: Mapping[str, str], channel
     target
         ``module:function``.
     argument
-        Its only one, pickled.
+        Its only one, as JSON.
     environment
         The process's whole environment.
     channel
@@ -37,7 +37,7 @@ def answer(target: str, argument: bytes, environment: Mapping[str, str], channel
     module, _, function = target.partition(":")
     # Whoever asked knows what to do without a result; what went wrong would be said twice if it were said here too.
     with contextlib.suppress(Exception):
-        channel.send(getattr(importlib.import_module(module), function)(pickle.loads(argument)))
+        channel.send(getattr(importlib.import_module(module), function)(json.loads(argument)))
 
 
 def _end_with(sentinel: int) -> None:

@@ -8,9 +8,9 @@ What cannot be measured is left to the notebook: executing it gives the same err
 
 import contextlib
 import importlib
+import json
 import multiprocessing
 import os
-import pickle
 import tempfile
 import threading
 import time
@@ -88,7 +88,8 @@ def measure(chapters: Iterable[Chapter], build: Build) -> dict[str, float]:
 def measure_asked(asked: list[Asked], build: Build) -> dict[str, float]:
     """Measure what is asked for: side by side what measures no time, then the rest, one by one."""
     seconds: Counter[str] = Counter()
-    tasks = _in_a_process(missing, asked, build=build, progress=None) or []
+    found = _in_a_process(missing, asked, build=build, progress=None) or []
+    tasks = [_task(fields) for fields in found]
     shared = [task for task in tasks if not task.alone]
     # What waits for another one comes last, so that no place is held by who waits.
     shared.sort(key=lambda task: bool(task.after))
@@ -146,7 +147,7 @@ def _in_a_process(function: Callable[[Any], Any], argument: Any, build: Build, p
     ours, theirs = context.Pipe(duplex=False)
     target = f"{__name__}:{function.__name__}"
     process = context.Process(
-        target=child.answer, args=(target, pickle.dumps(argument), {**os.environ, **settings}, theirs)
+        target=child.answer, args=(target, json.dumps(argument), {**os.environ, **settings}, theirs)
     )
     with ours:
         process.start()
@@ -163,10 +164,16 @@ def _in_a_process(function: Callable[[Any], Any], argument: Any, build: Build, p
     return result
 
 
-def missing(asked: list[Asked]) -> list[Task]:
-    """List the experiments that have not been measured with what is asked for."""
+def _task(fields: list[Any]) -> Task:
+    """Make a task again of what JSON has kept of it."""
+    asked, experiment, alone, after = fields
+    return Task(Asked(*asked), experiment, alone, tuple(after))
+
+
+def missing(asked: list[list[Any]]) -> list[Task]:
+    """List the experiments that have not been measured with what is asked for, in a process of their own."""
     tasks = []
-    for one in asked:
+    for one in (Asked(*fields) for fields in asked):
         for experiment in importlib.import_module(one.module).EXPERIMENTS:
             with contextlib.suppress(UserError):
                 # Whether what comes after another one has anything to measure is known when that one is done.
@@ -175,8 +182,9 @@ def missing(asked: list[Asked]) -> list[Task]:
     return tasks
 
 
-def run(task: Task) -> None:
-    """Measure one experiment."""
+def run(fields: list[Any]) -> None:
+    """Measure one experiment, in a process of its own."""
+    task = _task(fields)
     experiments = {experiment.name: experiment for experiment in importlib.import_module(task.asked.module).EXPERIMENTS}
     experiment = experiments[task.experiment]
     experiment.run(experiment.settings.checked(**task.asked.values))
