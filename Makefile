@@ -1,7 +1,7 @@
 # The front door. `make help` lists what there is; the first use of anything sets itself up.
 
 PYTHON ?= python3
-# Which set of chapter parameters: a file in parameters/.
+# Which set of chapter parameters: default, smoke, gpu, or a file of yours in parameters/.
 PROFILE ?= default
 # How many chapters at a time; empty: two, on a processor.
 JOBS ?=
@@ -22,11 +22,11 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 10
 
 book: $(BOOK_READY) ## execute the chapters that are not up to date and render the site into _build/html
-	@$(RUN) -m doit
+	@$(RUN) -m kvbook build
 
 pdf: $(BOOK_READY) ## the same, and a PDF of every chapter in _build/html/pdf; needs Chromium
 	@.ci/find-browser
-	@KVBOOK_PDF=1 $(RUN) -m doit
+	@KVBOOK_PDF=1 $(RUN) -m kvbook build
 
 test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up by itself
 	@.ci/find-browser

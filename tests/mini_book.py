@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kvbook.paths import ROOT
-from kvreport.running.execution import Folders
+from kvreport.running.planning import Folders
 
 STEM = "01_squares"
 
@@ -135,7 +135,7 @@ def run(root: Path, *command: str, **more: str) -> subprocess.CompletedProcess[s
 
 def make_book(root: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Do what `make book` does once everything is installed."""
-    return run(root, "-m", "doit", "-f", str(ROOT / "dodo.py"), **more)
+    return run(root, "-m", "kvbook", "build", **more)
 
 
 def plain_build(root: Path, **more: str) -> subprocess.CompletedProcess[str]:

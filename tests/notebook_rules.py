@@ -1,12 +1,8 @@
 """What a chapter's notebook must be, as a function that lists what it is not."""
 
 import ast
-import importlib
-import inspect
 import re
 from typing import Any
-
-from kvbook.runs.experiment import measures_time
 
 MOST_PARAMETERS = 8
 MOST_LINES = 80
@@ -35,7 +31,6 @@ def faults(notebook: dict[str, Any]) -> list[str]:
         *_ids(notebook["cells"]),
         *_parameters(code),
         *_thinness(code),
-        *_alone(code),
     ]
 
 
@@ -89,42 +84,6 @@ def _thinness(code: list[dict[str, Any]]) -> list[str]:
     if lines > MOST_LINES:
         found.append(f"{lines} lines of code, more than {MOST_LINES}")
     return found
-
-
-def needs_the_machine(module: str) -> bool:
-    """Tell whether an experiment must not run beside another: it measures time, or sets torch's number of threads itself.
-
-    More busy threads than cores wait for one another, and everything takes several times as long.
-    """
-    return measures_time(module) or "set_num_threads" in inspect.getsource(importlib.import_module(module))
-
-
-def _alone(code: list[dict[str, Any]]) -> list[str]:
-    """Say which cells need the machine and might be run beside another chapter's, or are kept alone for nothing."""
-    found = []
-    modules: dict[str, str] = {}
-    for cell in code:
-        modules |= _imported(_source(cell))
-        run = re.findall(r"\b(\w+)\.run\(", _source(cell))
-        needy = [name for name in run if needs_the_machine(modules[name])]
-        if "alone" in cell["metadata"].get("tags", []):
-            if set(run) != set(needy) or not needy:
-                found.append(f"cell {cell.get('id')} is tagged alone and runs what can run beside others")
-        elif needy:
-            found.append(f"cell {cell.get('id')} needs the machine ({', '.join(needy)}) and is not tagged alone")
-    return found
-
-
-def _imported(source: str) -> dict[str, str]:
-    """Give the dotted names of what a cell imports by the names that it uses for them."""
-    # Magics and shell lines are a fault of their own, and no Python.
-    lines = (line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
-    return {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(ast.parse("\n".join(lines)))
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
 
 
 def _source(cell: dict[str, Any]) -> str:

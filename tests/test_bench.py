@@ -135,7 +135,6 @@ def test_the_bandwidth_is_read_in_the_bench_and_leaves_no_run(tmp_path, monkeypa
 
 def test_the_book_is_built_from_nothing_again_and_with_one_chapter_to_execute(tmp_path, monkeypatch, settings):
     root = mini_book.create(tmp_path / "book")
-    (root / "dodo.py").write_text((paths.ROOT / "dodo.py").read_text())
     monkeypatch.setattr(paths, "ROOT", root)
     before = sorted(root.rglob("*"))
     warm, one = bench._book(settings.model_copy(update={"profile": "few"}))
@@ -148,7 +147,6 @@ def test_the_book_is_built_from_nothing_again_and_with_one_chapter_to_execute(tm
 
 def test_a_book_that_cannot_be_built_is_one_line(tmp_path, monkeypatch, settings):
     root = mini_book.create(tmp_path / "book")
-    (root / "dodo.py").write_text((paths.ROOT / "dodo.py").read_text())
     monkeypatch.setattr(paths, "ROOT", root)
     with pytest.raises(UserError, match="cannot be built") as caught:
         list(bench._book(settings.model_copy(update={"profile": "nosuch"})))

@@ -9,7 +9,7 @@ from pybtex.database import parse_string
 
 from kvreport.publishing import citation, published
 from kvreport.publishing.checkout import Origin
-from kvreport.running import execution
+from kvreport.running import execution, planning
 
 BOOK = Origin(
     "A book: 50 % on caches & more", "0.1.0", ("{The authors}", "Doe, Jane"), ("The authors", "Jane Doe"), 2026
@@ -20,7 +20,7 @@ BOOK = Origin(
 def executed(tmp_path_factory):
     """The small book's chapter, executed once; gives the book's folder."""
     root = mini_book.create(tmp_path_factory.mktemp("cite") / "book")
-    (chapter,) = execution.plan("few", mini_book.folders(root))
+    (chapter,) = planning.plan("few", mini_book.folders(root))
     execution.execute(chapter)
     return root
 
@@ -59,7 +59,7 @@ def test_an_entry_names_the_figure_its_rows_and_its_run(executed, items):
 def test_equal_rows_give_equal_files_and_citations_and_other_rows_others(executed, items, tmp_path):
     def again(profile):
         root = mini_book.create(tmp_path / profile)
-        (chapter,) = execution.plan(profile, mini_book.folders(root))
+        (chapter,) = planning.plan(profile, mini_book.folders(root))
         execution.execute(chapter)
         return published.everything([chapter.executed])
 

@@ -1,5 +1,7 @@
 """The experiments of the chapter on whether the difference matters, on small checkpoints in a local folder."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +9,21 @@ import transformers
 from conftest import SMALL
 from transformers import AutoConfig, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
+from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, predictions, rounded_caches
 from kvbook.models import corpus, loading, tokenizers
-from kvreport.chapters.does_it_matter import after_divergence, drift_by_position, first_divergence, teacher_forced
-from kvreport.chapters.does_it_matter import classifier as sequence_head
-from kvreport.chapters.does_it_matter import variants as one_axis
+from kvreport.chapters.does_it_matter import (
+    after_divergence,
+    classifier,
+    drift_by_position,
+    first_divergence,
+    teacher_forced,
+    variants,
+)
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
-ROUNDING = [way for way in one_axis.WAYS if way.kind == "rounding"]
+ROUNDING = [way for way in variants.VARIANTS if way.kind == "rounding"]
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +49,17 @@ def settings(folder, text_folder):
 
 @pytest.fixture(scope="module")
 def forced(settings):
-    return teacher_forced.run(settings)
+    return teacher_forced.EXPERIMENT.run(settings)
 
 
 @pytest.fixture(scope="module")
 def parting(settings):
-    return first_divergence.run(settings)
+    return first_divergence.EXPERIMENT.run(settings)
 
 
 @pytest.fixture(scope="module")
 def subject(settings):
-    return one_axis.Subject(settings, "float32")
+    return variants.Subject(settings, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +78,18 @@ def gathered(subject, way, ids, prompt):
     return rows
 
 
-BASELINE = one_axis.Way("itself", "rounding", one_axis.whole)
+BASELINE = variants.Variant("itself", "rounding", variants.whole)
 
 
 def without_offset(read, ids, prompt):
     """Read behind the prompt with positions from 0 again, as Falcon's code of mid-2023 did."""
     for text in range(len(ids)):
-        cache = one_axis.dynamic(read.model, ids.shape[1])
+        cache = variants.dynamic(read.model, ids.shape[1])
         read.model(ids[text : text + 1, :prompt], past_key_values=cache, use_cache=True)
         rest = ids[text : text + 1, prompt:]
         places = torch.arange(rest.shape[1])[None]
         logits, hidden = read(rest, past_key_values=cache, use_cache=True, position_ids=places)
-        yield one_axis.Piece(text, prompt, logits[0], hidden[0])
+        yield variants.Piece(text, prompt, logits[0], hidden[0])
 
 
 def without_mask(read, ids, _prompt):
@@ -89,11 +97,11 @@ def without_mask(read, ids, _prompt):
     for text in range(len(ids)):
         padded = torch.cat([ids[text : text + 1, :1].repeat(1, 5), ids[text : text + 1]], 1)
         logits, hidden = read(padded, use_cache=False)
-        yield one_axis.Piece(text, 0, logits[0, 5:], hidden[0, 5:])
+        yield variants.Piece(text, 0, logits[0, 5:], hidden[0, 5:])
 
 
-FORGOTTEN = one_axis.Way("offset forgotten", "control", without_offset)
-UNMASKED = one_axis.Way("padding not masked", "control", without_mask)
+FORGOTTEN = variants.Variant("offset forgotten", "control", without_offset)
+UNMASKED = variants.Variant("padding not masked", "control", without_mask)
 
 
 def mean_kl(subject, way, ids, prompt=8):
@@ -122,25 +130,25 @@ def test_control_rows_of_a_neighbour_would_not_pass(subject, texts):
 
 
 def test_a_batch_smaller_than_the_full_one_is_filled_and_more_texts_make_a_second(subject):
-    many = torch.randint(11, 320, (one_axis.BATCH + 1, 12), generator=torch.Generator().manual_seed(6))
+    many = torch.randint(11, 320, (variants.BATCH + 1, 12), generator=torch.Generator().manual_seed(6))
     expected = gathered(subject, BASELINE, many, 6)
-    for way in (one_axis.BATCHED, one_axis.PADDED):
+    for way in (variants.BATCHED, variants.PADDED):
         found = gathered(subject, way, many, 6)
-        assert sorted(found) == list(range(one_axis.BATCH + 1))
+        assert sorted(found) == list(range(variants.BATCH + 1))
         assert torch.allclose(found[8][11][0], expected[8][11][0], atol=2e-4)
 
 
 def test_learned_positions_are_right_behind_padding(gpt2_folder, settings, texts):
-    gpt2 = one_axis.Subject(settings.model_copy(update={"model": str(gpt2_folder)}), "float32")
-    assert mean_kl(gpt2, one_axis.PADDED, texts) < 1e-7
+    gpt2 = variants.Subject(settings.model_copy(update={"model": str(gpt2_folder)}), "float32")
+    assert mean_kl(gpt2, variants.PADDED, texts) < 1e-7
     # Control: without mask and positions the same comparison fails.
     assert mean_kl(gpt2, UNMASKED, texts) > 1e-2
 
 
 def test_fewer_bits_are_further_off_and_a_wrong_cache_further_still(subject, texts):
     rounding = max(mean_kl(subject, way, texts) for way in ROUNDING)
-    int8, int4 = (mean_kl(subject, way, texts) for way in (one_axis.KV_INT8, one_axis.KV_INT4))
-    lost, forgotten = (mean_kl(subject, way, texts) for way in (one_axis.LOST, FORGOTTEN))
+    int8, int4 = (mean_kl(subject, way, texts) for way in (variants.KV_INT8, variants.KV_INT4))
+    lost, forgotten = (mean_kl(subject, way, texts) for way in (variants.LOST, FORGOTTEN))
     assert rounding < 1e-8 < int8 < int4
     assert min(lost, forgotten) > 100 * int8
     assert mean_kl(subject, BASELINE, texts) == 0
@@ -150,35 +158,35 @@ def test_each_way_runs_the_model_that_it_names(subject):
     baseline = subject.baseline.model
     assert baseline.config._attn_implementation != "eager"
     eager, other, eight = (
-        subject.model_of(way) for way in (one_axis.EAGER, one_axis.OTHER_DTYPE, one_axis.WEIGHTS_8)
+        subject.model_of(way) for way in (variants.EAGER, variants.OTHER_DTYPE, variants.WEIGHTS_8)
     )  # fmt: skip
     assert eager.config._attn_implementation == "eager"
     assert (baseline.dtype, other.dtype) == (torch.float32, torch.bfloat16)
     assert eight.model.layers[0].mlp.up_proj.weight.dtype == torch.int8
-    assert subject.model_of(one_axis.CHUNKS) is baseline
-    assert subject.model_of(one_axis.EAGER) is eager, "loaded once"
+    assert subject.model_of(variants.CHUNKS) is baseline
+    assert subject.model_of(variants.EAGER) is eager, "loaded once"
 
 
 def test_ways_that_a_model_lacks_are_left_out(subject, llama, gpt2):
-    assert one_axis.possible(subject.baseline.model) == list(one_axis.WAYS)
-    assert one_axis.EAGER not in one_axis.possible(subject.model_of(one_axis.EAGER))
+    assert variants.possible(subject.baseline.model) == list(variants.VARIANTS)
+    assert variants.EAGER not in variants.possible(subject.model_of(variants.EAGER))
     # Widths of 32 and 48: bitsandbytes has no 4-bit product for these on a CPU.
     for narrow in (llama, gpt2):
-        assert set(one_axis.WAYS) - set(one_axis.possible(narrow)) == {one_axis.WEIGHTS_4}
+        assert set(variants.VARIANTS) - set(variants.possible(narrow)) == {variants.WEIGHTS_4}
 
 
 def test_without_an_fp8_cache_in_transformers_that_way_is_left_out(subject, monkeypatch):
     def none(backend, **_more):
         raise ValueError(f"Unknown quantization backend `{backend}`")
 
-    monkeypatch.setattr(one_axis, "QuantizedCache", none)
-    assert set(one_axis.WAYS) - set(one_axis.possible(subject.baseline.model)) == {one_axis.KV_FP8}
+    monkeypatch.setattr(variants, "QuantizedCache", none)
+    assert set(variants.VARIANTS) - set(variants.possible(subject.baseline.model)) == {variants.KV_FP8}
 
 
 def test_without_the_library_weights_are_not_quantized(subject, monkeypatch):
-    monkeypatch.setattr(one_axis.lowbit, "_LIBRARIES", ("nosuch_library",))
-    left = set(one_axis.WAYS) - set(one_axis.possible(subject.baseline.model))
-    assert left == {one_axis.WEIGHTS_8, one_axis.WEIGHTS_4}
+    monkeypatch.setattr(variants.lowbit, "_LIBRARIES", ("nosuch_library",))
+    left = set(variants.VARIANTS) - set(variants.possible(subject.baseline.model))
+    assert left == {variants.WEIGHTS_8, variants.WEIGHTS_4}
 
 
 def test_the_head_decides_as_the_stock_class_does(settings, subject, texts):
@@ -191,7 +199,7 @@ def test_the_head_decides_as_the_stock_class_does(settings, subject, texts):
     for length in (5, 14, 21):
         with torch.inference_mode():
             expected = stock(texts[:1, :length]).logits.argmax(-1)
-        found = sequence_head.decisions(rows[0][length - 1][1][None], score)
+        found = classifier.decisions(rows[0][length - 1][1][None], score)
         assert found.tolist() == expected.tolist()
 
 
@@ -200,7 +208,7 @@ def test_labels_count_brackets(folder):
     ids = tokenizer("def f(x): return [x]", add_special_tokens=False)["input_ids"]
     texts = ["".join(tokenizer.batch_decode([[i] for i in ids[: n + 1]])) for n in range(len(ids))]
     expected = [sum(map(t.count, "([{")) > sum(map(t.count, ")]}")) for t in texts]
-    assert sequence_head.labels(tokenizer, ids).tolist() == expected
+    assert classifier.labels(tokenizer, ids).tolist() == expected
     assert True in expected
     assert False in expected
 
@@ -210,7 +218,7 @@ def test_the_regression_stands_where_its_loss_has_no_slope():
     features = generator.normal(size=(400, 5))
     truth = np.array([2.0, -1.0, 0.0, 0.5, 1.0])
     classes = generator.random(400) < 1 / (1 + np.exp(-features @ truth))
-    weights = sequence_head.logistic(features, classes)
+    weights = classifier.logistic(features, classes)
     sign = np.where(classes, 1, -1)
     slope = -(sign / (1 + np.exp(sign * (features @ weights)))) @ features / 400 + 2e-3 * weights
     assert abs(slope).max() < 1e-4
@@ -220,7 +228,7 @@ def test_the_regression_stands_where_its_loss_has_no_slope():
 def test_rows_hold_every_way_and_scored_token_once(forced, settings):
     rows = forced.rows
     assert not rows.duplicated(["dtype", "way", "sample", "position"]).any()
-    assert len(rows) == 2 * len(one_axis.WAYS) * 4 * 12
+    assert len(rows) == 2 * len(variants.VARIANTS) * 4 * 12
     assert set(rows["position"]) == set(range(12, 24))
     assert rows["kl"].notna().all()
     by_way = rows[rows["dtype"] == "float32"].groupby("way")["kl"].mean()
@@ -241,14 +249,14 @@ def test_rows_are_what_the_passes_give(forced, settings, subject):
 
 
 def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
-    run = drift_by_position.run(settings)
+    run = drift_by_position.EXPERIMENT.run(settings)
     rows = run.rows
     for _, one in rows.groupby(["dtype", "way", "sample"]):
         # 39 positions are read, in sixteenths of 2; the first of these is the prompt.
         assert one["n_tokens"].sum() == 39 - 2
         assert one["read_from"].tolist()[1:] == one["read_to"].tolist()[:-1]
-    sample = one_axis.texts(settings, 1, 40)[0]
-    int8 = [row for row in drift_by_position.follow(subject, sample) if row["way"] == one_axis.KV_INT8.name]
+    sample = variants.texts(settings, 1, 40)[0]
+    int8 = [row for row in drift_by_position.follow(subject, sample) if row["way"] == variants.KV_INT8.name]
     stored = rows.query("dtype == 'float32' and way == 'KV cache in int8' and sample == 0")
     assert [row["kl"] for row in int8] == pytest.approx(stored["kl"].tolist(), rel=1e-6)
 
@@ -291,7 +299,7 @@ def test_two_plain_loops_part_where_one_pass_says(subject):
             plain = decoded(model, prompts[text : text + 1], 14)
             rounded = decoded(model, prompts[text : text + 1], 14, rounded_caches.make(model.config, 4))
             first = agreement.first_divergence(plain, rounded)
-            row = found[text, one_axis.KV_INT4.name]
+            row = found[text, variants.KV_INT4.name]
             seen.append(first)
             most = found[text, first_divergence.WRITER]["steps"]
             expected = (most, 0) if first is None or first >= most else (first + 1, 1)
@@ -341,8 +349,8 @@ def test_assisted_decoding_verifies_drafts_and_writes_what_plain_decoding_would_
     with torch.inference_mode():
         assert written == decoded(model, prompt, 14)
     # The prompt with the first draft, then a draft and the token before it.
-    assert fed.count(10 + one_axis.AT_ONCE - 1) == 1
-    assert one_axis.AT_ONCE in fed
+    assert fed.count(10 + variants.AT_ONCE - 1) == 1
+    assert variants.AT_ONCE in fed
     assert (model.generation_config.to_dict(), transformers.utils.logging.get_verbosity()) == before
 
 
@@ -380,11 +388,20 @@ def test_two_continuations_are_equal_up_to_the_parting_and_free_behind_it(subjec
     assert all(row["kl_forced"] < 1e-8 for row in rows)
 
 
-def test_without_a_parting_there_is_nothing_behind_it(parting, settings, monkeypatch):
+def test_without_a_parting_there_is_nothing_behind_it_and_with_partings_every_pair_is_followed(
+    parting, settings, monkeypatch
+):
+    def behind(rows):
+        before = SimpleNamespace(run=lambda _: SimpleNamespace(rows=rows))
+        monkeypatch.setattr(first_divergence, "EXPERIMENT", before)
+        return after_divergence.EXPERIMENT.run(settings)
+
     together = parting.rows.assign(parted=0)
-    assert after_divergence.pairs(together).empty
+    assert behind(together) is None
+    monkeypatch.undo()
     parted = parting.rows.assign(parted=1, instead=5)
     assert len(after_divergence.pairs(parted)) == 2 * 4
+    assert len(behind(parted).rows[["dtype", "sample"]].drop_duplicates()) == 2 * 4
 
 
 @pytest.mark.parametrize(
@@ -396,16 +413,29 @@ def test_without_a_parting_there_is_nothing_behind_it(parting, settings, monkeyp
         ({"device": "cuda:99"}, "CUDA"),
     ],
 )
-def test_settings_that_cannot_be_run_are_refused_in_one_line(settings, change, message):
-    with pytest.raises(UserError, match=message) as error:
-        teacher_forced.run(DoesItMatterSettings.checked(**settings.model_dump() | change))
-    assert "\n" not in str(error.value)
+def test_settings_that_cannot_be_run_are_refused_in_one_line_and_leave_nothing(
+    settings, change, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    refused = DoesItMatterSettings.checked(**settings.model_dump() | change)
+    for module in (teacher_forced, first_divergence, after_divergence):
+        with pytest.raises(UserError, match=message) as error:
+            module.EXPERIMENT.run(refused)
+        assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_too_few_long_texts_are_refused_and_leave_nothing(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    with pytest.raises(UserError, match="samples"):
+        drift_by_position.EXPERIMENT.run(settings.model_copy(update={"n_long": 9}))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_texts_of_several_lengths_are_refused(settings, tmp_path):
     (tmp_path / "a.py").write_text("x = 1\n" * 50)
     (tmp_path / "b.py").write_text("x = 1\n")
     with pytest.raises(UserError, match=r"b\.py gives"):
-        one_axis.texts(settings.model_copy(update={"corpus": str(tmp_path)}), 2, 24)
+        variants.texts(settings.model_copy(update={"corpus": str(tmp_path)}), 2, 24)
     with pytest.raises(UserError, match="dtypes"):
         DoesItMatterSettings.checked(dtypes=["float64"])

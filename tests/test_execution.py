@@ -18,15 +18,14 @@ from jupyter_client.kernelspec import KernelSpecManager
 
 from kvbook import fingerprint
 from kvbook.errors import UserError
-from kvbook.paths import ROOT
-from kvreport.running import execution
+from kvreport.running import execution, planning
 from kvreport.running import screen as live
 
 
 @pytest.fixture(scope="module")
 def executed_once(tmp_path_factory):
     root = mini_book.create(tmp_path_factory.mktemp("executed"))
-    (chapter,) = execution.plan("default", mini_book.folders(root))
+    (chapter,) = planning.plan("default", mini_book.folders(root))
     execution.execute(chapter, out=io.StringIO())
     return root
 
@@ -36,8 +35,8 @@ def root(executed_once, tmp_path):
     return shutil.copytree(executed_once, tmp_path / "book")
 
 
-def only_chapter(root: Path, profile: str = "default") -> execution.Chapter:
-    (chapter,) = execution.plan(profile, mini_book.folders(root))
+def only_chapter(root: Path, profile: str = "default") -> planning.Chapter:
+    (chapter,) = planning.plan(profile, mini_book.folders(root))
     return chapter
 
 
@@ -224,13 +223,13 @@ def test_an_unknown_parameter_is_refused_before_anything_runs(root):
 
 def test_an_unknown_chapter_in_a_parameter_file_is_refused(root):
     (root / "parameters" / "few.yaml").write_text("01_sqares:\n  n: 3\n")
-    message = refusal(execution.plan, "few", mini_book.folders(root))
+    message = refusal(planning.plan, "few", mini_book.folders(root))
     assert "'01_sqares'" in message
     assert mini_book.STEM in message
 
 
 def test_an_unknown_profile_is_refused_with_those_that_exist(root):
-    message = refusal(execution.plan, "fast", mini_book.folders(root))
+    message = refusal(planning.plan, "fast", mini_book.folders(root))
     assert "'fast'" in message
     assert "default, few" in message
 
@@ -238,7 +237,7 @@ def test_an_unknown_profile_is_refused_with_those_that_exist(root):
 @pytest.mark.parametrize("content", ["{", "- a\n", f"{mini_book.STEM}: 3\n"])
 def test_a_parameter_file_that_is_none_is_refused(root, content):
     (root / "parameters" / "few.yaml").write_text(content)
-    assert "few.yaml" in refusal(execution.plan, "few", mini_book.folders(root))
+    assert "few.yaml" in refusal(planning.plan, "few", mini_book.folders(root))
 
 
 # What fails
@@ -297,7 +296,9 @@ def start(root: Path, *command: str) -> subprocess.Popen[str]:
 
 def test_a_killed_run_leaves_no_copy_and_no_kernel_and_the_next_one_finishes(waiting_book):
     root, note = waiting_book
-    run = start(root, "-c", "from kvreport.running import execution as e; e.bring_up_to_date(e.plan())")
+    run = start(
+        root, "-c", "from kvreport.running import execution as e, planning; e.bring_up_to_date(planning.plan())"
+    )
     until(lambda: note.is_file() and note.read_text(), seconds=60)
     run.send_signal(signal.SIGKILL)
     run.communicate()
@@ -311,7 +312,7 @@ def test_a_killed_run_leaves_no_copy_and_no_kernel_and_the_next_one_finishes(wai
 
 def test_an_interrupted_make_book_ends_in_one_line(waiting_book):
     root, note = waiting_book
-    run = start(root, "-m", "doit", "-f", str(ROOT / "dodo.py"))
+    run = start(root, "-m", "kvbook", "build")
     until(lambda: note.is_file() and note.read_text(), seconds=60)
     os.killpg(run.pid, signal.SIGINT)
     said, _ = run.communicate(timeout=30)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kvreport  # noqa: F401 -- adds itself to the packages whose imports are followed
 from kvbook.fingerprint import imports_of, reached
 
 SRC = Path(__file__).parents[1] / "src"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from test_execution import start, until
 
-from kvreport.running import execution
+from kvreport.running import execution, planning
 
 CELL = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
 
@@ -30,7 +30,7 @@ def printed(root: Path, monkeypatch: pytest.MonkeyPatch, forks: bool, *cells: st
     parameters = notebook["cells"][1]
     notebook["cells"] = [CELL | {"id": f"c{k}", "source": source} for k, source in enumerate(cells)] + [parameters]
     (root / "chapters" / f"{mini_book.STEM}.ipynb").write_text(json.dumps(notebook))
-    (chapter,) = execution.bring_up_to_date(execution.plan("default", mini_book.folders(root)), io.StringIO())
+    (chapter,) = execution.bring_up_to_date(planning.plan("default", mini_book.folders(root)), io.StringIO())
     made = json.loads(chapter.executed.read_text())
     outputs = [output for cell in made["cells"] for output in cell["outputs"]]
     return "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
@@ -77,7 +77,7 @@ def test_a_forked_kernel_differs_in_nothing_from_one_begun_by_itself_but_in_what
     assert seen[0] == seen[1]
 
 
-FORKED = "from kvreport.running import execution as e\ne._may_fork = lambda *_: True\ne.bring_up_to_date(e.plan())"
+FORKED = "from kvreport.running import execution as e, planning\ne._may_fork = lambda *_: True\ne.bring_up_to_date(planning.plan())"
 
 
 def test_what_a_library_logs_in_a_forked_kernel_is_not_among_the_progress_lines(root):
@@ -115,5 +115,5 @@ def test_a_forked_kernel_that_dies_is_a_failed_chapter(root, monkeypatch):
     [(3, {}, True), (2, {}, False), (3, {"device": "cpu"}, True), (3, {"device": "cuda"}, False)],
 )
 def test_kernels_are_forked_where_several_chapters_are_executed_on_a_processor(count, parameters, forks):
-    chapters = [execution.Chapter(f"{k}", "default", parameters) for k in range(count)]
+    chapters = [planning.Chapter(f"{k}", "default", parameters) for k in range(count)]
     assert execution._may_fork(chapters, 2) == (forks and sys.platform == "linux")

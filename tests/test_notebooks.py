@@ -5,11 +5,10 @@ import json
 
 import mini_book
 import pytest
-import yaml
 from notebook_rules import faults
 
-from kvbook.paths import CHAPTERS, PARAMETERS
-from kvreport.running import execution
+from kvbook.paths import CHAPTERS, DOCUMENTS
+from kvreport.running import planning
 
 NOTEBOOKS = sorted(CHAPTERS.glob("*.ipynb"))
 
@@ -23,17 +22,25 @@ def test_a_chapter_is_as_it_must_be(path):
     assert faults(json.loads(path.read_text("utf-8"))) == []
 
 
-@pytest.mark.parametrize("profile", sorted(path.stem for path in PARAMETERS.glob("*.yaml")))
+@pytest.mark.parametrize("profile", ["default", "smoke", "gpu"])
 def test_every_parameter_set_names_only_chapters_and_parameters_that_exist(profile):
     import papermill
 
-    for chapter in execution.plan(profile):
+    for chapter in planning.plan(profile):
         assert set(chapter.parameters) <= set(papermill.inspect_notebook(chapter.source)), chapter.stem
 
 
 def test_the_tests_own_parameter_set_says_something_of_every_chapter():
-    named = yaml.safe_load((PARAMETERS / "smoke.yaml").read_text("utf-8")) or {}
-    assert set(named) == {path.stem for path in NOTEBOOKS}
+    assert {chapter.stem for chapter in planning.plan("smoke") if chapter.parameters} == {
+        path.stem for path in NOTEBOOKS
+    }
+
+
+def test_a_chapter_names_every_document_that_its_code_reads():
+    for chapter in planning.plan():
+        code = "".join(path.read_text("utf-8") for path in (chapter.folders.code / chapter.name).rglob("*.py"))
+        read = {path for path in DOCUMENTS.glob("*.yaml") if f'"{path.stem}"' in code}
+        assert read <= set(chapter.data_files()), chapter.stem
 
 
 def test_control_a_proper_notebook_has_no_faults():
@@ -64,13 +71,6 @@ HARM = {
     "defines f": lambda cells, _: cells["run"].update(source="if n:\n    def f():\n        pass\n"),
     "defines F": lambda cells, _: cells["run"].update(source="class F:\n    pass\n"),
     "magic": lambda cells, _: cells["run"].update(source="x = 1\n%matplotlib inline\n"),
-    "needs the machine (speed) and": lambda cells, _: cells["run"].update(
-        source="from kvreport.chapters.from_scratch import speed\ns = speed.run(settings)\n"
-    ),
-    "tagged alone and runs": lambda cells, _: cells["run"].update(
-        source="from kvreport.chapters.from_scratch import loss, speed\ns = speed.run(a)\nl = loss.run(a)\n",
-        metadata={"tags": ["alone"]},
-    ),
     "lines of code": lambda cells, _: cells["run"].update(source="x = 1\n" * 80),
 }
 

@@ -27,7 +27,9 @@ def site(tmp_path_factory):
     """Build this repository's book with the parameter set `smoke`; gives the folder of its pages."""
     build = tmp_path_factory.mktemp("pages") / "_build"
     environment = os.environ | {"KVBOOK_BUILD": str(build), "PROFILE": "smoke"}
-    made = subprocess.run([sys.executable, "-m", "doit"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    made = subprocess.run(
+        [sys.executable, "-m", "kvbook", "build"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert made.returncode == 0, made.stdout + made.stderr
     return build / "html"
 

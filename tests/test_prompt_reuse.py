@@ -106,11 +106,14 @@ def test_every_layer_tensor_and_part_is_counted_once(split):
 def test_an_overwritten_cache_changes_deeper_layers_and_not_one_bit_of_the_first(split):
     response = split.rows[(split.rows["part"] == "response") & (split.rows["tensor"] == "keys")]
     posted, overwritten = (
-        response[response["variant"] == variant].set_index(["model", "dtype", "layer"])["n_differing"]
+        response[response["variant"] == variant].set_index(["model", "dtype", "layer"])
         for variant in (split_keys.POSTED, split_keys.OVERWRITTEN)
     )
-    assert (posted.xs(0, level="layer") == overwritten.xs(0, level="layer")).all()
-    assert (overwritten.xs(2, level="layer") > posted.xs(2, level="layer")).all()
+    first = [rows.xs(0, level="layer")["n_differing"] for rows in (posted, overwritten)]
+    assert (first[0] == first[1]).all()
+    # By size, for rounding alone may give most elements other bits.
+    assert (overwritten.xs(2, level="layer")["relative_rms"] > 0.1).all()
+    assert (posted.xs(2, level="layer")["relative_rms"] < 0.05).all()
 
 
 def test_equal_row_counts_take_any_difference_out_of_the_linear_maps_and_are_put_back(llama, ids):

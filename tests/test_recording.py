@@ -45,22 +45,6 @@ def test_a_recorded_run_lies_under_its_experiment_device_model_and_hash_and_veri
     assert recording.verify() == (1, [])
 
 
-def test_a_recorded_run_is_found_again_and_not_measured_again(data):
-    folder = recording.record(make().folder)
-    again = records.run(
-        "layer_drift",
-        recording_inputs(folder),
-        lambda writer: pytest.fail("measured again"),
-    )
-    assert again.folder == folder
-    assert again.rows["x"].tolist() == [1.5, 2.5]
-
-
-def recording_inputs(folder):
-    content = json.loads((folder / "run.json").read_text())
-    return {key: content[key] for key in ("settings", "source", "models", "machine")}
-
-
 def test_the_machine_that_rows_do_not_depend_on_need_not_be_named(data):
     made_of = {"settings": {}, "source": "0" * 64}
     run = records.run("seams", made_of, lambda w: w.append("u", [{"x": 1}]), note={"commit": "abc"})

@@ -101,11 +101,12 @@ def own(verdicts) -> set[tuple[int | None, str]]:
 def test_a_planted_operation_that_depends_on_the_number_of_rows_is_named_and_no_other_one_is_blamed(ids, path):
     model = build("llama")
     full, cache = replay.record(model, ids)
-    clean = own(replay.replay_last(model, ids, full, cache, 1))
+    # Which operations of the library differ, and at how many rows, is the processor's affair.
+    clean = {rows: own(replay.replay_last(model, ids, full, cache, rows)) for rows in (16, 1)}
     plant(model.get_submodule(f"model.layers.1.{path}"), depends_on_rows)
     full, cache = replay.record(model, ids)
-    assert own(replay.replay_last(model, ids, full, cache, 16)) == set()
-    assert own(replay.replay_last(model, ids, full, cache, 1)) == clean | {(1, path)}
+    assert own(replay.replay_last(model, ids, full, cache, 16)) == clean[16]
+    assert own(replay.replay_last(model, ids, full, cache, 1)) == clean[1] | {(1, path)}
 
 
 def test_without_correction_a_planted_difference_spreads_to_the_logits(ids):

@@ -135,11 +135,18 @@ def test_what_generate_scores_is_what_a_full_pass_scores(family, dtype, attentio
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))
-def test_control_without_the_switch_the_same_comparison_fails_in_fp32(family):
+def test_control_the_same_comparison_sees_one_row_that_comes_out_otherwise_than_several(family):
+    # Planted: in which dtypes and at how many rows stock models drift is the processor's affair.
     model, ids = model_of(family, "float32", "eager" if family == "mpt" else "sdpa"), text(LENGTH)
-    with torch.inference_mode():
-        whole = in_chunks(model, ids, [LENGTH], DynamicCache(config=model.config))
-        single = in_chunks(model, ids, [2, *[1] * (LENGTH - 2)], DynamicCache(config=model.config))
+    planted = model.get_output_embeddings().register_forward_hook(
+        lambda _module, _inputs, output: output * (1 + 2.0**-16 * (output.shape[1] == 1))
+    )
+    try:
+        with torch.inference_mode(), row_invariant():
+            whole = in_chunks(model, ids, [LENGTH], DynamicCache(config=model.config))
+            single = in_chunks(model, ids, [2, *[1] * (LENGTH - 2)], DynamicCache(config=model.config))
+    finally:
+        planted.remove()
     assert not all_equal(whole, single)
     assert torch.allclose(whole[0], single[0], atol=1e-3), (
         "the same to rounding, so the comparison compares the right things"

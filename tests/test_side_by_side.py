@@ -1,4 +1,4 @@
-"""Chapters that are executed side by side, and cells that must be alone."""
+"""Chapters that are executed side by side."""
 
 import io
 import json
@@ -13,20 +13,17 @@ import pytest
 from test_execution import start, until
 
 from kvbook.errors import UserError
-from kvbook.paths import ROOT
-from kvreport.running import execution
+from kvreport.running import execution, planning
 
 
-def write(root: Path, stem: str, *cells: str, alone: bool = False) -> None:
-    """Write a chapter of these code cells, the last of which may have to be alone."""
+def write(root: Path, stem: str, *cells: str) -> None:
+    """Write a chapter of these code cells."""
     notebook = mini_book.notebook()
     prose, parameters = notebook["cells"][:2]
     code = [
         {"cell_type": "code", "id": f"c{k}", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
         for k, source in enumerate(cells)
     ]
-    if alone:
-        code[-1]["metadata"] = {"tags": ["alone"]}
     notebook["cells"] = [prose | {"source": f"# {stem}\n"}, parameters, *code]
     (root / "chapters" / f"{stem}.ipynb").write_text(json.dumps(notebook))
 
@@ -40,8 +37,8 @@ def book(tmp_path, monkeypatch):
     return root
 
 
-def plan(root: Path) -> list[execution.Chapter]:
-    return execution.plan("default", mini_book.folders(root))
+def plan(root: Path) -> list[planning.Chapter]:
+    return planning.plan("default", mini_book.folders(root))
 
 
 def meeting(root: Path, mine: str, other: str) -> str:
@@ -64,69 +61,6 @@ def test_two_chapters_run_at_the_same_time(book):
     assert sorted(chapter.stem for chapter in executed) == ["01_one", "02_two"]
     assert said.getvalue().count(": done after ") == 2
     assert execution.bring_up_to_date(plan(book), said) == []
-
-
-LOG = """
-import time
-def note(what):
-    with open({log!r}, "a") as file:
-        file.write(f"{what} {{time.monotonic()}}\\n")
-"""
-BUSY = "note('begin {name}')\ntime.sleep({seconds})\nnote('end {name}')\n"
-
-
-def spans(log: Path) -> dict[str, tuple[float, float]]:
-    found: dict[str, list[float]] = {}
-    for line in log.read_text().splitlines():
-        _, name, at = line.split()
-        found.setdefault(name, []).append(float(at))
-    return {name: (begin, end) for name, (begin, end) in found.items()}
-
-
-def overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    return a[0] < b[1] and b[0] < a[1]
-
-
-@pytest.mark.parametrize("alone", [True, False], ids=["alone", "control: not tagged"])
-def test_while_a_cell_is_alone_no_other_chapters_cell_runs(book, alone):
-    log = book / "log"
-    begin = LOG.format(log=str(log), what="{what}")
-    meet = [meeting(book, "one", "two"), meeting(book, "two", "one")]
-    # Both are in the middle of their chapters when the one asks to be alone, and the other has much to do yet.
-    write(book, "01_one", begin, meet[0], BUSY.format(name="timed", seconds=2), alone=alone)
-    write(book, "02_two", begin, meet[1], *(BUSY.format(name=f"other{k}", seconds=0.4) for k in range(8)))
-    execution.bring_up_to_date(plan(book), io.StringIO())
-    found = spans(log)
-    timed = found.pop("timed")
-    assert len(found) == 8
-    assert any(overlap(timed, other) for other in found.values()) is not alone
-
-
-@pytest.mark.parametrize(("jobs", "order"), [("2", ["two", "three", "timed"]), ("1", ["timed", "two", "three"])])
-def test_a_chapter_that_waits_to_be_alone_lets_others_begin_but_where_they_go_one_by_one(
-    book, monkeypatch, jobs, order
-):
-    monkeypatch.setenv("JOBS", jobs)
-    log = book / "log"
-    begin = LOG.format(log=str(log), what="{what}")
-    write(book, "01_one", begin, BUSY.format(name="timed", seconds=0.2), alone=True)
-    write(book, "02_two", begin, BUSY.format(name="two", seconds=2))
-    write(book, "03_three", begin, BUSY.format(name="three", seconds=2))
-    execution.bring_up_to_date(plan(book), io.StringIO())
-    found = spans(log)
-    assert (found["timed"][0] > max(found["two"][1], found["three"][1])) is (jobs == "2")
-    assert (found["timed"][1] < found["two"][0]) is (jobs == "1")
-
-
-def test_chapters_begin_in_the_order_of_the_default_set_and_those_it_leaves_out_at_the_end(book, monkeypatch):
-    monkeypatch.setenv("JOBS", "1")
-    (book / "parameters" / "default.yaml").write_text("03_three: {}\n01_one: {}\n")
-    for stem in ("01_one", "02_two", "03_three"):
-        write(book, stem, "x = 1\n")
-    chapters = plan(book)
-    assert [chapter.place for chapter in chapters] == [(1, 3), (2, 3), (3, 3)]
-    executed = execution.bring_up_to_date(chapters, io.StringIO())
-    assert [chapter.stem for chapter in executed] == ["03_three", "01_one", "02_two"]
 
 
 def test_a_chapter_that_fails_keeps_no_other_from_being_executed_and_each_has_its_line(book):
@@ -160,7 +94,7 @@ def test_an_interruption_ends_all_chapters_in_one_line_and_leaves_no_kernel(book
         write(book, stem, f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
     # Never begun: they would be, were the rest of the list not dropped.
     write(book, "03_three", "x = 1\n")
-    run = start(book, "-m", "doit", "-f", str(ROOT / "dodo.py"))
+    run = start(book, "-m", "kvbook", "build")
     until(lambda: all(note.is_file() and note.read_text() for note in notes), seconds=60)
     # To this process alone, as `kill -INT` or a supervisor does; a terminal would tell the kernels too.
     run.send_signal(signal.SIGINT)
@@ -201,7 +135,7 @@ def test_chapters_on_one_accelerator_or_with_full_size_weights_run_one_at_a_time
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     write(book, "01_one", "x = 1\n")
     (chapter,) = plan(book)
-    assert execution._jobs([execution.Chapter(chapter.stem, "default", parameters, folders=chapter.folders)]) == jobs
+    assert execution._jobs([planning.Chapter(chapter.stem, "default", parameters, folders=chapter.folders)]) == jobs
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two"])

@@ -17,7 +17,6 @@ from mini_book import STEM
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
 from kvreport.publishing import checkout as origin
-from kvreport.running import execution
 from kvreport.site import clean_assets, numrefs
 from kvreport.site.overlay import Files, overlay
 
@@ -374,12 +373,6 @@ def test_a_clone_knows_its_origin_and_a_folder_without_git_does_not(tmp_path, mo
 def test_the_contents_take_up_every_chapter():
     contents = yaml.safe_load((ROOT / "_toc.yml").read_text())
     assert {"glob": "chapters/*"} in contents["parts"][0]["chapters"]
-
-
-def test_every_chapter_has_a_plan_in_every_parameter_set():
-    stems = sorted(path.stem for path in (ROOT / "chapters").glob("*.ipynb"))
-    for file in (ROOT / "parameters").glob("*.yaml"):
-        assert [chapter.stem for chapter in execution.plan(file.stem)] == stems
 
 
 def chapter_with_claims(tmp_path, **columns):

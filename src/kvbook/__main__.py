@@ -106,7 +106,8 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"kvbook: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"kvbook: {line}", file=sys.stderr)
         sys.exit(2)
 
 

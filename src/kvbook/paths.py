@@ -35,6 +35,8 @@ MODELS = DATA / "models"
 STANDINS = MODELS / "standins"
 # Recorded runs of this and other machines; immutable.
 RECORDED_RUNS = DATA / "runs"
+# Which of them each chapter cites.
+EVIDENCE = DATA / "evidence.yaml"
 
 # Everything that a run makes; ignored by git.
 BUILD = Path(os.environ.get("KVBOOK_BUILD", ROOT / "_build")).resolve()

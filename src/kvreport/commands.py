@@ -18,8 +18,40 @@ def register(app: typer.Typer, models: typer.Typer) -> None:
         Its group ``kvbook models``.
     """
     models.command("train-scratch")(train_scratch)
-    for command in (run, sweep, cite, bench):
+    for command in (build, run, sweep, cite, bench):
         app.command()(command)
+
+
+def build(
+    chapters: Annotated[list[str] | None, typer.Argument(help="Execute these alone, such as 01_layer_drift.")] = None,
+) -> None:
+    """Execute the chapters that are not up to date and render the site into _build/html; what `make book` does.
+
+    The environment's PROFILE names the parameter set, JOBS how many experiments and chapters at a time.
+    """
+    from kvbook import paths
+    from kvbook.runs import records
+    from kvreport.running import execution, planning
+    from kvreport.site.build import build_html
+
+    with records.writable(paths.BUILD):
+        paths.BUILD.mkdir(parents=True, exist_ok=True)
+    planned = planning.plan()
+    if unknown := set(chapters or ()) - {chapter.stem for chapter in planned}:
+        known = ", ".join(chapter.stem for chapter in planned)
+        raise UserError(f"no chapter {', '.join(sorted(unknown))}: choose from {known}")
+    try:
+        execution.bring_up_to_date(chapter for chapter in planned if not chapters or chapter.stem in chapters)
+        if not chapters:
+            build_html()
+    except execution.ChapterFailed as error:
+        if chapters:
+            raise
+        raise UserError(
+            f"{error}\nthe site was not rendered; what is in _build/html is from an earlier build"
+        ) from None
+    except KeyboardInterrupt:
+        raise UserError("interrupted; what was finished is kept, and the next build goes on from there") from None
 
 
 def train_scratch(

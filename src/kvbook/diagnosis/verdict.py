@@ -1,15 +1,22 @@
 """Bug or rounding: the verdict on drift that was measured at several unit roundoffs.
 
 Rounding is proportional to the unit roundoff u of the arithmetic; what a bug does to the numbers is not.  So the logarithm
-of drift against the logarithm of u has slope 1 for the one and slope 0 for the other.  Two rules follow, in this order.
+of drift against the logarithm of u has slope 1 for the one and slope 0 for the other.  Three rules follow, in this order.
 
-Size
+Too large
     A drift of more than `LIMIT` roundoffs is no rounding: in fp64 that is half way, on the logarithmic axis, to the
     roundoff of fp32, and a model whose roundings grew so much would give nothing but noise in 16 bits.  One text is enough,
     so that a bug which strikes only some texts is found.  In 16 bits the rule cannot speak: there it allows everything.
+Small enough
+    Where no text drifts in the finest dtype by more than half way to the roundoff of the next coarser one (`ROUNDING`), it is
+    rounding.  In fp64 that is the same `LIMIT`, so that fp64 always decides.  In fp32 it is less: a cache kept in 16 bits
+    drifts by more there.  What coarser dtypes do is no evidence against it: they may drift by much less than a roundoff,
+    or not at all, for rounding to few bits makes most numbers equal.
 Slope
-    Fitted by least squares through the dtypes' mean drift.  Below 1/2 with its whole interval it is nearer to a bug's, above
-    1/2 with its whole interval nearer to rounding's; if the interval holds 1/2 nothing is decided.
+    Fitted by least squares through the dtypes' mean drift.  A drift below one roundoff is as good as equal and counts as
+    one: where fp32 drifts by so much that rounding would show in 16 bits too, and it does not, the slope is flat.  Below 1/2
+    with its whole interval it is nearer to a bug's, above 1/2 with its whole interval nearer to rounding's; if the interval
+    holds 1/2 nothing is decided.
 
 The interval takes in two uncertainties.  That over texts is bootstrapped over their files.  That over dtypes, for the
 constant in front of u differs between them (16-bit products are summed in 32 bits), is the fit's own standard error, but
@@ -30,6 +37,8 @@ Kind = Literal["exact", "rounding", "bug", "undecided"]
 
 # Roundoffs: 2 ** ((53 - 24) / 2), half the exponents between fp64 and fp32.
 LIMIT = 2.0**14.5
+# Roundoffs in the finest dtype that are rounding whatever the others do: half the exponents to the next coarser dtype.
+ROUNDING = {"float64": LIMIT, "float32": 2.0**6.5}
 # Standard deviation, in powers of two, of the constants in front of u between dtypes.
 SCATTER = 1.0
 BOUNDARY = 0.5
@@ -47,7 +56,7 @@ class Finding:
     why : str
         The rule that decided, with its numbers, as half a sentence.
     slope : Estimate or None
-        Of log drift on log u, with its 95 % interval; None with fewer than two dtypes that differ at all.
+        Of log drift on log u, with its 95 % interval; None with fewer than two dtypes, or where none drifts by a roundoff.
     drift : dict of str to float
         Mean over texts by dtype, from the finest; infinite where only the cached pass overflowed.
     roundoffs : dict of str to float
@@ -83,34 +92,41 @@ def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
     Returns
     -------
     Estimate or None
-        None where fewer than two dtypes differ at all: a drift of zero has no logarithm.
+        None with fewer than two dtypes, or where none drifts by a roundoff: there is nothing that could fall.
+
+    Notes
+    -----
+    A mean drift below one roundoff of its dtype is as good as equal, however far below, and counts as one roundoff; of
+    several such dtypes only the finest is used, for the coarser ones allow more and so say less.
     """
-    means = rows.groupby("dtype")["drift"].mean()
-    used = [dtype for dtype in UNIT_ROUNDOFF if means.get(dtype, 0.0) > 0]
-    if len(used) < 2:
+    table = rows.pivot_table(index=["source", "sample"], columns="dtype", values="drift")
+    means = table.mean()
+    present = [dtype for dtype in UNIT_ROUNDOFF if dtype in means]
+    equal = [dtype for dtype in present if means[dtype] < UNIT_ROUNDOFF[dtype]]
+    used = [dtype for dtype in present if dtype not in equal[1:]]
+    if len(used) < 2 or len(equal) == len(present):
         return None
-    x = np.log2([UNIT_ROUNDOFF[dtype] for dtype in used])
+    roundoffs = np.array([UNIT_ROUNDOFF[dtype] for dtype in used])
+    x = np.log2(roundoffs)
     spread = np.sqrt(np.square(x - x.mean()).sum())
-    fit = stats.linregress(x, np.log2(means[used].to_numpy()))
+    fit = stats.linregress(x, np.log2(np.maximum(means[used].to_numpy(), roundoffs)))
     # With two points the line goes through both, and the fit knows no error.
     of_fit = fit.stderr if len(used) > 2 else 0.0
-    error = np.hypot(max(of_fit, SCATTER / spread), _resampled(rows, used, x, seed))
+    error = np.hypot(max(of_fit, SCATTER / spread), _resampled(table[used], roundoffs, seed))
     half = stats.norm.ppf((1 + fits.CONFIDENCE) / 2) * error
     return fits.Estimate(float(fit.slope), float(fit.slope - half), float(fit.slope + half))
 
 
-def _resampled(rows: pd.DataFrame, used: list[str], x: np.ndarray, seed: int) -> float:
+def _resampled(table: pd.DataFrame, roundoffs: np.ndarray, seed: int) -> float:
     """Bootstrap the slope's standard error over files."""
-    table = rows.pivot_table(index=["source", "sample"], columns="dtype", values="drift")[used].groupby("source").sum()
+    files = table.groupby("source")
+    totals, counts = files.sum().to_numpy(), files.size().to_numpy()
     generator = np.random.default_rng(seed)
-    weights = generator.multinomial(len(table), np.full(len(table), 1 / len(table)), size=_DRAWS)
-    sums = weights @ table.to_numpy()
-    # A draw of texts that all agree to the bit in some dtype has no slope there.
-    logs = np.log2(sums[(sums > 0).all(1)])
-    if len(logs) < 2:
-        return 0.0
+    weights = generator.multinomial(len(totals), np.full(len(totals), 1 / len(totals)), size=_DRAWS)
+    means = weights @ totals / (weights @ counts)[:, None]
+    x = np.log2(roundoffs)
     centred = x - x.mean()
-    return float(np.std(logs @ centred / (centred @ centred), ddof=1))
+    return float(np.std(np.log2(np.maximum(means, roundoffs)) @ centred / (centred @ centred), ddof=1))
 
 
 def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
@@ -150,21 +166,21 @@ def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Est
             return "bug", f"{multiple:.2g} roundoffs in {dtype}, more than the {LIMIT:,.0f} that rounding can be"
     if not any(drift.values()):
         return "exact", "every logit is equal in every bit"
+    finest = next(iter(drift))
+    if drift[finest] == 0:
+        differs = next(dtype for dtype, value in drift.items() if value > 0)
+        return "rounding", f"{differs} differs, but in {finest} every logit is equal in every bit"
+    if roundoffs[finest] <= (most := ROUNDING.get(finest, 0.0)):
+        return (
+            "rounding",
+            f"{roundoffs[finest]:.2g} roundoffs in {finest}, no more than the {most:,.0f} that rounding can be",
+        )
     if fitted is None:
-        return _of_few(drift)
+        where = f"{finest} alone tells" if len(drift) == 1 else "drifts below one roundoff tell"
+        return "undecided", f"{where} no slope: add a finer dtype, float64 first of all"
     text = f"slope {written(fitted)}"
     if fitted.low > BOUNDARY:
         return "rounding", f"{text}: it falls with the roundoff"
     if fitted.high < BOUNDARY:
         return "bug", f"{text}: it does not fall with the roundoff"
     return "undecided", f"{text} holds both: add a finer dtype, float64 first of all"
-
-
-def _of_few(drift: dict[str, float]) -> tuple[Kind, str]:
-    """Judge without a slope, where one dtype alone differs, by not more than the limit."""
-    finest, differs = next(iter(drift)), next(dtype for dtype, value in drift.items() if value > 0)
-    if finest == "float64":
-        return "rounding", f"only {differs} differs, and the drift in float64 is no more than rounding can be"
-    if differs != finest:
-        return "rounding", f"only {differs} differs: in the finer arithmetic every logit is equal in every bit"
-    return "undecided", f"{differs} alone tells no slope: add a finer dtype, float64 first of all"

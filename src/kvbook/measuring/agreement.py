@@ -146,7 +146,6 @@ def first_divergence(reference: list[int], other: list[int]) -> int | None:
 
 
 # Signed integers as wide as the dtype: the bits of a float, read as one of these, count the numbers from zero on.
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def ulps(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -176,7 +175,7 @@ def ulps(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _place(numbers: torch.Tensor) -> torch.Tensor:
     """Number the values of a dtype in their order, zero at 0."""
-    bits = numbers.contiguous().view(_INTEGERS[numbers.element_size()]).long()
+    bits = numbers.contiguous().view(_BITS[numbers.element_size()]).long()
     sign = -(1 << (8 * numbers.element_size() - 1))
     # A float is sign and magnitude, an integer two's complement: below zero the order of the bits runs backwards.
     return torch.where(bits < 0, sign - bits, bits)

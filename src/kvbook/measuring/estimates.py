@@ -150,14 +150,23 @@ def _weights(n_files: int, seed: int) -> np.ndarray:
     return drawn
 
 
-def _percentiles(value: float, draws: np.ndarray) -> Estimate:
+def percentiles(value: float, draws: np.ndarray) -> Estimate:
+    """Give a number with the interval that holds the middle 95 % of its bootstrap draws.
+
+    Parameters
+    ----------
+    value : float
+        The estimate.
+    draws : ndarray, shape (n_draws,)
+        The same of resampled data.
+    """
     tail = (1 - CONFIDENCE) / 2
     return Estimate(float(value), *(float(end) for end in np.quantile(draws, [tail, 1 - tail])))
 
 
 def growth_resampled(resampled: Resampled) -> Estimate:
     """Give the growth a layer with its bootstrap interval; layers whose mean is 0 in any draw are refused by the log."""
-    return _percentiles(
+    return percentiles(
         np.expm1(_slope(resampled.layers, np.log(resampled.mean))),
         np.expm1(_slope(resampled.layers, np.log(resampled.draws))),
     )
@@ -165,7 +174,7 @@ def growth_resampled(resampled: Resampled) -> Estimate:
 
 def ratio_resampled(numerator: Resampled, denominator: Resampled) -> Estimate:
     """Give the geometric mean ratio over layers with its bootstrap interval, the draws paired."""
-    return _percentiles(
+    return percentiles(
         np.exp((np.log(numerator.mean) - np.log(denominator.mean)).mean()),
         np.exp((np.log(numerator.draws) - np.log(denominator.draws)).mean(1)),
     )
@@ -186,7 +195,7 @@ def paired_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> 
     both = resample(rows[rows["variant"].isin([variant, against])], value, by="variant")
     column = {name: index for index, name in enumerate(both.layers)}
     top, bottom = column[variant], column[against]
-    return _percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom])
+    return percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom])
 
 
 def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: str, seed: int = 0) -> Estimate:
@@ -201,7 +210,7 @@ def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: s
         np.median(np.concatenate([ratios.iloc[i] for i in generator.integers(0, len(ratios), len(ratios))]))
         for _ in range(_DRAWS // 4)
     ]
-    return _percentiles(np.median(np.concatenate(list(ratios))), np.asarray(draws))
+    return percentiles(np.median(np.concatenate(list(ratios))), np.asarray(draws))
 
 
 def mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
@@ -216,7 +225,7 @@ def mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
     """
     # As `resample` with a single column, without a pivot table, which would take most of the time.
     only = _resampled(rows.groupby(["source", "sample"])[[value]].mean().dropna(), seed=0)
-    return _percentiles(only.mean[0], only.draws[:, 0])
+    return percentiles(only.mean[0], only.draws[:, 0])
 
 
 def log_mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:

@@ -9,7 +9,6 @@ unit.  One process at a time works in it; another one that wants the same run wa
 import contextlib
 import csv
 import errno
-import fcntl
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from filelock import FileLock, Timeout
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
@@ -157,21 +157,6 @@ def writable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _locked(lock: Path, held_by: str) -> int:
-    """Open and lock a file, wait for whoever holds it, and give its descriptor."""
-    while True:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"kvbook: waiting for another process that {held_by}", file=sys.stderr, flush=True)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Who held the lock has removed its file: then another one may be there by now, and this one guards nothing.
-        if lock.is_file() and os.path.samestat(os.fstat(descriptor), lock.stat()):
-            return descriptor
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def alone(lock: Path, held_by: str) -> Iterator[None]:
     """Hold a lock while this is open, after waiting for whoever holds it; a killed holder holds it no longer.
@@ -179,16 +164,20 @@ def alone(lock: Path, held_by: str) -> Iterator[None]:
     Parameters
     ----------
     lock : Path
-        A file, made and removed here, in a folder that is there.
+        A file, made here, in a folder that is there.
     held_by : str
         What another holder does, for the line that is said when there is one.
     """
-    descriptor = _locked(lock, held_by)
+    held = FileLock(lock)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        print(f"kvbook: waiting for another process that {held_by}", file=sys.stderr, flush=True)
+        held.acquire()
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)
+        held.release()
 
 
 def _now() -> str:
@@ -263,10 +252,8 @@ def exists(experiment: str, made_of: Mapping[str, Any]) -> bool:
 
 
 def _folder(experiment: str, made_of: Mapping[str, Any]) -> Path:
-    """Give the folder of the run: a recorded one, else that of this machine's own, which may not be there yet."""
-    name = hash_of(experiment, made_of)
-    recorded = (paths.RECORDED_RUNS / experiment).glob(f"*__{name[:SHORT_HASH]}")
-    return next(recorded, paths.RUNS / experiment / name)
+    """Give the folder of this machine's own run; a recorded run is evidence and never stands in for it."""
+    return paths.RUNS / experiment / hash_of(experiment, made_of)
 
 
 def hash_of(experiment: str, made_of: Mapping[str, Any]) -> str:

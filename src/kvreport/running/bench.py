@@ -313,7 +313,7 @@ def _seconds_to_build(root: Path, profile: str) -> float:
     environment = os.environ | {"KVBOOK_ROOT": str(root), "KVBOOK_BUILD": str(root / "_build"), "PROFILE": profile}
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "doit", "-f", str(paths.ROOT / "dodo.py")], cwd=root, env=environment, check=False,
+        [sys.executable, "-m", "kvbook", "build"], cwd=root, env=environment, check=False,
         stdout=sys.stderr,
     )  # fmt: skip
     if done.returncode:

@@ -12,15 +12,6 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 from kvreport import chapters
-from kvreport.chapters.bug_or_rounding import first_bad_layer
-from kvreport.chapters.bug_or_rounding import symptoms as bug_or_rounding
-from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
-from kvreport.chapters.does_it_matter import after_divergence, drift_by_position, first_divergence, teacher_forced
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
-from kvreport.chapters.exact_caches import cost as exact_cost
-from kvreport.chapters.exact_caches import ladder as exact_ladder
-from kvreport.chapters.exact_caches import paths as exact_ways
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.chapters.layer_drift import by_layer as layer_drift
 from kvreport.chapters.layer_drift import greedy_paths, mitigations
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
@@ -59,27 +50,18 @@ def _found() -> dict[str, Experiment]:
 
 
 EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
-    "bug_or_rounding": _Unconverted(BugOrRoundingSettings, bug_or_rounding.run),
-    "first_bad_layer": _Unconverted(BugOrRoundingSettings, first_bad_layer.run),
     "layer_drift": _Unconverted(LayerDriftSettings, layer_drift.run),
     "greedy_paths": _Unconverted(LayerDriftSettings, greedy_paths.run),
     "mitigations": _Unconverted(LayerDriftSettings, mitigations.run),
     "split_keys": _Unconverted(PromptReuseSettings, split_keys.run),
     "first_layer": _Unconverted(PromptReuseSettings, first_layer.run),
     "prompt_reuse": _Unconverted(PromptReuseSettings, prompt_reuse.run),
-    "exact_ways": _Unconverted(ExactCachesSettings, exact_ways.run),
-    "exact_ladder": _Unconverted(ExactCachesSettings, exact_ladder.run),
-    "exact_cost": _Unconverted(ExactCachesSettings, exact_cost.run),
     "seams": _Unconverted(PromptReuseSettings, seams.run),
     "static_speed": _Unconverted(StaticCacheSettings, static_speed.run),
     "memory_bandwidth": _Unconverted(StaticCacheSettings, memory_bandwidth.run),
     "static_memory": _Unconverted(StaticCacheSettings, static_memory.run),
     "static_shapes": _Unconverted(StaticCacheSettings, static_shapes.run),
     "static_texts": _Unconverted(StaticCacheSettings, static_texts.run),
-    "teacher_forced": _Unconverted(DoesItMatterSettings, teacher_forced.run),
-    "drift_by_position": _Unconverted(DoesItMatterSettings, drift_by_position.run),
-    "first_divergence": _Unconverted(DoesItMatterSettings, first_divergence.run),
-    "after_divergence": _Unconverted(DoesItMatterSettings, after_divergence.run),
 } | _found()
 
 

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 QUIET = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 _MODULE = "kvreport.running.kernel"
-_PRELOADED = "kvreport.running.fork_imports"
+PRELOADED = "kvreport.running.fork_imports"
 
 
 def command() -> list[str]:
@@ -70,7 +70,7 @@ class Forked:
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([_PRELOADED])
+        context.set_forkserver_preload([PRELOADED])
         place = arguments.index(_MODULE) + 1
         self._process = context.Process(target=_become, args=(arguments[place:], dict(environment), folder))
         self._process.start()

@@ -72,14 +72,13 @@ class Job:
     why
         Why it must run, for the first line.
     steps
-        How many cells it has.
+        How many cells it has; 0 for what has none.
     """
 
-    def __init__(self, screen: Screen, head: str, why: str | None, steps: int) -> None:
+    def __init__(self, screen: Screen, head: str, why: str | None = None, steps: int = 0) -> None:
         self._screen, self._head, self._steps = screen, head, steps
         self._why = f" ({why})" if why else ""
         self._step = 0
-        self._waits = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.interrupted = False
@@ -88,11 +87,6 @@ class Job:
     def next_step(self) -> None:
         """Note that the next cell begins."""
         self._step += 1
-        self._waits = False
-
-    def wait(self) -> None:
-        """Note that the next cell waits for its turn."""
-        self._waits = True
 
     def __enter__(self) -> "Job":
         self._began = time.monotonic()
@@ -112,10 +106,6 @@ class Job:
         last_news, last_said = "", self._began
         while not self._done.wait(SECONDS_BETWEEN_LOOKS):
             news, now = self._news(), time.monotonic()
-            if self._waits and news == last_news:
-                # Said once; who works has the room.
-                self._screen.forget(self)
-                continue
             line = f"{self._head}  {self._elapsed()}  {news}"
             if self._screen.has_places:
                 self._screen.show(self, line)
@@ -127,13 +117,11 @@ class Job:
                 last_news, last_said = news, now
 
     def _news(self) -> str:
-        news = f"cell {self._step} of {self._steps}"
-        if self._waits:
-            return f"{news}  waits until the machine is free for the next"
+        news = f"cell {self._step} of {self._steps}" if self._steps else ""
         if self.progress_file is not None and self.progress_file.is_file():
             reported = self.progress_file.read_text("utf-8", errors="replace").strip()
             news += f"  {reported}" if reported else ""
-        return news
+        return news.strip()
 
     def _elapsed(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvreport.publishing import citation, published
 from kvreport.publishing.checkout import Origin
-from kvreport.running.execution import Chapter
+from kvreport.running.planning import Chapter
 
 
 def folder(chapter: Chapter) -> Path:

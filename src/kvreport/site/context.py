@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvreport.running.execution import Chapter
+from kvreport.running.planning import Chapter
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvreport.publishing import checkout as origin
 from kvreport.running import bench_table as bench
-from kvreport.running import execution
+from kvreport.running import execution, planning
 from kvreport.site import citations, pdf
 from kvreport.site.overlay import Files, overlay
 
@@ -28,7 +28,7 @@ def _execute_what_is_stale(app: Sphinx) -> None:
     # One way to run a chapter: after `make book` there is nothing left to do here, and a plain
     # `jupyter-book build .` gives the full book too.
     try:
-        chapters = execution.plan()
+        chapters = planning.plan()
         execution.bring_up_to_date(chapters)
     except UserError as error:
         # Not an exception of Sphinx: Jupyter Book would bury its one line under a trace of its own.
@@ -37,7 +37,7 @@ def _execute_what_is_stale(app: Sphinx) -> None:
     citations.write(chapters, origin.of(Path(app.srcdir)))
 
 
-def _chapter(app: Sphinx, docname: str) -> execution.Chapter | None:
+def _chapter(app: Sphinx, docname: str) -> planning.Chapter | None:
     return getattr(app, _CHAPTERS).get(Path(app.env.doc2path(docname)).resolve())
 
 

@@ -22,6 +22,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "memory": running.memory,
     "modules": modules.markdown,
     "colab": running.colab,
+    "gpu parameters": running.gpu_parameters,
     "speed": speed.markdown,
     "how to cite": lambda context: f"```none\n{citation.of_book(origin.of(context.root))}```",
 }

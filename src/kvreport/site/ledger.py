@@ -13,7 +13,7 @@ from typing import get_args
 
 from kvbook import paths
 from kvreport.publishing.verdicts import Word
-from kvreport.running.execution import Chapter
+from kvreport.running.planning import Chapter
 from kvreport.site.overlay import table_directive
 
 _PREFIX = "tab-claims-"

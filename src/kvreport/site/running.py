@@ -3,7 +3,10 @@
 import csv
 import io
 
+import yaml
+
 from kvreport.publishing import checkout as origin
+from kvreport.running import planning
 from kvreport.site.context import Context
 from kvreport.site.overlay import table_directive
 
@@ -50,3 +53,15 @@ def colab(context: Context) -> str:
         f"```text\n!git clone -q {address} kvbook && pip install -q -e ./kvbook\n%cd kvbook/chapters\n```\n\n"
         "Colab's own torch is used as it is. We could not try this: nothing here reaches Colab."
     )
+
+
+def gpu_parameters(_context: Context) -> str:
+    """Write what every chapter runs with on a GPU, as YAML."""
+    default, gpu = (
+        {chapter.stem: chapter.parameters for chapter in planning.plan(profile)} for profile in ("default", "gpu")
+    )
+    differing = {
+        stem: {name: value for name, value in values.items() if default[stem].get(name) != value}
+        for stem, values in gpu.items()
+    }
+    return f"```yaml\n{yaml.safe_dump(differing, sort_keys=False, default_flow_style=None, width=100)}```"

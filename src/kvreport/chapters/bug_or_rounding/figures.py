@@ -10,8 +10,7 @@ from matplotlib.ticker import NullFormatter
 
 from kvbook.diagnosis import verdict
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
-from kvreport.chapters.bug_or_rounding import first_bad_layer
-from kvreport.chapters.bug_or_rounding import symptoms as experiment
+from kvreport.chapters.bug_or_rounding import first_bad_layer, symptoms
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
@@ -22,7 +21,6 @@ KINDS = {
     "bug": (style.VERMILION, "s", "--"),
     "undecided": (style.PURPLE, "^", ":"),
 }
-_HIDDEN = "cache kept in 16 bits"
 
 
 def _frame(ax: Axes, dtypes: list[str]) -> None:
@@ -67,9 +65,9 @@ def figure_planted(lines: pd.DataFrame, table: pd.DataFrame, said: dict[str, str
     Parameters
     ----------
     lines : DataFrame
-        From `analyses.bug_or_rounding.lines`, what was planted alone.
+        From `tables.lines`, what was planted alone.
     table : DataFrame
-        The same from `analyses.bug_or_rounding.judged`.
+        The same from `tables.judged`.
     said : dict
         Labels of the groups: ``clean``, ``bugs``, ``hidden``.
     """
@@ -77,7 +75,7 @@ def figure_planted(lines: pd.DataFrame, table: pd.DataFrame, said: dict[str, str
     _frame(ax, _dtypes(lines))
     kinds = table.set_index(["symptom", "model"])["kind"]
     for (symptom, model), line in lines.groupby(["symptom", "model"], sort=False):
-        _draw(ax, line, kinds[(symptom, model)], 0.9 if symptom in (experiment.CLEAN, _HIDDEN) else 0.45)
+        _draw(ax, line, kinds[(symptom, model)], 0.9 if symptom in (symptoms.CLEAN, first_bad_layer.NARROW) else 0.45)
     _say(ax, said["bugs"], "bug", (0.02, 0.985))
     if said.get("hidden"):
         _say(ax, said["hidden"], "bug", (0.02, 0.6))
@@ -92,7 +90,7 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
     Parameters
     ----------
     lines, table : DataFrame
-        From `analyses.bug_or_rounding.lines` and `analyses.bug_or_rounding.symptoms`.
+        From `tables.lines` and `tables.judged`, the documents' symptoms alone.
     """
     rows = _with_headings(table)
     fig, (ax, forest) = plt.subplots(
@@ -149,7 +147,7 @@ def figure_layers(table: pd.DataFrame) -> Figure:
     Parameters
     ----------
     table : DataFrame
-        From `analyses.bug_or_rounding.layers`.
+        From `tables.layers`.
     """
     dtypes = _dtypes(table)
     shown = list(dict.fromkeys((dtypes[0], dtypes[-1])))

@@ -10,7 +10,8 @@ from typing import Any
 from kvbook.diagnosis import check, faults, probe
 from kvbook.models import corpus, loading
 from kvbook.runs import records
-from kvreport.chapters.bug_or_rounding import every_dtype as roundoff_frame
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.bug_or_rounding import every_dtype
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 
 CLEAN, LATE, NARROW = "clean", "K/V one step late", "cache kept in 16 bits"
@@ -22,17 +23,15 @@ def planted_in(n_layers: int) -> int:
     return n_layers // 2 + 1
 
 
-def run(settings: BugOrRoundingSettings) -> records.Run:
-    """Measure the first model.
+def inputs(settings: BugOrRoundingSettings) -> dict[str, Any]:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    return {"models": every_dtype.identities(settings, [settings.model]), "corpus": corpus.describe(settings.corpus)}
 
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    models = roundoff_frame.identities(settings, [settings.model])
 
-    def measure(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dict[str, Any]]:
+def measure(settings: BugOrRoundingSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Measure the first model, clean and with each bug."""
+
+    def rows_of(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dict[str, Any]]:
         layer = planted_in(loaded.model.config.num_hidden_layers)
         for bug in (CLEAN, *_PLANT):
             with _PLANT[bug](loaded.model, layers={layer - 1}) if bug in _PLANT else nullcontext():
@@ -46,4 +45,7 @@ def run(settings: BugOrRoundingSettings) -> records.Run:
                         "source": row["source"], "layer": place, "drift": drift,
                     }  # fmt: skip
 
-    return roundoff_frame.run("first_bad_layer", __name__, settings, models, measure)
+    every_dtype.measure(settings, [settings.model], rows_of, writer)
+
+
+EXPERIMENT = Experiment("first_bad_layer", BugOrRoundingSettings, inputs, measure)

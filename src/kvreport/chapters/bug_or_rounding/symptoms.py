@@ -17,14 +17,15 @@ from kvbook.measuring import caches
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.blog_past import past_tables
-from kvreport.chapters.bug_or_rounding import every_dtype as roundoff_frame
+from kvreport.chapters.bug_or_rounding import every_dtype
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import subject as scratch_subject
 from kvreport.chapters.from_scratch.gpt.paths import POSTED, WAYS, WINDOW
 from kvreport.chapters.from_scratch.settings import ScratchSettings
-from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
+from kvreport.chapters.prompt_reuse import continuations
 
 PLANTED, CLEAN = "planted", "clean"
 # A clean model in fp64 with its own conversions to fp32 left in.
@@ -172,12 +173,12 @@ def of_any_model(
         found = model(ids[:, -1:], past_key_values=static, use_cache=True).logits[0, -1]
         yield Pair(STATIC, STATIC_NONE, *about, _of_logits(full, found))
         yield Pair(STATIC, STATIC_DYNAMIC, *about, _of_logits(dynamic, found))
-    joined = [item for item in prompt_reuse.posted_items(tokenizer) if item.case == prompt_reuse.JOINED]
+    joined = [item for item in continuations.posted_items(tokenizer) if item.case == continuations.JOINED]
     for number, item in enumerate(joined):
         ids = torch.tensor([item.ids], device=model.device)
         about = (item.name, number, ids.shape[1])
         full = model(ids, use_cache=False).logits[0, -1]
-        filled = prompt_reuse.fill(model, item.prefix_ids, "dynamic", 0)
+        filled = continuations.fill(model, item.prefix_ids, "dynamic", 0)
         cut = caches.reusable(filled, item.prefix_ids, item.ids)
         for symptom, cache in ((ANEW, filled), (CUT, cut)):
             rest = ids[:, caches.length(cache) :]
@@ -247,24 +248,30 @@ def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Iterator[dict
                 yield about | Pair(SCRATCH, symptom, text.source, text.index, ids.shape[1], drift).row()
 
 
-def run(settings: BugOrRoundingSettings) -> records.Run:
-    """Measure everything, or read it if these inputs have been measured.
+def _names(settings: BugOrRoundingSettings) -> tuple[str, ...]:
+    return settings.model, *settings.families
 
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    models = roundoff_frame.identities(settings, (settings.model, *settings.families))
-    of_settings = ScratchSettings.checked(
+
+def _of_scratch(settings: BugOrRoundingSettings) -> ScratchSettings:
+    """Ask the chapter of the model from scratch for what these settings ask of the others."""
+    return ScratchSettings.checked(
         weights="random" if settings.weights in ("random", "untrained") else "stand-in", corpus="stdlib",
         n_samples=max(2, settings.n_samples), n_blocks=_BLOCKS, dtypes=settings.dtypes, device=settings.device,
         seed=settings.seed,
     )  # fmt: skip
-    # The chapter's identity of its model, with what captions ask of every model.
-    scratch = scratch_subject.identity(of_settings)
 
-    def measure(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dict[str, Any]]:
+
+def inputs(settings: BugOrRoundingSettings) -> dict[str, Any]:
+    """Name the models, the one from scratch last, and the corpus, and refuse what cannot be run."""
+    models = every_dtype.identities(settings, _names(settings))
+    scratch = scratch_subject.identity(_of_scratch(settings))
+    return {"models": [*models, scratch], "corpus": corpus.describe(settings.corpus)}
+
+
+def measure(settings: BugOrRoundingSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Plant bugs into every model, and repeat the symptoms on those that they need."""
+
+    def rows_of(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dict[str, Any]]:
         model, kind = loaded.model, loaded.model.config.model_type
         if not loading.is_masked(model.config):
             for pair, more in planted(model, loaded.tokenizer, texts):
@@ -273,9 +280,15 @@ def run(settings: BugOrRoundingSettings) -> records.Run:
             if kind in past_tables.AS_IN_2023:
                 for pair in of_the_post(model, texts):
                     yield pair.row()
-            if loaded.name == models[0]["name"]:
+            if loaded.name == made_of["models"][0]["name"]:
                 for pair in of_any_model(model, loaded.tokenizer, texts):
                     yield pair.row()
 
-    extra = (scratch, lambda dtype: of_the_scratch_model(of_settings, dtype))
-    return roundoff_frame.run("bug_or_rounding", __name__, settings, models, measure, extra)
+    every_dtype.measure(settings, _names(settings), rows_of, writer)
+    for dtype in settings.dtypes:
+        if (unit := f"extra|{dtype}") not in writer.done:
+            with torch.inference_mode():
+                writer.append(unit, list(of_the_scratch_model(_of_scratch(settings), dtype)))
+
+
+EXPERIMENT = Experiment("bug_or_rounding", BugOrRoundingSettings, inputs, measure)

@@ -6,11 +6,12 @@ from kvbook.diagnosis import verdict
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.chapters.bug_or_rounding import first_bad_layer, tables
-from kvreport.chapters.bug_or_rounding import symptoms as experiment
+from kvreport.chapters.bug_or_rounding.results import Results
+from kvreport.chapters.bug_or_rounding.symptoms import CLEAN, NARROW_INSIDE
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES, power_of_ten
 
-HIDDEN = "cache kept in 16 bits"
+HIDDEN = first_bad_layer.NARROW
 
 
 def _setting(run: Run) -> str:
@@ -19,27 +20,28 @@ def _setting(run: Run) -> str:
     return f"{models[0].upper()}{models[1:]}; {dtypes}; {wording.samples(run)}; {wording.machine(run)}"
 
 
-def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
+def captions(results: Results) -> dict[str, dict[str, str]]:
     """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
 
     Parameters
     ----------
-    run, layers : Run
-        Of the experiments ``bug_or_rounding`` and ``first_bad_layer``.
+    results : Results
+        The chapter's.
 
     Returns
     -------
     dict
         By name: ``name``, ``caption`` and, for a figure, ``alt``.
     """
-    about, one = _setting(run), _setting(layers)
+    about, one = _setting(results.drifts), _setting(results.by_layer)
     judged = (
-        f"Bug: one text's drift is beyond {verdict.LIMIT:,.0f} roundoffs in any dtype, or the slope's 95 % interval lies below "
-        "one half; rounding: it lies above"
+        f"Bug: one text's drift is beyond {verdict.LIMIT:,.0f} roundoffs in any dtype; rounding: the finest dtype is fp64 and "
+        f"none is, or it is fp32 and none is beyond {verdict.ROUNDING['float32']:,.0f}; else the slope decides, if its 95 % "
+        "interval lies on one side of one half. Below one roundoff a drift counts in the slope as one"
     )
     said = {
         "fig-bug-planted": (
-            f"{_planted_found(run.rows)} Drift between the full pass and prefix + last token (root mean square difference of the "
+            f"{_planted_found(results)} Drift between the full pass and prefix + last token (root mean square difference of the "
             "logits over their spread, mean over texts) against the unit roundoff of the arithmetic. A drift of zero is not "
             f"drawn. {about}.",
             "Log-log axes of drift against unit roundoff: lines of clean families, of planted bugs, and of one bug that hides "
@@ -47,14 +49,14 @@ def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
         ),
         "tab-bug-planted": (f"What every planted bug was called in every family. {judged}. {about}.", ""),
         "fig-bug-symptoms": (
-            f"{_symptoms_found(run.rows)} Top: drift against unit roundoff, mean over texts; a drift of zero is not drawn. "
+            f"{_symptoms_found(results)} Top: drift against unit roundoff, mean over texts; a drift of zero is not drawn. "
             "Bottom: slope of the fitted line with its 95 % interval (over dtypes, and bootstrap over files), by document. "
             f"{judged}. {about}.",
             "Top: log-log lines of drift against unit roundoff. Bottom: a list of symptoms by document, each with its slope and "
             "interval, on an axis from a bug's slope of 0 to rounding's of 1.",
         ),
         "fig-bug-layer": (
-            f"{_layer_found(layers)} Relative drift behind every layer, mean over texts: in the finest dtype, and in the "
+            f"{_layer_found(results.by_layer)} Relative drift behind every layer, mean over texts: in the finest dtype, and in the "
             f"coarsest. A drift of zero is not drawn. {one}.",
             "Panels of drift against layer on a logarithmic axis, for fine and for coarse arithmetic: a line for each of two "
             "bugs and for the clean model, and the limit of rounding where it is below 1.",
@@ -68,10 +70,10 @@ def captions(run: Run, layers: Run) -> dict[str, dict[str, str]]:
     return wording.published(said)
 
 
-def _planted_found(rows: pd.DataFrame) -> str:
+def _planted_found(results: Results) -> str:
     """Say what clean families and planted bugs are called, and with what slopes."""
-    planted = tables.planted(tables.judged(rows))
-    clean, bugs = planted[planted["symptom"] == experiment.CLEAN], planted[planted["symptom"] != experiment.CLEAN]
+    planted = results.planted
+    clean, bugs = planted[planted["symptom"] == CLEAN], planted[planted["symptom"] != CLEAN]
     sound, found = clean["kind"].isin(["rounding", "exact"]).sum(), (bugs["kind"] == "bug").sum()
     flat = bugs[bugs["symptom"] != HIDDEN]
     apart = f" but for the {HIDDEN}" if len(flat) < len(bugs) else ""
@@ -81,9 +83,9 @@ def _planted_found(rows: pd.DataFrame) -> str:
     )
 
 
-def _symptoms_found(rows: pd.DataFrame) -> str:
+def _symptoms_found(results: Results) -> str:
     """Say how often the documents' symptoms are called what, and with what slopes."""
-    symptoms = tables.symptoms(tables.judged(rows))
+    symptoms = results.symptoms
 
     def verdicts(some: pd.DataFrame) -> str:
         kinds = some.groupby("kind", sort=False)
@@ -135,11 +137,11 @@ def labels(table: pd.DataFrame) -> dict[str, str]:
     Parameters
     ----------
     table : DataFrame
-        From `analyses.bug_or_rounding.planted`.
+        What was planted, from `tables.judged`.
     """
-    clean = table[table["symptom"] == experiment.CLEAN]
+    clean = table[table["symptom"] == CLEAN]
     hidden = table[table["symptom"] == HIDDEN]
-    bugs = table[~table["symptom"].isin([experiment.CLEAN, HIDDEN])]
+    bugs = table[~table["symptom"].isin([CLEAN, HIDDEN])]
     return {
         "clean": f"{len(clean)} clean families:\nslopes {_range(clean)}",
         "bugs": f"{len(bugs)} planted bugs: slopes {_range(bugs)}",
@@ -154,24 +156,23 @@ def _counts(table: pd.DataFrame) -> str:
     return ", ".join(found) or "not run"
 
 
-def numbers(rows: pd.DataFrame) -> dict[str, str]:
+def numbers(results: Results) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key.
 
     Parameters
     ----------
-    rows : DataFrame
-        Of the experiment ``bug_or_rounding``.
+    results : Results
+        The chapter's.
     """
-    table = tables.judged(rows)
-    planted = tables.planted(table)
-    clean = planted[planted["symptom"] == experiment.CLEAN]
-    symptoms = tables.symptoms(table)
+    rows, table, symptoms = results.drifts.rows, results.judged, results.symptoms
+    clean = results.planted[results.planted["symptom"] == CLEAN]
     own = symptoms[tables.complained_of(symptoms)]
-    inside = table[table["symptom"] == experiment.NARROW_INSIDE]
+    inside = table[table["symptom"] == NARROW_INSIDE]
     hidden = rows[rows["symptom"] == HIDDEN]
     narrow = hidden[hidden["dtype"].isin(["float16", "bfloat16"])]
     return {
         "bug_limit": f"{verdict.LIMIT:,.0f}",
+        "bug_rounding_fp32": f"{verdict.ROUNDING['float32']:,.0f}",
         "bug_clean": _counts(clean),
         "bug_hidden_all": _counts(table[table["symptom"] == HIDDEN]),
         "bug_hidden_narrow": _counts(tables.judged(narrow)) if len(narrow) else "not run",

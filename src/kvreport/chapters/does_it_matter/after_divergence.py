@@ -16,33 +16,14 @@ import torch
 from kvbook import fingerprint, progress
 from kvbook.measuring import predictions
 from kvbook.runs import records
-from kvreport.chapters.does_it_matter import first_divergence
-from kvreport.chapters.does_it_matter import variants as one_axis
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.does_it_matter import first_divergence, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Steps before and behind the parting that are looked at.
 BEFORE, BEHIND = 8, 24
 # Pairs in a dtype, the first ones.
 MOST_PAIRS = 8
-
-
-def run(settings: DoesItMatterSettings) -> records.Run | None:
-    """Compare the continuations, or read the rows; None where no path has left the baseline's.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
-    before = first_divergence.run(settings)
-    parted = pairs(before.rows)
-    if parted.empty:
-        return None
-    fields, longest = {"n_samples", "n_tokens"}, settings.n_tokens + max(one_axis.PADS)
-    return one_axis.recorded(
-        "after_divergence", __name__, settings, lambda writer: _measure(settings, parted, writer), fields, longest,
-        pairs=fingerprint.of_values(parted.to_dict("records")),
-    )  # fmt: skip
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -64,11 +45,21 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     return found.groupby("dtype", sort=False).head(MOST_PAIRS)[columns]
 
 
-def _measure(settings: DoesItMatterSettings, parted: pd.DataFrame, writer: records.Writer) -> None:
-    samples = one_axis.texts(settings, settings.n_samples, settings.n_tokens // 2)
+def inputs(settings: DoesItMatterSettings) -> dict[str, Any] | None:
+    """Name the pairs of texts beside model and corpus; None where no path has left the baseline's."""
+    parted = pairs(first_divergence.EXPERIMENT.run(settings).rows)
+    if parted.empty:
+        return None
+    return first_divergence.inputs(settings) | {"pairs": fingerprint.of_values(parted.to_dict("records"))}
+
+
+def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Compare the continuations of every pair."""
+    parted = pairs(first_divergence.EXPERIMENT.run(settings).rows)
+    samples = variants.texts(settings, settings.n_samples, settings.n_tokens // 2)
     choose = first_divergence.Chooser(first_divergence.GREEDY, settings.seed)
     for dtype, some in parted.groupby("dtype", sort=False):
-        subject = one_axis.Subject(settings, dtype)
+        subject = variants.Subject(settings, dtype)
         for pair in progress.track(list(some.itertuples()), len(some), f"behind the parting, {dtype}: pair"):
             if (unit := f"{dtype}|{pair.sample}") in writer.done:
                 continue
@@ -86,7 +77,7 @@ def _measure(settings: DoesItMatterSettings, parted: pd.DataFrame, writer: recor
 
 
 def follow(
-    subject: one_axis.Subject,
+    subject: variants.Subject,
     prompt: torch.Tensor,
     path: list[int],
     steps: int,
@@ -125,10 +116,10 @@ def follow(
         other = torch.cat([begun, first_divergence.write(model, begun, [0], rest, choose)], 1)
     # Row `length - 1 + step` chose the token of that step.
     rows = slice(length - 1 + max(0, steps - 1 - BEFORE), length - 1 + last)
-    read = one_axis.Reader(model)
-    full, free = (next(one_axis.whole(read, ids[:, :-1], length)).logits[rows] for ids in (one, other))
+    read = variants.Reader(model)
+    full, free = (next(variants.whole(read, ids[:, :-1], length)).logits[rows] for ids in (one, other))
     # Two tokens first: transformers' MPT makes no mask for a single one on an empty cache, and fails.
-    forced = torch.cat([piece.logits for piece in subject.pieces(one_axis.CHUNKS, one[:, :-1], 2)])
+    forced = torch.cat([piece.logits for piece in subject.pieces(variants.CHUNKS, one[:, :-1], 2)])
     forced = forced[rows.start - 2 : rows.stop - 2]
     targets = one[0, rows.start + 1 : rows.stop + 1]
     drift, apart = (predictions.compare(full, logits, targets).kl.tolist() for logits in (forced, free))
@@ -142,3 +133,9 @@ def follow(
             "kl_free": kl_forced if offset <= 0 else kl_free,
             "token_equal": int(same),
         }
+
+
+EXPERIMENT = Experiment(
+    "after_divergence", DoesItMatterSettings, inputs, measure, fields=first_divergence.EXPERIMENT.fields,
+    after=(first_divergence.EXPERIMENT.name,),
+)  # fmt: skip

@@ -70,11 +70,6 @@ def fitting_texts(settings: DoesItMatterSettings, tokenizer) -> list[list[int]]:
 
     The standard library's come from the part that is not scored.  A folder has no parts: its last files are taken, which are
     not scored where it has ``n_samples`` more.
-
-    Raises
-    ------
-    UserError
-        When the corpus is empty.
     """
     documents = [document.text for document in corpus.documents(settings.corpus, "train")]
     if not documents:

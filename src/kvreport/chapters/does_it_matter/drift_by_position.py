@@ -15,15 +15,18 @@ from kvbook import progress
 from kvbook.measuring import predictions
 from kvbook.models import corpus, loading
 from kvbook.runs import records
-from kvreport.chapters.does_it_matter import variants as one_axis
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Bins of positions from the first token to the last.
 BINS = 16
 # Tokens that a call feeds: one at a time takes minutes for long texts.
 _AT_ONCE = 64
-CHUNKS = one_axis.Way(f"cache, {_AT_ONCE} tokens at once", "rounding", one_axis.on_a_cache(one_axis.dynamic, _AT_ONCE))
-WAYS = (CHUNKS, one_axis.KV_INT8, one_axis.WEIGHTS_4)
+CHUNKS = variants.Variant(
+    f"cache, {_AT_ONCE} tokens at once", "rounding", variants.on_a_cache(variants.dynamic, _AT_ONCE)
+)
+VARIANTS = (CHUNKS, variants.KV_INT8, variants.WEIGHTS_4)
 
 
 def length(settings: DoesItMatterSettings) -> int:
@@ -32,24 +35,16 @@ def length(settings: DoesItMatterSettings) -> int:
     return settings.longest if limit is None else min(settings.longest, limit)
 
 
-def run(settings: DoesItMatterSettings) -> records.Run:
-    """Follow the drift, or read the rows if these inputs have been measured.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
-    fields, longest = {"longest", "n_long"}, length(settings)
-    return one_axis.recorded(
-        "drift_by_position", __name__, settings, lambda writer: _measure(settings, writer), fields, longest
-    )
+def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    return variants.inputs(settings, length(settings), settings.n_long, length(settings))
 
 
-def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
-    samples = one_axis.texts(settings, settings.n_long, length(settings))
+def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Follow the drift along every text."""
+    samples = variants.texts(settings, settings.n_long, length(settings))
     for dtype in settings.dtypes:
-        subject = one_axis.Subject(settings, dtype)
+        subject = variants.Subject(settings, dtype)
         for sample in progress.track(samples, len(samples), f"drift along the text, {dtype}: text"):
             if (unit := f"{dtype}|{sample.index}") in writer.done:
                 continue
@@ -60,7 +55,7 @@ def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
             writer.append(unit, [about | row for row in follow(subject, sample)])
 
 
-def follow(subject: one_axis.Subject, sample: corpus.Sample) -> Iterator[dict[str, Any]]:
+def follow(subject: variants.Subject, sample: corpus.Sample) -> Iterator[dict[str, Any]]:
     """Hold the ways against the baseline along one text, added up in bins of positions.
 
     Parameters
@@ -75,8 +70,8 @@ def follow(subject: one_axis.Subject, sample: corpus.Sample) -> Iterator[dict[st
     # What is fed first is a sixteenth too: everything behind it is on a cache.
     size = max(1, ids.shape[1] // BINS)
     with torch.inference_mode():
-        baseline = next(one_axis.whole(one_axis.Reader(subject.baseline.model), ids, size)).logits
-        for way in one_axis.possible(subject.baseline.model, WAYS):
+        baseline = next(variants.whole(variants.Reader(subject.baseline.model), ids, size)).logits
+        for way in variants.possible(subject.baseline.model, VARIANTS):
             sums: dict[int, list[float]] = {}
             for piece in subject.pieces(way, ids, size):
                 rows = slice(piece.start, piece.start + len(piece.logits))
@@ -97,3 +92,8 @@ def follow(subject: one_axis.Subject, sample: corpus.Sample) -> Iterator[dict[st
                     "kl": kl / count,
                     "flips": int(flips),
                 }
+
+
+EXPERIMENT = Experiment(
+    "drift_by_position", DoesItMatterSettings, inputs, measure, fields=variants.FIELDS | {"longest", "n_long"}
+)

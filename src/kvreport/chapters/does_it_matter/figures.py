@@ -8,9 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from kvbook.measuring.survival import Survival
-from kvreport.chapters.does_it_matter import drift_by_position, first_divergence
-from kvreport.chapters.does_it_matter import tables as analysis
-from kvreport.chapters.does_it_matter import variants as one_axis
+from kvreport.chapters.does_it_matter import drift_by_position, first_divergence, tables, variants
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
@@ -20,15 +18,16 @@ _DTYPE_MARKERS = dict(zip(DTYPE_COLOURS, style.MARKERS, strict=False))
 _LINES = ("-", "--", "-.", ":")
 
 
-def figure_axes(axes: pd.DataFrame) -> Figure:
+def figure_axes(axes: pd.DataFrame, published: pd.DataFrame) -> Figure:
     """Draw the mean divergence of every way, in every dtype, above what others published.
 
     Parameters
     ----------
     axes : DataFrame
-        From `analyses.does_it_matter.axes_table`.
+        From `tables.axes_table`.
+    published : DataFrame
+        From `tables.elsewhere`.
     """
-    published = analysis.elsewhere().sort_values("mean_kl_nats")
     ways, dtypes = (list(dict.fromkeys(axes[name])) for name in ("way", "dtype"))
     labels = [*ways, *published["what"]]
     fig, ax = plt.subplots(figsize=(style.WIDTH, 0.9 + 0.3 * len(labels)))
@@ -48,7 +47,7 @@ def figure_axes(axes: pd.DataFrame) -> Figure:
         ax.plot(value, len(ways) + index, marker="D", color=style.GREY, markerfacecolor="white", markersize=5)
         ax.axvline(value, color=style.GREY, linewidth=0.6, linestyle=":")
     ax.axhline(len(ways) - 0.5, color=style.GREY, linewidth=0.8)
-    kinds = [one_axis.BY_NAME[way].kind for way in ways]
+    kinds = [variants.BY_NAME[way].kind for way in ways]
     for index in range(1, len(ways)):
         if kinds[index] != kinds[index - 1]:
             ax.axhline(index - 0.5, color="#bbbbbb", linewidth=0.8)
@@ -73,7 +72,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
     Parameters
     ----------
     margins : DataFrame
-        From `analyses.does_it_matter.margins_table`.
+        From `tables.margins_table`.
     """
     fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(style.WIDTH, 4.8), height_ratios=[2, 3])
     for dtype, rows in margins.groupby("dtype", sort=False):
@@ -84,7 +83,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
         top.stairs(rows["share_of_margins"], [*left, rows["high"].iloc[-1]], color=colour)
         middle = np.sqrt(left * rows["high"])
         bottom.plot(middle, rows["predicted"], color=colour, linestyle="--", linewidth=1.2)
-        seen = rows[rows["tokens"] >= analysis.FEWEST]
+        seen = rows[rows["tokens"] >= tables.FEWEST]
         for row, at in zip(seen.itertuples(), middle[seen.index], strict=True):
             bottom.errorbar(
                 at, row.seen.value, yerr=[[row.seen.value - row.seen.low], [row.seen.high - row.seen.value]],
@@ -107,7 +106,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
 
 
 # Which curves are drawn: enough to compare, few enough to tell apart.
-DRAWN_WAYS = (first_divergence.WRITER, one_axis.KV_INT8.name, one_axis.KV_INT4.name, one_axis.WEIGHTS_4.name)
+DRAWN_WAYS = (first_divergence.WRITER, variants.KV_INT8.name, variants.KV_INT4.name, variants.WEIGHTS_4.name)
 
 
 def _plot_curve(ax: Axes, curve: Survival, steps: int, band: bool, **how) -> None:
@@ -124,9 +123,9 @@ def figure_partings(curves: dict[tuple[str, str, str], Survival], table: pd.Data
     Parameters
     ----------
     curves : dict
-        From `analyses.does_it_matter.partings`.
+        From `tables.partings`.
     table : DataFrame
-        From `analyses.does_it_matter.partings_table`.
+        From `tables.partings_table`.
     steps : int
         Tokens that were written.
     """
@@ -173,15 +172,15 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
     Parameters
     ----------
     positions : DataFrame
-        From `analyses.does_it_matter.positions_table`.
+        From `tables.positions_table`.
     behind : DataFrame or None
-        From `analyses.does_it_matter.snowball`; None where no text parted.
+        From `tables.snowball`; None where no text parted.
     """
     fig, axes = plt.subplots(
         1 if behind is None else 2, 1, squeeze=False, figsize=(style.WIDTH, 3.4 if behind is None else 6.2)
     )
     along = axes[0, 0]
-    ways = [way.name for way in drift_by_position.WAYS]
+    ways = [way.name for way in drift_by_position.VARIANTS]
     for (dtype, way), rows in positions.groupby(["dtype", "way"], sort=False):
         rows = rows[rows["kl"] > 0]
         along.plot(

@@ -26,17 +26,18 @@ from transformers.utils import logging
 from kvbook import progress
 from kvbook.measuring import agreement, predictions
 from kvbook.runs import records
-from kvreport.chapters.does_it_matter import variants as one_axis
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 GREEDY, DRAWN = "greedy", "drawn"
 CHOICES = (GREEDY, DRAWN)
 # The way that wrote the path.
-WRITER = one_axis.TOKENS.name
+WRITER = variants.TOKENS.name
 # The one that `generate` writes with an assistant.
 ASSISTED = "assisted decoding"
 # The ways that are watched along it.
-WATCHED = (one_axis.OTHER_DTYPE, one_axis.KV_INT8, one_axis.KV_INT4, one_axis.WEIGHTS_4)
+WATCHED = (variants.OTHER_DTYPE, variants.KV_INT8, variants.KV_INT4, variants.WEIGHTS_4)
 
 
 class Chooser:
@@ -126,7 +127,7 @@ def write_assisted(model: PreTrainedModel, prompt: torch.Tensor, n_new_tokens: i
     own = model.generation_config
     asked = GenerationConfig(
         max_new_tokens=n_new_tokens, do_sample=False, bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id,
-        pad_token_id=own.pad_token_id, num_assistant_tokens=one_axis.AT_ONCE - 1,
+        pad_token_id=own.pad_token_id, num_assistant_tokens=variants.AT_ONCE - 1,
         num_assistant_tokens_schedule="constant",
         # 0: no draft is cut short because the assistant is unsure.
         assistant_confidence_threshold=0.0,
@@ -168,26 +169,19 @@ def watch(baseline: list[int], other: list[int], most: int) -> tuple[int, int]:
     return (most, 0) if first is None else (first + 1, 1)
 
 
-def run(settings: DoesItMatterSettings) -> records.Run:
-    """Write and watch, or read the rows if these inputs have been measured.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
-    fields, longest = {"n_samples", "n_tokens"}, settings.n_tokens + max(one_axis.PADS)
-    return one_axis.recorded(
-        "first_divergence", __name__, settings, lambda writer: _measure(settings, writer), fields, longest
-    )
+def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    longest = settings.n_tokens + max(variants.PADS)
+    return variants.inputs(settings, longest, settings.n_samples, settings.n_tokens // 2)
 
 
-def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
+def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Write and watch, in every dtype."""
     half = settings.n_tokens // 2
-    samples = one_axis.texts(settings, settings.n_samples, half)
+    samples = variants.texts(settings, settings.n_samples, half)
     for dtype in settings.dtypes:
-        subject = one_axis.Subject(settings, dtype)
-        groups = [samples[first : first + one_axis.BATCH] for first in range(0, len(samples), one_axis.BATCH)]
+        subject = variants.Subject(settings, dtype)
+        groups = [samples[first : first + variants.BATCH] for first in range(0, len(samples), variants.BATCH)]
         work = [(choice, number) for choice in CHOICES for number in range(len(groups))]
         for choice, number in progress.track(work, len(work), f"where paths part, {dtype}: group"):
             if (unit := f"{dtype}|{choice}|{number}") in writer.done:
@@ -207,7 +201,7 @@ def _measure(settings: DoesItMatterSettings, writer: records.Writer) -> None:
 
 
 def part(
-    subject: one_axis.Subject, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser
+    subject: variants.Subject, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Write one path a prompt and watch every way along it.
 
@@ -239,7 +233,7 @@ def part(
     ends = set(ends) if isinstance(ends, list) else {ends}
     paths = written.tolist()
 
-    def chosen(pieces: Iterator[one_axis.Piece]) -> list[list[int]]:
+    def chosen(pieces: Iterator[variants.Piece]) -> list[list[int]]:
         tokens: list[list[int]] = [[] for _ in paths]
         for piece in pieces:
             # A piece that holds the prompt too begins, for us, with the row that chose the first token.
@@ -248,7 +242,7 @@ def part(
             tokens[piece.text] += choose(piece.logits[begin:], samples[piece.text], step).tolist()
         return tokens
 
-    baseline = chosen(one_axis.whole(one_axis.Reader(model), ids, prompt))
+    baseline = chosen(variants.whole(variants.Reader(model), ids, prompt))
     shared = {}
     for text, path in enumerate(paths):
         steps, parted = watch(baseline[text], path, ended(path, ends))
@@ -262,8 +256,13 @@ def part(
             path = write_assisted(model, prompts[text : text + 1], n_new_tokens)
             steps, parted = watch(baseline[text], path, shared[text])
             yield text, {"way": ASSISTED, "steps": steps, "parted": parted, "path": None, "instead": None}
-    for way in one_axis.possible(model, WATCHED):
+    for way in variants.possible(model, WATCHED):
         # One token less of prompt, so that the row which chooses the first token is on the cache as well.
         for text, tokens in enumerate(chosen(subject.pieces(way, ids, prompt - 1))):
             steps, parted = watch(baseline[text], tokens, shared[text])
             yield text, {"way": way.name, "steps": steps, "parted": parted, "path": None, "instead": None}
+
+
+EXPERIMENT = Experiment(
+    "first_divergence", DoesItMatterSettings, inputs, measure, fields=variants.FIELDS | {"n_samples", "n_tokens"}
+)

@@ -1,8 +1,8 @@
 """Tables behind the chapter on whether the difference matters: llama.cpp's statistics, flips by margin, partings, positions.
 
-Intervals are bootstraps over files (see `fits`), since tokens of one text resemble each other.  Where an event is rare or
-never seen, a bootstrap of what was seen is too sure of itself: shares have the wider of that interval and Wilson's over
-tokens.
+Intervals are bootstraps over files (see `kvbook.measuring.estimates`), since tokens of one text resemble each other.  Where
+an event is rare or never seen, a bootstrap of what was seen is too sure of itself: shares have the wider of that interval and
+Wilson's over tokens.
 """
 
 import itertools
@@ -12,10 +12,8 @@ import pandas as pd
 import yaml
 
 from kvbook import paths
-from kvbook.measuring import estimates as fits
-from kvbook.measuring import survival
-from kvreport.chapters.does_it_matter import first_divergence
-from kvreport.chapters.does_it_matter import variants as one_axis
+from kvbook.measuring import estimates, survival
+from kvreport.chapters.does_it_matter import first_divergence, variants
 
 # Draws for what has to be sorted anew in each.
 _DRAWS = 200
@@ -29,9 +27,10 @@ _BINS_A_DECADE = 4
 
 
 def elsewhere() -> pd.DataFrame:
-    """Read what others published: ``data/elsewhere.yaml``."""
+    """Read what others published, from the smallest divergence on: ``data/elsewhere.yaml``."""
     read = yaml.safe_load((paths.DATA / "elsewhere.yaml").read_text("utf-8"))
-    return pd.DataFrame([{"whose": whose, **entry} for whose, entries in read.items() for entry in entries])
+    entries = [{"whose": whose, **entry} for whose, entries in read.items() for entry in entries]
+    return pd.DataFrame(entries).sort_values("mean_kl_nats")
 
 
 def with_changes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -52,26 +51,21 @@ def with_changes(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _of_draws(value: float, draws: np.ndarray) -> fits.Estimate:
-    tail = (1 - fits.CONFIDENCE) / 2
-    return fits.Estimate(float(value), *(float(end) for end in np.quantile(draws, [tail, 1 - tail])))
-
-
-def _means(rows: pd.DataFrame, value: str, change=lambda mean: mean) -> dict[str, fits.Estimate]:
+def _means(rows: pd.DataFrame, value: str, change=lambda mean: mean) -> dict[str, estimates.Estimate]:
     """Give a function of the mean by way, with its bootstrap interval over files."""
-    resampled = fits.resample(rows, value, by="way")
+    resampled = estimates.resample(rows, value, by="way")
     return {
-        way: _of_draws(change(resampled.mean[place]), change(resampled.draws[:, place]))
+        way: estimates.percentiles(change(resampled.mean[place]), change(resampled.draws[:, place]))
         for place, way in enumerate(resampled.layers)
     }
 
 
-def _shares(rows: pd.DataFrame, value: str) -> dict[str, fits.Estimate]:
+def _shares(rows: pd.DataFrame, value: str) -> dict[str, estimates.Estimate]:
     """Give shares by way, with the wider of the bootstrap's interval and Wilson's."""
     counts = rows.groupby("way")[value].agg(["sum", "size"])
-    wilson = {way: fits.share(int(counts.loc[way, "sum"]), int(counts.loc[way, "size"])) for way in counts.index}
+    wilson = {way: estimates.share(int(counts.loc[way, "sum"]), int(counts.loc[way, "size"])) for way in counts.index}
     return {
-        way: fits.Estimate(seen.value, min(seen.low, wilson[way].low), max(seen.high, wilson[way].high))
+        way: estimates.Estimate(seen.value, min(seen.low, wilson[way].low), max(seen.high, wilson[way].high))
         for way, seen in _means(rows, value).items()
     }
 
@@ -93,7 +87,7 @@ def by_file(rows: pd.DataFrame, columns: list[str]) -> list[np.ndarray]:
     return [part[columns].to_numpy() for _, part in rows.groupby("source", sort=True)]
 
 
-def resampled(files: list[np.ndarray], statistic, seed: int = 0) -> fits.Estimate:
+def resampled(files: list[np.ndarray], statistic, seed: int = 0) -> estimates.Estimate:
     """Give a statistic of all rows with its bootstrap interval over files.
 
     Parameters
@@ -108,7 +102,7 @@ def resampled(files: list[np.ndarray], statistic, seed: int = 0) -> fits.Estimat
     generator = np.random.default_rng(seed)
     picks = generator.integers(0, len(files), (_DRAWS, len(files)))
     draws = [statistic(np.concatenate([files[place] for place in pick])) for pick in picks]
-    return _of_draws(statistic(np.concatenate(files)), np.array(draws))
+    return estimates.percentiles(statistic(np.concatenate(files)), np.array(draws))
 
 
 def expected_flips(margins: np.ndarray, shifts: np.ndarray) -> float:
@@ -169,10 +163,10 @@ def axes_table(rows: pd.DataFrame) -> pd.DataFrame:
                 {
                     "dtype": dtype,
                     "way": way,
-                    "kind": one_axis.BY_NAME[way].kind,
+                    "kind": variants.BY_NAME[way].kind,
                     "tokens": len(part),
                     "files": len(files),
-                    **{name: estimates[way] for name, estimates in columns.items()},
+                    **{name: by_way[way] for name, by_way in columns.items()},
                     "kl_99": resampled(files, lambda kept: np.quantile(kept[:, 0], 0.99)),
                     "expected_flips": resampled(files, lambda kept: expected_flips(kept[:, 1], kept[:, 2])),
                     **{f"kl_{q}": part["kl"].quantile(q / 100) for q in (50, 95)},
@@ -184,24 +178,8 @@ def axes_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def flat(table: pd.DataFrame) -> pd.DataFrame:
-    """Write each estimate in three columns, for a CSV."""
-    columns = {}
-    for name, values in table.items():
-        if isinstance(values.iloc[0], fits.Estimate):
-            columns |= {
-                name: [e.value for e in values],
-                f"{name}_low": [e.low for e in values],
-                f"{name}_high": [e.high for e in values],
-            }
-        else:
-            columns[name] = values.to_numpy()
-    return pd.DataFrame(columns)
-
-
-def smaller_than(kl: fits.Estimate) -> str:
-    """Name the smallest published divergence that a whole interval lies below, or say that it lies below none."""
-    published = elsewhere().sort_values("mean_kl_nats")
+def smaller_than(kl: estimates.Estimate, published: pd.DataFrame) -> str:
+    """Name the smallest divergence of `elsewhere` that a whole interval lies below, or say that it lies below none."""
     below = published[published["mean_kl_nats"] > kl.high]
     return below["what"].iloc[0] if len(below) else "none of these"
 
@@ -221,7 +199,7 @@ def margins_table(rows: pd.DataFrame) -> pd.DataFrame:
         ``share_of_margins``, ``flips``, ``seen`` (`Estimate`, Wilson's interval), ``predicted`` (probability that a shift of
         this dtype takes away a margin of this bin; for a bin without margins, one in its middle).
     """
-    rounding = [name for name, way in one_axis.BY_NAME.items() if way.kind == "rounding"]
+    rounding = [name for name, way in variants.BY_NAME.items() if way.kind == "rounding"]
     table = []
     for dtype, part in rows[rows["way"].isin(rounding)].groupby("dtype", sort=False):
         margins, loss = part["margin"] / part["ulp"], -part["shift"] / part["ulp"]
@@ -238,7 +216,7 @@ def margins_table(rows: pd.DataFrame) -> pd.DataFrame:
                     "tokens": len(inside),
                     "share_of_margins": len(inside) / len(part),
                     "flips": int(inside["flip"].sum()),
-                    "seen": fits.share(int(inside["flip"].sum()), len(inside)) if len(inside) else None,
+                    "seen": estimates.share(int(inside["flip"].sum()), len(inside)) if len(inside) else None,
                     "predicted": _overtaken(margins[inside.index].to_numpy() if len(inside) else middle, loss),
                 }
             )
@@ -300,11 +278,11 @@ def partings_table(
             if (curve := curves.get((dtype, choice, way))) is None:
                 continue
             row[f"{choice}_parted"] = f"{curve.parted} of {curve.pairs}"
-            row[choice] = fits.Estimate(*curve.at(steps))
+            row[choice] = estimates.Estimate(*curve.at(steps))
         # On fixed texts assisted decoding is its verification, which reads as many tokens at once.
-        fixed = one_axis.CHUNKS.name if way == first_divergence.ASSISTED else way
+        fixed = variants.CHUNKS.name if way == first_divergence.ASSISTED else way
         same, expected = known.loc[(dtype, fixed), "same_top"], known.loc[(dtype, fixed), "expected_flips"]
-        row["flip_share"] = fits.Estimate(1 - same.value, 1 - same.high, 1 - same.low)
+        row["flip_share"] = estimates.Estimate(1 - same.value, 1 - same.high, 1 - same.low)
         row["expected_flips"] = expected
         row["position"] = 1 / expected.value if expected.value else np.inf
         row["expected"] = (1 - expected.value) ** steps
@@ -332,7 +310,7 @@ def growth(rows: pd.DataFrame) -> pd.DataFrame:
     for (dtype, way), part in marked.groupby(["dtype", "way"], sort=False):
         # A divergence of 0 throughout has no ratio.
         if part.loc[part["variant"] == "first", "kl"].min() > 0:
-            table.append({"dtype": dtype, "way": way, "ratio": fits.paired_ratio(part, "kl", "last", "first")})
+            table.append({"dtype": dtype, "way": way, "ratio": estimates.paired_ratio(part, "kl", "last", "first")})
     return pd.DataFrame(table, columns=["dtype", "way", "ratio"])
 
 
@@ -370,23 +348,13 @@ def snowball(rows: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()  # fmt: skip
 
 
-def against_other_dtype(rows: pd.DataFrame, way: str) -> dict[str, fits.Estimate]:
+def against_other_dtype(rows: pd.DataFrame, way: str) -> dict[str, estimates.Estimate]:
     """Give a way's mean divergence over that of computing in another dtype, by dtype, with its interval over files."""
     marked = rows.assign(variant=rows["way"])
     return {
-        dtype: fits.paired_ratio(part, "kl", way, one_axis.OTHER_DTYPE.name)
+        dtype: estimates.paired_ratio(part, "kl", way, variants.OTHER_DTYPE.name)
         for dtype, part in marked.groupby("dtype", sort=False)
     }
-
-
-def margins_flat(margins: pd.DataFrame) -> pd.DataFrame:
-    """Write `margins_table` without objects, for a CSV."""
-    ends = [
-        (e.value, e.low, e.high) if isinstance(e, fits.Estimate) else (np.nan, np.nan, np.nan) for e in margins["seen"]
-    ]
-    return margins.drop(columns="seen").assign(
-        **dict(zip(("seen", "seen_low", "seen_high"), zip(*ends, strict=True), strict=True))
-    )
 
 
 def curves_table(curves: dict[tuple[str, str, str], survival.Survival]) -> pd.DataFrame:

@@ -19,8 +19,6 @@ from transformers.pytorch_utils import Conv1D
 from kvbook.errors import UserError
 from kvbook.measuring import rounded_caches
 from kvbook.models import corpus, loading, lowbit, placement
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 Kind = Literal["rounding", "fewer bits", "control"]
@@ -88,7 +86,7 @@ Feed = Callable[[Reader, torch.Tensor, int], Iterator[Piece]]
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """One change.
 
     Attributes
@@ -206,33 +204,33 @@ def _bits(bits: int) -> MakeCache:
     return lambda model, _length: rounded_caches.make(model.config, bits)
 
 
-TOKENS = Way("cache, token by token", "rounding", on_a_cache(dynamic, 1))
-CHUNKS = Way(f"cache, {AT_ONCE} tokens at once", "rounding", on_a_cache(dynamic, AT_ONCE))
-STATIC = Way(f"static cache, {AT_ONCE} at once", "rounding", on_a_cache(_static, AT_ONCE))
-BATCHED = Way(f"batch of {BATCH}", "rounding", batched)
-PADDED = Way(f"batch of {BATCH}, left-padded", "rounding", left_padded)
-EAGER = Way("eager attention", "rounding", whole, attention="eager")
-OTHER_DTYPE = Way("other dtype", "fewer bits", whole, other_dtype=True)
-KV_FP8 = Way("KV cache in fp8", "fewer bits", on_a_cache(_fp8, None))
-KV_INT8 = Way("KV cache in int8", "fewer bits", on_a_cache(_bits(8), None))
-KV_INT4 = Way("KV cache in int4", "fewer bits", on_a_cache(_bits(4), None))
-WEIGHTS_8 = Way("8-bit weights", "fewer bits", whole, quantization="8bit")
-WEIGHTS_4 = Way("4-bit weights", "fewer bits", whole, quantization="4bit")
-LOST = Way("fault: a cached token lost", "control", on_a_cache(dynamic, None, lost=1))
+TOKENS = Variant("cache, token by token", "rounding", on_a_cache(dynamic, 1))
+CHUNKS = Variant(f"cache, {AT_ONCE} tokens at once", "rounding", on_a_cache(dynamic, AT_ONCE))
+STATIC = Variant(f"static cache, {AT_ONCE} at once", "rounding", on_a_cache(_static, AT_ONCE))
+BATCHED = Variant(f"batch of {BATCH}", "rounding", batched)
+PADDED = Variant(f"batch of {BATCH}, left-padded", "rounding", left_padded)
+EAGER = Variant("eager attention", "rounding", whole, attention="eager")
+OTHER_DTYPE = Variant("other dtype", "fewer bits", whole, other_dtype=True)
+KV_FP8 = Variant("KV cache in fp8", "fewer bits", on_a_cache(_fp8, None))
+KV_INT8 = Variant("KV cache in int8", "fewer bits", on_a_cache(_bits(8), None))
+KV_INT4 = Variant("KV cache in int4", "fewer bits", on_a_cache(_bits(4), None))
+WEIGHTS_8 = Variant("8-bit weights", "fewer bits", whole, quantization="8bit")
+WEIGHTS_4 = Variant("4-bit weights", "fewer bits", whole, quantization="4bit")
+LOST = Variant("fault: a cached token lost", "control", on_a_cache(dynamic, None, lost=1))
 
-WAYS = (
+VARIANTS = (
     TOKENS, CHUNKS, STATIC, BATCHED, PADDED, EAGER,
     OTHER_DTYPE, KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4,
     LOST,
 )  # fmt: skip
-BY_NAME = {way.name: way for way in WAYS}
+BY_NAME = {way.name: way for way in VARIANTS}
 
 
 # bitsandbytes' 4-bit product on a CPU takes rows of whole blocks of this many numbers.
 _BLOCK_4BIT = 64
 
 
-def possible(model: PreTrainedModel, ways: tuple[Way, ...] = WAYS) -> list[Way]:
+def possible(model: PreTrainedModel, ways: tuple[Variant, ...] = VARIANTS) -> list[Variant]:
     """List the ways that a model has.
 
     Left out are a second attention where it knows one only; caches that are rounded, or cut back, where a layer has a window;
@@ -243,7 +241,7 @@ def possible(model: PreTrainedModel, ways: tuple[Way, ...] = WAYS) -> list[Way]:
     ----------
     model : PreTrainedModel
         The baseline's.
-    ways : tuple of Way
+    ways : tuple of Variant
         To choose from.
     """
     without = set()
@@ -299,12 +297,12 @@ class Subject:
             )  # fmt: skip
         return self._loaded[key]
 
-    def pieces(self, way: Way, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
+    def pieces(self, way: Variant, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
         """Run some texts in a way; to be consumed under ``torch.inference_mode``.
 
         Parameters
         ----------
-        way : Way
+        way : Variant
             The change.
         ids : Tensor of int64, shape (texts, tokens)
             All of one length.
@@ -313,7 +311,7 @@ class Subject:
         """
         yield from way.feed(Reader(self.model_of(way)), ids, prompt)
 
-    def model_of(self, way: Way) -> PreTrainedModel:
+    def model_of(self, way: Variant) -> PreTrainedModel:
         """Give the model that a way runs."""
         dtype = self._dtype
         if way.other_dtype:
@@ -325,14 +323,7 @@ class Subject:
         return torch.tensor(ids, device=self.baseline.model.device)
 
 
-def identity(settings: DoesItMatterSettings, n_tokens: int) -> dict[str, Any]:
-    """Name the model of a run, and refuse what cannot be run before anything is.
-
-    Raises
-    ------
-    UserError
-        For a model, device or dtype that is not there, or a context shorter than a padded text.
-    """
+def _identity(settings: DoesItMatterSettings, n_tokens: int) -> dict[str, Any]:
     placement.check(settings.device, settings.dtypes)
     model = loading.identify(settings.model, settings.weights, settings.seed)
     loading.check_length(model, n_tokens)
@@ -340,20 +331,7 @@ def identity(settings: DoesItMatterSettings, n_tokens: int) -> dict[str, Any]:
 
 
 def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
-    """Cut samples of one length, by the model's own tokenizer.
-
-    Parameters
-    ----------
-    settings : DoesItMatterSettings
-        Whose corpus and model it is.
-    n_samples, n_tokens : int
-        How many, how long.
-
-    Raises
-    ------
-    UserError
-        When the corpus has fewer, or a file is too short: texts of a batch, and positions, must be comparable.
-    """
+    """Cut samples of one length by the model's tokenizer, and refuse shorter ones: texts of a batch must be comparable."""
     tokenizer = loading.tokenizer(settings.model, settings.weights)
     samples = list(corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens))
     if short := [sample for sample in samples if len(sample.ids) < n_tokens]:
@@ -364,34 +342,22 @@ def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list
     return samples
 
 
-def recorded(
-    name: str,
-    module: str,
-    settings: DoesItMatterSettings,
-    measure: Callable[[records.Writer], None],
-    fields: set[str],
-    longest: int,
-    **inputs: Any,
-) -> records.Run:
-    """Give the run of one of the chapter's experiments: `frame.recorded` with the baseline and the texts.
+# The settings on which the rows of all of the chapter's experiments depend.
+FIELDS = frozenset({"model", "weights", "device", "seed", "corpus", "dtypes"})
+
+
+def inputs(settings: DoesItMatterSettings, longest: int, n_samples: int, n_tokens: int) -> dict[str, Any]:
+    """Name the model and the corpus, and refuse what cannot be run.
 
     Parameters
     ----------
-    name, module : str
-        The experiment's name, and where it is measured.
     settings : DoesItMatterSettings
         The chapter's.
-    measure : callable
-        Appends every unit that ``writer.done`` does not hold yet.
-    fields : set of str
-        The settings on which its rows depend, besides those that all of these experiments use.
     longest : int
         The longest text that is run, in tokens.
-    **inputs
-        Whatever else they depend on.
+    n_samples, n_tokens : int
+        How many texts are cut, how long.
     """
-    return frame.recorded(
-        name, module, settings, measure,
-        fields={"model", "weights", "device", "seed", "corpus", "dtypes"} | fields,
-        models=[identity(settings, longest)], corpus=corpus.describe(settings.corpus), **inputs,
-    )  # fmt: skip
+    models = [_identity(settings, longest)]
+    texts(settings, n_samples, n_tokens)
+    return {"models": models, "corpus": corpus.describe(settings.corpus)}

@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 
-from kvbook.measuring import estimates as fits
-from kvbook.measuring.survival import Survival
 from kvbook.runs.records import Run
-from kvreport.chapters.does_it_matter import drift_by_position, first_divergence, tables
-from kvreport.chapters.does_it_matter import variants as one_axis
+from kvreport.chapters.does_it_matter import drift_by_position, first_divergence, laid_out, tables, variants
+from kvreport.chapters.does_it_matter.results import Results
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES, power_of_ten
 
-CACHE = one_axis.TOKENS.name
+CACHE = variants.TOKENS.name
 
 
 def _setting(run: Run) -> str:
@@ -22,21 +19,20 @@ def _setting(run: Run) -> str:
     return f"{wording.models(run)}; {dtypes}; {wording.machine(run)}"
 
 
-def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> dict[str, dict[str, str]]:
+def captions(results: Results) -> dict[str, dict[str, str]]:
     """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
 
     Parameters
     ----------
-    forced, positions, parting : Run
-        Of the experiments ``teacher_forced``, ``drift_by_position`` and ``first_divergence``.
-    behind : Run or None
-        Of ``after_divergence``; None where nothing parted.
+    results : Results
+        The chapter's.
 
     Returns
     -------
     dict
         By name: ``name``, ``caption`` and, for a figure, ``alt``.
     """
+    forced, positions, parting, behind = results.forced, results.positions, results.parting, results.behind
     asked = forced.about["settings"]
     half = asked["n_tokens"] // 2
     files = forced.rows["source"].nunique()
@@ -94,7 +90,7 @@ def captions(forced: Run, positions: Run, parting: Run, behind: Run | None) -> d
             "",
         ),
         "fig-matter-drift": (
-            f"{_drift_found(positions.rows)} Changes are the last quarter over the first. "
+            f"{_drift_found(results)} Changes are the last quarter over the first. "
             f"Top: divergence along {n_long} fixed texts of up to {longest:,} tokens, in bins; every token given. "
             + (
                 f"Bottom: around the token at which two greedy texts part ({pairs} pairs), both read after one text, and each "
@@ -161,13 +157,13 @@ def _by_choice(seen: Mapping[tuple[str, str], tuple[int, int]]) -> str:
     return ", ".join(said)
 
 
-def _drift_found(positions: pd.DataFrame) -> str:
+def _drift_found(results: Results) -> str:
     """Say whether the cache's divergence grows along a text, and whether in proportion to the position."""
-    ratios = tables.growth(positions)
+    ratios = results.growth
     ratios = ratios[ratios["way"] == drift_by_position.CHUNKS.name].set_index("dtype")["ratio"]
     if ratios.empty:
         return "No growth of the cache's divergence along a text can be given: at first there is none."
-    proportion = _in_proportion(positions)
+    proportion = _in_proportion(results.positions.rows)
     less = ratios.map(lambda ratio: ratio.high < proportion).all()
     said = wording.in_dtypes({dtype: f"{ratio.value:.2f}-fold" for dtype, ratio in ratios.items()})
     return (
@@ -184,123 +180,18 @@ def _in_proportion(positions: pd.DataFrame) -> float:
 
 
 def _rounding(rows: pd.DataFrame) -> list[str]:
-    return [way for way in dict.fromkeys(rows["way"]) if one_axis.BY_NAME[way].kind == "rounding"]
+    return [way for way in dict.fromkeys(rows["way"]) if variants.BY_NAME[way].kind == "rounding"]
 
 
-def _spread(estimate: fits.Estimate) -> str:
-    """Write a small estimate and half its interval, as (1.7 ± 0.2) × 10⁻⁴; a skew interval, as 1.4 [0.0, 4.1] × 10⁻⁷."""
-    if estimate.value == 0:
-        return "0"
-    exponent = int(np.floor(np.log10(abs(estimate.value))))
-    value, low, high = (number / 10.0**exponent for number in (estimate.value, estimate.low, estimate.high))
-    power = f" × {power_of_ten(10.0**exponent, 0)[4:]}" if exponent else ""
-    below, above = value - low, high - value
-    if max(below, above) > 1.5 * min(below, above) and round(max(below, above), 1) > 0.1:
-        return f"{value:.1f} [{low:.1f}, {high:.1f}]{power}"
-    return f"({value:.1f} ± {(high - low) / 2:.1f}){power}"
-
-
-def _percent(estimate: fits.Estimate) -> str:
-    """Write a share in per cent with its interval, for a column whose header says so."""
-    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-
-
-def _small(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.01 else power_of_ten(value, 0)
-
-
-def _tokens(count: float) -> str:
-    """Write a number of tokens to two significant digits."""
-    return "never" if np.isinf(count) else f"{float(f'{count:.2g}'):,.0f}"
-
-
-def axes_shown(axes: pd.DataFrame) -> pd.DataFrame:
-    """Lay the middle of the distributions out for a reader: a row a change, three columns a dtype, all cells text."""
-    return _by_dtype(
-        axes,
-        {
-            "divergence": lambda row: _spread(row.kl),
-            "same choice (%)": lambda row: _percent(row.same_top),
-            "perplexity (%)": lambda row: _change(row.perplexity_ratio),
-        },
-    )
-
-
-def tails_shown(axes: pd.DataFrame) -> pd.DataFrame:
-    """Lay the tails and the other decisions out for a reader: a row a change, three columns a dtype, all cells text."""
-    return _by_dtype(
-        axes,
-        {
-            "99 % below": lambda row: _spread(row.kl_99),
-            "true token (points)": lambda row: _small(100 * row.rms_delta_p.value),
-            "same decision (%)": lambda row: _percent(row.same_decision),
-        },
-    )
-
-
-def _change(ratio: fits.Estimate) -> str:
-    """Write by how many per cent a ratio is off 1, and half its interval."""
-    if ratio.low == ratio.high == 1:
-        return "0"
-    # Plus zero, for what rounds to minus zero.
-    return f"{round(100 * (ratio.value - 1), 2) + 0:+.2f} ± {50 * (ratio.high - ratio.low):.2f}"
-
-
-def _by_dtype(axes: pd.DataFrame, cells) -> pd.DataFrame:
-    shown = pd.DataFrame({"change": list(dict.fromkeys(axes["way"]))})
-    for name, write in cells.items():
-        for dtype, rows in axes.groupby("dtype", sort=False):
-            written = {row.way: write(row) for row in rows.itertuples()}
-            shown[f"{name}, {DTYPES[dtype]}"] = shown["change"].map(written)
-    return shown
-
-
-def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Lay `analyses.does_it_matter.partings_table` out for a reader; all cells text."""
-    shown = []
-    for row in table.itertuples():
-        cells = {
-            "way": row.way,
-            "dtype": DTYPES[row.dtype],
-            "lost, seen (%)": _percent(row.flip_share),
-            "lost, expected": _spread(row.expected_flips),
-            "one in": _tokens(row.position),
-        }
-        for choice in first_divergence.CHOICES:
-            together, parted = getattr(row, choice), getattr(row, f"{choice}_parted")
-            if not isinstance(together, fits.Estimate):
-                cells |= {f"together, {choice} (%)": "", f"parted, {choice}": ""}
-                continue
-            # Where none is left, the interval is not defined.
-            interval = "" if np.isnan(together.low) else f" [{100 * together.low:.0f}, {100 * together.high:.0f}]"
-            cells[f"together, {choice} (%)"] = f"{100 * together.value:.0f}{interval}"
-            cells[f"parted, {choice}"] = parted
-        shown.append(cells)
-    return pd.DataFrame(shown)
-
-
-def numbers(
-    forced: pd.DataFrame,
-    axes: pd.DataFrame,
-    partings: pd.DataFrame,
-    curves: dict[tuple[str, str, str], Survival],
-    positions: pd.DataFrame,
-    behind: pd.DataFrame | None,
-) -> dict[str, str]:
+def numbers(results: Results) -> dict[str, str]:
     """Write the numbers of the prose.
 
     Parameters
     ----------
-    forced, positions : DataFrame
-        Rows of the experiments ``teacher_forced`` and ``drift_by_position``.
-    axes, partings : DataFrame
-        From `analyses.does_it_matter.axes_table` and `partings_table`.
-    curves : dict
-        From `analyses.does_it_matter.partings`.
-    behind : DataFrame or None
-        From `analyses.does_it_matter.snowball`.
+    results : Results
+        The chapter's.
     """
-    return _of_axes(forced, axes) | _of_partings(forced, partings, curves) | _of_positions(positions, behind)
+    return _of_axes(results) | _of_partings(results) | _of_positions(results)
 
 
 def _each(table: pd.DataFrame, way: str, write) -> str:
@@ -308,35 +199,37 @@ def _each(table: pd.DataFrame, way: str, write) -> str:
     return "; ".join(f"{DTYPES[row.dtype]} {write(row)}" for row in of_way.itertuples()) or "not run"
 
 
-def _of_axes(forced: pd.DataFrame, axes: pd.DataFrame) -> dict[str, str]:
+def _of_axes(results: Results) -> dict[str, str]:
+    forced, axes = results.forced.rows, results.axes
     rounding = forced[forced["way"].isin(_rounding(forced))]
     # Decisions on the baseline are the same in every way's rows.
     once = forced[forced["way"] == forced["way"].iloc[0]]
     equal = axes[axes["bits_equal_share"] == 1]
     said = {
-        key: _each(axes, way, lambda row: _spread(row.kl))
+        key: _each(axes, way, lambda row: laid_out.spread(row.kl))
         for key, way in (
             ("cache_kl", CACHE),
-            ("dtype_kl", one_axis.OTHER_DTYPE.name),
-            ("int8_kl", one_axis.KV_INT8.name),
-            ("int4_kl", one_axis.KV_INT4.name),
-            ("weights4_kl", one_axis.WEIGHTS_4.name),
-            ("fault_kl", one_axis.LOST.name),
+            ("dtype_kl", variants.OTHER_DTYPE.name),
+            ("int8_kl", variants.KV_INT8.name),
+            ("int4_kl", variants.KV_INT4.name),
+            ("weights4_kl", variants.WEIGHTS_4.name),
+            ("fault_kl", variants.LOST.name),
         )
     }
     return said | {
         "matter_in_short": in_short(axes),
         "over_the_dtype": over_the_dtype(axes),
-        "cache_perplexity": _each(axes, CACHE, lambda row: f"{_change(row.perplexity_ratio)} %"),
+        "cache_perplexity": _each(axes, CACHE, lambda row: f"{laid_out.change(row.perplexity_ratio)} %"),
         "perplexity": _each(axes, CACHE, lambda row: row.perplexity.text("{:.2f}")),
         "cache_below": "; ".join(
-            f"{DTYPES[row.dtype]}: {tables.smaller_than(row.kl)}" for row in axes[axes["way"] == CACHE].itertuples()
+            f"{DTYPES[row.dtype]}: {tables.smaller_than(row.kl, results.published)}"
+            for row in axes[axes["way"] == CACHE].itertuples()
         ),
-        "static_kl": _each(axes, one_axis.STATIC.name, lambda row: _spread(row.kl)),
-        "chunks_kl": _each(axes, one_axis.CHUNKS.name, lambda row: _spread(row.kl)),
+        "static_kl": _each(axes, variants.STATIC.name, lambda row: laid_out.spread(row.kl)),
+        "chunks_kl": _each(axes, variants.CHUNKS.name, lambda row: laid_out.spread(row.kl)),
         "no_difference": "; ".join(f"{row.way} in {DTYPES[row.dtype]}" for row in equal.itertuples()) or "none of them",
         "rounding_decisions": f"{int(rounding['decision_flip'].sum()):,} of {len(rounding):,}",
-        "weights4_decisions": _each(axes, one_axis.WEIGHTS_4.name, lambda row: f"{1 - row.same_decision.value:.1%}"),
+        "weights4_decisions": _each(axes, variants.WEIGHTS_4.name, lambda row: f"{1 - row.same_decision.value:.1%}"),
         "head_right": f"{once['decision_right'].mean():.0%}",
     }
 
@@ -347,7 +240,7 @@ def in_short(axes: pd.DataFrame) -> str:
     Parameters
     ----------
     axes : DataFrame
-        From `analyses.does_it_matter.axes_table`.
+        From `tables.axes_table`.
     """
     limits = (
         (0.01, "next to nothing"),
@@ -368,7 +261,7 @@ def over_the_dtype(axes: pd.DataFrame) -> str:
     Parameters
     ----------
     axes : DataFrame
-        From `analyses.does_it_matter.axes_table`.
+        From `tables.axes_table`.
     """
     said = {dtype: wording.percent(ratio) for dtype, ratio in _over_the_dtype(axes).items()}
     return wording.in_dtypes(said) or "not run"
@@ -376,23 +269,22 @@ def over_the_dtype(axes: pd.DataFrame) -> str:
 
 def _over_the_dtype(axes: pd.DataFrame) -> dict[str, float]:
     moved = axes[axes["kl"].notna()].pivot(index="dtype", columns="way", values="kl").reindex(axes["dtype"].unique())
-    ways = [CACHE, one_axis.OTHER_DTYPE.name]
+    ways = [CACHE, variants.OTHER_DTYPE.name]
     if not set(ways) <= set(moved.columns):
         return {}
     return {dtype: cache.value / other.value for dtype, cache, other in moved[ways].dropna().itertuples()}
 
 
-def _of_partings(
-    forced: pd.DataFrame, partings: pd.DataFrame, curves: dict[tuple[str, str, str], Survival]
-) -> dict[str, str]:
+def _of_partings(results: Results) -> dict[str, str]:
+    forced, partings, curves = results.forced.rows, results.partings, results.curves
     ties = {dtype: (part["margin"] == 0).mean() for dtype, part in forced.groupby("dtype", sort=False)}
     smallest = {dtype: (part["margin"] / part["ulp"]).min() for dtype, part in forced.groupby("dtype", sort=False)}
     return {
         "ties": "; ".join(f"{DTYPES[dtype]} {share:.1%}" for dtype, share in ties.items()),
-        "smallest_margin": "; ".join(f"{DTYPES[dtype]} {_tokens(ulps)}" for dtype, ulps in smallest.items()),
-        "one_in": _each(partings, CACHE, lambda row: _tokens(row.position)),
+        "smallest_margin": "; ".join(f"{DTYPES[dtype]} {laid_out.tokens(ulps)}" for dtype, ulps in smallest.items()),
+        "one_in": _each(partings, CACHE, lambda row: laid_out.tokens(row.position)),
         "flips_seen": _each(partings, CACHE, lambda row: row.flip_share.text("{:.2%}")),
-        "flips_expected": _each(partings, CACHE, lambda row: _spread(row.expected_flips)),
+        "flips_expected": _each(partings, CACHE, lambda row: laid_out.spread(row.expected_flips)),
         "partings": _by_choice(
             {
                 (dtype, choice): (curve.parted, curve.pairs)
@@ -408,12 +300,12 @@ def _of_partings(
     }
 
 
-def _of_positions(positions: pd.DataFrame, behind: pd.DataFrame | None) -> dict[str, str]:
-    ratios = tables.growth(positions)
+def _of_positions(results: Results) -> dict[str, str]:
+    behind = results.snowball
     said = {
-        "n_long": f"{positions['sample'].nunique()}",
+        "n_long": f"{results.positions.rows['sample'].nunique()}",
         "long_way": drift_by_position.CHUNKS.name,
-        "growth": _each(ratios, drift_by_position.CHUNKS.name, lambda row: row.ratio.text("{:.2f}")),
+        "growth": _each(results.growth, drift_by_position.CHUNKS.name, lambda row: row.ratio.text("{:.2f}")),
     }
     if behind is None:
         nothing = "not seen in this run, in which no greedy text parted"

@@ -15,36 +15,24 @@ from kvbook import exact, progress
 from kvbook.errors import UserError
 from kvbook.measuring import timing
 from kvbook.models import loading, placement, registry
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
-from kvreport.chapters.exact_caches import paths as exact_ways
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 
-def run(settings: ExactCachesSettings) -> records.Run:
-    """Measure the times, or read them if these inputs have been measured.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
+def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
+    """Name the shape, and refuse what cannot be run."""
     placement.device_of(settings.device)
     if settings.cost_shape not in registry.families():
         raise UserError(f"cost_shape {settings.cost_shape!r}: choose one of {', '.join(registry.families())}")
     model = loading.identify(settings.cost_shape, "random", settings.seed)
     loading.check_length(model, max(settings.n_prefill, settings.n_context + settings.n_steps))
-    return frame.recorded(
-        "exact_cost",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, writer),
-        fields={"device", "seed", "n_repeats", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"},
-        models=[model],
-    )
+    return {"models": [model]}
 
 
-def _measure(settings: ExactCachesSettings, writer: records.Writer) -> None:
+def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Time both arithmetics by turns."""
     model = _blank(settings)
     ids = torch.arange(3, 3 + max(settings.n_prefill, settings.n_context + settings.n_steps))[None]
     ids = (ids % model.config.vocab_size).to(model.device)
@@ -53,7 +41,7 @@ def _measure(settings: ExactCachesSettings, writer: records.Writer) -> None:
         unit = str(repeat)
         if unit in writer.done:
             continue
-        turn = exact_ways.ARITHMETICS[:: 1 if repeat % 2 else -1]
+        turn = paths.ARITHMETICS[:: 1 if repeat % 2 else -1]
         rows = [
             {"repeat": repeat, "source": repeat, "sample": repeat, "arithmetic": arithmetic}
             | _time(model, ids, settings, arithmetic)
@@ -93,7 +81,7 @@ def prefill(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _time(model: PreTrainedModel, ids: torch.Tensor, settings: ExactCachesSettings, arithmetic: str) -> dict[str, Any]:
-    switch = exact.row_invariant() if arithmetic == exact_ways.EXACT else nullcontext()
+    switch = exact.row_invariant() if arithmetic == paths.EXACT else nullcontext()
     with torch.inference_mode(), switch:
         _, prefill_s = timing.timed(lambda: prefill(model, ids[:, : settings.n_prefill]), model.device)
         cache = DynamicCache(config=model.config)
@@ -104,3 +92,11 @@ def _time(model: PreTrainedModel, ids: torch.Tensor, settings: ExactCachesSettin
             steps.append(timing.timed(lambda token=token: model(token, past_key_values=cache), model.device)[1])
     # A single step that the system interrupted must not speak for the others.
     return {"prefill_s": prefill_s, "decode_s": sorted(steps)[len(steps) // 2]}
+
+
+EXPERIMENT = Experiment(
+    "exact_cost", ExactCachesSettings, inputs, measure, timed=True,
+    fields=frozenset({"device", "seed", "n_repeats", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"}),
+)  # fmt: skip
+# By this name `kvreport.running.bench` runs it.
+run = EXPERIMENT.run

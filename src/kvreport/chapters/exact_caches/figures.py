@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.chapters.exact_caches import paths
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
@@ -20,7 +20,7 @@ def figure_ways(shares: pd.DataFrame) -> Figure:
     Parameters
     ----------
     shares : DataFrame
-        From `analyses.exact_caches.shares`.
+        From `tables.shares`.
     """
     dtypes, ways = (list(dict.fromkeys(shares[name])) for name in ("dtype", "way"))
     models = list(dict.fromkeys(shares["model"]))
@@ -30,7 +30,7 @@ def figure_ways(shares: pd.DataFrame) -> Figure:
     shift = {model: (index + 1) / (len(models) + 1) - 0.5 for index, model in enumerate(models)}
     for ax, dtype in zip(axes[:, 0], dtypes, strict=True):
         for row in shares[shares["dtype"] == dtype].itertuples():
-            stock = row.arithmetic == exact_ways.STOCK
+            stock = row.arithmetic == paths.STOCK
             ax.plot(
                 ways.index(row.way) + 0.8 * shift[row.model], row.share, linestyle="", markersize=6 if stock else 3.5,
                 marker=style.MARKERS[models.index(row.model) % len(style.MARKERS)], color=DTYPE_COLOURS[dtype],
@@ -63,7 +63,7 @@ def figure_ladder(table: pd.DataFrame) -> Figure:
     Parameters
     ----------
     table : DataFrame
-        From `analyses.exact_caches.ladder_table`.
+        From `tables.ladder_table`.
     """
     rungs, dtypes = (list(dict.fromkeys(table[name])) for name in ("rung", "dtype"))
     fig, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(style.WIDTH, 3.4))

@@ -11,13 +11,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from kvbook import exact, progress
-from kvbook.measuring import in_fp64 as wide
-from kvbook.measuring import timing
+from kvbook.measuring import in_fp64, timing
 from kvbook.models import corpus
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
-from kvreport.chapters.exact_caches import paths as exact_ways
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 STOCK = "stock"
@@ -32,43 +30,29 @@ RUNGS: dict[str, tuple[str | None, tuple[str, ...] | None]] = {
 }
 
 
-def run(settings: ExactCachesSettings) -> records.Run:
-    """Measure every rung, or read it if these inputs have been measured.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    models = exact_ways.identities(settings, [settings.model])
-    return frame.recorded(
-        "exact_ladder",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, writer),
-        fields={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"},
-        models=models,
-        corpus=corpus.describe(settings.corpus),
-    )
+def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    return {"models": paths.identities(settings, [settings.model]), "corpus": corpus.describe(settings.corpus)}
 
 
 def _arithmetic(parts: tuple[str, ...] | None) -> AbstractContextManager[None]:
     return nullcontext() if parts is None else exact.row_invariant(parts)
 
 
-def _measure(settings: ExactCachesSettings, writer: records.Writer) -> None:
-    truth = texts.load(settings, settings.model, "float64", "eager")
-    samples = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens))
+def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Take every text through all rungs, in every dtype."""
+    truth = samples.load(settings, settings.model, "float64", "eager")
+    texts = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens))
     names = list(RUNGS)
     for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
-        loaded = {kind: texts.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
-        for text in samples:
+        loaded = {kind: samples.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
+        for text in texts:
             unit = f"{dtype}|{text.index}"
             if unit in writer.done:
                 continue
             ids = torch.tensor([text.ids], device=truth.model.device)
             # Weights rounded as the subject's are, so that what is compared is arithmetic alone.
-            with torch.inference_mode(), wide.widened(torch.float64):
+            with torch.inference_mode(), in_fp64.widened(torch.float64):
                 reference = _rounded(truth.model, loaded[None].model)(ids, use_cache=False).logits[0]
             about = {"model": truth.name, "weights": truth.weights, "dtype": dtype, "sample": text.index,
                      "source": text.source, "n_tokens": ids.shape[1]}  # fmt: skip
@@ -94,15 +78,21 @@ def _score(
         model(ids, use_cache=False)
         full, full_s = timing.timed(lambda: model(ids, use_cache=False).logits[0], model.device)
         sizes = [2, *[1] * (ids.shape[1] - 2)]
-        exact_ways.fed(model, ids[:, :4], [2, 1, 1], DynamicCache(config=model.config))
+        paths.fed(model, ids[:, :4], [2, 1, 1], DynamicCache(config=model.config))
         single, decode_s = timing.timed(
-            lambda: exact_ways.fed(model, ids, sizes, DynamicCache(config=model.config)), model.device
+            lambda: paths.fed(model, ids, sizes, DynamicCache(config=model.config)), model.device
         )
     errors = [(logits.double() - reference).square().mean().sqrt().item() for logits in (full, single)]
-    return exact_ways.against(full, single) | {
+    return paths.against(full, single) | {
         "error_rms": errors[0],
         "step_error_rms": errors[1],
         "reference_rms": reference.square().mean().sqrt().item(),
         "full_s": full_s,
         "decode_s": decode_s / len(sizes),
     }
+
+
+EXPERIMENT = Experiment(
+    "exact_ladder", ExactCachesSettings, inputs, measure, timed=True,
+    fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}),
+)  # fmt: skip

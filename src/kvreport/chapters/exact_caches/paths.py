@@ -13,9 +13,8 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 from kvbook import exact, paths, progress
 from kvbook.errors import UserError
 from kvbook.models import corpus, registry
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 STOCK, EXACT = "stock", "row-invariant"
@@ -36,16 +35,12 @@ def subjects(settings: ExactCachesSettings) -> list[str]:
 
 
 def identities(settings: ExactCachesSettings, names: list[str]) -> list[dict[str, Any]]:
-    """Name the models of a run and refuse what cannot be run before anything is.
-
-    Raises
-    ------
-    UserError
-        For a model, device or dtype that is not there, no model at all, or a context shorter than the texts.
-    """
+    """Name the models of a run and refuse what cannot be run before anything is."""
     if not names:
         raise UserError("no family has its weights here: name models in `families`, or choose weights='random'")
-    return texts.identities(settings, names, settings.n_tokens + _PAD)
+    models = samples.identities(settings, names, settings.n_tokens + _PAD)
+    samples.check_corpus(settings, names, settings.n_samples, settings.n_tokens)
+    return models
 
 
 def fed(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache) -> torch.Tensor:
@@ -120,37 +115,6 @@ def _generated(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat(output.logits)
 
 
-def run(settings: ExactCachesSettings) -> records.Run:
-    """Measure every way, or read it if these inputs have been measured.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    models = identities(settings, subjects(settings))
-    return frame.recorded(
-        "exact_ways",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, models, writer),
-        fields={"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"},
-        models=models,
-        corpus=corpus.describe(settings.corpus),
-    )
-
-
-def _measure(settings: ExactCachesSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    todo = [(model["asked_for"], dtype) for model in models for dtype in settings.dtypes]
-    for name, dtype in progress.track(todo, label="ways to feed the same tokens: model and dtype"):
-        loaded = texts.load(settings, name, dtype)
-        for text in texts.pending(
-            settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens, loaded.name
-        ):
-            about = text.about | {"n_tokens": text.ids.shape[1]}
-            writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
-
-
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
     """Hold every way against the full pass, under both arithmetics.
 
@@ -183,3 +147,26 @@ def against(reference: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
         "max_abs": (reference.double() - logits.double()).abs().max().item(),
         "flips": int((reference.argmax(-1) != logits.argmax(-1)).sum()),
     }
+
+
+def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
+    """Name the models and the corpus, and refuse what cannot be run."""
+    return {"models": identities(settings, subjects(settings)), "corpus": corpus.describe(settings.corpus)}
+
+
+def measure(settings: ExactCachesSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Feed every text to every model in every way."""
+    todo = [(model["asked_for"], dtype) for model in made_of["models"] for dtype in settings.dtypes]
+    for name, dtype in progress.track(todo, label="ways to feed the same tokens: model and dtype"):
+        loaded = samples.load(settings, name, dtype)
+        for text in samples.pending(
+            settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens, loaded.name
+        ):
+            about = text.about | {"n_tokens": text.ids.shape[1]}
+            writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
+
+
+EXPERIMENT = Experiment(
+    "exact_ways", ExactCachesSettings, inputs, measure,
+    fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}),
+)  # fmt: skip

@@ -3,12 +3,13 @@
 import pandas as pd
 
 from kvbook.measuring import estimates as fits
-from kvreport.chapters.exact_caches import ladder as exact_ladder
-from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.chapters.exact_caches import ladder, paths
 from kvreport.publishing.wording import DTYPES, FEWEST
 
 # What the book sets itself: times of the switch over stock's, at most.
 MOST_DECODE, MOST_PREFILL = 1.10, 1.50
+# Errors against double precision, by the column that holds them, and of which pass they are.
+ERRORS = {"error_rms": "the full pass", "step_error_rms": "token by token on a cache"}
 
 
 def shares(ways: pd.DataFrame) -> pd.DataFrame:
@@ -33,28 +34,33 @@ def shares(ways: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-def ways_table(ways: pd.DataFrame) -> pd.DataFrame:
+def ways_table(shares: pd.DataFrame) -> pd.DataFrame:
     """Lay equal rows out: a row a way and arithmetic, a column a dtype, over all models.
+
+    Parameters
+    ----------
+    shares : DataFrame
+        From `shares`.
 
     Returns
     -------
     DataFrame
         ``way``, ``arithmetic``, for each dtype ``equal of rows``, and ``largest difference`` over all.
     """
-    totals = shares(ways).groupby(["way", "arithmetic", "dtype"], sort=False)[["equal_rows", "rows"]].sum()
+    totals = shares.groupby(["way", "arithmetic", "dtype"], sort=False)[["equal_rows", "rows"]].sum()
     cells = totals["equal_rows"].map("{:,}".format) + " of " + totals["rows"].map("{:,}".format)
-    grid = cells.unstack("dtype")[list(dict.fromkeys(ways["dtype"]))].rename(columns=DTYPES)
-    order = [(way, a) for way in dict.fromkeys(ways["way"]) for a in exact_ways.ARITHMETICS]
-    grid["largest difference"] = ways.groupby(["way", "arithmetic"])["max_abs"].max()
+    grid = cells.unstack("dtype")[list(dict.fromkeys(shares["dtype"]))].rename(columns=DTYPES)
+    order = [(way, a) for way in dict.fromkeys(shares["way"]) for a in paths.ARITHMETICS]
+    grid["largest difference"] = shares.groupby(["way", "arithmetic"])["max_abs"].max()
     return grid.loc[order].rename_axis(columns=None).reset_index()
 
 
-def ladder_table(ladder: pd.DataFrame) -> pd.DataFrame:
+def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Summarise every rung.
 
     Parameters
     ----------
-    ladder : DataFrame
+    rows : DataFrame
         Rows of the experiment ``exact_ladder``.
 
     Returns
@@ -64,8 +70,8 @@ def ladder_table(ladder: pd.DataFrame) -> pd.DataFrame:
         (relative to the reference, root mean square over both passes), and the times of a full pass and of a step over
         stock's (medians of the ratios by sample).
     """
-    stock = ladder.loc[ladder["rung"] == exact_ladder.STOCK, ["dtype", "sample", "full_s", "decode_s"]]
-    paired = ladder.merge(stock, on=["dtype", "sample"], suffixes=("", "_stock"))
+    stock = rows.loc[rows["rung"] == ladder.STOCK, ["dtype", "sample", "full_s", "decode_s"]]
+    paired = rows.merge(stock, on=["dtype", "sample"], suffixes=("", "_stock"))
     paired["full_ratio"] = paired["full_s"] / paired["full_s_stock"]
     paired["decode_ratio"] = paired["decode_s"] / paired["decode_s_stock"]
     both = paired[["error_rms", "step_error_rms"]].pow(2).mean(axis=1).pow(0.5)
@@ -75,7 +81,7 @@ def ladder_table(ladder: pd.DataFrame) -> pd.DataFrame:
         error=("error", "mean"), full_ratio=("full_ratio", "median"), decode_ratio=("decode_ratio", "median"),
     )  # fmt: skip
     table["share"] = table["equal_rows"] / table["rows"]
-    order = [(dtype, rung) for dtype in dict.fromkeys(ladder["dtype"]) for rung in exact_ladder.RUNGS]
+    order = [(dtype, rung) for dtype in dict.fromkeys(rows["dtype"]) for rung in ladder.RUNGS]
     return table.loc[order].reset_index()
 
 
@@ -87,15 +93,15 @@ def ladder_shown(table: pd.DataFrame) -> pd.DataFrame:
     return shown.rename(columns=names)[["dtype", "rung", "equal rows", *names.values(), "flips", "error"]]
 
 
-def error_ratios(ladder: pd.DataFrame, error: str = "error_rms") -> pd.DataFrame:
+def error_ratios(rows: pd.DataFrame, error: str) -> pd.DataFrame:
     """Take the error of the whole switch against double precision over stock's, by dtype.
 
     Parameters
     ----------
-    ladder : DataFrame
+    rows : DataFrame
         Rows of the experiment ``exact_ladder``.
     error : str
-        ``error_rms``, of the full pass, or ``step_error_rms``, token by token on a cache.
+        One of `ERRORS`.
 
     Returns
     -------
@@ -103,8 +109,8 @@ def error_ratios(ladder: pd.DataFrame, error: str = "error_rms") -> pd.DataFrame
         ``dtype``, ``ratio`` (`Estimate`: bootstrap over files, or of few files the lowest and highest, see `brackets`).
     """
     table = [
-        {"dtype": dtype, "ratio": _ratio(rows.assign(variant=rows["rung"]), error, "all", exact_ladder.STOCK)}
-        for dtype, rows in ladder.groupby("dtype", sort=False)
+        {"dtype": dtype, "ratio": _ratio(part.assign(variant=part["rung"]), error, "all", ladder.STOCK)}
+        for dtype, part in rows.groupby("dtype", sort=False)
     ]
     return pd.DataFrame(table)
 
@@ -134,18 +140,24 @@ def costs(cost: pd.DataFrame) -> dict[str, fits.Estimate]:
     """
     rows = cost.assign(variant=cost["arithmetic"])
     return {
-        name: _ratio(rows, f"{name}_s", exact_ways.EXACT, exact_ways.STOCK, fits.paired_median_ratio)
+        name: _ratio(rows, f"{name}_s", paths.EXACT, paths.STOCK, fits.paired_median_ratio)
         for name in ("prefill", "decode")
     }
 
 
-def promises(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame, cost_dtype: str) -> pd.DataFrame:
+def promises(
+    shares: pd.DataFrame, errors: dict[str, pd.DataFrame], times: dict[str, fits.Estimate], cost_dtype: str
+) -> pd.DataFrame:
     """Judge what the switch promises by this run's rows.
 
     Parameters
     ----------
-    ways, ladder, cost : DataFrame
-        Rows of the experiments.
+    shares : DataFrame
+        From `shares`.
+    errors : dict of DataFrame
+        From `error_ratios`, by the column of the error.
+    times : dict of Estimate
+        From `costs`.
     cost_dtype : str
         In which times were taken.
 
@@ -154,10 +166,8 @@ def promises(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame, cost_
     DataFrame
         ``promise``, ``here`` (the numbers), ``verdict``: kept, broken, or undecided.
     """
-    table = shares(ways)
-    exact, stock = (table[table["arithmetic"] == name] for name in (exact_ways.EXACT, exact_ways.STOCK))
+    exact, stock = (shares[shares["arithmetic"] == name] for name in (paths.EXACT, paths.STOCK))
     fp32 = stock[(stock["dtype"] == "float32") & (stock["way"] == "token by token")]
-    times = costs(cost)
     said = [
         (
             f"under the switch no bit of any row differs, in any of the {exact['way'].nunique()} ways to feed the tokens",
@@ -170,13 +180,13 @@ def promises(ways: pd.DataFrame, ladder: pd.DataFrame, cost: pd.DataFrame, cost_
             _word(bool((fp32["equal_rows"] < fp32["rows"]).all()), len(fp32) > 0),
         ),
     ]
-    for column, which in (("error_rms", "the full pass"), ("step_error_rms", "token by token on a cache")):
-        errors = error_ratios(ladder, column)
+    for column, which in ERRORS.items():
+        ratios = errors[column]
         said.append(
             (
                 f"its error against double precision is no larger than stock's, within a tenth: {which}",
-                "; ".join(f"{DTYPES[r.dtype]}: {r.ratio.text('{:.2f}')}" for r in errors.itertuples()),
-                _word(all(r.high <= 1.1 for r in errors["ratio"]), any(r.low > 1.1 for r in errors["ratio"]), True),
+                "; ".join(f"{DTYPES[r.dtype]}: {r.ratio.text('{:.2f}')}" for r in ratios.itertuples()),
+                _word(all(r.high <= 1.1 for r in ratios["ratio"]), any(r.low > 1.1 for r in ratios["ratio"]), True),
             )
         )
     for name, most in (("decode", MOST_DECODE), ("prefill", MOST_PREFILL)):

@@ -1,0 +1,100 @@
+"""The tables of the chapter on whether the difference matters, as a reader sees them, and how numbers are written in it."""
+
+import numpy as np
+import pandas as pd
+
+from kvbook.measuring.estimates import Estimate
+from kvreport.chapters.does_it_matter import first_divergence
+from kvreport.publishing.wording import DTYPES, power_of_ten
+
+
+def spread(estimate: Estimate) -> str:
+    """Write a small estimate and half its interval, as (1.7 ± 0.2) × 10⁻⁴; a skew interval, as 1.4 [0.0, 4.1] × 10⁻⁷."""
+    if estimate.value == 0:
+        return "0"
+    exponent = int(np.floor(np.log10(abs(estimate.value))))
+    value, low, high = (number / 10.0**exponent for number in (estimate.value, estimate.low, estimate.high))
+    power = f" × {power_of_ten(10.0**exponent, 0)[4:]}" if exponent else ""
+    below, above = value - low, high - value
+    if max(below, above) > 1.5 * min(below, above) and round(max(below, above), 1) > 0.1:
+        return f"{value:.1f} [{low:.1f}, {high:.1f}]{power}"
+    return f"({value:.1f} ± {(high - low) / 2:.1f}){power}"
+
+
+def _percent(estimate: Estimate) -> str:
+    """Write a share in per cent with its interval, for a column whose header says so."""
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def _small(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.01 else power_of_ten(value, 0)
+
+
+def tokens(count: float) -> str:
+    """Write a number of tokens to two significant digits."""
+    return "never" if np.isinf(count) else f"{float(f'{count:.2g}'):,.0f}"
+
+
+def axes_shown(axes: pd.DataFrame) -> pd.DataFrame:
+    """Lay the middle of the distributions out for a reader: a row a change, three columns a dtype, all cells text."""
+    return _by_dtype(
+        axes,
+        {
+            "divergence": lambda row: spread(row.kl),
+            "same choice (%)": lambda row: _percent(row.same_top),
+            "perplexity (%)": lambda row: change(row.perplexity_ratio),
+        },
+    )
+
+
+def tails_shown(axes: pd.DataFrame) -> pd.DataFrame:
+    """Lay the tails and the other decisions out for a reader: a row a change, three columns a dtype, all cells text."""
+    return _by_dtype(
+        axes,
+        {
+            "99 % below": lambda row: spread(row.kl_99),
+            "true token (points)": lambda row: _small(100 * row.rms_delta_p.value),
+            "same decision (%)": lambda row: _percent(row.same_decision),
+        },
+    )
+
+
+def change(ratio: Estimate) -> str:
+    """Write by how many per cent a ratio is off 1, and half its interval."""
+    if ratio.low == ratio.high == 1:
+        return "0"
+    # Plus zero, for what rounds to minus zero.
+    return f"{round(100 * (ratio.value - 1), 2) + 0:+.2f} ± {50 * (ratio.high - ratio.low):.2f}"
+
+
+def _by_dtype(axes: pd.DataFrame, cells) -> pd.DataFrame:
+    shown = pd.DataFrame({"change": list(dict.fromkeys(axes["way"]))})
+    for name, write in cells.items():
+        for dtype, rows in axes.groupby("dtype", sort=False):
+            written = {row.way: write(row) for row in rows.itertuples()}
+            shown[f"{name}, {DTYPES[dtype]}"] = shown["change"].map(written)
+    return shown
+
+
+def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Lay `tables.partings_table` out for a reader; all cells text."""
+    shown = []
+    for row in table.itertuples():
+        cells = {
+            "way": row.way,
+            "dtype": DTYPES[row.dtype],
+            "lost, seen (%)": _percent(row.flip_share),
+            "lost, expected": spread(row.expected_flips),
+            "one in": tokens(row.position),
+        }
+        for choice in first_divergence.CHOICES:
+            together, parted = getattr(row, choice), getattr(row, f"{choice}_parted")
+            if not isinstance(together, Estimate):
+                cells |= {f"together, {choice} (%)": "", f"parted, {choice}": ""}
+                continue
+            # Where none is left, the interval is not defined.
+            interval = "" if np.isnan(together.low) else f" [{100 * together.low:.0f}, {100 * together.high:.0f}]"
+            cells[f"together, {choice} (%)"] = f"{100 * together.value:.0f}{interval}"
+            cells[f"parted, {choice}"] = parted
+        shown.append(cells)
+    return pd.DataFrame(shown)

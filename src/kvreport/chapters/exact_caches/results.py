@@ -1,0 +1,58 @@
+"""What the chapter on exact caches measured: its runs, and each of its tables once."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from kvbook.measuring.estimates import Estimate
+from kvbook.runs.records import Run
+from kvreport.chapters.exact_caches import cost, ladder, paths, tables
+from kvreport.chapters.exact_caches.settings import ExactCachesSettings
+
+EXPERIMENTS = (paths.EXPERIMENT, ladder.EXPERIMENT, cost.EXPERIMENT)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The chapter's runs and their tables; figures and words take them from here.
+
+    Attributes
+    ----------
+    ways, ladder, cost : Run
+        Of the experiments ``exact_ways``, ``exact_ladder`` and ``exact_cost``.
+    """
+
+    ways: Run
+    ladder: Run
+    cost: Run
+
+    @classmethod
+    def of(cls, settings: ExactCachesSettings) -> "Results":
+        """Measure, or read what these settings have measured."""
+        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+
+    @cached_property
+    def shares(self) -> pd.DataFrame:
+        """`tables.shares`."""
+        return tables.shares(self.ways.rows)
+
+    @cached_property
+    def rungs(self) -> pd.DataFrame:
+        """`tables.ladder_table`."""
+        return tables.ladder_table(self.ladder.rows)
+
+    @cached_property
+    def errors(self) -> dict[str, pd.DataFrame]:
+        """`tables.error_ratios`, by the column of the error."""
+        return {error: tables.error_ratios(self.ladder.rows, error) for error in tables.ERRORS}
+
+    @cached_property
+    def costs(self) -> dict[str, Estimate]:
+        """`tables.costs`."""
+        return tables.costs(self.cost.rows)
+
+    @cached_property
+    def promises(self) -> pd.DataFrame:
+        """`tables.promises`."""
+        return tables.promises(self.shares, self.errors, self.costs, self.cost.about["settings"]["cost_dtype"])

@@ -1,0 +1,300 @@
+"""Which chapters there are, what each runs with, and which must run again.
+
+A chapter is a notebook in ``chapters/`` with no outputs, and a folder of code in ``kvreport/chapters/`` of the notebook's
+name without its number.  The folder's ``chapter.yaml`` holds its parameters and names the data that it reads::
+
+Parameters
+----------
+      default: {n_samples: 24}     # what `make book` runs with, where the notebook's own defaults are not meant
+      smoke: {n_samples: 4}        # what the tests run with, laid over default
+      gpu: {device: cuda}          # the documents' own settings, laid over default
+    data: [documents/issue-25420.yaml, models/standins/*/*]
+
+An executed copy is fresh as long as the digest in it equals the digest of everything that could change its outputs: the
+code cells (not the prose), the parameters, the modules of these packages that the notebook imports, directly or through
+one another, the data that the chapter names, the recorded runs that it cites, and the versions of the libraries that
+compute and draw.  Contents count, never dates, so a fresh clone or a restored cache is not taken for a change.  An import
+by a computed name is not seen.
+"""
+
+import ast
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import kvreport
+from kvbook import fingerprint, paths
+from kvbook.errors import UserError
+from kvbook.runs import evidence
+from kvreport.publishing.style import STYLE
+
+PROFILE_VARIABLE = "PROFILE"
+DEFAULT_PROFILE = "default"
+
+# A new version of one of these may change what a chapter shows.
+LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "scipy", "pandas", "matplotlib", "seaborn")
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a book's parts lie; the defaults are this repository's."""
+
+    chapters: Path = paths.CHAPTERS
+    parameters: Path = paths.PARAMETERS
+    data: Path = paths.DATA
+    executed: Path = paths.EXECUTED
+    figures: Path = paths.FIGURES
+    code: Path = Path(kvreport.__file__).parent / "chapters"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A notebook and what it is to run with.
+
+    Parameters
+    ----------
+    stem
+        The notebook's file name without its suffix.
+    profile
+        The name of the parameter set that was asked for.
+    parameters
+        What replaces the defaults of the notebook's own parameters cell.
+    place
+        Which chapter of how many it is, to say while it runs.
+    folders
+        The book it belongs to.
+    """
+
+    stem: str
+    profile: str
+    parameters: dict[str, Any]
+    place: tuple[int, int] = (1, 1)
+    folders: Folders = field(default_factory=Folders)
+
+    @property
+    def name(self) -> str:
+        """The name of its folder of code."""
+        return name_of(self.stem)
+
+    @property
+    def source(self) -> Path:
+        """The notebook in git."""
+        return self.folders.chapters / f"{self.stem}.ipynb"
+
+    @property
+    def executed(self) -> Path:
+        """The copy with outputs."""
+        return self.folders.executed / f"{self.stem}.ipynb"
+
+    @property
+    def partial(self) -> Path:
+        """The copy that is being made, or that a failure left."""
+        return self.folders.executed / f"{self.stem}.partial.ipynb"
+
+    @property
+    def figures(self) -> Path:
+        """The figures that belong to the executed copy."""
+        return self.folders.figures / self.stem
+
+    def values(self) -> dict[str, Any]:
+        """Give all parameters: the defaults of the notebook's own cell, and over them what the chapter is to run with."""
+        defaults = {
+            line.target.id: ast.literal_eval(line.value)
+            for cell in read_notebook(self.source)["cells"]
+            if "parameters" in cell.get("metadata", {}).get("tags", ())
+            for line in ast.parse("".join(cell["source"])).body
+            if isinstance(line, ast.AnnAssign)
+        }
+        return defaults | self.parameters
+
+    def inputs_sha256(self) -> str:
+        """Digest everything that could change what the chapter shows."""
+        cells = code_cells(read_notebook(self.source))
+        digest = hashlib.sha256()
+
+        def add(label: str, content: bytes | str) -> None:
+            content = content.encode() if isinstance(content, str) else content
+            # Lengths, so that moving text from one input to the next cannot leave the digest as it was.
+            digest.update(f"{label} {len(content)}\n".encode() + content)
+
+        for cell_id, code in cells:
+            add(f"cell {cell_id}", code)
+        add("parameters", json.dumps(self.parameters, sort_keys=True))
+        add("source", _source_sha256(code for _, code in cells))
+        add("style", fingerprint.of_file(STYLE))
+        for file in self.data_files():
+            add(f"data {file.relative_to(self.folders.data)}", fingerprint.of_file(file))
+        add("versions", json.dumps(versions()))
+        return digest.hexdigest()
+
+    def data_files(self) -> list[Path]:
+        """List the files under ``data/`` that the chapter depends on; all of them where it does not say which.
+
+        Raises
+        ------
+        UserError
+            When it names a file that does not exist.
+        """
+        data = self.folders.data
+        about = _read_about(self.folders.code, self.name)
+        if about is None:
+            # Prose about the data changes nothing that a chapter computes; a dot file is somebody's half-written one.
+            files = {file for file in data.rglob("*") if file.suffix != ".md" and not file.name.startswith(".")}
+        else:
+            files = set()
+            for pattern in about.get("data", ()):
+                if not (found := set(data.glob(pattern))):
+                    raise UserError(
+                        f"chapter {self.name} names data/{pattern}, which does not exist: mend its chapter.yaml"
+                    )
+                files |= found
+            files |= {folder / "run.json" for folder in evidence.folders(self.name)}
+        return sorted(file for file in files if file.is_file())
+
+    def why_stale(self) -> str | None:
+        """Say in a few words why the chapter must run; None when its copy is fresh."""
+        if not self.executed.is_file():
+            return "not executed yet"
+        try:
+            metadata = json.loads(self.executed.read_text("utf-8"))["metadata"]
+            stored = metadata["kvbook"]
+            made_from, files = stored["inputs_sha256"], stored["files"]
+        except (ValueError, KeyError, TypeError):
+            return "its executed copy is damaged"
+        if made_from != self.inputs_sha256():
+            return "its inputs have changed"
+        for name, sha256 in files.items():
+            file = self.figures / name
+            if not file.is_file() or fingerprint.of_file(file) != sha256:
+                return f"its figure file {name} is missing or not the one it made"
+        return None
+
+    def is_fresh(self) -> bool:
+        """Whether the executed copy shows what running the chapter now would."""
+        return self.why_stale() is None
+
+
+def name_of(stem: str) -> str:
+    """Name the folder of code of a notebook: its own name without the number in front."""
+    return re.sub(r"^\d+_", "", stem)
+
+
+def plan(profile: str | None = None, folders: Folders | None = None) -> list[Chapter]:
+    """List the book's chapters with their parameters.
+
+    Parameters
+    ----------
+    profile
+        A set that the chapters' ``chapter.yaml`` name, or a file of your own in ``parameters/``, laid over the set
+        ``default``; the environment's ``PROFILE`` when left out.
+    folders
+        The book; this repository's when left out.
+
+    Returns
+    -------
+    list of Chapter
+        In the order of their names.
+    """
+    folders = folders or Folders()
+    profile = profile or os.environ.get(PROFILE_VARIABLE) or DEFAULT_PROFILE
+    stems = [path.stem for path in sorted(folders.chapters.glob("*.ipynb"))]
+    sets = _parameter_sets(folders, stems)
+    if profile not in sets:
+        known = ", ".join(sorted(sets))
+        raise UserError(
+            f"no parameter set {profile!r}: there are {known}; one of your own is a file parameters/NAME.yaml"
+        )
+    chosen = {stem: sets[DEFAULT_PROFILE].get(stem, {}) | sets[profile].get(stem, {}) for stem in stems}
+    return [Chapter(stem, profile, chosen[stem], (k, len(stems)), folders) for k, stem in enumerate(stems, start=1)]
+
+
+def _parameter_sets(folders: Folders, stems: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Collect the sets of all chapters and of the folder ``parameters/``: set, stem, values."""
+    sets: dict[str, dict[str, dict[str, Any]]] = {DEFAULT_PROFILE: {}}
+    for stem in stems:
+        about = _read_about(folders.code, name_of(stem)) or {}
+        for name, values in (about.get("parameters") or {}).items():
+            sets.setdefault(name, {})[stem] = values or {}
+    for file in sorted(folders.parameters.glob("*.yaml")):
+        for stem, values in _read_own_set(file, stems).items():
+            sets.setdefault(file.stem, {}).setdefault(stem, {}).update(values)
+        sets.setdefault(file.stem, {})
+    return sets
+
+
+def _read_yaml(file: Path) -> Any:
+    try:
+        return yaml.safe_load(file.read_text("utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _read_about(code: Path, name: str) -> dict[str, Any] | None:
+    file = code / name / "chapter.yaml"
+    if not file.is_file():
+        return None
+    about = _read_yaml(file)
+    sets = about.get("parameters", {}) if isinstance(about, dict) else None
+    whole = isinstance(sets, dict) and all(isinstance(values, dict | None) for values in sets.values())
+    if not whole or not isinstance(about.get("data", []), list) or set(about) - {"parameters", "data"}:
+        raise UserError(f"{file} must hold parameters: {{<set>: {{<parameter>: <value>}}}} and data: [<pattern>]")
+    return about
+
+
+def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any]]:
+    content = _read_yaml(file)
+    if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
+        raise UserError(f"{file} must hold <chapter>: {{<parameter>: <value>}}")
+    for stem in content:
+        if stem not in stems:
+            raise UserError(f"{file} names a chapter {stem!r} that does not exist (there are: {', '.join(stems)})")
+    return {stem: values or {} for stem, values in content.items()}
+
+
+def read_notebook(path: Path) -> dict[str, Any]:
+    """Read a notebook as JSON holds it.
+
+    Raises
+    ------
+    UserError
+        When it is none.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not a notebook: {error}") from None
+
+
+def code_cells(notebook: dict[str, Any]) -> list[tuple[str, str]]:
+    """List id and source of a notebook's code cells."""
+    return [(c.get("id", ""), "".join(c["source"])) for c in notebook["cells"] if c["cell_type"] == "code"]
+
+
+def _source_sha256(codes: Iterable[str]) -> str:
+    modules: set[str] = set()
+    for code in codes:
+        # Magics and shell lines are notebook syntax, not Python's; they import nothing of ours.
+        lines = ("" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines())
+        # A cell that is not Python fails when it runs, with Python's own message; nothing to add here.
+        with contextlib.suppress(SyntaxError):
+            modules |= fingerprint.imports_of("\n".join(lines))
+    return fingerprint.of_source(modules)
+
+
+def versions() -> dict[str, str]:
+    """Give the versions of Python and of the libraries that compute and draw."""
+    found = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[library] = importlib.metadata.version(library)
+    return found

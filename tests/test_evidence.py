@@ -1,0 +1,84 @@
+"""The manifest of published evidence: what is cited is there, whole, and of the experiment's revision."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from kvbook import fingerprint, paths
+from kvbook.errors import UserError
+from kvbook.runs import evidence, recording, records
+from kvbook.runs.experiment import Experiment
+from kvbook.settings import Settings
+
+COUNTING = Experiment("counting", Settings, lambda settings: {}, lambda settings, made_of, w: w.append("u", [{"x": 1}]))
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(paths, "RECORDED_RUNS", tmp_path / "recorded")
+    monkeypatch.setattr(paths, "EVIDENCE", tmp_path / "evidence.yaml")
+    return tmp_path
+
+
+@pytest.fixture
+def folder(data):
+    """Record a run and cite it."""
+    recorded = recording.record(COUNTING.run(Settings()).folder)
+    named = str(recorded.relative_to(paths.RECORDED_RUNS))
+    paths.EVIDENCE.write_text(yaml.safe_dump({"chapter": {"role": [named]}}))
+    return recorded
+
+
+def test_what_a_chapter_cites_is_found_by_role_and_experiment(folder):
+    found = evidence.cited("chapter", "role", [COUNTING])
+    assert [run.folder for run in found["counting"]] == [folder]
+    assert evidence.folders("chapter") == [folder]
+    assert evidence.folders("another") == []
+
+
+def test_a_recorded_run_is_never_taken_for_a_run_of_this_machine(folder):
+    again = COUNTING.run(Settings())
+    assert again.made
+    assert again.folder.is_relative_to(paths.RUNS)
+    assert again.hash == json.loads((folder / "run.json").read_text())["hash"]
+
+
+def test_evidence_of_another_revision_is_refused(folder):
+    with pytest.raises(UserError, match="is of revision 1, and counting is at 2"):
+        evidence.cited("chapter", "role", [replace(COUNTING, revision=2)])
+
+
+def test_another_revision_makes_another_run(data):
+    assert COUNTING.run(Settings()).hash != replace(COUNTING, revision=2).run(Settings()).hash
+
+
+def test_edited_missing_or_unknown_evidence_is_one_line_that_says_what_to_do(folder):
+    with pytest.raises(UserError, match="names no runs for chapter chapter as 'other'"):
+        evidence.cited("chapter", "other", [COUNTING])
+    with pytest.raises(UserError, match="has no experiment 'counting'"):
+        evidence.cited("chapter", "role", [])
+    (folder / "rows.csv").chmod(0o644)
+    (folder / "rows.csv").write_text("x\n2\n")
+    with pytest.raises(UserError, match="changed after the run"):
+        evidence.cited("chapter", "role", [COUNTING])
+    folder.rename(folder.with_name("elsewhere"))
+    with pytest.raises(UserError, match="restore it from git"):
+        evidence.cited("chapter", "role", [COUNTING])
+
+
+@pytest.mark.parametrize("content", ["- a", "chapter: [a]", "chapter: {role: [{a: b}]}", "{"])
+def test_a_manifest_of_another_form_is_refused(data, content):
+    paths.EVIDENCE.write_text(content)
+    with pytest.raises(UserError, match=r"must hold <chapter>|not valid YAML"):
+        evidence.manifest()
+
+
+def test_every_recorded_run_of_the_repository_is_cited_and_whole():
+    cited = {folder for roles in evidence.manifest().values() for folders in roles.values() for folder in folders}
+    assert cited == {str(folder.relative_to(paths.RECORDED_RUNS)) for folder in recording.recorded()}
+    for name in cited:
+        run = records.load(paths.RECORDED_RUNS / name)
+        assert fingerprint.of_file(run.folder / "rows.csv") == run.about["rows_sha256"]

@@ -1,0 +1,131 @@
+"""What makes a chapter stale and a run another one: what it shows and measures, and nothing of another chapter."""
+
+import json
+import shutil
+
+import mini_book
+import pytest
+
+from kvbook import fingerprint, paths
+from kvbook.errors import UserError
+from kvreport.chapters.does_it_matter import teacher_forced
+from kvreport.chapters.which_path_is_right import path_errors
+from kvreport.running import planning
+
+ABOUT = "parameters: {default: {n: 5}, few: {n: 2}}\ndata: [numbers.csv]\n"
+
+
+@pytest.fixture
+def book(tmp_path, monkeypatch):
+    """Two chapters with folders of code, and a manifest that cites nothing yet."""
+    root = mini_book.create(tmp_path / "book")
+    shutil.copy(root / "chapters" / f"{mini_book.STEM}.ipynb", root / "chapters" / "02_cubes.ipynb")
+    for name in ("squares", "cubes"):
+        (root / "code" / name).mkdir(parents=True)
+        (root / "code" / name / "chapter.yaml").write_text(ABOUT)
+    monkeypatch.setattr(paths, "EVIDENCE", root / "data" / "evidence.yaml")
+    monkeypatch.setattr(paths, "RECORDED_RUNS", root / "data" / "runs")
+    paths.EVIDENCE.write_text("{}\n")
+    return root
+
+
+def plan(root, profile: str = "default") -> list[planning.Chapter]:
+    folders = mini_book.folders(root)
+    return planning.plan(
+        profile,
+        planning.Folders(
+            folders.chapters, folders.parameters, folders.data, folders.executed, folders.figures, root / "code"
+        ),
+    )
+
+
+def digests(root) -> list[str]:
+    return [chapter.inputs_sha256() for chapter in plan(root)]
+
+
+def test_parameters_come_from_the_notebook_the_chapters_folder_and_a_file_of_ones_own(book):
+    assert [chapter.values()["n"] for chapter in plan(book)] == [5, 5]
+    assert plan(book)[0].values()["label"] == "squares"
+    # few.yaml in parameters/ is laid over the set of that name in the chapter's own folder.
+    assert [chapter.values()["n"] for chapter in plan(book, "few")] == [3, 2]
+
+
+def test_a_recorded_run_makes_only_the_chapter_stale_that_cites_it(book):
+    before = digests(book)
+    folder = paths.RECORDED_RUNS / "counting" / "any__none__00000000"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    assert digests(book) == before
+    paths.EVIDENCE.write_text(json.dumps({"cubes": {"role": ["counting/any__none__00000000"]}}))
+    squares, cubes = digests(book)
+    assert squares == before[0]
+    assert cubes != before[1]
+
+
+def test_only_data_that_a_chapter_names_makes_it_stale(book):
+    before = digests(book)
+    (book / "data" / "other.csv").write_text("y\n1\n")
+    assert digests(book) == before
+    (book / "data" / "numbers.csv").write_text("x\n9\n")
+    assert all(now != then for now, then in zip(digests(book), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("data: [nosuch.csv]\n", "names data/nosuch.csv, which does not exist"),
+        ("data: numbers.csv\n", "must hold parameters"),
+        ("parameters: [n]\n", "must hold parameters"),
+        ("parameters: {default: 3}\n", "must hold parameters"),
+        ("colour: blue\n", "must hold parameters"),
+        ("- a\n", "must hold parameters"),
+        ("{", "not valid YAML"),
+    ],
+)
+def test_a_chapters_own_file_that_is_none_is_one_line_that_names_it(book, content, message):
+    (book / "code" / "squares" / "chapter.yaml").write_text(content)
+    with pytest.raises(UserError, match=message) as caught:
+        digests(book)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def edit(tmp_path, monkeypatch):
+    """Give a function that adds a line to a module of a copy of both packages."""
+    copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
+    monkeypatch.setattr(fingerprint, "PACKAGES", copies)
+
+    def edit(package: str, module: str) -> None:
+        with (copies[package] / module).open("a") as file:
+            file.write("\nCHANGED = True\n")
+        forget()
+
+    forget()
+    yield edit
+    monkeypatch.undo()
+    forget()
+
+
+def forget() -> None:
+    fingerprint.reached.cache_clear()
+    fingerprint._imported_by.cache_clear()
+
+
+def test_an_edit_of_one_chapters_settings_renames_no_run_of_another(edit):
+    sources = path_errors.EXPERIMENT.source, teacher_forced.EXPERIMENT.source
+    edit("kvreport", "chapters/does_it_matter/settings.py")
+    assert path_errors.EXPERIMENT.source == sources[0]
+    assert teacher_forced.EXPERIMENT.source != sources[1]
+
+
+def test_an_edit_of_what_a_chapter_draws_or_says_renames_none_of_its_runs(edit):
+    before = path_errors.EXPERIMENT.source
+    for module in ("figures", "words", "tables", "claims", "results"):
+        edit("kvreport", f"chapters/which_path_is_right/{module}.py")
+    assert path_errors.EXPERIMENT.source == before
+
+
+def test_control_an_edit_of_what_it_measures_with_renames_them(edit):
+    before = path_errors.EXPERIMENT.source
+    edit("kvbook", "measuring/fp64_reference.py")
+    assert path_errors.EXPERIMENT.source != before

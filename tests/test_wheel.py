@@ -1,0 +1,93 @@
+"""The library's wheel by itself: in an empty folder and an environment that has its dependencies and nothing of this checkout."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kvbook.paths import ROOT
+
+OURS = ("kvbook", "kvreport", "__editable__")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    (file,) = folder.glob("kvbook-*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory, wheel):
+    """Give the interpreter of an environment with the wheel and this environment's other packages."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    here = Path(sysconfig.get_path("purelib"))
+    site = folder / "lib" / here.parent.name / "site-packages"
+    for entry in here.iterdir():
+        if not entry.name.startswith(OURS) and not (site / entry.name).exists():
+            (site / entry.name).symlink_to(entry)
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q", "--no-deps"]
+    subprocess.run([*command, str(wheel)], check=True, capture_output=True, text=True)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture
+def run(python, tmp_path):
+    """Give a function that runs a command of the environment in an empty folder."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("KVBOOK_", "PYTHON"))}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(python.with_name(command[0])), *command[1:]],
+            cwd=tmp_path, env=clean, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def test_the_wheel_holds_the_library_and_nothing_of_the_report(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "kvbook/models/registry.yaml" in names
+    assert not [name for name in names if not name.startswith("kvbook")]
+
+
+def test_the_command_line_begins_and_lists_the_models_in_an_empty_folder(run, tmp_path):
+    shown = run("kvbook", "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "check" in shown.stdout
+    # The report's own commands are not there.
+    assert "sweep" not in shown.stdout
+    listed = run("kvbook", "models", "list")
+    assert listed.returncode == 0, listed.stderr
+    assert "HuggingFaceTB/SmolLM2-135M" in listed.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_checked_in_an_empty_folder(run, llama_folder):
+    done = run("kvbook", "check", str(llama_folder), "--samples", "1", "--tokens", "12")
+    assert done.returncode == 0, done.stderr
+    assert "verdict   rounding" in done.stdout or "verdict   exact" in done.stdout
+
+
+def test_what_makes_caches_exact_is_imported_without_a_checkout(run):
+    code = "from kvbook.exact import row_invariant, verify; import kvbook; print(kvbook.__file__)"
+    done = run("python", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "site-packages" in done.stdout
+    assert str(ROOT) not in done.stdout
+
+
+def test_control_this_environment_has_the_report(python):
+    code = "import importlib.util as u; print(u.find_spec('kvreport'))"
+    there = subprocess.run([str(python), "-c", code], cwd="/", capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == "None"
+    here = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True)
+    assert here.stdout.strip() != "None"
