@@ -26,7 +26,7 @@ from kvbook.measuring import memory, predictions, timing
 from kvbook.models import corpus, loading
 from kvbook.runs import machine, records
 from kvbook.settings import DTypeName, Settings
-from kvreport.chapters.exact_caches import cost as exact_cost
+from kvreport.chapters.exact_caches import cost
 from kvreport.chapters.exact_caches import paths as exact_ways
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.chapters.layer_drift import by_layer as layer_drift
@@ -285,7 +285,7 @@ def _switch(settings: BenchSettings) -> Iterator[dict]:
         device=settings.device, seed=settings.seed, n_repeats=settings.n_repeats, cost_shape=settings.shape,
         cost_dtype=settings.dtype, n_prefill=256, n_context=100,
     )  # fmt: skip
-    rows = exact_cost.run(asked).rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
+    rows = cost.EXPERIMENT.run(asked).rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
     for phase, name in (("prefill_s", "prefill of 256 tokens"), ("decode_s", "decode step")):
         stock, exact = rows[phase][exact_ways.STOCK], rows[phase][exact_ways.EXACT]
         yield _row(

@@ -98,5 +98,3 @@ EXPERIMENT = Experiment(
     "exact_cost", ExactCachesSettings, inputs, measure, timed=True,
     fields=frozenset({"device", "seed", "n_repeats", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"}),
 )  # fmt: skip
-# By this name `kvreport.running.bench` runs it.
-run = EXPERIMENT.run

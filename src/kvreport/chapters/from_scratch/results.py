@@ -7,16 +7,13 @@ from typing import Any
 import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
-from kvbook.runs import recording
+from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.from_scratch import logits, loss, speed, tables, texts
-from kvreport.chapters.from_scratch.gpt import checkpoints
 from kvreport.chapters.from_scratch.gpt.paths import refill_name
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 EXPERIMENTS = (logits.EXPERIMENT, loss.EXPERIMENT, loss.HELD, texts.EXPERIMENT, speed.EXPERIMENT)
-# The model of the recorded runs.
-RECORDED_MODEL = f"scratch-{checkpoints.THREAD}"
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,8 @@ class Results:
     @classmethod
     def recorded(cls) -> "Results":
         """Read the recorded runs of the thread's own size."""
-        runs = recording.of_model(RECORDED_MODEL, [experiment.name for experiment in EXPERIMENTS])
-        return cls(*runs.values())
+        cited = evidence.cited("from_scratch", "the thread's size", EXPERIMENTS)
+        return cls(*(cited[experiment.name][0] for experiment in EXPERIMENTS))
 
     @property
     def runs(self) -> tuple[Run, ...]:
