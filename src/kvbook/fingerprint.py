@@ -26,6 +26,17 @@ def of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def of_large_file(path: Path) -> str:
+    """Hash a file's bytes once in a process, as long as nobody writes it: experiments ask for the same gigabyte often."""
+    about = path.stat()
+    return _of_file_as_it_is(path.absolute(), about.st_size, about.st_mtime_ns)
+
+
+@functools.cache
+def _of_file_as_it_is(path: Path, size: int, changed: int) -> str:  # noqa: ARG001
+    return of_file(path)
+
+
 def _file_of(module: str) -> Path | None:
     package, *names = module.split(".")
     if package not in PACKAGES:

@@ -30,7 +30,7 @@ PARAMETERS = ROOT / "parameters"
 DATA = ROOT / "data"
 # What each document published: numbers and claims, one YAML a document.
 DOCUMENTS = DATA / "documents"
-# Stand-in checkpoints and the registry of families.
+# Stand-in checkpoints and the tokenizers that they share.
 MODELS = DATA / "models"
 STANDINS = MODELS / "standins"
 # Recorded runs of this and other machines; immutable.

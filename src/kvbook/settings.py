@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from kvbook.errors import UserError
 
 DType = Literal["float64", "float32", "float16", "bfloat16"]
-Weights = Literal["stand-in", "hub", "random", "untrained"]
+Weights = Literal["stand-in", "hub", "package", "random", "untrained"]
 
 # What people type for the four.
 _DTYPE_NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
@@ -40,10 +40,11 @@ class Settings(BaseModel):
     Attributes
     ----------
     model : str
-        A family's name, a hub id, or a local folder.
-    weights : {"stand-in", "hub", "random", "untrained"}
-        For a family's name: its stand-in, its first hub id, or its true architecture with seeded random weights. A
-        folder and a hub id bring their own; ``"random"`` then keeps the architecture and draws the weights.
+        A family's name, a hub id, a local folder, or a GGUF file.
+    weights : {"stand-in", "hub", "package", "random", "untrained"}
+        For a family's name: its stand-in, its first hub id, the trained model that ``kvbook models fetch`` fetched, or its
+        true architecture with seeded random weights. A folder, a file and a hub id bring their own; ``"random"`` then keeps
+        the architecture and draws the weights.
         ``"untrained"`` is a family's stand-in with random weights.
     device : str
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.

@@ -232,8 +232,8 @@ def check(settings: CheckSettings) -> Report:
         When the model is not there, has no causal pass, or fits in no dtype; when the corpus is too small.
     """
     model, seed = settings.model, settings.seed
-    tokenizer = loading.tokenizer(model)
-    identity = loading.identify(model)
+    tokenizer = loading.tokenizer(model, settings.weights)
+    identity = loading.identify(model, settings.weights, seed)
     _refuse_masked(model, identity)
     limit = identity["context_length"]
     texts = samples_of(
@@ -291,7 +291,7 @@ def _refuse_masked(model: str, identity: dict[str, Any]) -> None:
         )
 
 
-def seam(model: str, prefix: str, rest: str) -> Report:
+def seam(model: str, prefix: str, rest: str, weights: str = "stand-in") -> Report:
     """Check one text in two parts for a tokenizer seam.
 
     Parameters
@@ -300,13 +300,15 @@ def seam(model: str, prefix: str, rest: str) -> Report:
         Whose tokenizer.
     prefix, rest : str
         What the cache was filled with, and what follows.
+    weights : str
+        For a family's name: as for `loading.load`.
 
     Raises
     ------
     UserError
         When there is no tokenizer.
     """
-    tokenizer = loading.tokenizer(model)
+    tokenizer = loading.tokenizer(model, weights)
     whole = tokenizer(prefix + rest)["input_ids"]
     first = tokenizer(prefix)["input_ids"]
     shared = caches.shared_length(first, whole)

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from kvbook import paths
-from kvbook.models import loading, registry
+from kvbook.models import loading, packages, registry
 
 
 def shipped() -> list[str]:
@@ -18,6 +18,10 @@ def text() -> str:
         if name in shipped():
             count = loading.standin_facts(name)["parameters"]
             rows.append((name, "stand-in", "ships with the book", count, count * 4, count * 2))
+        if family.package:
+            count = family.package.parameters
+            where = f"{family.package.title}, {'fetched' if packages.is_here(name) else 'kvbook models fetch'}"
+            rows.append((name, "package", where, count, count * 4, count * 2))
         for architecture in family.architectures:
             count = architecture.parameters
             rows.append((name, "hub or random", architecture.hub_id, count, count * 4, count * 2))

@@ -1,4 +1,4 @@
-"""One call for any model: a stand-in, the hub, a local folder, or the true shape with random weights.
+"""One call for any model: a stand-in, the hub, a package, a folder, a GGUF file, or the true shape with random weights.
 
 >>> loaded = load("gpt2", dtype="float32")
 >>> loaded.weights
@@ -7,14 +7,12 @@
 
 import json
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
@@ -24,19 +22,12 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from kvbook import fingerprint, paths
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.models import hub, lowbit, placement, registry, standins, tokenizers
+from kvbook.models import hub, lowbit, placement, sources, standins, tokenizers
 
 # Bytes from which on loading takes long enough to be watched.
 _LARGE = 2e9
-
-Source = Literal["stand-in", "hub", "random", "untrained", "local"]
-
-# Sources whose weights are drawn, not read.
-_DRAWN = ("random", "untrained")
-# Wide enough that attention tells tokens apart without training, so that a missing context shows.
-_UNTRAINED_RANGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,8 +41,8 @@ class Loaded:
     tokenizer : PreTrainedTokenizerBase
         Its own; for random weights the stand-in's (its ids are below any true vocabulary's size).
     name : str
-        As it was asked for, a folder by its last part.
-    weights : {"stand-in", "hub", "random", "untrained", "local"}
+        As it was asked for, a folder or file by its last part; a package's model by its own name.
+    weights : {"stand-in", "hub", "package", "gguf", "random", "untrained", "local"}
         To be said in every caption.
     dtype : str
         Name of the dtype of weights and arithmetic.
@@ -62,7 +53,7 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
-    weights: Source
+    weights: sources.Source
     dtype: str
     quantization: lowbit.Quantization = "none"
 
@@ -76,106 +67,9 @@ def context_length(config: PretrainedConfig) -> int | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Where:
-    """A request, resolved: which source, which folder or hub id, which configuration."""
-
-    source: Source
-    name: str
-    path: str
-    config: PretrainedConfig
-    tokenizer_path: str
-    repository: hub.Repository | None = None
-
-    @property
-    def revision(self) -> str | None:
-        """The commit at which the hub's files are fetched."""
-        return self.repository.revision if self.repository else None
-
-
 def is_masked(config: PretrainedConfig) -> bool:
     """Tell whether a configuration is of a masked language model, which sees both sides of a token."""
     return config.model_type == "roberta" and not config.is_decoder
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
-
-
-def _folder(path: Path, source: Source, name: str) -> _Where:
-    if not (path / "config.json").is_file():
-        raise UserError(f"{path} holds no config.json: name the folder that `save_pretrained` wrote")
-    if not _weight_files(path):
-        raise UserError(f"{path} holds no weights (*.safetensors): save the model there with `save_pretrained`")
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    # A configuration that is not one raises whatever its class makes of it.
-    except Exception as error:
-        raise UserError(
-            f"{path}/config.json cannot be read ({hub.first_line(error)}): {_advice(str(error))}"
-        ) from error
-    return _Where(source, name, str(path), config, str(path))
-
-
-def _identity(where: _Where, seed: int) -> dict[str, Any]:
-    """Give what tells a request's weights from all others."""
-    if where.source in _DRAWN:
-        values = {name: value for name, value in where.config.to_dict().items() if not name.startswith("_")}
-        # A folder is named by its last part: where it lies is its owner's affair.
-        named = where.name if Path(where.path).is_dir() else where.path
-        return {"shape_of": named, "shape_sha256": fingerprint.of_values(values), "seed": seed}
-    if where.source == "hub":
-        return {"hub_id": where.path, "revision": where.revision}
-    # Read for the record alone, never to load: a large checkpoint takes its time.
-    digests = [fingerprint.of_file(file) for file in _weight_files(Path(where.path))]
-    return {"sha256": digests[0] if len(digests) == 1 else fingerprint.of_values(digests)}
-
-
-def configuration(architecture: registry.Architecture) -> PretrainedConfig:
-    """Build the configuration of a registered architecture."""
-    values = dict(architecture.config)
-    return AutoConfig.for_model(values.pop("model_type"), **values)
-
-
-def _hub(name: str, hub_id: str, source: Source) -> _Where:
-    repository = hub.resolve(hub_id)
-    return _Where(source, name, hub_id, hub.config(repository), hub_id, repository)
-
-
-def _resolve(model: str, weights: str) -> _Where:
-    families = registry.families()
-    folder = Path(model).expanduser()
-    if model in families and not folder.joinpath("config.json").is_file():
-        family = families[model]
-        standin = paths.STANDINS / model
-        if weights == "stand-in":
-            if not standin.is_dir():
-                raise UserError(f"{standin} is missing: make it with `python -m kvbook models train --family {model}`")
-            return _folder(standin, "stand-in", model)
-        if weights == "untrained":
-            config = standins.config(model)
-            config.initializer_range = _UNTRAINED_RANGE
-            return _Where("untrained", model, f"stand-in {model}", config, "")
-        architecture = family.architectures[0]
-        if weights == "random":
-            return _Where("random", model, architecture.hub_id, configuration(architecture), str(standin))
-        return _hub(model, architecture.hub_id, "hub")
-    if folder.is_dir():
-        found = _folder(folder.resolve(), "local", folder.resolve().name)
-        return replace(found, source="random") if weights == "random" else found
-    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
-        return _hub(model, model, "random" if weights == "random" else "hub")
-    raise UserError(
-        f"model {model!r} is neither a family ({', '.join(families)}), nor an existing folder, nor a hub id (owner/name)"
-    )
-
-
-def _advice(error: str) -> str:
-    if "custom code" in error:
-        return "code that comes with a model is not run; name a model that transformers knows by itself"
-    if "does not recognize this architecture" in error:
-        return "name a model that this version of transformers knows, or upgrade it"
-    return "save the model again"
 
 
 def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization: str = "none") -> dict[str, Any]:
@@ -190,16 +84,16 @@ def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization:
     -------
     dict
         ``name``, ``weights``, ``architecture`` (transformers' model type), ``parameters``, ``layers``, ``width``,
-        ``context_length``, and what identifies the weights: the files' ``sha256``, the hub's ``hub_id`` and ``revision``,
-        or ``shape_of`` and ``seed``; where they are quantized, ``quantization`` and the version of ``bitsandbytes``.
+        ``context_length``, and what identifies the weights: see `sources.identity`; where they are quantized,
+        ``quantization`` and the version of ``bitsandbytes``.
 
     Raises
     ------
     UserError
-        As `load`, as far as it shows before the weights are read.
+        As `load`, as far as it shows before the weights are read.  A GGUF file is unpacked for it, once.
     """
     lowbit.check(quantization)
-    where = _resolve(model, weights)
+    where = sources.resolve(model, weights)
     return {
         "name": where.name,
         "weights": where.source,
@@ -208,7 +102,7 @@ def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization:
         "layers": where.config.get_text_config().num_hidden_layers,
         "width": where.config.get_text_config().hidden_size,
         "context_length": context_length(where.config),
-        **_identity(where, seed),
+        **sources.identity(where, seed),
         **lowbit.identity(quantization),
     }
 
@@ -255,11 +149,12 @@ def load(
     Parameters
     ----------
     model : str
-        A family's name (see ``data/models/registry.yaml``), a local folder, or a hub id.
-    weights : {"stand-in", "hub", "random", "untrained"}
-        For a family's name: its stand-in, its first hub id, or that architecture with random weights.  A folder or a
-        hub id brings its own weights; with ``"random"`` its architecture gets random ones.  ``"untrained"`` is for a
-        family's name too: the stand-in's shape with random weights, for which no file is needed.
+        A family's name (see ``registry.yaml``), a local folder, a GGUF file, or a hub id.
+    weights : {"stand-in", "hub", "package", "random", "untrained"}
+        For a family's name: its stand-in, its first hub id, the trained model that ``kvbook models fetch`` fetched, or the
+        first hub id's architecture with random weights.  A folder, a file or a hub id brings its own weights; with
+        ``"random"`` its architecture gets random ones.  ``"untrained"`` is for a family's name too: the stand-in's shape
+        with random weights, for which no file is needed.
     dtype : str
         ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``; the weights are converted to it.
     device : str
@@ -284,12 +179,12 @@ def load(
         there, a quantization without its library, or a model larger than the free memory.
     """
     lowbit.check(quantization)
-    where = _resolve(model, weights)
+    where = sources.resolve(model, weights)
     place = placement.device_of(device)
     torch_dtype = placement.dtype_on(dtype, place)
     blank = shape(where.config)
     needed = lowbit.bytes_needed(blank, quantization, torch_dtype)
-    if where.source in _DRAWN:
+    if where.source in sources.DRAWN:
         # Drawn in full before they are quantized, and never spread.
         placement.check_memory(where.name, max(needed, lowbit.bytes_needed(blank, "none", torch_dtype)), place)
         device_map: placement.DeviceMap = {"": place}
@@ -306,7 +201,7 @@ def load(
         options["attn_implementation"] = attention
     try:
         with lowbit.every_linear_found(quantization), _open(where):
-            if where.source in _DRAWN:
+            if where.source in sources.DRAWN:
                 built = _random(where, torch_dtype, place, seed, options)
             else:
                 built = _pretrained(where, torch_dtype, device_map, options)
@@ -325,12 +220,12 @@ def load(
     return Loaded(built, _tokenizer(where), where.name, where.source, dtype, quantization)
 
 
-def _open(where: _Where) -> AbstractContextManager[None]:
+def _open(where: sources.Where) -> AbstractContextManager[None]:
     return where.repository.open() if where.repository else nullcontext()
 
 
 def _random(
-    where: _Where, dtype: torch.dtype, place: torch.device, seed: int, options: dict[str, Any]
+    where: sources.Where, dtype: torch.dtype, place: torch.device, seed: int, options: dict[str, Any]
 ) -> PreTrainedModel:
     torch.manual_seed(seed)
     auto = _auto(where.config)
@@ -345,7 +240,7 @@ def _random(
 
 
 def _pretrained(
-    where: _Where, dtype: torch.dtype, device_map: placement.DeviceMap, options: dict[str, Any]
+    where: sources.Where, dtype: torch.dtype, device_map: placement.DeviceMap, options: dict[str, Any]
 ) -> PreTrainedModel:
     def read(device_map: placement.DeviceMap | None) -> PreTrainedModel:
         found, report = _auto(where.config).from_pretrained(
@@ -369,7 +264,7 @@ def _pretrained(
     return read(device_map)
 
 
-def _tokenizer(where: _Where) -> PreTrainedTokenizerBase:
+def _tokenizer(where: sources.Where) -> PreTrainedTokenizerBase:
     if where.source == "untrained":
         bpe = tokenizers.load_bpe(paths.MODELS / "tokenizers" / f"{standins.tokenizer_style(where.name)}.json")
         return tokenizers.for_family(bpe, where.name, standins.CONTEXT_LENGTH)
@@ -403,7 +298,7 @@ def tokenizer(model: str, weights: str = "stand-in") -> PreTrainedTokenizerBase:
     UserError
         When there is none.
     """
-    return _tokenizer(_resolve(model, weights))
+    return _tokenizer(sources.resolve(model, weights))
 
 
 def standin_facts(family: str) -> dict[str, Any]:
@@ -413,7 +308,7 @@ def standin_facts(family: str) -> dict[str, Any]:
 
 def standin_config(family: str) -> PretrainedConfig:
     """Read the configuration that a stand-in ships with."""
-    return _resolve(family, "stand-in").config
+    return sources.resolve(family, "stand-in").config
 
 
 def config_of(model: str, weights: str = "stand-in") -> PretrainedConfig:
@@ -429,7 +324,7 @@ def config_of(model: str, weights: str = "stand-in") -> PretrainedConfig:
     UserError
         When there is none.
     """
-    return _resolve(model, weights).config
+    return sources.resolve(model, weights).config
 
 
 def check_length(model: dict[str, Any], n_tokens: int) -> None:

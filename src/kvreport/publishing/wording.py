@@ -10,6 +10,8 @@ from kvbook.runs.records import Run
 WEIGHTS = {
     "stand-in": "stand-ins trained for this book",
     "hub": "weights from the hub",
+    "package": "135 M, 4-bit-rounded weights",
+    "gguf": "weights from a GGUF file",
     "local": "weights from a local folder",
     "random": "true shape, random weights",
     "untrained": "stand-ins' shape, random weights",

@@ -35,6 +35,7 @@ import yaml
 import kvreport
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
+from kvbook.models import registry
 from kvbook.runs import evidence
 from kvreport.publishing.style import STYLE
 
@@ -132,6 +133,7 @@ class Chapter:
         add("parameters", json.dumps(self.parameters, sort_keys=True))
         add("source", _source_sha256(code for _, code in cells))
         add("style", fingerprint.of_file(STYLE))
+        add("models", fingerprint.of_file(registry.FILE))
         for file in self.data_files():
             add(f"data {file.relative_to(self.folders.data)}", fingerprint.of_file(file))
         add("versions", json.dumps(versions()))

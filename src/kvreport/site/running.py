@@ -21,7 +21,7 @@ def memory(_context: Context) -> str:
     import torch
 
     from kvbook.measuring.memory import kv_bytes_per_token
-    from kvbook.models import loading, registry
+    from kvbook.models import registry, sources
 
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
@@ -29,7 +29,7 @@ def memory(_context: Context) -> str:
     writer.writerow([*header, f"KV of {TOKENS:,} tokens, GiB"])
     for family in registry.families().values():
         for model in family.architectures:
-            kept = kv_bytes_per_token(loading.configuration(model), torch.bfloat16)
+            kept = kv_bytes_per_token(sources.configuration(model), torch.bfloat16)
             weights = [f"{model.parameters * n_bytes / GIB:.1f}" for n_bytes in (4, 2)]
             row = [f"`{model.hub_id}`", ", ".join(model.documents), *weights, f"{kept / 1024:g}"]
             writer.writerow([*row, f"{kept * TOKENS / GIB:.2f}"])

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from kvbook import exact, paths, progress
+from kvbook import exact, progress
 from kvbook.errors import UserError
-from kvbook.models import corpus, registry
+from kvbook.models import corpus, registry, sources
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
@@ -24,14 +24,11 @@ _PAD = 7
 
 
 def subjects(settings: ExactCachesSettings) -> list[str]:
-    """Name the models of a run; ``all`` stands for the causal families, stand-ins only where they are there."""
-    families = registry.families()
+    """Name the models of a run; ``all`` stands for the causal families that have weights of the kind asked for."""
     if settings.families != ("all",):
         return list(settings.families)
-    causal = [name for name, family in families.items() if family.objective == "next token"]
-    if settings.weights == "stand-in":
-        causal = [name for name in causal if (paths.STANDINS / name / "config.json").is_file()]
-    return causal
+    families = registry.families()
+    return [name for name in sources.families_with(settings.weights) if families[name].objective == "next token"]
 
 
 def identities(settings: ExactCachesSettings, names: list[str]) -> list[dict[str, Any]]:

@@ -12,22 +12,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import paths, progress
+from kvbook import progress
 from kvbook.errors import UserError
-from kvbook.models import loading, placement, registry
+from kvbook.models import loading, placement, registry, sources
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.models.settings import ModelsSettings
 
 
 def names(settings: ModelsSettings) -> list[str]:
-    """List what the settings' `model` stands for, each once; of the stand-ins, all that ship."""
+    """List what the settings' `model` stands for, each once; ``all`` for every family with weights of the kind asked for."""
     if settings.model == "all":
-        return [
-            name
-            for name in registry.families()
-            if settings.weights != "stand-in" or (paths.STANDINS / name / "config.json").is_file()
-        ]
+        return sources.families_with(settings.weights)
     return list(dict.fromkeys(name.strip() for name in settings.model.split(",") if name.strip()))
 
 

@@ -7,7 +7,7 @@ from transformers import PretrainedConfig
 
 from kvbook import paths
 from kvbook.measuring.memory import kv_heads
-from kvbook.models import baselines, listing, loading, lowbit, registry
+from kvbook.models import baselines, listing, loading, lowbit, registry, sources
 
 # What weights are stored as, and the bytes that follow: a name, a quantization, the dtype of the rest.
 STORED = (
@@ -45,7 +45,7 @@ def architectures() -> pd.DataFrame:
             "hub id": architecture.hub_id,
             "used by": ", ".join(architecture.documents),
             "positions": family.positions,
-            **_shape(loading.configuration(architecture)),
+            **_shape(sources.configuration(architecture)),
             "parameters": architecture.parameters,
         }
         for family in registry.families().values()
@@ -64,7 +64,7 @@ def memory() -> pd.DataFrame:
     rows = []
     for family in registry.families().values():
         for architecture in family.architectures:
-            blank = loading.shape(loading.configuration(architecture))
+            blank = loading.shape(sources.configuration(architecture))
             needed = {name: lowbit.bytes_needed(blank, stored, dtype) for name, stored, dtype in STORED}
             rows.append({"hub id": architecture.hub_id, **needed})
     return pd.DataFrame(rows)

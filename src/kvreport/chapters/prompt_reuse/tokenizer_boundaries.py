@@ -69,7 +69,7 @@ def encoders(settings: PromptReuseSettings) -> dict[str, Encoder]:
         for style in ("gpt2", "llama3")
     }
     for model in split_keys.identities(settings):
-        if model["weights"] in ("hub", "local"):
+        if model["weights"] in ("hub", "package", "gguf", "local"):
             own = loading.tokenizer(model["asked_for"], settings.weights)
             found[model["name"]] = lambda texts, own=own: own(texts, add_special_tokens=False)["input_ids"]
     return found

@@ -12,7 +12,7 @@ class StaticCacheSettings(Settings):
 
     Attributes
     ----------
-    weights : {"random", "stand-in", "hub", "untrained"}
+    weights : {"random", "stand-in", "hub", "package", "untrained"}
         As elsewhere, for a family's name; by default the true shape, since speed does not depend on what weights have learnt.
     dtype : str
         Of weights and arithmetic; the document's was bfloat16.

@@ -1,0 +1,73 @@
+"""Llama's equations in a few lines of fp64, over the bytes of a GGUF file: nothing of transformers, nothing of ours.
+
+In the file, rows of queries and keys stand so that each pair that a position turns is two neighbours; transformers keeps such
+pairs half a head apart.  Agreement therefore says that the reader's reordering is right too.
+"""
+
+import numpy as np
+import torch
+from gguf import GGUFReader
+
+
+def _halves(blocks, start):
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float64)
+
+
+def numbers(tensor) -> torch.Tensor:
+    """Unpack a tensor by llama.cpp's own description of its blocks."""
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    kind = tensor.tensor_type.name
+    if kind == "F32":
+        return torch.from_numpy(np.array(tensor.data, dtype=np.float64)).reshape(shape)
+    if kind == "Q8_0":
+        blocks = tensor.data.reshape(-1, 2 + 32)
+        values = _halves(blocks, 0) * np.ascontiguousarray(blocks[:, 2:]).view(np.int8)
+    elif kind == "Q4_1":
+        blocks = tensor.data.reshape(-1, 2 + 2 + 16)
+        packed = blocks[:, 4:]
+        values = _halves(blocks, 0) * np.hstack([packed & 15, packed >> 4]) + _halves(blocks, 2)
+    else:
+        raise AssertionError(kind)
+    return torch.from_numpy(values).reshape(shape)
+
+
+def logits(file, ids, base: float | None = None) -> torch.Tensor:
+    """Give the logits of all tokens; `base` other than the file's is for a control."""
+    reader = GGUFReader(file)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    fact = {name: field.contents() for name, field in reader.fields.items() if name.startswith("llama.")}
+    heads, groups = fact["llama.attention.head_count"], fact["llama.attention.head_count_kv"]
+    base = base or fact["llama.rope.freq_base"]
+
+    def weight(name):
+        return numbers(tensors[f"{name}.weight"])
+
+    def norm(x, name):
+        return (
+            x / (x.pow(2).mean(-1, keepdim=True) + fact["llama.attention.layer_norm_rms_epsilon"]).sqrt() * weight(name)
+        )
+
+    embedding = weight("token_embd")
+    x = embedding[torch.tensor(ids)]
+    n = len(ids)
+    width = x.shape[1] // heads
+    angles = torch.outer(torch.arange(n).double(), base ** (-torch.arange(0, width, 2).double() / width))
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+
+    def turned(x):
+        return torch.view_as_real(torch.view_as_complex(x.reshape(n, -1, width // 2, 2)) * turn).reshape(n, -1, width)
+
+    hidden_from = torch.full((n, n), float("-inf"), dtype=torch.float64).triu(1)
+    for layer in range(fact["llama.block_count"]):
+        h = norm(x, f"blk.{layer}.attn_norm")
+        q, k, v = (h @ weight(f"blk.{layer}.attn_{part}").T for part in "qkv")
+        q, k, v = turned(q), turned(k), v.reshape(n, groups, width)
+        k, v = (part.repeat_interleave(heads // groups, dim=1) for part in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / width**0.5 + hidden_from
+        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(n, -1)
+        x = x + mixed @ weight(f"blk.{layer}.attn_output").T
+        h = norm(x, f"blk.{layer}.ffn_norm")
+        gate, up = (h @ weight(f"blk.{layer}.ffn_{part}").T for part in ("gate", "up"))
+        x = x + (torch.nn.functional.silu(gate) * up) @ weight(f"blk.{layer}.ffn_down").T
+    head = "output" if "output.weight" in tensors else "token_embd"
+    return norm(x, "output_norm") @ weight(head).T
