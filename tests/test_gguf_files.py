@@ -11,15 +11,15 @@ import small_gguf
 import torch
 
 from kvbook.errors import UserError
-from kvbook.models import gguf_files, loading, placement, sources
+from kvbook.models import gguf_files, loading, placement, sources, unpacked
 
 UNPACK = """
 import sys
 from pathlib import Path
 from kvbook.errors import UserError
-from kvbook.models import gguf_files
+from kvbook.models import gguf_files, unpacked
 if sys.argv[2:] == ["unasked"]:
-    gguf_files.check_room = lambda *_: None
+    unpacked.check_room = lambda *_: None
 try:
     print(gguf_files.unpack(Path(sys.argv[1])))
 except UserError as error:
@@ -129,7 +129,7 @@ def test_a_link_to_a_file_of_another_name_is_read(file, tmp_path):
 
 
 def unfinished() -> list[str]:
-    folder = gguf_files.models_folder()
+    folder = unpacked.models_folder()
     return [path.name for path in folder.iterdir() if path.name.startswith(".")] if folder.is_dir() else []
 
 
@@ -137,11 +137,11 @@ class TestBadInput:
     """One line each, and nothing half-written."""
 
     def refused(self, match, file):
-        before = set(gguf_files.models_folder().glob("*"))
+        before = set(unpacked.models_folder().glob("*"))
         with pytest.raises(UserError, match=match) as error:
             loading.load(str(file))
         assert "\n" not in str(error.value)
-        assert set(gguf_files.models_folder().glob("*")) == before
+        assert set(unpacked.models_folder().glob("*")) == before
         assert unfinished() == []
 
     def test_no_file(self, tmp_path):
@@ -197,7 +197,7 @@ class TestBadInput:
         self.refused("cpu has 0.0 GiB free", write(more={"output_norm.weight": np.full(32, 4.0)}))
 
     def test_too_small_a_disk_is_seen_beforehand(self, write, monkeypatch):
-        monkeypatch.setattr(gguf_files.shutil, "disk_usage", lambda folder: Free())
+        monkeypatch.setattr(unpacked.shutil, "disk_usage", lambda folder: Free())
         self.refused("its disk has 0.0 GB free", write(more={"output_norm.weight": np.full(32, 5.0)}))
 
 

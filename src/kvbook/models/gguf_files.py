@@ -6,14 +6,12 @@ like any other.
 """
 
 import contextlib
-import errno
 import importlib.metadata
 import importlib.util
 import io
 import json
 import os
 import re
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,10 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from kvbook import fingerprint, paths
+from kvbook import fingerprint
 from kvbook.errors import UserError
-from kvbook.models import hub, placement
+from kvbook.models import hub, placement, unpacked
 
-# What the checkpoint says of the file that it was made of; written last.
-_ORIGIN = "origin.json"
 _LIBRARIES = ("gguf", "accelerate")
 _MAGIC = b"GGUF"
 # Of the fp32 numbers there is one copy from the reader and one in the model.
@@ -40,40 +36,6 @@ _DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exa
 # llama.cpp stretches rotary positions by these; transformers' reader knows of them for one architecture alone.
 _STRETCHED = re.compile(r"^rope_(freqs|factors)")
 _READS_STRETCHED = ("gpt-oss",)
-
-
-def models_folder() -> Path:
-    """Give the folder of what was fetched and unpacked; not in git, and made when it is needed."""
-    return paths.BUILD / "models"
-
-
-def folder_of(stem: str, sha256: str) -> Path:
-    """Give the folder of a file's checkpoint, whether it is there or not.
-
-    Parameters
-    ----------
-    stem : str
-        The file's name without its ending.
-    sha256 : str
-        Of the file's bytes: another file of that name gets another folder.
-    """
-    return models_folder() / f"{stem}-{sha256[:16]}"
-
-
-def is_whole(folder: Path) -> bool:
-    """Tell whether a checkpoint was unpacked there to its end."""
-    return (folder / _ORIGIN).is_file()
-
-
-def origin(folder: Path) -> dict[str, str]:
-    """Read what a checkpoint was made of.
-
-    Returns
-    -------
-    dict
-        ``gguf_sha256`` of the file, ``weights_sha256`` of the unpacked weights, and the versions of the libraries.
-    """
-    return json.loads((folder / _ORIGIN).read_text("utf-8"))
 
 
 def unpack(file: Path) -> Path:
@@ -104,42 +66,19 @@ def unpack(file: Path) -> Path:
         sha256 = fingerprint.of_large_file(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    folder = folder_of(file.stem, sha256)
-    if is_whole(folder):
+    folder = unpacked.folder_of(file.stem, sha256)
+    if unpacked.is_whole(folder):
         return folder
     try:
-        models_folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=models_folder(), prefix=".unpacking-") as temporary:
+        unpacked.models_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=unpacked.models_folder(), prefix=".unpacking-") as temporary:
             made = Path(temporary) / "checkpoint"
             made.mkdir()
             _write(file.absolute(), sha256, made)
             _put(made, folder)
     except OSError as error:
-        raise UserError(on_disk(error, models_folder())) from error
+        raise UserError(unpacked.on_disk(error, unpacked.models_folder())) from error
     return folder
-
-
-def on_disk(error: OSError, folder: Path) -> str:
-    """Say in one line why a folder could not be written."""
-    if error.errno == errno.ENOSPC:
-        return f"no room left on the disk of {folder}: free some, or name another folder in KVBOOK_BUILD"
-    return f"{folder} cannot be written ({error.strerror or error}): allow it, or name another folder in KVBOOK_BUILD"
-
-
-def check_room(n_bytes: float, folder: Path) -> None:
-    """Refuse what will not fit on a folder's disk, before it starts.
-
-    Raises
-    ------
-    UserError
-        With the bytes needed and the bytes free.
-    """
-    free = shutil.disk_usage(folder).free
-    if n_bytes > free:
-        raise UserError(
-            f"{folder} needs {n_bytes / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free: "
-            "free some, or name another folder in KVBOOK_BUILD"
-        )
 
 
 def _put(made: Path, folder: Path) -> None:
@@ -147,7 +86,7 @@ def _put(made: Path, folder: Path) -> None:
     try:
         made.rename(folder)
     except OSError:
-        if not is_whole(folder):
+        if not unpacked.is_whole(folder):
             raise
 
 
@@ -175,7 +114,7 @@ def _write(file: Path, sha256: str, made: Path) -> None:
         "transformers": transformers.__version__,
         "gguf": importlib.metadata.version("gguf"),
     }
-    (made / _ORIGIN).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    (made / unpacked.ORIGIN).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
 
 
 def _read(file: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor], Any, PreTrainedTokenizerBase]:
@@ -190,7 +129,7 @@ def _read(file: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor], Any, P
                 blank = AutoModelForCausalLM.from_config(config)
             needed = sum(p.numel() for p in blank.parameters()) * torch.float32.itemsize
             placement.check_memory(file.name, needed * _COPIES, torch.device("cpu"))
-            check_room(needed, models_folder())
+            unpacked.check_room(needed, unpacked.models_folder())
             model, report = AutoModelForCausalLM.from_pretrained(
                 file.parent, config=config, dtype=torch.float32, output_loading_info=True, **options, **_plain()
             )

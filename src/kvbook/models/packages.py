@@ -14,7 +14,7 @@ from typing import Literal
 
 from kvbook import fingerprint
 from kvbook.errors import UserError
-from kvbook.models import gguf_files, registry
+from kvbook.models import registry, unpacked
 
 # Unpacked, in fp32.
 _BYTES_A_PARAMETER = 4
@@ -50,12 +50,12 @@ def with_package() -> list[str]:
 
 
 def _place(package: registry.Package) -> Path:
-    return gguf_files.folder_of(Path(package.file).stem, package.file_sha256)
+    return unpacked.folder_of(Path(package.file).stem, package.file_sha256)
 
 
 def is_here(family: str) -> bool:
     """Tell whether a family's packaged model can be loaded without the network."""
-    return gguf_files.is_whole(_place(of_family(family)))
+    return unpacked.is_whole(_place(of_family(family)))
 
 
 def folder(family: str) -> Path:
@@ -92,9 +92,7 @@ def state() -> dict[str, str | None]:
 
     What a chapter is made from depends on it: one that ran on a stand-in is not up to date once the model is there.
     """
-    return {
-        name: gguf_files.origin(folder(name))["weights_sha256"] if is_here(name) else None for name in with_package()
-    }
+    return {name: unpacked.origin(folder(name))["weights_sha256"] if is_here(name) else None for name in with_package()}
 
 
 def fetch(family: str = "smollm2") -> Path:
@@ -119,17 +117,20 @@ def fetch(family: str = "smollm2") -> Path:
     package = of_family(family)
     if is_here(family):
         return _place(package)
-    models = gguf_files.models_folder()
+    models = unpacked.models_folder()
     file = models / Path(package.file).name
     try:
         models.mkdir(parents=True, exist_ok=True)
         if not (file.is_file() and fingerprint.of_file(file) == package.file_sha256):
-            gguf_files.check_room(2 * package.file_bytes + package.parameters * _BYTES_A_PARAMETER, models)
+            unpacked.check_room(2 * package.file_bytes + package.parameters * _BYTES_A_PARAMETER, models)
             with tempfile.TemporaryDirectory(dir=models, prefix=".fetching-") as temporary:
                 wheel = _download(package, Path(temporary))
                 _take(package, wheel, Path(temporary) / "file").replace(file)
     except OSError as error:
-        raise UserError(gguf_files.on_disk(error, models)) from error
+        raise UserError(unpacked.on_disk(error, models)) from error
+    # With torch and transformers, for which nobody else who asks about packages need wait.
+    from kvbook.models import gguf_files
+
     return gguf_files.unpack(file)
 
 
@@ -166,6 +167,8 @@ def _why(said: str) -> str:
         return "the proxy refuses or cannot be reached: set HTTPS_PROXY, or go online without one"
     if _NETWORK.search(said):
         return "pip's index cannot be reached: go online; everything else works without this model"
+    if "from versions: none" in said:
+        return "pip's index cannot be reached, or has no such package: go online, or see `pip config list`"
     complaints = [line for line in said.splitlines() if line.startswith("ERROR:")] or [
         "ERROR: pip failed without a word"
     ]

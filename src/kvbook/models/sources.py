@@ -8,7 +8,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
-from kvbook.models import gguf_files, hub, packages, registry, standins
+from kvbook.models import gguf_files, hub, packages, registry, standins, unpacked
 
 Source = Literal["stand-in", "hub", "package", "gguf", "random", "untrained", "local"]
 
@@ -99,7 +99,7 @@ def identity(where: Where, seed: int) -> dict[str, Any]:
     sha256 = digests[0] if len(digests) == 1 else fingerprint.of_values(digests)
     if where.source not in ("package", "gguf"):
         return {"sha256": sha256}
-    origin = gguf_files.origin(folder)
+    origin = unpacked.origin(folder)
     if sha256 != origin["weights_sha256"]:
         raise UserError(
             f"{folder}: the weights are not those that were unpacked there: delete the folder, then "

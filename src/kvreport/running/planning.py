@@ -35,7 +35,7 @@ import yaml
 import kvreport
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
-from kvbook.models import registry
+from kvbook.models import packages, registry
 from kvbook.runs import evidence
 from kvreport.publishing.style import STYLE
 
@@ -134,6 +134,8 @@ class Chapter:
         add("source", _source_sha256(code for _, code in cells))
         add("style", fingerprint.of_file(STYLE))
         add("models", fingerprint.of_file(registry.FILE))
+        # A chapter that ran on a stand-in is not fresh once the packaged model is there.
+        add("packages", json.dumps(packages.state()))
         for file in self.data_files():
             add(f"data {file.relative_to(self.folders.data)}", fingerprint.of_file(file))
         add("versions", json.dumps(versions()))
