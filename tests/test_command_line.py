@@ -20,6 +20,11 @@ def kvbook(*arguments):
         ("run", "layer_drift", "model=nosuch"),
         ("cite", "fig-layer-drift"),
         ("models", "train", "--family", "bert"),
+        ("models", "fetch", "gpt2"),
+        ("models", "cost", "nosuch"),
+        ("models", "cost", "llama", "--dtypes", "fp8"),
+        ("check", "gpt2", "--weights", "package"),
+        ("check", "/nowhere/model.gguf"),
         ("models", "train-scratch", "--size", "nosuch"),
         ("models", "train-scratch", "--corpus", "/nowhere"),
         ("models", "train-scratch", "--corpus", "/nowhere", "--destination", "/tmp/nosuch"),
@@ -41,6 +46,12 @@ def test_an_experiment_runs_without_a_notebook(llama_folder, text_folder):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("16 rows in ")
     assert str(paths.RUNS) in done.stdout
+
+
+def test_memory_and_minutes_are_predicted(llama_folder):
+    done = kvbook("models", "cost", str(llama_folder), "--tokens", "8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "about 0.6 GB and 1 min\n"
 
 
 def test_the_families_are_listed_without_loading_one():

