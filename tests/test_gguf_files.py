@@ -114,6 +114,26 @@ def test_weights_that_were_changed_afterwards_are_refused(write):
         loading.identify(str(file))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("check", "--samples=1", "--tokens=8", "--dtypes=float32"), "verdict"),
+        (("run", "layer_drift", "n_samples=1", "n_tokens=8", "dtypes=float32"), "8 rows in "),
+    ],
+    ids=["check", "an experiment"],
+)
+def test_a_check_and_an_experiment_take_it(file, text_folder, arguments, said):
+    command, *options = arguments
+    if command == "check":
+        named = [str(file), f"--corpus={text_folder}"]
+    else:
+        named = [options.pop(0), f"model={file}", f"reference_model={file}", f"corpus={text_folder}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "kvbook", command, *named, *options], capture_output=True, text=True, check=False
+    )
+    assert said in done.stdout, done.stderr
+
+
 def test_its_shape_can_have_random_weights(file):
     drawn = loading.load(str(file), weights="random")
     assert drawn.weights == "random"
