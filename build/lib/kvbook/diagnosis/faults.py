@@ -1,0 +1,241 @@
+"""Bugs to plant into a stock model's cached pass, each a context manager that takes it out again.
+
+They strike where something is in the cache: the full pass, and the first call of a cached one, are left alone, except by
+`no_cache` and `stale_window`.  None is safe in threads.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from transformers import Cache, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+Layers = Collection[int] | None
+
+
+@contextmanager
+def upper_left_mask() -> Iterator[None]:
+    """Give every attention of a ``with`` block a causal mask aligned to the upper left, as Falcon's code of mid-2023 did.
+
+    Not safe in threads: torch's function is replaced for the length of the block.
+    """
+    stock = functional.scaled_dot_product_attention
+
+    def attend(query, key, value, **options):
+        return stock(query, key, value, **options | {"attn_mask": None, "is_causal": True})
+
+    functional.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = stock
+
+
+# Given the ids and the cache's length, further arguments of the call.
+_Change = Callable[[torch.Tensor, int], dict[str, torch.Tensor]]
+
+
+def _length(cache: Cache | None) -> int:
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
+@contextmanager
+def _calls_on_a_cache(
+    model: PreTrainedModel,
+    change: _Change | None = None,
+    around: Callable[[Cache], AbstractContextManager] | None = None,
+) -> Iterator[None]:
+    """Change every call of a model that has something in its cache: its arguments, or what is around it."""
+    stock = model.forward
+
+    # The signature stays: transformers looks at it.
+    def forward(input_ids, past_key_values=None, **options):
+        held = _length(past_key_values)
+        with ExitStack() as stack:
+            if held:
+                options |= change(input_ids, held) if change else {}
+                if around:
+                    stack.enter_context(around(past_key_values))
+            return stock(input_ids, past_key_values=past_key_values, **options)
+
+    model.forward = forward
+    try:
+        yield
+    finally:
+        del model.forward
+
+
+def _new_positions(ids: torch.Tensor, first: int) -> dict[str, torch.Tensor]:
+    return {"position_ids": torch.arange(first, first + ids.shape[1], device=ids.device)[None]}
+
+
+def offset_forgotten(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Count the positions of new tokens from 0, as if nothing were in the cache."""
+    return _calls_on_a_cache(model, lambda ids, _held: _new_positions(ids, 0))
+
+
+def offset_by_one(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Give every new token the position of the token before it."""
+    return _calls_on_a_cache(model, lambda ids, held: _new_positions(ids, held - 1))
+
+
+def _seen(ids: torch.Tensor, held: int, hidden: slice) -> dict[str, torch.Tensor]:
+    mask = torch.ones(1, held + ids.shape[1], dtype=torch.long, device=ids.device)
+    mask[:, hidden] = 0
+    return {"attention_mask": mask}
+
+
+def mask_off_by_one(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Hide the newest cached token from the new ones."""
+    return _calls_on_a_cache(model, lambda ids, held: _seen(ids, held, slice(held - 1, held)))
+
+
+def mask_upper_left(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Align the causal mask of new tokens to the upper left: the first of them sees the first key alone.
+
+    Where a model does not call torch's scaled dot product attention (MPT), new tokens see as many of the first keys as they
+    are themselves, which for one token is the same.
+    """
+    if model.config.model_type != "mpt" and model.config._attn_implementation == "sdpa":
+        return _calls_on_a_cache(model, around=lambda _cache: upper_left_mask())
+    return _calls_on_a_cache(model, lambda ids, held: _seen(ids, held, slice(ids.shape[1], None)))
+
+
+@contextmanager
+def no_cache(model: PreTrainedModel) -> Iterator[None]:
+    """Set ``use_cache`` to False in the configuration, which is MPT's own default: the direct call returns no cache."""
+    before = model.config.use_cache
+    model.config.use_cache = False
+    try:
+        yield
+    finally:
+        model.config.use_cache = before
+
+
+_Read = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def _read_through(model: PreTrainedModel, read: _Read, layers: Layers) -> AbstractContextManager[None]:
+    """Put something between what a cache holds and what attention gets of it; all layers where none are named."""
+
+    @contextmanager
+    def around(cache: Cache) -> Iterator[None]:
+        stock, held = cache.update, _length(cache)
+
+        def update(keys, values, layer, *arguments, **options):
+            found = stock(keys, values, layer, *arguments, **options)
+            return found if layers is not None and layer not in layers else tuple(read(each, held) for each in found)
+
+        cache.update = update
+        try:
+            yield
+        finally:
+            del cache.update
+
+    return _calls_on_a_cache(model, around=around)
+
+
+def one_step_late(model: PreTrainedModel, layers: Layers = None) -> AbstractContextManager[None]:
+    """Let new keys and values arrive one step late: at their own step their slots still hold their neighbours'."""
+
+    def late(tensor: torch.Tensor, held: int) -> torch.Tensor:
+        return torch.cat([tensor[:, :, :held], tensor[:, :, held - 1 : -1]], 2)
+
+    return _read_through(model, late, layers)
+
+
+def kept_in_16_bits(model: PreTrainedModel, layers: Layers = None) -> AbstractContextManager[None]:
+    """Keep keys and values in fp16: a difference that a model in 16 bits does not show."""
+    return _read_through(model, lambda tensor, _held: tensor.to(torch.float16).to(tensor.dtype), layers)
+
+
+@contextmanager
+def stale_window(model: PreTrainedModel, window: int = 8) -> Iterator[None]:
+    """Let the model see its last tokens alone: without a cache by cutting the text, with one by forgetting old entries.
+
+    The entries that stay were computed from tokens that the window has left behind.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    window : int
+        Tokens that it sees.
+    """
+    stock = model.forward
+
+    def forward(input_ids, past_key_values=None, **options):
+        held, new = _length(past_key_values), input_ids.shape[1]
+        if not held:
+            return stock(input_ids[:, -window:], past_key_values=past_key_values, **options)
+        if held + new > window:
+            # Several tokens at once would each need a window of their own: they share the last one's.
+            options |= _seen(input_ids, held, slice(0, max(0, held + new - max(window, new))))
+        return stock(input_ids, past_key_values=past_key_values, **options)
+
+    model.forward = forward
+    try:
+        yield
+    finally:
+        del model.forward
+
+
+def seam(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[int], list[int]] | None:
+    """Encode a text whole, and in two parts whose ids are put together: the first cut at which they differ.
+
+    Parameters
+    ----------
+    tokenizer : PreTrainedTokenizerBase
+        The model's.
+    ids : list of int
+        Gives the text.
+
+    Returns
+    -------
+    whole, apart : list of int
+        None when no cut in the text's second half changes the ids.
+    """
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    whole = tokenizer(text)["input_ids"]
+    for cut in range(len(text) // 2, len(text)):
+        first = tokenizer(text[:cut])["input_ids"]
+        apart = first + tokenizer(text[cut:], add_special_tokens=False)["input_ids"]
+        if apart != whole:
+            return whole, apart
+    return None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A bug that can be planted.
+
+    Attributes
+    ----------
+    plant : callable
+        Takes the model, gives the context manager.
+    applies : callable
+        Tells from a configuration whether the bug can exist in the model.
+    """
+
+    plant: Callable[[PreTrainedModel], AbstractContextManager[None]]
+    applies: Callable[[PretrainedConfig], bool] = lambda _config: True
+
+
+def _takes_positions(config: PretrainedConfig) -> bool:
+    # ALiBi is a bias on the distance of keys, so that no position is counted from the cache's length.
+    return config.model_type != "mpt" and not getattr(config, "alibi", False)
+
+
+FAULTS = {
+    "position offset forgotten": Fault(offset_forgotten, _takes_positions),
+    "position off by one": Fault(offset_by_one, _takes_positions),
+    "mask off by one": Fault(mask_off_by_one),
+    "mask upper left": Fault(mask_upper_left),
+    "cache never returned": Fault(no_cache),
+    "K/V one step late": Fault(one_step_late),
+    "stale window": Fault(stale_window),
+    "cache kept in 16 bits": Fault(kept_in_16_bits),
+}
+SEAM = "tokenizer seam"

@@ -1,0 +1,188 @@
+"""A model's cached pass against its full pass: how far apart they are, at the end and behind every layer.
+
+The model is called as it stands: whether a cache comes back is its configuration's doing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kvbook.measuring import agreement
+from kvbook.measuring import full_and_split as passes
+from kvbook.measuring.in_fp64 import widened
+
+SPLIT, STEPS, PARTS = "prefix + last token", "token by token", "in two parts"
+WAYS = (SPLIT, STEPS, PARTS)
+# The fewest tokens that every way can cut.
+SHORTEST = 4
+
+
+def sizes(way: str, length: int, generator: np.random.Generator) -> list[int]:
+    """Cut a text into the parts in which a way feeds it.
+
+    Parameters
+    ----------
+    way : str
+        One of `WAYS`.
+    length : int
+        Tokens of the text, `SHORTEST` or more.
+    generator : Generator
+        Draws where the text falls in two.
+    """
+    if way == SPLIT:
+        return [length - 1, 1]
+    if way == STEPS:
+        # Two at first: transformers' MPT makes no mask for a single token on an empty cache, and fails.
+        return [2, *[1] * (length - 2)]
+    first = int(generator.integers(2, length - 1))
+    return [first, length - first]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way on one text.
+
+    Attributes
+    ----------
+    way : str
+        How the text was fed.
+    drift : float
+        Root mean square difference of the last token's logits over the spread (standard deviation) of the full pass's,
+        which is the scale that a softmax sees.  NaN where the full pass is not finite, infinite where only it is.
+    layers : list of float
+        The same of the hidden states behind the embedding and every layer, over their root mean square.
+    held : int
+        Tokens in the cache before the last part was fed; 0 where no cache came back.
+    fed : int
+        Tokens that had been fed by then.
+    alone : bool
+        Whether nothing was in the cache and the logits equal those of the last part fed by itself, without any context.
+    """
+
+    way: str
+    drift: float
+    layers: list[float]
+    held: int
+    fed: int
+    alone: bool
+
+
+def _call(model: PreTrainedModel, ids: torch.Tensor, **options):
+    return model(ids, output_hidden_states=True, **options)
+
+
+def last_token(output) -> passes.LastToken:
+    """Take the last token's hidden states and logits from what a model returned.
+
+    Parameters
+    ----------
+    output : ModelOutput
+        With hidden states.
+    """
+    return passes.LastToken(torch.stack([state[0, -1] for state in output.hidden_states]), output.logits[0, -1])
+
+
+def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options) -> tuple[passes.LastToken, int]:
+    """Feed a text in parts, each on top of whatever cache the call before returned.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    parts : list of int
+        Tokens of each part.
+    **options
+        Of every call; none, to leave everything to the model's configuration.
+
+    Returns
+    -------
+    last : LastToken
+    held : int
+        Tokens in the cache before the last part.
+    """
+    past = None
+    *before, last = ids.split(parts, 1)
+    for part in before:
+        past = model(part, past_key_values=past, **options).past_key_values
+    held = 0 if past is None else int(past.get_seq_length())
+    return last_token(_call(model, last, past_key_values=past, **options)), held
+
+
+def full_pass(model: PreTrainedModel, ids: torch.Tensor) -> passes.LastToken:
+    """Run a text at once and without a cache, in the arithmetic of `widened`.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    """
+    with torch.inference_mode(), widened(model.dtype):
+        return last_token(_call(model, ids, use_cache=False))
+
+
+def readings(
+    model: PreTrainedModel, ids: torch.Tensor, fed: torch.Tensor, generator: np.random.Generator,
+    ways: tuple[str, ...] = WAYS, full: passes.LastToken | None = None, **options,
+) -> Iterator[Reading]:  # fmt: skip
+    """Compare every way of feeding a text with the full pass.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model; run under `widened`.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text, for the full pass.
+    fed : Tensor of int64, shape (1, fed_len)
+        What the cached pass is fed: the same, or the same text encoded in two parts.
+    generator : Generator
+        As for `sizes`.
+    ways : tuple of str
+        Among `WAYS`.
+    full : LastToken, optional
+        From `full_pass`, where it has been run.
+    **options
+        As for `cached`.
+    """
+    full = full or full_pass(model, ids)
+    with torch.inference_mode(), widened(model.dtype):
+        for way in ways:
+            parts = sizes(way, fed.shape[1], generator)
+            found, held = cached(model, fed, parts, **options)
+            # With something in the cache, attention to the last part alone would be a coincidence.
+            alone = None if held else model(fed[:, -parts[-1] :], use_cache=False).logits[0, -1]
+            yield Reading(
+                way, relative(full.logits, found.logits, centred=True).item(),
+                relative(full.hidden, found.hidden).tolist(), held, fed.shape[1] - parts[-1],
+                alone is not None and bool((alone == found.logits).all()),
+            )  # fmt: skip
+
+
+def relative(reference: torch.Tensor, other: torch.Tensor, centred: bool = False) -> torch.Tensor:
+    """Measure a difference without a scale, over the last dimension.
+
+    Parameters
+    ----------
+    reference, other : Tensor, shape (..., n)
+        Two computations of the same numbers.
+    centred : bool
+        Take the spread of the reference as the scale, not its root mean square: logits may be shifted by any constant.
+
+    Returns
+    -------
+    Tensor of float64, shape (...)
+        NaN where the reference is not finite; infinite where the other alone is not.
+    """
+    found = agreement.drift(reference.cpu(), other.cpu())
+    scale = reference.cpu().double().std(-1, correction=0) if centred else found.reference_rms
+    share = found.rms / scale
+    # Equal in every element, also where the scale is zero.
+    share = torch.where(found.rms == 0, 0.0, share)
+    share = torch.where(torch.isfinite(other.cpu()).all(-1), share, torch.inf)
+    return torch.where(torch.isfinite(reference.cpu()).all(-1), share, torch.nan)

@@ -1,0 +1,186 @@
+"""Bug or rounding: the verdict on drift that was measured at several unit roundoffs.
+
+Rounding is proportional to the unit roundoff u of the arithmetic; what a bug does to the numbers is not.  So the logarithm
+of drift against the logarithm of u has slope 1 for the one and slope 0 for the other.  Three rules follow, in this order.
+
+Too large
+    A drift of more than `LIMIT` roundoffs is no rounding: in fp64 that is half way, on the logarithmic axis, to the
+    roundoff of fp32, and a model whose roundings grew so much would give nothing but noise in 16 bits.  One text is enough,
+    so that a bug which strikes only some texts is found.  In 16 bits the rule cannot speak: there it allows everything.
+Small enough
+    Where no text drifts in the finest dtype by more than half way to the roundoff of the next coarser one (`ROUNDING`), it is
+    rounding.  In fp64 that is the same `LIMIT`, so that fp64 always decides.  In fp32 it is less: a cache kept in 16 bits
+    drifts by more there.  What coarser dtypes do is no evidence against it: they may drift by much less than a roundoff,
+    or not at all, for rounding to few bits makes most numbers equal.
+Slope
+    Fitted by least squares through the dtypes' mean drift.  A drift below one roundoff is as good as equal and counts as
+    one: where fp32 drifts by so much that rounding would show in 16 bits too, and it does not, the slope is flat.  Below 1/2
+    with its whole interval it is nearer to a bug's, above 1/2 with its whole interval nearer to rounding's; if the interval
+    holds 1/2 nothing is decided.
+
+The interval takes in two uncertainties.  That over texts is bootstrapped over their files.  That over dtypes, for the
+constant in front of u differs between them (16-bit products are summed in 32 bits), is the fit's own standard error, but
+never less than `SCATTER` allows, since with two to four dtypes the residuals say little.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from kvbook.measuring import estimates as fits
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+
+Kind = Literal["exact", "rounding", "bug", "undecided"]
+
+# Roundoffs: 2 ** ((53 - 24) / 2), half the exponents between fp64 and fp32.
+LIMIT = 2.0**14.5
+# Roundoffs in the finest dtype that are rounding whatever the others do: half the exponents to the next coarser dtype.
+ROUNDING = {"float64": LIMIT, "float32": 2.0**6.5}
+# Standard deviation, in powers of two, of the constants in front of u between dtypes.
+SCATTER = 1.0
+BOUNDARY = 0.5
+_DRAWS = 500
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What drift at several roundoffs amounts to.
+
+    Attributes
+    ----------
+    kind : {"exact", "rounding", "bug", "undecided"}
+        The verdict.
+    why : str
+        The rule that decided, with its numbers, as half a sentence.
+    slope : Estimate or None
+        Of log drift on log u, with its 95 % interval; None with fewer than two dtypes, or where none drifts by a roundoff.
+    drift : dict of str to float
+        Mean over texts by dtype, from the finest; infinite where only the cached pass overflowed.
+    roundoffs : dict of str to float
+        Largest over texts, in roundoffs of the dtype.
+    left_out : dict of str to str
+        Dtypes of no use, and why.
+    """
+
+    kind: Kind
+    why: str
+    slope: fits.Estimate | None
+    drift: dict[str, float]
+    roundoffs: dict[str, float]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def written(slope: fits.Estimate) -> str:
+    """Write a slope with its interval; what rounds to zero has no sign."""
+    value, low, high = (round(number, 2) + 0.0 for number in (slope.value, slope.low, slope.high))
+    return fits.Estimate(value, low, high).text()
+
+
+def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
+    """Fit the slope of log drift on log unit roundoff.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        ``dtype``, ``source``, ``sample`` and ``drift``, which is finite.
+    seed : int
+        Of the bootstrap.
+
+    Returns
+    -------
+    Estimate or None
+        None with fewer than two dtypes, or where none drifts by a roundoff: there is nothing that could fall.
+
+    Notes
+    -----
+    A mean drift below one roundoff of its dtype is as good as equal, however far below, and counts as one roundoff; of
+    several such dtypes only the finest is used, for the coarser ones allow more and so say less.
+    """
+    table = rows.pivot_table(index=["source", "sample"], columns="dtype", values="drift")
+    means = table.mean()
+    present = [dtype for dtype in UNIT_ROUNDOFF if dtype in means]
+    equal = [dtype for dtype in present if means[dtype] < UNIT_ROUNDOFF[dtype]]
+    used = [dtype for dtype in present if dtype not in equal[1:]]
+    if len(used) < 2 or len(equal) == len(present):
+        return None
+    roundoffs = np.array([UNIT_ROUNDOFF[dtype] for dtype in used])
+    x = np.log2(roundoffs)
+    spread = np.sqrt(np.square(x - x.mean()).sum())
+    fit = stats.linregress(x, np.log2(np.maximum(means[used].to_numpy(), roundoffs)))
+    # With two points the line goes through both, and the fit knows no error.
+    of_fit = fit.stderr if len(used) > 2 else 0.0
+    error = np.hypot(max(of_fit, SCATTER / spread), _resampled(table[used], roundoffs, seed))
+    half = stats.norm.ppf((1 + fits.CONFIDENCE) / 2) * error
+    return fits.Estimate(float(fit.slope), float(fit.slope - half), float(fit.slope + half))
+
+
+def _resampled(table: pd.DataFrame, roundoffs: np.ndarray, seed: int) -> float:
+    """Bootstrap the slope's standard error over files."""
+    files = table.groupby("source")
+    totals, counts = files.sum().to_numpy(), files.size().to_numpy()
+    generator = np.random.default_rng(seed)
+    weights = generator.multinomial(len(totals), np.full(len(totals), 1 / len(totals)), size=_DRAWS)
+    means = weights @ totals / (weights @ counts)[:, None]
+    x = np.log2(roundoffs)
+    centred = x - x.mean()
+    return float(np.std(np.log2(np.maximum(means, roundoffs)) @ centred / (centred @ centred), ddof=1))
+
+
+def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
+    """Give the verdict on one symptom.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        One row a (dtype, text): ``dtype``, ``source`` (the unit of resampling), ``sample``, and ``drift``, the difference
+        of two computations over the scale of what is compared.  A drift is NaN where the reference is not finite, and
+        infinite where it is and the other computation is not.
+    seed : int
+        Of the bootstrap.
+    """
+    left_out = {}
+    for dtype, part in rows.groupby("dtype"):
+        if part["drift"].isna().any():
+            left_out[dtype] = "the full pass overflows"
+    rows = rows[~rows["dtype"].isin(left_out)]
+    dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype in set(rows["dtype"])]
+    by_dtype = rows.groupby("dtype")["drift"]
+    drift = {dtype: float(by_dtype.mean()[dtype]) for dtype in dtypes}
+    roundoffs = {dtype: float(by_dtype.max()[dtype]) / UNIT_ROUNDOFF[dtype] for dtype in dtypes}
+    finite = rows[np.isfinite(rows["drift"])]
+    fitted = slope(finite, seed) if len(finite) == len(rows) else None
+    kind, why = _rule(drift, roundoffs, fitted)
+    return Finding(kind, why, fitted, drift, roundoffs, left_out)
+
+
+def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Estimate | None) -> tuple[Kind, str]:
+    if not drift:
+        return "undecided", "the full pass overflows in every dtype"
+    for dtype, multiple in roundoffs.items():
+        if np.isinf(multiple):
+            return "bug", f"in {dtype} the cached pass overflows and the full pass does not"
+        if multiple > LIMIT:
+            return "bug", f"{multiple:.2g} roundoffs in {dtype}, more than the {LIMIT:,.0f} that rounding can be"
+    if not any(drift.values()):
+        return "exact", "every logit is equal in every bit"
+    finest = next(iter(drift))
+    if drift[finest] == 0:
+        differs = next(dtype for dtype, value in drift.items() if value > 0)
+        return "rounding", f"{differs} differs, but in {finest} every logit is equal in every bit"
+    if roundoffs[finest] <= (most := ROUNDING.get(finest, 0.0)):
+        return (
+            "rounding",
+            f"{roundoffs[finest]:.2g} roundoffs in {finest}, no more than the {most:,.0f} that rounding can be",
+        )
+    if fitted is None:
+        where = f"{finest} alone tells" if len(drift) == 1 else "drifts below one roundoff tell"
+        return "undecided", f"{where} no slope: add a finer dtype, float64 first of all"
+    text = f"slope {written(fitted)}"
+    if fitted.low > BOUNDARY:
+        return "rounding", f"{text}: it falls with the roundoff"
+    if fitted.high < BOUNDARY:
+        return "bug", f"{text}: it does not fall with the roundoff"
+    return "undecided", f"{text} holds both: add a finer dtype, float64 first of all"

@@ -1,0 +1,341 @@
+"""Matrix products in which a row's bits do not depend on how many rows come with it.
+
+A library picks another algorithm, so another order of additions, for another number of rows.  Here a product only ever
+runs on row counts of a short list.  One of them, the tile, is the reference.  Every other count is compared with it
+bit for bit the first time that it is wanted, with the shapes, strides, dtype and threads of the product at hand, and is
+used only if no bit differs.  What the machine does not grant is paid for with padding.
+
+In 32 bits, where every addition rounds, a library adds up a stock product of one row in several sums side by side, and
+that of many rows in one, whose error is larger.  There the inner dimension is cut into parts, each a product of its own in
+a batch, and these are added in pairs.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from kvbook.exact.kernels import base, draw, key_of, pairs, spread
+
+
+class Sizes(NamedTuple):
+    """Row counts of products.
+
+    Attributes
+    ----------
+    tile : int
+        The reference, which every product may run on.
+    small : tuple of int
+        Below it, ascending: what a decode step would like to run on.
+    large : tuple of int
+        Above it, descending: what keeps a prefill fast.
+    """
+
+    tile: int
+    small: tuple[int, ...]
+    large: tuple[int, ...]
+
+
+TILE = 16
+HOST = Sizes(TILE, (1, 2, 4, 8), (256, 64))
+# Reading the weights takes as long for this many rows as for one, and starting a kernel is what many small products cost.
+GPU = Sizes(128, (1, 16, 64), (1024, 512, 256))
+# Vector units and caches work on lines of this many bytes; a library may start differently inside one.  cuBLAS looks at up to
+# so many.
+_LINE, _LINE_ON_A_GPU = 64, 256
+_PARTS = (8, 4, 2)
+# How many rows of plain random numbers are compared at the least.
+_PLAIN_ROWS = 64
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> torch.Tensor:
+    key = key_of(x)
+    if parts == 1:
+        return base("aten::mm", key)(x, weight) if bias is None else base("aten::addmm", key)(bias, x, weight)
+    sums = base("aten::bmm", key)(x.view(len(x), parts, -1).transpose(0, 1), weight.unflatten(0, (parts, -1)))
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = sums[:half] + sums[half:]
+    return sums[0] if bias is None else sums[0] + bias
+
+
+def _parts_of(weight: torch.Tensor) -> int:
+    """Give the number of parts of the inner dimension: a power of two, so that they can be added in pairs."""
+    if weight.dtype != torch.float32 or weight.is_cuda:
+        return 1
+    inner = weight.shape[0]
+    return next((parts for parts in _PARTS if inner % parts == 0 and inner // parts >= TILE), 1)
+
+
+def _into_line(x: torch.Tensor) -> int:
+    """Give how many bytes into a line a tensor begins."""
+    return x.data_ptr() % (_LINE_ON_A_GPU if x.is_cuda else _LINE)
+
+
+def lined_up(x: torch.Tensor) -> torch.Tensor:
+    """Give a contiguous tensor that begins at the beginning of a line."""
+    x = x.contiguous()
+    return x.clone() if _into_line(x) else x
+
+
+def _modes(weight: torch.Tensor) -> tuple[object, ...]:
+    """List what a user can set that makes a GPU's library choose or compute otherwise."""
+    if not weight.is_cuda:
+        return ()
+    given = torch.backends.cuda.matmul
+    return (
+        given.fp32_precision, given.allow_fp16_reduced_precision_reduction, given.allow_bf16_reduced_precision_reduction,
+        str(torch.backends.cuda.preferred_blas_library()),
+    )  # fmt: skip
+
+
+@dataclass
+class RowCounts:
+    """The row counts on which one product may run, found out on the way.
+
+    Attributes
+    ----------
+    tile : int
+        The reference: that of `sizes`, or 1 where the rows of such a tile are not treated alike.
+    parts : int
+        In how many the inner dimension is summed.
+    sizes : Sizes
+        Counts to try.
+    verdicts : dict of int to bool
+        For every count that was tried, whether its bits equal the reference's.
+    """
+
+    tile: int
+    parts: int
+    sizes: Sizes
+    verdicts: dict[int, bool] = field(default_factory=dict)
+    _plans: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def allows(self, count: int, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Tell whether a count gives the reference's bits, by trying it the first time."""
+        if count == self.tile:
+            return True
+        if count not in self.verdicts:
+            self.verdicts[count] = all(
+                self._in_pieces(self.tile, *told).equal(self._in_pieces(count, *told))
+                for told in _tellings(max(count, self.tile), weight, bias)
+            )
+        return self.verdicts[count]
+
+    def _in_pieces(self, rows: int, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        return torch.cat([_product(lined_up(part), *others, self.parts) for part in x.split(rows)])
+
+    def plan(self, rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> list[tuple[int, int, int]]:
+        """Cut a number of rows into pieces: where each begins, how many rows it has, how many it is padded to."""
+        if rows not in self._plans:
+            pieces, start = [], 0
+            for size in (*self.sizes.large, self.tile):
+                while rows - start >= size and self.allows(size, weight, bias):
+                    pieces.append((start, size, size))
+                    start += size
+            if rest := rows - start:
+                fits = (size for size in self.sizes.small if size >= rest and self.allows(size, weight, bias))
+                pieces.append((start, rest, next(fits, self.tile)))
+            self._plans[rows] = pieces
+        return self._plans[rows]
+
+
+def sizes_on(device: torch.device) -> Sizes:
+    """Give the row counts to try on a device."""
+    return GPU if device.type == "cuda" else HOST
+
+
+_known: dict[tuple[object, ...], RowCounts] = {}
+
+
+def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> RowCounts:
+    key = (
+        parts, weight.dtype, weight.device, weight.shape, weight.stride(), _into_line(weight), bias is None,
+        torch.get_num_threads(), *_modes(weight),
+    )  # fmt: skip
+    if (found := _known.get(key)) is None:
+        sizes = sizes_on(weight.device)
+        found = _known[key] = RowCounts(sizes.tile if _alike(weight, bias, parts, sizes.tile) else 1, parts, sizes)
+    return found
+
+
+def _tellings(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Make products of the shapes and strides at hand whose bits tell the order of their additions.
+
+    In 32 bits and more random numbers tell it too, if there are enough; and they tell what sums that are zero do not where
+    these have few terms, such as whether products are rounded before they are added.
+    """
+    yield _telling(rows, weight, bias)
+    if weight.dtype in (torch.float32, torch.float64):
+        drawn = functools.partial(draw, used_in=weight.dtype)
+        rows *= -(-_PLAIN_ROWS // rows)
+        inner, columns = weight.shape
+        summand = None if bias is None else drawn((columns,), seed=7).to(bias)
+        yield drawn((rows, inner), seed=5).to(weight), _placed(drawn((inner, columns), seed=6), weight), summand
+
+
+def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """Make a product whose sums are zero, see `pairs`."""
+    inner, columns = weight.shape
+    plus, minus = pairs(inner, seed=1)
+    # A GPU may keep parts of a sum in the 16 bits of its terms, and fp16 ends at 65,504.
+    scale = 1.0 if weight.is_cuda and weight.dtype == torch.float16 else 16.0
+    drawn = functools.partial(draw, used_in=weight.dtype)
+    x, other = drawn((rows, inner), seed=2, scale=scale), drawn((inner, columns), seed=3, scale=scale)
+    x[:, plus] *= spread(len(plus))
+    other[minus] = other[plus]
+    x[:, minus] = -x[:, plus]
+    if inner % 2:
+        x[:, torch.ones(inner, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0
+    # As small as what is left of the sum, so that when it is added makes a difference.
+    left = 2.0**-24 if weight.dtype != torch.float64 else 2.0**-53
+    summand = None if bias is None else drawn((columns,), seed=4, scale=6700 * left).to(bias)
+    return x.to(weight), _placed(other, weight), summand
+
+
+def _placed(other: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Copy a matrix to the strides of a weight, and to the same place within a line."""
+    offset = _into_line(weight) // weight.element_size()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    return weight.new_empty(offset + span).as_strided(weight.shape, weight.stride(), offset).copy_(other)
+
+
+def _alike(weight: torch.Tensor, bias: torch.Tensor | None, parts: int, tile: int) -> bool:
+    """Tell whether a row has equal bits wherever in a tile it lies and whatever lies beside it."""
+    for told, *others in _tellings(tile, weight, bias):
+        x = told[:tile]
+        mixed = _product(x, *others, parts)
+        for place in (0, tile // 2 + 1, tile - 1):
+            repeated = _product(x[place].expand(tile, -1).contiguous(), *others, parts)
+            if not torch.equal(repeated, mixed[place].expand(tile, -1)):
+                return False
+    return True
+
+
+def product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, parts: int | None = None
+) -> torch.Tensor:
+    """Multiply rows with a matrix so that each row's bits are its own affair.
+
+    Parameters
+    ----------
+    x : Tensor, shape (rows, inner)
+        One vector a row.
+    weight : Tensor, shape (inner, columns)
+        Any strides.
+    bias : Tensor, shape (columns,), optional
+        Added before the result is rounded, as ``addmm`` does; behind the parts where there are several.
+    parts : int, optional
+        In how many the inner dimension is summed; by default what keeps the error small.
+
+    Returns
+    -------
+    Tensor, shape (rows, columns)
+    """
+    rows = x.shape[0]
+    if not rows or not weight.numel():
+        return _product(x, weight, bias, 1)
+    parts = _parts_of(weight) if parts is None else parts
+    if bias is not None and bias.is_cuda:
+        bias = lined_up(bias)
+    pieces = _row_counts(weight, bias, parts).plan(rows, weight, bias)
+    if len(pieces) == 1:
+        _, count, size = pieces[0]
+        if count == size:
+            return _product(lined_up(x), weight, bias, parts)
+        if count == 1:
+            return for_one(weight, bias, parts)(x, bias)
+    out = x.new_empty(rows, weight.shape[1])
+    for start, count, size in pieces:
+        if count == size:
+            piece = lined_up(x[start : start + count])
+        else:
+            piece = x.new_zeros(size, x.shape[1])
+            piece[:count] = x[start : start + count]
+        out[start : start + count] = _product(piece, weight, bias, parts)[:count]
+    return out
+
+
+def for_one(weight: torch.Tensor, bias: torch.Tensor | None, parts: int | None = None) -> Callable[..., torch.Tensor]:
+    """Give the product of a single row with a matrix, with all that can be looked up beforehand looked up.
+
+    Parameters
+    ----------
+    weight, bias, parts
+        As for `product`; only whether there is a bias matters.
+
+    Returns
+    -------
+    callable
+        Takes the row, shape (..., inner), and the bias; gives shape (..., columns).
+    """
+    parts = 1 if not weight.numel() else _parts_of(weight) if parts is None else parts
+    size = _row_counts(weight, bias, parts).plan(1, weight, bias)[0][2] if weight.numel() else 1
+    kernel = base("aten::mm" if bias is None else "aten::addmm", key_of(weight))
+    columns = weight.shape[1]
+
+    def times(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        row = x.reshape(1, -1)
+        if bias is not None and bias.is_cuda:
+            bias = lined_up(bias)
+        # Made up to more rows by copies of itself.
+        row = lined_up(row) if size == 1 else row.expand(size, -1).contiguous()
+        if parts > 1:
+            out = _product(row, weight, bias, parts)
+        else:
+            out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
+        return (out if size == 1 else out[:1]).view(*x.shape[:-1], columns)
+
+    return times
+
+
+# Inner sizes and columns of a batched product are cut into blocks of this many.
+BLOCK = 128
+
+
+def batched(left: torch.Tensor, right: torch.Tensor, skip: list[int] | None = None) -> torch.Tensor:
+    """Multiply batches of matrices so that no element depends on rows, columns or zeros that come after its own.
+
+    The inner dimension is summed in blocks of 128, one after the other, in 32 bits or more: a block of zeros adds
+    nothing, so masked keys behind a row's last one, and a static cache's unused ones, leave its bits alone.
+
+    Parameters
+    ----------
+    left : Tensor, shape (n, rows, inner)
+        Queries, or attention probabilities.
+    right : Tensor, shape (n, inner, columns)
+        Keys, or values.
+    skip : list of int, length n, optional
+        Leading inner elements that are zero in `left` and are left out, so that the blocks begin with the first key that
+        counts: left padding.
+
+    Returns
+    -------
+    Tensor, shape (n, rows, columns), of the dtype of `left`
+    """
+    n, rows, inner = left.shape
+    columns = right.shape[2]
+    wide = torch.promote_types(left.dtype, torch.float32)
+    if inner == 1:
+        # One product, rounded once: nothing is added.
+        return (left.to(wide) * right.to(wide)).to(left.dtype)
+    out = left.new_zeros(n, rows, columns, dtype=wide)
+    padded = -(-columns // BLOCK) * BLOCK
+    for index in range(n):
+        first = skip[index] if skip else 0
+        # A copy, so that blocks begin at the beginning of a line whatever the caller's strides are.
+        vectors = left.new_zeros(-(-(inner - first) // BLOCK), rows, BLOCK, dtype=wide)
+        for block, start in enumerate(range(first, inner, BLOCK)):
+            stop = min(start + BLOCK, inner)
+            vectors[block, :, : stop - start] = left[index, :, start:stop]
+        for begin in range(0, padded, BLOCK):
+            end = min(begin + BLOCK, columns)
+            for block, start in enumerate(range(first, inner, BLOCK)):
+                stop = min(start + BLOCK, inner)
+                matrix = right.new_zeros(BLOCK, BLOCK, dtype=wide)
+                matrix[: stop - start, : end - begin] = right[index, start:stop, begin:end]
+                # Blocks are parts already.
+                out[index, :, begin:end] += product(vectors[block], matrix, parts=1)[:, : end - begin]
+    return out.to(left.dtype)

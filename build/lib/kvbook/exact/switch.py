@@ -1,0 +1,360 @@
+"""The switch itself: what is registered over torch's operators while it is on, and what is refused."""
+
+import contextlib
+import functools
+import re
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+import torch
+from torch.nn import Parameter
+
+from kvbook.exact import alibi, attention, pointwise, rows, sums, windows
+from kvbook.exact.kernels import NotInvariant, base, no_gradients
+
+# Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
+# quotients are rounded correctly wherever an element lies and need no help.
+_POINTWISE = (
+    "celu", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "gelu", "hardswish", "leaky_relu", "lgamma",
+    "log", "log10", "log1p", "log2", "log_sigmoid", "logit", "mish", "pow.Tensor_Scalar", "reciprocal", "rsqrt",
+    "selu", "sigmoid", "silu", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
+    "softplus", "sqrt", "tanh",
+)  # fmt: skip
+
+# What adds up, or fuses an addition with a product, and is not made invariant here. `.out` variants of what is replaced
+# are what a compiler calls behind the replacement's back.
+_REFUSED = re.compile(
+    r"""^aten::_?(
+        .*conv.* | .*(lstm|gru|rnn)(_|\b|$).* | fft_.* | linalg_.* | .*(int_mm|scaled_mm|grouped_mm|int4|int8).* |
+        weight_int.* | dyn_quant.* | .*sparse.*mm.* | addr | addmv | mv | dot | vdot | addbmm | cdist.* | .*bilinear.* |
+        addmm_activation | mkldnn_.* | .*embedding_bag.* | cumprod | logcumsumexp | native_(batch|group)_norm.* |
+        batch_norm.* | scaled_dot_product_.*attention_?.* | native_multi_head_attention | transformer_encoder_layer_fwd |
+        addcmul_? | addcdiv_? | lerp_? | atan2 | hypot | .*_backward | addmm_ | baddbmm_
+    )(\..*)?$ | ^aten::(mm|addmm|bmm|baddbmm)\.dtype(_out)?$ |
+        ^aten::(mm|addmm|bmm|baddbmm|linear|matmul|_softmax|_scaled_dot_product_flash_attention_for_cpu)\.out$""",
+    re.VERBOSE,
+)
+# On a GPU these share a row out among the more threads the fewer rows there are, as sums and means do.
+_REFUSED_ON_A_GPU = re.compile(
+    r"^aten::((std|var)(_mean)?|prod|nansum|norm)(\..*)?$|^aten::(sum|mean)\.(IntList_|dtype_)?out$"
+)
+# Namespaces of other libraries whose operators compute: quantized products, fused kernels.
+_FOREIGN = re.compile(
+    r"^(quantized|mkldnn|mkldnn_prepacked|mkl|fbgemm|torchao|bitsandbytes|torchvision|xformers|flash_attn)::"
+)
+
+
+class _State(threading.local):
+    """What the softmax tells the product with the values that follows it in the same thread."""
+
+    shape: torch.Size | None = None
+    skipped: tuple[int, ...] = ()
+
+
+_state = _State()
+
+
+def _remember(skipped: list[int], shape: torch.Size) -> None:
+    _state.shape, _state.skipped = (shape, tuple(skipped)) if any(skipped) else (None, ())
+
+
+def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    no_gradients("mm", left, right)
+    return rows.product(left, right)
+
+
+def _addmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta=1, alpha=1) -> torch.Tensor:
+    no_gradients("addmm", bias, left, right)
+    if beta == 1 and alpha == 1 and bias.dim() == 1 and bias.shape[0] == right.shape[1]:
+        return rows.product(left, right, bias)
+    return beta * bias + alpha * rows.product(left, right)
+
+
+def _bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    no_gradients("bmm", left, right)
+    return rows.batched(left, right, _skips(left))
+
+
+def _skips(left: torch.Tensor) -> list[int] | None:
+    """Find the leading keys that the softmax before left out, if this is the product with its probabilities."""
+    shape, skipped = _state.shape, _state.skipped
+    if shape is None:
+        return None
+    _remember([], shape)
+    if left.shape[1:] != shape[2:] or len(left) != shape[0] * shape[1]:
+        return None
+    per_head = [first for first in skipped for _ in range(shape[1])]
+    # What is left out must weigh nothing, whatever this product is.
+    weighty = torch.stack([left[i, :, :first].any() for i, first in enumerate(per_head)])
+    return None if weighty.any() else per_head
+
+
+def _baddbmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta=1, alpha=1) -> torch.Tensor:
+    product = alpha * _bmm(left, right)
+    return product if beta == 0 else beta * bias + product
+
+
+class _OneRow(NamedTuple):
+    """What a decode step's product with a layer's weight needs, found once a block: here each microsecond counts."""
+
+    alive: weakref.ref
+    pointer: int
+    threads: int
+    biased: bool
+    times: Callable[..., torch.Tensor]
+
+
+# By the weight's identity, and only as long as the weight is there: what is offloaded comes as another tensor each time.
+# Emptied when the switch goes off.
+_one_row: dict[int, _OneRow] = {}
+
+
+def _of_one_row(weight: torch.Tensor, bias: torch.Tensor | None) -> _OneRow:
+    found = _one_row.get(id(weight))
+    # A module can be given other weights in place of these, and torch another number of threads.
+    if (
+        found is None
+        or found.pointer != weight.data_ptr()
+        or found.threads != torch.get_num_threads()
+        or found.biased is (bias is None)
+    ):
+        # By its data, for a view of the weight itself would keep it alive.
+        times, name = rows.for_one(weight.data.t(), bias), id(weight)
+        alive = weakref.ref(weight, lambda _: _one_row.pop(name, None))
+        found = _one_row[name] = _OneRow(alive, weight.data_ptr(), torch.get_num_threads(), bias is not None, times)
+    return found
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    if torch.is_grad_enabled():
+        no_gradients("linear", x, weight, bias)
+    if x.numel() == x.shape[-1] and type(weight) is Parameter and weight.dim() == 2:
+        return _of_one_row(weight, bias).times(x, bias)
+    if weight.dim() != 2:
+        return _matmul(x, weight.t()) + (0 if bias is None else bias)
+    if x.dim() == 2:
+        return rows.product(x, weight.t(), bias)
+    out = rows.product(x.reshape(-1, x.shape[-1]), weight.t(), bias)
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    no_gradients("matmul", left, right)
+    if right.dim() == 1:
+        return _matmul(left, right[:, None])[..., 0]
+    if left.dim() == 1:
+        return _matmul(left[None], right)[..., 0, :]
+    if right.dim() == 2:
+        out = rows.product(left.reshape(-1, left.shape[-1]), right)
+        return out.view(*left.shape[:-1], right.shape[1])
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    flat = [x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (left, right)]
+    return _bmm(*flat).view(*batch, left.shape[-2], right.shape[-1])
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arguments, **options) -> torch.Tensor:
+    no_gradients("scaled_dot_product_attention", query, key, value)
+    return attention.attend(query, key, value, *arguments, **options)
+
+
+def _refusal(name: str) -> Callable[..., None]:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise NotInvariant(
+            f"row_invariant() met {name}, which it cannot make row-invariant: leave the block for this operation, "
+            "or use a model without it"
+        )
+
+    return refuse
+
+
+def _exists(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+@functools.lru_cache(maxsize=4)
+def _replacements(key: str, names: frozenset[str]) -> dict[str, Callable[..., object]]:
+    """Give what is registered, by operator, for a dispatch key; made while torch's own kernels are in place.
+
+    Once for all operators that there are: a library that is imported later brings more.
+    """
+    softmax = pointwise.make_softmax(_remember)
+    table: dict[str, Callable[..., object]] = {
+        "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
+        "aten::matmul": _matmul, "aten::_softmax": softmax,
+    }  # fmt: skip
+    # So that `base` holds every kernel before it is replaced.
+    for name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp", attention.KERNELS[key]):
+        base(name, key)
+    table["aten::scaled_dot_product_attention"] = _attention
+    if key == "CPU":
+        for name in _POINTWISE:
+            plain, _, overload = name.partition(".")
+            if f"aten::{name}" not in names or not _exists(f"aten::{name}", key):
+                continue
+            function = table[f"aten::{name}"] = pointwise.pointwise(f"aten::{name}")
+            variant = f"aten::{plain}_" + (".Scalar" if overload else "")
+            if variant in names and _exists(variant, key):
+                table[variant] = pointwise.in_place(function)
+    else:
+        for name, function in (("aten::mean.dim", sums.mean), ("aten::sum.dim_IntList", sums.total)):
+            base(name, key)
+            table[name] = function
+    patterns = (_REFUSED, _FOREIGN) if key == "CPU" else (_REFUSED, _FOREIGN, _REFUSED_ON_A_GPU)
+    for name in sorted(names - table.keys()):
+        # Some, such as a matrix times a vector, have one kernel for all devices.
+        if any(pattern.match(name) for pattern in patterns) and (
+            _exists(name, key) or _exists(name, "CompositeExplicitAutograd")
+        ):
+            table[name] = _refusal(name)
+    return table
+
+
+PARTS = ("products", "attention", "functions")
+
+
+def _only(table: dict[str, Callable[..., object]], parts: Collection[str]) -> dict[str, Callable[..., object]]:
+    """Keep some parts of the replacements; with fewer than all, stock's own kernels are needed, so nothing is refused."""
+    if set(parts) == set(PARTS):
+        return table
+    products = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")}
+    attends = {"aten::scaled_dot_product_attention", "aten::_softmax"}
+    return {
+        name: function
+        for name, function in table.items()
+        if function.__name__ != "refuse"
+        and ("products" if name in products else "attention" if name in attends else "functions") in parts
+    }
+
+
+_lock = threading.RLock()
+_depth = 0
+_libraries: list[torch.library.Library] = []
+_others: contextlib.ExitStack | None = None
+
+
+def _devices() -> list[str]:
+    return ["CPU", "CUDA"] if torch.cuda.is_available() else ["CPU"]
+
+
+def _switch_on(parts: Collection[str]) -> None:
+    global _others
+    names = frozenset(torch._C._dispatch_get_all_op_names())
+    tables = {key: _only(_replacements(key, names), parts) for key in _devices()}
+    _others = contextlib.ExitStack()
+    try:
+        _others.enter_context(alibi.relative_to_the_query())
+        _others.enter_context(windows.refused())
+        if "torch._dynamo" in sys.modules or "CUDA" in tables:
+            # What a compiler made does not go through the operators that are replaced. On a GPU `generate` compiles by itself
+            # when it gets a static cache, perhaps for the first time inside the block.
+            _others.enter_context(torch.compiler.set_stance("force_eager"))
+        with warnings.catch_warnings():
+            # torch warns that a kernel is replaced, which is what is meant.
+            warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel.*")
+            opened: dict[str, torch.library.Library] = {}
+            for key, table in tables.items():
+                for name, function in table.items():
+                    namespace, _, operator = name.partition("::")
+                    if namespace not in opened:
+                        opened[namespace] = torch.library.Library(namespace, "IMPL")
+                        _libraries.append(opened[namespace])
+                    opened[namespace].impl(operator, function, key)
+    except BaseException:
+        _switch_off()
+        raise
+
+
+def _switch_off() -> None:
+    global _others
+    while _libraries:
+        _libraries.pop()._destroy()
+    _one_row.clear()
+    # On a CPU masks are small, and the next block wants them again.
+    if torch.cuda.is_available():
+        attention.forget()
+    if _others is not None:
+        _others.close()
+        _others = None
+
+
+def is_on() -> bool:
+    """Tell whether a `row_invariant` block is open in this process."""
+    return _depth > 0
+
+
+@contextlib.contextmanager
+def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
+    """Make the bits of a row independent of how many rows, and of how many keys behind its own, come with it.
+
+    Inside the block, any causal language model of transformers gives equal bits, in logits, hidden states and caches, for
+    equal token ids, however they are fed: all at once, a prefix and then the rest, in chunks, token by token, through
+    ``generate``, with a dynamic or a static cache of any length, alone or in a batch, left-padded or not.
+
+    Parameters
+    ----------
+    parts : collection of str
+        What to make invariant, to see what each part does: ``products`` (of matrices), ``attention`` (with its softmax),
+        ``functions`` (of single elements).  Only all three together keep the promise, and only they refuse what they
+        cannot keep it for.  A block inside another one takes on the outer one's.
+
+    Raises
+    ------
+    NotInvariant
+        Inside the block, by an operation that is met and cannot be made invariant, naming it: convolutions, quantized
+        products, recurrent networks, batch norms, sliding windows that have dropped a key, attention sinks behind the keys
+        (gpt-oss), attention dropout, a backward pass.
+
+    See Also
+    --------
+    kvbook.exact.verify : Try it on a model of one's own.
+
+    Notes
+    -----
+    - Works by registering kernels over torch's operators, below its Python interface, so it does not matter from where an
+      operator is called. Everything is restored on leaving, also by an exception. Blocks nest.
+    - It is on for the whole process while any thread is inside: other threads' results are right, and invariant too.
+    - Bits are those of this machine, these versions and this number of threads; all that is promised is that they are
+      equal among the ways above. What the machine grants is found out by comparing bits, on first use, and remembered.
+    - Needs autograd off (``torch.inference_mode()`` or ``torch.no_grad()``) where weights want gradients. Functions made by
+      ``torch.compile`` before the block run uncompiled in it.
+    - A mask in which queries begin at different keys, or that has a sink behind the keys, is refused where scores have four
+      dimensions; a softmax in three may be something else than attention's, so there it is not.
+    - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids`` that start
+      at 0 with the first real token, as ``generate`` does by itself; else the positions are others, and so the results.
+    - A model that itself computes another formula with its cache than without (a recurrent state, as MiniMax's linear
+      attention; ProphetNet's streams) is not made to agree: no operation is at fault, and none can be named. `verify` shows it.
+    - Each attention implementation ("eager", "sdpa") equals itself, not the other one. Others are not supported.
+    - On a CPU norms and other sums over a row are torch's own, which take a row by itself; rows of 32,768 elements or more
+      have not been tried.
+    - MPT's bias is taken relative to the query instead of to the last key, which is equal but for rounding.
+    - On CUDA row counts, torch's memory-efficient attention and the layer norm that sums take are tried bit for bit in the
+      same way; its layer norm, a block of threads for each row, and its functions of single elements are taken as they are.
+      None of this has been run on a GPU yet, so see that `verify` finds no difference on yours. Eager attention is slow
+      there, and running sums (``cumsum``, in top-p sampling) are torch's own, so that what is drawn may depend on the batch.
+
+    Examples
+    --------
+    >>> from kvbook.exact import row_invariant
+    >>> with torch.inference_mode(), row_invariant():
+    ...     full = model(ids).logits
+    ...     cache = model(ids[:, :-1], use_cache=True).past_key_values
+    ...     last = model(ids[:, -1:], past_key_values=cache).logits
+    >>> torch.equal(full[:, -1], last[:, -1])
+    True
+    """
+    global _depth
+    with _lock:
+        if not _depth:
+            _switch_on(parts)
+        _depth += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if not _depth:
+                _switch_off()

@@ -1,0 +1,78 @@
+"""Trying the switch on a model: every way to feed the same tokens against the full pass, bit for bit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache, PreTrainedModel, StaticCache
+
+from kvbook.exact.switch import row_invariant
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one way of feeding the tokens gives, against the full pass.
+
+    Attributes
+    ----------
+    way : str
+        How the tokens were fed.
+    rows : int
+        Rows of logits that were compared.
+    equal_rows : int
+        Rows in which no bit differs.
+    largest : float
+        Largest absolute difference of the logits.
+    """
+
+    way: str
+    rows: int
+    equal_rows: int
+    largest: float
+
+
+def _fed(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache) -> torch.Tensor:
+    logits = []
+    for part in ids.split(sizes, 1):
+        logits.append(model(part, past_key_values=cache, use_cache=True).logits)
+    return torch.cat(logits, 1)
+
+
+def _ways(model: PreTrainedModel, ids: torch.Tensor, static: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    length = ids.shape[1]
+    third = max(1, length // 3)
+    chunks = [third, *[1] * min(3, length - third - 1)]
+    chunks.append(length - sum(chunks))
+    for way, sizes in (("prefix + last token", [length - 1, 1]), ("chunks", chunks), ("token by token", [1] * length)):
+        yield f"{way}, dynamic cache", _fed(model, ids, sizes, DynamicCache(config=model.config))
+        if static:
+            cache = StaticCache(config=model.config, max_cache_len=length + 17)
+            yield f"{way}, static cache", _fed(model, ids, sizes, cache)
+    yield "in a batch of three", model(torch.cat([ids.flip(1), ids, ids.roll(1, 1)])).logits[1:2]
+
+
+def verify(model: PreTrainedModel, ids: torch.Tensor, static: bool = True) -> list[Difference]:
+    """Feed the same tokens in every way under `row_invariant` and compare the logits bit for bit.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model, on its device.
+    ids : Tensor of int64, shape (1, seq_len)
+        Token ids, three or more; all are real tokens.
+    static : bool
+        Whether to try a static cache too; some models (Falcon with ALiBi) take none.
+
+    Returns
+    -------
+    list of Difference
+        One a way. The switch holds on this machine for this model and length if ``equal_rows == rows`` in each.
+    """
+    found = []
+    with torch.inference_mode(), row_invariant():
+        full = model(ids, use_cache=False).logits
+        for way, logits in _ways(model, ids, static):
+            equal = (logits == full).all(-1)
+            largest = (logits.double() - full.double()).abs().max().item()
+            found.append(Difference(way, equal.numel(), int(equal.sum()), largest))
+    return found

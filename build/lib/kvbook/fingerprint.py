@@ -1,0 +1,143 @@
+"""Content hashes: of values, of files, and of the source that a module runs.
+
+Nothing is stale because of a clock: a result is redone when what made it has other bytes.
+"""
+
+import ast
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# The packages whose source is followed, each with its folder; a package that brings experiments of its own adds itself.
+PACKAGES = {"kvbook": Path(__file__).resolve().parent}
+
+
+def of_values(values: Any) -> str:
+    """Hash anything that JSON can hold; the order of a mapping's keys does not matter."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def of_file(path: Path) -> str:
+    """Hash a file's bytes, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def of_large_file(path: Path) -> str:
+    """Hash a file's bytes once in a process, as long as nobody writes it: experiments ask for the same gigabyte often."""
+    about = path.stat()
+    return _of_file_as_it_is(path.absolute(), about.st_size, about.st_mtime_ns)
+
+
+@functools.cache
+def _of_file_as_it_is(path: Path, size: int, changed: int) -> str:  # noqa: ARG001
+    return of_file(path)
+
+
+def _file_of(module: str) -> Path | None:
+    package, *names = module.split(".")
+    if package not in PACKAGES:
+        return None
+    base = PACKAGES[package].joinpath(*names)
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def imports_of(source: str, module: str = "") -> set[str]:
+    """List the modules of `PACKAGES` that a piece of source imports, wherever in it the import stands.
+
+    Parameters
+    ----------
+    source : str
+        Python source.
+    module : str
+        Its own dotted name, for relative imports.
+    """
+    found: set[str] = set()
+    for node in _read(source).imports:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")[: -node.level]
+                base = ".".join([*parents, base]).rstrip(".")
+            # `from kvbook.models import training` imports a module, `from kvbook.errors import UserError` a name.
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        found |= {name for name in names if _file_of(name)}
+    return found
+
+
+@functools.cache
+def reached(module: str) -> frozenset[str]:
+    """List the modules of `PACKAGES` that a module imports, directly or not, and itself.
+
+    Parameters
+    ----------
+    module : str
+        Its dotted name.
+    """
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and _file_of(name) is not None:
+            found.add(name)
+            waiting += _imported_by(name)
+    return frozenset(found)
+
+
+@functools.cache
+def _imported_by(module: str) -> frozenset[str]:
+    """List what a module imports itself: every chapter reaches the same hundred modules."""
+    return frozenset(imports_of(_file_of(module).read_text("utf-8"), module))
+
+
+class _Source(NamedTuple):
+    """What is asked of a source file: its imports, and the hash of what runs."""
+
+    imports: list[ast.Import | ast.ImportFrom]
+    sha256: str
+
+
+@functools.cache
+def _read(source: str) -> _Source:
+    """Parse a source file, once for each content: a book asks for the same hundred files at every chapter."""
+    tree = ast.parse(source)
+    imports: list[ast.Import | ast.ImportFrom] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(node)
+        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                del node.body[0]
+    # No comments, no docstrings, no layout.
+    return _Source(imports, hashlib.sha256(ast.dump(tree).encode()).hexdigest())
+
+
+def of_source(modules: Iterable[str]) -> str:
+    """Hash the source of modules and of every module of `PACKAGES` that they import, directly or not.
+
+    Comments and docstrings do not count: a better explanation must not cost a GPU run.
+
+    Parameters
+    ----------
+    modules : iterable of str
+        Dotted names, such as ``"kvreport.chapters.layer_drift.by_layer"``.
+    """
+    everything = sorted(set().union(*(reached(module) for module in modules)))
+    digest = hashlib.sha256()
+    for module in everything:
+        if path := _file_of(module):
+            digest.update(f"{module} {_read(path.read_text('utf-8')).sha256}\n".encode())
+    return digest.hexdigest()

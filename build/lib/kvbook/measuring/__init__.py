@@ -1,0 +1,1 @@
+"""Measuring words: passes, caches, agreement, errors, time and memory."""

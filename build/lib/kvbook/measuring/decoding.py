@@ -1,0 +1,258 @@
+"""One decode loop for every kind of cache, eager or compiled, so that nothing else differs between two of them.
+
+The loop is the stock model's own: its embedding, its rotary embedding, its layers, its norm and its head.  What is compiled
+is a few neighbouring layers, once for all such groups (weights and caches are arguments), and the head: a compilation takes
+seconds, where a graph of all layers takes a minute.  Every call of a compiled function costs tens of microseconds, which
+a few layers at a time share.  With ``scope="model"`` the stock model's whole forward is compiled instead, which is
+what a GPU needs, where launching kernels is the cost.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
+
+from kvbook.errors import UserError
+from kvbook.measuring import onerow
+
+CacheKind = Literal["none", "dynamic", "static"]
+Scope = Literal["layer", "model"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How tokens are decoded.
+
+    Attributes
+    ----------
+    cache : {"none", "dynamic", "static"}
+        Everything again, or keys and values that grow, or that fill a preallocated room.
+    compiled : bool
+        Whether `torch.compile` is used.
+    one_row : bool
+        Whether the step's operations are written for one row (`kvbook.measuring.onerow`).
+    """
+
+    cache: CacheKind
+    compiled: bool = False
+    one_row: bool = False
+
+    def __str__(self) -> str:
+        """Name the way for people."""
+        form = "one-row form, " if self.one_row else ""
+        return f"{self.cache}, {form}{'compiled' if self.compiled else 'eager'}"
+
+
+class _OfLayer:
+    """One layer's cache, in the form in which a layer asks for it; the layer's number does not matter to it."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.held.update(keys, values)
+
+
+# Layers that are compiled together, at most: more of them save little more and take longer to compile.
+MOST_TOGETHER = 3
+
+
+def together(n_layers: int) -> int:
+    """Give the number of layers that are compiled together: at most three, and so that equal groups make up the whole."""
+    return next(size for size in range(MOST_TOGETHER, 0, -1) if n_layers % size == 0)
+
+
+def _layers_step(
+    layers: Sequence[nn.Module],
+    hidden: torch.Tensor,
+    mask: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    held: Sequence[Any],
+) -> torch.Tensor:
+    for layer, of_layer in zip(layers, held, strict=True):
+        cache = None if of_layer is None else _OfLayer(of_layer)
+        hidden = layer(hidden, attention_mask=mask, position_embeddings=(cos, sin), past_key_values=cache)
+    return hidden
+
+
+def _head_step(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    return model.lm_head(model.model.norm(hidden[:, -1:])).argmax(-1)
+
+
+class Decoder:
+    """Greedy decoding of one sequence, step by step, in one `Way`.
+
+    The one-row form changes the model from `start` to `close`.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A stock decoder in evaluation mode; with ``scope="layer"`` of Llama's build (Llama, SmolLM2, Qwen2, ...).
+    way : Way
+        What to do.
+    room : int
+        Tokens that a static cache has room for.
+    scope : {"layer", "model"}
+        What is compiled.
+
+    Raises
+    ------
+    UserError
+        When the model is not built as the scope needs it.
+    """
+
+    def __init__(self, model: PreTrainedModel, way: Way, room: int, scope: Scope = "layer") -> None:
+        body = getattr(model, "model", None)
+        if scope == "layer" and not all(
+            hasattr(body, part) for part in ("embed_tokens", "rotary_emb", "layers", "norm")
+        ):
+            raise UserError(f"{type(model).__name__} is not built as Llama is: compile it whole, with scope=model")
+        if way.one_row and (way.cache == "none" or scope == "model"):
+            raise UserError("the one-row form is for a cached step compiled layer by layer: choose scope=layer")
+        self._model, self._way, self._room, self._scope = model, way, room, scope
+        self._changes = ExitStack()
+        self._ids: torch.Tensor | None = None
+        self._static: StaticCache | None = None
+        self._cache: Cache | None = None
+        self._length = 0
+        self._settled = False
+        self._layers, self._head, self._forward = _layers_step, _head_step, model.forward
+        if way.compiled:
+            # The first graph is already for any length where lengths grow.
+            options: dict[str, Any] = {"fullgraph": True, "dynamic": way.cache != "static"}
+            if scope == "layer":
+                # A graph would assert the shape and strides of every weight at every call: 3 % of the fastest way's step.
+                unasserted = {"size_asserts": False}
+                self._layers = torch.compile(_layers_step, options=unasserted, **options)
+                self._head = torch.compile(_head_step, fullgraph=True, dynamic=False, options=unasserted)
+            else:
+                # On a GPU the steps' kernels are replayed as one CUDA graph; other devices have none.
+                mode = "reduce-overhead" if model.device.type == "cuda" and way.cache == "static" else "default"
+                self._forward = torch.compile(model.forward, mode=mode, **options)
+
+    def close(self) -> None:
+        """Put the model back as it was; `start` may be called again."""
+        self._changes.close()
+
+    def resume(self, ids: torch.Tensor) -> None:
+        """Stand behind these tokens without running them, which is possible where nothing is kept of them.
+
+        Parameters
+        ----------
+        ids : Tensor of int64, shape (1, seq_len)
+            All tokens before the next one.
+
+        Raises
+        ------
+        ValueError
+            When there is a cache to fill.
+        """
+        if self._way.cache != "none":
+            raise ValueError("a cache must be filled: call start")
+        self._cache, self._ids, self._length = None, ids, ids.shape[1]
+
+    def start(self, ids: torch.Tensor) -> torch.Tensor:
+        """Run the prompt, eagerly and with the stock model, and give the first new token.
+
+        Parameters
+        ----------
+        ids : Tensor of int64, shape (1, prompt_len)
+            The prompt.
+
+        Returns
+        -------
+        Tensor of int64, shape (1, 1)
+        """
+        self.close()
+        self._length, self._settled = ids.shape[1], False
+        if self._way.cache == "none":
+            self.resume(ids)
+            return self._model(ids, use_cache=False).logits[:, -1:].argmax(-1)
+        self._cache = self._empty()
+        token = self._model(ids, past_key_values=self._cache).logits[:, -1:].argmax(-1)
+        if self._way.one_row:
+            self._changes.enter_context(onerow.one_row(self._model))
+        if self._scope == "layer":
+            self._forget_addresses()
+        return token
+
+    def _empty(self) -> Cache:
+        if self._way.cache == "dynamic":
+            return DynamicCache(config=self._model.config)
+        if self._static is None:
+            self._static = StaticCache(config=self._model.config, max_cache_len=self._room)
+        else:
+            # The same memory again: a graph that was compiled for its addresses stays valid.
+            self._static.reset()
+        return self._static
+
+    def _forget_addresses(self) -> None:
+        # transformers marks a static cache's tensors as never moving, and a graph is then compiled for each layer's own
+        # addresses. Here one graph serves all groups of layers.
+        if self._way.cache == "static":
+            for layer in self._cache.layers:
+                for tensor in (layer.keys, layer.values, layer.cumulative_length):
+                    tensor.__dict__.pop("_dynamo_static_input_type", None)
+
+    def step(self, token: torch.Tensor) -> torch.Tensor:
+        """Feed one token and give the next.
+
+        Parameters
+        ----------
+        token : Tensor of int64, shape (1, 1)
+            The one that the last call gave.
+
+        Returns
+        -------
+        Tensor of int64, shape (1, 1)
+        """
+        if self._way.cache == "none":
+            self._ids = torch.cat([self._ids, token], 1)
+            token = self._ids
+        if self._scope == "model":
+            options = {"use_cache": False} if self._cache is None else {"past_key_values": self._cache}
+            following = self._forward(token, **options).logits[:, -1:].argmax(-1)
+            self._length += 1
+            return following
+        body = self._model.model
+        first = 0 if self._cache is None else self._length
+        hidden = body.embed_tokens(token)
+        places = torch.arange(first, first + token.shape[1], device=token.device)[None]
+        cos, sin = body.rotary_emb(hidden, places)
+        mask = self._mask(hidden.dtype)
+        layers = list(body.layers)
+        held = [None] * len(layers) if self._cache is None else self._cache.layers
+        # Without a cache a step takes long enough for the price of its calls not to matter, and longer to compile.
+        size = 1 if self._cache is None else together(len(layers))
+        with self._guards():
+            for first_layer in range(0, len(layers), size):
+                group = slice(first_layer, first_layer + size)
+                hidden = self._layers(layers[group], hidden, mask, cos, sin, held[group])
+            following = self._head(self._model, hidden)
+        self._length, self._settled = self._length + 1, True
+        return following
+
+    def _guards(self) -> AbstractContextManager[Any]:
+        # A compiled function asks at every call whether its graph still fits. Behind a static cache's first step all groups
+        # have been asked, and neither shapes nor tensors change until the next `start`; lengths that grow are asked again.
+        if self._way.compiled and self._way.cache == "static" and self._settled:
+            return torch.compiler.set_stance(skip_guard_eval_unsafe=True)
+        return nullcontext()
+
+    def _mask(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """Hide the empty places of a static cache; elsewhere every key is for the token."""
+        if self._way.cache != "static":
+            return None
+        places = torch.arange(self._room, device=self._model.device)
+        hidden = torch.finfo(dtype).min * (places > self._length).to(dtype)
+        return hidden[None, None, None]
+
+    @property
+    def cache(self) -> Cache | None:
+        """The cache as it stands, or None where there is none."""
+        return self._cache

@@ -1,0 +1,300 @@
+"""Estimates with intervals: growth per layer, ratios between dtypes, shares.
+
+Two kinds of uncertainty are kept apart.  The interval of a fit says how well one law describes the layers' means (it is
+all that can be had of a published column).  The bootstrap says how much the means themselves would change with other
+samples; it resamples files, since samples of one file resemble each other.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+CONFIDENCE = 0.95
+_DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95 % interval.
+
+    Attributes
+    ----------
+    value, low, high : float
+        The estimate and the ends of its interval.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def text(self, form: str = "{:.2f}") -> str:
+        """Write it as ``value [low, high]``."""
+        return f"{form.format(self.value)} [{form.format(self.low)}, {form.format(self.high)}]"
+
+
+def _slope(layers: np.ndarray, logs: np.ndarray) -> np.ndarray:
+    """Slope of least squares of each row of `logs` on `layers`."""
+    centred = layers - layers.mean()
+    return logs @ centred / (centred @ centred)
+
+
+def growth_per_layer(layers: np.ndarray, drift: np.ndarray) -> Estimate:
+    """Fit drift = a * (1 + g) ** layer and give g, with the interval of the fit.
+
+    Parameters
+    ----------
+    layers : ndarray, shape (n,)
+        Layer numbers, three or more.
+    drift : ndarray, shape (n,)
+        Positive.
+
+    Returns
+    -------
+    Estimate
+        Growth a layer, as a fraction.  The interval takes the residuals as independent, which neighbouring layers are
+        not, so it is rather too narrow.
+    """
+    fit = stats.linregress(layers, np.log(drift))
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(layers) - 2) * fit.stderr
+    return Estimate(*(float(np.expm1(fit.slope + shift)) for shift in (0.0, -half, half)))
+
+
+def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Estimate:
+    """Give the geometric mean of elementwise ratios, with Student's interval on the logarithms.
+
+    Parameters
+    ----------
+    numerator, denominator : ndarray, shape (n,)
+        Positive; one pair a layer.
+    """
+    logs = np.log(numerator) - np.log(denominator)
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
+    return Estimate(*(float(np.exp(logs.mean() + shift)) for shift in (0.0, -half, half)))
+
+
+def share(successes: int, trials: int) -> Estimate:
+    """Give a share with Wilson's interval.
+
+    Parameters
+    ----------
+    successes, trials : int
+        Counts.
+    """
+    interval = stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
+    return Estimate(successes / trials, float(interval.low), float(interval.high))
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """Bootstrap draws of layers' mean drift.
+
+    Attributes
+    ----------
+    layers : ndarray, shape (n_layers,)
+        Layer numbers.
+    mean : ndarray, shape (n_layers,)
+        Mean over the samples.
+    draws : ndarray, shape (n_draws, n_layers)
+        The same mean over resampled files.
+    """
+
+    layers: np.ndarray
+    mean: np.ndarray
+    draws: np.ndarray
+
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """Give the percentile interval of each layer's mean."""
+        tail = (1 - CONFIDENCE) / 2
+        return tuple(np.quantile(self.draws, [tail, 1 - tail], axis=0))
+
+
+def resample(rows: pd.DataFrame, value: str, by: str = "layer", seed: int = 0) -> Resampled:
+    """Bootstrap means over samples by resampling files.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Columns ``sample``, ``source``, `by` and `value`; one row a sample and a value of `by`.
+    value : str
+        What to average.
+    by : str
+        What to keep apart, such as the layer.
+    seed : int
+        Of the draws.  Equal files and seed give equal draws, so ratios of two dtypes can be taken draw by draw.
+    """
+    table = rows.pivot_table(index=["source", "sample"], columns=by, values=value)
+    return _resampled(table, seed)
+
+
+def _resampled(table: pd.DataFrame, seed: int) -> Resampled:
+    """Bootstrap the columns' means; a row of the table is a sample, its index ``source`` and ``sample``."""
+    files = table.groupby("source")
+    sums, counts = files.sum().to_numpy(), files.size().to_numpy()
+    weights = _weights(len(counts), seed)
+    return Resampled(
+        layers=table.columns.to_numpy(),
+        mean=table.to_numpy().mean(0),
+        draws=(weights @ sums) / (weights @ counts)[:, None],
+    )
+
+
+@functools.lru_cache
+def _weights(n_files: int, seed: int) -> np.ndarray:
+    """Draw how often each file is in each draw, shape (n_draws, n_files)."""
+    drawn = np.random.default_rng(seed).multinomial(n_files, np.full(n_files, 1 / n_files), size=_DRAWS)
+    # It is shared by whoever asks for as many files.
+    drawn.flags.writeable = False
+    return drawn
+
+
+def percentiles(value: float, draws: np.ndarray) -> Estimate:
+    """Give a number with the interval that holds the middle 95 % of its bootstrap draws.
+
+    Parameters
+    ----------
+    value : float
+        The estimate.
+    draws : ndarray, shape (n_draws,)
+        The same of resampled data.
+    """
+    tail = (1 - CONFIDENCE) / 2
+    return Estimate(float(value), *(float(end) for end in np.quantile(draws, [tail, 1 - tail])))
+
+
+def growth_resampled(resampled: Resampled) -> Estimate:
+    """Give the growth a layer with its bootstrap interval; layers whose mean is 0 in any draw are refused by the log."""
+    return percentiles(
+        np.expm1(_slope(resampled.layers, np.log(resampled.mean))),
+        np.expm1(_slope(resampled.layers, np.log(resampled.draws))),
+    )
+
+
+def ratio_resampled(numerator: Resampled, denominator: Resampled) -> Estimate:
+    """Give the geometric mean ratio over layers with its bootstrap interval, the draws paired."""
+    return percentiles(
+        np.exp((np.log(numerator.mean) - np.log(denominator.mean)).mean()),
+        np.exp((np.log(numerator.draws) - np.log(denominator.draws)).mean(1)),
+    )
+
+
+def paired_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> Estimate:
+    """Give the ratio of two variants' means of the same samples, with its bootstrap interval over files.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Columns ``sample``, ``source``, ``variant`` and `value`.
+    value : str
+        What to average.
+    variant, against : str
+        Values of the column ``variant``.
+    """
+    both = resample(rows[rows["variant"].isin([variant, against])], value, by="variant")
+    column = {name: index for index, name in enumerate(both.layers)}
+    top, bottom = column[variant], column[against]
+    return percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom])
+
+
+def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: str, seed: int = 0) -> Estimate:
+    """Give the median over samples of the ratio of two variants, for times, whose means a single hiccup can move.
+
+    Parameters and the unit of resampling as for `paired_ratio`.
+    """
+    table = rows.pivot_table(index=["source", "sample"], columns="variant", values=value)
+    ratios = (table[variant] / table[against]).groupby("source").apply(np.asarray)
+    generator = np.random.default_rng(seed)
+    draws = [
+        np.median(np.concatenate([ratios.iloc[i] for i in generator.integers(0, len(ratios), len(ratios))]))
+        for _ in range(_DRAWS // 4)
+    ]
+    return percentiles(np.median(np.concatenate(list(ratios))), np.asarray(draws))
+
+
+def mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
+    """Give the mean over samples with its bootstrap interval over files.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Columns ``sample``, ``source`` and `value`; several rows of one sample are averaged first.
+    value : str
+        What to average.
+    """
+    # As `resample` with a single column, without a pivot table, which would take most of the time.
+    only = _resampled(rows.groupby(["source", "sample"])[[value]].mean().dropna(), seed=0)
+    return percentiles(only.mean[0], only.draws[:, 0])
+
+
+def log_mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
+    """Give the geometric mean over samples, as `mean_resampled` gives the arithmetic one; `value` is positive."""
+    of_logs = mean_resampled(rows.assign(logarithm=np.log(rows[value].to_numpy())), "logarithm")
+    return Estimate(*np.exp([of_logs.value, of_logs.low, of_logs.high]).tolist())
+
+
+def common_share(means: np.ndarray, mean_squares: np.ndarray) -> Estimate:
+    """Estimate how much of a difference is common to all files: 0 for noise about zero, 1 for the same shift everywhere.
+
+    The squared length of the common mean is estimated without bias, by the products of *different* files' means, which
+    noise does not push up; so the estimate can be a little below 0.  The interval is the jackknife's over files.
+
+    Parameters
+    ----------
+    means : ndarray, shape (n_files, n)
+        Each file's mean difference, in n components; three files or more.
+    mean_squares : ndarray, shape (n_files,)
+        Each file's mean squared difference, over everything that was averaged and over the components.
+    """
+    products = means @ means.T / means.shape[1]
+    # An array of the files' numbers is what the jackknife leaves one out of.
+    left_out = [
+        _share_of(np.delete(np.delete(products, i, 0), i, 1), np.delete(mean_squares, i)) for i in range(len(means))
+    ]
+    n, whole = len(means), _share_of(products, mean_squares)
+    pseudo = n * whole - (n - 1) * np.asarray(left_out)
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * pseudo.std(ddof=1) / np.sqrt(n)
+    return Estimate(float(whole), float(whole - half), float(whole + half))
+
+
+def _share_of(products: np.ndarray, mean_squares: np.ndarray) -> float:
+    n = len(products)
+    return (products.sum() - np.trace(products)) / (n * (n - 1)) / mean_squares.mean()
+
+
+def sign_flips(means: np.ndarray) -> float:
+    """Give the p-value of no common shift: how often the mean is as long when each file's sign is thrown like a coin.
+
+    Parameters
+    ----------
+    means : ndarray, shape (n_files, n)
+        Each file's mean difference.
+    """
+    products = means @ means.T
+
+    def squared_length(signs: np.ndarray, axis: int) -> np.ndarray:
+        signs = np.moveaxis(signs, axis, -1)
+        return ((signs @ products) * signs).sum(-1)
+
+    found = stats.permutation_test(
+        (np.ones(len(means)),), squared_length, permutation_type="samples", alternative="greater", vectorized=True,
+        n_resamples=9999, rng=0,
+    )  # fmt: skip
+    return float(found.pvalue)
+
+
+def flat(table: pd.DataFrame) -> pd.DataFrame:
+    """Spread each column of estimates over three, value, low and high, for a CSV; what is None stays empty."""
+    parts = []
+    for name, column in table.items():
+        if column.map(lambda x: isinstance(x, Estimate)).any():
+            for end in ("value", "low", "high"):
+                parts.append(
+                    column.map(lambda e, end=end: getattr(e, end, None)).rename(
+                        name if end == "value" else f"{name}_{end}"
+                    )
+                )
+        else:
+            parts.append(column)
+    return pd.concat(parts, axis=1)

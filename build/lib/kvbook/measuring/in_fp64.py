@@ -1,0 +1,39 @@
+"""A pass in double precision that is one throughout.
+
+Models turn to 32 bits inside, whatever dtype they run in: norms, softmax and rotary angles are written so.  In fp64 these
+are roundings of fp32, and the drift between two passes is then not fp64's.  MPT's softmax brings in a difference of fp32's
+size, so that a sound model looks as if it had a bug; a last norm in 32 bits does the opposite and rounds away the
+difference that reaches it.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class _NothingNarrow(TorchFunctionMode):
+    """Answers every request for 32 bits with 64; requests for 16 bits and for integers stay as they are."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None) -> Any:
+        if function is torch.Tensor.float:
+            function, args = torch.Tensor.to, (args[0], torch.float64)
+        return function(
+            *(torch.float64 if argument is torch.float32 else argument for argument in args),
+            **{
+                name: torch.float64 if argument is torch.float32 else argument
+                for name, argument in (kwargs or {}).items()
+            },
+        )
+
+
+def widened(dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Give the context in which a model of a dtype is run, so that its drift is that dtype's.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Of the model.  In fp64 conversions to fp32 become conversions to fp64; in another dtype nothing is changed.
+    """
+    return _NothingNarrow() if dtype is torch.float64 else nullcontext()

@@ -1,0 +1,117 @@
+"""The operations of a decode step, written for the one row that they have.
+
+A decode step feeds one token, so each of its matrix products is a matrix times a vector and its attention has one query:
+both read every number once and do next to nothing with it.  General kernels are made for many rows.  Written as a
+multiplication and a sum in fp32, the same step becomes loops that a compiler fuses with what stands around them, and that
+run at the speed of memory.  Without a compiler this form is slow; it is only for `torch.compile`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MethodType
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+
+# The name under which transformers' attention interface finds `one_query_attention`.
+ATTENTION = "kvbook_one_query"
+
+
+def one_row_linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    """Multiply one row by a matrix: products and their sum in fp32, rounded once.
+
+    Parameters
+    ----------
+    module : nn.Linear
+        Weight of shape (out_features, in_features).
+    inputs : Tensor, shape (..., in_features)
+        One row; more rows go to the stock product.
+
+    Returns
+    -------
+    Tensor, shape (..., out_features)
+    """
+    if inputs.numel() != inputs.shape[-1]:
+        return nn.functional.linear(inputs, module.weight, module.bias)
+    row = inputs.reshape(-1).float()
+    # A strided view is one of memory, so the compiler writes the row down before it goes on. Otherwise it fuses what made
+    # the row, say a norm, into the loop over the matrix, and computes it again for every one of its rows.
+    row = row.as_strided(row.shape, row.stride())
+    sums = (row * module.weight.float()).sum(-1)
+    if module.bias is not None:
+        sums = sums + module.bias.float()
+    return sums.to(inputs.dtype).view(*inputs.shape[:-1], -1)
+
+
+def one_query_attention(
+    _layer: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **_,
+) -> tuple[torch.Tensor, None]:
+    """Attend from one query, in fp32, in the form that transformers' attention interface asks for.
+
+    Parameters
+    ----------
+    _layer : nn.Module
+        The attention layer, which the interface passes and nothing here needs.
+    query : Tensor, shape (1, heads, 1, head_dim)
+        Of the one token.
+    key, value : Tensor, shape (1, kv_heads, key_len, head_dim)
+        Cached ones and the token's own; each serves ``heads // kv_heads`` queries.
+    attention_mask : Tensor, optional
+        Broadcastable to (1, 1, 1, key_len); added to the scores.
+    scaling : float, optional
+        Of the scores; one over the root of ``head_dim`` by default.
+
+    Returns
+    -------
+    output : Tensor, shape (1, 1, heads, head_dim)
+    weights : None
+        They are not kept.
+
+    Raises
+    ------
+    ValueError
+        For more than one query.
+    """
+    batch_size, heads, queries, head_dim = query.shape
+    if batch_size != 1 or queries != 1:
+        raise ValueError(f"{batch_size} x {queries} queries: this attention is written for one")
+    groups = key.shape[1]
+    asked = query.view(groups, heads // groups, 1, head_dim).float()
+    scores = (asked * key.view(groups, 1, -1, head_dim).float()).sum(-1) * (scaling or head_dim**-0.5)
+    if attention_mask is not None:
+        scores = scores + attention_mask.view(1, 1, -1).float()
+    weights = torch.softmax(scores, -1)
+    output = (weights[..., None] * value.view(groups, 1, -1, head_dim).float()).sum(-2)
+    return output.view(1, 1, heads, head_dim).to(query.dtype), None
+
+
+@contextmanager
+def one_row(model: PreTrainedModel) -> Iterator[None]:
+    """Write a model's linear layers and attention for one row while a ``with`` block lasts.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Of a class that uses ``nn.Linear`` and transformers' attention interface, without attention biases of its own
+        (Llama, Qwen2 and their kin).  Changed in place and put back on leaving.
+    """
+    AttentionInterface.register(ATTENTION, one_query_attention)
+    before = model.config._attn_implementation
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    try:
+        model.set_attn_implementation(ATTENTION)
+        for module in linears:
+            module.forward = MethodType(one_row_linear, module)
+        yield
+    finally:
+        for module in linears:
+            # What was set on the instance hides the class's method; without it that is back.
+            module.__dict__.pop("forward", None)
+        model.set_attn_implementation(before)

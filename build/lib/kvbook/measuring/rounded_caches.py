@@ -1,0 +1,90 @@
+"""A cache whose keys and values are rounded to few bits: what a quantized cache gives back, without its savings.
+
+transformers' own quantized caches are `fp8` (nothing to install) and two integer ones that each need a package; of these one
+offers 2 and 4 bits, and the package of the other is not built for every machine.  To see what integers of 8 and 4 bits do to
+a model's predictions it is enough to round: every token's keys and values are rounded once, when they enter the cache, and
+kept in the model's dtype.
+
+The rule is the symmetric one: of every `BLOCK` numbers of a head, the largest magnitude a gives the scale
+s = a / (2 ** (bits - 1) - 1), and each number x becomes s * round(x / s).  With 8 bits it is that of llama.cpp's q8_0, but
+for the scale, which stays in fp32 here; with 4 bits q4_0 has one level more on one side.
+"""
+
+import torch
+from transformers import Cache, PretrainedConfig
+from transformers.cache_utils import DynamicLayer
+
+from kvbook.errors import UserError
+
+# Numbers that share a scale; a head that this does not divide has one scale.
+BLOCK = 32
+
+
+def rounded(states: torch.Tensor, bits: int) -> torch.Tensor:
+    """Round keys or values to signed integers of a few bits and back.
+
+    Parameters
+    ----------
+    states : Tensor, shape (batch_size, heads, tokens, head_dim)
+        Keys or values.
+    bits : int
+        Of the integers, 2 or more.
+
+    Returns
+    -------
+    Tensor
+        Of the same shape and dtype.
+    """
+    blocks = states.float().unflatten(-1, (-1, BLOCK if states.shape[-1] % BLOCK == 0 else states.shape[-1]))
+    scale = blocks.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+    # A block of zeros has no scale and stays what it is.
+    scale = scale.where(scale > 0, 1.0)
+    return ((blocks / scale).round() * scale).flatten(-2).to(states.dtype)
+
+
+class RoundedLayer(DynamicLayer):
+    """A growing layer that rounds what enters it.
+
+    Parameters
+    ----------
+    bits : int
+        As for `rounded`.
+    """
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.bits = bits
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Round, keep, and give everything held; see transformers' ``DynamicLayer``."""
+        return super().update(rounded(key_states, self.bits), rounded(value_states, self.bits), *args, **kwargs)
+
+
+def make(config: PretrainedConfig, bits: int) -> Cache:
+    """Make an empty rounded cache.
+
+    Parameters
+    ----------
+    config : PretrainedConfig
+        Of the model that will fill it.
+    bits : int
+        As for `rounded`.
+
+    Raises
+    ------
+    UserError
+        For a model whose layers do not all see the whole text.
+    """
+    if not all_full(config):
+        raise UserError("a rounded cache is for full attention only: this model has layers with a window")
+    return Cache(layers=[RoundedLayer(bits) for _ in range(config.num_hidden_layers)])
+
+
+def all_full(config: PretrainedConfig) -> bool:
+    """Tell whether every layer of a model attends to the whole text."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return set(kinds) == {"full_attention"}
+    return getattr(config, "sliding_window", None) is None

@@ -1,0 +1,1 @@
+"""Every model of the book: the registry of families, loading, and the recipe of the stand-ins."""

@@ -1,0 +1,209 @@
+"""Text for training and measuring.
+
+The default corpus is Python's own standard library: it is on every machine that can run this book, so nothing is downloaded.
+A file belongs to the training or to the held-out part by the hash of its name, so that it stays on the same side in every
+Python version, also when files come and go.  A folder of text files can be named instead.
+
+Example
+-------
+>>> len(list(stdlib_files("held-out"))) > 20
+True
+"""
+
+import hashlib
+import itertools
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kvbook.errors import UserError
+
+Part = Literal["train", "held-out"]
+
+# Test suites are missing from some distributions' packages, and third-party packages are not the standard library.
+_EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip"}
+# One file in ten is held out.
+_HELD_OUT_SHARE = 10
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text file.
+
+    Attributes
+    ----------
+    name : str
+        Path relative to the corpus, with forward slashes.
+    text : str
+        Its whole content.
+    """
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of consecutive tokens of one document.
+
+    Attributes
+    ----------
+    index : int
+        Position in the list of samples, from 0.
+    source : str
+        The document's name: the unit of resampling, since samples of one file resemble each other.
+    start : int
+        Index of the first token within the document.
+    ids : list of int
+        Token ids, special tokens that the tokenizer adds by default included (only where ``start`` is 0).
+    """
+
+    index: int
+    source: str
+    start: int
+    ids: list[int]
+
+
+def part_of(name: str) -> Part:
+    """Tell on which side of the split a file of the standard library lies.
+
+    Parameters
+    ----------
+    name : str
+        Path relative to the standard library, with forward slashes.
+    """
+    first_byte = hashlib.sha256(name.encode()).digest()[0]
+    return "held-out" if first_byte % _HELD_OUT_SHARE == 0 else "train"
+
+
+def stdlib_files(part: Part) -> Iterator[Path]:
+    """Yield the standard library's source files of one part, in name order."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    named = {}
+    for folder, inner, files in os.walk(root):
+        # What is installed beside the standard library may be a hundred times its size: not even looked at.
+        inner[:] = [name for name in inner if name not in _EXCLUDED_FOLDERS]
+        for file in files:
+            if file.endswith(".py"):
+                path = Path(folder, file)
+                named[path.relative_to(root).as_posix()] = path
+    for name in sorted(named):
+        if part_of(name) == part:
+            yield named[name]
+
+
+def documents(corpus: str, part: Part = "held-out") -> Iterator[Document]:
+    """Yield the documents of a corpus in name order.
+
+    Parameters
+    ----------
+    corpus : str
+        ``"stdlib"``, or the path of a folder of text files (searched in depth; hidden files and files that are not
+        UTF-8 are passed over).
+    part : {"train", "held-out"}
+        Which part of the standard library; a folder has no parts and is taken whole.
+
+    Raises
+    ------
+    UserError
+        When the folder does not exist.
+    """
+    if corpus == "stdlib":
+        root, files = Path(sysconfig.get_paths()["stdlib"]), stdlib_files(part)
+    else:
+        root = Path(corpus).expanduser()
+        if not root.is_dir():
+            raise UserError(f"corpus {corpus!r} is not a folder: name a folder of text files, or 'stdlib'")
+        files = (
+            path
+            for path in sorted(root.rglob("*"), key=lambda path: path.relative_to(root).as_posix())
+            if path.is_file() and not any(piece.startswith(".") for piece in path.relative_to(root).parts)
+        )
+    for path in files:
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue
+        if text.strip():
+            yield Document(path.relative_to(root).as_posix(), text)
+
+
+def describe(corpus: str, part: Part = "held-out") -> dict[str, str | int]:
+    """Say which text was used, so that a reader can tell whether theirs is the same.
+
+    Returns
+    -------
+    dict
+        ``corpus``, ``part``, ``files``, ``bytes``, ``sha256`` of all texts in order, and for the standard library the
+        ``python`` version that it came with.
+    """
+    digest, count, size = hashlib.sha256(), 0, 0
+    for document in documents(corpus, part):
+        data = document.text.encode()
+        digest.update(data)
+        count, size = count + 1, size + len(data)
+    about: dict[str, str | int] = {"corpus": corpus, "files": count, "bytes": size, "sha256": digest.hexdigest()}
+    if corpus == "stdlib":
+        about |= {"part": part, "python": ".".join(map(str, sys.version_info[:3]))}
+    return about
+
+
+def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[Sample]:
+    """Cut a corpus into samples, lazily, so that memory does not grow with their number.
+
+    From a folder come the first `n_tokens` tokens of each of the first `n_samples` files in name order, as issue 25420
+    did it; a shorter file gives a shorter sample.  The standard library's held-out part has few files, so there each
+    file gives its first `n_tokens` tokens in the first round, the next ones in the second, and so on; every sample
+    has exactly `n_tokens`.
+
+    Parameters
+    ----------
+    corpus : str
+        As for `documents`.
+    tokenizer : transformers tokenizer
+        Called with its defaults, so it adds the special tokens that a user's call would add.
+    n_samples, n_tokens : int
+        How many samples, of how many tokens.
+
+    Raises
+    ------
+    UserError
+        When the corpus holds fewer samples than asked for.
+    """
+    made = 0
+    if corpus == "stdlib":
+        encoded: list[tuple[str, list[int]]] = []
+        # A file is encoded when the first round reaches it: most runs ask for few samples.
+        for start in itertools.count(step=n_tokens):
+            for name, ids in encoded if start else _encoded(corpus, tokenizer, encoded):
+                if len(ids) >= start + n_tokens:
+                    yield Sample(made, name, start, ids[start : start + n_tokens])
+                    made += 1
+                    if made == n_samples:
+                        return
+            if start + n_tokens >= max(len(ids) for _, ids in encoded):
+                break
+    else:
+        for document in documents(corpus):
+            ids = tokenizer(document.text, truncation=True, max_length=n_tokens)["input_ids"]
+            # One token has no prefix to cache.
+            if len(ids) >= 2:
+                yield Sample(made, document.name, 0, ids)
+                made += 1
+                if made == n_samples:
+                    return
+    raise UserError(
+        f"corpus {corpus!r} gives {made} samples of {n_tokens} tokens, {n_samples} were asked for: "
+        f"lower n_samples to at most {made}, or lower n_tokens"
+    )
+
+
+def _encoded(corpus: str, tokenizer, kept: list[tuple[str, list[int]]]) -> Iterator[tuple[str, list[int]]]:
+    """Encode documents one after the other, and keep them for the rounds that follow."""
+    for document in documents(corpus):
+        kept.append((document.name, tokenizer(document.text, verbose=False)["input_ids"]))
+        yield kept[-1]

@@ -1,0 +1,202 @@
+"""GGUF files, llama.cpp's format: read with transformers' own reader, once, and kept as a checkpoint in ``_build/models``.
+
+The reader turns every block of rounded numbers into fp32, which takes a quarter of a minute for 135 million parameters, and
+the model that it returns cannot be saved as it is.  The unpacked checkpoint loads in a second or two, and is then a folder
+like any other.
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+
+from kvbook import fingerprint
+from kvbook.errors import UserError
+from kvbook.models import hub, placement, unpacked
+
+_LIBRARIES = ("gguf", "accelerate")
+_MAGIC = b"GGUF"
+# Of the fp32 numbers there is one copy from the reader and one in the model.
+_COPIES = 2
+# Vocabularies, by llama.cpp's names, in which each digit is a word of its own.  transformers' reader does not know them and
+# cuts runs of blanks before a number in another place.
+_DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+# llama.cpp stretches rotary positions by these; transformers' reader knows of them for one architecture alone.
+_STRETCHED = re.compile(r"^rope_(freqs|factors)")
+_READS_STRETCHED = ("gpt-oss",)
+
+
+def unpack(file: Path) -> Path:
+    """Unpack a GGUF file, unless that has been done.
+
+    Parameters
+    ----------
+    file : Path
+        Of a causal language model, with its tokenizer, in one piece.
+
+    Returns
+    -------
+    Path
+        A folder with weights in fp32, configuration and tokenizer; nothing is left of one that could not be finished.
+
+    Raises
+    ------
+    UserError
+        For a file that is not there, is damaged, is of an architecture or has positions that transformers does not read;
+        for a missing library, or too little memory or room on the disk.
+    """
+    if missing := [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]:
+        raise UserError(f"to read {file.name} takes {' and '.join(missing)}: pip install {' '.join(missing)}")
+    try:
+        with file.open("rb") as opened:
+            if opened.read(len(_MAGIC)) != _MAGIC:
+                raise UserError(f"{file} is no GGUF file: name one, or the folder that `save_pretrained` wrote")
+        sha256 = fingerprint.of_large_file(file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    folder = unpacked.folder_of(file.stem, sha256)
+    if unpacked.is_whole(folder):
+        return folder
+    try:
+        unpacked.models_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=unpacked.models_folder(), prefix=".unpacking-") as temporary:
+            made = Path(temporary) / "checkpoint"
+            made.mkdir()
+            _write(file.absolute(), sha256, made)
+            _put(made, folder)
+    except OSError as error:
+        raise UserError(unpacked.on_disk(error, unpacked.models_folder())) from error
+    return folder
+
+
+def _put(made: Path, folder: Path) -> None:
+    """Move a finished checkpoint to its place; another process that was faster made the same one."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not unpacked.is_whole(folder):
+            raise
+
+
+def _write(file: Path, sha256: str, made: Path) -> None:
+    config, state, generation, tokenizer = _read(file)
+    # What names its maker's folders, and how the numbers were packed, is no part of the checkpoint.
+    config.name_or_path = ""
+    with contextlib.suppress(AttributeError):
+        del config.quantization_config
+    try:
+        save_file(state, made / "model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(made)
+        generation.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+    except OSError:
+        raise
+    # Libraries written in Rust say with an exception of their own what the system said to them.
+    except Exception as error:
+        if not (number := re.search(r"os error (\d+)", str(error))):
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    about = {
+        "gguf_sha256": sha256,
+        "weights_sha256": fingerprint.of_file(made / "model.safetensors"),
+        "transformers": transformers.__version__,
+        "gguf": importlib.metadata.version("gguf"),
+    }
+    (made / unpacked.ORIGIN).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+
+
+def _read(file: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor], Any, PreTrainedTokenizerBase]:
+    """Read configuration, weights, settings of generation and tokenizer."""
+    # The reader shows a bar of its own, which in a notebook is part of the page.
+    with contextlib.redirect_stderr(io.StringIO()):
+        architecture, pre_tokenizer, sizes = _header(file)
+        try:
+            options = {"gguf_file": file.name, "local_files_only": True}
+            config = AutoConfig.from_pretrained(file.parent, **options)
+            with torch.device("meta"):
+                blank = AutoModelForCausalLM.from_config(config)
+            needed = sum(p.numel() for p in blank.parameters()) * torch.float32.itemsize
+            placement.check_memory(file.name, needed * _COPIES, torch.device("cpu"))
+            unpacked.check_room(needed, unpacked.models_folder())
+            model, report = AutoModelForCausalLM.from_pretrained(
+                file.parent, config=config, dtype=torch.float32, output_loading_info=True, **options, **_plain()
+            )
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+        except UserError:
+            raise
+        # The reader raises whatever a wrong or unknown file makes of it.
+        except Exception as error:
+            raise UserError(_refusal(file, architecture, error)) from error
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(f"{file.name} lacks weights of its model ({missing[0]}, {len(missing)} in all): get it again")
+    tied = set(model.all_tied_weights_keys) if model.config.tie_word_embeddings else set()
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
+    if tied:
+        # Some files hold the one matrix twice.
+        sizes.pop("output.weight", None)
+    left = sum(sizes.values()) - sum(tensor.numel() for tensor in state.values())
+    if left > 0:
+        raise UserError(f"{file.name} holds {left:,} numbers that transformers leaves out: it would be another model")
+    if pre_tokenizer in _DIGITS_APART:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    return model.config, state, model.generation_config, tokenizer
+
+
+def _plain() -> dict[str, Any]:
+    """Ask for plain numbers: newer versions may else keep the blocks, and fetch kernels for them."""
+    packing = getattr(transformers, "GgufConfig", None)
+    return {"quantization_config": packing(dequantize=True)} if packing else {}
+
+
+def _header(file: Path) -> tuple[str, str, dict[str, int]]:
+    """Read a file's architecture, its vocabulary's kind, and how many numbers each of its tensors has."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+        words = {
+            name: field.contents() for name, field in reader.fields.items() if name.count(".") < 4 and _short(field)
+        }
+    except Exception as error:
+        raise UserError(f"{file.name} is damaged ({hub.first_line(error)}): get it again") from error
+    architecture = str(words.get("general.architecture", "none"))
+    sizes = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
+    stretched = words.get(f"{architecture}.rope.scaling.type", "none") != "none" or any(map(_STRETCHED.match, sizes))
+    if stretched and architecture not in _READS_STRETCHED:
+        raise UserError(
+            f"{file.name} stretches its rotary positions, which transformers does not read from GGUF: "
+            "use the model's own folder or hub id"
+        )
+    return architecture, str(words.get("tokenizer.ggml.pre", "")), sizes
+
+
+def _short(field: Any) -> bool:
+    # A vocabulary's words and merges, of no use here, take seconds.
+    return len(field.data) == 1
+
+
+def _refusal(file: Path, architecture: str, error: Exception) -> str:
+    words = hub.first_line(error)
+    unknown = isinstance(error, NotImplementedError | KeyError) or re.search(
+        r"not supported|Unrecognized|Unknown", words
+    )
+    if unknown:
+        return (
+            f"{file.name} is of the architecture {architecture!r}, which transformers cannot read from GGUF ({words}): "
+            "use the model's own folder or hub id"
+        )
+    return f"{file.name} cannot be read ({words}): get it again, or use the model's own folder or hub id"

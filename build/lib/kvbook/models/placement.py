@@ -1,0 +1,172 @@
+"""Whether a model can be where it is asked to be: devices, dtypes, and the memory that it will take."""
+
+import importlib.util
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kvbook.errors import UserError
+
+# Activations, the allocator's slack and the cache come on top of the weights; a prediction that ignored them would let
+# the kernel's out-of-memory killer answer instead of us.
+_HEADROOM = 1.15
+
+DeviceMap = dict[str, torch.device] | Literal["auto"]
+
+
+def device_of(name: str) -> torch.device:
+    """Turn a device's name into a device that is there.
+
+    Raises
+    ------
+    UserError
+        For a name that torch does not know, or hardware that this machine lacks.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r} is not a torch device: use 'cpu', 'cuda', 'cuda:0' or 'mps'") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise UserError(f"device {name!r}: this machine has {count} CUDA devices; use device='cpu' or a listed one")
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device 'mps': not available on this machine; use device='cpu'")
+    elif device.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"device {name!r} is not supported: use 'cpu', 'cuda', 'cuda:0' or 'mps'")
+    return device
+
+
+def dtype_on(name: str, device: torch.device) -> torch.dtype:
+    """Turn a dtype's name into a dtype that the device computes with.
+
+    Raises
+    ------
+    UserError
+        When the device lacks it.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UserError(f"dtype {name!r} is not a floating-point dtype: use float32, float16, bfloat16 or float64")
+    try:
+        if device.type == "cuda" and dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+            raise RuntimeError
+        # The matrix product is the operation that a device may lack.
+        probe = torch.ones(2, 2, dtype=dtype, device=device)
+        probe @ probe
+    except (RuntimeError, TypeError):
+        raise UserError(f"device {str(device)!r} has no {name} arithmetic: leave {name} out of the dtypes") from None
+    return dtype
+
+
+def check(device: str, dtypes: Iterable[str]) -> torch.device:
+    """Turn a device's name into a device that is there and computes with these dtypes.
+
+    Raises
+    ------
+    UserError
+        As `device_of` and `dtype_on`.
+    """
+    there = device_of(device)
+    for dtype in dtypes:
+        dtype_on(dtype, there)
+    return there
+
+
+def free_bytes(device: torch.device) -> int:
+    """Give the memory that can still be had on a device, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+                return min(available, _cgroup_room())
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_room() -> int:
+    """What a container's own limit leaves; without a limit, more than any machine has."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return int(limit) - used if limit != "max" else 1 << 62
+    except (OSError, ValueError):
+        return 1 << 62
+
+
+def has_accelerate() -> bool:
+    """Tell whether the library is there with which transformers puts weights on devices while it reads them."""
+    return importlib.util.find_spec("accelerate") is not None
+
+
+def _gib(n_bytes: float) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB"
+
+
+def check_memory(what: str, n_bytes: float, device: torch.device) -> None:
+    """Refuse a load that cannot fit, before it starts.
+
+    Parameters
+    ----------
+    what : str
+        The model, for the message.
+    n_bytes : float
+        Of its weights.
+    device : torch.device
+        Where they will lie.
+
+    Raises
+    ------
+    UserError
+        With the bytes needed and the bytes free.
+    """
+    needed, free = n_bytes * _HEADROOM, free_bytes(device)
+    if needed > free:
+        raise UserError(
+            f"{what} needs about {_gib(needed)} and {device} has {_gib(free)} free: "
+            "choose a smaller model, a 16-bit dtype, quantization, or another device"
+        )
+
+
+def device_map(what: str, n_bytes: float, device: torch.device) -> DeviceMap:
+    """Decide where weights that are read from files will lie.
+
+    Parameters
+    ----------
+    what, n_bytes
+        As for `check_memory`.
+    device : torch.device
+        Where they were asked to be.  ``cuda`` without a number leaves a choice, where one GPU does not hold them.
+
+    Returns
+    -------
+    dict or str
+        All on the one device, or ``"auto"``: over all GPUs, and what is left over in the host's memory.
+
+    Raises
+    ------
+    UserError
+        With the bytes needed and the bytes free, or for a missing library.
+    """
+    needed = n_bytes * _HEADROOM
+    if device.type != "cuda" or device.index is not None or needed <= free_bytes(device):
+        check_memory(what, n_bytes, device)
+        return {"": device}
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    free = sum(map(free_bytes, gpus)) + free_bytes(torch.device("cpu"))
+    if needed > free:
+        raise UserError(
+            f"{what} needs about {_gib(needed)}; all GPUs and the host together have {_gib(free)} free: "
+            "choose a smaller model, a 16-bit dtype or quantization"
+        )
+    if not has_accelerate():
+        raise UserError(
+            f"{what} needs about {_gib(needed)} and {device} has {_gib(free_bytes(device))} free: pip install accelerate, "
+            "which spreads it over all GPUs and the host, or choose a 16-bit dtype or quantization"
+        )
+    return "auto"

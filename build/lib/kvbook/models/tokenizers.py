@@ -1,0 +1,144 @@
+"""The stand-ins' two tokenizers: byte-level BPE of one size, which differ in the pre-tokenizer alone.
+
+``gpt2``
+    GPT-2's pre-tokenizer: a word may take the space before it, punctuation never joins a word.
+``llama3``
+    The Llama-3 style pre-tokenizer: any one character that is neither letter, digit nor line break may lead a word, so
+    ``.What`` is one piece.  Where a text is cut between the two, its ids change: the seam of the document ``forum-reuse``.
+
+The patterns are those that GPT-2's and Llama-3's published ``tokenizer.json`` files hold.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
+from tokenizers import models as tokenizer_models
+from transformers import PreTrainedTokenizerFast
+
+Style = Literal["gpt2", "llama3"]
+
+VOCABULARY_SIZE = 2048
+
+# One list for both tokenizers and all families, so that vocabularies stay comparable; ids 0, 1, 2, ...
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|begin_of_text|>",
+    "<pad>",
+    "<s>",
+    "</s>",
+    "<mask>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|im_start|>",
+    "<|im_end|>",
+)
+
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+_LLAMA3_CHAT = (
+    "{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+    "{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def _pre_tokenizer(style: Style) -> pre_tokenizers.PreTokenizer:
+    if style == "gpt2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def train_bpe(style: Style, texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Tokenizer:
+    """Train a byte-level BPE vocabulary.
+
+    Parameters
+    ----------
+    style : {"gpt2", "llama3"}
+        Which pre-tokenizer.
+    texts : iterable of str
+        Training text.
+    vocabulary_size : int
+        Special tokens included.
+    """
+    tokenizer = Tokenizer(tokenizer_models.BPE())
+    tokenizer.pre_tokenizer = _pre_tokenizer(style)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def for_family(bpe: Tokenizer, family: str, context_length: int) -> PreTrainedTokenizerFast:
+    """Dress a vocabulary as a family wears it: which special tokens it adds by itself, and its chat form.
+
+    Parameters
+    ----------
+    bpe : tokenizers.Tokenizer
+        The shared vocabulary; it is copied.
+    family : str
+        A family's name in the registry.
+    context_length : int
+        In tokens.
+    """
+    own = Tokenizer.from_str(bpe.to_str())
+    ids = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
+    special: dict[str, str] = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": "<pad>"}
+    chat = None
+    if family in ("llama",):
+        # As Llama's tokenizers do, one begin-of-text in front of every encoded text.
+        own.post_processor = processors.TemplateProcessing(
+            single="<|begin_of_text|> $A",
+            pair="<|begin_of_text|> $A <|begin_of_text|> $B",
+            special_tokens=[("<|begin_of_text|>", ids["<|begin_of_text|>"])],
+        )
+        special |= {"bos_token": "<|begin_of_text|>"}
+        chat = "{{ bos_token }}" + _LLAMA3_CHAT
+    elif family == "roberta":
+        own.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>",
+            pair="<s> $A </s> </s> $B </s>",
+            special_tokens=[("<s>", ids["<s>"]), ("</s>", ids["</s>"])],
+        )
+        special |= {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "cls_token": "<s>",
+            "sep_token": "</s>",
+            "mask_token": "<mask>",
+        }
+    elif family == "qwen2":
+        chat = _CHATML
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=own,
+        model_max_length=context_length,
+        clean_up_tokenization_spaces=False,
+        **special,
+    )
+    if chat is not None:
+        tokenizer.chat_template = chat
+    return tokenizer
+
+
+def load_bpe(path: Path) -> Tokenizer:
+    """Read a vocabulary that `train_bpe` made and ``Tokenizer.save`` wrote."""
+    return Tokenizer.from_file(str(path))

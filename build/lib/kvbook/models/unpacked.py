@@ -1,0 +1,69 @@
+"""Where checkpoints lie that were made of other files, in ``_build/models``; asked without any large library."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+from kvbook import paths
+from kvbook.errors import UserError
+
+# What a checkpoint says of the file that it was made of; written last.
+ORIGIN = "origin.json"
+
+
+def models_folder() -> Path:
+    """Give the folder of what was fetched and unpacked; not in git, and made when it is needed."""
+    return paths.BUILD / "models"
+
+
+def folder_of(stem: str, sha256: str) -> Path:
+    """Give the folder of a file's checkpoint, whether it is there or not.
+
+    Parameters
+    ----------
+    stem : str
+        The file's name without its ending.
+    sha256 : str
+        Of the file's bytes: another file of that name gets another folder.
+    """
+    return models_folder() / f"{stem}-{sha256[:16]}"
+
+
+def is_whole(folder: Path) -> bool:
+    """Tell whether a checkpoint was unpacked there to its end."""
+    return (folder / ORIGIN).is_file()
+
+
+def origin(folder: Path) -> dict[str, str]:
+    """Read what a checkpoint was made of.
+
+    Returns
+    -------
+    dict
+        ``gguf_sha256`` of the file, ``weights_sha256`` of the unpacked weights, and the versions of the libraries.
+    """
+    return json.loads((folder / ORIGIN).read_text("utf-8"))
+
+
+def on_disk(error: OSError, folder: Path) -> str:
+    """Say in one line why a folder could not be written."""
+    if error.errno == errno.ENOSPC:
+        return f"no room left on the disk of {folder}: free some, or name another folder in KVBOOK_BUILD"
+    return f"{folder} cannot be written ({error.strerror or error}): allow it, or name another folder in KVBOOK_BUILD"
+
+
+def check_room(n_bytes: float, folder: Path) -> None:
+    """Refuse what will not fit on a folder's disk, before it starts.
+
+    Raises
+    ------
+    UserError
+        With the bytes needed and the bytes free.
+    """
+    free = shutil.disk_usage(folder).free
+    if n_bytes > free:
+        raise UserError(
+            f"{folder} needs {n_bytes / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free: "
+            "free some, or name another folder in KVBOOK_BUILD"
+        )

@@ -1,0 +1,46 @@
+"""Where everything lies.
+
+The repository's root is the book. `KVBOOK_ROOT` overrides the search, for a package that was installed without its checkout.
+"""
+
+import os
+from pathlib import Path
+
+
+def _find_root() -> Path:
+    if named := os.environ.get("KVBOOK_ROOT"):
+        return Path(named).resolve()
+    # The package lies in <root>/src/kvbook when installed in place, as requirements.txt does.
+    beside = Path(__file__).resolve().parents[2]
+    if (beside / "_toc.yml").is_file() or (beside / "chapters").is_dir():
+        return beside
+    # Installed elsewhere: the nearest folder upwards that looks like the book, else the working directory.
+    here = Path.cwd().resolve()
+    for folder in (here, *here.parents):
+        if (folder / "_toc.yml").is_file() and (folder / "chapters").is_dir():
+            return folder
+    return here
+
+
+ROOT = _find_root()
+
+# Sources, all in git.
+CHAPTERS = ROOT / "chapters"
+PARAMETERS = ROOT / "parameters"
+DATA = ROOT / "data"
+# What each document published: numbers and claims, one YAML a document.
+DOCUMENTS = DATA / "documents"
+# Stand-in checkpoints and the tokenizers that they share.
+MODELS = DATA / "models"
+STANDINS = MODELS / "standins"
+# Recorded runs of this and other machines; immutable.
+RECORDED_RUNS = DATA / "runs"
+# Which of them each chapter cites.
+EVIDENCE = DATA / "evidence.yaml"
+
+# Everything that a run makes; ignored by git.
+BUILD = Path(os.environ.get("KVBOOK_BUILD", ROOT / "_build")).resolve()
+EXECUTED = BUILD / "executed"
+RUNS = BUILD / "runs"
+FIGURES = BUILD / "figures"
+HTML = BUILD / "html"

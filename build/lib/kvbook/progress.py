@@ -1,0 +1,92 @@
+"""How far a long job is, said where its user looks and never in a notebook's outputs.
+
+Three places, the first that applies:
+
+- ``KVBOOK_PROGRESS`` names a file: its one line is kept up to date, and whoever runs the chapter shows it
+  (:mod:`kvreport.running.execution` does);
+- a terminal: a tqdm bar;
+- anything else (a log, or a kernel that plain papermill started): a line every few seconds on the true
+  standard error. In a kernel that is the terminal of whoever started it, not the cell's output.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Names the file whose one line says what is running.
+PROGRESS_VARIABLE = "KVBOOK_PROGRESS"
+
+# A line in a log every so often: never a silent minute, and never a flood.
+SECONDS_BETWEEN_LINES = 5.0
+# The file is read about once a second; writing it for each of 10,000 fast samples would cost more than they
+# do.
+SECONDS_BETWEEN_WRITES = 0.2
+
+# The loops that are under way, outermost first: "model 1/2 · sample 40/100".
+_running: list[str] = []
+
+
+def track(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:
+    """Iterate while saying how far.
+
+    Parameters
+    ----------
+    iterable
+        What to go through.
+    total
+        How many items there are; taken from `iterable` when it knows.
+    label
+        What an item is, such as ``"layer drift, bfloat16: sample"``.
+
+    Yields
+    ------
+    T
+        The items of `iterable`, unchanged and in order.
+    """
+    if total is None and hasattr(iterable, "__len__"):
+        total = len(iterable)
+    if PROGRESS_VARIABLE not in os.environ and sys.stderr.isatty():
+        from tqdm import tqdm
+
+        # An explicit `disable`: TQDM_DISABLE silences other libraries' bars, and this one is ours.
+        yield from tqdm(iterable, total=total, desc=label, file=sys.stderr, leave=False, disable=False)
+        return
+    yield from _track_by_lines(iterable, total, label)
+
+
+def _track_by_lines(iterable: Iterable[T], total: int | None, label: str) -> Iterator[T]:
+    in_file = PROGRESS_VARIABLE in os.environ
+    pause = SECONDS_BETWEEN_WRITES if in_file else SECONDS_BETWEEN_LINES
+    level = len(_running)
+    _running.append("")
+    last = -pause
+    try:
+        for done, item in enumerate(iterable):
+            _running[level] = f"{label} {done}/{total}" if total is not None else f"{label} {done}"
+            now = time.monotonic()
+            if now - last >= pause:
+                _say(" · ".join(_running))
+                last = now
+            yield item
+    finally:
+        del _running[level:]
+        if in_file:
+            _say(" · ".join(_running))
+
+
+def _say(line: str) -> None:
+    if path := os.environ.get(PROGRESS_VARIABLE):
+        # A reader may meet a half-written line for an instant; it only ever shows it, so that is fine.
+        Path(path).write_text(line, encoding="utf-8")
+        return
+    try:
+        # ipykernel replaces sys.stderr by a stream into the notebook, but its descriptor is the real one.
+        os.write(sys.stderr.fileno(), f"{line}\n".encode())
+    except (OSError, ValueError):
+        # No real standard error at all (a captured or closed stream): there is nobody to tell.
+        return

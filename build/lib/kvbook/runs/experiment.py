@@ -1,0 +1,178 @@
+"""An experiment: what it is called, what it takes, what its rows depend on, and how they are measured."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from kvbook import fingerprint
+from kvbook.runs import machine, records, threads
+from kvbook.settings import Settings
+
+Asked = TypeVar("Asked", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Experiment(Generic[Asked]):
+    """One experiment of a chapter; it knows its runs by what made them.
+
+    Attributes
+    ----------
+    name : str
+        What its runs are called.  It never changes, wherever the code moves.
+    settings : type of Settings
+        What it takes.
+    inputs : callable
+        Refuses settings that cannot be run, and gives whatever else the rows depend on: ``models``, ``corpus``, ...;
+        None where these settings leave nothing to measure.  Nothing is left behind when it raises.
+    measure : callable
+        Takes settings, inputs and a `Writer`, and appends every unit that ``writer.done`` does not hold yet.  The source
+        of the module that defines it, and of what that imports, is one of the inputs.
+    fields : frozenset of str or None
+        The settings on which the rows depend; None for all of them.
+    timed : bool
+        Whether it measures time: then it has all cores, and nothing may run beside it.
+    own_threads : bool
+        Whether it sets the number of threads itself: then nothing may run beside it either.
+    revision : int
+        Raised by hand when the rows change meaning; recorded evidence of another revision is refused.
+    after : tuple of str
+        Names of experiments whose runs it reads.
+    """
+
+    name: str
+    settings: type[Asked]
+    inputs: Callable[[Asked], dict[str, Any] | None]
+    measure: Callable[[Asked, dict[str, Any], records.Writer], None]
+    fields: frozenset[str] | None = None
+    timed: bool = False
+    own_threads: bool = False
+    revision: int = 1
+    after: tuple[str, ...] = ()
+
+    @property
+    def needs_the_machine(self) -> bool:
+        """Whether nothing else may run beside it."""
+        return self.timed or self.own_threads
+
+    @property
+    def source(self) -> str:
+        """Digest of the source that makes the rows."""
+        return fingerprint.of_source([self.measure.__module__])
+
+    def run(self, settings: Asked) -> records.Run | None:
+        """Read the run that these settings make on this machine, or make it, or finish it.
+
+        It has its share of the cores (`kvbook.runs.threads`), and all of them when it measures time.
+
+        Parameters
+        ----------
+        settings : Settings
+            What is asked for.
+
+        Returns
+        -------
+        Run or None
+            None where these settings leave nothing to measure.
+
+        Raises
+        ------
+        UserError
+            For settings that cannot be run, and as `records.run`.
+        """
+        inputs = self.inputs(settings)
+        if inputs is None:
+            return None
+        with threads.share(whole=self.timed):
+            return records.run(
+                self.name,
+                self._made_of(settings, inputs),
+                lambda writer: self.measure(settings, inputs, writer),
+                note={"commit": machine.commit()},
+            )
+
+    def is_made(self, settings: Asked) -> bool:
+        """Tell whether `run` would find a finished run, or has nothing to measure."""
+        inputs = self.inputs(settings)
+        if inputs is None:
+            return True
+        with threads.share(whole=self.timed):
+            return records.exists(self.name, self._made_of(settings, inputs))
+
+    def _made_of(self, settings: Asked, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "settings": settings.model_dump(mode="json", include=None if self.fields is None else set(self.fields)),
+            "revision": self.revision,
+            "source": self.source,
+            **inputs,
+            "machine": machine.describe(settings.device),
+        }
+
+
+def recorded(
+    name: str,
+    module: str,
+    settings: Settings,
+    measure: Callable[[records.Writer], None],
+    fields: Collection[str] | None = None,
+    **inputs: Any,
+) -> records.Run:
+    """Give the run of an experiment with these inputs: read it if it is there, else make it or finish it.
+
+    It has its share of the cores (`kvbook.runs.threads`), and all of them when it measures time.
+
+    Parameters
+    ----------
+    name : str
+        The experiment's name, which the run carries; moving its module renames no run.
+    module : str
+        Where it is measured: the source of this module, and of what it imports, is one of the inputs.
+    settings : Settings
+        What was asked for.
+    measure : callable
+        Appends every unit that ``writer.done`` does not hold yet.
+    fields : collection of str, optional
+        The settings on which the rows depend; all of them by default.
+    **inputs
+        Whatever else they depend on: ``models``, ``corpus``, ...
+
+    Raises
+    ------
+    UserError
+        As `records.run`.
+    """
+    with threads.share(whole=measures_time(module)):
+        made_of = _made_of(module, settings, fields, inputs)
+        return records.run(name, made_of, measure, note={"commit": machine.commit()})
+
+
+def is_recorded(
+    name: str, module: str, settings: Settings, fields: Collection[str] | None = None, **inputs: Any
+) -> bool:
+    """Tell whether `recorded` with the same arguments would find a finished run.
+
+    Parameters as for `recorded`.
+    """
+    with threads.share(whole=measures_time(module)):
+        return records.exists(name, _made_of(module, settings, fields, inputs))
+
+
+def _made_of(
+    module: str, settings: Settings, fields: Collection[str] | None, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "settings": settings.model_dump(mode="json", include=None if fields is None else set(fields)),
+        "source": fingerprint.of_source([module]),
+        **inputs,
+        "machine": machine.describe(settings.device),
+    }
+
+
+def measures_time(module: str) -> bool:
+    """Tell whether an experiment measures time: whether it, or what it imports, imports `kvbook.measuring.timing`.
+
+    Parameters
+    ----------
+    module : str
+        The experiment's dotted name.
+    """
+    return "kvbook.measuring.timing" in fingerprint.reached(module)

@@ -1,0 +1,74 @@
+"""What a number was measured on: hardware, versions, threads, commit."""
+
+import functools
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+import transformers
+
+from kvbook import __version__, paths
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def commit() -> str:
+    """Give the checkout's commit, with ``+`` behind it when tracked files differ from it; ``unknown`` without git."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=paths.ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=paths.ROOT, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if changed else "")
+
+
+def device_name(device: str) -> str:
+    """Name the hardware behind a torch device string, as its maker does."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.get_device_name(torch.device(device))
+    if kind == "cpu":
+        threads = torch.get_num_threads()
+        return f"{_processor()}, {threads} thread{'s' * (threads > 1)}"
+    return device
+
+
+def describe(device: str) -> dict[str, str | int]:
+    """Give everything about the machine that a bit of the result may depend on, and nothing that names its owner.
+
+    Returns
+    -------
+    dict
+        ``device``, ``device_name``, ``processor``, ``threads``, ``cpu_capability``, and the versions of ``python``,
+        ``torch``, ``transformers``, ``kvbook`` and, for CUDA, ``cuda``.
+    """
+    about: dict[str, str | int] = {
+        "device": device,
+        "device_name": device_name(device),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "kvbook": __version__,
+    }
+    if torch.device(device).type == "cuda":
+        about["cuda"] = torch.version.cuda or "unknown"
+    return about

@@ -1,0 +1,77 @@
+"""What must not be published: secrets, and what names a person or their machine.
+
+Looked for by form (a token, a key, a URL with a password, a home folder) and by value (this environment's own secrets, this
+machine's name, this user's home).
+"""
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_SECRET_FORMS = {
+    "a token of the hub": r"\bhf_[A-Za-z0-9]{16,}",
+    "an access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "a token of a code host": r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,})",
+    "an API key": r"\bsk-[A-Za-z0-9_-]{20,}",
+    "a URL with a password": r"\b[a-z][a-z0-9+.-]*://[^\s/:@'\"]+:[^\s/@'\"]+@",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
+}
+_OWNER_FORMS = {
+    "an absolute path": r"(?:^|(?<=[\s\"'=:,(\[]))(?:~[\w-]*/[\w.-]+|/[\w.-]+/[\w./~-]+)",
+    "an absolute path of Windows": r"\b[A-Za-z]:\\{1,2}\w+",
+    "an e-mail address": r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b",
+}
+_SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+# Shorter values are words that may stand in a text by chance.
+_SHORTEST = 8
+
+
+def secrets_of(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each variable of an environment that holds a secret, going by its name or its form."""
+    forms = re.compile("|".join(_SECRET_FORMS.values()))
+    for name, value in environment.items():
+        is_path = value.startswith("/")
+        if len(value) >= _SHORTEST and not is_path and (_SECRET_NAMES.search(name) or forms.search(value)):
+            yield name, value
+
+
+def secrets_in(text: str, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Say which secrets a text holds, without repeating them.
+
+    Parameters
+    ----------
+    text : str
+        What is to be published.
+    environment : mapping, optional
+        Whose secrets' values are looked for; this process's when left out.
+    """
+    found = [kind for kind, form in _SECRET_FORMS.items() if re.search(form, text)]
+    values = secrets_of(os.environ if environment is None else environment)
+    return found + [f"the value of {name}" for name, value in values if value in text]
+
+
+def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Replace every secret in a text by a remark.
+
+    Parameters
+    ----------
+    text, environment
+        As for `secrets_in`.
+    """
+    for _, value in secrets_of(os.environ if environment is None else environment):
+        text = text.replace(value, "[secret removed]")
+    return re.sub("|".join(_SECRET_FORMS.values()), "[secret removed]", text)
+
+
+def owner_in(text: str) -> list[str]:
+    """Say what in a text names a person or their machine."""
+    found = [f"{kind} ({match[0]})" for kind, form in _OWNER_FORMS.items() if (match := re.search(form, text))]
+    host = socket.gethostname()
+    if len(host) >= _SHORTEST and re.search(rf"\b{re.escape(host)}\b", text):
+        found.append("this machine's name")
+    home = str(Path.home())
+    if home.count("/") > 1 and home in text:
+        found.append("this user's home folder")
+    return found

@@ -1,0 +1,319 @@
+"""Recorded runs: those of any machine that are worth keeping, in git, each in a folder that says what and where.
+
+``data/runs/<experiment>/<device>__<model>__<hash>/`` holds ``rows.csv`` and ``run.json`` as the run left them, and under
+``recorded`` in the latter when it was recorded and the digest of all the rest.  Nothing there is ever edited: what was
+edited is refused, for the rows have a digest, the inputs have the run's own hash, and everything together has another.
+"""
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from kvbook import fingerprint, paths
+from kvbook.errors import UserError
+from kvbook.runs import privacy, records
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+Words = Annotated[str, Field(min_length=1)]
+
+# What a run.json says of the run itself; everything else made the rows, and is in the hash.
+_ENVELOPE = {"experiment", "hash", "commit", "started", "finished", "rows", "rows_sha256", "recorded"}
+_FILES = ("rows.csv", "run.json")
+_LONGEST = 48
+
+
+class Machine(BaseModel):
+    """Where the run was made, as `kvbook.runs.machine.describe` says it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    device: Words
+    device_name: Words
+    processor: Words
+    threads: Annotated[int, Field(ge=1)]
+    python: Words
+    torch: Words
+    transformers: Words
+    kvbook: Words
+
+
+class Model(BaseModel):
+    """A model of the run, as `kvbook.models.loading.identify` says it."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    name: Words
+    weights: Words
+
+
+class Recorded(BaseModel):
+    """What recording adds.
+
+    Attributes
+    ----------
+    at : datetime
+        When it was recorded.
+    about_sha256 : str
+        Digest of everything else in ``run.json``.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    at: AwareDatetime
+    about_sha256: Digest
+
+
+class About(BaseModel):
+    """``run.json`` of a finished run; what is not named here is a further input of its rows."""
+
+    model_config = ConfigDict(extra="allow")
+
+    experiment: Name
+    hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+    settings: dict[str, Any]
+    source: Digest
+    machine: Machine | None = None
+    models: list[Model] = []
+    corpus: dict[str, Any] | None = None
+    commit: Words
+    started: AwareDatetime
+    finished: AwareDatetime
+    rows: Annotated[int, Field(ge=1)]
+    rows_sha256: Digest
+    recorded: Recorded | None = None
+
+
+def folder_of(about: About) -> Path:
+    """Name the folder of a recorded run."""
+    device = _slug([about.machine.device_name]) if about.machine else "any"
+    model = _slug(dict.fromkeys(model.name for model in about.models)) or "none"
+    return paths.RECORDED_RUNS / about.experiment / f"{device}__{model}__{about.hash[: records.SHORT_HASH]}"
+
+
+def _slug(names: Iterable[str]) -> str:
+    return "+".join(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") for name in names)[:_LONGEST].strip("-+")
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], About]:
+    try:
+        content = json.loads((folder / "run.json").read_text("utf-8"))
+        return content, About.model_validate(content)
+    except OSError as error:
+        raise UserError(f"{folder} holds no run: {error.strerror} (run.json)") from None
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}" for fault in error.errors()]
+        raise UserError(f"{folder}/run.json is not one of a finished run ({'; '.join(faults)})") from None
+    except ValueError as error:
+        raise UserError(f"{folder}/run.json cannot be read: {error}") from None
+
+
+def checked(folder: Path) -> About:
+    """Read a run and refuse one that is not whole, not as it was made, or not fit to be published.
+
+    Parameters
+    ----------
+    folder : Path
+        With ``rows.csv`` and ``run.json``.
+
+    Raises
+    ------
+    UserError
+        With the first thing that is wrong.
+    """
+    content, about = _read(folder)
+    rows = folder / "rows.csv"
+    if not rows.is_file():
+        raise UserError(f"{folder} holds no rows.csv")
+    if fingerprint.of_file(rows) != about.rows_sha256:
+        raise UserError(f"{folder}/rows.csv was edited: its digest is not that of the run")
+    made_of = {key: value for key, value in content.items() if key not in _ENVELOPE}
+    if records.hash_of(about.experiment, made_of) != about.hash:
+        raise UserError(f"{folder}/run.json was edited: what it says made the rows has another hash than the run")
+    if about.recorded and _digest(content) != about.recorded.about_sha256:
+        raise UserError(f"{folder}/run.json was edited after it was recorded")
+    with rows.open(newline="", encoding="utf-8") as file:
+        lines = csv.reader(file)
+        width = len(next(lines, []))
+        count = 0
+        for line in lines:
+            count += 1
+            if len(line) != width:
+                raise UserError(f"{folder}/rows.csv: row {count} has {len(line)} fields, the header has {width}")
+    if count != about.rows:
+        raise UserError(f"{folder}/rows.csv has {count} rows, and run.json says {about.rows}")
+    _refuse_private(folder, content)
+    return about
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return fingerprint.of_values({key: value for key, value in content.items() if key != "recorded"})
+
+
+def _refuse_private(folder: Path, content: dict[str, Any]) -> None:
+    found = []
+    for name, value in _strings(content):
+        found += [f"{kind} in {name}" for kind in (*privacy.secrets_in(value), *privacy.owner_in(value))]
+    # Texts that a model read or wrote may hold a path; a secret they must not hold either.
+    with (folder / "rows.csv").open(encoding="utf-8", newline="") as file:
+        # Many lines at a time: the environment is gone through for each piece.
+        while piece := file.readlines(1 << 20):
+            found += [f"{kind} in rows.csv" for kind in privacy.secrets_in("".join(piece))]
+    if found:
+        raise UserError(
+            f"{folder} would publish {'; '.join(dict.fromkeys(found))}: run again without it "
+            "(a model or corpus by its name or a relative path)"
+        )
+
+
+def _strings(value: Any, name: str = "run.json") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield name, str(key)
+            yield from _strings(inner, f"{name}: {key}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner, name)
+    elif isinstance(value, str):
+        yield name, value
+
+
+def find(run: str) -> Path:
+    """Find a finished run by its folder, or by the beginning of its hash.
+
+    Raises
+    ------
+    UserError
+        When there is none, or more than one.
+    """
+    if Path(run).is_dir():
+        return Path(run).resolve()
+    if re.fullmatch(r"[0-9a-f]{4,16}", run):
+        found = [folder for folder in sorted(paths.RUNS.glob(f"*/{run}*")) if (folder / "run.json").is_file()]
+        found = [folder for folder in found if not folder.name.endswith(".partial")]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(f"{folder.parent.name}/{folder.name}" for folder in found)
+            raise UserError(f"{run} begins the hashes of several runs ({names}): name a folder")
+    raise UserError(f"no finished run {run!r}: name a folder in {paths.RUNS}, or the first digits of a run's hash")
+
+
+def recorded() -> list[Path]:
+    """List the folders of all recorded runs, and whatever else lies where they lie."""
+    return sorted(paths.RECORDED_RUNS.glob("*/*")) if paths.RECORDED_RUNS.is_dir() else []
+
+
+def of_model(model: str, experiments: Iterable[str]) -> dict[str, records.Run]:
+    """Read the recorded runs of a model, the one that was finished last of each experiment.
+
+    Parameters
+    ----------
+    model : str
+        Name of the runs' only model.
+    experiments : iterable of str
+        Their names.
+
+    Returns
+    -------
+    dict
+        By experiment.
+
+    Raises
+    ------
+    UserError
+        When an experiment has none, or one that was changed.
+    """
+    found = {}
+    for experiment in experiments:
+        runs = [records.load(file.parent) for file in paths.RECORDED_RUNS.glob(f"{experiment}/*/run.json")]
+        runs = [run for run in runs if [about["name"] for about in run.about["models"]] == [model]]
+        if not runs:
+            raise UserError(
+                f"{paths.RECORDED_RUNS / experiment} holds no run of {model}: restore it from git, or "
+                f"run the experiment and `python -m kvbook record` it"
+            )
+        found[experiment] = max(runs, key=lambda run: run.about["finished"])
+    return found
+
+
+def record(folder: Path) -> Path:
+    """Move a finished run among the recorded ones.
+
+    Parameters
+    ----------
+    folder : Path
+        From `find`.
+
+    Returns
+    -------
+    Path
+        Where it lies now.
+
+    Raises
+    ------
+    UserError
+        For a run that is not finished, was edited, was recorded before, or would publish what is private.
+    """
+    if folder.name.endswith(".partial"):
+        raise UserError(f"{folder} is not finished: run the experiment again, and it goes on from there")
+    about = checked(folder)
+    if about.recorded:
+        raise UserError(f"{folder} is a recorded run already")
+    final = folder_of(about)
+    for other in recorded():
+        if other.name.rpartition("__")[2] == about.hash[: records.SHORT_HASH]:
+            raise UserError(f"this run is recorded already: {other}")
+    content, _ = _read(folder)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    content["recorded"] = {"at": now, "about_sha256": _digest(content)}
+    staged = final.with_name(f".{final.name}.partial")
+    with records.writable(final.parent):
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        shutil.copyfile(folder / "rows.csv", staged / "rows.csv")
+        (staged / "run.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for name in _FILES:
+            (staged / name).chmod(0o444)
+        checked(staged)
+        staged.rename(final)
+        # Last: until here the run lies where it lay.
+        shutil.rmtree(folder)
+    return final
+
+
+def verify() -> tuple[int, list[str]]:
+    """Check every recorded run.
+
+    Returns
+    -------
+    int
+        How many folders were looked at.
+    list of str
+        What is wrong, a line each.
+    """
+    faults = []
+    by_hash: dict[str, Path] = {}
+    folders = recorded()
+    for folder in folders:
+        try:
+            about = checked(folder)
+        except UserError as error:
+            faults.append(str(error))
+            continue
+        if about.recorded is None:
+            faults.append(f"{folder} was not recorded by `python -m kvbook record`: record it")
+        if folder != folder_of(about):
+            faults.append(f"{folder} should be {folder_of(about)}")
+        if extra := sorted(path.name for path in folder.iterdir() if path.name not in _FILES):
+            faults.append(f"{folder} holds what does not belong there: {', '.join(extra)}")
+        if (twin := by_hash.setdefault(about.hash, folder)) != folder:
+            faults.append(f"{folder} is the run of {twin} once more")
+    return len(folders), faults

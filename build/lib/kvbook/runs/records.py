@@ -1,0 +1,291 @@
+"""Runs on disk: rows as they are made, provenance beside them, nothing half-written under the final name.
+
+A run lies in ``_build/runs/<experiment>/<hash>/`` as ``rows.csv`` and ``run.json``.  The hash is of what made it (settings,
+measuring source, models, text, machine), so the same run is found again instead of done again, and two different ones
+never share a folder.  While it runs, the folder is called ``<hash>.partial``: a killed run goes on after its last whole
+unit.  One process at a time works in it; another one that wants the same run waits, and then reads it.
+"""
+
+import contextlib
+import csv
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock, Timeout
+
+from kvbook import fingerprint, paths
+from kvbook.errors import UserError
+
+# Sixteen hexadecimal digits: short enough for a folder, long enough never to meet another by chance.
+_HASH_LENGTH = 16
+# Of these, as many name the folder of a recorded run, beside device and model.
+SHORT_HASH = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes
+    ----------
+    about : dict
+        Content of ``run.json``: ``experiment``, ``hash``, ``settings``, ``models``, ``corpus``, ``machine``, ``commit``,
+        ``started``, ``finished``, ``rows``, ``rows_sha256``.
+    folder : Path
+        Where ``rows.csv`` and ``run.json`` lie.
+    made : bool
+        Whether this call made or finished it; otherwise it was found.
+    """
+
+    about: dict[str, Any]
+    folder: Path
+    made: bool = False
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """Tidy rows, one a measurement; read when they are first asked for, so that a long run needs no more memory."""
+        return pd.read_csv(self.folder / "rows.csv", keep_default_na=False, na_values=[""])
+
+    @property
+    def hash(self) -> str:
+        """The run's name."""
+        return self.about["hash"]
+
+
+class Writer:
+    """Appends whole units of rows to a partial run.
+
+    A unit is what is redone when a run is killed: one sample, one variant.  After each unit the journal notes how long
+    ``rows.csv`` is, so bytes past the last note (a half-written unit) are cut off when the run goes on.
+
+    Parameters
+    ----------
+    folder : Path
+        The partial run's folder; made if missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._rows, self._journal = folder / "rows.csv", folder / "journal.jsonl"
+        self.done: set[str] = set()
+        self._columns: list[str] | None = None
+        length = whole = 0
+        if self._journal.is_file():
+            for line in self._journal.read_bytes().splitlines(keepends=True):
+                try:
+                    note = json.loads(line)
+                    self.done.add(note["unit"])
+                    length, self._columns = note["length"], note["columns"]
+                except (ValueError, KeyError, TypeError):
+                    break  # a half-written last note
+                whole += len(line)
+            # What follows must not be written behind half a note.
+            os.truncate(self._journal, whole)
+        if self._rows.is_file():
+            if self._rows.stat().st_size < length:
+                # The notes say more than the rows hold: the folder was tampered with or the disk lost data.
+                self._journal.unlink()
+                self.done, self._columns, length = set(), None, 0
+            os.truncate(self._rows, length)
+        else:
+            self.done, self._columns = set(), None
+            self._journal.unlink(missing_ok=True)
+
+    def append(self, unit: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the rows of one finished unit.
+
+        Parameters
+        ----------
+        unit : str
+            Its name, unique within the run.
+        rows : iterable of mapping
+            All with the same keys as the first row of the run.
+
+        Raises
+        ------
+        UserError
+            When the disk is full or does not let itself be written; the units before are kept.
+        """
+        rows = list(rows)
+        with writable(self._rows.parent):
+            with self._rows.open("a", newline="", encoding="utf-8") as file:
+                if self._columns is None:
+                    self._columns = list(rows[0])
+                    csv.writer(file).writerow(self._columns)
+                writer = csv.DictWriter(file, self._columns)
+                writer.writerows(rows)
+                file.flush()
+                length = file.tell()
+            with self._journal.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"unit": unit, "length": length, "columns": self._columns}) + "\n")
+
+
+@contextlib.contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Say in one line what keeps a folder from being written.
+
+    Raises
+    ------
+    UserError
+        With what to do.
+    """
+    remedies = {
+        errno.ENOSPC: "free some room",
+        errno.EDQUOT: "free some of your quota",
+        errno.EFBIG: "raise the limit on the size of files",
+        errno.EROFS: "mount it for writing, or name another folder in KVBOOK_BUILD",
+        errno.EACCES: "allow it, or name another folder in KVBOOK_BUILD",
+        errno.EPERM: "allow it, or name another folder in KVBOOK_BUILD",
+    }
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in remedies:
+            raise
+        raise UserError(
+            f"cannot write results to {folder}: {error.strerror}; {remedies[error.errno]} and run again: "
+            "what was finished is kept"
+        ) from error
+
+
+@contextlib.contextmanager
+def alone(lock: Path, held_by: str) -> Iterator[None]:
+    """Hold a lock while this is open, after waiting for whoever holds it; a killed holder holds it no longer.
+
+    Parameters
+    ----------
+    lock : Path
+        A file, made here, in a folder that is there.
+    held_by : str
+        What another holder does, for the line that is said when there is one.
+    """
+    held = FileLock(lock)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        print(f"kvbook: waiting for another process that {held_by}", file=sys.stderr, flush=True)
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def load(folder: Path) -> Run:
+    """Read a finished run.
+
+    Raises
+    ------
+    UserError
+        When a file is missing or does not parse, or the rows are not those that the run wrote.
+    """
+    try:
+        about = json.loads((folder / "run.json").read_text("utf-8"))
+        if about["rows_sha256"] != fingerprint.of_file(folder / "rows.csv"):
+            raise UserError(f"{folder}: rows.csv was changed after the run: delete the folder and run again")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: not a readable run ({error}): delete the folder and run again") from error
+    return Run(about, folder)
+
+
+def run(
+    experiment: str,
+    made_of: Mapping[str, Any],
+    measure: Callable[[Writer], None],
+    note: Mapping[str, Any] | None = None,
+) -> Run:
+    """Give the run that these inputs make: read it if it is there, else make it or finish it.
+
+    Parameters
+    ----------
+    experiment : str
+        Its name, which names the folder.
+    made_of : mapping
+        Everything that the rows depend on; it is hashed, and written to ``run.json``.
+    measure : callable
+        Appends every unit that ``writer.done`` does not hold yet.
+    note : mapping, optional
+        Also written to ``run.json``, but not part of the hash (the commit, for one).
+
+    Raises
+    ------
+    UserError
+        When a finished folder of this name cannot be read, or the results folder cannot be written.
+    """
+    # As it will be read again: what the measurement does to these values must not part them from their hash.
+    made_of = json.loads(json.dumps(made_of, default=str))
+    final = _folder(experiment, made_of)
+    if not final.is_dir():
+        with contextlib.ExitStack() as held:
+            with writable(final.parent):
+                final.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(alone(final.with_name(f".{final.name}.lock"), f"makes {experiment}/{final.name}"))
+            # Whoever was waited for may have made it.
+            if not final.is_dir():
+                _make(final, {"experiment": experiment, "hash": final.name, **made_of, **(note or {})}, measure)
+                return replace(load(final), made=True)
+    return load(final)
+
+
+def exists(experiment: str, made_of: Mapping[str, Any]) -> bool:
+    """Tell whether these inputs have made a run that is finished.
+
+    Parameters
+    ----------
+    experiment, made_of
+        As for `run`.
+    """
+    return _folder(experiment, json.loads(json.dumps(made_of, default=str))).is_dir()
+
+
+def _folder(experiment: str, made_of: Mapping[str, Any]) -> Path:
+    """Give the folder of this machine's own run; a recorded run is evidence and never stands in for it."""
+    return paths.RUNS / experiment / hash_of(experiment, made_of)
+
+
+def hash_of(experiment: str, made_of: Mapping[str, Any]) -> str:
+    """Name the run that these inputs make.
+
+    Parameters
+    ----------
+    experiment, made_of
+        As for `run`.
+    """
+    return fingerprint.of_values({"experiment": experiment, **made_of})[:_HASH_LENGTH]
+
+
+def _make(final: Path, about: dict[str, Any], measure: Callable[[Writer], None]) -> None:
+    partial = final.with_name(final.name + ".partial")
+    with writable(partial):
+        writer = Writer(partial)
+        started_file = partial / "started"
+        if not (started_file.is_file() and started_file.read_text()):
+            started_file.write_text(_now())
+    measure(writer)
+    rows = partial / "rows.csv"
+    with writable(partial):
+        with rows.open("r", newline="", encoding="utf-8") as file:
+            count = max(0, sum(1 for _ in csv.reader(file)) - 1)
+        about = about | {
+            "started": started_file.read_text(),
+            "finished": _now(),
+            "rows": count,
+            "rows_sha256": fingerprint.of_file(rows),
+        }
+        (partial / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        started_file.unlink()
+        (partial / "journal.jsonl").unlink()
+        partial.replace(final)

@@ -1,0 +1,130 @@
+"""What experiments on sampled texts share: what is refused beforehand, and the texts that are still to be measured."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvbook import progress
+from kvbook.models import corpus, loading, placement
+from kvbook.runs import records
+from kvbook.settings import TextSettings
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text that is to be measured.
+
+    Attributes
+    ----------
+    unit : str
+        Name of its rows in the run.
+    sample : Sample
+        Where it comes from.
+    ids : Tensor of int64, shape (1, seq_len)
+        Where the model is.
+    about : dict
+        ``model``, ``weights``, ``dtype``, ``sample`` and ``source``, for its rows.
+    """
+
+    unit: str
+    sample: corpus.Sample
+    ids: torch.Tensor
+    about: dict[str, Any]
+
+
+def identities(settings: TextSettings, names: Iterable[str], n_tokens: int = 1) -> list[dict[str, Any]]:
+    """Name the models of a run, each once, and refuse what cannot be run before anything is.
+
+    Parameters
+    ----------
+    settings : TextSettings
+        Where, in which dtypes, with which weights.
+    names : iterable of str
+        Families, hub ids or local folders; ``asked_for`` in the result.
+    n_tokens : int
+        Length of the longest text, where it is known beforehand.
+
+    Raises
+    ------
+    UserError
+        For a model that is not there, a device or dtype that is not there, a context shorter than the texts.
+    """
+    placement.check(settings.device, settings.dtypes)
+    models = []
+    for name in dict.fromkeys(names):
+        model = loading.identify(name, settings.weights, settings.seed) | {"asked_for": name}
+        loading.check_length(model, n_tokens)
+        models.append(model)
+    return models
+
+
+def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: int) -> None:
+    """Cut the texts once before a folder is made, so that a corpus which is too small leaves none.
+
+    Raises
+    ------
+    UserError
+        When the corpus holds too few samples.
+    """
+    for name in names:
+        tokenizer = loading.tokenizer(name, settings.weights)
+        for _ in corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens):
+            pass
+
+
+def load(settings: TextSettings, name: str, dtype: str, attention: str | None = None) -> loading.Loaded:
+    """Load a model as the settings ask for it.
+
+    Parameters
+    ----------
+    settings : TextSettings
+        Where, with which weights.
+    name : str
+        Family, hub id or local folder.
+    dtype : str
+        Of weights and arithmetic.
+    attention : str, optional
+        transformers' attention implementation; the model's own choice when left out.
+    """
+    return loading.load(
+        name, weights=settings.weights, dtype=dtype, device=settings.device, attention=attention, seed=settings.seed
+    )
+
+
+def pending(
+    settings: TextSettings,
+    writer: records.Writer,
+    loaded: loading.Loaded,
+    case: str,
+    n_samples: int,
+    n_tokens: int,
+    label: str,
+) -> Iterator[Text]:
+    """Go through the texts of one case that the run does not hold yet, saying how far.
+
+    Parameters
+    ----------
+    settings : TextSettings
+        Of which corpus.
+    writer : Writer
+        Of the run.
+    loaded : Loaded
+        The model; its tokenizer cuts the texts.
+    case : str
+        What the texts are measured in, unique within the run; part of each unit's name. Ends with the dtype.
+    n_samples, n_tokens : int
+        How many texts, and how long.
+    label : str
+        What is done, for the line that says how far.
+    """
+    samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens)
+    dtype = case.rpartition("|")[2]
+    for sample in progress.track(samples, n_samples, f"{label}: sample"):
+        if (unit := f"{case}|{sample.index}") in writer.done:
+            continue
+        about = {
+            "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "sample": sample.index, "source": sample.source,
+        }  # fmt: skip
+        yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about)

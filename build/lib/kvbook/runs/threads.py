@@ -1,0 +1,31 @@
+"""An experiment's share of the cores, when another chapter is executed beside it."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+# How many threads an experiment may use that measures no time; whoever runs chapters side by side sets it.
+THREADS_VARIABLE = "KVBOOK_THREADS"
+
+
+@contextlib.contextmanager
+def share(whole: bool) -> Iterator[None]:
+    """Let torch use as many threads as ``KVBOOK_THREADS`` says, while this is open.
+
+    Parameters
+    ----------
+    whole
+        Use them all, as what measures time does; so it is too where the variable is not set.
+    """
+    import torch
+
+    asked = os.environ.get(THREADS_VARIABLE)
+    if whole or not asked:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(int(asked), before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,133 @@
+"""One validated settings class an experiment; what cannot be compared is refused before anything is loaded.
+
+The field names are the names of the notebooks' parameters.
+"""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from kvbook.errors import UserError
+
+DType = Literal["float64", "float32", "float16", "bfloat16"]
+Weights = Literal["stand-in", "hub", "package", "random", "untrained"]
+
+# What people type for the four.
+_DTYPE_NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+
+
+def _dtype(value: Any) -> Any:
+    return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+def several(value: Any) -> Any:
+    """Split what a command line can only pass as one string."""
+    # `papermill -p dtypes float32,bfloat16` can only pass a string.
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+DTypeName = Annotated[DType, BeforeValidator(_dtype)]
+# Those that quantized weights run in.
+SmallDType = Annotated[Literal["float32", "float16", "bfloat16"], BeforeValidator(_dtype)]
+DTypes = Annotated[tuple[DTypeName, ...], BeforeValidator(several), Field(min_length=1)]
+
+
+class Settings(BaseModel):
+    """What every experiment takes.
+
+    Attributes
+    ----------
+    model : str
+        A family's name, a hub id, a local folder, or a GGUF file.
+    weights : {"stand-in", "hub", "package", "random", "untrained"}
+        For a family's name: its stand-in, its first hub id, the trained model that ``kvbook models fetch`` fetched, or its
+        true architecture with seeded random weights. A folder, a file and a hub id bring their own; ``"random"`` then keeps
+        the architecture and draws the weights.
+        ``"untrained"`` is a family's stand-in with random weights.
+    device : str
+        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
+    seed : int
+        Of random weights and of whatever else is drawn.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: Annotated[str, Field(min_length=1)] = "llama"
+    weights: Weights = "stand-in"
+    device: Annotated[str, Field(min_length=1)] = "cpu"
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @classmethod
+    def checked(cls, **values: Any) -> Self:
+        """Build the settings, or raise one line that names what is wrong.
+
+        Raises
+        ------
+        UserError
+            For an unknown name, a value of the wrong kind or out of range.
+        """
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            known = ", ".join(cls.model_fields)
+            faults = []
+            for fault in error.errors():
+                name = ".".join(map(str, fault["loc"])) or "settings"
+                if fault["type"] == "extra_forbidden":
+                    faults.append(f"unknown parameter {name!r} (choose from: {known})")
+                else:
+                    faults.append(f"{name} = {fault['input']!r}: {fault['msg']}")
+            raise UserError("; ".join(faults)) from None
+
+    @classmethod
+    def from_notebook(cls, namespace: Mapping[str, Any]) -> Self:
+        """Build the settings from a notebook's own names, refusing a parameter that it does not have.
+
+        papermill injects unknown parameters without complaint; here each name that is neither a module, a function, nor
+        one of IPython's own must be a field.
+
+        Parameters
+        ----------
+        namespace : mapping
+            The notebook's ``globals()``.
+
+        Raises
+        ------
+        UserError
+            As `checked`.
+        """
+        shell_names = {"In", "Out", "exit", "quit", "open", "get_ipython"}
+        values = {
+            name: value
+            for name, value in namespace.items()
+            if not name.startswith("_")
+            and name not in shell_names
+            and not isinstance(value, ModuleType | type)
+            and not callable(value)
+        }
+        return cls.checked(**values)
+
+
+def numbers(value: Any) -> Any:
+    """Split a string into whole numbers."""
+    return [int(part) for part in several(value)] if isinstance(value, str) else value
+
+
+Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(numbers), Field(min_length=1)]
+
+
+class TextSettings(Settings):
+    """What experiments on texts take besides.
+
+    Attributes
+    ----------
+    dtypes : tuple of str
+        Among float64, float32, float16, bfloat16.
+    corpus : str
+        ``"stdlib"`` or a folder of text files.
+    """
+
+    dtypes: DTypes = ("float32", "float16", "bfloat16")
+    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
