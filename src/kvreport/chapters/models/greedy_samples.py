@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from kvbook import progress
 from kvbook.errors import UserError
-from kvbook.models import loading, placement, registry, sources
+from kvbook.models import loading, placement, sources
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.models.settings import ModelsSettings
