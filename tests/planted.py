@@ -13,7 +13,7 @@ Results = TypeVar("Results")
 MACHINE = {"device": "cpu", "device_name": "a processor", "threads": 1, "torch": "2.13.0", "transformers": "5.23.0"}
 
 
-def run_of(rows: pd.DataFrame, **about: Any) -> Run:
+def run_of(rows: pd.DataFrame, /, **about: Any) -> Run:
     """Give a finished run with these rows; `about` is laid over what its ``run.json`` would say."""
     run = Run({"settings": {}, "models": [], "corpus": {"name": "stdlib"}, "machine": MACHINE} | about, Path())
     run.__dict__["rows"] = rows

@@ -6,21 +6,26 @@ import finding_rules
 import pandas as pd
 import pytest
 import torch
+from planted import changed
+from quoted import quoted
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement
 from kvbook.models import tokenizers
-from kvreport.chapters.prompt_reuse import claims as forum_reuse
-from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
-from kvreport.chapters.prompt_reuse import first_layer, split_keys
-from kvreport.chapters.prompt_reuse import tables as analysis
-from kvreport.chapters.prompt_reuse import tokenizer_boundaries as seams
-from kvreport.chapters.prompt_reuse import words as text
+from kvreport.chapters.prompt_reuse import (
+    claims,
+    continuations,
+    first_layer,
+    split_keys,
+    tables,
+    tokenizer_boundaries,
+    words,
+)
+from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
-from kvreport.publishing import documents
-from kvreport.publishing import verdicts as ledger
+from kvreport.publishing import documents, verdicts
 
 # Full stop and word are one piece in this text, so its vocabulary joins them as Llama-3's does.
 TEXT = "def f(x):\n    return x.get(1).set(2).append(3)\n# You are a helpful assistant. What is it? Help me.\n"
@@ -62,23 +67,28 @@ def settings(folders, text_folder):
 
 
 @pytest.fixture(scope="module")
-def split(settings):
-    return split_keys.run(settings)
+def results(settings):
+    return Results.of(settings)
 
 
 @pytest.fixture(scope="module")
-def layer(settings):
-    return first_layer.run(settings)
+def split(results):
+    return results.split
 
 
 @pytest.fixture(scope="module")
-def reuse(settings):
-    return prompt_reuse.run(settings)
+def layer(results):
+    return results.layer
 
 
 @pytest.fixture(scope="module")
-def cuts(settings):
-    return seams.run(settings)
+def reuse(results):
+    return results.reuse
+
+
+@pytest.fixture(scope="module")
+def cuts(results):
+    return results.cuts
 
 
 # Keys and values
@@ -136,76 +146,76 @@ def test_ulps_count_the_numbers_between():
         agreement.ulps(half, half.float())
 
 
-def test_the_published_numbers_of_elements_are_those_of_the_true_shapes(layer):
-    table = analysis.count_arithmetic(layer.rows, layer.about["shapes"])
+def test_the_published_numbers_of_elements_are_those_of_the_true_shapes(results):
+    table = results.counts
     assert table["elements"].tolist() == table["published"].tolist() == [75776, 35328]
     assert (table["tokens"] == table["prompt"] + table["response"]).all()
     # Control: without the second begin-of-text the count would be another.
     assert table["per_token"].iloc[0] * (table["tokens"].iloc[0] - 1) != 75776
 
 
-def test_the_table_of_counts_shows_no_name_of_the_code(layer):
-    table = analysis.count_arithmetic(layer.rows, layer.about["shapes"])
-    shown = text.counts_shown(table)
+def test_the_table_of_counts_shows_no_name_of_the_code(results):
+    table = results.counts
+    shown = words.counts_shown(table)
     assert not any("_" in name for name in shown.columns)
     assert any("_" in name for name in table.columns)
     assert shown["elements a token"].equals(table["per_token"])
 
 
-def test_with_equal_row_counts_no_first_layer_key_differs(layer):
-    rows = analysis.rows_fed_table(layer.rows)
+def test_with_equal_row_counts_no_first_layer_key_differs(results):
+    rows = results.rows_fed
     assert rows.loc[rows["variant"] == split_keys.FULL_ROWS, "n_differing"].sum() == 0
 
 
 # Texts
 
 
-def test_the_vocabulary_joins_words_with_the_stop_and_the_prompts_show_it(reuse):
-    runs = analysis.runs(reuse.rows)
-    joined = runs[runs["case"] == prompt_reuse.JOINED]
+def test_the_vocabulary_joins_words_with_the_stop_and_the_prompts_show_it(results):
+    runs = results.runs
+    joined = runs[runs["case"] == continuations.JOINED]
     assert "get" in set(joined["item"])
     assert joined["seam"].all()
     assert (joined["prompt_there"] == "." + joined["item"]).all()
     # Control: put behind the prefix as ids, the same words have no seam.
-    assert not runs.loc[runs["case"] == prompt_reuse.CONTINUED, "seam"].any()
+    assert not runs.loc[runs["case"] == continuations.CONTINUED, "seam"].any()
 
 
-def test_with_a_seam_the_model_is_fed_one_token_too_few(reuse):
-    runs = analysis.runs(reuse.rows)
-    joined = runs[(runs["case"] == prompt_reuse.JOINED)].set_index("way")
+def test_with_a_seam_the_model_is_fed_one_token_too_few(results):
+    runs = results.runs
+    joined = runs[(runs["case"] == continuations.JOINED)].set_index("way")
     needed = joined["prompt_tokens"] - joined["shared_tokens"]
-    assert (joined["fed_tokens"] == needed)[prompt_reuse.SAFE].all()
-    assert (joined["fed_tokens"] == needed - 1)[prompt_reuse.POSTED].all()
+    assert (joined["fed_tokens"] == needed)[continuations.SAFE].all()
+    assert (joined["fed_tokens"] == needed - 1)[continuations.POSTED].all()
 
 
-def test_safe_reuse_restores_the_tokens_in_fp32_and_reuse_as_it_is_does_not(reuse):
-    runs = analysis.runs(reuse.rows).query("dtype == 'float32'")
-    assert runs.loc[runs["way"] == prompt_reuse.SAFE, "equal"].all()
-    assert runs.loc[(runs["way"] == prompt_reuse.POSTED) & (runs["case"] == prompt_reuse.CONTINUED), "equal"].all()
-    seams_posted = runs[(runs["way"] == prompt_reuse.POSTED) & (runs["case"] == prompt_reuse.JOINED)]
+def test_safe_reuse_restores_the_tokens_in_fp32_and_reuse_as_it_is_does_not(results):
+    runs = results.runs.query("dtype == 'float32'")
+    assert runs.loc[runs["way"] == continuations.SAFE, "equal"].all()
+    assert runs.loc[(runs["way"] == continuations.POSTED) & (runs["case"] == continuations.CONTINUED), "equal"].all()
+    seams_posted = runs[(runs["way"] == continuations.POSTED) & (runs["case"] == continuations.JOINED)]
     assert not seams_posted["equal"].all()
 
 
-def test_a_cache_as_long_as_the_prompt_is_fed_the_whole_prompt_again(reuse):
-    runs = analysis.runs(reuse.rows)
-    whole = runs[(runs["case"] == prompt_reuse.WHOLE)].set_index("way")
-    assert (whole.loc[prompt_reuse.POSTED, "fed_tokens"] == whole.loc[prompt_reuse.POSTED, "prompt_tokens"]).all()
-    assert (whole.loc[prompt_reuse.SAFE, "fed_tokens"] == 1).all()
+def test_a_cache_as_long_as_the_prompt_is_fed_the_whole_prompt_again(results):
+    runs = results.runs
+    whole = runs[(runs["case"] == continuations.WHOLE)].set_index("way")
+    assert (whole.loc[continuations.POSTED, "fed_tokens"] == whole.loc[continuations.POSTED, "prompt_tokens"]).all()
+    assert (whole.loc[continuations.SAFE, "fed_tokens"] == 1).all()
     assert set(whole["cache"]) == {"", "dynamic", "static"}
 
 
-def test_texts_side_by_side_are_marked_where_they_part_and_nowhere_else(reuse):
-    runs = analysis.runs(reuse.rows)
-    table = analysis.side_by_side(runs, (prompt_reuse.JOINED,))
+def test_texts_side_by_side_are_marked_where_they_part_and_nowhere_else(results):
+    runs = results.runs
+    table = tables.side_by_side(runs, (continuations.JOINED,))
     for row in table.itertuples(index=False):
         plain, posted = row[2], row[3]
-        assert analysis.MARK not in plain
-        before = posted.partition(analysis.MARK)[0]
-        assert plain == posted if analysis.MARK not in posted else plain.startswith(before)
+        assert tables.MARK not in plain
+        before = posted.partition(tables.MARK)[0]
+        assert plain == posted if tables.MARK not in posted else plain.startswith(before)
 
 
 def test_white_space_can_be_seen():
-    assert analysis.shown(" a\n\tb  c d ") == "␣a⏎⇥b␣␣c d␣"
+    assert tables.shown(" a\n\tb  c d ") == "␣a⏎⇥b␣␣c d␣"
 
 
 # Cuts
@@ -223,7 +233,7 @@ def test_white_space_can_be_seen():
     ],
 )
 def test_a_cut_is_named_by_its_two_characters(text, cut, place):
-    assert seams.kind_of(text, cut) == place
+    assert tokenizer_boundaries.kind_of(text, cut) == place
 
 
 def test_a_stop_before_a_word_is_a_seam_for_the_llama3_pattern_alone(bpes):
@@ -242,8 +252,8 @@ def test_every_file_and_vocabulary_is_cut_at_the_same_places(cuts, settings):
     assert counts.max().max() <= settings.n_positions
 
 
-def test_shares_of_cuts_equal_a_mean_written_out(cuts):
-    shares = analysis.cut_shares(cuts.rows)
+def test_shares_of_cuts_equal_a_mean_written_out(results, cuts):
+    shares = results.cut_shares
     rows = cuts.rows[cuts.rows["tokenizer"] == "gpt2-style"]
     found = shares[(shares["tokenizer"] == "gpt2-style") & (shares["place"] == "anywhere")]["estimate"].iloc[0]
     assert found.value == pytest.approx(1 - rows["safe"].mean())
@@ -251,7 +261,7 @@ def test_shares_of_cuts_equal_a_mean_written_out(cuts):
 
 
 def test_a_share_without_exception_still_has_an_interval(cuts):
-    always = analysis.cut_shares(cuts.rows.assign(safe=1))
+    always = tables.cut_shares(cuts.rows.assign(safe=1))
     estimate = always.loc[always["place"] == "anywhere", "estimate"].iloc[0]
     assert (estimate.value, estimate.low) == (0, 0)
     assert estimate.high > 0.1
@@ -260,23 +270,16 @@ def test_a_share_without_exception_still_has_an_interval(cuts):
 # Verdicts
 
 
-@pytest.fixture(scope="module")
-def evidence(split, layer, reuse):
-    return {
-        "split": split.rows, "first_layer": layer.rows, "reuse": reuse.rows, "shapes": layer.about["shapes"]
-    }  # fmt: skip
+def word(results: Results, claim: str, **rows: pd.DataFrame) -> str:
+    return claims.CHECKS[claim](changed(results, **rows)).verdict
 
 
-def word(evidence, claim: str, **changes) -> str:
-    return forum_reuse.CHECKS[claim](forum_reuse.Evidence(**evidence | changes)).verdict
-
-
-def test_every_claim_gets_a_verdict_and_the_ledger_of_all_documents_holds_them(evidence, tmp_path, monkeypatch):
+def test_every_claim_gets_a_verdict_and_the_ledger_of_all_documents_holds_them(results, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "BUILD", tmp_path)
     (tmp_path / "claims").mkdir()
     other = {"document": "another", "claim": "c", "published": "p", "here": "1", "verdict": "not run"}
     (tmp_path / "claims" / "another.json").write_text(json.dumps([other]))
-    table = ledger.judge("forum-reuse", forum_reuse.CHECKS, forum_reuse.Evidence(**evidence))
+    table = verdicts.judge("forum-reuse", claims.CHECKS, results)
     assert len(table) == len(documents.published("forum-reuse")["claims"]) == 9
     assert table["here"].str.contains(r"\d").all()
     everything = json.loads((tmp_path / "claims.json").read_text())
@@ -284,53 +287,53 @@ def test_every_claim_gets_a_verdict_and_the_ledger_of_all_documents_holds_them(e
     assert everything[1:] == table.to_dict("records")
     assert not list(tmp_path.rglob("*.partial"))
     # Judged again, a document replaces its own verdicts and no other's.
-    ledger.judge("forum-reuse", forum_reuse.CHECKS, forum_reuse.Evidence(**evidence))
+    verdicts.judge("forum-reuse", claims.CHECKS, results)
     assert len(json.loads((tmp_path / "claims.json").read_text())) == 10
 
 
-def test_verdicts_on_these_rows(evidence):
-    assert word(evidence, "element-counts") == "reproduced"
-    assert word(evidence, "reuse-is-the-cause") == "other cause"
-    assert word(evidence, "precision-explains") == "other cause"
-    assert word(evidence, "answer-survives") == "needs the real weights"
+def test_verdicts_on_these_rows(results):
+    assert word(results, "element-counts") == "reproduced"
+    assert word(results, "reuse-is-the-cause") == "other cause"
+    assert word(results, "precision-explains") == "other cause"
+    assert word(results, "answer-survives") == "needs the real weights"
 
 
-def test_the_count_of_elements_is_refuted_by_another_shape(evidence):
-    shorter = evidence["first_layer"].assign(n_elements=lambda rows: rows["n_elements"] - 1)
-    assert word(evidence, "element-counts", first_layer=shorter) == "refuted"
+def test_the_count_of_elements_is_refuted_by_another_shape(results):
+    shorter = results.layer.rows.assign(n_elements=lambda rows: rows["n_elements"] - 1)
+    assert word(results, "element-counts", layer=shorter) == "refuted"
 
 
 @pytest.mark.parametrize(("differing", "expected"), [(5, "reproduced"), (0, "refuted")])
-def test_differing_keys_are_seen_and_so_is_their_absence(evidence, differing, expected):
-    rows = evidence["split"].assign(n_differing=differing)
-    assert word(evidence, "split-changes-keys", split=rows) == expected
-    rows = evidence["first_layer"].assign(n_differing=differing)
-    found = word(evidence, "first-layer-differs", first_layer=rows)
+def test_differing_keys_are_seen_and_so_is_their_absence(results, differing, expected):
+    rows = results.split.rows.assign(n_differing=differing)
+    assert word(results, "split-changes-keys", split=rows) == expected
+    rows = results.layer.rows.assign(n_differing=differing)
+    found = word(results, "first-layer-differs", layer=rows)
     assert found == ("reproduced in kind" if differing else "refuted")
 
 
-def test_keys_that_differ_in_a_coarser_dtype_alone_decide_nothing(evidence):
-    rows = evidence["split"].assign(n_differing=lambda rows: (rows["dtype"] == "bfloat16") * 5)
-    assert word(evidence, "split-changes-keys", split=rows) == "undecided"
-    rows = evidence["split"].assign(n_differing=lambda rows: (rows["dtype"] == "float32") * 5)
-    assert word(evidence, "split-changes-keys", split=rows) == "reproduced"
+def test_keys_that_differ_in_a_coarser_dtype_alone_decide_nothing(results):
+    rows = results.split.rows.assign(n_differing=lambda rows: (rows["dtype"] == "bfloat16") * 5)
+    assert word(results, "split-changes-keys", split=rows) == "undecided"
+    rows = results.split.rows.assign(n_differing=lambda rows: (rows["dtype"] == "float32") * 5)
+    assert word(results, "split-changes-keys", split=rows) == "reproduced"
 
 
-def test_a_first_layer_that_differs_at_other_row_counts_alone_decides_nothing(evidence):
-    rows = evidence["first_layer"].assign(n_differing=lambda rows: (rows["rows_fed"] == 1) * 3)
-    assert word(evidence, "first-layer-differs", first_layer=rows) == "undecided"
+def test_a_first_layer_that_differs_at_other_row_counts_alone_decides_nothing(results):
+    rows = results.layer.rows.assign(n_differing=lambda rows: (rows["rows_fed"] == 1) * 3)
+    assert word(results, "first-layer-differs", layer=rows) == "undecided"
 
 
-def test_were_the_cache_the_cause_overwriting_it_would_change_the_first_layer(evidence):
-    rows = evidence["split"].copy()
+def test_were_the_cache_the_cause_overwriting_it_would_change_the_first_layer(results):
+    rows = results.split.rows.copy()
     rows.loc[rows["variant"] == split_keys.OVERWRITTEN, "n_differing"] += 1
-    assert word(evidence, "reuse-is-the-cause", split=rows) == "reproduced"
+    assert word(results, "reuse-is-the-cause", split=rows) == "reproduced"
 
 
 def with_tokens(reuse: pd.DataFrame, where: pd.Series, like_no_reuse: bool) -> pd.DataFrame:
     """Give runs the tokens of their run without reuse, or others."""
     keys = ["model", "dtype", "case", "item", "step"]
-    plain = reuse[reuse["way"] == prompt_reuse.NO_REUSE].set_index(keys)["token"]
+    plain = reuse[reuse["way"] == continuations.NO_REUSE].set_index(keys)["token"]
     changed = reuse.copy()
     # A run that ended early has no counterpart for each step; what it lacks is filled with a token of its own.
     tokens = plain.reindex(pd.MultiIndex.from_frame(changed.loc[where, keys])).fillna(-1).astype(int)
@@ -338,67 +341,65 @@ def with_tokens(reuse: pd.DataFrame, where: pd.Series, like_no_reuse: bool) -> p
     return changed
 
 
-def test_texts_that_are_equal_refute_what_different_ones_bear_out(evidence):
-    rows = evidence["reuse"]
-    posted = rows["way"] == prompt_reuse.POSTED
+def test_texts_that_are_equal_refute_what_different_ones_bear_out(results):
+    rows = results.reuse.rows
+    posted = rows["way"] == continuations.POSTED
     equal, different = (with_tokens(rows, posted, like) for like in (True, False))
-    assert word(evidence, "reused-cache-changes-text", reuse=equal) == "refuted"
-    assert word(evidence, "reused-cache-changes-text", reuse=different) == "reproduced"
-    assert word(evidence, "recipe-is-safe", reuse=equal) == "reproduced"
-    assert word(evidence, "precision-explains", reuse=equal) == "undecided"
+    assert word(results, "reused-cache-changes-text", reuse=equal) == "refuted"
+    assert word(results, "reused-cache-changes-text", reuse=different) == "reproduced"
+    assert word(results, "recipe-is-safe", reuse=equal) == "reproduced"
+    assert word(results, "precision-explains", reuse=equal) == "undecided"
     # Ids that continue and still give other tokens in the finest dtype would be no matter of ids.
-    assert word(evidence, "precision-explains", reuse=different) == "undecided"
+    assert word(results, "precision-explains", reuse=different) == "undecided"
 
 
-def test_were_only_the_coarser_dtype_to_break_precision_would_explain_it(evidence):
-    rows = evidence["reuse"]
-    fine = with_tokens(rows, (rows["way"] == prompt_reuse.POSTED) & (rows["dtype"] == "float32"), like_no_reuse=True)
+def test_were_only_the_coarser_dtype_to_break_precision_would_explain_it(results):
+    rows = results.reuse.rows
+    fine = with_tokens(rows, (rows["way"] == continuations.POSTED) & (rows["dtype"] == "float32"), like_no_reuse=True)
     broken = with_tokens(
-        fine, (rows["way"] == prompt_reuse.POSTED) & (rows["dtype"] == "bfloat16"), like_no_reuse=False
+        fine, (rows["way"] == continuations.POSTED) & (rows["dtype"] == "bfloat16"), like_no_reuse=False
     )
-    assert word(evidence, "precision-explains", reuse=broken) == "reproduced"
+    assert word(results, "precision-explains", reuse=broken) == "reproduced"
 
 
-def test_an_answer_that_is_there_is_found_and_so_is_the_complaint(evidence):
-    rows = evidence["reuse"].copy()
-    asked = (rows["case"] == prompt_reuse.THREAD) & (rows["step"] == 0)
-    rows.loc[asked & (rows["way"] == prompt_reuse.NO_REUSE), "text"] = " Paris"
-    assert word(evidence, "answer-survives", reuse=rows) == "refuted"
-    rows.loc[asked & (rows["way"] == prompt_reuse.POSTED), "text"] = " incomplete"
-    assert word(evidence, "answer-survives", reuse=rows) == "reproduced"
+def test_an_answer_that_is_there_is_found_and_so_is_the_complaint(results):
+    rows = results.reuse.rows.copy()
+    asked = (rows["case"] == continuations.THREAD) & (rows["step"] == 0)
+    rows.loc[asked & (rows["way"] == continuations.NO_REUSE), "text"] = " Paris"
+    assert word(results, "answer-survives", reuse=rows) == "refuted"
+    rows.loc[asked & (rows["way"] == continuations.POSTED), "text"] = " incomplete"
+    assert word(results, "answer-survives", reuse=rows) == "reproduced"
 
 
-def test_a_static_cache_that_writes_other_tokens_is_seen(evidence):
-    rows = evidence["reuse"]
+def test_a_static_cache_that_writes_other_tokens_is_seen(results):
+    rows = results.reuse.rows
     static = rows["cache"] == "static"
-    assert word(evidence, "either-cache-kind", reuse=with_tokens(rows, static, like_no_reuse=False)) == "refuted"
-    alike = with_tokens(rows, rows["way"] != prompt_reuse.NO_REUSE, like_no_reuse=True)
-    assert word(evidence, "either-cache-kind", reuse=alike) == "reproduced"
+    assert word(results, "either-cache-kind", reuse=with_tokens(rows, static, like_no_reuse=False)) == "refuted"
+    alike = with_tokens(rows, rows["way"] != continuations.NO_REUSE, like_no_reuse=True)
+    assert word(results, "either-cache-kind", reuse=alike) == "reproduced"
 
 
-def test_words_can_be_written_for_these_rows(split, layer, reuse, cuts):
-    said = text.numbers(split.rows, layer.rows, reuse.rows, cuts.rows)
+def test_words_can_be_written_for_these_rows(results):
+    said = words.numbers(results)
     assert all(isinstance(value, str) and value for value in said.values())
-    captions = text.captions(split, layer, reuse, cuts)
-    findings = text.findings(split.rows, layer.rows, reuse.rows, cuts.rows)
-    assert finding_rules.broken(captions, findings) == []
+    assert set(said) == quoted("02_prompt_reuse")
+    assert finding_rules.broken(words.captions(results), words.findings(results)) == []
 
 
 @pytest.fixture
-def found(split, layer, reuse, cuts):
+def found(results):
     """Give a function from changed rows to the findings on them."""
-    rows = {"split": split.rows, "first_layer": layer.rows, "reuse": reuse.rows, "cuts": cuts.rows}
-    return lambda **changes: text.findings(**rows | changes)
+    return lambda **rows: words.findings(changed(results, **rows))
 
 
 def test_row_counts_are_blamed_only_where_keys_differ(found, layer):
     one = layer.rows.assign(n_differing=lambda r: r["rows_fed"].eq(1) * 3)
-    said = found(first_layer=one)["fig-rows-fed"]
+    said = found(layer=one)["fig-rows-fed"]
     assert ", 1 make first-layer keys differ; at the thread's own, 14 and 15, no element does" in said
     own = layer.rows.assign(n_differing=lambda r: (r["rows_fed"].eq(15) & (r["variant"] == split_keys.POSTED)) * 3)
-    assert "15 make first-layer keys differ" in found(first_layer=own)["fig-rows-fed"]
-    assert "no element does" not in found(first_layer=own)["fig-rows-fed"]
-    assert "At none of" in found(first_layer=layer.rows.assign(n_differing=0))["fig-rows-fed"]
+    assert "15 make first-layer keys differ" in found(layer=own)["fig-rows-fed"]
+    assert "no element does" not in found(layer=own)["fig-rows-fed"]
+    assert "At none of" in found(layer=layer.rows.assign(n_differing=0))["fig-rows-fed"]
 
 
 def test_layers_differ_by_as_much_and_in_as_many_series_as_the_rows_say(found, split):
@@ -414,12 +415,12 @@ def test_layers_differ_by_as_much_and_in_as_many_series_as_the_rows_say(found, s
     assert "no key or value of the response differs" in found(split=none)["fig-split-layers"]
 
 
-def test_reuse_is_compared_over_the_cases_that_were_run_both_ways(found, reuse):
-    table = analysis.runs(reuse.rows)
-    safe = table[table["way"] == prompt_reuse.SAFE]
-    n = int(table[table["way"] == prompt_reuse.POSTED]["case"].isin(safe["case"]).sum())
-    assert n < (table["way"] == prompt_reuse.POSTED).sum()
-    posted = reuse.rows["way"] == prompt_reuse.POSTED
+def test_reuse_is_compared_over_the_cases_that_were_run_both_ways(results, found, reuse):
+    table = results.runs
+    safe = table[table["way"] == continuations.SAFE]
+    n = int(table[table["way"] == continuations.POSTED]["case"].isin(safe["case"]).sum())
+    assert n < (table["way"] == continuations.POSTED).sum()
+    posted = reuse.rows["way"] == continuations.POSTED
     equal = with_tokens(reuse.rows, posted, like_no_reuse=True)
     assert f"in all {n} runs with the prefix's cache as it is" in found(reuse=equal)["fig-reuse-outcomes"]
     different = with_tokens(reuse.rows, posted, like_no_reuse=False)
@@ -434,10 +435,32 @@ def test_cuts_are_told_by_their_place_and_not_from_too_few_files(found, cuts):
     assert "too few files" in found(cuts=two)["fig-cut-shares"]
 
 
-def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(settings, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("experiment", "change"),
+    [
+        (continuations, {"second_model": "/nowhere"}),
+        (continuations, {"corpus": "/nowhere"}),
+        (continuations, {"n_samples": 99}),
+        (continuations, {"n_new_tokens": 500}),
+        (split_keys, {"dtypes": ("float32", "float8")}),
+        (first_layer, {"device": "cuda:99"}),
+        (tokenizer_boundaries, {"corpus": "/nowhere"}),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(
+    settings, tmp_path, monkeypatch, experiment, change
+):
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    for change in ({"second_model": "/nowhere"}, {"corpus": "/nowhere"}, {"n_samples": 99}, {"n_new_tokens": 500}):
-        with pytest.raises(UserError) as error:
-            prompt_reuse.run(settings.model_copy(update=change))
-        assert "\n" not in str(error.value)
+    with pytest.raises(UserError) as error:
+        experiment.EXPERIMENT.run(settings.model_copy(update=change))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_too_short_for_the_posted_text_is_refused_before_anything_is_written(
+    settings, llama_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    with pytest.raises(UserError, match="more than the context"):
+        split_keys.EXPERIMENT.run(settings.model_copy(update={"second_model": str(llama_folder)}))
     assert not (tmp_path / "runs").exists()

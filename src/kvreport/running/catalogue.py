@@ -15,10 +15,6 @@ from kvreport import chapters
 from kvreport.chapters.layer_drift import by_layer as layer_drift
 from kvreport.chapters.layer_drift import greedy_paths, mitigations
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
-from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
-from kvreport.chapters.prompt_reuse import first_layer, split_keys
-from kvreport.chapters.prompt_reuse import tokenizer_boundaries as seams
-from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.chapters.static_cache import bytes as static_memory
 from kvreport.chapters.static_cache import memory_bandwidth
 from kvreport.chapters.static_cache import shapes as static_shapes
@@ -53,10 +49,6 @@ EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
     "layer_drift": _Unconverted(LayerDriftSettings, layer_drift.run),
     "greedy_paths": _Unconverted(LayerDriftSettings, greedy_paths.run),
     "mitigations": _Unconverted(LayerDriftSettings, mitigations.run),
-    "split_keys": _Unconverted(PromptReuseSettings, split_keys.run),
-    "first_layer": _Unconverted(PromptReuseSettings, first_layer.run),
-    "prompt_reuse": _Unconverted(PromptReuseSettings, prompt_reuse.run),
-    "seams": _Unconverted(PromptReuseSettings, seams.run),
     "static_speed": _Unconverted(StaticCacheSettings, static_speed.run),
     "memory_bandwidth": _Unconverted(StaticCacheSettings, memory_bandwidth.run),
     "static_memory": _Unconverted(StaticCacheSettings, static_memory.run),

@@ -1,71 +1,44 @@
 """The claims of the forum thread on cache reuse, each with the check that its YAML describes."""
 
-from dataclasses import dataclass
-
 import pandas as pd
 
-from kvbook.measuring import agreement
-from kvbook.measuring import estimates as fits
-from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
-from kvreport.chapters.prompt_reuse import split_keys
-from kvreport.chapters.prompt_reuse import tables as analysis
+from kvbook.measuring import agreement, estimates
+from kvreport.chapters.prompt_reuse import continuations, split_keys
+from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing.verdicts import Verdict, holds
 from kvreport.publishing.wording import DTYPES
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The chapter's rows.
+def _weights(results: Results) -> str:
+    """Say where the weights came from; the first model speaks for both, they are loaded alike."""
+    return results.split.rows["weights"].iloc[0]
 
-    Attributes
-    ----------
-    split, first_layer, reuse : DataFrame
-        Rows of the experiments ``split_keys``, ``first_layer`` and ``prompt_reuse``.
-    shapes : dict
-        The documents' configurations by hub id, from the record of ``first_layer``.
-    """
 
-    split: pd.DataFrame
-    first_layer: pd.DataFrame
-    reuse: pd.DataFrame
-    shapes: dict
-
-    @property
-    def weights(self) -> str:
-        """Where the weights came from; the first model speaks for both, they are loaded alike."""
-        return self.split["weights"].iloc[0]
-
-    @property
-    def runs(self) -> pd.DataFrame:
-        """One row a continuation."""
-        return analysis.runs(self.reuse)
-
-    @property
-    def finest(self) -> str:
-        """The finest dtype of the run."""
-        return min(self.reuse["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
+def _finest(results: Results) -> str:
+    """Name the finest dtype of the run."""
+    return min(results.reuse.rows["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
 
 
 def _of(equal: pd.Series) -> str:
     return f"{int(equal.sum())} of {len(equal)}"
 
 
-def split_changes_keys(evidence: Evidence) -> Verdict:
+def split_changes_keys(results: Results) -> Verdict:
     """Count over all layers."""
-    rows = evidence.split[evidence.split["variant"] == split_keys.POSTED]
+    rows = results.split.rows[results.split.rows["variant"] == split_keys.POSTED]
     counts = rows.groupby(["model", "dtype"], sort=False)[["n_differing", "n_elements"]].sum()
     here = "; ".join(
         f"{model} {DTYPES[dtype]}: {row.n_differing:,} of {row.n_elements:,}"
         for (model, dtype), row in zip(counts.index, counts.itertuples(), strict=True)
     )
     differs = counts["n_differing"] > 0
-    finest = differs[differs.index.get_level_values("dtype") == evidence.finest]
-    return Verdict(f"all layers, keys and values: {here}", holds(finest.all(), not differs.any(), evidence.weights))
+    finest = differs[differs.index.get_level_values("dtype") == _finest(results)]
+    return Verdict(f"all layers, keys and values: {here}", holds(finest.all(), not differs.any(), _weights(results)))
 
 
-def element_counts(evidence: Evidence) -> Verdict:
+def element_counts(results: Results) -> Verdict:
     """Build the compared tensors and count."""
-    table = analysis.count_arithmetic(evidence.first_layer, evidence.shapes)
+    table = results.counts
     met = table["elements"] == table["published"]
     here = "; ".join(
         f"{row.model}: {row.per_token:,} x ({row.prompt} + {row.response}) = {row.elements:,}"
@@ -75,12 +48,11 @@ def element_counts(evidence: Evidence) -> Verdict:
     return Verdict(here, holds(met.all(), not met.all(), "hub"))
 
 
-def first_layer_differs(evidence: Evidence) -> Verdict:
+def first_layer_differs(results: Results) -> Verdict:
     """Count at the published numbers of rows, and at the others."""
-    table = analysis.rows_fed_table(evidence.first_layer)
+    table = results.rows_fed
     stock = table[table["variant"] == split_keys.POSTED]
-    published = analysis.published_response_shares()
-    posted = stock.merge(published[["model", "rows_fed"]], on=["model", "rows_fed"])
+    posted = results.at_published_rows
     elsewhere = stock.drop(stock.index[stock["n_differing"] == 0])
     here = "; ".join(
         f"{row.model} {DTYPES[row.dtype]}, {row.rows_fed} rows: {row.n_differing:,} of {row.n_elements:,}"
@@ -92,10 +64,11 @@ def first_layer_differs(evidence: Evidence) -> Verdict:
     return Verdict(here, word)
 
 
-def reuse_is_the_cause(evidence: Evidence) -> Verdict:
+def reuse_is_the_cause(results: Results) -> Verdict:
     """Overwrite the cache, and equalize the rows."""
     measured = ["n_elements", "n_differing", "max_ulps", "max_abs", "relative_rms"]
-    response = evidence.split[(evidence.split["part"] == "response") & (evidence.split["tensor"] == "keys")]
+    split = results.split.rows
+    response = split[(split["part"] == "response") & (split["tensor"] == "keys")]
     keys = ["model", "dtype", "layer"]
     posted, overwritten = (
         response[response["variant"] == variant].set_index(keys)[measured]
@@ -104,7 +77,7 @@ def reuse_is_the_cause(evidence: Evidence) -> Verdict:
     unequal = (posted != overwritten.loc[posted.index]).any(axis=1)
     first = unequal.xs(0, level="layer")
     deeper = unequal[unequal.index.get_level_values("layer") > 0]
-    rows = analysis.rows_fed_table(evidence.first_layer)
+    rows = results.rows_fed
     stock = int(rows.loc[rows["variant"] == split_keys.POSTED, "n_differing"].sum())
     padded = int(rows.loc[rows["variant"] == split_keys.FULL_ROWS, "n_differing"].sum())
     here = (
@@ -113,48 +86,48 @@ def reuse_is_the_cause(evidence: Evidence) -> Verdict:
         "as many rows as in the whole pass"
     )
     if first.any():
-        return Verdict(here, holds(first.all(), False, evidence.weights))
+        return Verdict(here, holds(first.all(), False, _weights(results)))
     return Verdict(here, "other cause" if deeper.any() and not padded else "undecided")
 
 
 def _seam_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Keep the posted way where the ids do not continue: the thread's prompts, or their like in this vocabulary."""
     return runs[
-        runs["case"].isin([prompt_reuse.THREAD, prompt_reuse.JOINED])
+        runs["case"].isin([continuations.THREAD, continuations.JOINED])
         & runs["seam"]
-        & (runs["way"] == prompt_reuse.POSTED)
+        & (runs["way"] == continuations.POSTED)
     ]
 
 
-def reused_cache_changes_text(evidence: Evidence) -> Verdict:
+def reused_cache_changes_text(results: Results) -> Verdict:
     """Compare tokens where the ids do not continue."""
-    seams = _seam_runs(evidence.runs)
+    seams = _seam_runs(results.runs)
     if seams.empty:
         return Verdict("0 posted or joined prompts whose ids leave the prefix's in this vocabulary", "not run")
-    estimate = fits.share(int((~seams["equal"]).sum()), len(seams))
+    estimate = estimates.share(int((~seams["equal"]).sum()), len(seams))
     here = f"tokens differ in {_of(~seams['equal'])} runs ({estimate.text('{:.2f}')}), every one with a seam in its ids"
-    return Verdict(here, holds(estimate.low > 0.5, estimate.high < 0.5, evidence.weights))
+    return Verdict(here, holds(estimate.low > 0.5, estimate.high < 0.5, _weights(results)))
 
 
-def either_cache_kind(evidence: Evidence) -> Verdict:
+def either_cache_kind(results: Results) -> Verdict:
     """Pair each run with a static cache with the one with a dynamic cache."""
     keys = ["model", "dtype", "case", "item", "way"]
-    runs = evidence.runs
+    runs = results.runs
     tokens = {kind: runs[runs["cache"] == kind].set_index(keys)["tokens"] for kind in ("static", "dynamic")}
     both = tokens["static"].to_frame("static").join(tokens["dynamic"].rename("dynamic"), how="inner")
     equal = both["static"] == both["dynamic"]
-    estimate = fits.share(int(equal.sum()), len(equal))
+    estimate = estimates.share(int(equal.sum()), len(equal))
     return Verdict(
         f"tokens equal in {_of(equal)} runs ({estimate.text('{:.2f}')})",
-        holds(bool(equal.all()), estimate.high < 0.5, evidence.weights),
+        holds(bool(equal.all()), estimate.high < 0.5, _weights(results)),
     )
 
 
-def precision_explains(evidence: Evidence) -> Verdict:
+def precision_explains(results: Results) -> Verdict:
     """Take the dtype and the ids apart."""
-    runs = evidence.runs
+    runs = results.runs
     seams = _seam_runs(runs)
-    continued = runs[(runs["case"] == prompt_reuse.CONTINUED) & (runs["way"] == prompt_reuse.POSTED)]
+    continued = runs[(runs["case"] == continuations.CONTINUED) & (runs["way"] == continuations.POSTED)]
     if seams.empty:
         return Verdict("0 prompts whose ids leave the prefix's in this vocabulary", "not run")
     parts = []
@@ -163,41 +136,41 @@ def precision_explains(evidence: Evidence) -> Verdict:
             f"{DTYPES[dtype]}: tokens equal in {_of(seams.loc[seams['dtype'] == dtype, 'equal'])} runs with a seam, "
             f"in {_of(continued.loc[continued['dtype'] == dtype, 'equal'])} whose ids continue"
         )
-    finest = evidence.finest
+    finest = _finest(results)
     breaks = not seams.loc[seams["dtype"] == finest, "equal"].all()
     healed = bool(continued.loc[continued["dtype"] == finest, "equal"].all())
     if breaks and healed:
         return Verdict("; ".join(parts), "other cause")
     coarse = seams[seams["dtype"] != finest]
     only_coarse = not breaks and len(coarse) > 0 and not coarse["equal"].all()
-    return Verdict("; ".join(parts), holds(only_coarse, False, evidence.weights))
+    return Verdict("; ".join(parts), holds(only_coarse, False, _weights(results)))
 
 
-def recipe_is_safe(evidence: Evidence) -> Verdict:
+def recipe_is_safe(results: Results) -> Verdict:
     """Run the documented example."""
-    runs = evidence.runs
-    table = runs[(runs["case"] == prompt_reuse.DOCUMENTED) & (runs["way"] == prompt_reuse.POSTED)]
-    estimate = fits.share(int(table["equal"].sum()), len(table))
+    runs = results.runs
+    table = runs[(runs["case"] == continuations.DOCUMENTED) & (runs["way"] == continuations.POSTED)]
+    estimate = estimates.share(int(table["equal"].sum()), len(table))
     here = (
         f"ids do not continue in {_of(table['seam'])} runs; tokens equal in {_of(table['equal'])} "
         f"({estimate.text('{:.2f}')})"
     )
-    return Verdict(here, holds(bool(table["equal"].all()), estimate.high < 0.5, evidence.weights))
+    return Verdict(here, holds(bool(table["equal"].all()), estimate.high < 0.5, _weights(results)))
 
 
-def answer_survives(evidence: Evidence) -> Verdict:
+def answer_survives(results: Results) -> Verdict:
     """Look for the capital's name, and for the complaint, in the text."""
-    runs = evidence.runs
+    runs = results.runs
     asked = runs[
-        (runs["case"] == prompt_reuse.THREAD) & (runs["item"].astype(str) == "1") & (runs["cache"] != "static")
+        (runs["case"] == continuations.THREAD) & (runs["item"].astype(str) == "1") & (runs["cache"] != "static")
     ]
     text = asked["words"].map("".join)
-    named = text[asked["way"] == prompt_reuse.NO_REUSE].str.contains("Paris")
-    complains = text[asked["way"] == prompt_reuse.POSTED].str.contains("incomplete")
+    named = text[asked["way"] == continuations.NO_REUSE].str.contains("Paris")
+    complains = text[asked["way"] == continuations.POSTED].str.contains("incomplete")
     here = f"without reuse {_of(named)} texts name Paris; with the cache as it is {_of(complains)} say “incomplete”"
     if not named.any():
         return Verdict(here, "needs the real weights")
-    return Verdict(here, holds(bool(named.all() and complains.any()), not complains.any(), evidence.weights))
+    return Verdict(here, holds(bool(named.all() and complains.any()), not complains.any(), _weights(results)))
 
 
 CHECKS = {

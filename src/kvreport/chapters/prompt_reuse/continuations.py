@@ -36,9 +36,8 @@ from kvbook import progress
 from kvbook.errors import UserError
 from kvbook.measuring import caches
 from kvbook.models import corpus, loading
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
@@ -48,7 +47,6 @@ POSTED = "prefix cache as it is"
 SAFE = "longest common prefix"
 THREAD, DOCUMENTED, JOINED, CONTINUED = "thread", "documented", "joined word", "continued ids"
 WHOLE, CORPUS = "whole prompt", "corpus"
-CASES = (THREAD, DOCUMENTED, JOINED, CONTINUED, WHOLE, CORPUS)
 
 # Words that the vocabulary joins with a full stop: how many to try, and how long they must be to be words.
 _N_WORDS, _WORD_LENGTH = 4, 3
@@ -130,13 +128,7 @@ def posted_items(tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
 
 
 def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
-    """Cut samples of the corpus in two, each at a random character.
-
-    Raises
-    ------
-    UserError
-        When the corpus is too small.
-    """
+    """Cut samples of the corpus in two, each at a random character; refuses a corpus that is too small."""
     generator = np.random.default_rng(settings.seed)
     for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, _BEFORE + _BEHIND):
         text = tokenizer.decode(sample.ids, skip_special_tokens=True)
@@ -243,14 +235,8 @@ def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iter
         yield SAFE, kind, generate(model, item.ids, n_new_tokens, caches.reusable(filled, item.prefix_ids, item.ids))
 
 
-def run(settings: PromptReuseSettings) -> records.Run:
-    """Continue every example in every way, for all models and dtypes; the corpus in the first dtype alone.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
+def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
+    """Name the models, the thread's texts and the corpus, and refuse what cannot be run."""
     models = split_keys.identities(settings)
     for model in models:
         tokenizer = loading.tokenizer(model["asked_for"], settings.weights)
@@ -263,22 +249,15 @@ def run(settings: PromptReuseSettings) -> records.Run:
                 f"{2 * longest + settings.n_new_tokens} tokens are more than the context of {model['name']}, {limit}: "
                 "lower n_new_tokens"
             )
-    return frame.recorded(
-        "prompt_reuse",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, models, writer),
-        fields=set(PromptReuseSettings.model_fields) - {"n_positions"},
-        texts=documents.published("forum-reuse")["generation"],
-        models=models,
-        corpus=corpus.describe(settings.corpus),
-    )
+    texts = documents.published("forum-reuse")["generation"]
+    return {"texts": texts, "models": models, "corpus": corpus.describe(settings.corpus)}
 
 
-def _measure(settings: PromptReuseSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    for model in models:
+def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Continue every example in every way, for all models and dtypes; the corpus in the first dtype alone."""
+    for model in made_of["models"]:
         for dtype in settings.dtypes:
-            loaded = texts.load(settings, model["asked_for"], dtype)
+            loaded = samples.load(settings, model["asked_for"], dtype)
             items = list(posted_items(loaded.tokenizer))
             # Cut texts ask about ids, which have no dtype: the first one is enough.
             if dtype == settings.dtypes[0]:
@@ -321,3 +300,12 @@ def _rows(
     }
     for step, (token, margin) in enumerate(zip(continuation.tokens, continuation.margins, strict=True)):
         yield about | {"step": step, "token": token, "text": tokenizer.decode([token]), "margin": margin}
+
+
+EXPERIMENT = Experiment(
+    "prompt_reuse",
+    PromptReuseSettings,
+    inputs,
+    measure,
+    fields=frozenset(PromptReuseSettings.model_fields) - {"n_positions"},
+)

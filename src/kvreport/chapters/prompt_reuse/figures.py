@@ -5,8 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
-from kvreport.chapters.prompt_reuse import split_keys
+from kvreport.chapters.prompt_reuse import continuations, split_keys
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
@@ -18,9 +17,9 @@ def figure_rows_fed(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
     Parameters
     ----------
     table : DataFrame
-        From `analyses.prompt_reuse.rows_fed_table`.
+        From `tables.rows_fed_table`.
     published : DataFrame
-        From `analyses.prompt_reuse.published_response_shares`.
+        From `tables.published_response_shares`.
     """
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.4))
     models = list(dict.fromkeys(table["model"]))
@@ -53,13 +52,7 @@ def figure_rows_fed(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
 
 
 def figure_layers(curves: pd.DataFrame) -> Figure:
-    """Draw share and size of the difference against the layer, one column a model.
-
-    Parameters
-    ----------
-    curves : DataFrame
-        From `analyses.prompt_reuse.by_layer`.
-    """
+    """Draw share and size of the difference against the layer, one column a model, from `tables.by_layer`."""
     models = list(dict.fromkeys(curves["model"]))
     fig, axes = plt.subplots(2, len(models), sharex="col", sharey="row", squeeze=False, figsize=(style.WIDTH, 4.6))
     # Keys and values go together; the mean of the two keeps the panels readable, the data file has both.
@@ -91,22 +84,16 @@ def figure_layers(curves: pd.DataFrame) -> Figure:
     return fig
 
 
-_WAYS = {prompt_reuse.POSTED: (style.VERMILION, "s"), prompt_reuse.SAFE: (style.BLUE, "o")}
+_WAYS = {continuations.POSTED: (style.VERMILION, "s"), continuations.SAFE: (style.BLUE, "o")}
 
 
 def figure_outcomes(table: pd.DataFrame) -> Figure:
-    """Draw the share of runs with equal tokens for every case and dtype.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `analyses.prompt_reuse.outcomes`.
-    """
+    """Draw the share of runs with equal tokens for every case and dtype, from `tables.outcomes`."""
     labels = list(dict.fromkeys(table["case"] + ", " + table["dtype"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.36 * len(labels)))
     for row in table.itertuples():
         colour, marker = _WAYS[row.way]
-        place = labels.index(f"{row.case}, {row.dtype}") + (-0.14 if row.way == prompt_reuse.POSTED else 0.14)
+        place = labels.index(f"{row.case}, {row.dtype}") + (-0.14 if row.way == continuations.POSTED else 0.14)
         estimate = row.estimate
         ax.errorbar(
             estimate.value, place, xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
@@ -124,13 +111,7 @@ def figure_outcomes(table: pd.DataFrame) -> Figure:
 
 
 def figure_cuts(table: pd.DataFrame) -> Figure:
-    """Draw the share of unsafe cuts by place, one marker a vocabulary.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `analyses.prompt_reuse.cut_shares`.
-    """
+    """Draw the share of unsafe cuts by place, one marker a vocabulary, from `tables.cut_shares`."""
     places, names = list(dict.fromkeys(table["place"])), list(dict.fromkeys(table["tokenizer"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.4 * len(places)))
     for row in table.itertuples():

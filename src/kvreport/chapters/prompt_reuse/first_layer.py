@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook import progress
 from kvbook.models import placement, registry
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
@@ -68,35 +68,22 @@ def build(hub_id: str, dtype: torch.dtype, device: torch.device, seed: int) -> t
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
-def run(settings: PromptReuseSettings) -> records.Run:
-    """Compare the first layer's keys at every number of rows, for the document's two shapes.
-
-    Raises
-    ------
-    UserError
-        For a device or dtype that is not there.
-    """
-    device = placement.device_of(settings.device)
-    dtypes = [(name, placement.dtype_on(name, device)) for name in settings.dtypes]
+def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
+    """Name the document's shapes and counts, and refuse a device or dtype that is not there."""
+    placement.check(settings.device, settings.dtypes)
     counts = documents.published("forum-reuse")["split"]["counts"]
-    return frame.recorded(
-        "first_layer",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, counts, dtypes, device, writer),
-        fields={"device", "seed", "dtypes"},
-        shapes={count["hub_id"]: shape_of(count["hub_id"]) for count in counts},
-        counts=counts,
-    )
+    return {"shapes": {count["hub_id"]: shape_of(count["hub_id"]) for count in counts}, "counts": counts}
 
 
-def _measure(settings, counts, dtypes, device, writer: records.Writer) -> None:
-    todo = [(count, dtype) for count in counts for dtype in dtypes]
-    for count, (name, dtype) in progress.track(todo, label="first layer at its true width: shape and dtype"):
+def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Compare the first layer's keys at every number of rows, for the document's two shapes."""
+    device = placement.device_of(settings.device)
+    todo = [(count, dtype) for count in made_of["counts"] for dtype in settings.dtypes]
+    for count, name in progress.track(todo, label="first layer at its true width: shape and dtype"):
         unit = f"{count['hub_id']}|{name}"
         if unit in writer.done:
             continue
-        model = build(count["hub_id"], dtype, device, settings.seed)
+        model = build(count["hub_id"], placement.dtype_on(name, device), device, settings.seed)
         total = count["prompt_tokens"] + count["response_tokens"]
         generator = torch.Generator().manual_seed(settings.seed)
         ids = torch.randint(_VOCABULARY_SIZE, (1, total), generator=generator).to(device)
@@ -116,3 +103,8 @@ def _measure(settings, counts, dtypes, device, writer: records.Writer) -> None:
                         about | row for row in split_keys.compare(whole, split, total - fed) if row["tensor"] == "keys"
                     ]
         writer.append(unit, rows)
+
+
+EXPERIMENT = Experiment(
+    "first_layer", PromptReuseSettings, inputs, measure, fields=frozenset({"device", "seed", "dtypes"})
+)

@@ -20,9 +20,8 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from kvbook import progress
 from kvbook.measuring import agreement
 from kvbook.models import loading
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
 
@@ -35,14 +34,8 @@ VARIANTS = (POSTED, ONE_BEGIN, OVERWRITTEN, WHOLE_CACHE, FULL_ROWS)
 
 
 def identities(settings: PromptReuseSettings) -> list[dict[str, Any]]:
-    """Name the models of a run, each once, and refuse what cannot be run before anything is.
-
-    Raises
-    ------
-    UserError
-        For a model, device or dtype that is not there.
-    """
-    return texts.identities(settings, (settings.model, settings.second_model))
+    """Name the models of a run, each once, and refuse a model, device or dtype that is not there."""
+    return samples.identities(settings, (settings.model, settings.second_model))
 
 
 def posted_ids(tokenizer: PreTrainedTokenizerBase, one_begin: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,38 +189,27 @@ def difference(reference: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def run(settings: PromptReuseSettings) -> records.Run:
-    """Compare both ways for every model, dtype and variant.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
+def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
+    """Name the models and the thread's texts, and refuse what cannot be run."""
     models = identities(settings)
-    return frame.recorded(
-        "split_keys",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, models, writer),
-        fields={"model", "second_model", "weights", "device", "seed", "dtypes"},
-        texts=documents.published("forum-reuse")["split"],
-        models=models,
-    )
+    for model in models:
+        prompt, response = posted_ids(loading.tokenizer(model["asked_for"], settings.weights))
+        loading.check_length(model, prompt.shape[1] + response.shape[1])
+    return {"texts": documents.published("forum-reuse")["split"], "models": models}
 
 
-def _measure(settings: PromptReuseSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    todo = [(model, dtype) for model in models for dtype in settings.dtypes]
+def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Compare whole and in two parts for every model, dtype and variant."""
+    todo = [(model, dtype) for model in made_of["models"] for dtype in settings.dtypes]
     for model, dtype in progress.track(todo, label="whole and in two parts: model and dtype"):
         unit = f"{model['asked_for']}|{dtype}"
         if unit in writer.done:
             continue
-        loaded = texts.load(settings, model["asked_for"], dtype)
+        loaded = samples.load(settings, model["asked_for"], dtype)
         rows = []
         for variant in VARIANTS:
             prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == ONE_BEGIN)
             ids = torch.cat([prompt, response], dim=1).to(loaded.model.device)
-            loading.check_length(model, ids.shape[1])
             about = {
                 "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "variant": variant,
                 "n_prompt": prompt.shape[1], "n_response": response.shape[1],
@@ -237,3 +219,12 @@ def _measure(settings: PromptReuseSettings, models: list[dict[str, Any]], writer
                 split = in_two_parts(loaded.model, ids, prompt.shape[1], variant, settings.seed)
                 rows += [about | row for row in compare(whole, split, prompt.shape[1])]
         writer.append(unit, rows)
+
+
+EXPERIMENT = Experiment(
+    "split_keys",
+    PromptReuseSettings,
+    inputs,
+    measure,
+    fields=frozenset({"model", "second_model", "weights", "device", "seed", "dtypes"}),
+)

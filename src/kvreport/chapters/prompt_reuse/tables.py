@@ -6,11 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvbook.measuring import agreement
-from kvbook.measuring import estimates as fits
-from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
-from kvreport.chapters.prompt_reuse import split_keys
-from kvreport.chapters.prompt_reuse import tokenizer_boundaries as seams
+from kvbook.measuring import agreement, estimates
+from kvreport.chapters.prompt_reuse import continuations, split_keys, tokenizer_boundaries
 from kvreport.publishing import documents
 from kvreport.publishing.wording import DTYPES
 
@@ -96,6 +93,12 @@ def published_response_shares() -> pd.DataFrame:
         }
         for count in counts
     )
+
+
+def at_published_rows(rows_fed: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+    """Keep of `rows_fed_table` what was fed as the thread did: stock, and the number of rows of `published_response_shares`."""
+    stock = rows_fed[rows_fed["variant"] == split_keys.POSTED]
+    return stock.merge(published[["model", "rows_fed"]], on=["model", "rows_fed"])
 
 
 def by_layer(split: pd.DataFrame, variant: str = split_keys.POSTED) -> pd.DataFrame:
@@ -187,7 +190,7 @@ def runs(reuse: pd.DataFrame) -> pd.DataFrame:
             }
         )
     frame = pd.DataFrame(table)
-    base = frame[frame["way"] == prompt_reuse.NO_REUSE].set_index(_RUN)
+    base = frame[frame["way"] == continuations.NO_REUSE].set_index(_RUN)
     against = base.loc[pd.MultiIndex.from_frame(frame[_RUN])]
     pairs = list(zip(against["tokens"], frame["tokens"], strict=True))
     frame["equal"] = [one == other for one, other in pairs]
@@ -207,12 +210,12 @@ def runs(reuse: pd.DataFrame) -> pd.DataFrame:
 
 
 CASES = {
-    prompt_reuse.THREAD: "thread",
-    prompt_reuse.JOINED: "first word joins the stop",
-    prompt_reuse.DOCUMENTED: "space at the prefix's end",
-    prompt_reuse.CONTINUED: "ids continued",
-    prompt_reuse.WHOLE: "cache holds the whole prompt",
-    prompt_reuse.CORPUS: "corpus, cut anywhere",
+    continuations.THREAD: "thread",
+    continuations.JOINED: "first word joins the stop",
+    continuations.DOCUMENTED: "space at the prefix's end",
+    continuations.CONTINUED: "ids continued",
+    continuations.WHOLE: "cache holds the whole prompt",
+    continuations.CORPUS: "corpus, cut anywhere",
 }
 
 
@@ -229,7 +232,7 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         ``case``, ``dtype``, ``way``, ``seams`` (runs whose ids do not continue), ``equal``, ``runs``, ``estimate``.
     """
-    reused = table[table["way"] != prompt_reuse.NO_REUSE]
+    reused = table[table["way"] != continuations.NO_REUSE]
     found = []
     for case in CASES:
         for (dtype, way), rows in reused[reused["case"] == case].groupby(["dtype", "way"], sort=False):
@@ -237,19 +240,18 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
             found.append(
                 {
                     "case": CASES[case], "dtype": DTYPES[dtype], "way": way, "seams": int(rows["seam"].sum()),
-                    "equal": equal, "runs": len(rows), "estimate": fits.share(equal, len(rows)),
+                    "equal": equal, "runs": len(rows), "estimate": estimates.share(equal, len(rows)),
                 }
             )  # fmt: skip
     return pd.DataFrame(found)
 
 
-def outcome_grid(table: pd.DataFrame) -> pd.DataFrame:
+def outcome_grid(counts: pd.DataFrame) -> pd.DataFrame:
     """Lay `outcomes` out for reading: a row a case and dtype, a column a way."""
-    counts = outcomes(table)
-    counts["said"] = counts["equal"].astype(str) + " of " + counts["runs"].astype(str)
-    grid = counts.pivot(index=["case", "dtype"], columns="way", values="said")
+    said = counts["equal"].astype(str) + " of " + counts["runs"].astype(str)
+    grid = counts.assign(said=said).pivot(index=["case", "dtype"], columns="way", values="said")
     order = list(dict.fromkeys(zip(counts["case"], counts["dtype"], strict=True)))
-    ways = [way for way in (prompt_reuse.POSTED, prompt_reuse.SAFE) if way in grid]
+    ways = [way for way in (continuations.POSTED, continuations.SAFE) if way in grid]
     seam = counts.groupby(["case", "dtype"])["seams"].max()
     grid = grid.loc[order, ways]
     grid.insert(
@@ -286,8 +288,10 @@ def seam_table(table: pd.DataFrame) -> pd.DataFrame:
                     "cache ends in": str(row["prefix_ends_in"]), "prompt has there": str(there),
                 }
             )  # fmt: skip
-    own = table[(table["way"] == prompt_reuse.NO_REUSE) & (table["dtype"] == table["dtype"].iloc[0])]
-    for row in own[own["case"].isin([prompt_reuse.THREAD, prompt_reuse.JOINED, prompt_reuse.DOCUMENTED])].itertuples():
+    own = table[(table["way"] == continuations.NO_REUSE) & (table["dtype"] == table["dtype"].iloc[0])]
+    for row in own[
+        own["case"].isin([continuations.THREAD, continuations.JOINED, continuations.DOCUMENTED])
+    ].itertuples():
         found.append(
             {
                 "model": row.model,
@@ -326,10 +330,10 @@ def side_by_side(table: pd.DataFrame, cases: tuple[str, ...]) -> pd.DataFrame:
     found = []
     for case in cases:
         for (model, item), group in rows[rows["case"] == case].groupby(["model", "item"], sort=False):
-            if case == prompt_reuse.JOINED:
+            if case == continuations.JOINED:
                 prompt = f"{item} {prompts[-1].partition(' ')[2]}"
             else:
-                prompt = prompts[int(item)] + (", wholly cached" if case == prompt_reuse.WHOLE else "")
+                prompt = prompts[int(item)] + (", wholly cached" if case == continuations.WHOLE else "")
             line = {"model": model, "prompt": prompt}
             for run in group.itertuples():
                 step = run.first_divergence
@@ -342,13 +346,13 @@ def side_by_side(table: pd.DataFrame, cases: tuple[str, ...]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _share_over_files(rows: pd.DataFrame) -> fits.Estimate:
+def _share_over_files(rows: pd.DataFrame) -> estimates.Estimate:
     files, value = rows["source"].nunique(), float(rows["unsafe"].mean())
     if value in (0.0, 1.0):
         # Resampling cuts that all agree would give an interval of no width; each file counts as one observation.
-        return fits.share(int(value) * files, files)
-    low, high = fits.resample(rows, "unsafe", by="all").interval()
-    return fits.Estimate(value, float(low[0]), float(high[0]))
+        return estimates.share(int(value) * files, files)
+    low, high = estimates.resample(rows, "unsafe", by="all").interval()
+    return estimates.Estimate(value, float(low[0]), float(high[0]))
 
 
 def cut_shares(cuts: pd.DataFrame) -> pd.DataFrame:
@@ -369,7 +373,7 @@ def cut_shares(cuts: pd.DataFrame) -> pd.DataFrame:
     table = []
     for name, rows in cuts.groupby("tokenizer", sort=False):
         rows = rows.assign(sample=np.arange(len(rows)), unsafe=1.0 - rows["safe"], all=0)
-        for place in ("anywhere", *seams.KINDS):
+        for place in ("anywhere", *tokenizer_boundaries.KINDS):
             part = rows if place == "anywhere" else rows[rows["place"] == place]
             # A bootstrap over one or two files says nothing.
             if part["source"].nunique() < 3:

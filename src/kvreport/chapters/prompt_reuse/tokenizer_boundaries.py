@@ -7,6 +7,7 @@ Rows, one a (tokenizer, cut): see ``data/README.md``.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from kvbook import fingerprint, paths, progress
 from kvbook.errors import UserError
 from kvbook.measuring import caches
 from kvbook.models import corpus, loading, tokenizers
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 
 # Characters of a file that are looked at: every cut encodes what lies before it.
 _WINDOW = 1000
+_STYLES = ("gpt2", "llama3")
 KINDS = ("inside a word", "after a space", "before a space", "after a line break", "mark before a letter", "elsewhere")
 
 Encoder = Callable[[list[str]], list[list[int]]]
@@ -52,55 +54,48 @@ def kind_of(text: str, cut: int) -> str:
     return "elsewhere"
 
 
-def encoders(settings: PromptReuseSettings) -> dict[str, Encoder]:
-    """Give the two vocabularies that ship with the book, and the tokenizers of models that are not stand-ins.
+def _vocabulary(style: str) -> Path:
+    """Give the file of a vocabulary that ships with the book."""
+    return paths.MODELS / "tokenizers" / f"{style}.json"
 
-    Raises
-    ------
-    UserError
-        For a model that is not there.
-    """
+
+def encoders(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> dict[str, Encoder]:
+    """Give the two vocabularies that ship with the book, and the tokenizers of models that are not stand-ins."""
 
     def of_bpe(bpe: Tokenizer) -> Encoder:
         return lambda texts: [coded.ids for coded in bpe.encode_batch(texts, add_special_tokens=False)]
 
+<<<<<<< HEAD
     found = {
         f"{style}-style": of_bpe(tokenizers.load_bpe(paths.MODELS / "tokenizers" / f"{style}.json"))
         for style in ("gpt2", "llama3")
     }
     for model in split_keys.identities(settings):
         if model["weights"] in ("hub", "package", "gguf", "local"):
+=======
+    found = {f"{style}-style": of_bpe(tokenizers.load_bpe(_vocabulary(style))) for style in _STYLES}
+    for model in models:
+        if model["weights"] in ("hub", "local"):
+>>>>>>> d791412 ([prompt reuse] One experiment object each, tables computed once; no number is computed that nobody quotes; a model too short for the posted text is refused before anything is written)
             own = loading.tokenizer(model["asked_for"], settings.weights)
             found[model["name"]] = lambda texts, own=own: own(texts, add_special_tokens=False)["input_ids"]
     return found
 
 
-def run(settings: PromptReuseSettings) -> records.Run:
-    """Cut every file of the corpus at random characters and compare the ids.
-
-    Raises
-    ------
-    UserError
-        For a corpus without a file that can be cut.
-    """
+def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
+    """Name vocabularies, models and corpus, and refuse a corpus without a file that can be cut."""
     if not any(len(document.text) > 1 for document in corpus.documents(settings.corpus)):
         raise UserError(f"corpus {settings.corpus!r} has no file of two characters: name another folder")
-    return frame.recorded(
-        "seams",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, writer),
-        fields={"model", "second_model", "weights", "corpus", "seed", "n_positions"},
-        tokenizers={
-            style: fingerprint.of_file(paths.MODELS / "tokenizers" / f"{style}.json") for style in ("gpt2", "llama3")
-        },
-        models=split_keys.identities(settings),
-        corpus=corpus.describe(settings.corpus),
-    )
+    return {
+        "tokenizers": {style: fingerprint.of_file(_vocabulary(style)) for style in _STYLES},
+        "models": split_keys.identities(settings),
+        "corpus": corpus.describe(settings.corpus),
+    }
 
 
-def _measure(settings: PromptReuseSettings, writer: records.Writer) -> None:
-    named = encoders(settings)
+def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Cut every file of the corpus at random characters and compare the ids."""
+    named = encoders(settings, made_of["models"])
     texts = [document for document in corpus.documents(settings.corpus) if len(document.text) > 1]
     for number, document in enumerate(progress.track(texts, label="cuts and their ids: file")):
         if document.name in writer.done:
@@ -127,3 +122,12 @@ def _row(name: str, source: str, text: str, cut: int, part: list[int], whole: li
         "shared_tokens": shared,
         "safe": int(shared == len(part)),
     }
+
+
+EXPERIMENT = Experiment(
+    "seams",
+    PromptReuseSettings,
+    inputs,
+    measure,
+    fields=frozenset({"model", "second_model", "weights", "corpus", "seed", "n_positions"}),
+)

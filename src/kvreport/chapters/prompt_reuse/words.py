@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from kvbook.measuring import estimates as fits
+from kvbook.measuring import estimates
 from kvbook.runs.records import Run
-from kvreport.chapters.prompt_reuse import continuations as prompt_reuse
-from kvreport.chapters.prompt_reuse import split_keys, tables
+from kvreport.chapters.prompt_reuse import continuations, split_keys, tables
+from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES, between, of_all
 
@@ -14,30 +14,17 @@ def _dtypes(run: Run) -> str:
     return ", ".join(DTYPES[dtype] for dtype in run.about["settings"]["dtypes"])
 
 
-def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    split, first_layer, reuse, cuts : Run
-        The chapter's runs.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+def captions(results: Results) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
+    split, layer, reuse, cuts = results.split, results.layer, results.reuse, results.cuts
     one_text = f"{wording.models(split)}; {_dtypes(split)}; the thread's one text; {wording.machine(split)}"
-    shape = (
-        f"True widths, random weights; {_dtypes(first_layer)}; one text of random ids; {wording.machine(first_layer)}"
-    )
+    shape = f"True widths, random weights; {_dtypes(layer)}; one text of random ids; {wording.machine(layer)}"
     asked = reuse.about["settings"]
     setting = f"{wording.models(reuse)}; {_dtypes(reuse)}; greedy, at most {asked['n_new_tokens']} tokens; {wording.machine(reuse)}"
     finest = DTYPES[asked["dtypes"][0]]
-    files = cuts.rows["source"].nunique()
-    runs = tables.runs(reuse.rows)
-    counted = _of_texts(runs)
-    found = findings(split.rows, first_layer.rows, reuse.rows, cuts.rows)
+    files, places = cuts.rows["source"].nunique(), cuts.about["settings"]["n_positions"]
+    counted = _of_texts(results.runs)
+    found = findings(results)
     said = {
         "tab-element-counts": (
             "The thread's numbers of elements taken apart: key heads times head dimension, times prompt and response tokens, "
@@ -87,7 +74,7 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
             "Shares between 0 and 1 for each case: with the prefix's cache as it is, and with the longest common prefix.",
         ),
         "fig-cut-shares": (
-            f"{found['fig-cut-shares']} By place and vocabulary, with 95 % intervals (over files). {asked_positions(cuts)} "
+            f"{found['fig-cut-shares']} By place and vocabulary, with 95 % intervals (over files). {places} "
             f"random characters of each of {files} files of {wording.corpus(cuts)}; no model, no arithmetic.",
             "Estimates with intervals for each kind of place in a text, one marker a vocabulary.",
         ),
@@ -101,41 +88,25 @@ def captions(split: Run, first_layer: Run, reuse: Run, cuts: Run) -> dict[str, d
 
 
 def counts_shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Name the columns of `analyses.prompt_reuse.count_arithmetic` as a reader does."""
+    """Name the columns of `tables.count_arithmetic` as a reader does."""
     return table.rename(columns={"per_token": "elements a token", "published_differing": "published, differing"})
 
 
-def asked_positions(cuts: Run) -> int:
-    """Give the number of places asked for in each file."""
-    return cuts.about["settings"]["n_positions"]
-
-
-def findings(split: pd.DataFrame, first_layer: pd.DataFrame, reuse: pd.DataFrame, cuts: pd.DataFrame) -> dict[str, str]:
-    """Say in one sentence what each figure shows, from the rows that it draws.
-
-    Parameters
-    ----------
-    split, first_layer, reuse, cuts : DataFrame
-        Rows of the chapter's runs.
-
-    Returns
-    -------
-    dict
-        By the figure's name.
-    """
+def findings(results: Results) -> dict[str, str]:
+    """Say in one sentence what each figure shows, by the figure's name."""
     return {
-        "fig-rows-fed": _rows_fed(tables.rows_fed_table(first_layer)),
-        "fig-split-layers": _by_layer(tables.by_layer(split)),
-        "fig-reuse-outcomes": _outcomes(tables.runs(reuse)),
-        "fig-cut-shares": _cuts(tables.cut_shares(cuts)),
+        "fig-rows-fed": _rows_fed(results),
+        "fig-split-layers": _by_layer(results.layers),
+        "fig-reuse-outcomes": _outcomes(results.runs),
+        "fig-cut-shares": _cuts(results.cut_shares),
     }
 
 
-def _rows_fed(table: pd.DataFrame) -> str:
+def _rows_fed(results: Results) -> str:
+    table, posted = results.rows_fed, results.at_published_rows
     stock = table[table["variant"] == split_keys.POSTED]
     tried = stock["rows_fed"].nunique()
     differing = sorted(stock.loc[stock["n_differing"] > 0, "rows_fed"].unique())
-    posted = stock.merge(tables.published_response_shares()[["model", "rows_fed"]], on=["model", "rows_fed"])
     own = " and ".join(map(str, sorted(posted["rows_fed"].unique())))
     if not differing:
         return (
@@ -169,9 +140,9 @@ def _by_layer(curves: pd.DataFrame) -> str:
 
 
 def _outcomes(runs: pd.DataFrame) -> str:
-    safe = runs[runs["way"] == prompt_reuse.SAFE]
+    safe = runs[runs["way"] == continuations.SAFE]
     # Only what was run both ways can be compared.
-    posted = runs[(runs["way"] == prompt_reuse.POSTED) & runs["case"].isin(safe["case"])]
+    posted = runs[(runs["way"] == continuations.POSTED) & runs["case"].isin(safe["case"])]
     as_it_is, common = (of_all(int(rows["equal"].sum()), len(rows)) for rows in (posted, safe))
     return (
         f"In the cases run both ways, tokens equal those without reuse in {as_it_is} runs with the prefix's cache as it is, "
@@ -193,15 +164,14 @@ def _cuts(shares: pd.DataFrame) -> str:
     return f"The first part's ids do not begin the whole text's {', '.join(said)}."
 
 
-def numbers(split: pd.DataFrame, first_layer: pd.DataFrame, reuse: pd.DataFrame, cuts: pd.DataFrame) -> dict[str, str]:
+def numbers(results: Results) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key."""
-    return _of_keys(split, first_layer) | _of_texts(tables.runs(reuse)) | _of_cuts(tables.cut_shares(cuts))
+    return _of_keys(results) | _of_texts(results.runs) | _of_cuts(results.cut_shares)
 
 
-def _of_keys(split: pd.DataFrame, first_layer: pd.DataFrame) -> dict[str, str]:
-    fed = tables.rows_fed_table(first_layer)
+def _of_keys(results: Results) -> dict[str, str]:
+    split, fed, posted = results.split.rows, results.rows_fed, results.at_published_rows
     stock = fed[fed["variant"] == split_keys.POSTED]
-    posted = stock.merge(tables.published_response_shares()[["model", "rows_fed"]], on=["model", "rows_fed"])
     padded = int(fed.loc[fed["variant"] == split_keys.FULL_ROWS, "n_differing"].sum())
     said = {
         "first_posted": "; ".join(
@@ -209,23 +179,25 @@ def _of_keys(split: pd.DataFrame, first_layer: pd.DataFrame) -> dict[str, str]:
         ),
         "first_padded": f"{padded:,}",
         "first_stock": f"{int(stock['n_differing'].sum()):,}",
-        "published_shares": " and ".join(f"{share:.0%}" for share in tables.published_response_shares()["share"]),
+        "published_shares": " and ".join(f"{share:.0%}" for share in results.published_shares["share"]),
     }
+    response = split[split["part"] == "response"]
     for key, variant in (
         ("posted", split_keys.POSTED),
         ("whole_cache", split_keys.WHOLE_CACHE),
         ("full_rows", split_keys.FULL_ROWS),
-        ("overwritten", split_keys.OVERWRITTEN),
     ):
-        rows = split[(split["variant"] == variant) & (split["part"] == "response")]
-        first = rows[(rows["layer"] == 0) & (rows["tensor"] == "keys")]
+        rows = response[response["variant"] == variant]
         counts = rows.groupby(["model", "dtype"], sort=False)[["n_differing", "n_elements"]].sum()
         said[f"all_{key}"] = "; ".join(
             f"{model} {DTYPES[dtype]} {row.n_differing / row.n_elements:.0%}"
             for (model, dtype), row in zip(counts.index, counts.itertuples(), strict=True)
         )
+    keys = response[(response["layer"] == 0) & (response["tensor"] == "keys")]
+    for key, variant in (("posted", split_keys.POSTED), ("overwritten", split_keys.OVERWRITTEN)):
+        first = keys[keys["variant"] == variant]
         said[f"layer_one_{key}"] = f"{int(first['n_differing'].sum()):,} of {int(first['n_elements'].sum()):,}"
-    curves = tables.by_layer(split)
+    curves = results.layers
     inner = curves[(curves["part"] == "response") & (curves["share"] > 0)]
     said["roundoffs"] = "nothing differs" if inner.empty else between(_drawn(curves)["relative_roundoffs"], "{:.2g}")
     said["median_ulps"] = "none" if inner.empty else f"{inner['median_ulps'].median():.0f}"
@@ -233,7 +205,7 @@ def _of_keys(split: pd.DataFrame, first_layer: pd.DataFrame) -> dict[str, str]:
 
 
 def _of_texts(runs: pd.DataFrame) -> dict[str, str]:
-    posted, safe = (runs[runs["way"] == way] for way in (prompt_reuse.POSTED, prompt_reuse.SAFE))
+    posted, safe = (runs[runs["way"] == way] for way in (continuations.POSTED, continuations.SAFE))
     finest = runs["dtype"].iloc[0]
 
     def equal(rows: pd.DataFrame) -> str:
@@ -242,35 +214,34 @@ def _of_texts(runs: pd.DataFrame) -> dict[str, str]:
     def pick(rows: pd.DataFrame, case: str, only_finest: bool = False) -> pd.DataFrame:
         return rows[(rows["case"] == case) & ((rows["dtype"] == finest) | (not only_finest))]
 
-    thread = pick(posted, prompt_reuse.THREAD)
-    whole = pick(posted, prompt_reuse.WHOLE)
-    continued = pick(posted, prompt_reuse.CONTINUED)
+    thread = pick(posted, continuations.THREAD)
+    whole = pick(posted, continuations.WHOLE)
+    continued = pick(posted, continuations.CONTINUED)
     said = {
         "finest": DTYPES[finest],
         "thread_seams": f"{int(thread['seam'].sum())} of {len(thread)}",
         "thread_equal": equal(thread),
-        "documented_equal": equal(pick(posted, prompt_reuse.DOCUMENTED)),
-        "documented_finest": equal(pick(posted, prompt_reuse.DOCUMENTED, only_finest=True)),
-        "documented_seams": equal(pick(posted, prompt_reuse.DOCUMENTED).assign(equal=lambda rows: rows["seam"])),
-        "joined_equal": equal(pick(posted, prompt_reuse.JOINED, only_finest=True)),
-        "joined_safe": equal(pick(safe, prompt_reuse.JOINED, only_finest=True)),
-        "continued_equal": equal(pick(posted, prompt_reuse.CONTINUED, only_finest=True)),
+        "documented_equal": equal(pick(posted, continuations.DOCUMENTED)),
+        "documented_finest": equal(pick(posted, continuations.DOCUMENTED, only_finest=True)),
+        "documented_seams": equal(pick(posted, continuations.DOCUMENTED).assign(equal=lambda rows: rows["seam"])),
+        "joined_equal": equal(pick(posted, continuations.JOINED, only_finest=True)),
+        "continued_equal": equal(pick(posted, continuations.CONTINUED, only_finest=True)),
         "continued_coarse": equal(continued[continued["dtype"] != finest])
         if (continued["dtype"] != finest).any()
         else "none run",
         "whole_equal": equal(whole),
-        "whole_safe": equal(pick(safe, prompt_reuse.WHOLE)),
+        "whole_safe": equal(pick(safe, continuations.WHOLE)),
         "whole_length": _range(whole["cache_length"]),
-        "whole_right_length": _range(pick(safe, prompt_reuse.WHOLE)["cache_length"]),
+        "whole_right_length": _range(pick(safe, continuations.WHOLE)["cache_length"]),
         "whole_prompt": _range(whole["prompt_tokens"]),
         "safe_finest": equal(safe[safe["dtype"] == finest]),
         "safe_coarse": equal(safe[safe["dtype"] != finest]) if (safe["dtype"] != finest).any() else "none run",
-        "joined_words": ", ".join(f"“{word}”" for word in dict.fromkeys(pick(posted, prompt_reuse.JOINED)["item"]))
+        "joined_words": ", ".join(f"“{word}”" for word in dict.fromkeys(pick(posted, continuations.JOINED)["item"]))
         or "none",
     }
-    corpus = pick(posted, prompt_reuse.CORPUS)
+    corpus = pick(posted, continuations.CORPUS)
     broken = corpus[corpus["seam"]]
-    said["corpus_seams"] = fits.share(len(broken), len(corpus)).text("{:.0%}") if len(corpus) else "not run"
+    said["corpus_seams"] = estimates.share(len(broken), len(corpus)).text("{:.0%}") if len(corpus) else "not run"
     whole_ids = corpus[~corpus["seam"]]
     said["corpus_differ"] = (
         f"{int((~broken['equal']).sum())} of {len(broken)} with a seam and "
@@ -294,7 +265,6 @@ def _of_cuts(shares: pd.DataFrame) -> dict[str, str]:
         ("after_space", "after a space"),
         ("before_space", "before a space"),
         ("mark_letter", "mark before a letter"),
-        ("after_line", "after a line break"),
     ):
         rows = shares[shares["place"] == place]
         said[f"cut_{key}"] = (
