@@ -1,6 +1,7 @@
 """What a chapter's notebook must be, as a function that lists what it is not."""
 
 import ast
+import pkgutil
 import re
 from typing import Any
 
@@ -31,6 +32,7 @@ def faults(notebook: dict[str, Any]) -> list[str]:
         *_ids(notebook["cells"]),
         *_parameters(code),
         *_thinness(code),
+        *_names(code),
     ]
 
 
@@ -84,6 +86,26 @@ def _thinness(code: list[dict[str, Any]]) -> list[str]:
     if lines > MOST_LINES:
         found.append(f"{lines} lines of code, more than {MOST_LINES}")
     return found
+
+
+def _names(code: list[dict[str, Any]]) -> list[str]:
+    """Say what the cells take from a module that does not have it: only an execution would meet that."""
+    sources = [_source(cell) for cell in code]
+    # Magics and shell commands are a fault of their own, and no Python.
+    trees = [ast.parse(source) for source in sources if not re.search(r"^\s*[!%]", source, re.MULTILINE)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    imported = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    return [
+        f"{imported[node.value.id]} has no {node.attr}"
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in imported
+        if not hasattr(pkgutil.resolve_name(imported[node.value.id]), node.attr)
+    ]
 
 
 def _source(cell: dict[str, Any]) -> str:

@@ -1,23 +1,22 @@
 """The experiments of issue 25420 on small checkpoints in a local folder."""
 
+import dataclasses
+
 import finding_rules
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from planted import changed, run_of
+from quoted import quoted
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.measuring import agreement
-from kvbook.measuring import full_and_split as passes
-from kvreport.chapters.layer_drift import by_layer as layer_drift
-from kvreport.chapters.layer_drift import claims as issue_25420
-from kvreport.chapters.layer_drift import greedy_paths, mitigations
-from kvreport.chapters.layer_drift import tables as analysis
-from kvreport.chapters.layer_drift import words as text
+from kvbook.measuring import agreement, full_and_split
+from kvreport.chapters.layer_drift import by_layer, claims, greedy_paths, mitigations, words
+from kvreport.chapters.layer_drift.results import Results
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
-from kvreport.publishing import documents
-from kvreport.publishing import verdicts as ledger
+from kvreport.publishing import verdicts
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +28,23 @@ def settings(llama_folder, gpt2_folder, text_folder):
 
 
 @pytest.fixture(scope="module")
-def drift(settings):
-    return layer_drift.run(settings)
+def results(settings):
+    return Results.of(settings)
 
 
 @pytest.fixture(scope="module")
-def greedy(settings):
-    return greedy_paths.run(settings)
+def drift(results):
+    return results.drift
 
 
 @pytest.fixture(scope="module")
-def mitigated(settings):
-    return mitigations.run(settings)
+def greedy(results):
+    return results.greedy
+
+
+@pytest.fixture(scope="module")
+def mitigated(results):
+    return results.mitigated
 
 
 def test_rows_hold_every_sample_layer_and_dtype_once(drift):
@@ -58,13 +62,13 @@ def test_rows_are_what_the_passes_give(drift, settings, llama, bpe):
     sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens))
     ids = torch.tensor([sample.ids])
     with torch.inference_mode():
-        full, split = passes.full_pass(loaded.model, ids), passes.split_pass(loaded.model, ids)
+        full, split = full_and_split.full_pass(loaded.model, ids), full_and_split.split_pass(loaded.model, ids)
     row = drift.rows.query("model == 'small-llama' and dtype == 'float32' and sample == 0 and layer == 3").iloc[0]
     assert row["max_abs"] == (full.hidden[3] - split.hidden[3]).abs().max().item()
 
 
-def test_means_equal_an_average_written_out(drift):
-    means = analysis.layer_means(drift.rows)
+def test_means_equal_an_average_written_out(results, drift):
+    means = results.means
     expected = drift.rows.query("model == 'small-gpt2' and dtype == 'bfloat16' and layer == 2")["max_abs"].mean()
     found = means.query("model == 'small-gpt2' and dtype == 'bfloat16' and layer == 2").iloc[0]
     assert found["max_abs"] == pytest.approx(expected)
@@ -110,11 +114,11 @@ def test_every_mitigation_is_measured_beside_stock(mitigated):
 
 
 def test_mitigations_are_left_out_where_no_upcast_exists(settings):
-    assert mitigations.run(settings.model_copy(update={"dtypes": ("float32",)})) is None
+    assert mitigations.EXPERIMENT.run(settings.model_copy(update={"dtypes": ("float32",)})) is None
 
 
 @pytest.fixture(scope="module")
-def lawful(drift, greedy, mitigated):
+def lawful(results, drift, mitigated):
     """Rows as the document describes them: drift in every sample, 10 % a layer, in proportion to the unit roundoff.
 
     Whether models this small drift at all depends on the processor, so a test of the verdicts makes its own rows.
@@ -130,46 +134,45 @@ def lawful(drift, greedy, mitigated):
     rows = pd.concat(
         [rows.assign(sample=rows["sample"] + 5 * k, source=rows["source"] + str(k)) for k in range(20)]
     ).reset_index(drop=True)
-    return {
-        "drift": rows,
-        "greedy": greedy.rows,
-        "mitigations": pd.concat(
-            [
-                mitigated.rows.assign(
-                    logits_relative_rms=1e-3
-                    * (2 + k % 3)
-                    * np.where(mitigated.rows["variant"] == "whole attention", 0.5, 1),
-                    full_s=np.where(mitigated.rows["variant"] == "whole attention", 2.0, 1.0),
-                    decode_s=np.where(mitigated.rows["variant"] == "whole attention", 2.0, 1.0),
-                    sample=mitigated.rows["sample"] + 5 * k,
-                    source=mitigated.rows["source"] + str(k),
-                )
-                for k in range(10)
-            ]
-        ),
-        "models": [about | {"weights": "hub"} for about in drift.about["models"]],
-    }
+    whole = mitigated.rows["variant"] == "whole attention"
+    measured = pd.concat(
+        [
+            mitigated.rows.assign(
+                logits_relative_rms=1e-3 * (2 + k % 3) * np.where(whole, 0.5, 1),
+                full_s=np.where(whole, 2.0, 1.0),
+                decode_s=np.where(whole, 2.0, 1.0),
+                sample=mitigated.rows["sample"] + 5 * k,
+                source=mitigated.rows["source"] + str(k),
+            )
+            for k in range(10)
+        ]
+    )
+    published = [about | {"weights": "hub"} for about in drift.about["models"]]
+    return with_models(changed(results, drift=rows, mitigated=measured), published)
 
 
-def judged(rows) -> dict[str, ledger.Verdict]:
-    evidence = issue_25420.Evidence(**rows)
-    return {claim: check(evidence) for claim, check in issue_25420.CHECKS.items()}
+def with_models(results: Results, models: list[dict]) -> Results:
+    """Give results of other models."""
+    return dataclasses.replace(results, drift=run_of(results.drift.rows, **results.drift.about | {"models": models}))
+
+
+def judged(results: Results) -> dict[str, verdicts.Verdict]:
+    return {claim: check(results) for claim, check in claims.CHECKS.items()}
 
 
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(lawful):
-    evidence = issue_25420.Evidence(**lawful)
-    table = ledger.judge("issue-25420", issue_25420.CHECKS, evidence)
-    assert len(table) == len(issue_25420.CHECKS)
+    table = verdicts.judge("issue-25420", claims.CHECKS, lawful)
+    assert len(table) == len(claims.CHECKS)
     assert table["here"].str.contains(r"\d").all()
     assert (paths.BUILD / "claims" / "issue-25420.json").is_file()
 
 
 def test_rows_as_the_document_describes_them_bear_it_out(lawful):
-    words = {claim: verdict.verdict for claim, verdict in judged(lawful).items()}
+    said = {claim: verdict.verdict for claim, verdict in judged(lawful).items()}
     # Bits of real models on this processor, and the loop's true cause, are not the document's to decide.
-    del words["prefill-exact"]
-    assert words.pop("positions-missing") == "other cause"
-    assert set(words.values()) == {"reproduced"}
+    del said["prefill-exact"]
+    assert said.pop("positions-missing") == "other cause"
+    assert set(said.values()) == {"reproduced"}
 
 
 @pytest.mark.parametrize(
@@ -189,106 +192,126 @@ def test_rows_as_the_document_describes_them_bear_it_out(lawful):
     ],
 )
 def test_a_verdict_turns_when_the_drift_does(lawful, claim, changes):
-    rows = lawful["drift"].assign(**{column: change(lawful["drift"]) for column, change in changes.items()})
-    assert judged(lawful | {"drift": rows})[claim].verdict == "refuted"
+    rows = lawful.drift.rows.assign(**{column: change(lawful.drift.rows) for column, change in changes.items()})
+    assert judged(changed(lawful, drift=rows))[claim].verdict == "refuted"
 
 
 def test_evidence_that_holds_both_answers_decides_nothing(lawful):
-    alike = lawful["drift"].assign(max_abs=lambda r: 1e-3 * 1.1 ** r["layer"] * (1 + 0.1 * r["sample"]))
-    assert judged(lawful | {"drift": alike})["coarser-is-worse"].verdict == "undecided"
-    some = lawful["drift"].assign(differing_share=lambda r: r["dtype"].eq("float32") * 0.5)
-    assert judged(lawful | {"drift": some})["drift-everywhere"].verdict == "undecided"
+    alike = lawful.drift.rows.assign(max_abs=lambda r: 1e-3 * 1.1 ** r["layer"] * (1 + 0.1 * r["sample"]))
+    assert judged(changed(lawful, drift=alike))["coarser-is-worse"].verdict == "undecided"
+    some = lawful.drift.rows.assign(differing_share=lambda r: r["dtype"].eq("float32") * 0.5)
+    assert judged(changed(lawful, drift=some))["drift-everywhere"].verdict == "undecided"
 
 
 def test_weights_that_are_not_the_documents_reproduce_in_kind_only(lawful):
-    own = [about | {"weights": "local"} for about in lawful["models"]]
-    assert judged(lawful | {"models": own})["drift-everywhere"].verdict == "reproduced in kind"
+    own = [about | {"weights": "local"} for about in lawful.drift.about["models"]]
+    assert judged(with_models(lawful, own))["drift-everywhere"].verdict == "reproduced in kind"
     # As many parameters as a model of the documents: a folder with the real checkpoint.
-    real = [about | {"weights": "local", "parameters": 6_738_546_688} for about in lawful["models"]]
-    assert judged(lawful | {"models": real})["drift-everywhere"].verdict == "reproduced"
-    mixed = [lawful["models"][0], lawful["models"][1] | {"weights": "stand-in"}]
-    assert judged(lawful | {"models": mixed})["gpt2-too"].verdict == "reproduced in kind"
+    real = [about | {"weights": "local", "parameters": 6_738_546_688} for about in lawful.drift.about["models"]]
+    assert judged(with_models(lawful, real))["drift-everywhere"].verdict == "reproduced"
+    mixed = [lawful.drift.about["models"][0], lawful.drift.about["models"][1] | {"weights": "stand-in"}]
+    assert judged(with_models(lawful, mixed))["gpt2-too"].verdict == "reproduced in kind"
 
 
 def test_without_a_gpt2_nothing_is_said_of_gpt2(lawful):
-    llamas = [lawful["models"][0], lawful["models"][0]]
-    assert judged(lawful | {"models": llamas})["gpt2-too"].verdict == "not run"
+    llamas = [lawful.drift.about["models"][0], lawful.drift.about["models"][0]]
+    assert judged(with_models(lawful, llamas))["gpt2-too"].verdict == "not run"
 
 
 def test_verdicts_on_the_mitigations_turn_with_their_rows(lawful):
-    rows = lawful["mitigations"]
+    rows = lawful.mitigated.rows
     rotary = rows["variant"] == "rotary"
     removed = rows.assign(logits_relative_rms=rows["logits_relative_rms"].mask(rotary, 0.0))
-    assert judged(lawful | {"mitigations": removed})["no-mitigation-removes"].verdict == "refuted"
+    assert judged(changed(lawful, mitigated=removed))["no-mitigation-removes"].verdict == "refuted"
     active = rows.assign(logits_relative_rms=rows["logits_relative_rms"].mask(rows["variant"] != "stock", 1e-4))
-    assert judged(lawful | {"mitigations": active})["most-mitigations-idle"].verdict == "refuted"
+    assert judged(changed(lawful, mitigated=active))["most-mitigations-idle"].verdict == "refuted"
     cheap = rows.assign(full_s=1.0, decode_s=1.0)
-    assert judged(lawful | {"mitigations": cheap})["mitigations-cost"].verdict == "undecided"
-    none = judged(lawful | {"mitigations": None})
+    assert judged(changed(lawful, mitigated=cheap))["mitigations-cost"].verdict == "undecided"
+    none = judged(dataclasses.replace(lawful, mitigated=None))
     assert {none[c].verdict for c in ("no-mitigation-removes", "most-mitigations-idle", "mitigations-cost")} == {
         "not run"
     }
 
 
 def test_were_position_ids_the_cause_the_verdict_would_say_so(lawful):
-    greedy = lawful["greedy"]
+    greedy = lawful.greedy.rows
     healed = "cache, as posted + position ids"
     as_uncached = greedy[greedy["method"] == "no cache"].assign(method=healed)
     greedy = pd.concat([greedy[greedy["method"] != healed], as_uncached])
-    assert judged(lawful | {"greedy": greedy})["positions-missing"].verdict == "reproduced"
+    assert judged(changed(lawful, greedy=greedy))["positions-missing"].verdict == "reproduced"
 
 
 def test_a_claim_without_a_check_is_refused(lawful):
-    evidence = issue_25420.Evidence(**lawful)
-    checks = dict(issue_25420.CHECKS)
+    checks = dict(claims.CHECKS)
     checks.pop("gpt2-too")
     with pytest.raises(ValueError, match="gpt2-too"):
-        ledger.judge("issue-25420", checks, evidence)
+        verdicts.judge("issue-25420", checks, lawful)
 
 
-def test_a_run_that_cannot_start_leaves_nothing_behind(settings, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("experiment", "change"),
+    [
+        (by_layer, {"n_tokens": 65}),
+        (by_layer, {"n_samples": 7}),
+        (by_layer, {"model": "nosuch"}),
+        (by_layer, {"device": "cuda:99"}),
+        (by_layer, {"corpus": "/nowhere"}),
+        # A prompt, and what is written behind it, that is longer than the context.
+        (greedy_paths, {"n_new_tokens": 64}),
+        (greedy_paths, {"reference_model": "nosuch"}),
+        # Half of the samples go through the mitigations.
+        (mitigations, {"n_samples": 14}),
+        (mitigations, {"n_tokens": 65}),
+    ],
+)
+def test_a_run_that_cannot_start_leaves_nothing_behind(settings, tmp_path, monkeypatch, experiment, change):
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    for change in (
-        {"n_tokens": 65},
-        {"n_samples": 7},
-        {"model": "nosuch"},
-        {"device": "cuda:99"},
-        {"corpus": "/nowhere"},
-    ):
-        with pytest.raises(UserError) as error:
-            layer_drift.run(LayerDriftSettings.checked(**settings.model_dump() | change))
-        assert "\n" not in str(error.value)
+    with pytest.raises(UserError) as error:
+        experiment.EXPERIMENT.run(LayerDriftSettings.checked(**settings.model_dump() | change))
+    assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
 
 
 # Findings
 
 
-def found(figure: str, rows, **changes) -> str:
-    rows = {name: rows[name] for name in ("drift", "greedy", "mitigations")} | changes
-    return text.findings(**rows, published=documents.published_drift())[figure]
+def found(figure: str, results: Results, **rows: pd.DataFrame) -> str:
+    return words.findings(changed(results, **rows))[figure]
 
 
-def test_every_figures_caption_begins_with_what_its_rows_show(drift, greedy, mitigated):
-    published = documents.published_drift()
-    captions = text.captions(drift, greedy, mitigated, published)
-    findings = text.findings(drift.rows, greedy.rows, mitigated.rows, published)
+def test_every_figures_caption_begins_with_what_its_rows_show(results):
+    captions, findings = words.captions(results), words.findings(results)
     assert finding_rules.broken(captions, findings) == []
     swapped = findings | {"fig-layer-drift": findings["fig-cache-lengths"]}
     assert finding_rules.broken(captions, swapped) == ["fig-layer-drift: the caption begins otherwise"]
-    without = text.findings(drift.rows, greedy.rows, None, published)
-    assert finding_rules.broken(text.captions(drift, greedy, None, published), without) == []
-    assert text.findings(drift.rows[drift.rows["dtype"] == "float32"], greedy.rows, None, published)
+    without = dataclasses.replace(results, mitigated=None)
+    assert finding_rules.broken(words.captions(without), words.findings(without)) == []
+    fp32 = results.drift.rows[results.drift.rows["dtype"] == "float32"]
+    assert words.findings(changed(without, drift=fp32))
+
+
+def test_the_numbers_are_those_that_prose_quotes_with_mitigations_and_without(results):
+    for of in (results, dataclasses.replace(results, mitigated=None)):
+        said = words.numbers(of)
+        assert set(said) == quoted("01_layer_drift")
+        assert all(said.values())
+
+
+def test_the_captions_on_mitigations_count_their_own_samples(results):
+    # Half of those that are asked for.
+    said = words.captions(results)
+    assert "2 samples of 20 tokens" in said["fig-mitigations"]["caption"]
+    assert "5 samples of 20 tokens" in said["fig-layer-drift"]["caption"]
 
 
 def test_the_order_of_dtypes_is_claimed_of_the_layers_that_have_it(lawful):
     # Two models, hidden states 2 to 6.
     assert "in every layer of both models (10 of 10)" in found("fig-layer-drift", lawful)
-    single = lawful["drift"][lawful["drift"]["model"] == lawful["drift"]["model"].iloc[0]]
+    single = lawful.drift.rows[lawful.drift.rows["model"] == lawful.drift.rows["model"].iloc[0]]
     assert "in every layer of this run's model (5 of 5)" in found("fig-layer-drift", lawful, drift=single)
-    reverse = lawful["drift"].assign(max_abs=lambda r: 1 / r["dtype"].map(agreement.UNIT_ROUNDOFF))
+    reverse = lawful.drift.rows.assign(max_abs=lambda r: 1 / r["dtype"].map(agreement.UNIT_ROUNDOFF))
     assert "in 0 of 10 layers of both models" in found("fig-layer-drift", lawful, drift=reverse)
-    one = lawful["drift"][lawful["drift"]["dtype"] == "float16"]
+    one = lawful.drift.rows[lawful.drift.rows["dtype"] == "float16"]
     assert "mean drift in fp16" in found("fig-layer-drift", lawful, drift=one)
 
 
@@ -296,28 +319,24 @@ def test_drift_that_falls_with_depth_is_not_said_to_rise(lawful):
     # Four series are published; two models in three dtypes are ours.
     assert "in all 10 series" in found("fig-layer-drift-scale-free", lawful)
     assert "in all 10 series" in found("fig-drift-laws", lawful)
-    falling = lawful["drift"].assign(max_abs=lambda r: r["max_abs"] * 1.2 ** -r["layer"])
+    falling = lawful.drift.rows.assign(max_abs=lambda r: r["max_abs"] * 1.2 ** -r["layer"])
     assert "in 4 of 10 series" in found("fig-layer-drift-scale-free", lawful, drift=falling)
     assert "in 4 of 10 series" in found("fig-drift-laws", lawful, drift=falling)
 
 
 def test_relative_drift_is_told_in_roundoffs_and_its_absence_as_such(lawful):
-    roundoff = lawful["drift"]["dtype"].map(agreement.UNIT_ROUNDOFF)
-    three = lawful["drift"].assign(relative_rms=3 * roundoff)
+    roundoff = lawful.drift.rows["dtype"].map(agreement.UNIT_ROUNDOFF)
+    three = lawful.drift.rows.assign(relative_rms=3 * roundoff)
     assert "relative drift is 3 unit roundoffs" in found("fig-layer-drift-scale-free", lawful, drift=three)
-    none = lawful["drift"].assign(relative_rms=0.0)
+    none = lawful.drift.rows.assign(relative_rms=0.0)
     assert "no state of this run drifts" in found("fig-layer-drift-scale-free", lawful, drift=none)
 
 
 def test_ratios_between_dtypes_are_told_over_those_of_the_roundoffs(lawful):
-    alike = lawful["drift"].assign(max_abs=lambda r: 1.1 ** r["layer"])
-    published = documents.published_drift()
-
-    def rises(drift):
-        return text._rises(analysis.laws_table(drift, published))
-
-    assert "from fp16 to bf16 about as the unit roundoff does (1 to 1.2 times that)" in rises(lawful["drift"])
-    assert "from fp16 to bf16 0.12 to 1.2 times as far as the unit roundoff" in rises(alike)
+    alike = lawful.drift.rows.assign(max_abs=lambda r: 1.1 ** r["layer"])
+    assert "from fp16 to bf16 about as the unit roundoff does (1 to 1.2 times that)" in words._rises(lawful.laws)
+    rises = words._rises(changed(lawful, drift=alike).laws)
+    assert "from fp16 to bf16 0.12 to 1.2 times as far as the unit roundoff" in rises
 
 
 @pytest.mark.parametrize(
@@ -330,11 +349,11 @@ def test_ratios_between_dtypes_are_told_over_those_of_the_roundoffs(lawful):
     ],
 )
 def test_a_rise_is_called_as_its_values_lie(times, said):
-    assert text._rise(times) == said
+    assert words._rise(times) == said
 
 
 def test_a_posted_loop_that_writes_the_uncached_tokens_is_said_to(lawful):
-    greedy = lawful["greedy"]
+    greedy = lawful.greedy.rows
     as_uncached = greedy[greedy["method"] == "no cache"].assign(method="cache, as posted")
     healed = pd.concat([greedy[greedy["method"] != "cache, as posted"], as_uncached])
     assert "as posted, the cached loop writes the uncached loop's tokens in 0 of 6" in found("fig-greedy-paths", lawful)
@@ -342,7 +361,7 @@ def test_a_posted_loop_that_writes_the_uncached_tokens_is_said_to(lawful):
 
 
 def test_the_cache_is_said_to_end_as_long_as_it_is(lawful):
-    greedy = lawful["greedy"]
+    greedy = lawful.greedy.rows
     prompt = greedy.loc[(greedy["method"] == "cache, last token") & (greedy["step"] == 0), "cache_length"].iloc[0]
     assert f"fed the last token alone, with {prompt + 9} positions" in found("fig-cache-lengths", lawful)
     other = greedy.assign(cache_length=7)
@@ -350,18 +369,15 @@ def test_the_cache_is_said_to_end_as_long_as_it_is(lawful):
 
 
 def test_a_mitigation_is_said_to_act_only_with_its_whole_interval(lawful):
-    rows = lawful["mitigations"]
+    rows = lawful.mitigated.rows
     assert "2 lower" in found("fig-mitigations", lawful)
     assert "whole attention" in found("fig-mitigations", lawful)
     idle = rows.assign(logits_relative_rms=1e-3)
-    assert "none is seen to lower" in found("fig-mitigations", lawful, mitigations=idle)
-    assert "none raises it" in found("fig-mitigations", lawful, mitigations=idle)
+    assert "none is seen to lower" in found("fig-mitigations", lawful, mitigated=idle)
+    assert "none raises it" in found("fig-mitigations", lawful, mitigated=idle)
     two = rows[rows["source"].isin(rows["source"].unique()[:2])]
-    assert "so few files" in found("fig-mitigations", lawful, mitigations=two)
+    assert "so few files" in found("fig-mitigations", lawful, mitigated=two)
     worse = rows.assign(logits_relative_rms=np.where(rows["variant"] == "rotary", 2e-3, 1e-3))
-    assert "2 raise it" in found("fig-mitigations", lawful, mitigations=worse)
+    assert "2 raise it" in found("fig-mitigations", lawful, mitigated=worse)
     still = rows.assign(logits_relative_rms=0.0)
-    assert (
-        "nothing drifts"
-        in text.findings(lawful["drift"], lawful["greedy"], still, documents.published_drift())["fig-mitigations"]
-    )
+    assert "nothing drifts" in found("fig-mitigations", lawful, mitigated=still)

@@ -70,6 +70,9 @@ HARM = {
     ),
     "defines f": lambda cells, _: cells["run"].update(source="if n:\n    def f():\n        pass\n"),
     "defines F": lambda cells, _: cells["run"].update(source="class F:\n    pass\n"),
+    "kvreport.chapters.from_scratch.tables has no flat": lambda cells, _: cells["run"].update(
+        source="from kvreport.chapters.from_scratch import tables\ntables.flat(1)\n"
+    ),
     "magic": lambda cells, _: cells["run"].update(source="x = 1\n%matplotlib inline\n"),
     "lines of code": lambda cells, _: cells["run"].update(source="x = 1\n" * 80),
 }

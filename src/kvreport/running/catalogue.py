@@ -12,9 +12,6 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 from kvreport import chapters
-from kvreport.chapters.layer_drift import by_layer as layer_drift
-from kvreport.chapters.layer_drift import greedy_paths, mitigations
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.chapters.static_cache import bytes as static_memory
 from kvreport.chapters.static_cache import memory_bandwidth
 from kvreport.chapters.static_cache import shapes as static_shapes
@@ -46,9 +43,6 @@ def _found() -> dict[str, Experiment]:
 
 
 EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
-    "layer_drift": _Unconverted(LayerDriftSettings, layer_drift.run),
-    "greedy_paths": _Unconverted(LayerDriftSettings, greedy_paths.run),
-    "mitigations": _Unconverted(LayerDriftSettings, mitigations.run),
     "static_speed": _Unconverted(StaticCacheSettings, static_speed.run),
     "memory_bandwidth": _Unconverted(StaticCacheSettings, memory_bandwidth.run),
     "static_memory": _Unconverted(StaticCacheSettings, static_memory.run),

@@ -8,22 +8,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from kvbook.measuring import agreement
-from kvbook.measuring import full_and_split as passes
+from kvbook.measuring import agreement, full_and_split
 from kvbook.models import corpus
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 
 def identities(settings: LayerDriftSettings) -> list[dict[str, Any]]:
-    """Name both models, and refuse what cannot be run before anything is: see `texts.identities`."""
-    return texts.identities(settings, (settings.model, settings.reference_model), settings.n_tokens)
+    """Name both models, and refuse what cannot be run before anything is: see `samples.identities`."""
+    return samples.identities(settings, (settings.model, settings.reference_model), settings.n_tokens)
 
 
-def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
     """Score one sample's last token both ways and yield a row for each place.
 
     Parameters
@@ -33,11 +32,11 @@ def compare(model: passes.PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[s
     ids : Tensor of int64, shape (1, seq_len)
         The sample.
     """
-    full, split = passes.full_pass(model, ids), passes.split_pass(model, ids)
+    full, split = full_and_split.full_pass(model, ids), full_and_split.split_pass(model, ids)
     yield from rows_of(full, split)
 
 
-def rows_of(full: passes.LastToken, split: passes.LastToken) -> Iterator[dict[str, Any]]:
+def rows_of(full: full_and_split.LastToken, split: full_and_split.LastToken) -> Iterator[dict[str, Any]]:
     """Turn two computations of a token into rows.
 
     Parameters
@@ -76,38 +75,22 @@ def rows_of(full: passes.LastToken, split: passes.LastToken) -> Iterator[dict[st
         }
 
 
-def run(settings: LayerDriftSettings) -> records.Run:
-    """Measure the table, or read it if these inputs have been measured.
-
-    Parameters
-    ----------
-    settings : LayerDriftSettings
-        What to run.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run; nothing is left behind.
-    """
+def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
+    """Name both models and the corpus, and refuse what cannot be run."""
     models = identities(settings)
-    texts.check_corpus(settings, [model["asked_for"] for model in models], settings.n_samples, settings.n_tokens)
-    return frame.recorded(
-        "layer_drift",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, models, writer),
-        models=models,
-        corpus=corpus.describe(settings.corpus),
-    )
+    samples.check_corpus(settings, [model["asked_for"] for model in models], settings.n_samples, settings.n_tokens)
+    return {"models": models, "corpus": corpus.describe(settings.corpus)}
 
 
-def _measure(settings: LayerDriftSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    for name, dtype in itertools.product([model["asked_for"] for model in models], settings.dtypes):
-        loaded = texts.load(settings, name, dtype)
-        label = f"drift of {loaded.name}, {dtype}"
-        for text in texts.pending(
-            settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens, label
-        ):
+def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Score the last token of every text both ways, with both models in every dtype."""
+    for name, dtype in itertools.product([model["asked_for"] for model in made_of["models"]], settings.dtypes):
+        loaded = samples.load(settings, name, dtype)
+        case, label = f"{name}|{dtype}", f"drift of {loaded.name}, {dtype}"
+        for text in samples.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens, label):
             about = text.about | {"start": text.sample.start, "n_tokens": len(text.sample.ids)}
             with torch.inference_mode():
                 writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
+
+
+EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure)

@@ -1,16 +1,13 @@
 """The claims of issue 25420, each with the check that its YAML describes."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from kvbook.measuring import agreement
-from kvbook.measuring import estimates as fits
-from kvreport.chapters.layer_drift import greedy_paths
-from kvreport.chapters.layer_drift import tables as analysis
-from kvreport.publishing import documents
+from kvbook.measuring import agreement, estimates
+from kvreport.chapters.layer_drift import greedy_paths, tables
+from kvreport.chapters.layer_drift.results import Results
 from kvreport.publishing.verdicts import Verdict, Word, holds, weights_of
 from kvreport.publishing.wording import DTYPES, power_of_ten
 
@@ -19,164 +16,141 @@ PERCEPTIBLE_KL = 1e-6
 _PERCEPTIBLE = f"taken as perceptible: above {power_of_ten(PERCEPTIBLE_KL)} nats"
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The chapter's rows.
-
-    Attributes
-    ----------
-    drift, greedy : DataFrame
-        Rows of the experiments of these names.
-    mitigations : DataFrame or None
-        None when the settings left the experiment out.
-    models : list of dict
-        What `models.loading.identify` says of the first and of the reference model.
-    """
-
-    drift: pd.DataFrame
-    greedy: pd.DataFrame
-    mitigations: pd.DataFrame | None
-    models: list[dict[str, Any]]
-
-    def word(self, borne_out: bool, contradicted: bool, *models: dict[str, Any]) -> Word:
-        """Choose the verdict's word; it is "in kind" unless every model involved is one of the documents'."""
-        return holds(borne_out, contradicted, weights_of(models or self.models))
-
-    @property
-    def logits(self) -> pd.DataFrame:
-        """Rows of the logits."""
-        return self.drift[self.drift["place"] == "logits"]
-
-    @property
-    def dtypes(self) -> list[str]:
-        """The dtypes of the run, finest first."""
-        return sorted(self.drift["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
+def _word(results: Results, borne_out: bool, contradicted: bool, *models: dict[str, Any]) -> Word:
+    """Choose the verdict's word; it is "in kind" unless every model involved is one of the documents'."""
+    return holds(borne_out, contradicted, weights_of(models or results.drift.about["models"]))
 
 
-def _extreme(shares: dict[tuple[str, str], fits.Estimate], choose: Callable, form: str = "{:.2f}") -> str:
+def _logits(results: Results) -> pd.DataFrame:
+    return results.drift.rows[results.drift.rows["place"] == "logits"]
+
+
+def _extreme(shares: dict[tuple[str, str], estimates.Estimate], choose: Callable, form: str = "{:.2f}") -> str:
     """Name the series with the smallest or the largest share, and give it."""
     (model, dtype), estimate = choose(shares.items(), key=lambda item: item[1].value)
     return f"{model} {DTYPES[dtype]} {estimate.text(form)}"
 
 
-def _differing(logits: pd.DataFrame) -> dict[tuple[str, str], fits.Estimate]:
+def _differing(logits: pd.DataFrame) -> dict[tuple[str, str], estimates.Estimate]:
     """Give the share of samples whose logits differ at all, for each model and dtype."""
     return {
-        key: fits.share(int((rows["differing_share"] > 0).sum()), len(rows))
+        key: estimates.share(int((rows["differing_share"] > 0).sum()), len(rows))
         for key, rows in logits.groupby(["model", "dtype"])
     }
 
 
-def drift_everywhere(evidence: Evidence) -> Verdict:
+def drift_everywhere(results: Results) -> Verdict:
     """Count the samples whose logits differ."""
-    shares = _differing(evidence.logits)
+    shares = _differing(_logits(results))
     here = f"{_extreme(shares, min)} of samples, the least of {len(shares)} pairs of model and dtype"
     all_most, all_none = all(e.low > 0.5 for e in shares.values()), all(e.value == 0 for e in shares.values())
-    return Verdict(here, evidence.word(all_most, all_none))
+    return Verdict(here, _word(results, all_most, all_none))
 
 
-def _one_law(evidence: Evidence, estimates: Iterable[fits.Estimate], bound: float, complete: bool) -> Word:
+def _one_law(results: Results, found: Iterable[estimates.Estimate], bound: float, complete: bool) -> Word:
     """Judge intervals against a bound; a series that could not be fitted keeps the claim from being borne out."""
-    estimates = list(estimates)
-    return evidence.word(complete and all(e.low > bound for e in estimates), any(e.high < bound for e in estimates))
+    found = list(found)
+    return _word(results, complete and all(e.low > bound for e in found), any(e.high < bound for e in found))
 
 
-def grows_with_depth(evidence: Evidence) -> Verdict:
+def grows_with_depth(results: Results) -> Verdict:
     """Fit the growth a layer."""
-    growth = analysis.growth_table(evidence.drift)
-    theirs, _ = analysis.published_fits(documents.published_drift())
+    growth = results.growth
+    theirs, _ = results.published_fits
     published = "our fit to its columns, a layer: " + "; ".join(
         f"{r.model.split('/')[-1]} {DTYPES[r.dtype]} {r.fit.text('{:+.1%}')}" for r in theirs.itertuples()
     )
-    series = evidence.drift.groupby(["model", "dtype"]).ngroups
+    series = results.drift.rows.groupby(["model", "dtype"]).ngroups
     if growth.empty:
         return Verdict(f"none of {series} series drifts in every layer from 2 on", "not run", published)
     here = "; ".join(f"{r.model} {DTYPES[r.dtype]} {r.sampling.text('{:+.1%}')}" for r in growth.itertuples())
     here += f" ({len(growth)} of {series} series could be fitted)" if len(growth) < series else ""
-    return Verdict(here, _one_law(evidence, growth["sampling"], 0, len(growth) == series), published)
+    return Verdict(here, _one_law(results, growth["sampling"], 0, len(growth) == series), published)
 
 
-def coarser_is_worse(evidence: Evidence) -> Verdict:
+def coarser_is_worse(results: Results) -> Verdict:
     """Compare each dtype with the next finer one."""
-    ratios = analysis.ratio_table(evidence.drift)
-    expected = (len(evidence.dtypes) - 1) * len(evidence.models)
+    ratios = results.ratios
+    expected = (results.drift.rows["dtype"].nunique() - 1) * len(results.drift.about["models"])
     if ratios.empty:
         return Verdict("fewer than 2 dtypes drift in every layer from 2 on", "not run")
     here = "; ".join(
         f"{r.model} {DTYPES[r.coarse]} / {DTYPES[r.fine]} {r.sampling.text('{:,.3g}')}" for r in ratios.itertuples()
     )
-    return Verdict(here, _one_law(evidence, ratios["sampling"], 1, len(ratios) == expected))
+    return Verdict(here, _one_law(results, ratios["sampling"], 1, len(ratios) == expected))
 
 
-def bf16_worse_than_fp16(evidence: Evidence) -> Verdict:
+def bf16_worse_than_fp16(results: Results) -> Verdict:
     """Hold the ratio of the two 16-bit dtypes against that of their unit roundoffs."""
-    _, theirs = analysis.published_fits(documents.published_drift())
+    _, theirs = results.published_fits
     of_them = theirs.loc[(theirs["coarse"] == "bfloat16") & (theirs["fine"] == "float16"), "fit"].iloc[0]
     published = f"our fit to its columns: bf16 over fp16 {of_them.text('{:.2f}')}"
-    ratios = analysis.ratio_table(evidence.drift)
+    ratios = results.ratios
     ratios = ratios[(ratios["coarse"] == "bfloat16") & (ratios["fine"] == "float16")]
     if ratios.empty:
         return Verdict("bf16 and fp16 that drift in every layer from 2 on are needed", "not run", published)
     roundoffs = agreement.UNIT_ROUNDOFF["bfloat16"] / agreement.UNIT_ROUNDOFF["float16"]
     here = "; ".join(f"{r.model} {r.sampling.text('{:.2f}')}" for r in ratios.itertuples())
     here += f"; unit roundoffs {roundoffs:.0f}"
-    return Verdict(here, _one_law(evidence, ratios["sampling"], 1, len(ratios) == len(evidence.models)), published)
+    return Verdict(
+        here, _one_law(results, ratios["sampling"], 1, len(ratios) == len(results.drift.about["models"])), published
+    )
 
 
-def _divergences(evidence: Evidence, dtypes: Iterable[str]) -> pd.Series:
-    rows = evidence.logits[evidence.logits["dtype"].isin(list(dtypes))]
+def _divergences(results: Results, dtypes: Iterable[str]) -> pd.Series:
+    rows = _logits(results)[_logits(results)["dtype"].isin(list(dtypes))]
     return rows.groupby(["model", "dtype"])["kl_nats"].max()
 
 
-def fp32_imperceptible(evidence: Evidence) -> Verdict:
+def fp32_imperceptible(results: Results) -> Verdict:
     """Take the largest divergence of the next-token distributions in fp32."""
-    largest = _divergences(evidence, ["float32"])
+    largest = _divergences(results, ["float32"])
     if largest.empty:
         return Verdict("float32 is not among the dtypes", "not run")
     here = f"largest divergence of any sample {power_of_ten(largest.max())} nats; {_PERCEPTIBLE}"
-    return Verdict(here, evidence.word(largest.max() < PERCEPTIBLE_KL, largest.min() > PERCEPTIBLE_KL))
+    return Verdict(here, _word(results, largest.max() < PERCEPTIBLE_KL, largest.min() > PERCEPTIBLE_KL))
 
 
-def sixteen_bits_matter(evidence: Evidence) -> Verdict:
+def sixteen_bits_matter(results: Results) -> Verdict:
     """Take the mean divergence of the next-token distributions in 16 bits."""
-    rows = evidence.logits[evidence.logits["dtype"].isin(["float16", "bfloat16"])]
+    rows = _logits(results)[_logits(results)["dtype"].isin(["float16", "bfloat16"])]
     if rows.empty:
         return Verdict("no 16-bit dtype in the run", "not run")
     means = rows.groupby(["model", "dtype"])["kl_nats"].mean()
     here = "; ".join(f"{model} {DTYPES[dtype]} {power_of_ten(kl)} nats" for (model, dtype), kl in means.items())
     here += f"; {_PERCEPTIBLE}"
-    return Verdict(here, evidence.word(bool((means > PERCEPTIBLE_KL).all()), bool((means < PERCEPTIBLE_KL).all())))
+    return Verdict(here, _word(results, bool((means > PERCEPTIBLE_KL).all()), bool((means < PERCEPTIBLE_KL).all())))
 
 
-def gpt2_too(evidence: Evidence) -> Verdict:
+def gpt2_too(results: Results) -> Verdict:
     """Count the samples whose logits differ in GPT-2."""
-    models = [model for model in evidence.models if model["architecture"] == "gpt2"]
+    models = [model for model in results.drift.about["models"] if model["architecture"] == "gpt2"]
     if not models:
         return Verdict("none of the models of this run is a GPT-2; 0 samples", "not run")
-    rows = evidence.logits
+    rows = _logits(results)
     shares = _differing(rows[rows["model"] == models[0]["name"]])
     here = f"{_extreme(shares, min)} of samples, the least of {len(shares)} dtypes"
     all_most, all_none = all(e.low > 0.5 for e in shares.values()), all(e.value == 0 for e in shares.values())
-    return Verdict(here, evidence.word(all_most, all_none, models[0]))
+    return Verdict(here, _word(results, all_most, all_none, models[0]))
 
 
-def prefill_exact(evidence: Evidence) -> Verdict:
+def prefill_exact(results: Results) -> Verdict:
     """Compare logits bit for bit: the first step, where both ways feed the prompt, and the steps of one row."""
-    equal = analysis.steps_equal(evidence.greedy, "cache, last token")
+    equal = results.steps_last
     first, later = equal[equal["step"] == 0], equal[(equal["step"] > 0) & equal["same_prefix"]]
-    generated = analysis.steps_equal(evidence.greedy, greedy_paths.GENERATE).query("step == 0")
+    generated = tables.steps_equal(results.greedy.rows, greedy_paths.GENERATE).query("step == 0")
     here = (
         f"logits of the first step: bits equal in {int(first['bits_equal'].sum())} of {len(first)} runs "
         f"({int(generated['bits_equal'].sum())} of {len(generated)} through generate, whose first step computes one row of "
         f"logits); of later steps with equal tokens before them: {int(later['bits_equal'].sum())} of {len(later)}"
     )
     prefill_equal, later_equal = bool(first["bits_equal"].all()), bool(later["bits_equal"].all())
-    return Verdict(here, evidence.word(prefill_equal and not later_equal, not prefill_equal))
+    return Verdict(here, _word(results, prefill_equal and not later_equal, not prefill_equal))
 
 
-def positions_missing(evidence: Evidence) -> Verdict:
+def positions_missing(results: Results) -> Verdict:
     """Take the two switches apart: what is fed, and whether positions are passed."""
-    table = analysis.divergence_table(evidence.greedy)
+    table = results.divergence
     runs = len(table[table["method"] == greedy_paths.GENERATE])
     count = {name: int(table.loc[table["method"] == name, "equal"].sum()) for name in greedy_paths.LOOPS}
     here = "tokens equal to no cache: " + "; ".join(f"{name} {n} of {runs}" for name, n in count.items())
@@ -184,35 +158,35 @@ def positions_missing(evidence: Evidence) -> Verdict:
     if with_positions == 0 and count["cache, last token"] == runs and posted == 0:
         return Verdict(here, "other cause")
     # The thread's cause would show as: posted wrong, posted with positions right.
-    return Verdict(here, evidence.word(with_positions == runs and posted < runs, False))
+    return Verdict(here, _word(results, with_positions == runs and posted < runs, False))
 
 
-def greedy_keeps_its_choice(evidence: Evidence) -> Verdict:
+def greedy_keeps_its_choice(results: Results) -> Verdict:
     """Count top-1 flips in every dtype."""
     flips = {
-        key: fits.share(int(rows["top1_flip"].sum()), len(rows))
-        for key, rows in evidence.logits.groupby(["model", "dtype"])
+        key: estimates.share(int(rows["top1_flip"].sum()), len(rows))
+        for key, rows in _logits(results).groupby(["model", "dtype"])
     }
     here = f"flips in {_extreme(flips, max, '{:.3f}')} of samples, the most of {len(flips)} pairs of model and dtype"
     all_few, any_most = all(e.high < 0.5 for e in flips.values()), any(e.low > 0.5 for e in flips.values())
-    return Verdict(here, evidence.word(all_few, any_most))
+    return Verdict(here, _word(results, all_few, any_most))
 
 
-def _mitigations(evidence: Evidence) -> pd.DataFrame | Verdict:
+def _mitigations(results: Results) -> pd.DataFrame | Verdict:
     """Give the table of mitigations, or say why there is none."""
-    if evidence.mitigations is None:
+    if results.mitigated is None:
         return Verdict("0 rows: no model of Llama's classes, or no 16-bit dtype", "not run")
-    table = analysis.mitigation_table(evidence.mitigations)
-    return Verdict("stock shows 0 drift in these dtypes: there is none to remove", "not run") if table.empty else table
+    nothing = Verdict("stock shows 0 drift in these dtypes: there is none to remove", "not run")
+    return nothing if results.effects.empty else results.effects
 
 
 def _best(table: pd.DataFrame) -> pd.Series:
     return table.loc[table["drift_ratio"].map(lambda e: e.value).idxmin()]
 
 
-def no_mitigation_removes(evidence: Evidence) -> Verdict:
+def no_mitigation_removes(results: Results) -> Verdict:
     """Look whether one of them leaves every bit equal."""
-    if isinstance(table := _mitigations(evidence), Verdict):
+    if isinstance(table := _mitigations(results), Verdict):
         return table
     best = _best(table)
     here = (
@@ -220,12 +194,12 @@ def no_mitigation_removes(evidence: Evidence) -> Verdict:
         f"equal in every bit in {best['equal_share'].text('{:.0%}')} of samples"
     )
     removed = bool(best["equal_share"].value == 1)
-    return Verdict(here, evidence.word(not removed, removed))
+    return Verdict(here, _word(results, not removed, removed))
 
 
-def most_mitigations_idle(evidence: Evidence) -> Verdict:
+def most_mitigations_idle(results: Results) -> Verdict:
     """Count the variants whose interval holds 1."""
-    if isinstance(table := _mitigations(evidence), Verdict):
+    if isinstance(table := _mitigations(results), Verdict):
         return table
     ratios = table["drift_ratio"]
     idle = int(ratios.map(lambda e: e.low <= 1 <= e.high).sum())
@@ -233,12 +207,12 @@ def most_mitigations_idle(evidence: Evidence) -> Verdict:
     here = (
         f"of {len(table)} pairs of mitigation and dtype {idle} show no effect, {less} lower the drift, {more} raise it"
     )
-    return Verdict(here, evidence.word(idle > len(table) / 2, idle < len(table) / 2))
+    return Verdict(here, _word(results, idle > len(table) / 2, idle < len(table) / 2))
 
 
-def mitigations_cost(evidence: Evidence) -> Verdict:
+def mitigations_cost(results: Results) -> Verdict:
     """Time those that lower the drift."""
-    if isinstance(table := _mitigations(evidence), Verdict):
+    if isinstance(table := _mitigations(results), Verdict):
         return table
     lower = table[table["drift_ratio"].map(lambda e: e.high < 1)]
     if lower.empty:
@@ -250,7 +224,7 @@ def mitigations_cost(evidence: Evidence) -> Verdict:
     times = [*lower["full_ratio"], *lower["decode_ratio"]]
     # What an upcast costs is the hardware's to say; on another machine than the document's nothing can be refuted.
     slower, contradicted = all(e.low > 1.1 for e in times), False
-    return Verdict(here, evidence.word(slower, contradicted))
+    return Verdict(here, _word(results, slower, contradicted))
 
 
 CHECKS = {

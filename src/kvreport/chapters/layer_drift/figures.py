@@ -5,6 +5,7 @@ what the document published.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,10 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from kvbook.measuring import agreement
-from kvbook.measuring import estimates as fits
-from kvreport.chapters.layer_drift import greedy_paths
-from kvreport.chapters.layer_drift import tables as analysis
+from kvbook.measuring import agreement, estimates
+from kvreport.chapters.layer_drift import greedy_paths, tables
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
@@ -54,7 +53,7 @@ def plot_absolute(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axe
     Parameters
     ----------
     means : DataFrame
-        From `analyses.layer_drift.layer_means`, one model.
+        From `tables.layer_means`, one model.
     published : DataFrame
         From `documents.published_drift`, one family.
     ax : Axes
@@ -76,12 +75,13 @@ def plot_absolute(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axe
     return ax
 
 
-def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[str], families: list[str]) -> Figure:
-    """Draw `plot_absolute` for each model, one under the other, on one scale of values."""
+def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[dict[str, Any]]) -> Figure:
+    """Draw `plot_absolute` for each model of a run's record, one under the other, on one scale of values."""
     fig, axes = plt.subplots(len(models), 1, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.7 + 2.9 * len(models)))
-    for ax, model, family in zip(axes[:, 0], models, families, strict=True):
-        plot_absolute(means[means["model"] == model], published[published["family"] == family], ax)
-        ax.text(0.015, 0.97, model, transform=ax.transAxes, va="top", fontweight="bold")
+    for ax, model in zip(axes[:, 0], models, strict=True):
+        family = "gpt2" if model["architecture"] == "gpt2" else "llama"
+        plot_absolute(means[means["model"] == model["name"]], published[published["family"] == family], ax)
+        ax.text(0.015, 0.97, model["name"], transform=ax.transAxes, va="top", fontweight="bold")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     # Above, not inside: where the curves run depends on the model.
     _whose(fig, means["dtype"], loc="outside upper center", ncols=5)
@@ -114,15 +114,7 @@ def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axes:
 
 
 def plot_relative(means: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the relative drift in units of the dtype's unit roundoff against depth.
-
-    Parameters
-    ----------
-    means : DataFrame
-        From `analyses.layer_drift.layer_means`.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw the relative drift in units of the dtype's unit roundoff against depth, from `tables.layer_means`."""
     for model_index, (_, of_model) in enumerate(means.groupby("model", sort=False)):
         for dtype, series in of_model.groupby("dtype"):
             hidden = _hidden(series)
@@ -155,24 +147,18 @@ def figure_scale_free(means: pd.DataFrame, published: pd.DataFrame) -> Figure:
 
 
 def figure_laws(laws: pd.DataFrame) -> Figure:
-    """Draw growth a layer and ratios between dtypes, the document's and ours.
-
-    Parameters
-    ----------
-    laws : DataFrame
-        From `analyses.layer_drift.laws_table`.
-    """
-    growth, ratios = (laws[laws["quantity"] == quantity] for quantity in (analysis.GROWTH, analysis.RATIO))
+    """Draw growth a layer and ratios between dtypes, the document's and ours, from `tables.laws_table`."""
+    growth, ratios = (laws[laws["quantity"] == quantity] for quantity in (tables.GROWTH, tables.RATIO))
     fig, (top, bottom) = plt.subplots(
         2, 1, figsize=(style.WIDTH, 1.8 + 0.36 * len(laws)), height_ratios=[len(growth) + 1, len(ratios) + 1]
     )
     style.plot_estimates(growth, top, reference=0.0, form="{:+.1%}")
     top.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-    top.set_xlabel(analysis.GROWTH)
+    top.set_xlabel(tables.GROWTH)
     style.plot_estimates(ratios, bottom, reference=1.0, form="{:.2f}")
     bottom.set_xlim(left=0)
     # From the right edge to the left, where there is room below the names.
-    bottom.set_xlabel(analysis.RATIO, loc="right")
+    bottom.set_xlabel(tables.RATIO, loc="right")
     return fig
 
 
@@ -266,7 +252,7 @@ def plot_mitigation(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
     Parameters
     ----------
     table : DataFrame
-        From `analyses.layer_drift.mitigation_table`.
+        From `tables.mitigation_table`.
     column : str
         A column of estimates.
     ax : Axes
@@ -276,7 +262,7 @@ def plot_mitigation(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
     dtypes = list(dict.fromkeys(table["dtype"]))
     for shift, (dtype, marker) in enumerate(zip(dtypes, style.MARKERS, strict=False)):
         for row in table[table["dtype"] == dtype].itertuples():
-            estimate: fits.Estimate = getattr(row, column)
+            estimate: estimates.Estimate = getattr(row, column)
             ax.errorbar(
                 estimate.value, variants.index(row.variant) + 0.24 * (shift - (len(dtypes) - 1) / 2),
                 xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],

@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 
 from kvbook import progress
 from kvbook.models import loading
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
-from kvreport.chapters.layer_drift import by_layer as layer_drift
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 UNCACHED = "no cache"
@@ -141,23 +140,13 @@ def decode_by_generate(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: 
         yield step
 
 
-def run(settings: LayerDriftSettings) -> records.Run:
-    """Decode by every method, for both models and every dtype.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    models = layer_drift.identities(settings)
-    return frame.recorded(
-        "greedy_paths",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, models, writer),
-        fields={"model", "reference_model", "weights", "device", "seed", "dtypes", "prompt", "n_new_tokens"},
-        models=models,
-    )
+def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
+    """Name both models, and refuse what cannot be run."""
+    models = by_layer.identities(settings)
+    for model in models:
+        prompt = loading.tokenizer(model["asked_for"], settings.weights)(settings.prompt)["input_ids"]
+        loading.check_length(model, len(prompt) + settings.n_new_tokens)
+    return {"models": models}
 
 
 def _decode(method: str, model: PreTrainedModel, ids: torch.Tensor, length: int, limit: int | None):
@@ -168,17 +157,17 @@ def _decode(method: str, model: PreTrainedModel, ids: torch.Tensor, length: int,
     return decode_cached(model, ids, length, LOOPS[method], limit)
 
 
-def _measure(settings: LayerDriftSettings, models: list[dict[str, Any]], writer: records.Writer) -> None:
-    todo = [(model, dtype) for model in models for dtype in settings.dtypes]
+def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Decode by every method, for both models and every dtype."""
+    todo = [(model, dtype) for model in made_of["models"] for dtype in settings.dtypes]
     for model, dtype in progress.track(todo, label="greedy decoding: model and dtype"):
         loaded = None
         for method in METHODS:
             unit = f"{model['asked_for']}|{dtype}|{method}"
             if unit in writer.done:
                 continue
-            loaded = loaded or texts.load(settings, model["asked_for"], dtype)
+            loaded = loaded or samples.load(settings, model["asked_for"], dtype)
             ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
-            loading.check_length(model, ids.shape[1] + settings.n_new_tokens)
             about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "method": method}
             with torch.inference_mode():
                 steps = _decode(method, loaded.model, ids, settings.n_new_tokens, model["context_length"])
@@ -187,3 +176,12 @@ def _measure(settings: LayerDriftSettings, models: list[dict[str, Any]], writer:
                     for index, step in enumerate(steps)
                 ]
             writer.append(unit, rows)
+
+
+EXPERIMENT = Experiment(
+    "greedy_paths",
+    LayerDriftSettings,
+    inputs,
+    measure,
+    fields=frozenset({"model", "reference_model", "weights", "device", "seed", "dtypes", "prompt", "n_new_tokens"}),
+)

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from kvbook.measuring import agreement, mitigations, timing
-from kvbook.measuring import full_and_split as passes
+from kvbook.measuring import agreement, full_and_split, mitigations, timing
 from kvbook.models import corpus, loading
-from kvbook.runs import experiment as frame
-from kvbook.runs import records
-from kvbook.runs import samples as texts
+from kvbook.runs import records, samples
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Where 32 bits are already used, upcasting to 32 bits does nothing.
@@ -33,41 +31,30 @@ def dtypes(settings: LayerDriftSettings) -> list[str]:
     return [dtype for dtype in settings.dtypes if dtype in SIXTEEN_BITS]
 
 
-def run(settings: LayerDriftSettings) -> records.Run | None:
-    """Measure every mitigation; None when the settings hold no model of Llama's classes or no 16-bit dtype.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    name = subject(settings)
+def inputs(settings: LayerDriftSettings) -> dict[str, Any] | None:
+    """Name the model and the corpus; None where the settings hold no model of Llama's classes or no 16-bit dtype."""
+    name, count = subject(settings), settings.n_mitigation_samples
     if name is None or not dtypes(settings):
         return None
-    (model,) = texts.identities(settings, [name], settings.n_tokens)
-    return frame.recorded(
-        "mitigations",
-        __name__,
-        settings.model_copy(update={"n_samples": settings.n_mitigation_samples}),
-        lambda writer: _measure(settings, name, writer),
-        fields={"weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"},
-        models=[model],
-        corpus=corpus.describe(settings.corpus),
-    )
+    models = samples.identities(settings, [name], settings.n_tokens)
+    samples.check_corpus(settings, [name], count, settings.n_tokens)
+    return {"models": models, "corpus": corpus.describe(settings.corpus), "n_samples": count}
 
 
-def _measure(settings: LayerDriftSettings, name: str, writer: records.Writer) -> None:
-    count, variants = settings.n_mitigation_samples, mitigations.NAMES
+def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Score every sample under every variant."""
+    (name,) = (model["asked_for"] for model in made_of["models"])
+    count, variants = made_of["n_samples"], mitigations.NAMES
     for dtype in dtypes(settings):
-        loaded = texts.load(settings, name, dtype)
+        loaded = samples.load(settings, name, dtype)
         patches = {variant: mitigations.prepare(loaded.model, variant) for variant in variants}
-        for text in texts.pending(settings, writer, loaded, dtype, count, settings.n_tokens, f"mitigations, {dtype}"):
+        for text in samples.pending(settings, writer, loaded, dtype, count, settings.n_tokens, f"mitigations, {dtype}"):
             with torch.inference_mode():
                 if not text.sample.index:
                     # The first calls of each variant fill allocators and kernel caches.
                     for variant in variants:
                         with mitigations.applied(patches[variant]):
-                            passes.split_pass(loaded.model, text.ids)
+                            full_and_split.split_pass(loaded.model, text.ids)
                 turn = text.sample.index % len(variants)
                 about = text.about | {"n_tokens": len(text.sample.ids)}
                 rows = [
@@ -80,9 +67,9 @@ def _measure(settings: LayerDriftSettings, name: str, writer: records.Writer) ->
 def _compare(loaded: loading.Loaded, ids: torch.Tensor, patches: list[mitigations.Patch]) -> dict[str, Any]:
     model = loaded.model
     with mitigations.applied(patches):
-        full, full_s = timing.timed(lambda: passes.full_pass(model, ids), model.device)
-        cache = passes.prefill(model, ids[:, :-1])
-        split, decode_s = timing.timed(lambda: passes.decode(model, ids[:, -1:], cache), model.device)
+        full, full_s = timing.timed(lambda: full_and_split.full_pass(model, ids), model.device)
+        cache = full_and_split.prefill(model, ids[:, :-1])
+        split, decode_s = timing.timed(lambda: full_and_split.decode(model, ids[:, -1:], cache), model.device)
     drift = agreement.drift(full.logits.cpu(), split.logits.cpu())
     # The last layer's output is seen through the final norm; the one before it is the residual stream itself.
     stream = agreement.drift(full.hidden[-2].cpu(), split.hidden[-2].cpu())
@@ -93,3 +80,13 @@ def _compare(loaded: loading.Loaded, ids: torch.Tensor, patches: list[mitigation
         "full_s": full_s,
         "decode_s": decode_s,
     }
+
+
+EXPERIMENT = Experiment(
+    "mitigations",
+    LayerDriftSettings,
+    inputs,
+    measure,
+    fields=frozenset({"weights", "device", "seed", "dtypes", "corpus", "n_tokens"}),
+    timed=True,
+)

@@ -1,12 +1,11 @@
 """Tables behind the chapter on issue 25420."""
 
 import itertools
+from collections.abc import Iterable
 
 import pandas as pd
 
-from kvbook.measuring import agreement
-from kvbook.measuring import estimates as fits
-from kvbook.measuring import mitigations as mitigations_of
+from kvbook.measuring import agreement, estimates, mitigations
 from kvreport.chapters.layer_drift import greedy_paths
 from kvreport.publishing.wording import DTYPES
 
@@ -21,9 +20,9 @@ def inner(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["place"] == "hidden") & (rows["layer"] >= FIRST_FITTED_LAYER) & (rows["layer"] < last)]
 
 
-def _fittable(rows: pd.DataFrame) -> fits.Resampled | None:
+def _fittable(rows: pd.DataFrame) -> estimates.Resampled | None:
     """Resample a series whose mean drift is above zero in every inner layer and draw; a logarithm takes no other."""
-    resampled = fits.resample(inner(rows), "max_abs")
+    resampled = estimates.resample(inner(rows), "max_abs")
     positive = len(resampled.layers) >= 3 and (resampled.mean > 0).all() and (resampled.draws > 0).all()
     return resampled if positive else None
 
@@ -44,7 +43,7 @@ def layer_means(drift: pd.DataFrame) -> pd.DataFrame:
     """
     tables = []
     for (model, weights, dtype), rows in drift.groupby(["model", "weights", "dtype"], sort=False):
-        resampled = fits.resample(rows, "max_abs")
+        resampled = estimates.resample(rows, "max_abs")
         low, high = resampled.interval()
         others = rows.groupby("layer")[["relative_rms", "differing_share"]].mean()
         tables.append(
@@ -67,31 +66,34 @@ def layer_means(drift: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def growth_table(drift: pd.DataFrame) -> pd.DataFrame:
-    """Fit the growth a layer of every series that drifts in each inner layer.
+def fittable(drift: pd.DataFrame) -> dict[tuple[str, str], estimates.Resampled]:
+    """Resample every series, by model and dtype, that drifts in each inner layer: what `growth_table` and others fit."""
+    resampled = {key: _fittable(rows) for key, rows in drift.groupby(["model", "dtype"], sort=False)}
+    return {key: series for key, series in resampled.items() if series is not None}
+
+
+def growth_table(series: dict[tuple[str, str], estimates.Resampled]) -> pd.DataFrame:
+    """Fit the growth a layer of every series of `fittable`.
 
     Returns
     -------
     DataFrame
         ``model``, ``dtype``, ``fit`` (interval of the fit) and ``sampling`` (bootstrap over files), both `Estimate`.
     """
-    table = []
-    for (model, dtype), rows in drift.groupby(["model", "dtype"], sort=False):
-        if (resampled := _fittable(rows)) is None:
-            continue
-        table.append(
-            {
-                "model": model,
-                "dtype": dtype,
-                "fit": fits.growth_per_layer(resampled.layers, resampled.mean),
-                "sampling": fits.growth_resampled(resampled),
-            }
-        )
+    table = [
+        {
+            "model": model,
+            "dtype": dtype,
+            "fit": estimates.growth_per_layer(resampled.layers, resampled.mean),
+            "sampling": estimates.growth_resampled(resampled),
+        }
+        for (model, dtype), resampled in series.items()
+    ]
     return pd.DataFrame(table, columns=["model", "dtype", "fit", "sampling"])
 
 
-def ratio_table(drift: pd.DataFrame) -> pd.DataFrame:
-    """Take the ratio of every dtype to the next finer one, over the inner layers.
+def ratio_table(series: dict[tuple[str, str], estimates.Resampled]) -> pd.DataFrame:
+    """Take the ratio of every dtype to the next finer one, over the inner layers, of the series of `fittable`.
 
     Returns
     -------
@@ -99,20 +101,17 @@ def ratio_table(drift: pd.DataFrame) -> pd.DataFrame:
         ``model``, ``coarse``, ``fine``, ``fit``, ``sampling``.
     """
     table = []
-    for model, rows in drift.groupby("model", sort=False):
-        series = {}
-        for dtype, part in rows.groupby("dtype", sort=False):
-            if (resampled := _fittable(part)) is not None:
-                series[dtype] = resampled
-        names = sorted(series, key=agreement.UNIT_ROUNDOFF.__getitem__)
+    for model in dict.fromkeys(model for model, _ in series):
+        of_model = {dtype: resampled for (name, dtype), resampled in series.items() if name == model}
+        names = sorted(of_model, key=agreement.UNIT_ROUNDOFF.__getitem__)
         for fine, coarse in itertools.pairwise(names):
             table.append(
                 {
                     "model": model,
                     "coarse": coarse,
                     "fine": fine,
-                    "fit": fits.geometric_mean_ratio(series[coarse].mean, series[fine].mean),
-                    "sampling": fits.ratio_resampled(series[coarse], series[fine]),
+                    "fit": estimates.geometric_mean_ratio(of_model[coarse].mean, of_model[fine].mean),
+                    "sampling": estimates.ratio_resampled(of_model[coarse], of_model[fine]),
                 }
             )
     return pd.DataFrame(table, columns=["model", "coarse", "fine", "fit", "sampling"])
@@ -135,11 +134,13 @@ def published_fits(published: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]
     for model, of_model in published.groupby("model", sort=False):
         fitted = {dtype: inner(rows) for dtype, rows in of_model.groupby("dtype", sort=False)}
         for dtype, rows in fitted.items():
-            fit = fits.growth_per_layer(rows["layer"].to_numpy(), rows["max_abs"].to_numpy())
+            fit = estimates.growth_per_layer(rows["layer"].to_numpy(), rows["max_abs"].to_numpy())
             growth.append({"model": model, "dtype": dtype, "fit": fit})
         names = sorted(fitted, key=agreement.UNIT_ROUNDOFF.__getitem__)
         for fine, coarse in itertools.pairwise(names):
-            ratio = fits.geometric_mean_ratio(fitted[coarse]["max_abs"].to_numpy(), fitted[fine]["max_abs"].to_numpy())
+            ratio = estimates.geometric_mean_ratio(
+                fitted[coarse]["max_abs"].to_numpy(), fitted[fine]["max_abs"].to_numpy()
+            )
             ratios.append({"model": model, "coarse": coarse, "fine": fine, "fit": ratio})
     return pd.DataFrame(growth), pd.DataFrame(ratios, columns=["model", "coarse", "fine", "fit"])
 
@@ -216,8 +217,8 @@ def _first_difference(row) -> str:
     return f"equal, ends at {row.steps}" if pd.isna(row.first_divergence) else f"step {int(row.first_divergence)}"
 
 
-def divergence_grid(greedy: pd.DataFrame) -> pd.DataFrame:
-    """Lay the first differing steps out for reading: a row a method, a column a model and dtype.
+def divergence_grid(table: pd.DataFrame) -> pd.DataFrame:
+    """Lay the first differing steps of `divergence_table` out for reading: a row a method, a column a model and dtype.
 
     Returns
     -------
@@ -225,7 +226,6 @@ def divergence_grid(greedy: pd.DataFrame) -> pd.DataFrame:
         ``method``; ``cache length`` at the end, over all models and dtypes; and for each of these ``equal``, or ``step n``
         for the first step whose token differs.
     """
-    table = divergence_table(greedy)
     said = pd.Series([_first_difference(row) for row in table.itertuples()])
     column = table["model"] + ", " + table["dtype"].map(DTYPES)
     grid = table.assign(said=said, column=column).pivot(index="method", columns="column", values="said")
@@ -235,7 +235,7 @@ def divergence_grid(greedy: pd.DataFrame) -> pd.DataFrame:
     return grid.rename_axis(columns=None).reset_index()
 
 
-def mitigation_table(mitigations: pd.DataFrame) -> pd.DataFrame:
+def mitigation_table(measured: pd.DataFrame) -> pd.DataFrame:
     """Take every variant against stock: drift by the ratio of means, times by the median of paired ratios.
 
     Returns
@@ -245,20 +245,20 @@ def mitigation_table(mitigations: pd.DataFrame) -> pd.DataFrame:
         ``decode_ratio``, ``full_ratio`` (each an `Estimate`); no rows for a dtype in which stock does not drift.
     """
     table = []
-    for dtype, rows in mitigations.groupby("dtype", sort=False):
-        if not (rows.loc[rows["variant"] == mitigations_of.STOCK, "logits_relative_rms"] > 0).any():
+    for dtype, rows in measured.groupby("dtype", sort=False):
+        if not (rows.loc[rows["variant"] == mitigations.STOCK, "logits_relative_rms"] > 0).any():
             continue
-        for variant in mitigations_of.NAMES[1:]:
+        for variant in mitigations.NAMES[1:]:
             own = rows[rows["variant"] == variant]
             if len(own):
                 table.append(
                     {
                         "dtype": dtype,
                         "variant": variant,
-                        "equal_share": fits.share(int((own["logits_relative_rms"] == 0).sum()), len(own)),
-                        "drift_ratio": fits.paired_ratio(rows, "logits_relative_rms", variant, "stock"),
-                        "decode_ratio": fits.paired_median_ratio(rows, "decode_s", variant, "stock"),
-                        "full_ratio": fits.paired_median_ratio(rows, "full_s", variant, "stock"),
+                        "equal_share": estimates.share(int((own["logits_relative_rms"] == 0).sum()), len(own)),
+                        "drift_ratio": estimates.paired_ratio(rows, "logits_relative_rms", variant, "stock"),
+                        "decode_ratio": estimates.paired_median_ratio(rows, "decode_s", variant, "stock"),
+                        "full_ratio": estimates.paired_median_ratio(rows, "full_s", variant, "stock"),
                     }
                 )
     columns = ["dtype", "variant", "equal_share", "drift_ratio", "decode_ratio", "full_ratio"]
@@ -268,8 +268,8 @@ def mitigation_table(mitigations: pd.DataFrame) -> pd.DataFrame:
 GROWTH, RATIO = "growth a layer", "ratio of drift / that of unit roundoffs"
 
 
-def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
-    """Bring our fits and those of the published columns together.
+def laws_table(ours: Iterable[pd.DataFrame], published: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Bring our `growth_table` and `ratio_table` and the two of `published_fits` together.
 
     Returns
     -------
@@ -278,8 +278,7 @@ def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
         ``estimate``, ``published``.
     """
     table = []
-    whose = (*((fitted, "fit", True) for fitted in published_fits(published)),
-             *((fitted, "sampling", False) for fitted in (growth_table(drift), ratio_table(drift))))  # fmt: skip
+    whose = (*((fitted, "fit", True) for fitted in published), *((fitted, "sampling", False) for fitted in ours))
     for fitted, column, theirs in whose:
         for _, row in fitted.iterrows():
             is_ratio = "coarse" in fitted.columns
@@ -288,7 +287,9 @@ def laws_table(drift: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
             estimate = row[column]
             if is_ratio:
                 roundoffs = agreement.UNIT_ROUNDOFF[row["coarse"]] / agreement.UNIT_ROUNDOFF[row["fine"]]
-                estimate = fits.Estimate(*(end / roundoffs for end in (estimate.value, estimate.low, estimate.high)))
+                estimate = estimates.Estimate(
+                    *(end / roundoffs for end in (estimate.value, estimate.low, estimate.high))
+                )
             table.append((RATIO if is_ratio else GROWTH, label, estimate, theirs))
     return pd.DataFrame(table, columns=["quantity", "label", "estimate", "published"])
 
@@ -305,9 +306,8 @@ def drift_table(means: pd.DataFrame) -> pd.DataFrame:
     return table.rename_axis("layer").reset_index()
 
 
-def mitigation_grid(mitigations: pd.DataFrame) -> pd.DataFrame:
+def mitigation_grid(table: pd.DataFrame) -> pd.DataFrame:
     """Lay `mitigation_table` out for reading, under a reader's column names."""
-    table = mitigation_table(mitigations)
     return pd.DataFrame(
         {
             "mitigation": table["variant"],
@@ -320,20 +320,20 @@ def mitigation_grid(mitigations: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def halves(drift: pd.DataFrame) -> pd.DataFrame:
+def halves(series: dict[tuple[str, str], estimates.Resampled]) -> pd.DataFrame:
     """Fit the growth of the first and of the second half of the inner layers apart: one law would give equal halves.
 
     Returns
     -------
     DataFrame
-        ``model``, ``dtype``, ``first``, ``second`` (growth a layer, as a fraction); series that `growth_table` has.
+        ``model``, ``dtype``, ``first``, ``second`` (growth a layer, as a fraction); of six inner layers or more.
     """
     table = []
-    for (model, dtype), rows in drift.groupby(["model", "dtype"], sort=False):
-        if (series := _fittable(rows)) is not None and len(series.layers) >= 6:
-            middle = len(series.layers) // 2
+    for (model, dtype), resampled in series.items():
+        if len(resampled.layers) >= 6:
+            middle = len(resampled.layers) // 2
             first, second = (
-                fits.growth_per_layer(series.layers[part], series.mean[part]).value
+                estimates.growth_per_layer(resampled.layers[part], resampled.mean[part]).value
                 for part in (slice(None, middle), slice(middle, None))
             )
             table.append({"model": model, "dtype": dtype, "first": first, "second": second})

@@ -5,31 +5,19 @@ from collections.abc import Callable
 import pandas as pd
 
 from kvbook.measuring import agreement
-from kvbook.runs.records import Run
 from kvreport.chapters.layer_drift import greedy_paths, tables
+from kvreport.chapters.layer_drift.results import Results
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES, between, of_all, power_of_ten
 
 
-def captions(drift: Run, greedy: Run, mitigated: Run | None, published: pd.DataFrame) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    drift, greedy, mitigated : Run
-        The chapter's runs.
-    published : DataFrame
-        From `documents.published_drift`.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+def captions(results: Results) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
+    drift, greedy, mitigated = results.drift, results.greedy, results.mitigated
     setting = f"{wording.models(drift)}; {wording.samples(drift)}; {wording.machine(drift)}"
     one_each = f"{wording.models(greedy)}; {wording.machine(greedy)}"
     asked = greedy.about["settings"]
-    found = findings(drift.rows, greedy.rows, mitigated and mitigated.rows, published)
+    found = findings(results)
     said = {
         "fig-layer-drift": (
             f"{found['fig-layer-drift']} "
@@ -51,7 +39,7 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None, published: pd.DataF
             " a curve for each model and dtype.",
         ),
         "fig-drift-laws": (
-            f"{found['fig-drift-laws']} {_rises(tables.laws_table(drift.rows, published))}"
+            f"{found['fig-drift-laws']} {_rises(results.laws)}"
             "Drawn: growth of drift a layer, and ratio of drift between neighbouring dtypes over that of their unit roundoffs "
             "(geometric mean over layers), with 95 % intervals. Hollow: published columns, interval of the fit, which takes "
             "layers as independent and is too narrow for that. Filled: this run, bootstrap over files. The two depths differ, "
@@ -83,7 +71,9 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None, published: pd.DataF
         ),
     }
     if mitigated is not None:
-        about = f"{wording.models(mitigated)}; {wording.samples(mitigated)}; {wording.machine(mitigated)}"
+        count, length = mitigated.about["n_samples"], mitigated.about["settings"]["n_tokens"]
+        samples = f"{count} samples of {length} tokens of {wording.corpus(mitigated)}"
+        about = f"{wording.models(mitigated)}; {samples}; {wording.machine(mitigated)}"
         said["fig-mitigations"] = (
             f"{found['fig-mitigations']} Each mitigation's drift of the logits and time of a decode step over stock's, with "
             f"95 % intervals (bootstrap over files; times: median of paired ratios, one timing a sample). {about}.",
@@ -97,32 +87,22 @@ def captions(drift: Run, greedy: Run, mitigated: Run | None, published: pd.DataF
     return wording.published(said)
 
 
-def findings(
-    drift: pd.DataFrame, greedy: pd.DataFrame, mitigations: pd.DataFrame | None, published: pd.DataFrame
-) -> dict[str, str]:
-    """Say in one sentence what each figure shows, from the rows that it draws.
-
-    Parameters and their order as for `numbers`.
-
-    Returns
-    -------
-    dict
-        By the figure's name.
-    """
-    paths = _of_greedy(greedy)
+def findings(results: Results) -> dict[str, str]:
+    """Say in one sentence what each figure shows, by the figure's name."""
+    paths = _of_greedy(results)
     said = {
-        "fig-layer-drift": _order(drift),
-        "fig-layer-drift-scale-free": _shapes(tables.layer_means(drift), published),
-        "fig-drift-laws": _laws(tables.laws_table(drift, published)),
+        "fig-layer-drift": _order(results.drift.rows),
+        "fig-layer-drift-scale-free": _shapes(results.means, results.published),
+        "fig-drift-laws": _laws(results.laws),
         "fig-greedy-paths": "Fed the whole text again at each step, as posted, the cached loop writes the uncached loop's tokens "
         f"in {paths['greedy_posted']} runs; fed the last token alone, it does in {paths['greedy_last']} runs.",
-        "fig-cache-lengths": _lengths(greedy),
+        "fig-cache-lengths": _lengths(results.greedy.rows),
     }
-    if mitigations is not None:
+    if results.mitigated is not None:
         said["fig-mitigations"] = (
             "Samples of so few files cannot show whether a mitigation lowers the drift."
-            if wording.too_few(mitigations)
-            else _upcasts(tables.mitigation_table(mitigations))
+            if wording.too_few(results.mitigated.rows)
+            else _upcasts(results.effects)
         )
     return said
 
@@ -235,26 +215,14 @@ def _by_series(rows: pd.DataFrame, write: Callable[[pd.DataFrame], str]) -> str:
     )
 
 
-def numbers(
-    drift: pd.DataFrame, greedy: pd.DataFrame, mitigations: pd.DataFrame | None, published: pd.DataFrame
-) -> dict[str, str]:
-    """Write every number that the chapter's prose quotes, by its glue key.
-
-    Parameters
-    ----------
-    drift, greedy : DataFrame
-        Rows of the experiments of these names.
-    mitigations : DataFrame or None
-        None when the settings left the experiment out.
-    published : DataFrame
-        From `documents.published_drift`.
-    """
-    return _of_layers(drift, published) | _of_tokens(drift) | _of_greedy(greedy) | _of_mitigations(mitigations)
+def numbers(results: Results) -> dict[str, str]:
+    """Write every number that the chapter's prose quotes, by its glue key."""
+    return _of_layers(results) | _of_tokens(results.drift.rows) | _of_greedy(results) | _of_mitigations(results.effects)
 
 
-def _of_layers(drift: pd.DataFrame, published: pd.DataFrame) -> dict[str, str]:
-    their_growth, their_ratios = tables.published_fits(published)
-    own_ratios, halves = tables.ratio_table(drift), tables.halves(drift)
+def _of_layers(results: Results) -> dict[str, str]:
+    drift, own_ratios, halves = results.drift.rows, results.ratios, results.halves
+    their_growth, their_ratios = results.published_fits
     ratios = {}
     for coarse, fine, key in (("bfloat16", "float16", "bf16_fp16"), ("float16", "float32", "fp16_fp32")):
         theirs = their_ratios[(their_ratios["coarse"] == coarse) & (their_ratios["fine"] == fine)]
@@ -283,8 +251,8 @@ def _of_tokens(drift: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _of_greedy(greedy: pd.DataFrame) -> dict[str, str]:
-    table = tables.divergence_table(greedy)
+def _of_greedy(results: Results) -> dict[str, str]:
+    table, steps = results.divergence, results.steps_last
     runs = len(table[table["method"] == greedy_paths.GENERATE])
     said = {}
     for key, method in (
@@ -295,10 +263,9 @@ def _of_greedy(greedy: pd.DataFrame) -> dict[str, str]:
         ("generate", greedy_paths.GENERATE),
     ):
         said[f"greedy_{key}"] = f"{int(table.loc[table['method'] == method, 'equal'].sum())} of {runs}"
-    steps = tables.steps_equal(greedy, "cache, last token")
     later = steps[(steps["step"] > 0) & steps["same_prefix"]]
     said["bits_last"] = f"{int(later['bits_equal'].sum())} of {len(later)}"
-    unequal = greedy.merge(steps[~steps["bits_equal"]], on=["model", "dtype", "step"])
+    unequal = results.greedy.rows.merge(steps[~steps["bits_equal"]], on=["model", "dtype", "step"])
     unequal = unequal[unequal["method"] == "cache, last token"]
     first = unequal.loc[unequal.groupby(["model", "dtype"])["step"].idxmin()] if len(unequal) else unequal
     said["bits_until"] = (
@@ -307,8 +274,8 @@ def _of_greedy(greedy: pd.DataFrame) -> dict[str, str]:
     return said
 
 
-def _of_mitigations(mitigations: pd.DataFrame | None) -> dict[str, str]:
-    if mitigations is None or (table := tables.mitigation_table(mitigations)).empty:
+def _of_mitigations(table: pd.DataFrame) -> dict[str, str]:
+    if table.empty:
         nothing = "not measured in this run"
         return dict.fromkeys(("mitigation_best", "mitigation_idle", "mitigation_worse", "linears", "whole"), nothing)
 

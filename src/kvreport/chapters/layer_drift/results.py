@@ -1,0 +1,96 @@
+"""What the chapter on layer drift measured: its runs, and each of its tables once."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from kvbook.measuring.estimates import Resampled
+from kvbook.runs.records import Run
+from kvreport.chapters.layer_drift import by_layer, greedy_paths, mitigations, tables
+from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.publishing import documents
+
+EXPERIMENTS = (by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, mitigations.EXPERIMENT)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The chapter's runs and tables; figures, words and claims take them from here.
+
+    Attributes
+    ----------
+    drift, greedy : Run
+        Of the experiments ``layer_drift`` and ``greedy_paths``.
+    mitigated : Run or None
+        Of the experiment ``mitigations``; None where the settings leave it out.
+    """
+
+    drift: Run
+    greedy: Run
+    mitigated: Run | None
+
+    @classmethod
+    def of(cls, settings: LayerDriftSettings) -> "Results":
+        """Measure, or read what these settings have measured."""
+        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+
+    @cached_property
+    def published(self) -> pd.DataFrame:
+        """`documents.published_drift`."""
+        return documents.published_drift()
+
+    @cached_property
+    def published_fits(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """`tables.published_fits`: growth and ratios."""
+        return tables.published_fits(self.published)
+
+    @cached_property
+    def means(self) -> pd.DataFrame:
+        """`tables.layer_means`."""
+        return tables.layer_means(self.drift.rows)
+
+    @cached_property
+    def drawn(self) -> pd.DataFrame:
+        """`tables.with_published`."""
+        return tables.with_published(self.means, self.published)
+
+    @cached_property
+    def fittable(self) -> dict[tuple[str, str], Resampled]:
+        """`tables.fittable`."""
+        return tables.fittable(self.drift.rows)
+
+    @cached_property
+    def growth(self) -> pd.DataFrame:
+        """`tables.growth_table`."""
+        return tables.growth_table(self.fittable)
+
+    @cached_property
+    def ratios(self) -> pd.DataFrame:
+        """`tables.ratio_table`."""
+        return tables.ratio_table(self.fittable)
+
+    @cached_property
+    def halves(self) -> pd.DataFrame:
+        """`tables.halves`."""
+        return tables.halves(self.fittable)
+
+    @cached_property
+    def laws(self) -> pd.DataFrame:
+        """`tables.laws_table`."""
+        return tables.laws_table((self.growth, self.ratios), self.published_fits)
+
+    @cached_property
+    def divergence(self) -> pd.DataFrame:
+        """`tables.divergence_table`."""
+        return tables.divergence_table(self.greedy.rows)
+
+    @cached_property
+    def steps_last(self) -> pd.DataFrame:
+        """`tables.steps_equal`, of the loop that feeds the last token."""
+        return tables.steps_equal(self.greedy.rows, "cache, last token")
+
+    @cached_property
+    def effects(self) -> pd.DataFrame:
+        """`tables.mitigation_table`; empty where no mitigation was measured."""
+        return tables.mitigation_table(self.mitigated.rows if self.mitigated else pd.DataFrame({"dtype": []}))
