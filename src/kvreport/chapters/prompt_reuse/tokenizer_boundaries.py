@@ -65,18 +65,9 @@ def encoders(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> dic
     def of_bpe(bpe: Tokenizer) -> Encoder:
         return lambda texts: [coded.ids for coded in bpe.encode_batch(texts, add_special_tokens=False)]
 
-<<<<<<< HEAD
-    found = {
-        f"{style}-style": of_bpe(tokenizers.load_bpe(paths.MODELS / "tokenizers" / f"{style}.json"))
-        for style in ("gpt2", "llama3")
-    }
-    for model in split_keys.identities(settings):
-        if model["weights"] in ("hub", "package", "gguf", "local"):
-=======
     found = {f"{style}-style": of_bpe(tokenizers.load_bpe(_vocabulary(style))) for style in _STYLES}
     for model in models:
-        if model["weights"] in ("hub", "local"):
->>>>>>> d791412 ([prompt reuse] One experiment object each, tables computed once; no number is computed that nobody quotes; a model too short for the posted text is refused before anything is written)
+        if model["weights"] in ("hub", "package", "gguf", "local"):
             own = loading.tokenizer(model["asked_for"], settings.weights)
             found[model["name"]] = lambda texts, own=own: own(texts, add_special_tokens=False)["input_ids"]
     return found
