@@ -8,15 +8,7 @@ from kvbook.errors import UserError
 
 
 def register(app: typer.Typer, models: typer.Typer) -> None:
-    """Add the report's commands; the library finds this function by its entry point.
-
-    Parameters
-    ----------
-    app : typer.Typer
-        The command line.
-    models : typer.Typer
-        Its group ``kvbook models``.
-    """
+    """Add the report's commands; the library finds this function by its entry point."""
     models.command("train-scratch")(train_scratch)
     for command in (build, run, sweep, cite, bench):
         app.command()(command)

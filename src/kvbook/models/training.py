@@ -104,14 +104,7 @@ def shared_bpe(style: tokenizers.Style):
 
 
 def token_stream(tokenizer: PreTrainedTokenizerFast, part: corpus.Part) -> tuple[np.ndarray, int]:
-    """Encode one part of the standard library as one stream, documents set apart by the tokenizer's own first token.
-
-    Returns
-    -------
-    ids : ndarray of int64, shape (n_tokens,)
-    n_bytes : int
-        UTF-8 length of the text.
-    """
+    """Encode one part of the standard library as one stream, documents set apart by the tokenizer's own first token."""
     texts = [document.text for document in corpus.documents("stdlib", part)]
     encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     first = [tokenizer.bos_token_id]
@@ -119,22 +112,7 @@ def token_stream(tokenizer: PreTrainedTokenizerFast, part: corpus.Part) -> tuple
 
 
 def mask_tokens(ids: torch.Tensor, share: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make a masked-LM problem of a batch.
-
-    Parameters
-    ----------
-    ids : Tensor of int64, shape (batch_size, seq_len)
-        Token ids.
-    share : float
-        Share of positions that become targets.
-    generator : torch.Generator
-        Source of the choice.
-
-    Returns
-    -------
-    inputs, targets : Tensor of int64, shape (batch_size, seq_len)
-        Targets are -100 where nothing is to be predicted.
-    """
+    """Make a masked-LM problem of a batch."""
     chosen = torch.rand(ids.shape, generator=generator) < share
     fate = torch.rand(ids.shape, generator=generator)
     random_ids = torch.randint(len(SPECIAL_TOKENS), VOCABULARY_SIZE, ids.shape, generator=generator)
@@ -144,13 +122,7 @@ def mask_tokens(ids: torch.Tensor, share: float, generator: torch.Generator) -> 
 
 
 def batch(stream: np.ndarray, recipe: Recipe, step: int, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the batch of a step: a function of the recipe's seed and the step alone.
-
-    Returns
-    -------
-    inputs, targets : Tensor of int64, shape (tokens_per_step // seq_len, seq_len)
-        For a causal model both are the ids; transformers shifts the targets itself.
-    """
+    """Draw the batch of a step: a function of the recipe's seed and the step alone."""
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     length = recipe.sequence_length(step)
     starts = torch.randint(0, len(stream) - length, (recipe.tokens_per_step // length,), generator=generator)
@@ -299,29 +271,7 @@ def log_kept(path: Path, step: int) -> list[list[str]]:
 
 
 def train(family: str, recipe: Recipe | None = None, destination: Path | None = None, every: int = 50) -> Path:
-    """Train the stand-in of a family, or go on with a run that was interrupted.
-
-    Parameters
-    ----------
-    family : str
-        One of `standins.FAMILIES`.
-    recipe : Recipe, optional
-        The default is the one that the book's checkpoints were made with.
-    destination : Path, optional
-        Folder of the finished checkpoint; ``data/models/standins/<family>`` by default.
-    every : int
-        Steps between checkpoints.
-
-    Returns
-    -------
-    Path
-        The finished checkpoint's folder.
-
-    Raises
-    ------
-    UserError
-        For a family that has no stand-in.
-    """
+    """Train the stand-in of a family, or go on with a run that was interrupted."""
     recipe = recipe or recipe_for(family)
     config = standins.config(family)
     masked = family == "roberta"

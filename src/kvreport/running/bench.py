@@ -78,13 +78,6 @@ def documented_way(model: torch.nn.Module, samples: list[torch.Tensor]) -> dict[
     """Measure drift as issue 25420's comment describes it: three forward passes a sample, a host copy a layer, means.
 
     Re-created from the description.  Gradients are left on, as the comment's script leaves them.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    samples : list of Tensor of int64, shape (1, seq_len)
-        Texts.
     """
     largest: dict[str, list[float]] = {}
     for ids in samples:
@@ -158,15 +151,7 @@ def _drift_harness(settings: BenchSettings) -> Iterator[dict]:
 
 
 def statistics_in_one_pass(one: Reads, other: Reads, ids: torch.Tensor) -> dict[str, float]:
-    """Compare two ways as the book does: each is run once, and what is kept of its rows gives every statistic.
-
-    Parameters
-    ----------
-    one, other : callable
-        Take ids and give logits of shape (seq_len, vocabulary_size).
-    ids : Tensor of int64, shape (1, seq_len + 1)
-        A text; its last token is only predicted.
-    """
+    """Compare two ways as the book does: each is run once, and what is kept of its rows gives every statistic."""
     scores = predictions.compare(one(ids[:, :-1]), other(ids[:, :-1]), ids[0, 1:])
     p = (-scores.nll).exp()
     return {
@@ -322,13 +307,7 @@ def _seconds_to_build(root: Path, profile: str) -> float:
 
 
 def run(settings: BenchSettings) -> records.Run:
-    """Run every benchmark; one that was interrupted goes on behind its last one.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run, or a book that cannot be built.
-    """
+    """Run every benchmark; one that was interrupted goes on behind its last one."""
     made_of = {
         "settings": settings.model_dump(mode="json"),
         "source": fingerprint.of_source([__name__]),

@@ -9,13 +9,7 @@ EXPERIMENT = "bench"
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Write a bench for people; above 1 the first is the faster one, and a share is at most 1.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of a bench.
-    """
+    """Write a bench for people; above 1 the first is the faster one, and a share is at most 1."""
     return pd.DataFrame(
         {
             "what": rows["what"],

@@ -15,19 +15,7 @@ from multiprocessing.connection import Connection, wait
 
 
 def answer(target: str, argument: str, environment: Mapping[str, str], channel: Connection) -> None:
-    """Call a function and send what it gives.
-
-    Parameters
-    ----------
-    target
-        ``module:function``.
-    argument
-        Its only one, as JSON.
-    environment
-        The process's whole environment.
-    channel
-        Where the result goes; nothing where the function fails.
-    """
+    """Call a function and send what it gives."""
     # A group of its own: Ctrl-C on a terminal goes to the build, which ends this one.
     if hasattr(os, "setsid"):
         os.setsid()

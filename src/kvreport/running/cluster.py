@@ -85,20 +85,7 @@ def _require_dask() -> None:
 
 
 def compute(experiment: str, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Run a cell; this is what a worker does.
-
-    Parameters
-    ----------
-    experiment, settings
-        Of the cell.
-    source : str
-        Digest of the source that is to make its rows.
-
-    Returns
-    -------
-    dict
-        ``folder`` (or None) and ``made`` (whether it was made now); or ``error``, a line.
-    """
+    """Run a cell; this is what a worker does."""
     if Cell("", experiment, dict(settings)).source != source:
         return {"error": "the worker has another version of kvbook: install one and the same everywhere"}
     try:
@@ -136,21 +123,7 @@ def _keep(experiment: str, name: str, files: Mapping[str, bytes]) -> Path:
 
 @contextmanager
 def local(n_workers: int, threads: int, gpus: int = 0) -> Iterator[Any]:
-    """Start workers on this machine, each a process with a number of CPU threads, and GPUs of its own if any.
-
-    Parameters
-    ----------
-    n_workers : int
-        How many.
-    threads : int
-        Of a worker's arithmetic; a run's hash depends on it, so it must stay the same for a sweep to go on.
-    gpus : int
-        GPUs of each worker.
-
-    Yields
-    ------
-    distributed.Client
-    """
+    """Start workers on this machine, each a process with a number of CPU threads, and GPUs of its own if any."""
     _require_dask()
     import dask
     from distributed import Client, Nanny, Scheduler, SpecCluster
@@ -208,18 +181,7 @@ def _configuration() -> dict[str, Any]:
 
 @contextmanager
 def existing(address: str) -> Iterator[Any]:
-    """Connect to a scheduler that is there; its workers must have this version of kvbook installed.
-
-    Parameters
-    ----------
-    address : str
-        Such as ``tcp://host:8786``; for ``tls://`` the certificates are those of Dask's own configuration.
-
-    Raises
-    ------
-    UserError
-        When nobody answers.
-    """
+    """Connect to a scheduler that is there; its workers must have this version of kvbook installed."""
     _require_dask()
     from distributed import Client
 
@@ -233,19 +195,7 @@ def existing(address: str) -> Iterator[Any]:
 
 @contextmanager
 def on_slurm(options_file: Path, gpu: bool) -> Iterator[Any]:
-    """Start workers as jobs of Slurm.
-
-    Parameters
-    ----------
-    options_file : Path
-        YAML: ``jobs``, how many; everything else goes to dask-jobqueue's ``SLURMCluster``.
-    gpu : bool
-        Whether each declares a GPU; the directive that asks Slurm for one is the file's affair.
-
-    Yields
-    ------
-    distributed.Client
-    """
+    """Start workers as jobs of Slurm."""
     _require_dask()
     from distributed import Client
     from distributed.security import Security
@@ -264,13 +214,7 @@ def on_slurm(options_file: Path, gpu: bool) -> Iterator[Any]:
 
 
 def slurm_script(options_file: Path, gpu: bool) -> str:
-    """Write the script of a job as it would be submitted; nothing is.
-
-    Parameters
-    ----------
-    options_file, gpu
-        As for `on_slurm`.
-    """
+    """Write the script of a job as it would be submitted; nothing is."""
     _require_dask()
     cluster, jobs = _slurm_cluster(options_file, gpu)
     with cluster:
@@ -307,22 +251,7 @@ def sweep(
     threads: int = 1,
     gpus: int = 1,
 ) -> Outcome:
-    """Run the cells of a sweep where it is asked for.
-
-    Parameters
-    ----------
-    cells : list of Cell
-        From `kvreport.running.sweeps.read`.
-    scheduler, slurm
-        As for `existing` and `on_slurm`; on this machine when both are left out.
-    workers, threads, gpus
-        As for `local`; by default as many workers as there are GPUs for cells that need one, else as there are cores.
-
-    Raises
-    ------
-    UserError
-        When there is no cluster, or none of its workers has the GPU that a cell needs, or on Ctrl-C.
-    """
+    """Run the cells of a sweep where it is asked for."""
     needs_gpu = any(cell.on_gpu for cell in cells)
     if scheduler:
         cluster = existing(scheduler)
@@ -354,15 +283,7 @@ def _refuse_without_gpu(client: Any, address: str) -> None:
 
 
 def run(client: Any, cells: list[Cell]) -> Outcome:
-    """Run the cells of a sweep, and say how far.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        From `local`, `existing` or `slurm`.
-    cells : list of Cell
-        From `kvreport.running.sweeps.read`.
-    """
+    """Run the cells of a sweep, and say how far."""
     labels = {cell.key: cell for cell in cells}
     futures = {
         cell.key: client.submit(

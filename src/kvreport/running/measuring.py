@@ -63,20 +63,7 @@ def has_experiments(chapter: Chapter) -> bool:
 
 
 def measure(chapters: Iterable[Chapter], build: Build) -> dict[str, float]:
-    """Measure what chapters show and has not been measured.
-
-    Parameters
-    ----------
-    chapters
-        Those whose notebooks will be executed.
-    build
-        The build that they belong to.
-
-    Returns
-    -------
-    dict
-        Seconds that were spent for each chapter, by its stem.
-    """
+    """Measure what chapters show and has not been measured."""
     asked = [
         Asked(chapter.stem, f"kvreport.chapters.{chapter.name}.results", chapter.values())
         for chapter in chapters

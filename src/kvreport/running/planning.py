@@ -142,13 +142,7 @@ class Chapter:
         return digest.hexdigest()
 
     def data_files(self) -> list[Path]:
-        """List the files under ``data/`` that the chapter depends on; all of them where it does not say which.
-
-        Raises
-        ------
-        UserError
-            When it names a file that does not exist.
-        """
+        """List the files under ``data/`` that the chapter depends on; all of them where it does not say which."""
         data = self.folders.data
         about = _read_about(self.folders.code, self.name)
         if about is None:
@@ -194,21 +188,7 @@ def name_of(stem: str) -> str:
 
 
 def plan(profile: str | None = None, folders: Folders | None = None) -> list[Chapter]:
-    """List the book's chapters with their parameters.
-
-    Parameters
-    ----------
-    profile
-        A set that the chapters' ``chapter.yaml`` name, or a file of your own in ``parameters/``, laid over the set
-        ``default``; the environment's ``PROFILE`` when left out.
-    folders
-        The book; this repository's when left out.
-
-    Returns
-    -------
-    list of Chapter
-        In the order of their names.
-    """
+    """List the book's chapters with their parameters."""
     folders = folders or Folders()
     profile = profile or os.environ.get(PROFILE_VARIABLE) or DEFAULT_PROFILE
     stems = [path.stem for path in sorted(folders.chapters.glob("*.ipynb"))]
@@ -266,13 +246,7 @@ def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
-    """Read a notebook as JSON holds it.
-
-    Raises
-    ------
-    UserError
-        When it is none.
-    """
+    """Read a notebook as JSON holds it."""
     try:
         return json.loads(path.read_text("utf-8"))
     except ValueError as error:

@@ -88,13 +88,7 @@ class Cell:
 
 
 def read(path: Path) -> list[Cell]:
-    """Read a sweep file, and check every cell's settings before any is run.
-
-    Raises
-    ------
-    UserError
-        For a file that is not one, an axis that an experiment does not have, or settings that cannot be run.
-    """
+    """Read a sweep file, and check every cell's settings before any is run."""
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:

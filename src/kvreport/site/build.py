@@ -9,13 +9,7 @@ from kvbook.runs import records
 
 
 def build_html() -> None:
-    """Render the book into ``_build/html`` with Jupyter Book.
-
-    Raises
-    ------
-    kvbook.errors.UserError
-        When anything was wrong; what it was, Sphinx has said just before.
-    """
+    """Render the book into ``_build/html`` with Jupyter Book."""
     if paths.BUILD.name != "_build":
         # Jupyter Book always adds this name itself.
         raise UserError(f"KVBOOK_BUILD must name a folder called _build, not {paths.BUILD}")

@@ -14,15 +14,7 @@ def folder(chapter: Chapter) -> Path:
 
 
 def write(chapters: Iterable[Chapter], book: Origin) -> None:
-    """Write the entries of all chapters.
-
-    Parameters
-    ----------
-    chapters
-        Executed chapters.
-    book
-        What they are parts of.
-    """
+    """Write the entries of all chapters."""
     for chapter in chapters:
         place = folder(chapter)
         place.mkdir(parents=True, exist_ok=True)

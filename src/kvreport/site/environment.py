@@ -9,13 +9,7 @@ from kvreport.site.overlay import table_directive
 
 
 def markdown(context: Context) -> str:
-    """Write the table of runs, and below it the versions that they share or that set them apart.
-
-    Parameters
-    ----------
-    context
-        The executed chapters.
-    """
+    """Write the table of runs, and below it the versions that they share or that set them apart."""
     runs = {chapter.stem: published.run_of(chapter.executed) for chapter in context.chapters}
     if not runs:
         return "No chapter has been executed yet."

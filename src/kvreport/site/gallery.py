@@ -20,13 +20,7 @@ _MARKS = str.maketrans({mark: "\\" + mark for mark in string.punctuation})
 
 
 def markdown(context: Context) -> str:
-    """Write the gallery.
-
-    Parameters
-    ----------
-    context
-        The executed chapters and the page.
-    """
+    """Write the gallery."""
     figures = [item for item in published.everything(context.executed) if item.kind == "figure"]
     sections = []
     for title, items in groupby(figures, key=lambda item: item.title):

@@ -34,20 +34,7 @@ def connect(app: Sphinx) -> None:
 
 
 def fill(text: str, context: Context) -> str:
-    """Replace every mark in a page's source.
-
-    Parameters
-    ----------
-    text
-        MyST.
-    context
-        The book.
-
-    Raises
-    ------
-    UserError
-        When a page asks for a part that does not exist.
-    """
+    """Replace every mark in a page's source."""
 
     def part(mark: re.Match[str]) -> str:
         if mark[1] not in PARTS:

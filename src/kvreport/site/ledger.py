@@ -21,18 +21,7 @@ COLUMNS = ("verdict", "claim", "published", "here")
 
 
 def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
-    """Yield every verdict that the chapters published.
-
-    Parameters
-    ----------
-    chapters
-        Executed chapters.
-
-    Yields
-    ------
-    dict
-        ``document``, ``table`` (its name, to link to), ``claim``, ``published``, ``here``, ``verdict``.
-    """
+    """Yield every verdict that the chapters published."""
     for chapter in chapters:
         for cell in json.loads(chapter.executed.read_text("utf-8"))["cells"]:
             for output in cell.get("outputs", ()):
@@ -50,13 +39,7 @@ def _document(table: str) -> str:
 
 
 def markdown(rows: Iterable[dict[str, str]]) -> str:
-    """Write the ledger: how many verdicts of each kind, then every claim, folded away by document.
-
-    Parameters
-    ----------
-    rows
-        From `verdicts`.
-    """
+    """Write the ledger: how many verdicts of each kind, then every claim, folded away by document."""
     rows = list(rows)
     if not rows:
         return "No chapter has published verdicts yet."

@@ -64,27 +64,7 @@ class Files:
 
 
 def overlay(source: Notebook, executed: Notebook, files: Files) -> Notebook:
-    """Join a source notebook with the outputs of its executed copy.
-
-    Parameters
-    ----------
-    source
-        The notebook in ``chapters/``.
-    executed
-        Its executed copy, as :func:`kvreport.running.execution.execute` left it.
-    files
-        What the page offers beside it.
-
-    Returns
-    -------
-    dict
-        The notebook that the page is rendered from.
-
-    Raises
-    ------
-    kvbook.errors.UserError
-        When the copy is of a failed run, or of another version of the notebook's code.
-    """
+    """Join a source notebook with the outputs of its executed copy."""
     _refuse_failed(executed)
     outputs = {cell["id"]: cell for cell in executed["cells"] if cell["cell_type"] == "code"}
     merged = copy.deepcopy(source)
@@ -177,13 +157,7 @@ def _download(label: str, file: Path, page: Path) -> str:
 
 
 def table_directive(table: Mapping[str, Any]) -> str:
-    """Write a table as a numbered directive.
-
-    Parameters
-    ----------
-    table
-        ``caption``, ``name`` and ``csv``.
-    """
+    """Write a table as a numbered directive."""
     # One line, whatever the caption's own line breaks: it is the directive's argument.
     caption = " ".join(table["caption"].split())
     rows = "\n".join(map(_safe_row, csv.reader(io.StringIO(table["csv"]))))

@@ -29,13 +29,7 @@ def wanted() -> bool:
 
 
 def find_browser() -> str:
-    """Find a Chromium.
-
-    Raises
-    ------
-    UserError
-        When there is none.
-    """
+    """Find a Chromium."""
     for name in (os.environ.get("KVBOOK_CHROMIUM"), *_NAMES):
         if name and (found := shutil.which(name)):
             return found
@@ -43,20 +37,7 @@ def find_browser() -> str:
 
 
 def print_page(page: Path, file: Path) -> None:
-    """Print one page.
-
-    Parameters
-    ----------
-    page
-        Its HTML.
-    file
-        The PDF; its folder is made.
-
-    Raises
-    ------
-    UserError
-        When the browser made none.
-    """
+    """Print one page."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvbook-") as profile:
         command = [find_browser(), "--headless", "--disable-gpu", f"--user-data-dir={profile}"]

@@ -30,15 +30,7 @@ def size(file: Path) -> tuple[int, int] | None:
 
 
 def marked(html: str, files: Mapping[str, Path]) -> str:
-    """Say of every picture that it may wait, and how large it is.
-
-    Parameters
-    ----------
-    html
-        Of a page.
-    files
-        The picture's file by the name that it has in the site.
-    """
+    """Say of every picture that it may wait, and how large it is."""
 
     def one(match: re.Match[str]) -> str:
         file = files.get(PurePosixPath(match["source"]).name)

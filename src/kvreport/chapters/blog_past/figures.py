@@ -16,13 +16,7 @@ _QUANTIZATIONS = {
 
 
 def figure_variants(table: pd.DataFrame) -> Figure:
-    """Draw the difference of every variant, a line each, on a logarithmic axis.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `tables.by_variant`.
-    """
+    """Draw the difference of every variant, a line each, on a logarithmic axis."""
     # The depths of the bidirectional model have a figure of their own; here its whole depth is enough.
     deepest = table.groupby(["model", "variant"])["layers"].transform("max")
     shown = table[(table["variant"] != past_tables.HANDED) | (table["layers"] == deepest)]
@@ -52,13 +46,7 @@ def figure_variants(table: pd.DataFrame) -> Figure:
 
 
 def figure_depth(table: pd.DataFrame) -> Figure:
-    """Draw what a past handed to the bidirectional model changes, against the number of its layers.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `tables.by_variant`.
-    """
+    """Draw what a past handed to the bidirectional model changes, against the number of its layers."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
     rows = table[table["variant"] == past_tables.HANDED].sort_values("layers")
     spread = rows["spread"]
@@ -80,13 +68,7 @@ def figure_depth(table: pd.DataFrame) -> Figure:
 
 
 def figure_published(beside: pd.DataFrame) -> Figure:
-    """Draw the post's absolute differences beside ours, a panel a case.
-
-    Parameters
-    ----------
-    beside : DataFrame
-        From `tables.beside_published`.
-    """
+    """Draw the post's absolute differences beside ours, a panel a case."""
     cases = list(dict.fromkeys(beside["case"]))
     fig, axes = plt.subplots(2, (len(cases) + 1) // 2, sharey=True, squeeze=False, figsize=(style.WIDTH, 4.6))
     for ax, case in zip(axes.flat, cases, strict=False):

@@ -9,18 +9,7 @@ from kvreport.publishing.wording import DTYPES, between, size
 
 
 def captions(results: Results) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
     run = results.past
     asked = run.about["settings"]
     machine = f"{DTYPES[asked['dtype']]}; {wording.machine(run)}"

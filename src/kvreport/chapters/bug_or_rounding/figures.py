@@ -60,17 +60,7 @@ def _say(ax: Axes, text: str, kind: str, at: tuple[float, float]) -> None:
 
 
 def figure_planted(lines: pd.DataFrame, table: pd.DataFrame, said: dict[str, str]) -> Figure:
-    """Draw drift against unit roundoff, of clean families and of planted bugs.
-
-    Parameters
-    ----------
-    lines : DataFrame
-        From `tables.lines`, what was planted alone.
-    table : DataFrame
-        The same from `tables.judged`.
-    said : dict
-        Labels of the groups: ``clean``, ``bugs``, ``hidden``.
-    """
+    """Draw drift against unit roundoff, of clean families and of planted bugs."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 4.4))
     _frame(ax, _dtypes(lines))
     kinds = table.set_index(["symptom", "model"])["kind"]
@@ -85,13 +75,7 @@ def figure_planted(lines: pd.DataFrame, table: pd.DataFrame, said: dict[str, str
 
 
 def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
-    """Draw every symptom of the documents: drift against unit roundoff, and the slopes with their intervals.
-
-    Parameters
-    ----------
-    lines, table : DataFrame
-        From `tables.lines` and `tables.judged`, the documents' symptoms alone.
-    """
+    """Draw every symptom of the documents: drift against unit roundoff, and the slopes with their intervals."""
     rows = _with_headings(table)
     fig, (ax, forest) = plt.subplots(
         2, 1, figsize=(style.WIDTH, 3.6 + 0.24 * len(rows)), height_ratios=(3.2, 0.24 * len(rows))
@@ -142,13 +126,7 @@ def _with_headings(table: pd.DataFrame) -> list:
 
 
 def figure_layers(table: pd.DataFrame) -> Figure:
-    """Draw the drift behind every layer, in the finest and in the coarsest dtype, of a clean model and of planted ones.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `tables.layers`.
-    """
+    """Draw the drift behind every layer, in the finest and in the coarsest dtype, of a clean model and of planted ones."""
     dtypes = _dtypes(table)
     shown = list(dict.fromkeys((dtypes[0], dtypes[-1])))
     fig, axes = plt.subplots(len(shown), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.8 + 2.2 * len(shown)))

@@ -21,18 +21,7 @@ def _setting(run: Run) -> str:
 
 
 def captions(results: Results) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
     about, one = _setting(results.drifts), _setting(results.by_layer)
     judged = (
         f"Bug: one text's drift is beyond {verdict.LIMIT:,.0f} roundoffs in any dtype; rounding: the finest dtype is fp64 and "
@@ -132,13 +121,7 @@ def _range(table: pd.DataFrame) -> str:
 
 
 def labels(table: pd.DataFrame) -> dict[str, str]:
-    """Label the groups of lines in the figure of planted bugs.
-
-    Parameters
-    ----------
-    table : DataFrame
-        What was planted, from `tables.judged`.
-    """
+    """Label the groups of lines in the figure of planted bugs."""
     clean = table[table["symptom"] == CLEAN]
     hidden = table[table["symptom"] == HIDDEN]
     bugs = table[~table["symptom"].isin([CLEAN, HIDDEN])]
@@ -157,13 +140,7 @@ def _counts(table: pd.DataFrame) -> str:
 
 
 def numbers(results: Results) -> dict[str, str]:
-    """Write every number that the chapter's prose quotes, by its glue key.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-    """
+    """Write every number that the chapter's prose quotes, by its glue key."""
     rows, table, symptoms = results.drifts.rows, results.judged, results.symptoms
     clean = results.planted[results.planted["symptom"] == CLEAN]
     own = symptoms[tables.complained_of(symptoms)]
@@ -193,13 +170,7 @@ def numbers(results: Results) -> dict[str, str]:
 
 
 def in_short(kinds: pd.Series) -> str:
-    """Answer in a sentence whether it is a bug.
-
-    Parameters
-    ----------
-    kinds : Series of str
-        What each of the documents' symptoms was called.
-    """
+    """Answer in a sentence whether it is a bug."""
     bugs, rounding = ((kinds == kind).any() for kind in ("bug", "rounding"))
     if bugs and rounding:
         return "Sometimes it is, sometimes it is rounding."

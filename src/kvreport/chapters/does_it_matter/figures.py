@@ -19,15 +19,7 @@ _LINES = ("-", "--", "-.", ":")
 
 
 def figure_axes(axes: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Draw the mean divergence of every way, in every dtype, above what others published.
-
-    Parameters
-    ----------
-    axes : DataFrame
-        From `tables.axes_table`.
-    published : DataFrame
-        From `tables.elsewhere`.
-    """
+    """Draw the mean divergence of every way, in every dtype, above what others published."""
     ways, dtypes = (list(dict.fromkeys(axes[name])) for name in ("way", "dtype"))
     labels = [*ways, *published["what"]]
     fig, ax = plt.subplots(figsize=(style.WIDTH, 0.9 + 0.3 * len(labels)))
@@ -67,13 +59,7 @@ def figure_axes(axes: pd.DataFrame, published: pd.DataFrame) -> Figure:
 
 
 def figure_margins(margins: pd.DataFrame) -> Figure:
-    """Draw how large margins are, and how likely a first choice is lost at each.
-
-    Parameters
-    ----------
-    margins : DataFrame
-        From `tables.margins_table`.
-    """
+    """Draw how large margins are, and how likely a first choice is lost at each."""
     fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(style.WIDTH, 4.8), height_ratios=[2, 3])
     for dtype, rows in margins.groupby("dtype", sort=False):
         colour, marker = DTYPE_COLOURS[dtype], _DTYPE_MARKERS[dtype]
@@ -118,17 +104,7 @@ def _plot_curve(ax: Axes, curve: Survival, steps: int, band: bool, **how) -> Non
 
 
 def figure_partings(curves: dict[tuple[str, str, str], Survival], table: pd.DataFrame, steps: int) -> Figure:
-    """Draw for both choices the share of texts that are still the baseline's, seen and expected.
-
-    Parameters
-    ----------
-    curves : dict
-        From `tables.partings`.
-    table : DataFrame
-        From `tables.partings_table`.
-    steps : int
-        Tokens that were written.
-    """
+    """Draw for both choices the share of texts that are still the baseline's, seen and expected."""
     choices = list(dict.fromkeys(choice for _, choice, _ in curves))
     dtypes = list(dict.fromkeys(dtype for dtype, _, _ in curves))
     fig, axes = plt.subplots(len(choices), 1, sharex=True, figsize=(style.WIDTH, 0.9 + 2.3 * len(choices)))
@@ -167,15 +143,7 @@ def figure_partings(curves: dict[tuple[str, str, str], Survival], table: pd.Data
 
 
 def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | None) -> Figure:
-    """Draw the divergence along fixed texts, and around the parting of free ones.
-
-    Parameters
-    ----------
-    positions : DataFrame
-        From `tables.positions_table`.
-    behind : DataFrame or None
-        From `tables.snowball`; None where no text parted.
-    """
+    """Draw the divergence along fixed texts, and around the parting of free ones."""
     fig, axes = plt.subplots(
         1 if behind is None else 2, 1, squeeze=False, figsize=(style.WIDTH, 3.4 if behind is None else 6.2)
     )

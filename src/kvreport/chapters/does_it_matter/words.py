@@ -20,18 +20,7 @@ def _setting(run: Run) -> str:
 
 
 def captions(results: Results) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
     forced, positions, parting, behind = results.forced, results.positions, results.parting, results.behind
     asked = forced.about["settings"]
     half = asked["n_tokens"] // 2
@@ -184,13 +173,7 @@ def _rounding(rows: pd.DataFrame) -> list[str]:
 
 
 def numbers(results: Results) -> dict[str, str]:
-    """Write the numbers of the prose.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-    """
+    """Write the numbers of the prose."""
     return _of_axes(results) | _of_partings(results) | _of_positions(results)
 
 
@@ -235,13 +218,7 @@ def _of_axes(results: Results) -> dict[str, str]:
 
 
 def in_short(axes: pd.DataFrame) -> str:
-    """Answer in a sentence how far a cache moves predictions, by the yardstick of `over_the_dtype`.
-
-    Parameters
-    ----------
-    axes : DataFrame
-        From `tables.axes_table`.
-    """
+    """Answer in a sentence how far a cache moves predictions, by the yardstick of `over_the_dtype`."""
     limits = (
         (0.01, "next to nothing"),
         (0.5, "less than a change of dtype"),
@@ -256,13 +233,7 @@ def in_short(axes: pd.DataFrame) -> str:
 
 
 def over_the_dtype(axes: pd.DataFrame) -> str:
-    """Give the cache's mean divergence over that of computing in another dtype, for every dtype in which both were run.
-
-    Parameters
-    ----------
-    axes : DataFrame
-        From `tables.axes_table`.
-    """
+    """Give the cache's mean divergence over that of computing in another dtype, for every dtype in which both were run."""
     said = {dtype: wording.percent(ratio) for dtype, ratio in _over_the_dtype(axes).items()}
     return wording.in_dtypes(said) or "not run"
 

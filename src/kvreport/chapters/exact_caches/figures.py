@@ -15,13 +15,7 @@ from kvreport.publishing.wording import DTYPES
 
 
 def figure_ways(shares: pd.DataFrame) -> Figure:
-    """Draw the share of equal rows for every way, dtype and model.
-
-    Parameters
-    ----------
-    shares : DataFrame
-        From `tables.shares`.
-    """
+    """Draw the share of equal rows for every way, dtype and model."""
     dtypes, ways = (list(dict.fromkeys(shares[name])) for name in ("dtype", "way"))
     models = list(dict.fromkeys(shares["model"]))
     fig, axes = plt.subplots(
@@ -58,13 +52,7 @@ def figure_ways(shares: pd.DataFrame) -> Figure:
 
 
 def figure_ladder(table: pd.DataFrame) -> Figure:
-    """Draw share of equal rows and error for every rung.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `tables.ladder_table`.
-    """
+    """Draw share of equal rows and error for every rung."""
     rungs, dtypes = (list(dict.fromkeys(table[name])) for name in ("rung", "dtype"))
     fig, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(style.WIDTH, 3.4))
     for index, (dtype, rows) in enumerate(table.groupby("dtype", sort=False)):

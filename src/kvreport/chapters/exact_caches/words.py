@@ -17,18 +17,7 @@ def _dtypes(run: Run) -> str:
 
 
 def captions(results: Results) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
     ways, rungs, cost = results.ways, results.ladder, results.cost
     setting = f"{wording.models(ways)}; {_dtypes(ways)}; {wording.samples(ways)}; {wording.machine(ways)}"
     one = f"{wording.models(rungs)}; {_dtypes(rungs)}; {wording.samples(rungs)}; {wording.machine(rungs)}"
@@ -129,13 +118,7 @@ def _stopped(device: str) -> str:
 
 
 def numbers(results: Results) -> dict[str, str]:
-    """Write the numbers of the prose.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-    """
+    """Write the numbers of the prose."""
     # All of a chapter's runs are on one device.
     device = str(results.cost.about["machine"]["device"])
     ways, cost, table = results.ways.rows, results.cost.rows, results.shares

@@ -174,18 +174,7 @@ def three_times_faster(results: Results) -> Verdict:
 
 
 def beside(this: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
-    """Set the verdicts of one run beside those of another.
-
-    Parameters
-    ----------
-    this, recorded : DataFrame
-        From `verdicts.verdicts`.
-
-    Returns
-    -------
-    DataFrame
-        ``claim``, ``at the thread's size`` (the numbers that decided there), ``verdict there``, ``verdict of this run``.
-    """
+    """Set the verdicts of one run beside those of another."""
     return pd.DataFrame(
         {
             "claim": recorded["claim"],

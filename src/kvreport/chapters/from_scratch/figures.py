@@ -34,15 +34,7 @@ def _look(way: str) -> tuple[str, str]:
 
 
 def plot_steps(logits: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the largest difference of the logits at each step, of every way that ought to agree with its reference.
-
-    Parameters
-    ----------
-    logits : DataFrame
-        Rows of the experiment ``scratch_logits``, one dtype.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw the largest difference of the logits at each step, of every way that ought to agree with its reference."""
     block = int(logits["block"].iloc[0])
     # Where lines lie on one another, the lower ones are wider.
     ways = (tables.FORGOTTEN, POSTED, tables.REPLY, refill_name(max(1, block // 2)))
@@ -78,19 +70,7 @@ def _positions(buckets: pd.DataFrame) -> tuple[dict[int, int], list[str]]:
 
 
 def plot_buckets(buckets: pd.DataFrame, value: str, ways: tuple[str, ...], ax: Axes) -> Axes:
-    """Draw the loss of ways, or their gap to the window, by how much was read.
-
-    Parameters
-    ----------
-    buckets : DataFrame
-        From `tables.bucket_table`.
-    value : {"nats", "gap"}
-        Which column of estimates.
-    ways : tuple of str
-        Which ways.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw the loss of ways, or their gap to the window, by how much was read."""
     place, labels = _positions(buckets)
     for number, way in enumerate(ways):
         rows = buckets[buckets["way"] == way]
@@ -127,13 +107,7 @@ def figure_loss(buckets: pd.DataFrame) -> Figure:
 
 
 def figure_causes(causes: pd.DataFrame) -> Figure:
-    """Draw the gap past the block under each change of the posted cache.
-
-    Parameters
-    ----------
-    causes : DataFrame
-        From `tables.causes_table`.
-    """
+    """Draw the gap past the block under each change of the posted cache."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 0.9 + 0.38 * len(causes)))
     plot_estimates(causes, ax, reference=0.0, form="{:+.3f}")
     ax.margins(x=0.09)
@@ -142,13 +116,7 @@ def figure_causes(causes: pd.DataFrame) -> Figure:
 
 
 def figure_sizes(sizes: pd.DataFrame) -> Figure:
-    """Draw the gap past the block under each change, a marker for each of two sizes of model.
-
-    Parameters
-    ----------
-    sizes : DataFrame
-        From `tables.sizes_table`.
-    """
+    """Draw the gap past the block under each change, a marker for each of two sizes of model."""
     labels, names = list(dict.fromkeys(sizes["label"])), list(dict.fromkeys(sizes["size"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(labels)))
     looks = ((style.GREY, "o", "white"), (style.VERMILION, "s", style.VERMILION))
@@ -169,13 +137,7 @@ def figure_sizes(sizes: pd.DataFrame) -> Figure:
 
 
 def figure_speed(speeds: pd.DataFrame) -> Figure:
-    """Draw how many times as long a step takes without a cache, by length, with the reply's factor marked.
-
-    Parameters
-    ----------
-    speeds : DataFrame
-        From `tables.speed_table`.
-    """
+    """Draw how many times as long a step takes without a cache, by length, with the reply's factor marked."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.6))
     for model, colour in ((TRAINED, style.BLUE), (REPLYS_MODEL, style.VERMILION)):
         for way, line, marker in ((WINDOW, "--", "o"), (ALL_ROWS, "-", "s")):
@@ -207,13 +169,7 @@ def figure_speed(speeds: pd.DataFrame) -> Figure:
 
 
 def figure_cost(costs: pd.DataFrame) -> Figure:
-    """Draw what each way loses past the block against what it costs there.
-
-    Parameters
-    ----------
-    costs : DataFrame
-        From `tables.cost_table`.
-    """
+    """Draw what each way loses past the block against what it costs there."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 4.0))
     refills = costs[costs["way"].str.startswith(REFILL)]
     ax.plot(

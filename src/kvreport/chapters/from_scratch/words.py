@@ -82,18 +82,7 @@ def equal_steps(equal: pd.DataFrame, comparison: str) -> str:
 
 
 def captions(results: Results) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
     loss, logits, model = results.loss, results.logits, named(results)
     dtype = DTYPES[loss.rows["dtype"].iloc[0]]
     scored = loss.rows.groupby("way")["n_scored"].sum().iloc[0]

@@ -48,17 +48,7 @@ def _line(ax: Axes, x, y, dtype: str, published: bool, **more) -> None:
 
 
 def plot_absolute(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the largest absolute difference against the layer, one model of ours beside the document's of its kind.
-
-    Parameters
-    ----------
-    means : DataFrame
-        From `tables.layer_means`, one model.
-    published : DataFrame
-        From `documents.published_drift`, one family.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw the largest absolute difference against the layer, one model of ours beside the document's of its kind."""
     for rows, theirs in ((means, False), (published, True)):
         for dtype, series in rows.groupby("dtype"):
             hidden = _hidden(series)
@@ -169,15 +159,7 @@ _STATE_COLOURS = (style.BLUE, style.SKY, style.VERMILION, "#e8e8e8")
 
 
 def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw for every cached method and step whether bits or tokens equal those without a cache.
-
-    Parameters
-    ----------
-    greedy : DataFrame
-        Rows of the experiment ``greedy_paths``, one model and dtype.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw for every cached method and step whether bits or tokens equal those without a cache."""
     uncached = greedy[greedy["method"] == greedy_paths.UNCACHED].set_index("step")
     methods = greedy_paths.METHODS[1:]
     grid = np.full((len(methods), len(uncached)), 3)
@@ -217,15 +199,7 @@ def figure_greedy(greedy: pd.DataFrame) -> Figure:
 
 
 def plot_cache_lengths(greedy: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw how many positions the cache holds after every step, for each method, of one model and dtype.
-
-    Parameters
-    ----------
-    greedy : DataFrame
-        Rows of the experiment ``greedy_paths``, one model and dtype.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw how many positions the cache holds after every step, for each method, of one model and dtype."""
     for method, colour, line in (
         ("cache, as posted", style.VERMILION, "-"),
         ("cache, last token", style.BLUE, "-"),
@@ -247,17 +221,7 @@ def figure_cache_lengths(greedy: pd.DataFrame) -> Figure:
 
 
 def plot_mitigation(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
-    """Draw one quantity of every mitigation over stock's, a row a mitigation.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `tables.mitigation_table`.
-    column : str
-        A column of estimates.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw one quantity of every mitigation over stock's, a row a mitigation."""
     variants = list(dict.fromkeys(table["variant"]))
     dtypes = list(dict.fromkeys(table["dtype"]))
     for shift, (dtype, marker) in enumerate(zip(dtypes, style.MARKERS, strict=False)):

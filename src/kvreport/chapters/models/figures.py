@@ -25,15 +25,7 @@ BASELINES = {"unigram": "unigram", "bigram_backoff": "bigram, backoff", "xz_9": 
 
 
 def spread(places: np.ndarray, gap: float) -> np.ndarray:
-    """Move labels apart, as little as it takes, so that no two are nearer than `gap`.
-
-    Parameters
-    ----------
-    places : ndarray, shape (n_labels,)
-        Where they would stand, in any order.
-    gap : float
-        Smallest distance.
-    """
+    """Move labels apart, as little as it takes, so that no two are nearer than `gap`."""
     order = np.argsort(places)
     moved = np.asarray(places, dtype=float)[order]
     # Touching labels move as one block, whose middle stays where its members' middle was.
@@ -53,17 +45,7 @@ def spread(places: np.ndarray, gap: float) -> np.ndarray:
 
 
 def plot_curves(curves: pd.DataFrame, scores: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw every family's training loss against the tokens seen, its held-out score at the end, and the baselines.
-
-    Parameters
-    ----------
-    curves : DataFrame
-        From `tables.curves`.
-    scores : DataFrame
-        From `tables.stand_ins`.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw every family's training loss against the tokens seen, its held-out score at the end, and the baselines."""
     ax.set(
         xscale="log", yscale="log", xlabel="tokens seen in training", ylabel="bits per byte", ylim=(0.9, 4.6),
     )  # fmt: skip

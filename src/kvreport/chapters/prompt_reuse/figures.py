@@ -12,15 +12,7 @@ from kvreport.publishing.wording import DTYPES
 
 
 def figure_rows_fed(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Draw the share of differing first-layer keys against the number of rows fed.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `tables.rows_fed_table`.
-    published : DataFrame
-        From `tables.published_response_shares`.
-    """
+    """Draw the share of differing first-layer keys against the number of rows fed."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.4))
     models = list(dict.fromkeys(table["model"]))
     stock = table[table["variant"] == split_keys.POSTED]

@@ -58,15 +58,7 @@ _STATE_HATCHES = ["", "", "////", "", "...."]
 
 
 def plot_operations(states: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw layers against operations, in the order in which they run.
-
-    Parameters
-    ----------
-    states : DataFrame
-        From `tables.operation_states`, one model, attention and dtype.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw layers against operations, in the order in which they run."""
     names = list(states.sort_values("order").drop_duplicates("operation")["operation"])
     first, last = int(states["layer"].min()), int(states["layer"].max())
     grid = np.full((len(names), last - first + 1), -1)
@@ -102,17 +94,7 @@ def figure_operations(states: pd.DataFrame, model: str, attention: str) -> Figur
 
 
 def plot_kinds(shares: pd.DataFrame, columns: list[tuple[str, str]], ax: Axes) -> Axes:
-    """Draw the share of calls that differ by themselves: kinds of operation against models.
-
-    Parameters
-    ----------
-    shares : DataFrame
-        From `tables.kind_shares`, one dtype and pass.
-    columns : list of (model, attention)
-        The columns.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw the share of calls that differ by themselves: kinds of operation against models."""
     names = tables.kinds(shares)
     grid = np.full((len(names), len(columns)), np.nan)
     for row in shares.itertuples():
@@ -155,15 +137,7 @@ _GEMM_HATCHES = ["", "////", ""]
 
 
 def plot_gemm(states: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the number of rows against the inner size.
-
-    Parameters
-    ----------
-    states : DataFrame
-        From `tables.gemm_states`, one dtype and number of threads.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw the number of rows against the inner size."""
     sizes = sorted(states["inner_size"].unique())
     most = int(states["rows"].max())
     grid = np.full((len(sizes), most), -1)
@@ -199,13 +173,7 @@ _SWEEP_HATCHES = ["", "", "////"]
 
 
 def figure_lengths(states: pd.DataFrame) -> Figure:
-    """Draw for every length whether the cached step gave the full pass's bits: a strip a dtype and attention.
-
-    Parameters
-    ----------
-    states : DataFrame
-        From `tables.sweep_states`, one model.
-    """
+    """Draw for every length whether the cached step gave the full pass's bits: a strip a dtype and attention."""
     groups = list(states.groupby(["attention", "dtype"], sort=False))
     lengths = sorted(states["n_tokens"].unique())
     grid = np.full((len(groups), len(lengths)), -1)
@@ -222,15 +190,7 @@ def figure_lengths(states: pd.DataFrame) -> Figure:
 
 
 def plot_forms(shares: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the share of rows with the causal pass's bits: forms against numbers of keys.
-
-    Parameters
-    ----------
-    shares : DataFrame
-        From `tables.form_shares`, one kernel and dtype.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw the share of rows with the causal pass's bits: forms against numbers of keys."""
     forms, lengths = list(attention_forms.FORMS), sorted(shares["keys"].unique())
     grid = np.full((len(forms), len(lengths)), np.nan)
     for row in shares.itertuples():
@@ -273,15 +233,7 @@ _QUERY_STYLE = {cache_factorial.ONE_ROW: (style.VERMILION, "o"), cache_factorial
 
 
 def plot_factorial(table: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the drift by who wrote the cache, one mark a query; a drift of 0 is hollow.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `tables.factorial_table`, one dtype and length.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw the drift by who wrote the cache, one mark a query; a drift of 0 is hollow."""
     for row in table.itertuples():
         colour, marker = _QUERY_STYLE[row.query]
         place = cache_factorial.SOURCES.index(row.cache) + (0.16 if row.query == cache_factorial.ALL_ROWS else -0.16)

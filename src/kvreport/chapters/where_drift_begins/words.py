@@ -17,18 +17,7 @@ def _hardware(run: Run) -> str:
 
 
 def captions(results: Results) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
     asked = results.replayed.about["settings"]
     texts_replayed = f"{asked['n_replayed']} text{'s' * (asked['n_replayed'] > 1)}"
     replayed = (

@@ -41,15 +41,7 @@ def _pair(ax: Axes, x: pd.Series, rows: pd.DataFrame, dtype: str, unit: float = 
 
 
 def plot_layers(layers: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the error of both paths against the layer, on one model, with what the reference is worth far below.
-
-    Parameters
-    ----------
-    layers : DataFrame
-        From `analyses.which_path.layer_table`, one model.
-    ax : Axes
-        Where to draw.
-    """
+    """Draw the error of both paths against the layer, on one model, with what the reference is worth far below."""
     # An error of zero, as behind most embeddings, has no place on a logarithmic axis.
     for dtype, rows in layers[layers["path"] == path_errors.CACHED].groupby("dtype", sort=False):
         drawn = rows[(rows["error"] > 0) & (rows["error_full"] > 0)]
@@ -119,13 +111,7 @@ def _path_handles() -> list[Line2D]:
 
 
 def figure_ratios(series: pd.DataFrame) -> Figure:
-    """Draw each path's error over that of the uncached one.
-
-    Parameters
-    ----------
-    series : DataFrame
-        From `analyses.which_path.series_table`.
-    """
+    """Draw each path's error over that of the uncached one."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(_labels(series))))
     _plot_paths(series, "ratio", ax, "{:.2f}", lambda path: path == path_errors.CACHED)
     ax.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
@@ -139,13 +125,7 @@ def figure_ratios(series: pd.DataFrame) -> Figure:
 
 
 def figure_shared(layers: pd.DataFrame) -> Figure:
-    """Draw the correlation of the two paths' errors, and the drift over the error, against depth.
-
-    Parameters
-    ----------
-    layers : DataFrame
-        From `analyses.which_path.layer_table`.
-    """
+    """Draw the correlation of the two paths' errors, and the drift over the error, against depth."""
     cached = layers[(layers["path"] == path_errors.CACHED) & layers["correlation"].notna()]
     models = list(dict.fromkeys(cached["model"]))
     fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(style.WIDTH, 5.4))
@@ -174,13 +154,7 @@ def figure_shared(layers: pd.DataFrame) -> Figure:
 
 
 def figure_positions(positions: pd.DataFrame) -> Figure:
-    """Draw the first model's error along the text, in units of each dtype's unit roundoff.
-
-    Parameters
-    ----------
-    positions : DataFrame
-        From `analyses.which_path.position_table`.
-    """
+    """Draw the first model's error along the text, in units of each dtype's unit roundoff."""
     first = positions[positions["model"] == positions["model"].iloc[0]]
     cached = first[(first["path"] == path_errors.CACHED) & (first["error"] > 0) & (first["error_full"] > 0)]
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.3))
@@ -192,15 +166,7 @@ def figure_positions(positions: pd.DataFrame) -> Figure:
 
 
 def figure_shift(shift: pd.DataFrame, least_explained: float) -> Figure:
-    """Draw what of the difference from the uncached pass has a direction.
-
-    Parameters
-    ----------
-    shift : DataFrame
-        From `analyses.which_path.shift_table`.
-    least_explained : float
-        Share of the mean square that the shaded band stands for.
-    """
+    """Draw what of the difference from the uncached pass has a direction."""
     fig, axes = plt.subplots(1, 3, sharey=True, figsize=(style.WIDTH, 1.6 + 0.36 * len(_labels(shift))))
     bound = least_explained**0.5
     for ax, column, band, label in zip(

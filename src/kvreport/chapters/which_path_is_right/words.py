@@ -13,18 +13,7 @@ from kvreport.publishing.wording import DTYPES, between, power_of_ten
 
 
 def captions(results: Results) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
     run = results.errors
     asked = run.about["settings"]
     dtypes = ", ".join(DTYPES[dtype] for dtype in asked["dtypes"])
@@ -130,13 +119,7 @@ def _ratios_found(results: Results) -> str:
 
 
 def closer_path(cached: pd.DataFrame) -> str:
-    """Answer which path is closer to the truth, dtype by dtype, by whole intervals: in every model, or neither, and in which.
-
-    Parameters
-    ----------
-    cached : DataFrame
-        One line a (model, dtype), with the ``ratio`` of the cached path's error to the uncached one's.
-    """
+    """Answer which path is closer to the truth, dtype by dtype, by whole intervals: in every model, or neither, and in which."""
 
     def closer(part: pd.DataFrame) -> str:
         nearer = {
@@ -212,13 +195,7 @@ def _estimates(column: str, form: str = "{:.2f}") -> Callable[[pd.DataFrame], st
 
 
 def numbers(results: Results) -> dict[str, str]:
-    """Write every number that the chapter's prose quotes, by its glue key.
-
-    Parameters
-    ----------
-    results : Results
-        The chapter's.
-    """
+    """Write every number that the chapter's prose quotes, by its glue key."""
     rows, series, quality, shift = results.rows, results.series, results.quality, results.shift
     series = series[series["ratio"].notna()]
     cached, eager, control = (
