@@ -114,13 +114,13 @@ def test_ratios_of_time_are_the_switch_over_stock(cost):
 def test_of_few_repeats_or_files_the_lowest_and_highest_are_given(cost, ladder):
     few, stock = cost.rows[cost.rows["repeat"] < 3].copy(), cost.rows["arithmetic"] == paths.STOCK
     few["decode_s"] = few["repeat"].map({0: 1.0, 1: 2.0, 2: 5.0}).where(~stock, 1.0)
-    assert tables.costs(few)["decode"] == fits.Estimate(2.0, 1.0, 5.0)
+    assert tables.costs(few)["decode"] == fits.Estimate(2.0, 1.0, 5.0, "range")
     assert wording.brackets(few, "repeat") == "lowest to highest of 3 repeats"
     assert wording.brackets(cost.rows, "repeat") == "95 % interval (bootstrap over 6 repeats)"
     rows = ladder.rows[ladder.rows["dtype"] == "float32"].copy()
     rows["source"], rows["error_rms"] = rows["sample"], 1.0
     rows.loc[rows["rung"] == "all", "error_rms"] = rows["sample"] + 1.0
-    assert tables.error_ratios(rows, "error_rms")["ratio"].tolist() == [fits.Estimate(1.5, 1.0, 2.0)]
+    assert tables.error_ratios(rows, "error_rms")["ratio"].tolist() == [fits.Estimate(1.5, 1.0, 2.0, "range")]
 
 
 def test_the_timed_prefill_scores_the_last_token_from_a_copy_of_its_row(llama, ids, monkeypatch):

@@ -1,11 +1,16 @@
 """An experiment's share of the cores; what measures time has them all."""
 
-import notebook_rules
+import inspect
+import sys
+
 import pytest
 import torch
 
-from kvbook.runs import experiment as frame
+from kvbook import fingerprint, paths
 from kvbook.runs import threads
+from kvbook.runs.experiment import Experiment
+from kvbook.settings import Settings
+from kvreport.running import catalogue
 
 
 @pytest.fixture
@@ -36,38 +41,32 @@ def test_an_error_gives_the_threads_back(two_threads, monkeypatch):
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize(
-    ("experiment", "timed"),
-    [
-        ("static_cache.speed", True),
-        ("layer_drift.mitigations", True),
-        ("layer_drift.by_layer", False),
-        ("exact_caches.paths", False),
-        ("prompt_reuse.tokenizer_boundaries", False),
-    ],
-)
-def test_what_imports_the_clock_measures_time(experiment, timed):
-    assert frame.measures_time(f"kvreport.chapters.{experiment}") is timed
-    assert notebook_rules.needs_the_machine(f"kvreport.chapters.{experiment}") is timed
+def test_an_experiment_is_called_timed_where_it_reaches_the_clock_and_nowhere_else():
+    timed = {
+        name: "kvbook.measuring.timing" in fingerprint.reached(experiment.measure.__module__)
+        for name, experiment in catalogue.EXPERIMENTS.items()
+    }
+    assert {name: experiment.timed for name, experiment in catalogue.EXPERIMENTS.items()} == timed
+    assert any(timed.values())
+    assert not all(timed.values())
 
 
-def test_what_sets_its_own_threads_needs_the_machine_and_measures_no_time():
-    assert notebook_rules.needs_the_machine("kvreport.chapters.where_drift_begins.gemm_map")
-    assert not frame.measures_time("kvreport.chapters.where_drift_begins.gemm_map")
+def test_what_sets_its_own_threads_has_the_machine_to_itself():
+    for name, experiment in catalogue.EXPERIMENTS.items():
+        sets = "set_num_threads" in inspect.getsource(sys.modules[experiment.measure.__module__])
+        assert experiment.own_threads is sets, name
+        assert experiment.needs_the_machine is (experiment.timed or sets)
 
 
-@pytest.mark.parametrize(("module", "used"), [("layer_drift.by_layer", 1), ("static_cache.speed", 2)])
-def test_a_run_notes_the_threads_that_it_had(two_threads, monkeypatch, tmp_path, module, used):
-    from kvbook import paths
-    from kvbook.settings import Settings
-
+@pytest.mark.parametrize(("timed", "used"), [(False, 1), (True, 2)])
+def test_a_run_notes_the_threads_that_it_had(two_threads, monkeypatch, tmp_path, timed, used):
     monkeypatch.setattr(paths, "RUNS", tmp_path)
     monkeypatch.setenv(threads.THREADS_VARIABLE, "1")
     seen = []
 
-    def measure(writer):
+    def measure(settings, made_of, writer):
         seen.append(torch.get_num_threads())
         writer.append("unit", [{"x": 1}])
 
-    run = frame.recorded("named", f"kvreport.chapters.{module}", Settings(), measure)
+    run = Experiment("named", Settings, lambda settings: {}, measure, timed=timed).run(Settings())
     assert (seen, run.about["machine"]["threads"]) == ([used], used)

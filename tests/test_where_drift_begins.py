@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
+from kvbook.measuring.estimates import FEWEST_UNITS
 from kvreport.chapters.where_drift_begins import (
     attention_forms,
     cache_factorial,
@@ -380,17 +381,18 @@ def test_the_texts_length_is_told_from_those_beside_it():
 
 
 @pytest.mark.parametrize(
-    ("files", "said"), [(1, "of 1 file"), (5, "lowest to highest of 5 files"), (6, "over 6 files")]
+    ("files", "said"), [(1, "of 1 file"), (3, "lowest to highest of 3 files"), (4, "over 4 files")]
 )
 def test_few_files_have_a_lowest_and_a_highest_and_no_interval(files, said):
     rows = factorial_rows({(c, q): 1e-7 for c in cache_factorial.SOURCES for q in (cache_factorial.ONE_ROW,)})
     rows = pd.concat([rows.assign(sample=n, source=f"{n}.py", relative_rms=(1.0 + n) * 2**-24) for n in range(files)])
     assert said in wording.brackets(rows)
     drift = tables.factorial_table(rows)["drift"].iloc[0]
-    if files < wording.FEWEST:
-        assert (drift.low, drift.high) == (1.0, files)
+    if files < FEWEST_UNITS:
+        assert (drift.low, drift.high, drift.kind) == (1.0, files, "range")
     else:
-        assert 1.0 < drift.low < drift.high < files
+        assert 1.0 <= drift.low < drift.high <= files
+        assert drift.kind == "95 %"
 
 
 def test_lengths_with_equal_bits_are_counted_by_attention():

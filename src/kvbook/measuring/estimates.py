@@ -7,28 +7,35 @@ samples; it resamples files, since samples of one file resemble each other.
 
 import functools
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 CONFIDENCE = 0.95
+# Intervals count independent units: texts, files, prompts, repetitions.  Of fewer there is none; their lowest and highest
+# value are given instead.
+FEWEST_UNITS = 4
 _DRAWS = 2000
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its 95 % interval.
+    """A number with what is known of its scatter.
 
     Attributes
     ----------
     value, low, high : float
-        The estimate and the ends of its interval.
+        The estimate and the ends of its interval or range.
+    kind : {"95 %", "range"}
+        Whether the ends are those of a 95 % interval, or the lowest and highest of a few values.
     """
 
     value: float
     low: float
     high: float
+    kind: Literal["95 %", "range"] = "95 %"
 
     def text(self, form: str = "{:.2f}") -> str:
         """Write it as ``value [low, high]``."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from kvbook.measuring.estimates import FEWEST_UNITS
 from kvbook.runs.records import Run
 
 WEIGHTS = {
@@ -104,16 +105,12 @@ def of_all(count: int, total: int) -> str:
 
 def too_few(rows: pd.DataFrame) -> bool:
     """Tell whether rows are of so few files that a bootstrap over them says nothing."""
-    return rows["source"].nunique() < 3
+    return rows["source"].nunique() < FEWEST_UNITS
 
 
 def size(value: float) -> str:
     """Write a difference: as a power of ten where it is small."""
     return power_of_ten(value) if value < 0.01 else f"{value:.2g}"
-
-
-# Of fewer values than these an interval says nothing: their lowest and highest are given.
-FEWEST = 6
 
 
 def brackets(rows: pd.DataFrame, of: str = "file") -> str:
@@ -127,6 +124,6 @@ def brackets(rows: pd.DataFrame, of: str = "file") -> str:
         What a source is.
     """
     count = rows["source"].nunique()
-    if count < FEWEST:
+    if count < FEWEST_UNITS:
         return f"lowest to highest of {count} {of}{'s' * (count > 1)}"
     return f"95 % interval (bootstrap over {count} {of}s)"

@@ -135,7 +135,9 @@ class Chapter:
         add("style", fingerprint.of_file(STYLE))
         add("models", fingerprint.of_file(registry.FILE))
         # A chapter that ran on a stand-in is not fresh once the packaged model is there.
-        add("packages", json.dumps(packages.state()))
+        about = _read_about(self.folders.code, self.name) or {}
+        if used := about.get("packages"):
+            add("packages", json.dumps({name: state for name, state in packages.state().items() if name in used}))
         for file in self.data_files():
             add(f"data {file.relative_to(self.folders.data)}", fingerprint.of_file(file))
         add("versions", json.dumps(versions()))
@@ -230,7 +232,7 @@ def _read_about(code: Path, name: str) -> dict[str, Any] | None:
     about = _read_yaml(file)
     sets = about.get("parameters", {}) if isinstance(about, dict) else None
     whole = isinstance(sets, dict) and all(isinstance(values, dict | None) for values in sets.values())
-    if not whole or not isinstance(about.get("data", []), list) or set(about) - {"parameters", "data"}:
+    if not whole or not isinstance(about.get("data", []), list) or set(about) - {"parameters", "data", "packages"}:
         raise UserError(f"{file} must hold parameters: {{<set>: {{<parameter>: <value>}}}} and data: [<pattern>]")
     return about
 

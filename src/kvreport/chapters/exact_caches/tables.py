@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from kvbook.measuring import estimates as fits
+from kvbook.measuring import estimates
 from kvreport.chapters.exact_caches import ladder, paths
-from kvreport.publishing.wording import DTYPES, FEWEST
+from kvreport.publishing.wording import DTYPES
 
 # What the book sets itself: times of the switch over stock's, at most.
 MOST_DECODE, MOST_PREFILL = 1.10, 1.50
@@ -115,17 +115,17 @@ def error_ratios(rows: pd.DataFrame, error: str) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def _ratio(rows: pd.DataFrame, value: str, variant: str, against: str, of=fits.paired_ratio) -> fits.Estimate:
+def _ratio(rows: pd.DataFrame, value: str, variant: str, against: str, of=estimates.paired_ratio) -> estimates.Estimate:
     """Take a ratio with its interval, or of few sources with the lowest and highest that one of them has."""
     estimate = of(rows, value, variant, against)
-    if rows["source"].nunique() >= FEWEST:
+    if rows["source"].nunique() >= estimates.FEWEST_UNITS:
         return estimate
     means = rows.pivot_table(index="source", columns="variant", values=value)
     ratios = means[variant] / means[against]
-    return fits.Estimate(estimate.value, float(ratios.min()), float(ratios.max()))
+    return estimates.Estimate(estimate.value, float(ratios.min()), float(ratios.max()), "range")
 
 
-def costs(cost: pd.DataFrame) -> dict[str, fits.Estimate]:
+def costs(cost: pd.DataFrame) -> dict[str, estimates.Estimate]:
     """Take the switch's times over stock's: median over repeats of the ratio, with its interval.
 
     Parameters
@@ -140,13 +140,13 @@ def costs(cost: pd.DataFrame) -> dict[str, fits.Estimate]:
     """
     rows = cost.assign(variant=cost["arithmetic"])
     return {
-        name: _ratio(rows, f"{name}_s", paths.EXACT, paths.STOCK, fits.paired_median_ratio)
+        name: _ratio(rows, f"{name}_s", paths.EXACT, paths.STOCK, estimates.paired_median_ratio)
         for name in ("prefill", "decode")
     }
 
 
 def promises(
-    shares: pd.DataFrame, errors: dict[str, pd.DataFrame], times: dict[str, fits.Estimate], cost_dtype: str
+    shares: pd.DataFrame, errors: dict[str, pd.DataFrame], times: dict[str, estimates.Estimate], cost_dtype: str
 ) -> pd.DataFrame:
     """Judge what the switch promises by this run's rows.
 

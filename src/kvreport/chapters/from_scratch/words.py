@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from kvbook import fingerprint
-from kvbook.measuring.estimates import Estimate
+from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
 from kvreport.chapters.from_scratch import logits, speed, tables
 from kvreport.chapters.from_scratch.gpt import checkpoints
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW, refill_name
@@ -17,8 +17,6 @@ from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES, size
 
 _NATS = "{:+.3f}"
-# With fewer repetitions the bootstrap of a median reaches from the lowest to the highest: no interval of 95 %.
-_FEWEST_REPETITIONS = 6
 # The figure of costs is linear up to here on either side of 0.
 LINEAR_NATS = 0.02
 _, _, _, MODULO = FIXES
@@ -32,7 +30,7 @@ def as_code(text: str) -> str:
 def bracket(results: Results) -> str:
     """Name what stands in brackets behind a median of times."""
     count = results.speed.rows["repetition"].nunique()
-    return f"{'lowest to highest' if count < _FEWEST_REPETITIONS else '95 % interval'} of {count} paired repetitions"
+    return f"{'lowest to highest' if count < FEWEST_UNITS else '95 % interval'} of {count} paired repetitions"
 
 
 def timing(results: Results) -> str:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook.measuring import agreement, full_and_split
-from kvbook.models import corpus
+from kvbook.models import corpus, packages
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
@@ -94,3 +94,32 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
 
 
 EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure)
+
+# A trained model of a real size that every build can have, and as many texts of it as a build has time for.
+TRAINED_FAMILY, TRAINED_SAMPLES = "smollm2", 6
+
+
+def _of_trained(settings: LayerDriftSettings) -> LayerDriftSettings:
+    return settings.model_copy(
+        update={
+            "model": TRAINED_FAMILY, "reference_model": TRAINED_FAMILY, "weights": "package", "n_samples": TRAINED_SAMPLES,
+        }
+    )  # fmt: skip
+
+
+def inputs_trained(settings: LayerDriftSettings) -> dict[str, Any] | None:
+    """Name the trained model and the corpus; None where it is not here, or where other weights were asked for."""
+    if settings.weights != "stand-in" or not packages.is_here(TRAINED_FAMILY):
+        return None
+    return inputs(_of_trained(settings)) | {"texts": TRAINED_SAMPLES}
+
+
+def measure_trained(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Score the last token of some texts both ways with the trained model."""
+    measure(_of_trained(settings), made_of, writer)
+
+
+TRAINED = Experiment(
+    "layer_drift_trained", LayerDriftSettings, inputs_trained, measure_trained,
+    fields=frozenset({"device", "seed", "corpus", "dtypes", "n_tokens"}),
+)  # fmt: skip

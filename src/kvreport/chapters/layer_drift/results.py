@@ -11,7 +11,7 @@ from kvreport.chapters.layer_drift import by_layer, greedy_paths, mitigations, t
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.publishing import documents
 
-EXPERIMENTS = (by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, mitigations.EXPERIMENT)
+EXPERIMENTS = (by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, mitigations.EXPERIMENT, by_layer.TRAINED)
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,14 @@ class Results:
         Of the experiments ``layer_drift`` and ``greedy_paths``.
     mitigated : Run or None
         Of the experiment ``mitigations``; None where the settings leave it out.
+    trained : Run or None
+        Of the experiment ``layer_drift_trained``; None where the trained model is not here.
     """
 
     drift: Run
     greedy: Run
     mitigated: Run | None
+    trained: Run | None = None
 
     @classmethod
     def of(cls, settings: LayerDriftSettings) -> "Results":
@@ -49,6 +52,16 @@ class Results:
     def means(self) -> pd.DataFrame:
         """`tables.layer_means`."""
         return tables.layer_means(self.drift.rows)
+
+    @cached_property
+    def trained_means(self) -> pd.DataFrame:
+        """`tables.layer_means` of the trained model."""
+        return tables.layer_means(self.trained.rows)
+
+    @cached_property
+    def trained_growth(self) -> pd.DataFrame:
+        """`tables.growth_table` of the trained model."""
+        return tables.growth_table(tables.fittable(self.trained.rows))
 
     @cached_property
     def drawn(self) -> pd.DataFrame:

@@ -375,8 +375,7 @@ def cut_shares(cuts: pd.DataFrame) -> pd.DataFrame:
         rows = rows.assign(sample=np.arange(len(rows)), unsafe=1.0 - rows["safe"], all=0)
         for place in ("anywhere", *tokenizer_boundaries.KINDS):
             part = rows if place == "anywhere" else rows[rows["place"] == place]
-            # A bootstrap over one or two files says nothing.
-            if part["source"].nunique() < 3:
+            if part["source"].nunique() < estimates.FEWEST_UNITS:
                 continue
             table.append(
                 {

@@ -4,7 +4,7 @@ import pandas as pd
 
 from kvbook.measuring import agreement, estimates, replay
 from kvreport.chapters.where_drift_begins import cache_factorial, operation_replay
-from kvreport.publishing.wording import DTYPES, FEWEST
+from kvreport.publishing.wording import DTYPES
 
 # What becomes of an operation, from the least to the most.
 EQUAL = "bits equal"
@@ -209,12 +209,12 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
             units=rows["relative_rms"] / agreement.UNIT_ROUNDOFF[dtype],
         )
         resampled = estimates.resample(units, "units", by="way")
-        low, high = resampled.interval()
-        if units["source"].nunique() < FEWEST:
+        (low, high), kind = resampled.interval(), "95 %"
+        if units["source"].nunique() < estimates.FEWEST_UNITS:
             files = units.groupby(["source", "way"])["units"].mean().unstack("way")[list(resampled.layers)]
-            low, high = files.min(), files.max()
+            low, high, kind = files.min(), files.max(), "range"
         drift = {
-            way: estimates.Estimate(float(m), float(a), float(b))
+            way: estimates.Estimate(float(m), float(a), float(b), kind)
             for way, m, a, b in zip(resampled.layers, resampled.mean, low, high, strict=True)
         }
         for way, of_way in units.groupby("way", sort=False):

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from kvbook.measuring import estimates as fits
-from kvreport.chapters.which_path_is_right import path_errors, tables
+from kvreport.chapters.which_path_is_right import path_errors
 from kvreport.chapters.which_path_is_right.results import Results
 from kvreport.publishing.verdicts import Verdict, holds, weights_of
 
@@ -27,7 +27,7 @@ def distribution_shift(results: Results) -> Verdict:
     if table.empty:
         return Verdict("0 rows in 16 bits", "not run")
     if table["common"].isna().any():
-        return Verdict(f"fewer than {tables.LEAST_FILES} files, or no drift in one of them", "not run")
+        return Verdict(f"fewer than {fits.FEWEST_UNITS} files, or no drift in one of them", "not run")
     ends = {name: max(_largest(estimate) for estimate in table[name]) for name in ("likelihood", "entropy", "common")}
     bound = LEAST_EXPLAINED**0.5
     here = (

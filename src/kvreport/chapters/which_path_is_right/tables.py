@@ -11,8 +11,6 @@ from kvreport.publishing.wording import DTYPES, power_of_ten
 SERIES = ["model", "dtype", "path"]
 # Two errors of one size that have nothing in common are this many times as far apart as each is from the truth.
 INDEPENDENT = 2**0.5
-# Fewer files than this give no interval worth the name.
-LEAST_FILES = 3
 
 
 def measured(rows: pd.DataFrame) -> pd.DataFrame:
@@ -228,7 +226,7 @@ def shift_table(rows: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
         For each model, dtype and path: ``likelihood``, mean difference of the next token's log likelihood (below 0 the path
         predicts worse) over the root mean square of its single values; ``entropy``, the same of the distribution's entropy
         (below 0 it is sharper); ``common``, share of the mean squared difference of log-probabilities that all files have
-        in common, with ``p`` of the sign flips; both None with fewer files than `LEAST_FILES`.
+        in common, with ``p`` of the sign flips; both None with fewer files than `estimates.FEWEST_UNITS`.
     """
     quality = quality.set_index(SERIES)
     vocabulary = rows[rows["place"] == "vocabulary"]
@@ -254,7 +252,7 @@ def _common(vocabulary: pd.DataFrame | None) -> dict[str, fits.Estimate | float 
     # A file's samples are averaged first: they are not independent of each other.
     means = vocabulary.pivot_table(index="source", columns="token", values="shift")
     squares = (vocabulary.assign(square=vocabulary["shift_rms"] ** 2)).groupby("source")["square"].mean()
-    if len(means) < LEAST_FILES or not (squares > 0).all():
+    if len(means) < fits.FEWEST_UNITS or not (squares > 0).all():
         return nothing
     return {
         "common": fits.common_share(means.to_numpy(), squares.loc[means.index].to_numpy()),
