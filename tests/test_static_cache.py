@@ -1,6 +1,5 @@
 """Static and dynamic caches: the decode loop, the one-row form, bytes, and what is made of the rows."""
 
-import dataclasses
 import re
 
 import finding_rules
@@ -8,24 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from planted import changed, run_of
+from quoted import quoted
 from torch._dynamo.utils import counters
 
 from kvbook.errors import UserError
-from kvbook.measuring import caches, decoding, memory, onerow
-from kvbook.measuring import estimates as fits
+from kvbook.measuring import caches, decoding, estimates, memory, onerow
 from kvbook.measuring.decoding import Decoder, Way
-from kvbook.runs import recording
-from kvreport.chapters.static_cache import bytes as static_memory
-from kvreport.chapters.static_cache import claims as notebook_static
-from kvreport.chapters.static_cache import memory_bandwidth
-from kvreport.chapters.static_cache import shapes as static_shapes
-from kvreport.chapters.static_cache import speed as static_speed
-from kvreport.chapters.static_cache import tables as analysis
-from kvreport.chapters.static_cache import texts as static_texts
-from kvreport.chapters.static_cache import words as text
+from kvreport.chapters.static_cache import claims, memory_bandwidth, speed, tables, words
+from kvreport.chapters.static_cache import texts as written_texts
+from kvreport.chapters.static_cache.results import EXPERIMENTS, Results, Speeds
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
-from kvreport.publishing import documents
-from kvreport.publishing import verdicts as ledger
+from kvreport.publishing import documents, verdicts
 
 IDS = torch.tensor([[5, 17, 200, 31, 8]])
 N_NEW = 8
@@ -212,25 +205,22 @@ def made_rows(
     seconds: dict[tuple[str, int, int], tuple[float, float]], generate: dict[str, float] | None = None, graphs: int = 0
 ) -> pd.DataFrame:
     """Make rows of known times: of each way the seconds of a step at the start, and by how much each further one grows."""
-    ways = decoding.Way
-    rows = [static_speed._row(ways("none"), 0, static_speed.LOAD, 0, 0, 1.5) | {"engine": "", "cache": ""}]
+    rows = [speed._row(Way("none"), 0, speed.LOAD, 0, 0, 1.5) | {"engine": "", "cache": ""}]
     for cache, rate in (generate or {"none": 10, "dynamic": 40, "static": 38}).items():
         for repeat in range(3):
-            row = static_speed._row(ways(cache), repeat, static_speed.WHOLE, 0, 7, 200 / rate * (1 + 0.01 * repeat))
-            rows.append(row | {"engine": static_speed.GENERATE, "n_steps": 200, "graphs": graphs * (cache == "static")})
+            row = speed._row(Way(cache), repeat, speed.WHOLE, 0, 7, 200 / rate * (1 + 0.01 * repeat))
+            rows.append(row | {"engine": speed.GENERATE, "n_steps": 200, "graphs": graphs * (cache == "static")})
     for (cache, compiled, one_row), (start, slope) in seconds.items():
-        way = ways(cache, bool(compiled), bool(one_row))
+        way = Way(cache, bool(compiled), bool(one_row))
         for step in (1, 2):
             first = 5.0 if compiled and step == 1 else start
-            rows.append(
-                static_speed._row(way, -1, static_speed.COMPILE, step, 7 + step, first, 1, 2 * compiled * (step == 1))
-            )
+            rows.append(speed._row(way, -1, speed.COMPILE, step, 7 + step, first, 1, 2 * compiled * (step == 1)))
         for repeat in range(3):
             if cache != "none":
-                rows.append(static_speed._row(way, repeat, static_speed.PREFILL, 0, 7, 0.03, 1))
+                rows.append(speed._row(way, repeat, speed.PREFILL, 0, 7, 0.03, 1))
             for step in range(1, 200, 20 if cache == "none" else 1):
                 took = (start + slope * step) * (1 + 0.01 * repeat)
-                rows.append(static_speed._row(way, repeat, static_speed.DECODE, step, 7 + step, took, 1))
+                rows.append(speed._row(way, repeat, speed.DECODE, step, 7 + step, took, 1))
     return pd.DataFrame([ABOUT | row for row in rows])
 
 
@@ -250,8 +240,13 @@ def rows() -> pd.DataFrame:
     return made_rows(TIMES)
 
 
-def test_speeds_are_steps_over_their_seconds(rows):
-    table = analysis.speeds(rows).set_index(["engine", "cache", "compiled", "one_row"])["speed"]
+@pytest.fixture
+def speeds(rows) -> Speeds:
+    return Speeds(run_of(rows))
+
+
+def test_speeds_are_steps_over_their_seconds(speeds):
+    table = speeds.table.set_index(["engine", "cache", "compiled", "one_row"])["speed"]
     assert table[("loop", "static", 1, 1)].value == pytest.approx(100 / 1.01)
     assert table[("loop", "static", 1, 1)].high == pytest.approx(100)
     # Without a cache a few lengths stand for all: the mean of a straight line is its middle.
@@ -259,50 +254,50 @@ def test_speeds_are_steps_over_their_seconds(rows):
     assert table[("generate", "dynamic", 0, 0)].high == pytest.approx(40)
 
 
-def test_ratios_compare_runs_of_the_same_turn(rows):
-    found = analysis.ratio(rows, ("static", True, True), ("static", False, False))
+def test_ratios_compare_runs_of_the_same_turn(speeds):
+    found = tables.ratio(speeds.per_repeat, ("static", True, True), ("static", False, False))
     assert (found.low, found.value, found.high) == pytest.approx((2.5, 2.5, 2.5))
 
 
 def test_against_generate_counts_the_prefill_on_both_sides(rows):
-    found = analysis.against_generate(rows, ("static", True, True))
+    found = tables.against_generate(rows, ("static", True, True))
     assert found.high == pytest.approx(200 / (199 * 0.01 + 0.03) / 40, rel=1e-3)
 
 
 def test_growth_is_found_where_it_is_and_not_where_it_is_not(rows):
-    grows = analysis.growth(analysis.step_seconds(rows, "none", False))
+    grows = tables.growth(tables.step_seconds(rows, "none", False))
     assert grows.value == pytest.approx(100 * 4e-4 / 0.0204, rel=0.02)
-    flat = analysis.growth(analysis.step_seconds(rows, "dynamic", False))
+    flat = tables.growth(tables.step_seconds(rows, "dynamic", False))
     assert flat.low <= 0 <= flat.high
 
 
 def test_what_the_document_published_is_compared_as_it_stands():
     # By hand: 26 / 21 and 31 / 27 tokens a second; 9 s in the table against 8.03 s of a later call.
-    assert analysis.published_gains() == pytest.approx({"L4": 1.0, "T4": 26 / 21, "A100": 31 / 27})
-    assert analysis.published_spread() == pytest.approx(9 / 8.03 - 1)
+    assert tables.published_gains() == pytest.approx({"L4": 1.0, "T4": 26 / 21, "A100": 31 / 27})
+    assert tables.published_spread() == pytest.approx(9 / 8.03 - 1)
 
 
 def test_the_crossover_is_where_the_lines_cross(rows):
     # 0.02 + 4e-4 * step = 0.025 at step 12.5, seven tokens behind the prompt.
-    said = re.fullmatch(r"from (\d+) tokens on", analysis.crossover(rows, compiled=False))
+    said = re.fullmatch(r"from (\d+) tokens on", tables.crossover(rows, compiled=False))
     assert int(said[1]) == pytest.approx(20, abs=1)
     never = made_rows(TIMES | {("none", 0, 0): (0.01, 0.0)})
-    assert analysis.crossover(never, compiled=False) == "at no length measured"
+    assert tables.crossover(never, compiled=False) == "at no length measured"
     always = made_rows(TIMES | {("none", 0, 0): (0.03, 4e-4)})
     assert re.fullmatch(
-        r"already at the shortest length measured, \d+ tokens", analysis.crossover(always, compiled=False)
+        r"already at the shortest length measured, \d+ tokens", tables.crossover(always, compiled=False)
     )
 
 
 def test_the_kinds_of_cache_and_the_compilation_are_told_apart(rows):
-    said = text.findings(rows)["fig-static-grid"]
+    said = findings(rows)["fig-static-grid"]
     assert "Eager, the static loop makes 1.00 [1.00, 1.00] times the dynamic one's" in said
     assert "compiled and written for one row, 2.50 [2.50, 2.50] times the stock eager" in said
-    slow = text.findings(made_rows(TIMES | {("static", 0, 0): (0.05, 0.0)}))["fig-static-grid"]
+    slow = findings(made_rows(TIMES | {("static", 0, 0): (0.05, 0.0)}))["fig-static-grid"]
     assert "makes 0.50 [0.50, 0.50] times the dynamic one's" in slow
     assert "one row, 5.00 [5.00, 5.00] times" in slow
     without = {way: took for way, took in TIMES.items() if way != ("static", 1, 1)}
-    assert "one row" not in text.findings(made_rows(without))["fig-static-grid"]
+    assert "one row" not in findings(made_rows(without))["fig-static-grid"]
 
 
 @pytest.mark.parametrize(
@@ -311,24 +306,24 @@ def test_the_kinds_of_cache_and_the_compilation_are_told_apart(rows):
 def test_the_static_caches_gain_is_told_with_whether_it_was_compiled(static, graphs, said):
     rows = made_rows(TIMES, {"none": 10, "dynamic": 40, "static": static}, graphs)
     rows.loc[(rows["engine"] == "generate") & (rows["cache"] == "static"), "compiled"] = int(graphs > 0)
-    finding = text.findings(rows)["fig-static-published"]
+    finding = findings(rows)["fig-static-published"]
     assert f"With the static cache `generate` is {said} as fast" in finding
     assert "4.61 to 4.78 times (compiled) and 0.81 times (not compiled) in the document" in finding
 
 
 def test_the_growth_of_a_step_is_told_kind_by_kind(rows):
-    said = text.findings(rows)["fig-static-length"]
+    said = findings(rows)["fig-static-length"]
     # 4e-4 a token over 0.0204 s at the start, by hand 196 %; one slow step in fifty is left out.
     assert re.search(r"changes by \+19\d% .* without a cache, by [+-]0\.0% ", said)
-    flat = text.findings(made_rows(TIMES | {("none", 0, 0): (0.02, 0.0)}))["fig-static-length"]
+    flat = findings(made_rows(TIMES | {("none", 0, 0): (0.02, 0.0)}))["fig-static-length"]
     assert re.search(r"changes by [+-]0% .* without a cache, by [+-]0\.0% ", flat)
-    assert "too short" in text.findings(rows[rows["step"] < 30])["fig-static-length"]
+    assert "too short" in findings(rows[rows["step"] < 30])["fig-static-length"]
 
 
 def test_the_limit_is_bandwidth_over_bytes():
     read = pd.DataFrame({"kernel": ["sum", "copy"], "repeat": 0, "n_bytes": [4e9, 8e9], "seconds": [0.2, 0.2]})
     used = pd.DataFrame({"cache": ["static"], "n_tokens": [200], "weights_bytes": [3e8], "kv_bytes": [2e8]})
-    assert analysis.limit(read, used).tokens_per_second == pytest.approx(100)
+    assert tables.limit(read, used).tokens_per_second == pytest.approx(100)
 
 
 def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFrame:
@@ -341,7 +336,7 @@ def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFram
 
 def test_partings_name_the_first_other_token_and_its_margin():
     rows = text_rows({"none": [1, 2, 3], "dynamic": [1, 2, 3], "static": [1, 9, 3]}, [1.0, 0.01, 1.0])
-    table = analysis.partings(rows).set_index(["against", "cache"])
+    table = tables.partings(rows).set_index(["against", "cache"])
     assert np.isnan(table.loc[("none", "dynamic"), "step"])
     assert table.loc[("none", "static"), ["step", "margin"]].tolist() == [1, 0.01]
 
@@ -380,16 +375,27 @@ def shape_rows(prompt: int = 7, grows: int = 1) -> pd.DataFrame:
 TEXTS = text_rows({"none": [1, 2], "dynamic": [1, 2], "static": [1, 9]}, [1.0, 0.01])
 
 
-def verdicts(device="cpu", memory=MEMORY, shapes=None, texts=TEXTS, **rows) -> dict[str, str]:
-    rows.setdefault("seconds", TIMES)
-    evidence = notebook_static.Evidence(
-        made_rows(**rows), shape_rows() if shapes is None else shapes, memory, texts, device
+def results_of(rows: pd.DataFrame, device="cpu", memory=MEMORY, shapes=None, texts=TEXTS) -> Results:
+    return Results(
+        run_of(rows, settings={"device": device}),
+        run_of(pd.DataFrame({"n_bytes": [4e9], "seconds": [0.2]})),
+        run_of(memory),
+        run_of(shape_rows() if shapes is None else shapes),
+        run_of(texts),
     )
-    return {name: check(evidence).verdict for name, check in notebook_static.CHECKS.items()}
+
+
+def findings(rows: pd.DataFrame) -> dict[str, str]:
+    return words.findings(results_of(rows))
+
+
+def judged(seconds=TIMES, generate=None, graphs=0, **others) -> dict[str, str]:
+    results = results_of(made_rows(seconds, generate, graphs), **others)
+    return {name: check(results).verdict for name, check in claims.CHECKS.items()}
 
 
 def test_a_document_that_is_right_about_all_but_causes():
-    assert verdicts() == {
+    assert judged() == {
         "cache-speeds-up": "reproduced in kind",
         "linear-time": "reproduced in kind",
         "static-faster": "other cause",
@@ -439,28 +445,25 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("claim", OTHERWISE)
 def test_other_rows_give_another_verdict(claim):
-    changed, word = OTHERWISE[claim]
-    assert verdicts(**changed)[claim.partition(",")[0]] == word
+    other, word = OTHERWISE[claim]
+    assert judged(**other)[claim.partition(",")[0]] == word
 
 
 def test_a_wide_margin_where_texts_part_is_not_called_rounding():
     wide = text_rows({"none": [1, 2], "dynamic": [1, 2], "static": [1, 9]}, [1.0, 5.0])
-    assert verdicts(texts=wide)["texts-differ"] == "undecided"
+    assert judged(texts=wide)["texts-differ"] == "undecided"
 
 
 def test_a_graph_for_every_length_is_not_called_compilable():
-    evidence = made_rows(TIMES)
-    late = (evidence["cache"] == "dynamic") & (evidence["compiled"] == 1) & (evidence["step"] == 150)
-    evidence.loc[late, "graphs"] = 1
-    found = notebook_static.dynamic_not_compilable(
-        notebook_static.Evidence(evidence, shape_rows(), MEMORY, TEXTS, "cpu")
-    )
-    assert found.verdict == "undecided"
+    rows = made_rows(TIMES)
+    late = (rows["cache"] == "dynamic") & (rows["compiled"] == 1) & (rows["step"] == 150)
+    rows.loc[late, "graphs"] = 1
+    assert claims.dynamic_not_compilable(results_of(rows)).verdict == "undecided"
 
 
 def test_every_claim_has_a_check():
-    claims = documents.published("notebook-static")["claims"]
-    assert [claim["id"] for claim in claims] == list(notebook_static.CHECKS)
+    published = documents.published("notebook-static")["claims"]
+    assert [claim["id"] for claim in published] == list(claims.CHECKS)
 
 
 @pytest.fixture(scope="module")
@@ -477,20 +480,17 @@ def settings(llama_folder):
 
 def test_the_chapter_runs_on_a_local_folder(settings, monkeypatch):
     # The kernels of this size compile as slowly as any: one compiled way is enough here.
-    monkeypatch.setattr(
-        static_speed, "ways", lambda _: [Way("none"), Way("dynamic"), Way("static"), Way("static", True)]
-    )
+    monkeypatch.setattr(speed, "ways", lambda _: [Way("none"), Way("dynamic"), Way("static"), Way("static", True)])
     monkeypatch.setattr(memory_bandwidth, "_N", 1 << 16)
     started = []
-    monkeypatch.setattr(static_speed, "_start_compiler", started.append)
-    static_speed.prepare(settings)
+    monkeypatch.setattr(speed, "_start_compiler", started.append)
+    results = Results.of(settings)
+    run = results.speed
+    # Once, before anything is compiled; and not for a run that is there.
+    assert Results.of(settings).speed.hash == run.hash
     assert started == [torch.device("cpu")]
-    run = static_speed.run(settings)
-    # Once for the chapter, once in the run itself; and not for a run that is there.
-    static_speed.prepare(settings)
-    assert len(started) == 2
     assert set(run.rows["phase"]) == {"load", "compile", "prefill", "decode", "whole", "head"}
-    said = text._head_found(run.rows, fits.Estimate(100, 99, 101))
+    said = words._head_found(run.rows, estimates.Estimate(100, 99, 101))
     assert re.search(r"[\d.]+ ms of [\d.]+ ms a token, and [\d.]+ ms when the row is copied", said)
     # `generate` and the loop take turns, in an order that moves on by one with every repeat.
     begun = run.rows[run.rows["phase"].isin(["whole", "prefill"]) & (run.rows["cache"] != "none")]
@@ -503,38 +503,42 @@ def test_the_chapter_runs_on_a_local_folder(settings, monkeypatch):
     assert (cached.groupby(["cache", "compiled", "repeat"]).size() == 5).all()
     # All ways in fp32 at this size: one text.
     assert cached.groupby("step")["token"].nunique().max() == 1
-    read, used = memory_bandwidth.run(settings).rows, static_memory.run(settings).rows
-    shapes, texts = static_shapes.run(settings).rows, static_texts.run(settings)
+    used = results.memory.rows
     assert (used["kv_bytes"] == used["predicted_bytes"]).all()
-    assert len(shapes) == 15
-    assert analysis.limit(read, used).tokens_per_second > 0
-    captions = text.captions(run, texts)
+    assert len(results.shapes.rows) == 15
+    assert results.bound.tokens_per_second > 0
+    captions = words.captions(results)
     assert all("local folder" in said["caption"] for said in captions.values())
-    assert finding_rules.broken(captions, text.findings(run.rows)) == []
+    assert finding_rules.broken(captions, words.findings(results)) == []
 
 
-def test_a_text_that_the_model_cannot_hold_is_refused(settings):
+@pytest.mark.parametrize("experiment", [speed, written_texts])
+def test_a_text_that_the_model_cannot_hold_is_refused(settings, experiment):
     with pytest.raises(UserError, match="context"):
-        static_speed.run(settings.model_copy(update={"n_new_tokens": 100}))
+        experiment.EXPERIMENT.run(settings.model_copy(update={"n_new_tokens": 100}))
+
+
+def test_only_what_measures_time_asks_for_the_whole_machine():
+    assert {e.name for e in EXPERIMENTS if e.needs_the_machine} == {"static_speed", "memory_bandwidth"}
+
+
+def test_the_numbers_are_those_that_prose_quotes(rows):
+    assert set(words.numbers(results_of(rows))) == quoted("05_static_cache")
 
 
 def test_judging_writes_every_claim(rows):
-    table = ledger.judge(
-        "notebook-static", notebook_static.CHECKS, notebook_static.Evidence(rows, shape_rows(), MEMORY, TEXTS, "cpu")
-    )
-    assert len(table) == len(notebook_static.CHECKS)
+    table = verdicts.judge("notebook-static", claims.CHECKS, results_of(rows))
+    assert len(table) == len(claims.CHECKS)
 
 
-def test_the_recorded_run_writes_the_documents_number_of_tokens_and_its_numbers_are_its_rows():
-    run = recording.of_model("smollm2", ["static_speed"])["static_speed"]
-    said = text.recorded_numbers(run)
+def test_the_recorded_run_writes_the_documents_number_of_tokens_and_its_numbers_are_its_rows(rows):
+    recorded = results_of(rows).recorded
+    said = words.recorded_numbers(recorded)
     assert said["recorded_tokens"] == "200"
-    rows = run.rows
+    rows = recorded.rows
     decoding_s = rows[(rows["engine"] == "loop") & (rows["phase"] == "decode") & (rows["one_row"] == 1)]["seconds"]
-    assert float(said["recorded_fastest"].split(" ")[0]) == pytest.approx(1 / decoding_s.median(), rel=0.1)
-    slower = rows.assign(seconds=rows["seconds"] * (1 + (rows["one_row"] == 1)))
-    changed = dataclasses.replace(run)
-    changed.__dict__["rows"] = slower
-    assert float(text.recorded_numbers(changed)["recorded_fastest"].split(" ")[0]) == pytest.approx(
-        float(said["recorded_fastest"].split(" ")[0]) / 2, rel=0.02
-    )
+    fastest = float(said["recorded_fastest"].split(" ")[0])
+    assert fastest == pytest.approx(1 / decoding_s.median(), rel=0.1)
+    slower = changed(recorded, run=rows.assign(seconds=rows["seconds"] * (1 + (rows["one_row"] == 1))))
+    found = float(words.recorded_numbers(slower)["recorded_fastest"].split(" ")[0])
+    assert found == pytest.approx(fastest / 2, rel=0.02)

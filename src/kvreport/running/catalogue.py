@@ -12,12 +12,6 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 from kvreport import chapters
-from kvreport.chapters.static_cache import bytes as static_memory
-from kvreport.chapters.static_cache import memory_bandwidth
-from kvreport.chapters.static_cache import shapes as static_shapes
-from kvreport.chapters.static_cache import speed as static_speed
-from kvreport.chapters.static_cache import texts as static_texts
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 
 @dataclass(frozen=True)
@@ -43,16 +37,24 @@ def _found() -> dict[str, Experiment]:
 
 
 EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
-    "static_speed": _Unconverted(StaticCacheSettings, static_speed.run),
-    "memory_bandwidth": _Unconverted(StaticCacheSettings, memory_bandwidth.run),
-    "static_memory": _Unconverted(StaticCacheSettings, static_memory.run),
-    "static_shapes": _Unconverted(StaticCacheSettings, static_shapes.run),
-    "static_texts": _Unconverted(StaticCacheSettings, static_texts.run),
 } | _found()
 
 
 def run(name: str, values: Mapping[str, Any]) -> records.Run | None:
-    """Run an experiment."""
+    """Run an experiment.
+
+    Parameters
+    ----------
+    name : str
+        One of `EXPERIMENTS`.
+    values : mapping
+        Its settings; strings are converted.
+
+    Raises
+    ------
+    UserError
+        For an unknown experiment or settings that cannot be run.
+    """
     if name not in EXPERIMENTS:
         raise UserError(f"no experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
     experiment = EXPERIMENTS[name]

@@ -5,8 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvreport.chapters.static_cache import speed
-from kvreport.chapters.static_cache import tables as analysis
+from kvreport.chapters.static_cache import tables
 from kvreport.publishing import style
 
 _KINDS = {
@@ -22,7 +21,7 @@ def figure_published(beside: pd.DataFrame) -> Figure:
     Parameters
     ----------
     beside : DataFrame
-        From `analyses.static_cache.beside_published`.
+        From `tables.beside_published`.
     """
     devices = list(dict.fromkeys(beside["device"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.5 * len(devices)))
@@ -57,16 +56,8 @@ def figure_published(beside: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_grid(table: pd.DataFrame, bound: analysis.Limit) -> Figure:
-    """Draw tokens a second of every way, and the memory limit.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `analyses.static_cache.speeds`.
-    bound : Limit
-        From `analyses.static_cache.limit`.
-    """
+def figure_grid(table: pd.DataFrame, bound: tables.Limit) -> Figure:
+    """Draw tokens a second of every way, and the memory limit, from `tables.speeds` and `tables.limit`."""
     shown = table.sort_values("speed", key=lambda column: column.map(lambda e: e.value)).reset_index(drop=True)
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.34 * len(shown)))
     for row in shown.itertuples():
@@ -98,17 +89,10 @@ def figure_grid(table: pd.DataFrame, bound: analysis.Limit) -> Figure:
     return fig
 
 
-def figure_length(rows: pd.DataFrame) -> Figure:
-    """Draw the time of a step against the number of tokens.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``static_speed``.
-    """
+def figure_length(steps: pd.DataFrame) -> Figure:
+    """Draw the time of a step against the number of tokens, from `tables.decode_steps`."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.9))
-    loop = rows[(rows["engine"] == speed.LOOP) & (rows["phase"] == speed.DECODE)]
-    for (cache, compiled, one_row), some in loop.groupby(["cache", "compiled", "one_row"], sort=False):
+    for (cache, compiled, one_row), some in steps.groupby(["cache", "compiled", "one_row"], sort=False):
         colour, marker = _KINDS[cache]
         middle = some.groupby("context")["seconds"].median() * 1e3
         if len(middle) > 30:
@@ -118,7 +102,7 @@ def figure_length(rows: pd.DataFrame) -> Figure:
         ax.plot(
             place.index, place, color=colour, linestyle=":" if one_row else "-" if compiled else "--",
             marker=marker, markevery=max(1, len(place) // 6), markerfacecolor=colour if compiled else "white",
-            label=analysis.label(cache, compiled, one_row),
+            label=tables.label(cache, compiled, one_row),
         )  # fmt: skip
     ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
     ax.xaxis.get_major_locator().set_params(integer=True)

@@ -5,13 +5,15 @@ product, which only read, and a copy, whose writes count as well.  The bytes are
 a (kernel, repeat): see ``data/README.md``.
 """
 
+from typing import Any
+
 import torch
 
 from kvbook import progress
 from kvbook.measuring import timing
 from kvbook.models import placement
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Elements of fp32: 256 MiB an array.
@@ -19,22 +21,10 @@ _N = 1 << 26
 _REPEATS = 5
 
 
-def run(settings: StaticCacheSettings) -> records.Run:
-    """Measure the bandwidth, or read what was measured.
-
-    Raises
-    ------
-    UserError
-        For a device that is not there.
-    """
-    device = placement.device_of(settings.device)
-    return frame.recorded(
-        "memory_bandwidth",
-        __name__,
-        settings,
-        lambda writer: measure(device, writer),
-        fields={"device"},
-    )
+def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+    """Refuse a device that is not there."""
+    placement.device_of(settings.device)
+    return {}
 
 
 def measure(device: torch.device, writer: records.Writer) -> None:
@@ -53,3 +43,12 @@ def measure(device: torch.device, writer: records.Writer) -> None:
             _, seconds = timing.timed(work, device)
             rows.append({"kernel": kernel, "repeat": repeat, "n_bytes": n_bytes, "seconds": seconds})
     writer.append("all", rows)
+
+
+def _measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    measure(placement.device_of(settings.device), writer)
+
+
+EXPERIMENT = Experiment(
+    "memory_bandwidth", StaticCacheSettings, inputs, _measure, fields=frozenset({"device"}), timed=True
+)

@@ -12,38 +12,25 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import caches, memory
 from kvbook.models import loading
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
-from kvreport.chapters.static_cache import speed as static_speed
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.static_cache import speed
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # The document's number of steps, and the room that it gave the static cache (a model with a smaller context gets that).
 N_STEPS, ROOM = 5, 1024
 
 
-def run(settings: StaticCacheSettings) -> records.Run:
-    """Print the shapes, or read them if these inputs have been run.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    model = static_speed.identify(settings)
-    return frame.recorded(
-        "static_shapes",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, writer),
-        fields={"model", "weights", "dtype", "device", "seed", "prompt"},
-        models=[model],
-    )
+def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+    """Name the model, and refuse what cannot be run."""
+    return {"models": [speed.identify(settings)]}
 
 
-def _measure(settings: StaticCacheSettings, writer: records.Writer) -> None:
+def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Take the document's steps with each kind of cache."""
     if "all" in writer.done:
         return
-    loaded = static_speed.load(settings)
+    loaded = speed.load(settings)
     room = min(ROOM, loading.context_length(loaded.model.config) or ROOM)
     ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
@@ -73,3 +60,12 @@ def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> l
             }  # fmt: skip
         rows.append(row | held)
     return rows
+
+
+EXPERIMENT = Experiment(
+    "static_shapes",
+    StaticCacheSettings,
+    inputs,
+    measure,
+    fields=frozenset({"model", "weights", "dtype", "device", "seed", "prompt"}),
+)

@@ -19,8 +19,8 @@ from kvbook import progress
 from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
 from kvbook.models import loading, placement, registry
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 GENERATE, LOOP = "generate", "loop"
@@ -62,42 +62,16 @@ def ways(settings: StaticCacheSettings) -> list[Way]:
     return found
 
 
-def run(settings: StaticCacheSettings) -> records.Run:
-    """Measure the times, or read them if these inputs have been measured.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
+def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+    """Name the timed model, and refuse what cannot be run."""
     model = identify(settings)
     n_prompt = len(loading.tokenizer(settings.model, weights_of(settings))(settings.prompt)["input_ids"])
     loading.check_length(model, n_prompt + settings.n_new_tokens)
-    return frame.recorded(
-        "static_speed",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, writer),
-        models=[model],
-    )
-
-
-def prepare(settings: StaticCacheSettings) -> None:
-    """Have the compiler do what it does once on a machine, unless the times have been measured.
-
-    It tries out the processor and reads its own sources.  That time is charged to nobody and needs no machine to itself, so
-    a chapter calls this while others may run.
-
-    Raises
-    ------
-    UserError
-        As `run`.
-    """
-    if not frame.is_recorded("static_speed", __name__, settings, models=[identify(settings)]):
-        _start_compiler(placement.device_of(settings.device))
+    return {"models": [model]}
 
 
 def _start_compiler(device: torch.device) -> None:
+    """Have the compiler do what it does once in a process: it tries out the processor and reads its own sources."""
     torch.compile(lambda x: x + 1)(torch.ones(1, device=device))
 
 
@@ -106,19 +80,19 @@ def graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _measure(settings: StaticCacheSettings, writer: records.Writer) -> None:
+def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Time loading, compilation, prefill and decoding apart."""
     if "all" in writer.done:
         return
     device = placement.device_of(settings.device)
-    loaded, load_s = timing.timed(
-        lambda: load(settings),
-        device,
-    )
+    loaded, load_s = timing.timed(lambda: load(settings), device)
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
     ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(device)
     rows = [_row(Way("none"), 0, LOAD, 0, 0, load_s) | {"engine": "", "cache": "", "n_steps": 0}]
     # What an earlier experiment of this process compiled must neither be found nor count against the limit.
     torch.compiler.reset()
+    # Charged to nobody, least of all to the way that comes first.
+    _start_compiler(device)
     with torch.inference_mode():
         rows += _timed(loaded.model, ids, settings)
     torch.compiler.reset()
@@ -214,8 +188,6 @@ class _Loop:
 
     def first(self) -> Iterator[dict[str, Any]]:
         """Compile, and take the first steps of every way."""
-        # What the compiler does once in a process must not be charged to the way that comes first.
-        _start_compiler(self._device)
         for way, decoder in progress.track(self._decoders.items(), len(self._decoders), "first steps, compiling: way"):
             # The first step makes the graph, the second may make it again for a length that turned out to vary.
             token = decoder.start(self._ids)
@@ -292,3 +264,8 @@ def _row(
         "repeat": repeat, "phase": phase, "step": step, "context": context, "n_steps": 1,
         "seconds": seconds, "token": token, "graphs": graphs,
     }  # fmt: skip
+
+
+EXPERIMENT = Experiment("static_speed", StaticCacheSettings, inputs, measure, timed=True)
+# A bench times the same loop in settings of its own.
+run = EXPERIMENT.run

@@ -6,13 +6,16 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from kvbook.measuring import estimates as fits
+from kvbook.measuring import estimates
 from kvreport.chapters.static_cache import speed
 from kvreport.publishing import documents
 
 DOCUMENT = "notebook-static"
 KINDS = ("none", "dynamic", "static")
 _WAY = ["engine", "cache", "compiled", "one_row"]
+
+# A way of the loop: kind of cache, whether it was compiled, and whether it is written for one row.
+Way = tuple[str, bool, bool]
 
 
 def label(cache: str, compiled: int, one_row: int, engine: str = speed.LOOP) -> str:
@@ -23,9 +26,14 @@ def label(cache: str, compiled: int, one_row: int, engine: str = speed.LOOP) -> 
     return f"{cache}, {form}{'compiled' if compiled else 'eager'}"
 
 
-def _interval(values: np.ndarray) -> fits.Estimate:
+def _interval(values: np.ndarray) -> estimates.Estimate:
     """Give median, lowest and highest: of two or three runs nothing else can be said."""
-    return fits.Estimate(float(np.median(values)), float(values.min()), float(values.max()))
+    return estimates.Estimate(float(np.median(values)), float(values.min()), float(values.max()))
+
+
+def decode_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the decode steps of every way of the loop."""
+    return rows[(rows["engine"] == speed.LOOP) & (rows["phase"] == speed.DECODE)]
 
 
 def step_seconds(rows: pd.DataFrame, cache: str, compiled: bool, one_row: bool = False) -> pd.DataFrame:
@@ -36,12 +44,9 @@ def step_seconds(rows: pd.DataFrame, cache: str, compiled: bool, one_row: bool =
     DataFrame
         ``repeat``, ``step``, ``context``, ``seconds``, ``token``.
     """
-    chosen = rows[
-        (rows["engine"] == speed.LOOP)
-        & (rows["phase"] == speed.DECODE)
-        & (rows["cache"] == cache)
-        & (rows["compiled"] == int(compiled))
-        & (rows["one_row"] == int(one_row))
+    steps = decode_steps(rows)
+    chosen = steps[
+        (steps["cache"] == cache) & (steps["compiled"] == int(compiled)) & (steps["one_row"] == int(one_row))
     ]
     return chosen[["repeat", "step", "context", "seconds", "token"]]
 
@@ -60,13 +65,21 @@ def _per_repeat(rows: pd.DataFrame) -> pd.Series:
     return pd.Series({repeat: of(one.sort_values("step")) for repeat, one in rows.groupby("repeat")})
 
 
-def speeds(rows: pd.DataFrame) -> pd.DataFrame:
+def per_repeat(rows: pd.DataFrame) -> dict[Way, pd.Series]:
+    """Give, by way of the loop, tokens a second of each repeat."""
+    ways = rows.loc[rows["engine"] == speed.LOOP, _WAY[1:]].drop_duplicates().itertuples(index=False, name=None)
+    return {way: _per_repeat(step_seconds(rows, *way)) for way in ways}
+
+
+def speeds(rows: pd.DataFrame, repeats: dict[Way, pd.Series]) -> pd.DataFrame:
     """Give tokens a second of every way.
 
     Parameters
     ----------
     rows : DataFrame
         Rows of the experiment ``static_speed``.
+    repeats : dict
+        `per_repeat` of these rows.
 
     Returns
     -------
@@ -81,9 +94,8 @@ def speeds(rows: pd.DataFrame) -> pd.DataFrame:
         values = (some["n_steps"] / some["seconds"]).to_numpy()
         table.append([engine, cache, compiled, one_row, _interval(values), len(values), np.nan])
     loop = rows[rows["engine"] == speed.LOOP]
-    for (cache, compiled, one_row), _ in loop.groupby(_WAY[1:], sort=False):
-        steps = step_seconds(rows, cache, bool(compiled), bool(one_row))
-        values = _per_repeat(steps).to_numpy()
+    for (cache, compiled, one_row), of_repeat in repeats.items():
+        values = of_repeat.to_numpy()
         first = loop[
             (loop["phase"] == speed.COMPILE) & (loop["cache"] == cache) & (loop["compiled"] == compiled)
             & (loop["one_row"] == one_row)
@@ -94,21 +106,13 @@ def speeds(rows: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def ratio(rows: pd.DataFrame, way: tuple[str, bool, bool], against: tuple[str, bool, bool]) -> fits.Estimate:
-    """Give the ratio of two ways' tokens a second, over pairs of repeats: median, lowest and highest.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``static_speed``.
-    way, against : tuple
-        ``cache``, ``compiled``, ``one_row``.
-    """
-    pairs = _per_repeat(step_seconds(rows, *way)) / _per_repeat(step_seconds(rows, *against))
+def ratio(repeats: dict[Way, pd.Series], way: Way, against: Way) -> estimates.Estimate:
+    """Give the ratio of two ways' tokens a second, over pairs of repeats of `per_repeat`: median, lowest and highest."""
+    pairs = repeats[way] / repeats[against]
     return _interval(pairs.dropna().to_numpy())
 
 
-def against_generate(rows: pd.DataFrame, way: tuple[str, bool, bool]) -> fits.Estimate:
+def against_generate(rows: pd.DataFrame, way: Way) -> estimates.Estimate:
     """Give a way's tokens a second over those of `generate` with its default cache, prefill counted in both."""
     whole = rows[(rows["engine"] == speed.GENERATE) & (rows["phase"] == speed.WHOLE) & (rows["cache"] == "dynamic")]
     library = whole.set_index("repeat")["n_steps"] / whole.set_index("repeat")["seconds"]
@@ -123,7 +127,7 @@ def against_generate(rows: pd.DataFrame, way: tuple[str, bool, bool]) -> fits.Es
     return _interval((ours / library).dropna().to_numpy())
 
 
-def growth(steps: pd.DataFrame) -> fits.Estimate:
+def growth(steps: pd.DataFrame) -> estimates.Estimate:
     """Fit seconds of a step against the number of tokens, and give the growth over 100 tokens as a share of the start.
 
     Least squares over all timed steps; the interval is Student's, and takes their errors as independent.
@@ -138,7 +142,14 @@ def growth(steps: pd.DataFrame) -> fits.Estimate:
     fit = stats.linregress(kept["context"], kept["seconds"])
     start = fit.intercept + fit.slope * kept["context"].min()
     half = stats.t.ppf(0.975, len(kept) - 2) * fit.stderr
-    return fits.Estimate(*(float(100 * value / start) for value in (fit.slope, fit.slope - half, fit.slope + half)))
+    return estimates.Estimate(
+        *(float(100 * value / start) for value in (fit.slope, fit.slope - half, fit.slope + half))
+    )
+
+
+def growths(rows: pd.DataFrame) -> dict[str, estimates.Estimate]:
+    """Give `growth` of the eager steps with each kind of cache."""
+    return {cache: growth(step_seconds(rows, cache, False)) for cache in KINDS}
 
 
 def crossover(rows: pd.DataFrame, compiled: bool) -> str:
@@ -297,7 +308,7 @@ def partings(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def other_tokens(rows: pd.DataFrame, way: tuple[str, bool, bool]) -> str:
+def other_tokens(rows: pd.DataFrame, way: Way) -> str:
     """Count a way's tokens, over its runs, that are not those of the eager loop with a dynamic cache: `4 of 127`."""
     reference = step_seconds(rows, "dynamic", False).query("repeat == 0").set_index("step")["token"]
     steps = step_seconds(rows, *way)
@@ -353,7 +364,7 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
         row = {"way": label(cache, compiled, one_row), "first step": first}
         for phase in (speed.PREFILL, speed.DECODE):
             ms = 1e3 * some[some["phase"] == phase]["seconds"]
-            row[phase] = fits.Estimate(*(float(ms.quantile(q)) for q in (0.5, 0.05, 0.95))) if len(ms) else None
+            row[phase] = estimates.Estimate(*(float(ms.quantile(q)) for q in (0.5, 0.05, 0.95))) if len(ms) else None
         table.append(row)
     return pd.DataFrame(table)
 
@@ -367,7 +378,7 @@ def phases_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Write the times of `phases` for a page."""
     found = phases(rows)
 
-    def told(estimate: fits.Estimate | None) -> str:
+    def told(estimate: estimates.Estimate | None) -> str:
         return "" if estimate is None else estimate.text("{:.1f}")
 
     return pd.DataFrame(

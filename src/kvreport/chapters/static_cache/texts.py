@@ -12,57 +12,50 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import caches
 from kvbook.models import loading, placement
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 WAYS = ("none", "dynamic", "static")
 
 
-def run(settings: StaticCacheSettings) -> records.Run:
-    """Write the texts, or read them if these inputs have been run.
+def _weights(settings: StaticCacheSettings) -> str:
+    """Choose the weights that write: random ones write nothing that a reader could compare."""
+    return "stand-in" if settings.weights == "random" else settings.weights
 
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    dtypes = dict.fromkeys((settings.dtype, "float32"))
-    for dtype in dtypes:
-        placement.dtype_on(dtype, placement.device_of(settings.device))
-    # Random weights write nothing that a reader could compare.
-    weights = "stand-in" if settings.weights == "random" else settings.weights
-    model = loading.identify(settings.text_model, weights, settings.seed)
-    tokenizer = loading.tokenizer(settings.text_model, weights)
+
+def _dtypes(settings: StaticCacheSettings) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((settings.dtype, "float32")))
+
+
+def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+    """Name the model, and refuse what cannot be run."""
+    placement.check(settings.device, _dtypes(settings))
+    model = loading.identify(settings.text_model, _weights(settings), settings.seed)
+    tokenizer = loading.tokenizer(settings.text_model, _weights(settings))
     loading.check_length(model, len(tokenizer(settings.prompt)["input_ids"]) + settings.n_new_tokens)
+    return {"models": [model]}
 
-    def measure(writer: records.Writer) -> None:
-        for dtype in dtypes:
-            if dtype in writer.done:
-                continue
-            loaded = loading.load(
-                settings.text_model, weights=weights, dtype=dtype, device=settings.device, seed=settings.seed
-            )
-            ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
-            about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
-            rows = []
-            with torch.inference_mode():
-                for way in progress.track(WAYS, label=f"texts, {dtype}: way"):
-                    written = _write(loaded.model, ids, way, settings.n_new_tokens)
-                    rows += [
-                        about | {"cache": way, "step": step, "text": loaded.tokenizer.decode(row["token"])} | row
-                        for step, row in enumerate(written)
-                    ]
-            writer.append(dtype, rows)
 
-    return frame.recorded(
-        "static_texts",
-        __name__,
-        settings,
-        measure,
-        fields={"text_model", "weights", "dtype", "device", "seed", "prompt", "n_new_tokens"},
-        models=[model],
-    )
+def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Write the text in every dtype and way."""
+    for dtype in _dtypes(settings):
+        if dtype in writer.done:
+            continue
+        loaded = loading.load(
+            settings.text_model, weights=_weights(settings), dtype=dtype, device=settings.device, seed=settings.seed
+        )
+        ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
+        about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
+        rows = []
+        with torch.inference_mode():
+            for way in progress.track(WAYS, label=f"texts, {dtype}: way"):
+                written = _write(loaded.model, ids, way, settings.n_new_tokens)
+                rows += [
+                    about | {"cache": way, "step": step, "text": loaded.tokenizer.decode(row["token"])} | row
+                    for step, row in enumerate(written)
+                ]
+        writer.append(dtype, rows)
 
 
 def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> list[dict[str, Any]]:
@@ -81,3 +74,12 @@ def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> l
         )  # fmt: skip
         fed = torch.cat([fed, token], 1) if cache is None else token
     return rows
+
+
+EXPERIMENT = Experiment(
+    "static_texts",
+    StaticCacheSettings,
+    inputs,
+    measure,
+    fields=frozenset({"text_model", "weights", "dtype", "device", "seed", "prompt", "n_new_tokens"}),
+)

@@ -2,11 +2,9 @@
 
 import pandas as pd
 
-from kvbook.measuring import decoding
-from kvbook.measuring import estimates as fits
-from kvbook.runs.records import Run
-from kvreport.chapters.static_cache import speed
-from kvreport.chapters.static_cache import tables as analysis
+from kvbook.measuring import decoding, estimates
+from kvreport.chapters.static_cache import speed, tables
+from kvreport.chapters.static_cache.results import Results, Speeds
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES, between
 
@@ -22,21 +20,9 @@ def _fastest(table: pd.DataFrame) -> tuple[str, bool, bool]:
     return _ONE_ROW if (loop["one_row"] == 1).any() else ("static", True, False)
 
 
-def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
-    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    run : Run
-        Of the experiment ``static_speed``.
-    texts : Run
-        Of the experiment ``static_texts``.
-
-    Returns
-    -------
-    dict
-        By name: ``name``, ``caption`` and, for a figure, ``alt``.
-    """
+def captions(results: Results) -> dict[str, dict[str, str]]:
+    """Write name, caption and alternative text of every figure and table, as `Page.figure` and `Page.table` take them."""
+    run, texts = results.speed, results.texts
     asked = run.about["settings"]
     where = f"{wording.models(run)}, {DTYPES[asked['dtype']]}; {wording.machine(run)}"
     timed = f"{where}; {asked['n_new_tokens']} new tokens, {asked['n_repeats']} runs of each way by turns"
@@ -45,7 +31,7 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
     unit = f"{layers} for all" if asked["scope"] == "layer" else "the whole forward pass"
     spread = "median, and from the lowest to the highest run"
     written = f"{wording.models(texts)}; {wording.machine(texts)}; one prompt, greedy, {asked['n_new_tokens']} tokens"
-    found = findings(run.rows)
+    found = findings(results)
     said = {
         "fig-static-published": (
             f"{found['fig-static-published']} Tokens a second: the document's (hollow) and this run's (filled). Where a static "
@@ -104,26 +90,14 @@ def captions(run: Run, texts: Run) -> dict[str, dict[str, str]]:
     return wording.published(said)
 
 
-def findings(rows: pd.DataFrame) -> dict[str, str]:
-    """Say in one sentence what each figure shows, from the rows that it draws.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``static_speed``.
-
-    Returns
-    -------
-    dict
-        By the figure's name.
-    """
-    table = analysis.speeds(rows)
-    none, dynamic, static = (analysis.growth(analysis.step_seconds(rows, cache, False)) for cache in analysis.KINDS)
+def findings(results: Results) -> dict[str, str]:
+    """Say in one sentence what each figure shows, by the figure's name."""
+    none, dynamic, static = (results.growths[cache] for cache in tables.KINDS)
     return {
-        "fig-static-published": _published(analysis.beside_published(table, "this run")),
-        "fig-static-grid": _grid(rows, table),
+        "fig-static-published": _published(results.beside_published),
+        "fig-static-grid": _grid(results.speeds),
         "fig-static-length": "The text is too short to show how the time of a step changes with its length."
-        if rows["step"].max() < _SHORT
+        if results.speed.rows["step"].max() < _SHORT
         else f"Over a hundred tokens the time of an eager step changes by {none.text('{:+.0%}')} without a cache, "
         f"by {dynamic.text('{:+.1%}')} with the dynamic one and by {static.text('{:+.1%}')} with the static one.",
     }
@@ -144,9 +118,8 @@ def _published(beside: pd.DataFrame) -> str:
     return f"With the static cache `generate` is {here} as fast as with the dynamic one here, and {theirs} in the document."
 
 
-def _grid(rows: pd.DataFrame, table: pd.DataFrame) -> str:
-    loop = table.loc[table["engine"] == speed.LOOP, ["cache", "compiled", "one_row"]]
-    run, best = set(loop.itertuples(index=False, name=None)), _fastest(table)
+def _grid(speeds: Speeds) -> str:
+    run, best = set(speeds.per_repeat), _fastest(speeds.table)
 
     last = (
         "compiled and written for one row, {} times the stock eager ones"
@@ -159,57 +132,44 @@ def _grid(rows: pd.DataFrame, table: pd.DataFrame) -> str:
         (last, best, _EAGER),
     )
     # A device or a model can leave a way out.
-    said = [what.format(analysis.ratio(rows, *ways).text()) for what, *ways in compared if set(ways) <= run]
+    said = [what.format(tables.ratio(speeds.per_repeat, *ways).text()) for what, *ways in compared if set(ways) <= run]
     return f"{'; '.join(said).capitalize()}."
 
 
-def numbers(
-    rows: pd.DataFrame, read: pd.DataFrame, memory: pd.DataFrame, shapes: pd.DataFrame, texts: pd.DataFrame
-) -> dict[str, str]:
-    """Write every number that the chapter's prose quotes, by its glue key.
-
-    Parameters
-    ----------
-    rows, read, memory, shapes, texts : DataFrame
-        Rows of ``static_speed``, ``memory_bandwidth``, ``static_memory``, ``static_shapes`` and ``static_texts``.
-    """
-    table = analysis.speeds(rows)
-    bound = analysis.limit(read, memory)
-    best = _fastest(table)
-    loop = table[table["engine"] == speed.LOOP].set_index(["cache", "compiled", "one_row"])["speed"]
-    generate = table[table["engine"] == speed.GENERATE].set_index("cache")["speed"]
-    fastest = loop[(best[0], int(best[1]), int(best[2]))]
+def numbers(results: Results) -> dict[str, str]:
+    """Write every number that the chapter's prose quotes, by its glue key."""
+    rows, repeats, table = results.speed.rows, results.speeds.per_repeat, results.speeds.table
+    memory, bound, best = results.memory.rows, results.bound, _fastest(table)
+    generate, fastest = _generate(table), _loop(table)[best]
     graphs = int(rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max())
-    phases = analysis.phases(rows).set_index("way")
     per_token = int(memory["predicted_bytes"].max() / memory.loc[memory["predicted_bytes"].idxmax(), "n_tokens"])
-    parted = analysis.partings(texts)
+    parted = results.partings
     first = parted[parted["step"].notna()]
-    early = shapes.groupby("cache")["kv_bytes"].last()
-    gains = analysis.published_gains()
+    early = results.shapes.rows.groupby("cache")["kv_bytes"].last()
+    gains = tables.published_gains()
     return {
         "published_equal": " and ".join(device for device, gain in gains.items() if gain == 1) or "none",
         "published_ahead": between([gain - 1 for gain in gains.values() if gain != 1], "{:.0%}"),
-        "published_spread": f"{analysis.published_spread():.0%}",
+        "published_spread": f"{tables.published_spread():.0%}",
         "generate_none": generate["none"].text("{:.1f}"),
         "generate_dynamic": generate["dynamic"].text("{:.1f}"),
         "generate_static": generate["static"].text("{:.1f}"),
         "generate_graphs": str(graphs),
         "head_found": _head_found(rows, generate["none"]),
         "loop_fastest": fastest.text("{:.0f}"),
-        "cache_gain": analysis.ratio(rows, ("dynamic", False, False), ("none", False, False)).text(),
-        "static_eager": analysis.ratio(rows, ("static", False, False), ("dynamic", False, False)).text(),
-        "static_compiled": analysis.ratio(rows, ("static", True, False), ("dynamic", True, False)).text(),
-        "compiled_stock": analysis.ratio(rows, ("static", True, False), ("static", False, False)).text(),
-        "over_generate": analysis.against_generate(rows, best).text(),
-        "stock_over_generate": analysis.against_generate(rows, ("static", True, False)).text(),
+        "cache_gain": tables.ratio(repeats, ("dynamic", False, False), ("none", False, False)).text(),
+        "static_eager": tables.ratio(repeats, ("static", False, False), ("dynamic", False, False)).text(),
+        "static_compiled": tables.ratio(repeats, ("static", True, False), ("dynamic", True, False)).text(),
+        "compiled_stock": tables.ratio(repeats, ("static", True, False), ("static", False, False)).text(),
+        "over_generate": tables.against_generate(rows, best).text(),
+        "stock_over_generate": tables.against_generate(rows, ("static", True, False)).text(),
         "bandwidth": f"{bound.bytes_per_second / 1e9:.0f}",
         "bytes_per_token": f"{bound.bytes_per_token / 1e6:.0f}",
         "limit": f"{bound.tokens_per_second:.0f}",
         "limit_share": f"{fastest.value / bound.tokens_per_second:.2f}",
-        "crossover_eager": analysis.crossover(rows, False),
-        "crossover_compiled": analysis.crossover(rows, True),
-        "first_step": f"{phases.loc[analysis.label(best[0], 1, int(best[2])), 'first step']:.0f}",
-        "load": f"{analysis.load_seconds(rows):.1f}",
+        "crossover_eager": tables.crossover(rows, False),
+        "crossover_compiled": tables.crossover(rows, True),
+        "load": f"{tables.load_seconds(rows):.1f}",
         "kv_per_token": f"{per_token:,}",
         "kv_static_early": f"{early['static'] / 2**20:.1f}",
         "kv_dynamic_early": f"{early['dynamic'] / 2**20:.2f}",
@@ -218,10 +178,22 @@ def numbers(
         + ", ".join(f"{row.margin:.2g} ({DTYPES[row.dtype]})" for row in first.itertuples())
         if len(first)
         else "",
+        **recorded_numbers(results.recorded),
     }
 
 
-def _head_found(rows: pd.DataFrame, uncached: fits.Estimate) -> str:
+def _generate(table: pd.DataFrame) -> pd.Series:
+    """Give the estimates of `generate` by cache."""
+    return table[table["engine"] == speed.GENERATE].set_index("cache")["speed"]
+
+
+def _loop(table: pd.DataFrame) -> dict[tables.Way, estimates.Estimate]:
+    """Give the estimates of the loop by way."""
+    loop = table[table["engine"] == speed.LOOP]
+    return {(row.cache, row.compiled, row.one_row): row.speed for row in loop.itertuples()}
+
+
+def _head_found(rows: pd.DataFrame, uncached: estimates.Estimate) -> str:
     """Say what the head takes on the last row of many, as it is handed over and copied first."""
     head = rows[rows["phase"] == speed.HEAD].groupby("engine")["seconds"].median() * 1e3
     if head.empty:
@@ -230,22 +202,13 @@ def _head_found(rows: pd.DataFrame, uncached: fits.Estimate) -> str:
     return f"{view:.1f} ms of {1e3 / uncached.value:.0f} ms a token, and {copy:.1f} ms when the row is copied first"
 
 
-def recorded_numbers(run: Run) -> dict[str, str]:
-    """Write what the prose says of a recorded run with as many tokens as the document's.
-
-    Parameters
-    ----------
-    run : Run
-        Of the experiment ``static_speed``.
-    """
-    table = analysis.speeds(run.rows)
-    best = _fastest(table)
-    loop = table[table["engine"] == speed.LOOP].set_index(["cache", "compiled", "one_row"])["speed"]
-    generate = table[table["engine"] == speed.GENERATE].set_index("cache")["speed"]
+def recorded_numbers(speeds: Speeds) -> dict[str, str]:
+    """Write what the prose says of a recorded run with as many tokens as the document's."""
+    run, best, generate = speeds.run, _fastest(speeds.table), _generate(speeds.table)
     return {
         "recorded_tokens": str(run.about["settings"]["n_new_tokens"]),
         "recorded_made": f"{wording.models(run)}; {wording.machine(run)}; run {run.hash}",
         "recorded_generate": ", ".join(f"{generate[cache].text('{:.1f}')} ({cache})" for cache in generate.index),
-        "recorded_fastest": loop[(best[0], int(best[1]), int(best[2]))].text("{:.0f}"),
-        "recorded_over_generate": analysis.against_generate(run.rows, best).text(),
+        "recorded_fastest": _loop(speeds.table)[best].text("{:.0f}"),
+        "recorded_over_generate": tables.against_generate(run.rows, best).text(),
     }

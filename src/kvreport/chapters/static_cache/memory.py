@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import caches, memory
 from kvbook.models import placement
-from kvbook.runs import experiment as frame
 from kvbook.runs import records
-from kvreport.chapters.static_cache import speed as static_speed
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.static_cache import speed
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Tokens behind the prompt.
@@ -26,34 +26,21 @@ def lengths(settings: StaticCacheSettings) -> tuple[int, ...]:
     return tuple(settings.n_new_tokens * times for times in (1, 2, 4))
 
 
-def run(settings: StaticCacheSettings) -> records.Run:
-    """Measure the bytes, or read them if these inputs have been measured.
-
-    Raises
-    ------
-    UserError
-        For settings that cannot be run.
-    """
-    model = static_speed.identify(settings)
-    return frame.recorded(
-        "static_memory",
-        __name__,
-        settings,
-        lambda writer: _measure(settings, model, writer),
-        fields={"model", "weights", "dtype", "device", "seed", "n_new_tokens"},
-        models=[model],
-    )
+def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+    """Name the model, and refuse what cannot be run."""
+    return {"models": [speed.identify(settings)]}
 
 
-def _measure(settings: StaticCacheSettings, identity: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Count bytes at every length, with each kind of cache."""
     if "all" in writer.done:
         return
     device = placement.device_of(settings.device)
-    loaded = static_speed.load(settings)
+    loaded = speed.load(settings)
     model = loaded.model
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    limit = identity["context_length"] or max(lengths(settings))
+    limit = made_of["models"][0]["context_length"] or max(lengths(settings))
     turns = [
         (length, kind) for length in sorted({min(length, limit) for length in lengths(settings)})
         for kind in ("none", "dynamic", "static")
@@ -89,3 +76,12 @@ def _generate(model: PreTrainedModel, length: int, kind: str) -> int:
     for _ in range(_N_NEW + 1):
         fed = model(fed, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
     return memory.cache_bytes(cache)
+
+
+EXPERIMENT = Experiment(
+    "static_memory",
+    StaticCacheSettings,
+    inputs,
+    measure,
+    fields=frozenset({"model", "weights", "dtype", "device", "seed", "n_new_tokens"}),
+)
