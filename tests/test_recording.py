@@ -51,22 +51,6 @@ def test_the_machine_that_rows_do_not_depend_on_need_not_be_named(data):
     assert recording.record(run.folder).name == f"any__none__{run.hash[:8]}"
 
 
-def test_of_a_models_recorded_runs_the_last_is_read_and_another_models_never(data):
-    def recorded(name, finished, n):
-        run = make({"model": name, "n_samples": n}, models=[{"name": name, "weights": "stand-in"}])
-        file = run.folder / "run.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"finished": finished}))
-        recording.record(run.folder)
-        return run.hash
-
-    last = recorded("llama", "2026-11-20T12:00:00+00:00", 3)
-    recorded("llama", "2026-11-19T12:00:00+00:00", 4)
-    recorded("gpt2", "2026-11-21T12:00:00+00:00", 5)
-    assert recording.of_model("llama", ["layer_drift"])["layer_drift"].hash == last
-    with pytest.raises(UserError, match="no run of mpt: restore it from git"):
-        recording.of_model("mpt", ["layer_drift"])
-
-
 def test_a_run_is_recorded_once(data):
     run = make()
     copy = shutil.copytree(run.folder, data / "copy")

@@ -211,39 +211,6 @@ def recorded() -> list[Path]:
     return sorted(paths.RECORDED_RUNS.glob("*/*")) if paths.RECORDED_RUNS.is_dir() else []
 
 
-def of_model(model: str, experiments: Iterable[str]) -> dict[str, records.Run]:
-    """Read the recorded runs of a model, the one that was finished last of each experiment.
-
-    Parameters
-    ----------
-    model : str
-        Name of the runs' only model.
-    experiments : iterable of str
-        Their names.
-
-    Returns
-    -------
-    dict
-        By experiment.
-
-    Raises
-    ------
-    UserError
-        When an experiment has none, or one that was changed.
-    """
-    found = {}
-    for experiment in experiments:
-        runs = [records.load(file.parent) for file in paths.RECORDED_RUNS.glob(f"{experiment}/*/run.json")]
-        runs = [run for run in runs if [about["name"] for about in run.about["models"]] == [model]]
-        if not runs:
-            raise UserError(
-                f"{paths.RECORDED_RUNS / experiment} holds no run of {model}: restore it from git, or "
-                f"run the experiment and `python -m kvbook record` it"
-            )
-        found[experiment] = max(runs, key=lambda run: run.about["finished"])
-    return found
-
-
 def record(folder: Path) -> Path:
     """Move a finished run among the recorded ones.
 

@@ -2,28 +2,13 @@
 
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
-from kvbook.settings import Settings
 from kvreport import chapters
-
-
-@dataclass(frozen=True)
-class _Unconverted:
-    """An experiment of a chapter that has no results module yet."""
-
-    settings: type[Settings]
-    run: Callable[[Any], records.Run | None]
-
-    @property
-    def source(self) -> str:
-        return fingerprint.of_source([self.run.__module__])
 
 
 def _found() -> dict[str, Experiment]:
@@ -36,8 +21,7 @@ def _found() -> dict[str, Experiment]:
     return found
 
 
-EXPERIMENTS: dict[str, Experiment | _Unconverted] = {
-} | _found()
+EXPERIMENTS = _found()
 
 
 def run(name: str, values: Mapping[str, Any]) -> records.Run | None:
