@@ -14,7 +14,7 @@ from kvbook.measuring import caches, memory
 from kvbook.models import placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
-from kvreport.chapters.static_cache import speed
+from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Tokens behind the prompt.
@@ -28,7 +28,7 @@ def lengths(settings: StaticCacheSettings) -> tuple[int, ...]:
 
 def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     """Name the model, and refuse what cannot be run."""
-    return {"models": [speed.identify(settings)]}
+    return {"models": [subject.identify(settings)]}
 
 
 def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
@@ -36,7 +36,7 @@ def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: reco
     if "all" in writer.done:
         return
     device = placement.device_of(settings.device)
-    loaded = speed.load(settings)
+    loaded = subject.load(settings)
     model = loaded.model
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())

@@ -14,7 +14,7 @@ from kvbook.measuring import caches, memory
 from kvbook.models import loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
-from kvreport.chapters.static_cache import speed
+from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # The document's number of steps, and the room that it gave the static cache (a model with a smaller context gets that).
@@ -23,14 +23,14 @@ N_STEPS, ROOM = 5, 1024
 
 def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     """Name the model, and refuse what cannot be run."""
-    return {"models": [speed.identify(settings)]}
+    return {"models": [subject.identify(settings)]}
 
 
 def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Take the document's steps with each kind of cache."""
     if "all" in writer.done:
         return
-    loaded = speed.load(settings)
+    loaded = subject.load(settings)
     room = min(ROOM, loading.context_length(loaded.model.config) or ROOM)
     ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}

@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
-from kvbook.models import loading, placement, registry
+from kvbook.models import loading, placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 GENERATE, LOOP = "generate", "loop"
@@ -36,24 +37,6 @@ _FEW = 4
 _FIRST_STEPS = 2
 
 
-def weights_of(settings: StaticCacheSettings) -> str:
-    """Choose the weights of the timed model: those asked for; a folder and a hub id bring their own."""
-    return settings.weights if settings.model in registry.families() else "stand-in"
-
-
-def identify(settings: StaticCacheSettings) -> dict[str, Any]:
-    """Name the timed model, and refuse a dtype or device that is not there, before anything is loaded."""
-    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
-    return loading.identify(settings.model, weights_of(settings), settings.seed)
-
-
-def load(settings: StaticCacheSettings) -> loading.Loaded:
-    """Load the timed model."""
-    return loading.load(
-        settings.model, weights=weights_of(settings), dtype=settings.dtype, device=settings.device, seed=settings.seed
-    )
-
-
 def ways(settings: StaticCacheSettings) -> list[Way]:
     """List the ways of the loop: every cache, eager and compiled; and the one-row form, where it can be compiled."""
     found = [Way(cache, compiled) for compiled in (False, True) for cache in ("none", "dynamic", "static")]
@@ -64,8 +47,8 @@ def ways(settings: StaticCacheSettings) -> list[Way]:
 
 def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     """Name the timed model, and refuse what cannot be run."""
-    model = identify(settings)
-    n_prompt = len(loading.tokenizer(settings.model, weights_of(settings))(settings.prompt)["input_ids"])
+    model = subject.identify(settings)
+    n_prompt = len(loading.tokenizer(settings.model, subject.weights_of(settings))(settings.prompt)["input_ids"])
     loading.check_length(model, n_prompt + settings.n_new_tokens)
     return {"models": [model]}
 
@@ -85,7 +68,7 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
     if "all" in writer.done:
         return
     device = placement.device_of(settings.device)
-    loaded, load_s = timing.timed(lambda: load(settings), device)
+    loaded, load_s = timing.timed(lambda: subject.load(settings), device)
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
     ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(device)
     rows = [_row(Way("none"), 0, LOAD, 0, 0, load_s) | {"engine": "", "cache": "", "n_steps": 0}]

@@ -72,14 +72,7 @@ def per_repeat(rows: pd.DataFrame) -> dict[Way, pd.Series]:
 
 
 def speeds(rows: pd.DataFrame, repeats: dict[Way, pd.Series]) -> pd.DataFrame:
-    """Give tokens a second of every way.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``static_speed``.
-    repeats : dict
-        `per_repeat` of these rows.
+    """Give tokens a second of every way, from rows of ``static_speed`` and `per_repeat` of them.
 
     Returns
     -------
@@ -167,13 +160,7 @@ def crossover(rows: pd.DataFrame, compiled: bool) -> str:
 
 
 def bandwidth(rows: pd.DataFrame) -> float:
-    """Give the largest bandwidth that any kernel reached in any repeat, in bytes a second.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``memory_bandwidth``.
-    """
+    """Give the largest bandwidth that any kernel of ``memory_bandwidth`` reached in any repeat, in bytes a second."""
     return float((rows["n_bytes"] / rows["seconds"]).max())
 
 
@@ -213,14 +200,7 @@ def limit(read: pd.DataFrame, memory: pd.DataFrame) -> Limit:
 
 
 def beside_published(table: pd.DataFrame, here: str) -> pd.DataFrame:
-    """Set this run's `generate` beside the document's rows.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `speeds`.
-    here : str
-        Name of this machine.
+    """Set this run's `generate`, from `speeds`, beside the document's rows, under a name for this machine.
 
     Returns
     -------
@@ -277,12 +257,7 @@ def speed_grid(table: pd.DataFrame, bound: Limit) -> pd.DataFrame:
 
 
 def partings(rows: pd.DataFrame) -> pd.DataFrame:
-    """Find where each kind's text parts from that without a cache.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``static_texts``.
+    """Find where each kind's text parts from that without a cache, from rows of ``static_texts``.
 
     Returns
     -------
@@ -392,13 +367,7 @@ def phases_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def shapes_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Write the shapes of every step for a page.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``static_shapes``.
-    """
+    """Write the shapes of every step for a page, from rows of ``static_shapes``."""
     return pd.DataFrame(
         {
             "cache": rows["cache"],
@@ -415,13 +384,7 @@ def shapes_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Write bytes in MiB beside what the configuration predicts.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``static_memory``.
-    """
+    """Write bytes in MiB beside what the configuration predicts, from rows of ``static_memory``."""
     mib = 2**20
     return pd.DataFrame(
         {
