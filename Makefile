@@ -13,10 +13,12 @@ RUN := $(VENV)/bin/python
 BOOK_READY := $(VENV)/.ready-book
 TEST_READY := $(VENV)/.ready-test
 PIP := $(RUN) -m pip --disable-pip-version-check
+# Two workers, a file to one of them: what its tests share is made once. The order is that of tests/suite_rules.py.
+PYTEST := $(RUN) -m pytest -v -n 2 --dist loadfile --no-loadscope-reorder
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.
 .DEFAULT_GOAL := help
-.PHONY: help book pdf test lint bench clean
+.PHONY: help book pdf test test-fast lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 10
@@ -31,7 +33,10 @@ pdf: $(BOOK_READY) ## the same, and a PDF of every chapter in _build/html/pdf; n
 
 test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up by itself
 	@.ci/find-browser
-	@$(RUN) -m pytest -v --durations=10 $(TESTS)
+	@$(PYTEST) --durations=10 $(TESTS)
+
+test-fast: $(TEST_READY) ## run the tests that start no process, train nothing and open no browser; say what is left out
+	@$(PYTEST) -m "not slow" $(TESTS)
 
 lint: $(TEST_READY) ## check style and formatting
 	@$(RUN) -m ruff check .

@@ -1,6 +1,8 @@
 """What all tests share: results in a folder of their own, and models small enough to be made on the spot."""
 
 import os
+import subprocess
+import sys
 import tempfile
 
 # Before anything of kvbook is imported: a test must never write where a person's results lie.
@@ -10,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+import suite_rules
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -20,7 +23,72 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from kvbook import __main__ as command_line
 from kvbook.models import packages, standins, tokenizers
+
+# Executables that the test at hand has started.
+_started: list[object] = []
+sys.addaudithook(lambda event, arguments: _started.append(arguments[0]) if event == "subprocess.Popen" else None)
+_LEFT_OUT = pytest.StashKey[dict[str, int]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if suite_rules.is_slow(item):
+            item.add_marker(pytest.mark.slow)
+    items[:] = suite_rules.in_order(items)
+
+
+def pytest_deselected(items):
+    if items:
+        items[0].config.stash[_LEFT_OUT] = suite_rules.left_out(items)
+
+
+def pytest_sessionfinish(session):
+    # A worker of xdist; the process that prints has collected nothing.
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(_LEFT_OUT, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if counts := config.stash.get(_LEFT_OUT, {}):
+        terminalreporter.write_line(suite_rules.line(counts))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    _started.clear()
+
+
+@pytest.fixture(autouse=True)
+def _no_process_unless_marked(request):
+    yield
+    assert request.node.get_closest_marker("slow") or not suite_rules.watched(_started), (
+        f"this test has started {suite_rules.watched(_started)}: mark it with pytest.mark.slow"
+    )
+
+
+@pytest.fixture
+def kvbook_here(monkeypatch, capsys):
+    """Give a function that runs the command ``kvbook`` in this process: torch is imported once for all commands."""
+
+    def run(*arguments) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["kvbook", *map(str, arguments)])
+        # Typer puts a hook of its own there.
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            command_line.main()
+        return subprocess.CompletedProcess(sys.argv, end.value.code, *capsys.readouterr())
+
+    return run
+
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 

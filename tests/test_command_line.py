@@ -10,6 +10,13 @@ def kvbook(*arguments):
     return subprocess.run([sys.executable, "-m", "kvbook", *arguments], capture_output=True, text=True, check=False)
 
 
+def refused(done):
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("kvbook: ")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -30,14 +37,16 @@ def kvbook(*arguments):
         ("models", "train-scratch", "--corpus", "/nowhere", "--destination", "/tmp/nosuch"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(arguments):
-    done = kvbook(*arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("kvbook: ")
-    assert done.stderr.count("\n") == 1
+def test_bad_input_is_one_line_and_status_2(kvbook_here, arguments):
+    refused(kvbook_here(*arguments))
 
 
+@pytest.mark.slow
+def test_so_it_is_in_a_process_of_its_own_where_libraries_are_imported_on_the_way():
+    refused(kvbook("run", "layer_drift", "model=nosuch"))
+
+
+@pytest.mark.slow
 def test_an_experiment_runs_without_a_notebook(llama_folder, text_folder):
     done = kvbook(
         "run", "layer_drift", f"model={llama_folder}", f"reference_model={llama_folder}", f"corpus={text_folder}",
@@ -48,13 +57,13 @@ def test_an_experiment_runs_without_a_notebook(llama_folder, text_folder):
     assert str(paths.RUNS) in done.stdout
 
 
-def test_memory_and_minutes_are_predicted(llama_folder):
-    done = kvbook("models", "cost", str(llama_folder), "--tokens", "8")
+def test_memory_and_minutes_are_predicted(kvbook_here, llama_folder):
+    done = kvbook_here("models", "cost", llama_folder, "--tokens", "8")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "about 0.6 GB and 1 min\n"
 
 
-def test_the_families_are_listed_without_loading_one():
-    done = kvbook("models", "list")
+def test_the_families_are_listed_without_loading_one(kvbook_here):
+    done = kvbook_here("models", "list")
     assert done.returncode == 0, done.stderr
     assert "meta-llama/Llama-3.1-8B-Instruct 8,030,261,248" in done.stdout

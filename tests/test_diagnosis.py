@@ -325,6 +325,7 @@ def trapped(family_folders, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_sound_folder_gives_0_and_a_few_lines_of_numbers(family_folders, text_folder):
     done = kvbook(family_folders["llama"], "--corpus", text_folder, "--samples", 2, "--tokens", 12)
     assert done.returncode == 0, done.stderr
@@ -335,8 +336,8 @@ def test_a_sound_folder_gives_0_and_a_few_lines_of_numbers(family_folders, text_
     assert len(done.stdout.splitlines()) < 12
 
 
-def test_a_cache_that_is_turned_off_gives_1_and_its_remedy(trapped, text_folder):
-    done = kvbook(trapped, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
+def test_a_cache_that_is_turned_off_gives_1_and_its_remedy(kvbook_here, trapped, text_folder):
+    done = kvbook_here("check", trapped, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
     assert done.returncode == 1, done.stderr
     assert "verdict   bug: " in done.stdout
     assert "first suspicious layer: layer 1 of 2" in done.stdout
@@ -345,8 +346,8 @@ def test_a_cache_that_is_turned_off_gives_1_and_its_remedy(trapped, text_folder)
 
 
 @pytest.mark.parametrize("arguments", [("/nowhere",), ("llama", "--dtypes", "float8"), ("llama", "--prefix", "alone")])
-def test_what_cannot_be_run_gives_2_and_one_line(arguments):
-    done = kvbook(*arguments)
+def test_what_cannot_be_run_gives_2_and_one_line(kvbook_here, arguments):
+    done = kvbook_here("check", *arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("kvbook: ")

@@ -62,6 +62,7 @@ def test_fast_items_do_not_write_the_file_each_time(progress_file, monkeypatch):
         assert progress_file.read_text() == "sample 0/1000"
 
 
+@pytest.mark.slow
 def test_a_log_gets_lines_and_no_bar(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-c", LOOP],
@@ -74,6 +75,7 @@ def test_a_log_gets_lines_and_no_bar(tmp_path):
     assert ran.stderr == "sample 0/3\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar(tmp_path):
     ours, theirs = pty.openpty()
     # A new terminal is no columns wide, and tqdm draws nothing into that.
@@ -92,6 +94,7 @@ def test_a_terminal_gets_a_bar(tmp_path):
     assert b"%|" in shown
 
 
+@pytest.mark.slow
 def test_plain_papermill_shows_progress_on_its_terminal_and_keeps_it_out_of_the_notebook(tmp_path):
     root = mini_book.create(tmp_path)
     # The negative control lies beside it: a print to standard error does become an output.

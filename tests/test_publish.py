@@ -102,11 +102,13 @@ def drawn_in_another_process(folder, how):
     return {file.suffix: file.read_bytes() for file in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_figure_is_the_same_bytes_in_every_process(tmp_path):
     first = drawn_in_another_process(tmp_path / "a", "style")
     assert drawn_in_another_process(tmp_path / "b", "style") == first
 
 
+@pytest.mark.slow
 def test_control_without_the_style_svg_differs_between_processes(tmp_path):
     first = drawn_in_another_process(tmp_path / "a", "none")
     assert drawn_in_another_process(tmp_path / "b", "none")[".svg"] != first[".svg"]

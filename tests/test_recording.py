@@ -173,6 +173,7 @@ def test_a_run_is_found_by_the_first_digits_of_its_hash(data):
             recording.find(wrong)
 
 
+@pytest.mark.slow
 def test_the_command_line_records_and_verifies(data, monkeypatch):
     monkeypatch.setenv("KVBOOK_ROOT", str(data))
     monkeypatch.setenv("KVBOOK_BUILD", str(data / "_build"))

@@ -57,6 +57,7 @@ def test_other_inputs_make_another_run(runs):
     assert records.run("e", {"a": 1}, measure(["u"])).hash != records.run("e", {"a": 2}, measure(["u"])).hash
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_behind_its_last_whole_unit(runs):
     script = textwrap.dedent(
         """

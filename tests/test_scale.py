@@ -50,6 +50,7 @@ def peak_kib(folder, n_samples: int, kind: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_samples(tmp_path):
     few, many = (peak_kib(tmp_path, n_samples, "streams") for n_samples in (100, 10_000))
     assert many < 1.2 * few

@@ -58,6 +58,7 @@ def canaries(monkeypatch):
 # Secrets
 
 
+@pytest.mark.slow
 def test_no_secret_of_the_environment_reaches_a_notebook_a_record_a_figure_a_page_or_a_log(book):
     measured = (
         "from kvbook.runs import machine, records\n"
@@ -84,6 +85,7 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("where", LEAKS)
+@pytest.mark.slow
 def test_a_chapter_that_shows_a_secret_is_refused_and_nothing_of_it_is_kept(book, canaries, where):
     cell = "table" if where == "in rows" else "numbers"
     mini_book.write(book, **{cell: LEAKS[where]})
@@ -94,6 +96,7 @@ def test_a_chapter_that_shows_a_secret_is_refused_and_nothing_of_it_is_kept(book
     assert leaks(book / "_build") == []
 
 
+@pytest.mark.slow
 def test_a_chapter_that_fails_with_a_secret_in_its_error_says_neither_it_nor_keeps_it(book, canaries):
     mini_book.write(book, table="import os\nprint(os.environ['HF_TOKEN'])\nraise OSError(os.environ['DATABASE_URL'])\n")
     with pytest.raises(UserError, match="secret removed") as caught:
@@ -193,6 +196,7 @@ def test_a_profiles_name_cannot_lead_out_of_the_folder_of_parameters(book, profi
         planning.plan(profile, mini_book.folders(book))
 
 
+@pytest.mark.slow
 def test_parameters_that_are_paths_write_nothing_outside_the_build_folder(tmp_path, llama_folder, text_folder):
     inside = tmp_path / "deep" / "down"
     inside.mkdir(parents=True)
@@ -226,6 +230,7 @@ FENCES = (
 )
 
 
+@pytest.mark.slow
 def test_what_a_model_writes_is_shown_on_a_page_and_never_obeyed(book):
     table = (
         f"rows['text'] = {HOSTILE!r}\nrows['quoted'] = {HOSTILE + BLOCKS!r}\nrows['blocks'] = {BLOCKS!r}\n"

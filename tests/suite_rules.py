@@ -1,0 +1,52 @@
+"""Which tests are slow: those that start a process of Python or a browser, or train; `make test-fast` leaves them out."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+# Files whose tests all are, or share something that is. A single slow test of another file says so itself.
+FILES = frozenset({
+    "test_bench", "test_citation", "test_contributing", "test_execution", "test_faults", "test_hub",
+    "test_kernel", "test_measuring", "test_pages", "test_pdf", "test_side_by_side", "test_site", "test_wheel",
+})  # fmt: skip
+# Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained.
+FIXTURES = frozenset({"workplace", "swept", "checkpoint"})
+# The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
+LONGEST_FIRST = (
+    "test_pages", "test_sweeps", "test_scratch", "test_contributing", "test_site", "test_faults", "test_row_invariant",
+    "test_where_drift_begins", "test_which_path", "test_diagnosis", "test_hub", "test_chapters", "test_wheel",
+    "test_experiments", "test_models", "test_training", "test_security",
+)  # fmt: skip
+# What their executables are called.
+_WATCHED = ("python", "chrom")
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Tell by file, fixture or own mark."""
+    uses = FIXTURES.intersection(getattr(item, "fixturenames", ()))
+    return item.path.stem in FILES or bool(uses) or item.get_closest_marker("slow") is not None
+
+
+def in_order(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Put the files of `LONGEST_FIRST` first, in its order; everything else stays as it was."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    return sorted(items, key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def watched(executables: Iterable[object]) -> list[str]:
+    """Give the names of executables that only a slow test may start."""
+    names = [Path(str(executable)).name for executable in executables]
+    return [name for name in names if name.startswith(_WATCHED)]
+
+
+def left_out(items: Iterable[pytest.Item]) -> dict[str, int]:
+    """Count the slow tests among what was deselected, by file."""
+    return dict(Counter(item.path.stem for item in items if item.get_closest_marker("slow")))
+
+
+def line(counts: dict[str, int]) -> str:
+    """Say what was left out."""
+    named = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    return f"left out, {sum(counts.values())} tests that start processes, train or open a browser: {named}"
