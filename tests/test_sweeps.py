@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -89,25 +90,30 @@ def test_the_sweeps_that_ship_can_be_read():
 
 # How it runs
 
-# Notes every unit that any process finishes: what was done twice stands there twice.
+# Notes every unit that any process finishes: what was done twice stands there twice. Units take a while if they are asked to.
 NOTING = """
-import os
-from kvbook import records
+import os, time
+from kvbook.runs import records
 append = records.Writer.append
 def noting(self, unit, rows):
     append(self, unit, rows)
+    time.sleep(float(os.environ.get("KVBOOK_TEST_PAUSE", "0")))
     with open(os.environ["KVBOOK_TEST_UNITS"], "a") as file:
         file.write(f"{self._rows.parent.name.removesuffix('.partial')} {unit}\\n")
 records.Writer.append = noting
 """
 
 
+def prepared(folder: Path, texts: Path) -> Path:
+    (folder / "python").mkdir()
+    (folder / "python" / "sitecustomize.py").write_text(textwrap.dedent(NOTING))
+    (folder / "texts").symlink_to(texts)
+    return folder
+
+
 @pytest.fixture
 def workplace(tmp_path, text_folder):
-    (tmp_path / "python").mkdir()
-    (tmp_path / "python" / "sitecustomize.py").write_text(textwrap.dedent(NOTING))
-    (tmp_path / "texts").symlink_to(text_folder)
-    return tmp_path
+    return prepared(tmp_path, text_folder)
 
 
 def environment(workplace: Path, **more: str) -> dict[str, str]:
@@ -159,45 +165,75 @@ def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
     return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
-def test_a_sweep_with_a_worker_killed_midway_ends_complete_and_no_cell_is_done_twice(
-    workplace, llama_folder, gpt2_folder
-):
-    write(
-        workplace,
-        experiment="layer_drift",
-        model=[str(llama_folder), str(gpt2_folder)],
-        dtype=["float32", "bfloat16"],
-        length=[6, 7, 8, 9, 10, 11],
-        device="cpu",
-        settings=SETTINGS | {"n_samples": 4},
-    )
-    process = start(workplace, "--workers", "2")
-    until(lambda: len(runs(workplace)) >= 4 or process.poll() is not None)
+@dataclass(frozen=True)
+class Swept:
+    """A sweep of which a worker was killed, and the same started again with a model that is not there."""
+
+    workplace: Path
+    victims: list[psutil.Process]
+    said: str
+    noted: str
+    units: list[str]
+    files: dict[Path, int]
+    again: subprocess.CompletedProcess[str]
+
+
+def files_of_runs(workplace: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for folder in runs(workplace) for file in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory, text_folder, llama_folder, gpt2_folder):
+    workplace = prepared(tmp_path_factory.mktemp("swept"), text_folder)
+    asked = {
+        "experiment": "layer_drift", "model": [str(llama_folder), str(gpt2_folder)], "length": [6, 7, 8, 9],
+        "device": "cpu", "settings": SETTINGS | {"dtypes": ["float32", "bfloat16"]},
+    }  # fmt: skip
+    write(workplace, **asked)
+    process = start(workplace, "--workers", "2", KVBOOK_TEST_PAUSE="0.3")
+    until(lambda: len(runs(workplace)) >= 2 or process.poll() is not None)
     victims = workers_of(process)
-    assert len(victims) == 2
     # In the middle of a cell, not between two.
     until(lambda: list((workplace / "_build" / "runs").glob("*/*.partial/rows.csv")))
     victims[0].send_signal(signal.SIGKILL)
     said, noted = finish(process)
-    assert "24 cells are finished" in said
-    assert "0 failed; 1 workers were lost" in said
-    assert "a worker was lost; its cell goes to another" in noted
-    assert re.search(r"sweep: \d+/24 cells: layer_drift ", noted)
-    done = units(workplace)
-    assert len(set(done)) == len(done), "a unit was done twice"
-    assert len(runs(workplace)) == 24
-    assert not list((workplace / "_build" / "runs").glob("*/*.partial"))
-    for folder in runs(workplace):
-        rows = pd.read_csv(folder / "rows.csv")
-        assert set(rows["sample"]) == set(range(4))
-        assert not rows.duplicated(["sample", "place", "layer"]).any()
+    done, files = units(workplace), files_of_runs(workplace)
+    write(workplace, **asked | {"model": [*asked["model"], "nosuch"]})
+    process = start(workplace, "--workers", "1")
+    again = subprocess.CompletedProcess(process.args, 0, *process.communicate(timeout=300))
+    again.returncode = process.returncode
+    return Swept(workplace, victims, said, noted, done, files, again)
 
-    before = {file: file.stat().st_mtime_ns for folder in runs(workplace) for file in folder.iterdir()}
-    said, _ = finish(start(workplace, "--workers", "2"))
-    assert "24 cells are finished" in said
-    assert "(0 made now, 24 found), 0 failed" in said
-    assert units(workplace) == done
-    assert {file: file.stat().st_mtime_ns for folder in runs(workplace) for file in folder.iterdir()} == before
+
+def test_a_sweep_with_a_worker_killed_midway_ends_complete_and_no_cell_is_done_twice(swept):
+    assert len(swept.victims) == 2
+    assert "8 cells are finished" in swept.said
+    assert "0 failed; 1 workers were lost" in swept.said
+    assert "a worker was lost; its cell goes to another" in swept.noted
+    assert re.search(r"sweep: \d+/8 cells: layer_drift ", swept.noted)
+    assert len(set(swept.units)) == len(swept.units), "a unit was done twice"
+    assert len(runs(swept.workplace)) == 8
+    assert not list((swept.workplace / "_build" / "runs").glob("*/*.partial"))
+    for folder in runs(swept.workplace):
+        rows = pd.read_csv(folder / "rows.csv")
+        assert set(rows["sample"]) == set(range(3))
+        assert not rows.duplicated(["sample", "dtype", "place", "layer"]).any()
+
+
+def test_a_sweep_that_is_started_again_finds_every_cell_and_does_none(swept):
+    assert "8 cells are finished" in swept.again.stdout
+    assert "(0 made now, 8 found)" in swept.again.stdout
+    assert units(swept.workplace) == swept.units
+    assert files_of_runs(swept.workplace) == swept.files
+
+
+def test_a_cell_that_cannot_be_run_fails_alone_and_in_one_line(swept):
+    assert swept.again.returncode == 1
+    *failed, last = swept.again.stdout.splitlines()
+    assert len(failed) == 4
+    assert all(re.match(r"failed: layer_drift nosuch \d cpu: model 'nosuch' is neither", line) for line in failed)
+    assert "8 cells are finished" in last
+    assert "4 failed" in last
 
 
 def test_an_interrupted_sweep_ends_in_one_line_and_leaves_no_worker(workplace, llama_folder):
@@ -214,17 +250,6 @@ def test_an_interrupted_sweep_ends_in_one_line_and_leaves_no_worker(workplace, l
     assert (len(gone), alive) == (1, [])
 
 
-def test_a_cell_that_cannot_be_run_fails_alone_and_in_one_line(workplace, llama_folder):
-    write(workplace, experiment="layer_drift", model=[str(llama_folder), "nosuch"], settings=SETTINGS)
-    process = start(workplace, "--workers", "1")
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 1
-    lines = said.splitlines()
-    assert lines[0].startswith("failed: layer_drift nosuch: model 'nosuch' is neither")
-    assert "1 cells are finished" in lines[1]
-    assert len(lines) == 2
-
-
 @pytest.fixture
 def scheduler(workplace):
     """A scheduler and a worker as a person starts them, the worker with results of its own in another folder."""
@@ -233,7 +258,10 @@ def scheduler(workplace):
         import sys, time
         from distributed import LocalCluster
         if __name__ == "__main__":
-            cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, scheduler_port=0)
+            cluster = LocalCluster(
+                n_workers=1, threads_per_worker=1, processes=False, protocol="tcp://",
+                dashboard_address=None, scheduler_port=0,
+            )
             print(cluster.scheduler_address, flush=True)
             time.sleep(600)
     """
@@ -252,11 +280,16 @@ def scheduler(workplace):
     process.wait()
 
 
-def test_an_existing_scheduler_is_used_and_runs_of_other_machines_are_fetched(workplace, llama_folder, scheduler):
+def test_an_existing_scheduler_is_used_and_runs_of_other_machines_are_fetched(
+    workplace, llama_folder, scheduler, kvbook_here, monkeypatch
+):
     write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 8], settings=SETTINGS)
-    said, _ = finish(start(workplace, "--scheduler", scheduler))
-    assert "2 cells are finished" in said
-    assert "(2 made now" in said
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(paths, "RUNS", workplace / "_build" / "runs")
+    done = kvbook_here("sweep", "sweep.yaml", "--scheduler", scheduler)
+    assert done.returncode == 0, done.stderr
+    assert "2 cells are finished" in done.stdout
+    assert "(2 made now" in done.stdout
     theirs = sorted((workplace / "elsewhere" / "runs").glob("*/*/rows.csv"))
     assert [folder.name for folder in runs(workplace)] == [file.parent.name for file in theirs]
     assert [(f / "rows.csv").read_bytes() for f in runs(workplace)] == [file.read_bytes() for file in theirs]
@@ -316,9 +349,12 @@ def test_without_the_extra_a_sweep_is_one_clear_line(tmp_path, monkeypatch, miss
 # Slurm
 
 
-def test_the_job_script_asks_for_what_the_file_says_and_submits_nothing(workplace):
-    write(workplace, experiment="layer_drift", model="llama", device="cuda")
-    said, _ = finish(start(workplace, "--slurm", str(ROOT / "sweeps" / "slurm.yaml"), "--dry-run", PATH="/nowhere"))
+def test_the_job_script_asks_for_what_the_file_says_and_submits_nothing(tmp_path, kvbook_here, monkeypatch):
+    file = write(tmp_path, experiment="layer_drift", model="llama", device="cuda")
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = kvbook_here("sweep", file, "--slurm", ROOT / "sweeps" / "slurm.yaml", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
     assert "1 cells:\n  layer_drift llama cuda\n# 4 jobs of:\n#!/usr/bin/env bash" in said
     assert "#SBATCH --gres=gpu:1\n" in said
     assert "--resources GPU=1" in said
