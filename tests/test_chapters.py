@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from kvbook import paths
+from kvbook.errors import UserError
 from kvbook.paths import CHAPTERS, ROOT
 
 
@@ -17,6 +19,7 @@ def papermill(chapter, output, cwd, **parameters):
 
 
 @pytest.mark.parametrize("cwd", [ROOT, CHAPTERS], ids=["from the root", "from chapters/"])
+@pytest.mark.slow
 def test_layer_drift_runs_on_a_folder_of_any_llama_checkpoint(cwd, llama_folder, gpt2_folder, text_folder, tmp_path):
     chapter = "chapters/01_layer_drift.ipynb" if cwd == ROOT else "01_layer_drift.ipynb"
     done = papermill(
@@ -35,18 +38,38 @@ def test_layer_drift_runs_on_a_folder_of_any_llama_checkpoint(cwd, llama_folder,
     assert "small-llama" in json.dumps(cells)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"nosuch": 3}, "unknown parameter 'nosuch'"),
-        ({"n_samples": 0}, "n_samples = 0"),
-        ({"n_tokens": 5000}, "more than the context"),
-        ({"model": "/nowhere"}, "neither a family"),
-        ({"device": "cuda:99"}, "CUDA devices"),
-    ],
-)
+def execute(stem, parameters):
+    """Execute a chapter's cells in this process, with parameters set behind the cell of the defaults, as papermill does."""
+    names: dict = {}
+    for cell in json.loads((CHAPTERS / f"{stem}.ipynb").read_text("utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+        if "parameters" in cell["metadata"].get("tags", []):
+            names.update(parameters)
+
+
+BAD = [
+    ({"nosuch": 3}, "unknown parameter 'nosuch'"),
+    ({"n_samples": 0}, "n_samples = 0"),
+    ({"n_tokens": 5000}, "more than the context"),
+    ({"model": "/nowhere"}, "neither a family"),
+    ({"device": "cuda:99"}, "CUDA devices"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "message"), BAD)
 def test_bad_parameters_end_in_one_clear_line_and_no_rows(parameters, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    with pytest.raises(UserError, match=message) as error:
+        execute("01_layer_drift", parameters)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_papermill_ends_in_that_line_and_leaves_no_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBOOK_BUILD", str(tmp_path / "build"))
+    parameters, message = BAD[2]
     done = papermill("chapters/01_layer_drift.ipynb", tmp_path / "out.ipynb", ROOT, **parameters)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]

@@ -39,6 +39,12 @@ def run(settings):
     return path_errors.EXPERIMENT.run(settings)
 
 
+@pytest.fixture(scope="module")
+def results(run):
+    """The run with its tables, each computed once for all tests that only read."""
+    return Results(run)
+
+
 # The reference
 
 
@@ -298,8 +304,7 @@ def test_without_16_bits_or_enough_files_nothing_is_judged():
 # The ledger, to which a second chapter on one document adds
 
 
-def test_a_second_chapter_judges_the_claims_that_name_it_and_keeps_them_apart(run):
-    results = Results(run)
+def test_a_second_chapter_judges_the_claims_that_name_it_and_keeps_them_apart(results):
     table = ledger.judge("issue-25420", claims.CHECKS, results, CHAPTER)
     assert len(table) == 2
     assert (paths.BUILD / "claims" / f"issue-25420.{CHAPTER}.json").is_file()
@@ -326,13 +331,13 @@ def test_the_table_of_a_second_chapter_belongs_to_its_document():
 # The words
 
 
-def test_every_number_of_the_prose_is_computed_and_every_caption_says_where_it_is_from(run):
+def test_every_number_of_the_prose_is_computed_and_every_caption_says_where_it_is_from(results):
     notebook = json.loads((paths.CHAPTERS / f"{CHAPTER}.ipynb").read_text("utf-8"))
     prose = "".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    said = words.numbers(Results(run))
+    said = words.numbers(results)
     assert set(re.findall(r"\{glue:text\}`(\w+)`", prose)) <= set(said)
     assert all(said.values())
-    captions = words.captions(Results(run))
+    captions = words.captions(results)
     assert all("torch" in caption["caption"] and "local folder" in caption["caption"] for caption in captions.values())
     code = "".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
     assert set(re.findall(r'said\["([\w-]+)"\]', code)) == set(captions)
@@ -358,8 +363,7 @@ def test_a_path_is_called_closer_only_by_the_whole_intervals_of_all_models(ratio
     assert "no error" in words.closer_path(table.assign(ratio=None))
 
 
-def test_figures_draw_what_the_tables_hold(run):
-    results = Results(run)
+def test_figures_draw_what_the_tables_hold(results):
     layers, series = results.layers, results.series
     assert len(figures.figure_layers(layers).axes) == 1
     ratios = figures.figure_ratios(series).axes[0]
@@ -388,8 +392,8 @@ def test_settings_that_cannot_be_run_are_refused_in_one_line(settings, change, m
     assert "\n" not in str(error.value)
 
 
-def test_every_figure_begins_with_a_finding_that_a_title_can_hold(run):
-    for name, said in words.captions(Results(run)).items():
+def test_every_figure_begins_with_a_finding_that_a_title_can_hold(results):
+    for name, said in words.captions(results).items():
         if name.startswith("fig-"):
             assert not citation.first_sentence(said["caption"]).endswith("…"), name
 
