@@ -37,7 +37,7 @@ def made_up(monkeypatch, tmp_path):
         return lambda settings: asked.append(settings) or SimpleNamespace(rows=rows)
 
     monkeypatch.setattr(paths, "RUNS", tmp_path)
-    monkeypatch.setattr(bench.static_speed, "run", give(made_rows(TIMES)))
+    monkeypatch.setattr(bench.static_speed, "EXPERIMENT", SimpleNamespace(run=give(made_rows(TIMES))))
     monkeypatch.setattr(bench.cost, "EXPERIMENT", SimpleNamespace(run=give(costs(1.25))))
     read = pd.DataFrame({"kernel": "sum", "repeat": [0, 1], "n_bytes": 4e9, "seconds": [0.1, 0.08]})
     monkeypatch.setattr(bench, "_bandwidth", lambda settings: read)

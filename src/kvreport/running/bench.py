@@ -236,7 +236,7 @@ def _decoding(settings: BenchSettings) -> Iterator[dict]:
         model=settings.shape, weights="random", device=settings.device, seed=settings.seed, dtype=settings.dtype,
         n_new_tokens=settings.n_new_tokens, n_repeats=settings.n_repeats,
     )  # fmt: skip
-    rows = static_speed.run(asked).rows
+    rows = static_speed.EXPERIMENT.run(asked).rows
     faster = static_cache.against_generate(rows, _FASTEST)
     steps = static_cache.step_seconds(rows, *_FASTEST)
     a_step = float(steps["seconds"].median())
