@@ -341,7 +341,7 @@ def test_without_the_extra_a_sweep_is_one_clear_line(tmp_path, monkeypatch, miss
         cluster.importlib.util, "find_spec", lambda name, *rest: None if name == missing else find_spec(name, *rest)
     )
     cells = sweeps.read(write(tmp_path, experiment="layer_drift", model="llama"))
-    with pytest.raises(UserError, match=r"pip install -e '\.\[cluster\]'") as caught:
+    with pytest.raises(UserError, match=r"pip install -e 'src/kvreport\[cluster\]'") as caught:
         cluster.sweep(cells, workers=1)
     assert "\n" not in str(caught.value)
 

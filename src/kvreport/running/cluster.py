@@ -42,7 +42,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_TO_CONNECT = 15
 # Each worker imports torch before it is there.
 _SECONDS_TO_START = 300
-_MISSING = "a sweep needs Dask Distributed: pip install -e '.[cluster]'"
+_MISSING = "a sweep needs Dask Distributed: pip install -e 'src/kvreport[cluster]'"
 
 
 @dataclass
@@ -223,7 +223,7 @@ def slurm_script(options_file: Path, gpu: bool) -> str:
 
 def _slurm_cluster(options_file: Path, gpu: bool, **more: Any) -> tuple[Any, int]:
     if importlib.util.find_spec("dask_jobqueue") is None:
-        raise UserError("jobs of Slurm need dask-jobqueue: pip install -e '.[cluster]'")
+        raise UserError("jobs of Slurm need dask-jobqueue: pip install -e 'src/kvreport[cluster]'")
     from dask_jobqueue import SLURMCluster
 
     try:
