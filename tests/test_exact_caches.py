@@ -97,8 +97,8 @@ def test_the_errors_of_the_full_pass_and_of_the_steps_are_told_apart(llama, ids,
     with torch.inference_mode():
         true = llama(ids, use_cache=False).logits[0].double()
     sound = exact_ladder._score(llama, None, ids, true)
-    fed = paths.fed
-    monkeypatch.setattr(paths, "fed", lambda *arguments: fed(*arguments) + 1.0)
+    fed = exact_ladder.fed
+    monkeypatch.setattr(exact_ladder, "fed", lambda *arguments: fed(*arguments) + 1.0)
     harmed = exact_ladder._score(llama, None, ids, true)
     assert harmed["error_rms"] == sound["error_rms"] < 1e-3
     assert sound["step_error_rms"] < 1e-3 < harmed["step_error_rms"]

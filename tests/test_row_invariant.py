@@ -19,7 +19,7 @@ from transformers import (
     StaticCache,
 )
 
-from kvbook.exact import row_invariant
+from kvbook.exact import row_invariant, verify
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 LLAMA = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 9,
@@ -190,3 +190,11 @@ def test_random_chunks_cache_lengths_batch_mates_and_padding_change_no_bit(case,
         together = model(batch, attention_mask=mask, **place).logits[-1, pad:]
     assert torch.equal(parts, full)
     assert torch.equal(together, full)
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 12])
+def test_verify_begins_with_a_single_token_on_an_empty_cache_in_mpt_too(family_folders, length):
+    model = AutoModelForCausalLM.from_pretrained(family_folders["mpt"]).eval()
+    found = verify(model, torch.arange(40, 40 + length)[None], static=False)
+    assert [difference.way for difference in found][2] == "token by token, dynamic cache"
+    assert all(difference.equal_rows == difference.rows == length for difference in found)

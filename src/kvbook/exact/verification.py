@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook.exact.switch import row_invariant
 
@@ -31,11 +31,26 @@ class Difference:
     largest: float
 
 
-def _fed(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache) -> torch.Tensor:
-    logits = []
-    for part in ids.split(sizes, 1):
-        logits.append(model(part, past_key_values=cache, use_cache=True).logits)
-    return torch.cat(logits, 1)
+def fed(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache: Cache) -> torch.Tensor:
+    """Feed a text in chunks on top of a cache and give the logits of all its tokens.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        The text.
+    sizes : list of int
+        Of the chunks, which make up the whole.
+    cache : Cache
+        Empty; filled in place.
+
+    Returns
+    -------
+    Tensor, shape (seq_len, vocabulary_size)
+    """
+    parts = [model(part, past_key_values=cache, use_cache=True).logits[0] for part in ids.split(sizes, 1)]
+    return torch.cat(parts)
 
 
 def _ways(model: PreTrainedModel, ids: torch.Tensor, static: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -43,12 +58,16 @@ def _ways(model: PreTrainedModel, ids: torch.Tensor, static: bool) -> Iterator[t
     third = max(1, length // 3)
     chunks = [third, *[1] * min(3, length - third - 1)]
     chunks.append(length - sum(chunks))
-    for way, sizes in (("prefix + last token", [length - 1, 1]), ("chunks", chunks), ("token by token", [1] * length)):
-        yield f"{way}, dynamic cache", _fed(model, ids, sizes, DynamicCache(config=model.config))
+    for way, sizes in (
+        ("prefix + last token", [length - 1, 1]),
+        ("chunks", chunks),
+        ("token by token", [1] * length),
+    ):
+        yield f"{way}, dynamic cache", fed(model, ids, sizes, DynamicCache(config=model.config))
         if static:
             cache = StaticCache(config=model.config, max_cache_len=length + 17)
-            yield f"{way}, static cache", _fed(model, ids, sizes, cache)
-    yield "in a batch of three", model(torch.cat([ids.flip(1), ids, ids.roll(1, 1)])).logits[1:2]
+            yield f"{way}, static cache", fed(model, ids, sizes, cache)
+    yield "in a batch of three", model(torch.cat([ids.flip(1), ids, ids.roll(1, 1)])).logits[1]
 
 
 def verify(model: PreTrainedModel, ids: torch.Tensor, static: bool = True) -> list[Difference]:
@@ -70,7 +89,7 @@ def verify(model: PreTrainedModel, ids: torch.Tensor, static: bool = True) -> li
     """
     found = []
     with torch.inference_mode(), row_invariant():
-        full = model(ids, use_cache=False).logits
+        full = model(ids, use_cache=False).logits[0]
         for way, logits in _ways(model, ids, static):
             equal = (logits == full).all(-1)
             largest = (logits.double() - full.double()).abs().max().item()

@@ -11,6 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from kvbook import exact, progress
+from kvbook.exact.verification import fed
 from kvbook.measuring import in_fp64, timing
 from kvbook.models import corpus
 from kvbook.runs import records, samples
@@ -77,11 +78,9 @@ def _score(
         # What has not run yet is compared with its reference, or warmed up, here and not under the clock.
         model(ids, use_cache=False)
         full, full_s = timing.timed(lambda: model(ids, use_cache=False).logits[0], model.device)
-        sizes = [2, *[1] * (ids.shape[1] - 2)]
-        paths.fed(model, ids[:, :4], [2, 1, 1], DynamicCache(config=model.config))
-        single, decode_s = timing.timed(
-            lambda: paths.fed(model, ids, sizes, DynamicCache(config=model.config)), model.device
-        )
+        sizes = [1] * ids.shape[1]
+        fed(model, ids[:, :4], [1] * 4, DynamicCache(config=model.config))
+        single, decode_s = timing.timed(lambda: fed(model, ids, sizes, DynamicCache(config=model.config)), model.device)
     errors = [(logits.double() - reference).square().mean().sqrt().item() for logits in (full, single)]
     return paths.against(full, single) | {
         "error_rms": errors[0],

@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook import exact, progress
 from kvbook.errors import UserError
+from kvbook.exact.verification import fed
 from kvbook.models import corpus, registry, sources
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
@@ -38,28 +39,6 @@ def identities(settings: ExactCachesSettings, names: list[str]) -> list[dict[str
     models = samples.identities(settings, names, settings.n_tokens + _PAD)
     samples.check_corpus(settings, names, settings.n_samples, settings.n_tokens)
     return models
-
-
-def fed(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache) -> torch.Tensor:
-    """Feed a text in chunks on top of a cache and give the logits of all its tokens.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
-    sizes : list of int
-        Of the chunks, which make up the whole.
-    cache : Cache
-        Empty; filled in place.
-
-    Returns
-    -------
-    Tensor, shape (seq_len, vocabulary_size)
-    """
-    parts = [model(part, past_key_values=cache, use_cache=True).logits[0] for part in ids.split(sizes, 1)]
-    return torch.cat(parts)
 
 
 def chunks(length: int) -> list[int]:
@@ -89,8 +68,7 @@ def ways(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, torch
     yield "chunks", fed(model, ids, chunks(length), DynamicCache(config=config))
     static = StaticCache(config=config, max_cache_len=length + _PAD)
     yield "chunks, static cache", fed(model, ids, chunks(length), static)
-    # Two at first: transformers' MPT makes no mask for a single token on an empty cache, and fails.
-    yield "token by token", fed(model, ids, [2, *[1] * (length - 2)], DynamicCache(config=config))
+    yield "token by token", fed(model, ids, [1] * length, DynamicCache(config=config))
     yield "in a batch of three", model(torch.cat([ids.flip(1), ids, ids.roll(5, 1)])).logits[1]
     padded = torch.cat([ids[:, :_PAD], ids], 1)
     mask = torch.ones_like(padded)
