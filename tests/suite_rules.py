@@ -1,4 +1,7 @@
-"""Which tests are slow: those that start a process of Python or a browser, or train; `make test-fast` leaves them out."""
+"""Which tests are slow, and left out by `make test-fast`.
+
+Those that start a process of Python or a browser, that train or compile, or that score or draw so much that it takes seconds.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,11 +11,11 @@ import pytest
 
 # Files whose tests all are, or share something that is. A single slow test of another file says so itself.
 FILES = frozenset({
-    "test_bench", "test_citation", "test_contributing", "test_execution", "test_faults", "test_hub",
-    "test_kernel", "test_measuring", "test_pages", "test_pdf", "test_side_by_side", "test_site", "test_wheel",
+    "test_bench", "test_citation", "test_contributing", "test_execution", "test_faults", "test_hub", "test_kernel",
+    "test_measuring", "test_packages", "test_pages", "test_pdf", "test_side_by_side", "test_site", "test_wheel",
 })  # fmt: skip
-# Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained.
-FIXTURES = frozenset({"workplace", "swept", "checkpoint"})
+# Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained, a compiler that begins anew.
+FIXTURES = frozenset({"workplace", "swept", "checkpoint", "freshly_compiled"})
 # The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
 LONGEST_FIRST = (
     "test_pages", "test_sweeps", "test_scratch", "test_contributing", "test_site", "test_faults", "test_row_invariant",
@@ -20,7 +23,7 @@ LONGEST_FIRST = (
     "test_experiments", "test_models", "test_training", "test_security",
 )  # fmt: skip
 # What their executables are called.
-_WATCHED = ("python", "chrom")
+_WATCHED = ("python", "chrom", "unshare")
 
 
 def is_slow(item: pytest.Item) -> bool:
@@ -49,4 +52,4 @@ def left_out(items: Iterable[pytest.Item]) -> dict[str, int]:
 def line(counts: dict[str, int]) -> str:
     """Say what was left out."""
     named = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-    return f"left out, {sum(counts.values())} tests that start processes, train or open a browser: {named}"
+    return f"left out, {sum(counts.values())} slow tests (processes, training, browsers): {named}"

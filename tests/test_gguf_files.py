@@ -122,6 +122,7 @@ def test_weights_that_were_changed_afterwards_are_refused(write):
     ],
     ids=["check", "an experiment"],
 )
+@pytest.mark.slow
 def test_a_check_and_an_experiment_take_it(file, text_folder, arguments, said):
     command, *options = arguments
     if command == "check":
@@ -226,6 +227,7 @@ class Free:
 
 
 @pytest.mark.parametrize("size", ["100k", "268k", "280k"])
+@pytest.mark.slow
 def test_a_disk_that_fills_up_meanwhile_ends_in_one_line_and_leaves_nothing(file, tmp_path, size):
     """Weights, configuration and tokenizer are written by three libraries; each finds the disk full in one of the sizes."""
     script, build = tmp_path / "unpack.py", tmp_path / "build"
@@ -242,6 +244,7 @@ def test_a_disk_that_fills_up_meanwhile_ends_in_one_line_and_leaves_nothing(file
     )
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_leave_one_checkpoint(file, tmp_path):
     script, build = tmp_path / "unpack.py", tmp_path / "build"
     script.write_text(UNPACK)

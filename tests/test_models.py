@@ -34,6 +34,7 @@ def test_a_stand_in_is_small_deep_and_better_than_n_grams(family):
 
 
 @pytest.mark.parametrize("family", SHIPPED)
+@pytest.mark.slow
 def test_a_stand_in_scores_as_its_record_says(family):
     """On windows from all over the held-out text, within the spread between them; noise would miss by far."""
     loaded, recipe, facts = loading.load(family), training.Recipe(), loading.standin_facts(family)

@@ -58,6 +58,7 @@ def test_memory_does_not_grow_with_the_number_of_samples(tmp_path):
     assert peak_kib(tmp_path, 10_000, "accumulates") > 1.2 * few
 
 
+@pytest.mark.slow
 def test_a_run_of_a_million_rows_is_read_summed_up_and_drawn_in_seconds(tmp_path, monkeypatch):
     import matplotlib.pyplot as plt
 

@@ -291,6 +291,7 @@ class TestTraining:
         assert training.Recipe(**recorded["recipe"]) == training.RECIPES[size]
         assert sum(file.stat().st_size for file in checkpoints.shipped(size).iterdir()) < most_bytes
 
+    @pytest.mark.slow
     def test_the_threads_size_predicts_as_its_record_says_and_with_random_weights_it_does_not(self):
         recorded = json.loads((checkpoints.shipped("thread") / "training.json").read_text())
         # All of the held-out text would take minutes: some windows of it, spread evenly; for the control fewer.
@@ -305,6 +306,7 @@ class TestTraining:
         assert found["stand-in"] == pytest.approx(recorded["held_out_nats_per_character"], abs=0.15)
         assert found["random"] > 2 * found["stand-in"]
 
+    @pytest.mark.slow
     def test_what_ships_scores_what_its_record_says(self):
         recorded = json.loads((checkpoints.shipped("small") / "training.json").read_text())
         if text.describe("stdlib", "held-out")["sha256"] != recorded["held_out"]["sha256"]:

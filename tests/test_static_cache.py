@@ -478,6 +478,7 @@ def settings(llama_folder):
     )
 
 
+@pytest.mark.slow
 def test_the_chapter_runs_on_a_local_folder(settings, monkeypatch):
     # The kernels of this size compile as slowly as any: one compiled way is enough here.
     monkeypatch.setattr(speed, "ways", lambda _: [Way("none"), Way("dynamic"), Way("static"), Way("static", True)])
