@@ -18,6 +18,7 @@ import torch
 
 from kvbook import paths
 from kvbook.errors import UserError
+from kvbook.measuring.estimates import FEWEST_UNITS
 from kvreport.chapters.from_scratch import claims, tables, words
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import loss as scratch_loss
@@ -207,7 +208,7 @@ QUICK = training.Recipe(
 @pytest.fixture(scope="module")
 def corpus_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("scratch") / "code.txt"
-    file.write_text("".join(f"def f{i % 37}(x):\n    return x + {i % 11}\n" for i in range(4000)))
+    file.write_text("".join(f"def f{i % 37}(x):\n    return x + {i % 11}\n" for i in range(7000)))
     return str(file)
 
 
@@ -666,7 +667,8 @@ class TestFindings:
         assert words.bracket(results) == "lowest to highest of 2 paired repetitions"
         six = pd.concat([results.speed.rows.assign(repetition=n) for n in range(6)])
         assert words.bracket(changed(results, speed=six)) == "95 % interval of 6 paired repetitions"
-        assert words.bracket(changed(results, speed=six[six["repetition"] < 5])).startswith("lowest to highest of 5")
+        few = six[six["repetition"] < FEWEST_UNITS - 1]
+        assert words.bracket(changed(results, speed=few)).startswith(f"lowest to highest of {FEWEST_UNITS - 1}")
 
     def test_where_a_factor_lies_above_three_is_said_in_words(self, results):
         def said(factor):
