@@ -88,12 +88,6 @@ def test_another_version_of_a_library_makes_a_chapter_stale(root, monkeypatch):
     assert not only_chapter(root).is_fresh()
 
 
-def test_a_chapter_that_ran_without_the_packaged_model_is_stale_once_it_is_there(root, monkeypatch):
-    assert only_chapter(root).is_fresh()
-    monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": "0" * 64})
-    assert not only_chapter(root).is_fresh()
-
-
 @pytest.mark.parametrize(
     ("package", "module", "matters"),
     [

@@ -70,6 +70,16 @@ def test_only_data_that_a_chapter_names_makes_it_stale(book):
     assert all(now != then for now, then in zip(digests(book), before, strict=True))
 
 
+def test_a_chapter_that_uses_a_packaged_model_is_stale_once_that_is_there_and_no_other(book, monkeypatch):
+    (book / "code" / "cubes" / "chapter.yaml").write_text(f"{ABOUT}packages: [smollm2]\n")
+    monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": None})
+    before = digests(book)
+    monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": "0" * 64})
+    squares, cubes = digests(book)
+    assert squares == before[0]
+    assert cubes != before[1]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
