@@ -7,21 +7,15 @@ import pytest
 import torch
 from transformers import (
     DynamicCache,
-    GptOssConfig,
-    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    StaticCache,
     XGLMConfig,
     XGLMForCausalLM,
 )
 
 from kvbook.errors import UserError
-from kvbook.exact import NotInvariant, attention, is_on, pointwise, row_invariant, rows, sums, switch, verify
+from kvbook.exact import NotInvariant, attention, is_on, row_invariant, rows, sums, switch, verify, visible
 from kvbook.exact.kernels import base
-from kvbook.exact.pointwise import leading
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +102,8 @@ def _packed(x):
 @pytest.mark.parametrize(
     ("operation", "name"),
     [
-        (lambda x: torch.nn.functional.conv1d(x[None], torch.ones(4, 4, 1)), "conv"),
+        (lambda x: torch.nn.functional.conv2d(x[None], torch.ones(1, 1, 2, 2)), "conv"),
+        (lambda x: torch.nn.functional.conv1d(x[None], torch.ones(4, 4, 1), stride=2), "stride"),
         (lambda x: torch.mv(x, torch.ones(8)), "mv"),
         (lambda x: torch.addcmul(x, x, x, value=0.3), "addcmul"),
         (lambda x: torch.linalg.inv(x @ x.T), "linalg"),
@@ -126,41 +121,10 @@ def test_what_it_cannot_make_invariant_is_refused_by_name(operation, name):
         assert "\n" not in str(error.value)
 
 
-def test_a_sliding_window_is_refused_and_a_padded_batch_is_not():
-    window = torch.ones(20, 20).tril().bool() & torch.ones(20, 20).triu(-3).bool()
-    with pytest.raises(NotInvariant, match="sliding"):
-        leading(window, "attention")
-    padded = torch.ones(20, 20).tril().bool()
-    padded[:, :5] = False
-    assert leading(padded, "attention") == (5, 20)
-
-
-def test_a_sink_behind_the_keys_is_refused_and_a_hole_that_nobody_sees_is_not():
-    sink = torch.cat([torch.ones(20, 20).tril(), torch.ones(20, 1)], 1).bool()
-    with pytest.raises(NotInvariant, match="sink"):
-        leading(sink, "attention")
-    holes = torch.ones(20, 20).tril().bool()
-    holes[:, 3:7] = False
-    assert leading(holes, "attention") == (0, 20)
-    # A decode step's only query sees all that there is.
-    assert leading(sink[-1:], "attention") == (0, 21)
-
-
-def test_a_model_with_attention_sinks_is_refused_and_not_passed_over():
-    config = GptOssConfig(
-        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=64,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    model = GptOssForCausalLM(config).eval()
-    with torch.inference_mode(), row_invariant(), pytest.raises(NotInvariant, match="sink"):
-        model(torch.arange(3, 27)[None])
-
-
 @pytest.mark.parametrize("skipped", [True, False], ids=["as it is", "control: the padding is not left out"])
 def test_padding_on_the_left_changes_no_bit_where_scores_have_three_dimensions(skipped, monkeypatch):
     if not skipped:
-        monkeypatch.setattr(pointwise, "leading", lambda visible, _: (0, visible.shape[-1]))
+        monkeypatch.setattr(visible, "run", lambda seen: (0, seen.shape[-1]))
     config = XGLMConfig(
         vocab_size=320, d_model=64, ffn_dim=96, num_layers=2, attention_heads=4, max_position_embeddings=256, init_std=0.2,
         bos_token_id=1, eos_token_id=2, pad_token_id=0, decoder_start_token_id=1,
@@ -175,27 +139,6 @@ def test_padding_on_the_left_changes_no_bit_where_scores_have_three_dimensions(s
     with torch.inference_mode(), row_invariant():
         found = model(padded, attention_mask=mask, position_ids=positions).logits[:, n:]
         assert torch.equal(found, model(ids).logits) is skipped
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_text_beyond_the_window_of_a_sliding_cache_is_refused_and_one_within_is_exact(attention):
-    config = MistralConfig(
-        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=16, attn_implementation=attention,
-    )  # fmt: skip
-    model = MistralForCausalLM(config).eval()
-    ids = torch.arange(3, 27)[None]
-    with torch.inference_mode(), row_invariant():
-        assert torch.equal(one_by_one(model, ids[:, :16]), model(ids[:, :16]).logits)
-        with pytest.raises(NotInvariant, match="window"):
-            one_by_one(model, ids)
-        with pytest.raises(NotInvariant, match="window"):
-            model(ids, use_cache=False)
-        cache = StaticCache(config=config, max_cache_len=40)
-        model(ids[:, :15], past_key_values=cache)
-        model(ids[:, 15:16], past_key_values=cache)
-        with pytest.raises(NotInvariant, match="window"):
-            model(ids[:, 16:17], past_key_values=cache)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import math
 
 import torch
 
-from kvbook.exact import rows
+from kvbook.exact import own_keys, rows
 from kvbook.exact.kernels import NotInvariant, base, draw, pairs, spread
-from kvbook.exact.pointwise import MASKED, exponential_on, leading, softmax
+from kvbook.exact.pointwise import exponential_on, softmax
+from kvbook.exact.visible import MASKED, run
 
 BLOCK = 512
 # A last block is filled up to a multiple of this many where the bits allow it, so that short texts cost less.
@@ -181,18 +182,22 @@ def attend(
     Raises
     ------
     NotInvariant
-        For dropout, for values of another width than the keys, for a mask in which queries begin at different keys.
+        For dropout, and for dtypes of other than 32 or 16 bits.
     """
     if dropout_p:
         raise NotInvariant("row_invariant() has no attention dropout: call model.eval() first")
-    if query.dim() != 4 or query.shape[-1] != value.shape[-1] or query.dtype not in _DTYPES:
+    if query.dim() != 4 or query.dtype not in _DTYPES:
         raise NotInvariant(
             f"row_invariant() cannot do scaled_dot_product_attention of shapes {tuple(query.shape)}, "
             f"{tuple(value.shape)} in {query.dtype}: load the model with attn_implementation='eager'"
         )
     check_heads(query, key, enable_gqa)
     width = query.shape[-1]
-    if width % _WIDTHS or not _reference_holds(query.dtype, query.device, width, torch.get_num_threads()):
+    if (
+        value.shape[-1] != width
+        or width % _WIDTHS
+        or not _reference_holds(query.dtype, query.device, width, torch.get_num_threads())
+    ):
         return attend_in_blocks(query, key, value, attn_mask, is_causal, scale)
     if attn_mask is not None:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
@@ -234,15 +239,20 @@ def _one(query, key, value, mask, is_causal, scale) -> torch.Tensor:
             asked = torch.constant_pad_nd(query.reshape(1, key_heads, groups, width), (0, 0, 0, QUERIES - groups))
             out = _kernel(asked, torch.constant_pad_nd(key, more), torch.constant_pad_nd(value, more), bias, scale)
             return out[:, :, :groups].reshape(1, heads, 1, width)
+    visible = found = None
+    if mask is not None:
+        visible = mask if mask.dtype == torch.bool else mask >= MASKED
+        if (found := run(visible)) is None:
+            return _each_by_itself(query, key, value, mask, visible.expand(1, -1, queries, -1), scale)
     if groups > 1 and queries == 1:
         # The query heads that share keys become rows: the keys are read once.
         query = query.reshape(1, key.shape[1], groups, -1)
         if mask is not None and mask.shape[1] > 1:
             mask = mask.reshape(1, key.shape[1], groups, -1)
-        return _pieces(query, key, value, mask, False, scale).reshape(1, heads, 1, -1)
+        return _pieces(query, key, value, mask, found, False, scale).reshape(1, heads, 1, -1)
     if groups > 1:
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    return _pieces(query, key, value, mask, is_causal, scale)
+    return _pieces(query, key, value, mask, found, is_causal, scale)
 
 
 @functools.lru_cache(maxsize=64)
@@ -257,12 +267,12 @@ def _of_a_step(
     return length and (length, _causal(0, groups, QUERIES, keys, length, False, dtype, device))
 
 
-def _pieces(query, key, value, mask, is_causal, scale) -> torch.Tensor:
+def _pieces(query, key, value, mask, found, is_causal, scale) -> torch.Tensor:
+    """Attend in one sequence whose queries see a run of keys, the one that was found."""
     heads, queries = query.shape[1:3]
     first, stop, bias = 0, min(key.shape[2], queries) if is_causal else key.shape[2], None
     if mask is not None:
-        visible = mask if mask.dtype == torch.bool else mask >= MASKED
-        first, stop = leading(visible, "scaled_dot_product_attention")
+        first, stop = found
         bias = mask[..., first:stop]
         if bias.dtype == torch.bool:
             bias = query.new_zeros(bias.shape).masked_fill_(~bias, float("-inf"))
@@ -295,16 +305,45 @@ def _pieces(query, key, value, mask, is_causal, scale) -> torch.Tensor:
         if length not in padded:
             end = min(stop, first + length)
             padded[length] = [_padded(x, first, end, length) for x in (key, value)]
-        if _allows(query, heads, size, length, dtype):
-            result = _kernel(rows.lined_up(piece), *padded[length], written, scale)
-        else:
-            result = torch.cat(
-                [_kernel(*(rows.lined_up(x[:, h : h + 1]) for x in (piece, *padded[length])),
-                         written[:, h % written.shape[1]][:, None].contiguous(), scale) for h in range(heads)], 1
-            )  # fmt: skip
-        out.append(result[:, :, :count])
+        out.append(_checked(piece, *padded[length], written, scale)[:, :, :count])
         start += count
     return out[0] if len(out) == 1 else torch.cat(out, 2)
+
+
+def _checked(query, key, value, bias, scale) -> torch.Tensor:
+    """Run the kernel on all heads at once where that has the reference's bits, else head by head."""
+    heads, size, length = *query.shape[1:3], key.shape[2]
+    if _allows(query, heads, size, length, bias.dtype):
+        return _kernel(rows.lined_up(query), key, value, bias, scale)
+    return torch.cat(
+        [_kernel(*(rows.lined_up(x[:, h : h + 1]) for x in (query, key, value)),
+                 bias[:, h % bias.shape[1]][:, None].contiguous(), scale) for h in range(heads)], 1
+    )  # fmt: skip
+
+
+def _each_by_itself(query, key, value, mask, visible, scale) -> torch.Tensor:
+    """Attend in one sequence whose queries see keys that no one alignment serves."""
+    if not bool((visible == visible[:, :1]).all()):
+        raise NotInvariant("row_invariant() cannot do attention in which each head sees keys of its own")
+    groups = query.shape[1] // key.shape[1]
+    mask = mask.expand(-1, -1, query.shape[2], -1)
+    out = torch.empty_like(query)
+    stretches, alone = own_keys.stretches(visible[0, 0])
+    for some, found in stretches:
+        k, v = (x.repeat_interleave(groups, 1) for x in (key, value)) if groups > 1 else (key, value)
+        out[:, :, some] = _pieces(query[:, :, some], k, v, mask[:, :, some], found, False, scale)
+    for some, keys in alone:
+        dtype = query.dtype if mask.dtype == torch.bool else mask.dtype
+        length = _length(query, len(keys) * key.shape[1], QUERIES, keys.shape[1], dtype)
+        length = length or -(-keys.shape[1] // BLOCK) * BLOCK
+        asked, k, v, bias = own_keys.drawn(query[:, :, some], key, value, mask[:, :, some], keys, length, QUERIES)
+        parts = [
+            _checked(part, k, v, its.contiguous(), scale)
+            for part, its in zip(asked.split(QUERIES, 2), bias.split(QUERIES, 2), strict=True)
+        ]
+        result = torch.cat(parts, 2)[:, :, :groups].reshape(len(keys), query.shape[1], -1).transpose(0, 1)
+        out[:, :, some] = result[None, :, : len(some)]
+    return out
 
 
 def _length(query: torch.Tensor, heads: int, queries: int, keys: int, dtype: torch.dtype) -> int | None:
@@ -330,6 +369,6 @@ def attend_in_blocks(query, key, value, attn_mask, is_causal, scale) -> torch.Te
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
-    probabilities, skipped = softmax(scores, -1, False, exponential_on(query))
-    skip = [first for first in skipped for _ in range(shape[1])]
-    return rows.batched(probabilities.flatten(0, 1), value, skip).unflatten(0, shape).to(query.dtype)
+    probabilities, seen = softmax(scores, -1, False, exponential_on(query))
+    seen = seen.by_head(shape[1], scores.shape[-1])
+    return rows.batched(probabilities.flatten(0, 1), value, seen).unflatten(0, shape).to(query.dtype)

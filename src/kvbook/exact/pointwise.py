@@ -5,14 +5,14 @@ exponential is not the vector code's.  So an element's last bit depends on where
 on a number of elements that leaves nothing over.
 """
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable
 
 import torch
 
-from kvbook.exact.kernels import NotInvariant, base, key_of
+from kvbook.exact import visible
+from kvbook.exact.kernels import base, key_of
 
 # Elements that one turn of a vectorised loop takes: two registers of 64 bytes, of two bytes an element at least.
 _TURN = 64
@@ -20,8 +20,6 @@ _TURN = 64
 _FEW_THREADS = 4
 _PIECE = 2048
 
-# A score as low as this is a mask's; attention's own scores are nowhere near it, fp16's mask is at -65,504.
-MASKED = -3e4
 # Probabilities are summed in blocks of this many keys, one after the other.
 _BLOCK = 128
 
@@ -79,51 +77,8 @@ def in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return variant
 
 
-def leading(visible: torch.Tensor, operator: str) -> tuple[int, int]:
-    """Find the run of keys that one sequence sees.
-
-    Parameters
-    ----------
-    visible : Tensor of bool, shape (..., keys)
-        For every query, which keys it sees.
-    operator : str
-        For the error's text.
-
-    Returns
-    -------
-    first, stop : int
-        The first key that any query sees, and the one behind the last; (0, 1) when none sees any.
-
-    Raises
-    ------
-    NotInvariant
-        When two queries begin at different keys, as in a sliding window, or one sees a key behind one that only others
-        see, as an attention sink: then no blocks suit both.
-    """
-    queries = visible.reshape(-1, visible.shape[-1])
-    queries = queries[queries.any(-1)]
-    if not len(queries):
-        return 0, 1
-    firsts = queries.int().argmax(-1)
-    first = int(firsts[0])
-    if not bool((firsts == first).all()):
-        raise NotInvariant(
-            f"row_invariant() cannot align the keys of {operator} under a mask in which queries begin at different keys "
-            "(a sliding window?): use a model or configuration with full attention"
-        )
-    if len(queries) > 1:
-        # Of the keys that anybody sees.
-        seen = queries[:, queries.any(0)]
-        if bool((seen[:, 1:] & ~seen[:, :-1]).any()):
-            raise NotInvariant(
-                f"row_invariant() cannot align the keys of {operator} where queries see a key behind one that they do not "
-                "see (an attention sink at the end, as in gpt-oss?): use a model without it"
-            )
-    return first, visible.shape[-1] - int(queries.any(0).flip(0).int().argmax())
-
-
 def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch.Tensor], torch.Tensor]):
-    """Take a softmax whose rows do not change with masked elements before or after their own.
+    """Take a softmax whose rows do not change with masked elements before, between or after their own.
 
     Parameters
     ----------
@@ -139,26 +94,22 @@ def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch
     Returns
     -------
     probabilities : Tensor, shape of `x`
-    skipped : list of int
-        For every entry of the first dimension, how many leading keys no query sees.
+    seen : Seen
+        What the queries see.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     scores = x.movedim(dim, -1).to(wide)
-    skipped = [0] * (len(scores) if scores.dim() in (3, 4) else 0)
-    # A single query, as in a decode step, sees all behind the first key that it sees.
-    if skipped and (scores.shape[-2] > 1 or bool((scores[..., 0] < MASKED).any())):
-        visible = scores >= MASKED
-        if not bool(visible.all()):
-            # In three dimensions it need not be attention's, so it is no reason to refuse anything.
-            with contextlib.suppress(NotInvariant) if scores.dim() == 3 else contextlib.nullcontext():
-                skipped = [leading(entry, "softmax")[0] for entry in visible]
-    if any(skipped):
+    seen = visible.seen(scores) if scores.dim() in (3, 4) and scores.numel() else visible.Seen(())
+    if seen.plain:
+        out = _softmax(scores, exp)
+    elif seen.visible is None:
         out = torch.zeros_like(scores)
-        for index, first in enumerate(skipped):
+        for index, first in enumerate(seen.skipped):
             out[index, ..., first:] = _softmax(scores[index, ..., first:], exp)
     else:
-        out = _softmax(scores, exp)
-    return out.to(wide if half_to_float else x.dtype).movedim(-1, dim), skipped
+        together, places = visible.drawn_together(scores, seen.visible)
+        out = _softmax(together, exp).gather(-1, places).masked_fill_(~seen.visible, 0)
+    return out.to(wide if half_to_float else x.dtype).movedim(-1, dim), seen
 
 
 def _softmax(scores: torch.Tensor, exp: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -182,18 +133,18 @@ def exponential_on(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return base("aten::exp", "CUDA") if key_of(x) == "CUDA" else pointwise("aten::exp")
 
 
-def make_softmax(remember: Callable[[list[int], torch.Size], None]) -> Callable[..., torch.Tensor]:
+def make_softmax(remember: Callable[[visible.Seen, torch.Size], None]) -> Callable[..., torch.Tensor]:
     """Give `softmax` as a kernel.
 
     Parameters
     ----------
     remember : callable
-        Told of leading keys that were left out, for the product with the values that follows.
+        Told of what the queries see, for the product with the values that follows.
     """
 
     def function(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-        out, skipped = softmax(x, dim, half_to_float, exponential_on(x))
-        remember(skipped, out.shape if out.dim() == 4 else torch.Size((*out.shape[:1], 1, *out.shape[1:])))
+        out, seen = softmax(x, dim, half_to_float, exponential_on(x))
+        remember(seen, out.shape)
         return out
 
     return function

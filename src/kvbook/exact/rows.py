@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from kvbook.exact.kernels import base, draw, key_of, pairs, spread
+from kvbook.exact.visible import Seen, alike
 
 
 class Sizes(NamedTuple):
@@ -295,7 +296,7 @@ def for_one(weight: torch.Tensor, bias: torch.Tensor | None, parts: int | None =
 BLOCK = 128
 
 
-def batched(left: torch.Tensor, right: torch.Tensor, skip: list[int] | None = None) -> torch.Tensor:
+def batched(left: torch.Tensor, right: torch.Tensor, seen: Seen | None = None) -> torch.Tensor:
     """Multiply batches of matrices so that no element depends on rows, columns or zeros that come after its own.
 
     The inner dimension is summed in blocks of 128, one after the other, in 32 bits or more: a block of zeros adds
@@ -307,35 +308,46 @@ def batched(left: torch.Tensor, right: torch.Tensor, skip: list[int] | None = No
         Queries, or attention probabilities.
     right : Tensor, shape (n, inner, columns)
         Keys, or values.
-    skip : list of int, length n, optional
-        Leading inner elements that are zero in `left` and are left out, so that the blocks begin with the first key that
-        counts: left padding.
+    seen : Seen, optional
+        For each of n, which inner elements of `left` count, so that the blocks begin with the first that does; what does not
+        is zero.
 
     Returns
     -------
     Tensor, shape (n, rows, columns), of the dtype of `left`
     """
     n, rows, inner = left.shape
-    columns = right.shape[2]
     wide = torch.promote_types(left.dtype, torch.float32)
     if inner == 1:
         # One product, rounded once: nothing is added.
         return (left.to(wide) * right.to(wide)).to(left.dtype)
-    out = left.new_zeros(n, rows, columns, dtype=wide)
-    padded = -(-columns // BLOCK) * BLOCK
+    out = left.new_zeros(n, rows, right.shape[2], dtype=wide)
     for index in range(n):
-        first = skip[index] if skip else 0
-        # A copy, so that blocks begin at the beginning of a line whatever the caller's strides are.
-        vectors = left.new_zeros(-(-(inner - first) // BLOCK), rows, BLOCK, dtype=wide)
-        for block, start in enumerate(range(first, inner, BLOCK)):
-            stop = min(start + BLOCK, inner)
-            vectors[block, :, : stop - start] = left[index, :, start:stop]
-        for begin in range(0, padded, BLOCK):
-            end = min(begin + BLOCK, columns)
-            for block, start in enumerate(range(first, inner, BLOCK)):
-                stop = min(start + BLOCK, inner)
-                matrix = right.new_zeros(BLOCK, BLOCK, dtype=wide)
-                matrix[: stop - start, : end - begin] = right[index, start:stop, begin:end]
-                # Blocks are parts already.
-                out[index, :, begin:end] += product(vectors[block], matrix, parts=1)[:, : end - begin]
+        if seen is None or seen.visible is None:
+            first = seen.skipped[index] if seen else 0
+            _add_blocks(out[index], left[index, :, first:], right[index, first:], wide)
+            continue
+        for queries, keys in alike(seen.visible[index], BLOCK):
+            some = slice(keys, None) if isinstance(keys, int) else keys
+            part = out.new_zeros(len(queries), right.shape[2])
+            _add_blocks(part, left[index, queries][:, some], right[index, some], wide)
+            out[index, queries] = part
     return out.to(left.dtype)
+
+
+def _add_blocks(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, wide: torch.dtype) -> None:
+    """Add the product of two matrices to another one, block by block."""
+    (rows, inner), columns = left.shape, right.shape[1]
+    # A copy, so that blocks begin at the beginning of a line whatever the caller's strides are.
+    vectors = left.new_zeros(-(-inner // BLOCK), rows, BLOCK, dtype=wide)
+    for block, start in enumerate(range(0, inner, BLOCK)):
+        stop = min(start + BLOCK, inner)
+        vectors[block, :, : stop - start] = left[:, start:stop]
+    for begin in range(0, columns, BLOCK):
+        end = min(begin + BLOCK, columns)
+        for block, start in enumerate(range(0, inner, BLOCK)):
+            stop = min(start + BLOCK, inner)
+            matrix = right.new_zeros(BLOCK, BLOCK, dtype=wide)
+            matrix[: stop - start, : end - begin] = right[start:stop, begin:end]
+            # Blocks are parts already.
+            out[:, begin:end] += product(vectors[block], matrix, parts=1)[:, : end - begin]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvbook.exact.kernels import base, draw, key_of
+from kvbook.exact.kernels import NotInvariant, base, draw, key_of
 
 # Numbers of rows at which a row's mean is compared with that among all of them.
 _COUNTS = (1, 3, 16, 128)
@@ -94,3 +94,28 @@ def total(
 ) -> torch.Tensor:
     """Stand in for ``aten::sum.dim_IntList``; parameters as for `mean`."""
     return _along("aten::sum.dim_IntList", x, dim, keepdim, dtype)
+
+
+def vector_norm(
+    x: torch.Tensor,
+    ord: float = 2,
+    dim: list[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Stand in for ``aten::linalg_vector_norm``; the arguments are its own.
+
+    The squares are added up along rows that lie one after the other in memory: where they are scattered, the order is another.
+
+    Raises
+    ------
+    NotInvariant
+        For another order than 2, and for a whole tensor.
+    """
+    if ord != 2 or dim is None or not x.is_floating_point():
+        raise NotInvariant(
+            f"row_invariant() does aten::linalg_vector_norm along given dimensions and of order 2, not {ord}"
+        )
+    wide = x.to(torch.promote_types(dtype or x.dtype, torch.float32)).contiguous()
+    return (wide * wide).sum(dim, keepdim=keepdim).sqrt().to(dtype or x.dtype)

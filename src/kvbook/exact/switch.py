@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch.nn import Parameter
 
-from kvbook.exact import alibi, attention, pointwise, rows, sums, windows
+from kvbook.exact import alibi, attention, convolutions, experts, pointwise, recurrences, rows, sums
 from kvbook.exact.kernels import NotInvariant, base, no_gradients
+from kvbook.exact.visible import Seen
 
 # Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
 # quotients are rounded correctly wherever an element lies and need no help.
@@ -52,14 +53,14 @@ class _State(threading.local):
     """What the softmax tells the product with the values that follows it in the same thread."""
 
     shape: torch.Size | None = None
-    skipped: tuple[int, ...] = ()
+    seen: Seen = Seen(())
 
 
 _state = _State()
 
 
-def _remember(skipped: list[int], shape: torch.Size) -> None:
-    _state.shape, _state.skipped = (shape, tuple(skipped)) if any(skipped) else (None, ())
+def _remember(seen: Seen, shape: torch.Size) -> None:
+    _state.shape, _state.seen = (None if seen.plain else shape), seen
 
 
 def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -76,21 +77,26 @@ def _addmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta=
 
 def _bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     no_gradients("bmm", left, right)
-    return rows.batched(left, right, _skips(left))
+    return rows.batched(left, right, _seen_by(left))
 
 
-def _skips(left: torch.Tensor) -> list[int] | None:
-    """Find the leading keys that the softmax before left out, if this is the product with its probabilities."""
-    shape, skipped = _state.shape, _state.skipped
+def _seen_by(left: torch.Tensor) -> Seen | None:
+    """Find what the softmax before said of its queries, if this is the product with its probabilities."""
+    shape, seen = _state.shape, _state.seen
     if shape is None:
         return None
-    _remember([], shape)
-    if left.shape[1:] != shape[2:] or len(left) != shape[0] * shape[1]:
+    _state.shape = None
+    heads = shape[1] if len(shape) == 4 else 1
+    # An attention sink is dropped from behind the probabilities.
+    if left.shape[1] != shape[-2] or left.shape[2] not in (shape[-1], shape[-1] - 1) or len(left) != shape[0] * heads:
         return None
-    per_head = [first for first in skipped for _ in range(shape[1])]
+    found = seen.by_head(heads, left.shape[2])
     # What is left out must weigh nothing, whatever this product is.
-    weighty = torch.stack([left[i, :, :first].any() for i, first in enumerate(per_head)])
-    return None if weighty.any() else per_head
+    if found.visible is not None:
+        weighty = left.masked_fill(found.visible, 0).any()
+    else:
+        weighty = torch.stack([left[i, :, :first].any() for i, first in enumerate(found.skipped)]).any()
+    return None if weighty else found
 
 
 def _baddbmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta=1, alpha=1) -> torch.Tensor:
@@ -184,7 +190,8 @@ def _replacements(key: str, names: frozenset[str]) -> dict[str, Callable[..., ob
     softmax = pointwise.make_softmax(_remember)
     table: dict[str, Callable[..., object]] = {
         "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
-        "aten::matmul": _matmul, "aten::_softmax": softmax,
+        "aten::matmul": _matmul, "aten::_softmax": softmax, "aten::_grouped_mm": experts.grouped_product,
+        "aten::convolution": convolutions.convolution, "aten::linalg_vector_norm": sums.vector_norm,
     }  # fmt: skip
     # So that `base` holds every kernel before it is replaced.
     for name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp", attention.KERNELS[key]):
@@ -220,7 +227,9 @@ def _only(table: dict[str, Callable[..., object]], parts: Collection[str]) -> di
     """Keep some parts of the replacements; with fewer than all, stock's own kernels are needed, so nothing is refused."""
     if set(parts) == set(PARTS):
         return table
-    products = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")}
+    products = {
+        f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_grouped_mm", "convolution")
+    }
     attends = {"aten::scaled_dot_product_attention", "aten::_softmax"}
     return {
         name: function
@@ -247,7 +256,7 @@ def _switch_on(parts: Collection[str]) -> None:
     _others = contextlib.ExitStack()
     try:
         _others.enter_context(alibi.relative_to_the_query())
-        _others.enter_context(windows.refused())
+        _others.enter_context(recurrences.token_by_token())
         if "torch._dynamo" in sys.modules or "CUDA" in tables:
             # What a compiler made does not go through the operators that are replaced. On a GPU `generate` compiles by itself
             # when it gets a static cache, perhaps for the first time inside the block.
@@ -304,9 +313,8 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     Raises
     ------
     NotInvariant
-        Inside the block, by an operation that is met and cannot be made invariant, naming it: convolutions, quantized
-        products, recurrent networks, batch norms, sliding windows that have dropped a key, attention sinks behind the keys
-        (gpt-oss), attention dropout, a backward pass.
+        Inside the block, by an operation that is met and cannot be made invariant, naming it: convolutions in more than one
+        dimension, quantized products, recurrent networks, batch norms, attention dropout, a backward pass.
 
     See Also
     --------
@@ -321,12 +329,16 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
       equal among the ways above. What the machine grants is found out by comparing bits, on first use, and remembered.
     - Needs autograd off (``torch.inference_mode()`` or ``torch.no_grad()``) where weights want gradients. Functions made by
       ``torch.compile`` before the block run uncompiled in it.
-    - A mask in which queries begin at different keys, or that has a sink behind the keys, is refused where scores have four
-      dimensions; a softmax in three may be something else than attention's, so there it is not.
+    - Where queries begin at different keys, as beyond a sliding window, or see a sink or chosen keys, each query's keys are
+      drawn together before they are summed. A decode step does that by itself; a prefill beyond the window is slower.
+    - Mixtures of experts run expert by expert, each row a product of its own. A convolution along a text is a sum of its taps.
+    - State-space models and linear attention read a text token by token, with the formula of a decode step: a prefill is slow.
+      Classes are replaced in the modules of transformers that were imported before the block. What no formula is known for
+      is refused when its state reaches the cache.
     - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids`` that start
       at 0 with the first real token, as ``generate`` does by itself; else the positions are others, and so the results.
-    - A model that itself computes another formula with its cache than without (a recurrent state, as MiniMax's linear
-      attention; ProphetNet's streams) is not made to agree: no operation is at fault, and none can be named. `verify` shows it.
+    - A model that itself computes another formula with its cache than without (ProphetNet's streams) is not made to agree: no
+      operation is at fault, and none can be named. `verify` shows it.
     - Each attention implementation ("eager", "sdpa") equals itself, not the other one. Others are not supported.
     - On a CPU norms and other sums over a row are torch's own, which take a row by itself; rows of 32,768 elements or more
       have not been tried.

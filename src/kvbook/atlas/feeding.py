@@ -1,0 +1,176 @@
+"""Feeding a tiny model the same tokens along every execution path, whatever its class calls its cache."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
+
+from kvbook.atlas.configurations import text
+
+# What classes call the cache that they return, and take back under the same name.
+_NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states", "mems")
+LENGTH = 24
+PADDING = 3
+# MPT makes no mask for a single token on an empty cache, and fails; so every path begins with two tokens or more.
+CHUNKS = [5, 7, 1, 6, 5]
+STEPS = [2, *[1] * (LENGTH - 2)]
+# How many wrong tokens are fed, and cropped away again.
+_CROPPED_AT, _CROPPED = 10, 4
+
+
+class NoCache(Exception):
+    """A class has no such way to be fed; the message says why."""
+
+
+@dataclass
+class Fed:
+    """A model that can be fed in parts.
+
+    Attributes
+    ----------
+    model : PreTrainedModel
+        The model.
+    name : str or None
+        What its class calls the cache; None where none comes back.
+    kind : str
+        Class of the cache; "none" without one.
+    positions : bool
+        Whether its forward takes ``position_ids``.
+    """
+
+    model: PreTrainedModel
+    name: str | None
+    kind: str
+    positions: bool
+
+
+def look_at(model: PreTrainedModel) -> Fed:
+    """Find out what a model's cache is called and what it is."""
+    taken = inspect.signature(model.forward).parameters
+    output = model(text(4), use_cache=True)
+    # An empty cache that a class passes through is none.
+    name = next((name for name in _NAMES if output.get(name) is not None and name in taken), None)
+    kind = "none" if name is None else type(output[name]).__name__
+    return Fed(model, name, kind, "position_ids" in taken)
+
+
+def full(fed: Fed, ids: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+    """Give the logits of one pass without a cache, shape (rows, seq_len, vocabulary)."""
+    return fed.model(ids, use_cache=False, **options).logits
+
+
+def in_parts(fed: Fed, ids: torch.Tensor, sizes: list[int], cache: object = None) -> tuple[torch.Tensor, object]:
+    """Feed tokens part by part on top of a cache.
+
+    Returns
+    -------
+    logits : Tensor, shape (rows, seq_len, vocabulary)
+    cache
+        As it is at the end.
+    """
+    if fed.name is None:
+        raise NoCache("no cache is returned")
+    parts = []
+    for part in ids.split(sizes, 1):
+        given = {} if cache is None else {fed.name: cache}
+        output = fed.model(part, use_cache=True, **given)
+        cache = output[fed.name]
+        parts.append(output.logits)
+    return torch.cat(parts, 1), cache
+
+
+def _static(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
+    if fed.name is None or not fed.kind.endswith("DynamicCache"):
+        raise NoCache(f"takes no StaticCache: its cache is {fed.kind}")
+    cache = StaticCache(config=fed.model.config, max_cache_len=LENGTH + 7)
+    return in_parts(fed, ids, CHUNKS, cache)[0]
+
+
+def _batch(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
+    return full(fed, torch.cat([ids.flip(1), ids, ids.roll(1, 1)]))[1:2]
+
+
+def _left_padded(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
+    """Feed the padded text with positions from the first real token, or as the class finds them by itself.
+
+    Classes of absolute positions count the padding, or know it by its id; each is given what it expects, if anything is.
+    """
+    if "attention_mask" not in inspect.signature(fed.model.forward).parameters:
+        raise NoCache("takes no attention mask")
+    padded = torch.cat([torch.zeros(1, PADDING, dtype=torch.long), ids], 1)
+    mask = torch.ones_like(padded)
+    mask[:, :PADDING] = 0
+    expected = full(fed, ids)
+    ways = [{}, {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}] if fed.positions else [{}]
+    found = [full(fed, padded, attention_mask=mask, **options)[:, PADDING:] for options in ways]
+    return min(found, key=lambda logits: (logits - expected).abs().max().nan_to_num(torch.inf).item())
+
+
+def _cropped(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
+    if not fed.kind.endswith("DynamicCache"):
+        raise NoCache(f"cannot be cropped: its cache is {fed.kind}")
+    cache = DynamicCache(config=fed.model.config)
+    first, cache = in_parts(fed, ids[:, :_CROPPED_AT], [_CROPPED_AT], cache)
+    if not all(getattr(layer, "is_croppable", True) for layer in cache.layers):
+        raise NoCache("cannot be cropped: it holds a recurrent state")
+    cache.activate_past_recording()
+    in_parts(fed, ids[:, :_CROPPED], [_CROPPED], cache)
+    cache.crop(-_CROPPED)
+    rest = ids[:, _CROPPED_AT:]
+    parts = [first]
+    for part in rest.split(3, 1):
+        parts.append(in_parts(fed, part, [part.shape[1]], cache)[0])
+        cache.crop(0)
+    return torch.cat(parts, 1)
+
+
+PATHS: dict[str, Callable[[Fed, torch.Tensor], torch.Tensor]] = {
+    "token by token": lambda fed, ids: in_parts(fed, ids, STEPS)[0],
+    "chunks": lambda fed, ids: in_parts(fed, ids, CHUNKS)[0],
+    "static cache": _static,
+    "batch": _batch,
+    "left padding": _left_padded,
+    "cropped": _cropped,
+}
+
+
+def is_causal(fed: Fed, ids: torch.Tensor) -> bool:
+    """Tell whether a full pass leaves earlier logits as they are, but for rounding, when the last token is another one."""
+    other = ids.clone()
+    other[:, -1] = 17 + (other[:, -1] + 40) % 200
+    before, after = full(fed, ids)[:, :-1].double(), full(fed, other)[:, :-1].double()
+    return bool((before - after).abs().max() < 1e-4 * before.std())
+
+
+def held(cache: object) -> int | None:
+    """Give how many tokens a cache holds; None where it does not count them, as one of recurrent states alone."""
+    try:
+        return int(cache.get_seq_length()) if isinstance(cache, Cache) else None
+    except ValueError:
+        return None
+
+
+def cache_as_long_as_the_prompt(fed: Fed, ids: torch.Tensor) -> str:
+    """Say what ``generate`` does with a cache that holds every token of its prompt already.
+
+    Returns
+    -------
+    str
+        "right", "fed twice", "other tokens", or "raises" with the error's class.
+    """
+    if fed.name is None or not fed.kind.endswith("DynamicCache"):
+        return "not applicable"
+    new = 4
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    expected = fed.model.generate(ids, **options)
+    cache = in_parts(fed, ids, [ids.shape[1]])[1]
+    try:
+        found = fed.model.generate(ids, **{fed.name: cache}, **options)
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+    length = held(cache)
+    if length is not None and length > ids.shape[1] + new:
+        return "fed twice"
+    return "right" if torch.equal(found, expected) else "other tokens"

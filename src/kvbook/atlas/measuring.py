@@ -1,0 +1,155 @@
+"""One row of the atlas: what one architecture's cache does, at three roundoffs and under row-invariant arithmetic."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import torch
+
+from kvbook.atlas import configurations, feeding
+from kvbook.diagnosis import verdict
+from kvbook.diagnosis.wide import widened
+from kvbook.exact import NotInvariant, row_invariant
+
+DTYPES = ("float64", "float32", "bfloat16")
+_INVARIANT = ("float32", "bfloat16")
+_TEXTS = 2
+# A row of logits beyond so many roundoffs of fp32 is a wrong one.
+_WRONG = verdict.LIMIT
+
+
+def _ready(name: str, dtype: str) -> feeding.Fed:
+    """Build a model and try it; experts one after the other where their grouped product lacks the dtype."""
+    wanted = getattr(torch, dtype)
+    try:
+        return feeding.look_at(configurations.build(name, wanted))
+    except (RuntimeError, NotImplementedError) as error:
+        # The product's own words where it lacks a dtype.
+        if "mat_a" not in str(error):
+            raise
+        return feeding.look_at(configurations.build(name, wanted, experts="eager"))
+
+
+def first_line(error: BaseException) -> str:
+    """Give an error in one line, with its class."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Measure one architecture.
+
+    Parameters
+    ----------
+    name : str
+        Its model type.
+
+    Returns
+    -------
+    dict
+        One row of the table, of strings and numbers that JSON holds.
+    """
+    start = time.monotonic()
+    row: dict[str, Any] = {"architecture": name, "class": configurations.class_of(name)}
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        fed = _ready(name, "float32")
+        row |= {"status": "ran", "cache": fed.kind, "parameters": fed.model.num_parameters()}
+        row["causal"] = feeding.is_causal(fed, configurations.text(feeding.LENGTH))
+        row |= _as_it_is(name, row["causal"])
+        with contextlib.suppress(feeding.NoCache):
+            row["cache as long as the prompt"] = feeding.cache_as_long_as_the_prompt(fed, configurations.text(10))
+        if row["causal"] and fed.name:
+            row |= _under_row_invariance(name)
+    row["seconds"] = round(time.monotonic() - start, 1)
+    return row
+
+
+def _drifts(fed: feeding.Fed, dtype: str) -> Iterator[dict[str, Any]]:
+    """Compare every path with the full pass."""
+    for sample in range(_TEXTS):
+        ids = configurations.text(feeding.LENGTH, seed=5 + sample)
+        with widened(getattr(torch, dtype)):
+            expected = feeding.full(fed, ids).double()
+            for path, feed in feeding.PATHS.items():
+                about = {"dtype": dtype, "source": str(sample), "sample": sample, "path": path}
+                try:
+                    found = feed(fed, ids).double()
+                except Exception as error:
+                    yield about | {"drift": None, "error": first_line(error)}
+                    continue
+                off = (found - expected).square().mean(-1).sqrt()[0] / expected.std()
+                yield about | {"drift": off.max().item(), "off": off.tolist(), "error": None}
+
+
+def _as_it_is(name: str, causal: bool) -> dict[str, Any]:
+    rows = []
+    for dtype in DTYPES:
+        try:
+            rows += _drifts(_ready(name, dtype), dtype)
+        except Exception as error:
+            rows.append({"dtype": dtype, "path": None, "error": first_line(error)})
+    table = pd.DataFrame(rows)
+    found: dict[str, Any] = {}
+    for path in feeding.PATHS:
+        part = table[table["path"] == path]
+        failed = part[part["error"].notna()]
+        if len(failed):
+            found[path] = failed["error"].iloc[0].replace("NoCache: ", "not applicable: ")
+            continue
+        finding = verdict.judge(part[["dtype", "source", "sample", "drift"]].astype({"drift": float}))
+        found[path] = finding.kind if causal or path == "batch" else "not causal"
+        found[f"{path}, drift"] = finding.drift
+        if finding.kind == "bug":
+            found[f"{path}, first wrong position"] = _first_wrong(part)
+    if left_out := {row["dtype"]: row["error"] for row in rows if row["path"] is None}:
+        found["dtypes left out"] = left_out
+    return found
+
+
+def _first_wrong(part: pd.DataFrame) -> int | None:
+    """Give the first position whose logits are off by more than rounding, in the finest dtype."""
+    finest = part[part["dtype"] == part["dtype"].iloc[0]]
+    roundoff = verdict.UNIT_ROUNDOFF[finest["dtype"].iloc[0]]
+    wrong = [next((i for i, off in enumerate(offs) if off > _WRONG * roundoff), None) for offs in finest["off"]]
+    return min((position for position in wrong if position is not None), default=None)
+
+
+def _under_row_invariance(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    outcomes = []
+    for dtype in _INVARIANT:
+        fed = _ready(name, dtype)
+        ids = configurations.text(feeding.LENGTH)
+        stock = {path for path, feed in feeding.PATHS.items() if _runs(fed, feed, ids)}
+        with row_invariant():
+            for path in feeding.PATHS:
+                if path in stock:
+                    outcome = found[f"{path}, row-invariant {dtype}"] = _outcome(fed, path, ids)
+                    outcomes.append(outcome)
+    different = [outcome for outcome in outcomes if outcome == "different"]
+    refused = sorted({outcome for outcome in outcomes if outcome.startswith("refused")})
+    found["row_invariant"] = "different" if different else refused[0] if refused else "exact"
+    return found
+
+
+def _runs(fed: feeding.Fed, feed: Any, ids: torch.Tensor) -> bool:
+    try:
+        feed(fed, ids)
+    except Exception:
+        return False
+    return True
+
+
+def _outcome(fed: feeding.Fed, path: str, ids: torch.Tensor) -> str:
+    try:
+        return "exact" if torch.equal(feeding.PATHS[path](fed, ids), feeding.full(fed, ids)) else "different"
+    except NotInvariant as error:
+        return f"refused: {_operation(error)}"
+    except Exception as error:
+        return f"refused: fails with {first_line(error)}"
+
+
+def _operation(error: NotInvariant) -> str:
+    return str(error).removeprefix("row_invariant() ").split(":  ")[0].split(", which")[0][:150]

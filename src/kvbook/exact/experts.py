@@ -1,0 +1,44 @@
+"""Mixtures of experts: a token's product with an expert's matrix, however many tokens went to that expert."""
+
+import torch
+
+from kvbook.exact import rows
+from kvbook.exact.kernels import NotInvariant, no_gradients
+
+
+def grouped_product(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Stand in for ``aten::_grouped_mm``; the arguments are its own.
+
+    Parameters
+    ----------
+    x : Tensor, shape (rows, inner)
+        Sorted by expert.
+    weights : Tensor, shape (experts, inner, columns)
+        One matrix an expert.
+    offs : Tensor of int32, shape (experts,)
+        Where each expert's rows end.
+
+    Raises
+    ------
+    NotInvariant
+        For the operator's other forms, with a bias, or with a dtype of its own for the result.
+    """
+    no_gradients("_grouped_mm", x, weights)
+    if x.dim() != 2 or weights.dim() != 3 or offs is None or bias is not None or out_dtype not in (None, x.dtype):
+        raise NotInvariant(
+            "row_invariant() does _grouped_mm only of rows that are sorted by expert with one matrix an expert: load the model "
+            "with experts_implementation='eager'"
+        )
+    out = x.new_zeros(len(x), weights.shape[2])
+    start = 0
+    for expert, stop in enumerate(offs.tolist()):
+        if stop > start:
+            out[start:stop] = rows.product(x[start:stop], weights[expert])
+        start = stop
+    return out

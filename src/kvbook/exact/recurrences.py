@@ -1,0 +1,231 @@
+"""Recurrent states: a text is read token by token, with the formula that a decode step has.
+
+transformers reads a text in chunks and single tokens step by step, which are two formulas for one result.  Inside the
+switch the first is replaced by a loop of the second.  What is not known here is refused when it is met.
+"""
+
+import contextlib
+import functools
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from transformers.cache_utils import LinearAttentionLayer
+
+from kvbook.exact.kernels import NotInvariant
+
+# Put on a state that a recurrence known here gave, so that one from elsewhere is noticed; with whether it began from nothing.
+_MARK = "kvbook_anew"
+
+
+def _marked(state: torch.Tensor, anew: bool = False) -> torch.Tensor:
+    setattr(state, _MARK, anew)
+    return state
+
+
+def _mamba2(module: ModuleType) -> Callable[..., Any]:
+    step = module.mamba2_selective_state_update
+
+    def scan(
+        hidden_states, dt, A, B, C, *, D=None, dt_bias=None, initial_states=None, dt_softplus=False,
+        dt_limit=(0.0, math.inf), return_final_states=False, **_more,
+    ):  # fmt: skip
+        if tuple(dt_limit) != (0.0, math.inf):
+            raise NotInvariant(
+                f"row_invariant() met mamba2_chunk_scan with time steps within {dt_limit}, to which transformers holds a text "
+                "but no single token: use a configuration with time_step_limit=(0, inf)"
+            )
+        batch_size, length, heads, width = hidden_states.shape
+        size = B.shape[-1]
+        state = hidden_states.new_zeros(batch_size, heads, width, size, dtype=torch.float32)
+        if initial_states is not None:
+            state.copy_(initial_states)
+        over_width = {"dt_bias": dt_bias[:, None].expand(-1, width), "D": D[:, None].expand(-1, width)}
+        A = A[:, None, None].expand(-1, width, size)
+        out = [
+            step(state, hidden_states[:, i], dt[:, i, :, None].expand(-1, -1, width), A, B[:, i], C[:, i],
+                 z=None, dt_softplus=dt_softplus, **over_width)
+            for i in range(length)
+        ]  # fmt: skip
+        out = torch.stack(out, 1)
+        return (out, _marked(state)) if return_final_states else out
+
+    return scan
+
+
+def _mamba(module: ModuleType) -> Callable[..., Any]:
+    step = module.mamba_selective_state_update
+
+    def scan(
+        hidden_states,
+        dt,
+        A,
+        B,
+        C,
+        D=None,
+        z=None,
+        delta_bias=None,
+        delta_softplus=False,
+        return_last_state=False,
+        **_more,
+    ):
+        batch_size, channels, length = hidden_states.shape
+        state = hidden_states.new_zeros(batch_size, channels, A.shape[-1], dtype=torch.float32)
+        out = [
+            step(state, hidden_states[..., i], dt[..., i], A, B[..., i], C[..., i],
+                 # A step is given it as the layer holds it, a scan widened.
+                 None if D is None else D.to(hidden_states.dtype),
+                 z=None if z is None else z[..., i], dt_bias=delta_bias, dt_softplus=delta_softplus)
+            for i in range(length)
+        ]  # fmt: skip
+        out = torch.stack(out, -1)
+        return (out, _marked(state, anew=True)) if return_last_state else out
+
+    return scan
+
+
+def _contiguous(x: Any) -> Any:
+    return x.contiguous() if isinstance(x, torch.Tensor) else x
+
+
+def _delta(name: str) -> Callable[[ModuleType], Callable[..., Any]]:
+    def made(module: ModuleType) -> Callable[..., Any]:
+        recurrent = getattr(module, name)
+
+        def scan(*arguments, **options):
+            # A sum along a row takes another order where the row is scattered, as it is behind a convolution of several.
+            laid_out = [_contiguous(x) for x in arguments]
+            out, state = recurrent(
+                *laid_out, **{key: _contiguous(x) for key, x in options.items() if key != "chunk_size"}
+            )
+            return out, None if state is None else _marked(state)
+
+        return scan
+
+    return made
+
+
+# What reads a text, by its name in transformers' modules; and what makes of it a loop of steps.
+_SCANS: dict[str, Callable[[ModuleType], Callable[..., Any]]] = {
+    "mamba2_chunk_scan": _mamba2,
+    "mamba_selective_scan": _mamba,
+    "torch_chunk_gated_delta_rule": _delta("torch_recurrent_gated_delta_rule"),
+    "torch_recurrent_gated_delta_rule": _delta("torch_recurrent_gated_delta_rule"),
+    "chunk_kimi_delta_attention": _delta("recurrent_kimi_delta_attention"),
+    "recurrent_kimi_delta_attention": _delta("recurrent_kimi_delta_attention"),
+}
+
+
+class _Keeping(threading.local):
+    """Whether a class is at work in this thread whose state is a row of the last token, and no recurrence."""
+
+    rows = False
+
+
+_keeping = _Keeping()
+
+
+def _keeps_a_row(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def forward(*arguments, **options):
+        _keeping.rows = True
+        try:
+            return stock(*arguments, **options)
+        finally:
+            _keeping.rows = False
+
+    return forward
+
+
+def _guarded(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(stock)
+    def update(self, recurrent_states: torch.Tensor, state_idx: int = 0, **options):
+        anew = getattr(recurrent_states, _MARK, None)
+        if anew is None and not _keeping.rows:
+            raise NotInvariant(
+                "row_invariant() met a recurrent state from a formula that it does not know: leave the block for this model"
+            )
+        held = self.recurrent_states[state_idx]
+        if anew and held is not None and bool(held.any()):
+            raise NotInvariant(
+                "row_invariant() met mamba_selective_scan on top of a state, which transformers leaves out: feed the text whole, "
+                "or one token at a time"
+            )
+        return stock(self, recurrent_states, state_idx=state_idx, **options)
+
+    return update
+
+
+class _FromNothing:
+    """A cache whose linear attention begins with a state of zeros, where the class would take another formula for none."""
+
+    def __init__(self, cache, zeros: torch.Tensor):
+        self._cache, self._zeros = cache, zeros
+
+    def get_linear_cache(self, layer: int) -> torch.Tensor:
+        found = None if self._cache is None else self._cache.get_linear_cache(layer)
+        return self._zeros if found is None else found
+
+    def set_linear_cache(self, layer: int, state: torch.Tensor) -> None:
+        if self._cache is not None:
+            self._cache.set_linear_cache(layer, state)
+
+
+def _token_by_token(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **more):
+        shape = (len(hidden_states), self.num_attention_heads, self.head_dim, self.head_dim)
+        cache = _FromNothing(past_key_values, hidden_states.new_zeros(shape))
+        return stock(self, hidden_states, position_embeddings, attention_mask, past_key_values=cache, **more)
+
+    return forward
+
+
+_WRAPPED: dict[str, Callable[..., Any]] = {
+    "MiniMaxLightningAttention": _token_by_token,
+    "ZayaCCAProjection": _keeps_a_row,
+}
+# Classes whose text and whose single tokens go through formulas of their own.
+_REFUSED: tuple[str, ...] = ()
+
+
+def _refusal(name: str) -> Callable[..., None]:
+    def forward(*_arguments: object, **_options: object) -> None:
+        raise NotInvariant(
+            f"row_invariant() met {name}, whose cached pass is another formula than its full pass: use a model without it"
+        )
+
+    return forward
+
+
+def _replacements() -> Iterator[tuple[object, str, Callable[..., Any]]]:
+    """List what to put where, made while everything is as transformers has it."""
+    yield LinearAttentionLayer, "update_recurrent_state", _guarded(LinearAttentionLayer.update_recurrent_state)
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("transformers.models.") or ".modeling_" not in name:
+            continue
+        held = vars(module)
+        for scan in _SCANS.keys() & held.keys():
+            yield module, scan, _SCANS[scan](module)
+        for kind in _WRAPPED.keys() & held.keys():
+            yield held[kind], "forward", _WRAPPED[kind](held[kind].forward)
+        for refused in held.keys() & set(_REFUSED):
+            yield held[refused], "forward", _refusal(refused)
+
+
+@contextlib.contextmanager
+def token_by_token() -> Iterator[None]:
+    """Read texts with the formula of a decode step, in the classes of transformers that were imported by now."""
+    stock = []
+    try:
+        for place, name, function in list(_replacements()):
+            stock.append((place, name, getattr(place, name)))
+            setattr(place, name, function)
+        yield
+    finally:
+        for place, name, function in stock:
+            setattr(place, name, function)

@@ -1,0 +1,106 @@
+"""Mixtures of experts, convolutions and recurrent states: a token's bits are its own, whoever comes with it."""
+
+import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from kvbook.exact import NotInvariant, convolutions, row_invariant, rows, switch, verify
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def mixtral(dtype, experts):
+    config = MixtralConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.2, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    return MixtralForCausalLM._from_config(config, experts_implementation=experts).to(dtype).eval()
+
+
+def text(length=30, seed=4):
+    return torch.randint(3, 320, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
+def test_each_way_to_compute_experts_gives_a_token_its_bits(experts, dtype):
+    found = verify(mixtral(dtype, experts), text())
+    assert [each for each in found if each.equal_rows != each.rows] == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_has_equal_bits_however_many_went_to_its_expert(dtype):
+    generator = torch.Generator().manual_seed(1)
+    x, weights = (
+        torch.randn(40, 70, generator=generator).to(dtype),
+        torch.randn(3, 70, 50, generator=generator).to(dtype),
+    )
+    with torch.inference_mode(), row_invariant():
+        together = torch.nn.functional.grouped_mm(x, weights, offs=torch.tensor([0, 33, 40], dtype=torch.int32))
+        for i in range(40):
+            offs = torch.tensor([0, 1, 1] if i < 33 else [0, 0, 1], dtype=torch.int32)
+            assert torch.equal(torch.nn.functional.grouped_mm(x[i : i + 1], weights, offs=offs), together[i : i + 1])
+    exact = torch.cat([x[:33].double() @ weights[1].double(), x[33:].double() @ weights[2].double()])
+    assert torch.allclose(together.double(), exact, atol=1e-5 if dtype == torch.float32 else 0.2)
+
+
+def test_control_experts_products_left_to_the_library_are_seen(monkeypatch):
+    honest = rows.product
+
+    def by_row_count(x, weight, bias=None, parts=None):
+        out = honest(x, weight, bias, parts)
+        return out * (1 + 1e-6 * len(x)) if weight.shape[0] == 96 else out
+
+    monkeypatch.setattr(switch.rows, "product", by_row_count)
+    model = mixtral(torch.float32, "grouped_mm")
+    assert any(each.equal_rows != each.rows for each in verify(model, text()))
+
+
+def test_a_grouped_product_of_another_form_is_refused():
+    x, offs = torch.randn(4, 16, 16), None
+    with torch.inference_mode(), row_invariant(), pytest.raises(NotInvariant, match="_grouped_mm"):
+        torch.nn.functional.grouped_mm(x, x, offs=offs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [1, 4, 12])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_position_of_a_convolution_has_equal_bits_however_many_come_with_it(groups, biased, dtype):
+    layer = torch.nn.Conv1d(12, 12, 4, groups=groups, bias=biased, dtype=dtype)
+    x = torch.randn(2, 12, 37, generator=torch.Generator().manual_seed(2)).to(dtype)
+    with torch.inference_mode():
+        stock = layer(x)
+        with row_invariant():
+            whole = layer(x)
+            for i in range(34):
+                assert torch.equal(layer(x[:1, :, i : i + 4]), whole[:1, :, i : i + 1])
+    assert torch.allclose(whole.float(), stock.float(), atol=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("options", [{"padding": 3}, {"dilation": 2}, {"padding": 2, "dilation": 3}])
+def test_padding_and_dilation_of_a_convolution_are_torchs(options):
+    x, weight = torch.randn(1, 6, 20), torch.randn(6, 1, 3)
+    stock = torch.nn.functional.conv1d(x, weight, groups=6, **options)
+    with row_invariant():
+        found = torch.nn.functional.conv1d(x, weight, groups=6, **options)
+    assert torch.allclose(found, stock, atol=1e-5)
+
+
+def test_control_a_convolution_whose_taps_are_added_in_another_order_for_one_position_is_seen(monkeypatch):
+    layer = torch.nn.Conv1d(12, 12, 4, groups=12)
+    x = torch.randn(1, 12, 37, generator=torch.Generator().manual_seed(2))
+
+    def shuffled(x, weight, *more):
+        # As a library that has another kernel for a single position.
+        return honest(x.flip(2), weight.flip(2), *more) if x.shape[2] == 4 else honest(x, weight, *more)
+
+    honest = convolutions.convolution
+    monkeypatch.setattr(switch.convolutions, "convolution", shuffled)
+    switch._replacements.cache_clear()
+    try:
+        with torch.inference_mode(), row_invariant():
+            whole = layer(x)
+            assert any(not torch.equal(layer(x[:, :, i : i + 4]), whole[:, :, i : i + 1]) for i in range(34))
+    finally:
+        switch._replacements.cache_clear()
