@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -16,6 +16,8 @@ from kvbook.exact import NotInvariant, row_invariant
 DTYPES = ("float64", "float32", "bfloat16")
 _INVARIANT = ("float32", "bfloat16")
 _TEXTS = 2
+# Paths on which row-invariant arithmetic has something to keep equal.
+_SOUND = ("exact", "rounding", "undecided")
 # A row of logits beyond so many roundoffs of fp32 is a wrong one.
 _WRONG = verdict.LIMIT
 
@@ -61,7 +63,7 @@ def measure(name: str) -> dict[str, Any]:
         with contextlib.suppress(feeding.NoCache):
             row["cache as long as the prompt"] = feeding.cache_as_long_as_the_prompt(fed, configurations.text(10))
         if row["causal"] and fed.name:
-            row |= _under_row_invariance(name)
+            row |= _under_row_invariance(name, [path for path in feeding.PATHS if row[path] in _SOUND])
     row["seconds"] = round(time.monotonic() - start, 1)
     return row
 
@@ -100,6 +102,9 @@ def _as_it_is(name: str, causal: bool) -> dict[str, Any]:
             continue
         finding = verdict.judge(part[["dtype", "source", "sample", "drift"]].astype({"drift": float}))
         found[path] = finding.kind if causal or path == "batch" else "not causal"
+        if path == "left padding" and found[path] == "bug":
+            # Not the cache's doing: the full pass itself gives other logits behind padding.
+            found[path] = "padding counts"
         found[f"{path}, drift"] = finding.drift
         if finding.kind == "bug":
             found[f"{path}, first wrong position"] = _first_wrong(part)
@@ -116,39 +121,34 @@ def _first_wrong(part: pd.DataFrame) -> int | None:
     return min((position for position in wrong if position is not None), default=None)
 
 
-def _under_row_invariance(name: str) -> dict[str, Any]:
+def _under_row_invariance(name: str, paths: list[str]) -> dict[str, Any]:
+    """Try the paths that are sound without it: no arithmetic makes a wrong cache right."""
     found: dict[str, Any] = {}
-    outcomes = []
     for dtype in _INVARIANT:
         fed = _ready(name, dtype)
         ids = configurations.text(feeding.LENGTH)
-        stock = {path for path, feed in feeding.PATHS.items() if _runs(fed, feed, ids)}
         with row_invariant():
-            for path in feeding.PATHS:
-                if path in stock:
-                    outcome = found[f"{path}, row-invariant {dtype}"] = _outcome(fed, path, ids)
-                    outcomes.append(outcome)
-    different = [outcome for outcome in outcomes if outcome == "different"]
-    refused = sorted({outcome for outcome in outcomes if outcome.startswith("refused")})
-    found["row_invariant"] = "different" if different else refused[0] if refused else "exact"
+            expected = _tried(lambda fed=fed, ids=ids: feeding.full(fed, ids))
+            for path in paths:
+                given = _tried(lambda fed=fed, ids=ids, path=path: feeding.PATHS[path](fed, ids))
+                refused = next((each for each in (expected, given) if isinstance(each, str)), None)
+                found[f"{path}, row-invariant {dtype}"] = refused or (
+                    "exact" if torch.equal(expected, given) else "different"
+                )
+    outcomes = set(found.values())
+    refused = sorted(outcomes - {"exact", "different"})
+    found["row_invariant"] = "different" if "different" in outcomes else refused[0] if refused else "exact"
     return found
 
 
-def _runs(fed: feeding.Fed, feed: Any, ids: torch.Tensor) -> bool:
+def _tried(feed: Callable[[], torch.Tensor]) -> torch.Tensor | str:
+    """Give the logits, or why there are none."""
     try:
-        feed(fed, ids)
-    except Exception:
-        return False
-    return True
-
-
-def _outcome(fed: feeding.Fed, path: str, ids: torch.Tensor) -> str:
-    try:
-        return "exact" if torch.equal(feeding.PATHS[path](fed, ids), feeding.full(fed, ids)) else "different"
+        return feed()
     except NotInvariant as error:
         return f"refused: {_operation(error)}"
     except Exception as error:
-        return f"refused: fails with {first_line(error)}"
+        return f"fails: {first_line(error)}"
 
 
 def _operation(error: NotInvariant) -> str:
