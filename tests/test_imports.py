@@ -27,6 +27,7 @@ ORDER = (
     "kvbook.measuring",
     "kvbook.exact",
     "kvbook.diagnosis",
+    "kvbook.atlas",
     "kvbook.runs",
     "kvbook.__main__",
     "kvreport.publishing",

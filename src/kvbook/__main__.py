@@ -142,6 +142,38 @@ def check(
     raise typer.Exit(found.status)
 
 
+@app.command()
+def atlas(
+    names: Annotated[list[str] | None, typer.Argument(help="Model types; all causal ones where left out.")] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Where rows are kept as they come; a killed run goes on there.")
+    ] = None,
+    to: Annotated[str | None, typer.Option(help="Also write the table to this .csv or .json file.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes at a time, of one thread each.")] = 2,
+    seconds: Annotated[int, typer.Option(min=1, help="Longest that one architecture may take.")] = 180,
+) -> None:
+    """Build a tiny random model of every causal architecture of the installed transformers; say what its cache does."""
+    from pathlib import Path
+
+    from kvbook import paths
+    from kvbook.atlas import configurations, running, table
+
+    known = configurations.names()
+    if unknown := sorted(set(names or []) - set(known)):
+        raise UserError(
+            f"transformers has no causal model type {unknown[0]!r}: leave the names out to see all {len(known)}"
+        )
+    if to:
+        table.check_format(Path(to))
+    asked, kept = list(names or known), Path(rows) if rows else paths.BUILD / "atlas.jsonl"
+    for row in running.run(asked, kept, workers, seconds):
+        typer.echo(table.line(row), err=True)
+    done = [row for name, row in running.finished(kept).items() if name in asked]
+    if to:
+        table.write(done, Path(to))
+    typer.echo(table.text(done))
+
+
 def main() -> None:
     """Run the command line; what a user can mend is one line on standard error and exit status 2."""
     for added in entry_points(group=COMMANDS):

@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvbook.atlas.exceptions import EXCEPTIONS
-from kvbook.diagnosis.wide import widened
+from kvbook.measuring.in_fp64 import widened
 
 WINDOW = 8
 LAYERS = 4

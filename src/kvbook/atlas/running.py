@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from kvbook.atlas import configurations, measuring
+from kvbook.atlas import columns, configurations
 from kvbook.errors import UserError
 
 # Beyond what the parent holds: a configuration that was not shrunk must not take the machine's memory.
@@ -63,9 +63,9 @@ def _child(name: str, threads: int, pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (held + _MEMORY, held + _MEMORY))
     torch.set_num_threads(threads)
     try:
-        row = measuring.measure(name)
+        row = columns.measure(name)
     except BaseException as error:
-        row = {"status": "fails", "reason": measuring.first_line(error)}
+        row = {"status": "fails", "reason": columns.first_line(error)}
     pipe.send(row)
     pipe.close()
 
@@ -116,6 +116,9 @@ def run(names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS) 
     with path.open("a") as file, warnings.catch_warnings():
         # Python warns of forking with threads, of which none computes here.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+        if file.tell() and not path.read_bytes().endswith(b"\n"):
+            # The half line of a run that was killed must not take the next row with it.
+            file.write("\n")
         while waiting or running:
             while waiting and len(running) < workers:
                 name = waiting.pop(0)

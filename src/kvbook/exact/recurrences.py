@@ -185,9 +185,27 @@ def _token_by_token(stock: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+class _AsGiven:
+    """A cache that hands back what it is given, in the dtype that a cache would have been given it in."""
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, _layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return keys, values
+
+
+def _as_with_a_cache(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Round keys as they are for a cache also where there is none: CodeGen's are in 32 bits, whatever its dtype."""
+
+    @functools.wraps(stock)
+    def forward(self, hidden_states, layer_past=None, *arguments, **options):
+        return stock(self, hidden_states, _AsGiven() if layer_past is None else layer_past, *arguments, **options)
+
+    return forward
+
+
 _WRAPPED: dict[str, Callable[..., Any]] = {
     "MiniMaxLightningAttention": _token_by_token,
     "ZayaCCAProjection": _keeps_a_row,
+    "CodeGenAttention": _as_with_a_cache,
 }
 # Classes whose text and whose single tokens go through formulas of their own.
 _REFUSED: tuple[str, ...] = ()

@@ -106,16 +106,17 @@ def vector_norm(
 ) -> torch.Tensor:
     """Stand in for ``aten::linalg_vector_norm``; the arguments are its own.
 
-    The squares are added up along rows that lie one after the other in memory: where they are scattered, the order is another.
+    Powers are added up along rows that lie one after the other in memory: where they are scattered, the order is another.
 
     Raises
     ------
     NotInvariant
-        For another order than 2, and for a whole tensor.
+        For another order than 1 or 2, and for a whole tensor.
     """
     if ord != 2 or dim is None or not x.is_floating_point():
         raise NotInvariant(
             f"row_invariant() does aten::linalg_vector_norm along given dimensions and of order 2, not {ord}"
         )
     wide = x.to(torch.promote_types(dtype or x.dtype, torch.float32)).contiguous()
-    return (wide * wide).sum(dim, keepdim=keepdim).sqrt().to(dtype or x.dtype)
+    found = wide.abs().sum(dim, keepdim=keepdim) if ord == 1 else (wide * wide).sum(dim, keepdim=keepdim).sqrt()
+    return found.to(dtype or x.dtype)

@@ -10,8 +10,9 @@ import torch
 
 from kvbook.atlas import configurations, feeding
 from kvbook.diagnosis import verdict
-from kvbook.diagnosis.wide import widened
 from kvbook.exact import NotInvariant, row_invariant
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.in_fp64 import widened
 
 DTYPES = ("float64", "float32", "bfloat16")
 _INVARIANT = ("float32", "bfloat16")
@@ -59,7 +60,8 @@ def measure(name: str) -> dict[str, Any]:
         fed = _ready(name, "float32")
         row |= {"status": "ran", "cache": fed.kind, "parameters": fed.model.num_parameters()}
         row["causal"] = feeding.is_causal(fed, configurations.text(feeding.LENGTH))
-        row |= _as_it_is(name, row["causal"])
+        # A class that says that it cannot be compiled whole promises nothing about a static cache.
+        row |= _as_it_is(name, row["causal"], static=fed.model._can_compile_fullgraph)
         with contextlib.suppress(feeding.NoCache):
             row["cache as long as the prompt"] = feeding.cache_as_long_as_the_prompt(fed, configurations.text(10))
         if row["causal"] and fed.name:
@@ -85,7 +87,7 @@ def _drifts(fed: feeding.Fed, dtype: str) -> Iterator[dict[str, Any]]:
                 yield about | {"drift": off.max().item(), "off": off.tolist(), "error": None}
 
 
-def _as_it_is(name: str, causal: bool) -> dict[str, Any]:
+def _as_it_is(name: str, causal: bool, static: bool) -> dict[str, Any]:
     rows = []
     for dtype in DTYPES:
         try:
@@ -105,6 +107,8 @@ def _as_it_is(name: str, causal: bool) -> dict[str, Any]:
         if path == "left padding" and found[path] == "bug":
             # Not the cache's doing: the full pass itself gives other logits behind padding.
             found[path] = "padding counts"
+        if path == "static cache" and found[path] == "bug" and not static:
+            found[path] = "wrong, and not declared"
         found[f"{path}, drift"] = finding.drift
         if finding.kind == "bug":
             found[f"{path}, first wrong position"] = _first_wrong(part)
@@ -116,7 +120,7 @@ def _as_it_is(name: str, causal: bool) -> dict[str, Any]:
 def _first_wrong(part: pd.DataFrame) -> int | None:
     """Give the first position whose logits are off by more than rounding, in the finest dtype."""
     finest = part[part["dtype"] == part["dtype"].iloc[0]]
-    roundoff = verdict.UNIT_ROUNDOFF[finest["dtype"].iloc[0]]
+    roundoff = UNIT_ROUNDOFF[finest["dtype"].iloc[0]]
     wrong = [next((i for i, off in enumerate(offs) if off > _WRONG * roundoff), None) for offs in finest["off"]]
     return min((position for position in wrong if position is not None), default=None)
 

@@ -1,0 +1,162 @@
+"""The atlas: its rules build what they claim, its columns tell a sound cache from a wrong one, a killed run goes on."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
+from kvbook.atlas import columns, configurations, feeding, running, table
+from kvbook.errors import UserError
+
+
+def test_every_kind_of_layer_is_kept_and_the_last_stays_last():
+    kinds = ["linear"] * 7 + ["full"] + ["linear"] * 7 + ["sliding"]
+    assert configurations.kept_layers([kinds]) == [0, 1, 7, 15]
+    assert configurations.kept_layers([kinds, list(range(16))]) == list(range(16)), "every layer is a kind of its own"
+
+
+def test_the_installed_transformers_is_listed_whole():
+    assert len(configurations.names()) > 150
+    assert set(configurations.names()) <= set(CONFIG_MAPPING)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "mistral", "gemma3_text", "deepseek_v3", "mixtral", "bamba", "whisper", "bert"]
+)
+def test_what_is_built_is_small_runs_and_wants_no_gradient(name):
+    model = configurations.build(name)
+    assert model.num_parameters() < 2e6
+    assert not any(weight.requires_grad for weight in model.parameters())
+    with torch.inference_mode():
+        logits = model(configurations.text(9)).logits
+    assert logits.isfinite().all()
+    assert logits.std() > 0.1, "a model whose layers do nothing shows no bug"
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "cohere2", "gpt_oss"])
+def test_windows_are_shorter_than_the_text(name):
+    config = configurations.configuration(name)
+    assert config.sliding_window == configurations.WINDOW < feeding.LENGTH / 2
+    assert "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+
+
+def test_latent_attention_keeps_unequal_head_widths():
+    config = configurations.configuration("deepseek_v3")
+    assert config.qk_nope_head_dim + config.qk_rope_head_dim != config.v_head_dim
+
+
+def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exact_when_row_invariant():
+    row = columns.measure("qwen2")
+    assert {row[path] for path in feeding.PATHS} <= {"rounding", "exact"}
+    assert row["row_invariant"] == "exact"
+    assert row["cache"] == "DynamicCache"
+    assert table.verdict(row) == "rounding"
+    json.dumps(row)
+
+
+def test_moshi_is_wrong_from_the_first_position_beyond_its_window():
+    row = columns.measure("moshi")
+    assert table.verdict(row) == "bug"
+    assert row["token by token, first wrong position"] == configurations.WINDOW
+
+
+def test_control_a_cache_that_forgets_a_key_too_early_is_called_a_bug(monkeypatch):
+    honest = DynamicSlidingWindowLayer.update
+
+    def update(self, keys, values, *arguments, **options):
+        found = honest(self, keys, values, *arguments, **options)
+        self.keys[:, :, 0] = 0
+        return found
+
+    monkeypatch.setattr(DynamicSlidingWindowLayer, "update", update)
+    row = columns.measure("mistral")
+    assert row["token by token"] == row["chunks"] == "bug"
+    assert row["batch"] != "bug"
+    assert row["token by token, first wrong position"] < 3
+
+
+def test_a_killed_run_goes_on_and_a_failing_architecture_is_a_row(tmp_path, monkeypatch):
+    def measure(name):
+        if name == "gpt2":
+            raise RuntimeError("no such\nluck")
+        return {"status": "ran", "cache": "none", "causal": True}
+
+    monkeypatch.setattr(columns, "measure", measure)
+    path = tmp_path / "rows.jsonl"
+    rows = list(running.run(["gpt2", "llama"], path))
+    assert {row["architecture"]: row["status"] for row in rows} == {"gpt2": "fails", "llama": "ran"}
+    assert next(row["reason"] for row in rows if row["architecture"] == "gpt2") == "RuntimeError: no such"
+    with path.open("a") as file:
+        file.write('{"architecture": "mis')
+    assert [row["architecture"] for row in running.run(["gpt2", "llama", "opt"], path)] == ["opt"]
+    assert set(running.finished(path)) == {"gpt2", "llama", "opt"}
+
+
+def test_what_takes_too_long_or_too_much_memory_is_a_row(tmp_path, monkeypatch):
+    def measure(name):
+        if name == "gpt2":
+            while True:
+                pass
+        return {"status": "ran", "big": torch.zeros(2**40).sum().item()}
+
+    monkeypatch.setattr(columns, "measure", measure)
+    found = {row["architecture"]: row for row in running.run(["gpt2", "llama"], tmp_path / "rows.jsonl", seconds=2)}
+    assert found["gpt2"]["reason"] == "took longer than allowed"
+    assert found["llama"]["status"] == "fails"
+
+
+def test_rows_of_other_versions_are_not_continued(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"architecture": "gpt2", "transformers": "4.0", "torch": "1.0"}) + "\n")
+    with pytest.raises(UserError, match=r"4\.0"):
+        running.finished(path)
+    path.write_text("[]\n")
+    with pytest.raises(UserError, match="does not hold rows"):
+        running.finished(path)
+
+
+ROWS = [
+    {"architecture": "b", "status": "ran", "cache": "DynamicCache", "causal": True, "chunks": "bug",
+     "chunks, first wrong position": 8, "batch": "exact", "row_invariant": "exact", "chunks, drift": {"float32": 0.1}},
+    {"architecture": "a", "status": "fails", "reason": "ImportError: timm"},
+    {"architecture": "c", "status": "ran", "cache": "none", "causal": True},
+    {"architecture": "d", "status": "ran", "cache": "XCache", "causal": False, "batch": "bug"},
+]  # fmt: skip
+
+
+def test_the_table_names_the_worst_path_the_reason_and_the_counts():
+    lines = table.text(ROWS).splitlines()
+    assert lines[0].split() == ["a", "does", "not", "run", "ImportError:", "timm"]
+    assert "bug" in lines[1]
+    assert "chunks from 8" in lines[1]
+    assert [table.verdict(row) for row in ROWS] == ["bug", "does not run", "no cache", "not causal"]
+    assert lines[-2].startswith("4 architectures, 3 run: ")
+    assert lines[-1] == "under row_invariant(): 1 exact"
+
+
+@pytest.mark.parametrize("suffix", table.FORMATS)
+def test_the_table_is_written_whole_for_other_programs(tmp_path, suffix):
+    path = tmp_path / f"atlas{suffix}"
+    table.write(ROWS, path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert "chunks, first wrong position" in path.read_text()
+    with pytest.raises(UserError, match=r"\.csv"):
+        table.write(ROWS, tmp_path / "atlas.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["nosuch"], "nosuch"), (["gpt2", "--to", "atlas.xlsx"], ".csv"), (["--workers", "0"], "workers")],
+)
+def test_bad_input_of_the_command_is_refused_before_anything_is_measured(arguments, words, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "kvbook", "atlas", *arguments, "--rows", str(tmp_path / "rows.jsonl")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not (tmp_path / "rows.jsonl").exists()

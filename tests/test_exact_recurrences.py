@@ -1,0 +1,94 @@
+"""Recurrent states: a text read token by token inside the switch, so that a prefill and a step are one formula."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import LinearAttentionLayer
+
+from kvbook.atlas import configurations, feeding
+from kvbook.exact import NotInvariant, recurrences, row_invariant
+
+# One of every recurrence that is known, and what keeps a row of the last token.
+KNOWN = ("mamba2", "falcon_h1", "mamba", "qwen3_next", "kimi_linear", "minimax", "lfm2", "zaya")
+WHOLE_OR_STEPS = ("mamba",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_prefill_and_single_steps_give_equal_bits(name, dtype):
+    fed = feeding.look_at(configurations.build(name, dtype))
+    ids = configurations.text(feeding.LENGTH)
+    with torch.inference_mode(), row_invariant():
+        whole = feeding.full(fed, ids)
+        assert torch.equal(feeding.in_parts(fed, ids, feeding.STEPS)[0], whole)
+        if name not in WHOLE_OR_STEPS:
+            assert torch.equal(feeding.in_parts(fed, ids, feeding.CHUNKS)[0], whole)
+        assert torch.equal(feeding.PATHS["batch"](fed, ids), whole)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "minimax"])
+def test_control_with_scans_left_as_they_are_the_same_comparison_fails(name, monkeypatch):
+    monkeypatch.setattr(recurrences, "_SCANS", {})
+    monkeypatch.setattr(recurrences, "_WRAPPED", {})
+    monkeypatch.setattr(recurrences, "_guarded", lambda stock: stock)
+    fed = feeding.look_at(configurations.build(name))
+    ids = configurations.text(feeding.LENGTH)
+    with torch.inference_mode(), row_invariant():
+        try:
+            found = torch.equal(feeding.in_parts(fed, ids, feeding.STEPS)[0], feeding.full(fed, ids))
+        except NotInvariant:
+            # What a scan in chunks is made of, such as a triangular solution, is not known either.
+            found = False
+    assert not found
+
+
+def test_a_text_on_top_of_a_state_that_transformers_leaves_out_is_refused():
+    fed = feeding.look_at(configurations.build("mamba"))
+    with torch.inference_mode(), row_invariant(), pytest.raises(NotInvariant, match="mamba_selective_scan"):
+        feeding.in_parts(fed, configurations.text(12), [6, 6])
+
+
+def test_a_state_from_an_unknown_formula_is_refused():
+    layer = LinearAttentionLayer()
+    with row_invariant(), pytest.raises(NotInvariant, match="recurrent state"):
+        layer.update_recurrent_state(torch.ones(1, 2, 3))
+    assert layer.update_recurrent_state(torch.ones(1, 2, 3)).sum() == 6, "restored"
+
+
+def test_time_steps_that_only_a_text_is_held_to_are_refused():
+    model = configurations.build("mamba2")
+    for layer in model.backbone.layers:
+        layer.mixer.time_step_limit = (0.01, 0.1)
+    with torch.inference_mode(), row_invariant(), pytest.raises(NotInvariant, match="time_step_limit"):
+        model(configurations.text(6))
+
+
+def test_everything_is_as_it_was_afterwards():
+    from transformers.models.mamba2 import modeling_mamba2
+    from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+    stock = modeling_mamba2.mamba2_chunk_scan, MiniMaxLightningAttention.forward
+    with row_invariant():
+        assert modeling_mamba2.mamba2_chunk_scan is not stock[0]
+        assert MiniMaxLightningAttention.forward is not stock[1]
+    assert (modeling_mamba2.mamba2_chunk_scan, MiniMaxLightningAttention.forward) == stock
+
+
+def test_the_loop_of_steps_is_the_scan_but_for_rounding():
+    for name in ("mamba2", "mamba", "qwen3_next", "kimi_linear", "minimax"):
+        model, ids = configurations.build(name), configurations.text(feeding.LENGTH)
+        with torch.inference_mode():
+            stock = model(ids, use_cache=False).logits
+            with row_invariant():
+                assert torch.allclose(model(ids, use_cache=False).logits, stock, atol=1e-4), name
+
+
+def test_a_model_without_a_state_is_not_touched():
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
+    )
+    model, ids = LlamaForCausalLM(config).eval(), configurations.text(5)
+    stock = LlamaForCausalLM.forward
+    with torch.inference_mode(), row_invariant():
+        model(ids)
+        assert LlamaForCausalLM.forward is stock
