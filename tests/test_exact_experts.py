@@ -104,3 +104,49 @@ def test_control_a_convolution_whose_taps_are_added_in_another_order_for_one_pos
             assert any(not torch.equal(layer(x[:, :, i : i + 4]), whole[:, :, i : i + 1]) for i in range(34))
     finally:
         switch._replacements.cache_clear()
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_rows_norm_does_not_depend_on_how_rows_lie_and_control_stock_does(order):
+    x = torch.randn(40, 577, generator=torch.Generator().manual_seed(2))
+    scattered = x.t().contiguous().t()
+    with torch.inference_mode():
+        stock = [torch.linalg.vector_norm(each, order, dim=-1) for each in (x, scattered)]
+        with row_invariant():
+            found = [torch.linalg.vector_norm(each, order, dim=-1) for each in (x, scattered)]
+            assert torch.equal(*found)
+            assert all(torch.equal(torch.linalg.vector_norm(x[i], order, dim=-1), found[0][i]) for i in range(40))
+            with pytest.raises(NotInvariant, match="order 3"):
+                torch.linalg.vector_norm(x, 3, dim=-1)
+    assert torch.allclose(found[0], stock[0], rtol=1e-5)
+    if order == 2:
+        assert not torch.equal(*stock), "control"
+
+
+def test_a_sum_behind_a_convolution_has_equal_bits_for_one_position_and_for_many():
+    layer = torch.nn.Conv1d(577, 577, 4, groups=577)
+    x = torch.randn(1, 577, 20, generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode(), row_invariant():
+        whole = torch.nn.functional.silu(layer(x)).transpose(1, 2).mean(-1)
+        steps = [torch.nn.functional.silu(layer(x[:, :, i : i + 4])).transpose(1, 2).mean(-1) for i in range(17)]
+    assert torch.equal(torch.cat(steps, 1), whole)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_among_equals_the_first_are_chosen_however_many_come_behind_and_control_stock_chooses_others(largest):
+    x = torch.randint(0, 4, (20, 300), generator=torch.Generator().manual_seed(5)).bfloat16()
+    longer = torch.nn.functional.pad(x, (0, 77), value=-9.0 if largest else 9.0)
+    stock = [torch.topk(each, 8, largest=largest) for each in (x, longer)]
+    with row_invariant():
+        found = [torch.topk(each, 8, largest=largest) for each in (x, longer)]
+        assert torch.equal(found[0].indices, found[1].indices)
+        assert torch.equal(found[0].values, stock[0].values)
+        first = (x[0] == found[0].values[0, 0]).nonzero()[:8, 0]
+        assert torch.equal(found[0].indices[0], first)
+        distinct = torch.randperm(300).float()
+        assert (
+            torch.topk(distinct, 8, largest=largest).indices.tolist()
+            == distinct.argsort(descending=largest)[:8].tolist()
+        )
+        assert torch.topk(distinct.view(2, 150), 150, dim=1).values.shape == (2, 150)
+    assert not torch.equal(stock[0].indices, stock[1].indices), "control"

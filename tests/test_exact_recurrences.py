@@ -9,8 +9,8 @@ from kvbook.atlas import configurations, feeding
 from kvbook.exact import NotInvariant, recurrences, row_invariant
 
 # One of every recurrence that is known, and what keeps a row of the last token.
-KNOWN = ("mamba2", "falcon_h1", "mamba", "qwen3_next", "kimi_linear", "minimax", "lfm2", "zaya")
-WHOLE_OR_STEPS = ("mamba",)
+KNOWN = ("mamba2", "falcon_h1", "mamba", "zamba", "qwen3_next", "kimi_linear", "minimax", "lfm2", "zaya")
+WHOLE_OR_STEPS = ("mamba", "zamba")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -53,6 +53,12 @@ def test_a_state_from_an_unknown_formula_is_refused():
     with row_invariant(), pytest.raises(NotInvariant, match="recurrent state"):
         layer.update_recurrent_state(torch.ones(1, 2, 3))
     assert layer.update_recurrent_state(torch.ones(1, 2, 3)).sum() == 6, "restored"
+
+
+def test_a_class_whose_text_goes_through_another_formula_is_refused_by_name():
+    model = configurations.build("xlstm")
+    with torch.inference_mode(), row_invariant(), pytest.raises(NotInvariant, match="xLSTMModel"):
+        model(configurations.text(6))
 
 
 def test_time_steps_that_only_a_text_is_held_to_are_refused():

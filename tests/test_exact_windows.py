@@ -113,6 +113,17 @@ def test_a_query_that_sees_chosen_keys_has_the_bits_of_a_step_on_those_keys_alon
     assert torch.allclose(together.float(), stock.float(), atol=2e-2 if dtype != torch.float32 else 1e-5)
 
 
+def test_heads_that_see_keys_of_their_own_are_attended_to_one_by_one():
+    q, k, v = _random(4, 2, 9, 60, 16, torch.float32)
+    mask = torch.rand(1, 4, 9, 60, generator=torch.Generator().manual_seed(1)) < 0.5
+    with torch.inference_mode(), row_invariant():
+        together = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        for head, i in itertools.product(range(4), range(9)):
+            some = [x[:, [head // 2]][:, :, mask[0, head, i]] for x in (k, v)]
+            alone = torch.nn.functional.scaled_dot_product_attention(q[:, [head]][:, :, [i]], *some)
+            assert torch.equal(together[:, [head]][:, :, [i]], alone)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_of_another_width_than_the_keys_keep_a_querys_bits(dtype):
     q, k, v = _random(4, 4, 30, 30, 24, dtype, value_width=16)
@@ -165,3 +176,28 @@ def test_queries_a_block_apart_are_multiplied_together():
     groups = visible.alike(window, rows.BLOCK)
     assert len(groups) == rows.BLOCK
     assert sorted(query for queries, _ in groups for query in queries.tolist()) == list(range(300))
+
+
+def _alone(scores, window, i):
+    return torch.logsumexp(scores[:, :, [i]][..., window[i]], -1)[..., 0]
+
+
+def test_a_logarithm_of_summed_exponentials_is_its_querys_own_and_control_stock_is_not():
+    scores = torch.randn(1, 2, 300, 300, generator=torch.Generator().manual_seed(3))
+    window = torch.ones(300, 300).tril().bool() & torch.ones(300, 300).triu(-140).bool()
+    masked = scores.masked_fill(~window, torch.finfo(torch.float32).min)
+    with torch.inference_mode():
+        stock = torch.logsumexp(masked, -1)
+        with row_invariant():
+            found = torch.logsumexp(masked, -1)
+            assert all(torch.equal(found[..., i], _alone(scores, window, i)) for i in range(300))
+            assert torch.logsumexp(masked, -1, keepdim=True).shape == (1, 2, 300, 1)
+        assert torch.allclose(found, stock, atol=1e-5)
+        assert not all(torch.equal(stock[..., i], _alone(scores, window, i)) for i in range(300)), "control"
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(1, 1, 6, 6).bool(), torch.full((1, 1, 6, 6), float("-inf"))])
+def test_a_query_that_sees_nothing_gives_numbers(mask):
+    q, k, v = _random(2, 2, 6, 6, 24, torch.float32, value_width=16)
+    with torch.inference_mode(), row_invariant():
+        assert torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).isfinite().all()

@@ -19,7 +19,12 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
          "reformer"),
     ),
     # With few heads many keys have a score of exactly zero, and which of them are chosen is left to chance.
-    **_of({"index_n_heads": 32}, ("axk2", "deepseek_v32", "glm_moe_dsa", "deepseek_v4", "dots3_note_text", "hy_v4")),
+    **_of({"index_n_heads": 32}, ("axk2", "deepseek_v32", "glm_moe_dsa", "deepseek_v4", "hy_v4")),
+    # The widths of its sliding layers have fields of no declared type.
+    "dots3_note_text": {
+        "index_n_heads": 32, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 32,
+        "swa_kv_lora_rank": 16, "swa_head_dim": 24, "swa_qk_nope_head_dim": 16, "swa_v_head_dim": 16,
+    },
     # Its sparse attention reads no cache.
     "big_bird": {"is_decoder": True, "attention_type": "original_full"},
     "bigbird_pegasus": {"attention_type": "original_full"},

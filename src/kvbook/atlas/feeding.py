@@ -1,5 +1,6 @@
 """Feeding a tiny model the same tokens along every execution path, whatever its class calls its cache."""
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,24 +37,26 @@ class Fed:
         What its class calls the cache; None where none comes back.
     kind : str
         Class of the cache; "none" without one.
-    positions : bool
-        Whether its forward takes ``position_ids``.
     """
 
     model: PreTrainedModel
     name: str | None
     kind: str
-    positions: bool
 
 
 def look_at(model: PreTrainedModel) -> Fed:
     """Find out what a model's cache is called and what it is."""
     taken = inspect.signature(model.forward).parameters
-    output = model(text(4), use_cache=True)
+    try:
+        output = model(text(4), use_cache=True)
+    except Exception as error:
+        # Some class may run without a cache and not with one.
+        model(text(4), use_cache=False)
+        return Fed(model, None, f"raises {type(error).__name__}")
     # An empty cache that a class passes through is none.
     name = next((name for name in _NAMES if output.get(name) is not None and name in taken), None)
     kind = "none" if name is None else type(output[name]).__name__
-    return Fed(model, name, kind, "position_ids" in taken)
+    return Fed(model, name, kind)
 
 
 def full(fed: Fed, ids: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
@@ -71,7 +74,7 @@ def in_parts(fed: Fed, ids: torch.Tensor, sizes: list[int], cache: object = None
         As it is at the end.
     """
     if fed.name is None:
-        raise NoCache("no cache is returned")
+        raise NoCache("no cache is returned" if fed.kind == "none" else fed.kind)
     parts = []
     for part in ids.split(sizes, 1):
         given = {} if cache is None else {fed.name: cache}
@@ -103,8 +106,11 @@ def _left_padded(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
     mask = torch.ones_like(padded)
     mask[:, :PADDING] = 0
     expected = full(fed, ids)
-    ways = [{}, {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}] if fed.positions else [{}]
-    found = [full(fed, padded, attention_mask=mask, **options)[:, PADDING:] for options in ways]
+    found = [full(fed, padded, attention_mask=mask)]
+    # Some classes hand them on without naming them.
+    with contextlib.suppress(TypeError):
+        found.append(full(fed, padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)))
+    found = [logits[:, PADDING:] for logits in found]
     return min(found, key=lambda logits: (logits - expected).abs().max().nan_to_num(torch.inf).item())
 
 

@@ -30,7 +30,7 @@ def verdict(row: dict[str, Any]) -> str:
     """
     if row.get("status") != "ran":
         return "does not run"
-    if row["cache"] == "none":
+    if row["cache"] == "none" or row["cache"].startswith("raises"):
         return "no cache"
     if not row["causal"]:
         return "not causal"

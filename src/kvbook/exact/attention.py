@@ -323,9 +323,14 @@ def _checked(query, key, value, bias, scale) -> torch.Tensor:
 
 def _each_by_itself(query, key, value, mask, visible, scale) -> torch.Tensor:
     """Attend in one sequence whose queries see keys that no one alignment serves."""
-    if not bool((visible == visible[:, :1]).all()):
-        raise NotInvariant("row_invariant() cannot do attention in which each head sees keys of its own")
     groups = query.shape[1] // key.shape[1]
+    if not bool((visible == visible[:, :1]).all()):
+        # Keys are chosen for each head: head by head.
+        parts = []
+        for head in range(query.shape[1]):
+            one, shared = slice(head, head + 1), slice(head // groups, head // groups + 1)
+            parts.append(_one(query[:, one], key[:, shared], value[:, shared], mask[:, one], False, scale))
+        return torch.cat(parts, 1)
     mask = mask.expand(-1, -1, query.shape[2], -1)
     out = torch.empty_like(query)
     stretches, alone = own_keys.stretches(visible[0, 0])
@@ -368,7 +373,10 @@ def attend_in_blocks(query, key, value, attn_mask, is_causal, scale) -> torch.Te
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
+        # No lower than the lowest number: a query that sees nothing is padding, and what it gives must be a number.
+        lowest = torch.finfo(scores.dtype).min
+        hidden = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, lowest) if hidden else (scores + attn_mask).clamp(min=lowest)
     probabilities, seen = softmax(scores, -1, False, exponential_on(query))
     seen = seen.by_head(shape[1], scores.shape[-1])
     return rows.batched(probabilities.flatten(0, 1), value, seen).unflatten(0, shape).to(query.dtype)

@@ -52,7 +52,7 @@ def convolution(
         out = torch.zeros(x.shape[0], columns, length, dtype=wide, device=x.device)
         for tap, window in enumerate(windows):
             out = out + window.to(wide) * weight[:, 0, tap, None].to(wide)
-        return (out if bias is None else out + bias[:, None].to(wide)).to(x.dtype)
+        return _by_position((out if bias is None else out + bias[:, None].to(wide)).to(x.dtype))
     # Shape (batch_size, positions, channels, taps), and group by group.
     unfolded = torch.stack(windows, -1).transpose(1, 2)
     parts = [
@@ -60,4 +60,12 @@ def convolution(
         for part, kernel in zip(unfolded.chunk(groups, 2), weight.chunk(groups), strict=True)
     ]
     out = torch.cat(parts, -1).transpose(1, 2)
-    return out if bias is None else out + bias[:, None]
+    return _by_position(out if bias is None else out + bias[:, None])
+
+
+def _by_position(x: torch.Tensor) -> torch.Tensor:
+    """Lay a position's channels out one after the other, as those of a single position are.
+
+    What comes behind a convolution, such as a norm, sums them along; where they are scattered, the order is another.
+    """
+    return x.transpose(1, 2).contiguous().transpose(1, 2)

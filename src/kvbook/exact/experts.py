@@ -1,9 +1,9 @@
-"""Mixtures of experts: a token's product with an expert's matrix, however many tokens went to that expert."""
+"""Mixtures of experts: which are chosen, and a token's product with an expert's matrix, whoever else went to that expert."""
 
 import torch
 
 from kvbook.exact import rows
-from kvbook.exact.kernels import NotInvariant, no_gradients
+from kvbook.exact.kernels import NotInvariant, base, key_of, no_gradients
 
 
 def grouped_product(
@@ -42,3 +42,22 @@ def grouped_product(
             out[start:stop] = rows.product(x[start:stop], weights[expert])
         start = stop
     return out
+
+
+def topk(
+    x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stand in for ``aten::topk``; the arguments are its own.
+
+    Among equals torch takes any, and other ones where more elements come with them: experts in 16 bits, or chosen keys.  Here
+    the first are taken, in their order.
+    """
+    stock = base("aten::topk", key_of(x))
+    size = x.shape[dim] if x.dim() else 1
+    if not x.dim() or not x.numel() or not 0 < k <= size:
+        return stock(x, k, dim, largest, sorted)
+    values, indices = stock(x, min(k + 1, size), dim, largest, True)
+    ahead, behind = (values.narrow(dim, start, values.shape[dim] - 1) for start in (0, 1))
+    if bool((ahead == behind).any()):
+        values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
+    return values.narrow(dim, 0, k), indices.narrow(dim, 0, k)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from kvbook.exact import visible
-from kvbook.exact.kernels import base, key_of
+from kvbook.exact.kernels import NotInvariant, base, key_of
 
 # Elements that one turn of a vectorised loop takes: two registers of 64 bytes, of two bytes an element at least.
 _TURN = 64
@@ -63,7 +63,9 @@ def pointwise(operator: str) -> Callable[..., torch.Tensor]:
             return kernel(x, *arguments, **options)
         padded = x.new_ones(-(-n // quantum) * quantum)
         padded[:n] = x.reshape(-1)
-        return kernel(padded, *arguments, **options)[:n].view(x.shape)
+        found = kernel(padded, *arguments, **options)[:n].view(x.shape)
+        # Sums that follow take the order in which things lie, so that is kept.
+        return found if x.is_contiguous() else torch.empty_like(x, dtype=found.dtype).copy_(found)
 
     return function
 
@@ -113,15 +115,41 @@ def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch
 
 
 def _softmax(scores: torch.Tensor, exp: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    keys = scores.shape[-1]
     parts = exp(scores - scores.amax(-1, keepdim=True))
-    blocks = parts.new_zeros(*parts.shape[:-1], -(-keys // _BLOCK) * _BLOCK)
-    blocks[..., :keys] = parts
+    return parts / _in_blocks(parts)[..., None]
+
+
+def _in_blocks(parts: torch.Tensor) -> torch.Tensor:
+    """Add up the last dimension in blocks, one after the other."""
+    blocks = parts.new_zeros(*parts.shape[:-1], -(-parts.shape[-1] // _BLOCK) * _BLOCK)
+    blocks[..., : parts.shape[-1]] = parts
     sums = blocks.unflatten(-1, (-1, _BLOCK)).sum(-1)
     total = sums[..., 0]
     for block in sums.unbind(-1)[1:]:
         total = total + block
-    return parts / total[..., None]
+    return total
+
+
+def logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
+    """Stand in for ``aten::logsumexp``, with the sum that `softmax` divides by.
+
+    Raises
+    ------
+    NotInvariant
+        For more dimensions than one.
+    """
+    if len(dim) != 1 or not x.is_floating_point():
+        raise NotInvariant(f"row_invariant() met aten::logsumexp over {len(dim)} dimensions: it can do one")
+    wide = torch.promote_types(x.dtype, torch.float32)
+    scores = x.movedim(dim[0], -1).to(wide)
+    seen = visible.seen(scores) if scores.dim() in (3, 4) and scores.numel() else visible.Seen(())
+    if not seen.plain:
+        shown = seen.visible if seen.visible is not None else scores >= visible.MASKED
+        scores = visible.drawn_together(scores, shown | ~shown.any(-1, keepdim=True))[0]
+    largest = scores.amax(-1, keepdim=True)
+    log = base("aten::log", "CUDA") if key_of(x) == "CUDA" else pointwise("aten::log")
+    found = (largest + log(_in_blocks(exponential_on(x)(scores - largest))[..., None])).to(x.dtype)
+    return found.movedim(-1, dim[0]) if keepdim else found[..., 0]
 
 
 def exponential_on(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -120,32 +120,37 @@ _SCANS: dict[str, Callable[[ModuleType], Callable[..., Any]]] = {
 }
 
 
-class _Keeping(threading.local):
-    """Whether a class is at work in this thread whose state is a row of the last token, and no recurrence."""
+class _Within(threading.local):
+    """What the class at work in this thread makes of marks, which it takes off: whether its states begin from nothing."""
 
-    rows = False
-
-
-_keeping = _Keeping()
+    anew: bool | None = None
 
 
-def _keeps_a_row(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def forward(*arguments, **options):
-        _keeping.rows = True
-        try:
-            return stock(*arguments, **options)
-        finally:
-            _keeping.rows = False
+_within = _Within()
 
-    return forward
+
+def _known(anew: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Trust a class whose states are no scan's result as it is: a row of the last token, or several results together."""
+
+    def made(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def forward(*arguments, **options):
+            _within.anew = anew
+            try:
+                return stock(*arguments, **options)
+            finally:
+                _within.anew = None
+
+        return forward
+
+    return made
 
 
 def _guarded(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(stock)
     def update(self, recurrent_states: torch.Tensor, state_idx: int = 0, **options):
-        anew = getattr(recurrent_states, _MARK, None)
-        if anew is None and not _keeping.rows:
+        anew = getattr(recurrent_states, _MARK, _within.anew)
+        if anew is None:
             raise NotInvariant(
                 "row_invariant() met a recurrent state from a formula that it does not know: leave the block for this model"
             )
@@ -204,11 +209,12 @@ def _as_with_a_cache(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 _WRAPPED: dict[str, Callable[..., Any]] = {
     "MiniMaxLightningAttention": _token_by_token,
-    "ZayaCCAProjection": _keeps_a_row,
+    "ZayaCCAProjection": _known(anew=False),
+    "ZambaMambaMixer": _known(anew=True),
     "CodeGenAttention": _as_with_a_cache,
 }
 # Classes whose text and whose single tokens go through formulas of their own.
-_REFUSED: tuple[str, ...] = ()
+_REFUSED = ("xLSTMModel",)
 
 
 def _refusal(name: str) -> Callable[..., None]:

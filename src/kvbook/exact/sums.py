@@ -113,9 +113,9 @@ def vector_norm(
     NotInvariant
         For another order than 1 or 2, and for a whole tensor.
     """
-    if ord != 2 or dim is None or not x.is_floating_point():
+    if ord not in (1, 2) or dim is None or not x.is_floating_point():
         raise NotInvariant(
-            f"row_invariant() does aten::linalg_vector_norm along given dimensions and of order 2, not {ord}"
+            f"row_invariant() met aten::linalg_vector_norm of order {ord}: it can do orders 1 and 2 along given dimensions"
         )
     wide = x.to(torch.promote_types(dtype or x.dtype, torch.float32)).contiguous()
     found = wide.abs().sum(dim, keepdim=keepdim) if ord == 1 else (wide * wide).sum(dim, keepdim=keepdim).sqrt()

@@ -158,7 +158,7 @@ def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         out = rows.product(left.reshape(-1, left.shape[-1]), right)
         return out.view(*left.shape[:-1], right.shape[1])
     batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    flat = [x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (left, right)]
+    flat = [x.expand(*batch, *x.shape[-2:]).reshape(batch.numel(), *x.shape[-2:]) for x in (left, right)]
     return _bmm(*flat).view(*batch, left.shape[-2], right.shape[-1])
 
 
@@ -191,10 +191,19 @@ def _replacements(key: str, names: frozenset[str]) -> dict[str, Callable[..., ob
     table: dict[str, Callable[..., object]] = {
         "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
         "aten::matmul": _matmul, "aten::_softmax": softmax, "aten::_grouped_mm": experts.grouped_product,
-        "aten::convolution": convolutions.convolution, "aten::linalg_vector_norm": sums.vector_norm,
+        "aten::logsumexp": pointwise.logsumexp, "aten::convolution": convolutions.convolution,
+        "aten::linalg_vector_norm": sums.vector_norm, "aten::topk": experts.topk,
     }  # fmt: skip
     # So that `base` holds every kernel before it is replaced.
-    for name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp", attention.KERNELS[key]):
+    for name in (
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::exp",
+        "aten::log",
+        "aten::topk",
+        attention.KERNELS[key],
+    ):
         base(name, key)
     table["aten::scaled_dot_product_attention"] = _attention
     if key == "CPU":
