@@ -148,6 +148,7 @@ def test_the_table_is_written_whole_for_other_programs(tmp_path, suffix):
         table.write(ROWS, tmp_path / "atlas.xlsx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(["nosuch"], "nosuch"), (["gpt2", "--to", "atlas.xlsx"], ".csv"), (["--workers", "0"], "workers")],
