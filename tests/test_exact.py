@@ -48,13 +48,13 @@ def test_everything_is_restored_on_leaving_also_by_an_exception(wide, tokens):
             assert is_on()
             wide(tokens)
             with pytest.raises(NotInvariant, match="conv"):
-                torch.nn.functional.conv1d(torch.ones(1, 1, 4), torch.ones(1, 1, 2))
+                torch.nn.functional.conv2d(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 2, 2))
         with pytest.raises(RuntimeError, match="ours"), row_invariant():
             raise RuntimeError("ours")
         assert torch.equal(wide(tokens).logits, before)
     assert not is_on()
     assert MptAttention.forward is stock
-    torch.nn.functional.conv1d(torch.ones(1, 1, 4), torch.ones(1, 1, 2))
+    torch.nn.functional.conv2d(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 2, 2))
 
 
 def test_blocks_nest_and_give_the_same_bits_each_time(wide, tokens):
