@@ -79,6 +79,14 @@ def test_control_a_cache_that_forgets_a_key_too_early_is_called_a_bug(monkeypatc
     assert row["token by token, first wrong position"] < 3
 
 
+@pytest.mark.parametrize(
+    ("name", "causal"), [("gpt2", True), ("mamba2", True), ("xlnet", False), ("prophetnet", False)]
+)
+def test_a_class_whose_own_full_pass_changes_with_what_follows_is_not_accused(name, causal):
+    with torch.inference_mode():
+        assert feeding.is_causal(feeding.look_at(configurations.build(name)), configurations.text(12)) is causal
+
+
 def test_a_killed_run_goes_on_and_a_failing_architecture_is_a_row(tmp_path, monkeypatch):
     def measure(name):
         if name == "gpt2":

@@ -143,11 +143,16 @@ PATHS: dict[str, Callable[[Fed, torch.Tensor], torch.Tensor]] = {
 
 
 def is_causal(fed: Fed, ids: torch.Tensor) -> bool:
-    """Tell whether a full pass leaves earlier logits as they are, but for rounding, when the last token is another one."""
+    """Tell whether a full pass leaves earlier logits as they are, but for rounding, whatever follows and however much.
+
+    Where it does not, no cache can agree with it, and none is at fault: ProphetNet's streams change with a text's length.
+    """
     other = ids.clone()
     other[:, -1] = 17 + (other[:, -1] + 40) % 200
-    before, after = full(fed, ids)[:, :-1].double(), full(fed, other)[:, :-1].double()
-    return bool((before - after).abs().max() < 1e-4 * before.std())
+    given = full(fed, ids).double()
+    fewer = ids.shape[1] // 2
+    pairs = [(full(fed, other).double()[:, :-1], given[:, :-1]), (full(fed, ids[:, :fewer]).double(), given[:, :fewer])]
+    return all(bool((one - another).abs().max() < 1e-4 * given.std()) for one, another in pairs)
 
 
 def held(cache: object) -> int | None:
