@@ -24,8 +24,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 10
 
 book: $(BOOK_READY) ## execute the chapters that are not up to date and render the site into _build/html
-	@$(RUN) -m kvbook models fetch || echo "kvbook: going on without the trained model"
-	@$(RUN) -m kvbook build
+	@$(RUN) -m kvbook build --fetch
 
 pdf: $(BOOK_READY) ## the same, and a PDF of every chapter in _build/html/pdf; needs Chromium
 	@.ci/find-browser

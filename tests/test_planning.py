@@ -8,6 +8,7 @@ import pytest
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
+from kvreport import commands
 from kvreport.chapters.does_it_matter import teacher_forced
 from kvreport.chapters.which_path_is_right import path_errors
 from kvreport.running import planning
@@ -139,3 +140,18 @@ def test_control_an_edit_of_what_it_measures_with_renames_them(edit):
     before = path_errors.EXPERIMENT.source
     edit("kvbook", "measuring/fp64_reference.py")
     assert path_errors.EXPERIMENT.source != before
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_build_that_cannot_fetch_the_trained_model_says_so_and_goes_on(monkeypatch, capsys, asked):
+    def refuse():
+        raise UserError("no network")
+
+    rendered = []
+    monkeypatch.setattr(planning.packages, "fetch", refuse)
+    monkeypatch.setattr(planning, "plan", lambda: [])
+    monkeypatch.setattr("kvreport.site.build.build_html", lambda: rendered.append("html"))
+    commands.build(fetch=asked)
+    assert rendered == ["html"]
+    said = capsys.readouterr().err.splitlines()
+    assert said == (["kvbook: no network", "kvbook: going on without the trained model"] if asked else [])

@@ -16,18 +16,27 @@ def register(app: typer.Typer, models: typer.Typer) -> None:
 
 def build(
     chapters: Annotated[list[str] | None, typer.Argument(help="Execute these alone, such as 01_layer_drift.")] = None,
+    fetch: Annotated[
+        bool, typer.Option(help="Fetch the trained model first, about 100 MB, unless it is here.")
+    ] = False,
 ) -> None:
     """Execute the chapters that are not up to date and render the site into _build/html; what `make book` does.
 
     The environment's PROFILE names the parameter set, JOBS how many experiments and chapters at a time.
     """
     from kvbook import paths
+    from kvbook.models import packages
     from kvbook.runs import records
     from kvreport.running import execution, planning
     from kvreport.site.build import build_html
 
     with records.writable(paths.BUILD):
         paths.BUILD.mkdir(parents=True, exist_ok=True)
+    if fetch:
+        try:
+            packages.fetch()
+        except UserError as error:
+            typer.echo(f"kvbook: {error}\nkvbook: going on without the trained model", err=True)
     planned = planning.plan()
     if unknown := set(chapters or ()) - {chapter.stem for chapter in planned}:
         known = ", ".join(chapter.stem for chapter in planned)
