@@ -147,8 +147,15 @@ def lawful(results, drift, mitigated):
             for k in range(10)
         ]
     )
+    # Whoever feeds the whole sequence on top of its cache leaves the uncached tokens at step 2, and nobody else ever does.
+    keys = ["model", "dtype", "step"]
+    greedy = results.greedy.rows
+    uncached = greedy[greedy["method"] == greedy_paths.UNCACHED].set_index(keys)["token"].rename("uncached")
+    whole = greedy["method"].map(lambda name: name in greedy_paths.LOOPS and greedy_paths.LOOPS[name].feeds_whole)
+    tokens = greedy.join(uncached, on=keys)["uncached"] + (whole & (greedy["step"] >= 2))
     published = [about | {"weights": "hub"} for about in drift.about["models"]]
-    return with_models(changed(results, drift=rows, mitigated=measured), published)
+    planted = changed(results, drift=rows, mitigated=measured, greedy=greedy.assign(token=tokens.astype(int)))
+    return with_models(planted, published)
 
 
 def with_models(results: Results, models: list[dict]) -> Results:
