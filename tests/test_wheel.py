@@ -1,6 +1,7 @@
 """The library's wheel by itself: in an empty folder and an environment that has its dependencies and nothing of this checkout."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -18,7 +19,12 @@ OURS = ("kvbook", "kvreport", "__editable__")
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
+    # In a copy: building leaves its own files beside the sources.
+    source = folder / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(source)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     (file,) = folder.glob("kvbook-*.whl")
     return file

@@ -1,1 +1,0 @@
-"""Measuring words: passes, caches, agreement, errors, time and memory."""

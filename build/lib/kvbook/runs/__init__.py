@@ -1,1 +1,0 @@
-"""Runs: rows on disk with what made them, and the experiments that make them."""
