@@ -12,7 +12,11 @@ RUN := $(VENV)/bin/python
 # Written when an installation has finished, so that an interrupted one is taken up again.
 BOOK_READY := $(VENV)/.ready-book
 TEST_READY := $(VENV)/.ready-test
+# pip compiles every file on one core. What each process imports is compiled below on all of them, the rest on its first use.
 PIP := $(RUN) -m pip --disable-pip-version-check
+COMPILE := cd $(VENV)/lib/python*/site-packages && ../../../bin/python -m compileall -qq -j 0 \
+	-x '/(tests?|testing|distributed|onnx|transformers/models)/' \
+	torch transformers numpy pandas scipy matplotlib fontTools sphinx IPython
 # Two workers, a file to one of them: what its tests share is made once. The order is that of tests/suite_rules.py.
 PYTEST := $(RUN) -m pytest -v -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -54,7 +58,8 @@ $(RUN):
 	$(PYTHON) -m venv $(VENV)
 
 $(BOOK_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)
-	$(PIP) install -r requirements.txt
+	$(PIP) install --no-compile -r requirements.txt
+	@$(COMPILE) || true
 	@touch $@
 
 $(TEST_READY): $(BOOK_READY)
