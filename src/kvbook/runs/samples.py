@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from kvbook import progress
-from kvbook.models import corpus, loading, placement
+from kvbook.models import corpus, loading, packages, placement, registry
 from kvbook.runs import records
-from kvbook.settings import TextSettings
+from kvbook.settings import Settings, TextSettings
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,14 @@ class Text:
     about: dict[str, Any]
 
 
+def weights_of(settings: Settings, name: str) -> str:
+    """Choose the weights of one model: those asked for; a further family of which no package exists stays a stand-in."""
+    further = name != settings.model and name in registry.families()
+    if settings.weights == "package" and further and name not in packages.with_package():
+        return "stand-in"
+    return settings.weights
+
+
 def identities(settings: TextSettings, names: Iterable[str], n_tokens: int = 1) -> list[dict[str, Any]]:
     """Name the models of a run, each once, and refuse what cannot be run before anything is.
 
@@ -54,7 +62,7 @@ def identities(settings: TextSettings, names: Iterable[str], n_tokens: int = 1) 
     placement.check(settings.device, settings.dtypes)
     models = []
     for name in dict.fromkeys(names):
-        model = loading.identify(name, settings.weights, settings.seed) | {"asked_for": name}
+        model = loading.identify(name, weights_of(settings, name), settings.seed) | {"asked_for": name}
         loading.check_length(model, n_tokens)
         models.append(model)
     return models
@@ -69,7 +77,7 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
         When the corpus holds too few samples.
     """
     for name in names:
-        tokenizer = loading.tokenizer(name, settings.weights)
+        tokenizer = loading.tokenizer(name, weights_of(settings, name))
         for _ in corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens):
             pass
 
@@ -89,8 +97,9 @@ def load(settings: TextSettings, name: str, dtype: str, attention: str | None = 
         transformers' attention implementation; the model's own choice when left out.
     """
     return loading.load(
-        name, weights=settings.weights, dtype=dtype, device=settings.device, attention=attention, seed=settings.seed
-    )
+        name, weights=weights_of(settings, name), dtype=dtype, device=settings.device, attention=attention,
+        seed=settings.seed,
+    )  # fmt: skip
 
 
 def pending(

@@ -29,7 +29,7 @@ from kvbook import paths, progress
 from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, placement, registry
-from kvbook.runs import records
+from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 from kvreport.chapters.blog_past.settings import PastTablesSettings
@@ -227,12 +227,13 @@ def compare(full: torch.Tensor, split: Split, alone: torch.Tensor) -> dict[str, 
 
 
 def weights_for(settings: Settings, name: str) -> str:
-    """Choose the weights of one model: those of the settings, or random ones where a family's stand-in does not ship.
+    """Choose the weights of one model: `samples.weights_of`, or random ones where a family's stand-in does not ship.
 
     What this experiment asks, whether a context is there, does not need training; the rows say which it was.
     """
     ships = name not in registry.families() or (paths.STANDINS / name).is_dir()
-    return settings.weights if ships or settings.weights != "stand-in" else "untrained"
+    wanted = samples.weights_of(settings, name)
+    return wanted if ships or wanted != "stand-in" else "untrained"
 
 
 def inputs(settings: PastTablesSettings) -> dict[str, Any]:

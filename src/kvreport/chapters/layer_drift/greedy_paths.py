@@ -144,7 +144,8 @@ def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
     """Name both models, and refuse what cannot be run."""
     models = by_layer.identities(settings)
     for model in models:
-        prompt = loading.tokenizer(model["asked_for"], settings.weights)(settings.prompt)["input_ids"]
+        tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
+        prompt = tokenizer(settings.prompt)["input_ids"]
         loading.check_length(model, len(prompt) + settings.n_new_tokens)
     return {"models": models}
 

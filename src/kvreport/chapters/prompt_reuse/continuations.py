@@ -239,7 +239,7 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
     """Name the models, the thread's texts and the corpus, and refuse what cannot be run."""
     models = split_keys.identities(settings)
     for model in models:
-        tokenizer = loading.tokenizer(model["asked_for"], settings.weights)
+        tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         # The corpus is cut before a folder is made, so that one which is too small leaves none.
         longest = max(len(item.ids) for items in (posted_items(tokenizer), corpus_items(settings, tokenizer))
                       for item in items)  # fmt: skip

@@ -193,7 +193,9 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
     """Name the models and the thread's texts, and refuse what cannot be run."""
     models = identities(settings)
     for model in models:
-        prompt, response = posted_ids(loading.tokenizer(model["asked_for"], settings.weights))
+        prompt, response = posted_ids(
+            loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
+        )
         loading.check_length(model, prompt.shape[1] + response.shape[1])
     return {"texts": documents.published("forum-reuse")["split"], "models": models}
 

@@ -17,7 +17,7 @@ from kvbook import fingerprint, paths, progress
 from kvbook.errors import UserError
 from kvbook.measuring import caches
 from kvbook.models import corpus, loading, tokenizers
-from kvbook.runs import records
+from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
@@ -68,7 +68,7 @@ def encoders(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> dic
     found = {f"{style}-style": of_bpe(tokenizers.load_bpe(_vocabulary(style))) for style in _STYLES}
     for model in models:
         if model["weights"] in ("hub", "package", "gguf", "local"):
-            own = loading.tokenizer(model["asked_for"], settings.weights)
+            own = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
             found[model["name"]] = lambda texts, own=own: own(texts, add_special_tokens=False)["input_ids"]
     return found
 
