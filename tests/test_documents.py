@@ -1,4 +1,8 @@
-from kvreport.publishing import documents
+import re
+from typing import get_args
+
+from kvbook import paths
+from kvreport.publishing import documents, verdicts
 
 
 def test_the_published_table_has_every_layer_of_every_column():
@@ -24,3 +28,9 @@ def test_every_claim_says_how_it_is_checked():
     claims = documents.published("issue-25420")["claims"]
     assert len({claim["id"] for claim in claims}) == len(claims) == 15
     assert all(claim["claim"] and claim["published"] and claim["check"] for claim in claims)
+
+
+def test_the_page_on_measuring_explains_every_word_of_a_verdict():
+    text = (paths.ROOT / "pages" / "measuring.md").read_text("utf-8")
+    explained = re.findall(r"^(.+)\n: ", text, re.MULTILINE)
+    assert set(get_args(verdicts.Word)) == set(explained)

@@ -220,6 +220,25 @@ def test_weights_that_are_not_the_documents_reproduce_in_kind_only(lawful):
     assert judged(with_models(lawful, mixed))["gpt2-too"].verdict == "reproduced in kind"
 
 
+@pytest.mark.parametrize("weights", ["package", "gguf", "local"])
+def test_a_real_model_that_is_not_the_documents_stands_between_theirs_and_a_toy(lawful, weights):
+    def found(*models: dict) -> str:
+        first, second = lawful.drift.about["models"]
+        return judged(with_models(lawful, [first | models[0], second | models[-1]]))["drift-everywhere"].verdict
+
+    another = {"weights": weights, "parameters": 200_000_000}
+    assert found(another) == "reproduced on another real model"
+    assert found({"weights": "hub"}, another) == "reproduced on another real model"
+    # Controls: a toy in the same kind of file, and a stand-in beside the real model.
+    assert found({"weights": weights, "parameters": 2_800_000}) == "reproduced in kind"
+    assert found(another, {"weights": "stand-in"}) == "reproduced in kind"
+
+
+def test_a_real_model_that_contradicts_refutes_as_any_does():
+    assert verdicts.holds(False, True, "package") == "refuted"
+    assert verdicts.holds(False, False, "package") == "undecided"
+
+
 def test_without_a_gpt2_nothing_is_said_of_gpt2(lawful):
     llamas = [lawful.drift.about["models"][0], lawful.drift.about["models"][0]]
     assert judged(with_models(lawful, llamas))["gpt2-too"].verdict == "not run"

@@ -196,8 +196,8 @@ def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(run, tmp_path, 
 
 def test_verdicts_on_these_rows(run):
     found = {claim: word(run.rows, claim) for claim in claims.CHECKS}
-    assert found["gpt2-compatible"] == "reproduced"
-    assert found["roberta-fails-bidirectional"] == "reproduced"
+    assert found["gpt2-compatible"] == "reproduced in kind"
+    assert found["roberta-fails-bidirectional"] == "reproduced in kind"
     assert found["roberta-number-shows-it"] == "other cause"
     assert found["quantization-keeps-past"] == "not run"
     assert found["mpt-cannot"] == "other cause"
@@ -218,12 +218,12 @@ def test_a_large_native_difference_would_bear_the_post_out(run):
     rows = run.rows.assign(relative_rms=run.rows["relative_rms"].mask(native, 0.5))
     assert word(rows, "gpt2-compatible") == "refuted"
     for claim in ("mpt-cannot", "falcon-cannot", "large-models-unsafe"):
-        assert word(rows, claim) == "reproduced", claim
+        assert word(rows, claim) == "reproduced in kind", claim
 
 
 def test_a_past_that_was_there_is_no_missing_past(run):
     rows = run.rows.assign(alone_max_abs=1.0, held=5)
-    assert word(rows, "roberta-number-shows-it") == "reproduced"
+    assert word(rows, "roberta-number-shows-it") == "reproduced in kind"
     assert word(rows, "mpt-cannot") != "other cause"
 
 
@@ -233,7 +233,7 @@ def test_switches_that_break_nothing_explain_nothing(run):
 
 def test_a_quantized_difference_is_held_against_the_roundoff_of_fp16(run):
     rows = run.rows.assign(quantization="4bit", relative_rms=2.0**-11 * 3)
-    assert word(rows, "quantization-keeps-past") == "reproduced"
+    assert word(rows, "quantization-keeps-past") == "reproduced in kind"
     assert word(rows.assign(relative_rms=0.5), "quantization-keeps-past") == "refuted"
     assert word(rows.assign(quantization="none"), "gpt2-compatible") == "refuted"
 
@@ -243,7 +243,7 @@ def test_a_statistic_that_agrees_with_the_elements_bears_the_post_out(run):
     rows = run.rows.assign(
         **{f"element {name}": run.rows[f"absolute {name}"] / run.rows[f"without {name}"].abs() for name in names}
     )
-    assert word(rows, "relative-difference") == "reproduced"
+    assert word(rows, "relative-difference") == "reproduced in kind"
     tenfold = rows.assign(**{f"element {name}": rows[f"element {name}"] * 10 for name in names})
     # Four tables are too few for an interval that excludes one half.
     assert word(tenfold, "relative-difference") in {"refuted", "undecided"}

@@ -303,7 +303,7 @@ def test_the_count_of_elements_is_refuted_by_another_shape(results):
     assert word(results, "element-counts", layer=shorter) == "refuted"
 
 
-@pytest.mark.parametrize(("differing", "expected"), [(5, "reproduced"), (0, "refuted")])
+@pytest.mark.parametrize(("differing", "expected"), [(5, "reproduced in kind"), (0, "refuted")])
 def test_differing_keys_are_seen_and_so_is_their_absence(results, differing, expected):
     rows = results.split.rows.assign(n_differing=differing)
     assert word(results, "split-changes-keys", split=rows) == expected
@@ -316,7 +316,7 @@ def test_keys_that_differ_in_a_coarser_dtype_alone_decide_nothing(results):
     rows = results.split.rows.assign(n_differing=lambda rows: (rows["dtype"] == "bfloat16") * 5)
     assert word(results, "split-changes-keys", split=rows) == "undecided"
     rows = results.split.rows.assign(n_differing=lambda rows: (rows["dtype"] == "float32") * 5)
-    assert word(results, "split-changes-keys", split=rows) == "reproduced"
+    assert word(results, "split-changes-keys", split=rows) == "reproduced in kind"
 
 
 def test_a_first_layer_that_differs_at_other_row_counts_alone_decides_nothing(results):
@@ -327,7 +327,7 @@ def test_a_first_layer_that_differs_at_other_row_counts_alone_decides_nothing(re
 def test_were_the_cache_the_cause_overwriting_it_would_change_the_first_layer(results):
     rows = results.split.rows.copy()
     rows.loc[rows["variant"] == split_keys.OVERWRITTEN, "n_differing"] += 1
-    assert word(results, "reuse-is-the-cause", split=rows) == "reproduced"
+    assert word(results, "reuse-is-the-cause", split=rows) == "reproduced in kind"
 
 
 def with_tokens(reuse: pd.DataFrame, where: pd.Series, like_no_reuse: bool) -> pd.DataFrame:
@@ -346,8 +346,8 @@ def test_texts_that_are_equal_refute_what_different_ones_bear_out(results):
     posted = rows["way"] == continuations.POSTED
     equal, different = (with_tokens(rows, posted, like) for like in (True, False))
     assert word(results, "reused-cache-changes-text", reuse=equal) == "refuted"
-    assert word(results, "reused-cache-changes-text", reuse=different) == "reproduced"
-    assert word(results, "recipe-is-safe", reuse=equal) == "reproduced"
+    assert word(results, "reused-cache-changes-text", reuse=different) == "reproduced in kind"
+    assert word(results, "recipe-is-safe", reuse=equal) == "reproduced in kind"
     assert word(results, "precision-explains", reuse=equal) == "undecided"
     # Ids that continue and still give other tokens in the finest dtype would be no matter of ids.
     assert word(results, "precision-explains", reuse=different) == "undecided"
@@ -359,7 +359,7 @@ def test_were_only_the_coarser_dtype_to_break_precision_would_explain_it(results
     broken = with_tokens(
         fine, (rows["way"] == continuations.POSTED) & (rows["dtype"] == "bfloat16"), like_no_reuse=False
     )
-    assert word(results, "precision-explains", reuse=broken) == "reproduced"
+    assert word(results, "precision-explains", reuse=broken) == "reproduced in kind"
 
 
 def test_an_answer_that_is_there_is_found_and_so_is_the_complaint(results):
@@ -368,7 +368,7 @@ def test_an_answer_that_is_there_is_found_and_so_is_the_complaint(results):
     rows.loc[asked & (rows["way"] == continuations.NO_REUSE), "text"] = " Paris"
     assert word(results, "answer-survives", reuse=rows) == "refuted"
     rows.loc[asked & (rows["way"] == continuations.POSTED), "text"] = " incomplete"
-    assert word(results, "answer-survives", reuse=rows) == "reproduced"
+    assert word(results, "answer-survives", reuse=rows) == "reproduced in kind"
 
 
 def test_a_static_cache_that_writes_other_tokens_is_seen(results):
@@ -376,7 +376,7 @@ def test_a_static_cache_that_writes_other_tokens_is_seen(results):
     static = rows["cache"] == "static"
     assert word(results, "either-cache-kind", reuse=with_tokens(rows, static, like_no_reuse=False)) == "refuted"
     alike = with_tokens(rows, rows["way"] != continuations.NO_REUSE, like_no_reuse=True)
-    assert word(results, "either-cache-kind", reuse=alike) == "reproduced"
+    assert word(results, "either-cache-kind", reuse=alike) == "reproduced in kind"
 
 
 def test_words_can_be_written_for_these_rows(results):

@@ -375,13 +375,16 @@ def shape_rows(prompt: int = 7, grows: int = 1) -> pd.DataFrame:
 TEXTS = text_rows({"none": [1, 2], "dynamic": [1, 2], "static": [1, 9]}, [1.0, 0.01])
 
 
-def results_of(rows: pd.DataFrame, device="cpu", memory=MEMORY, shapes=None, texts=TEXTS) -> Results:
+DRAWN = [{"weights": "random", "parameters": 134_515_008}]
+
+
+def results_of(rows: pd.DataFrame, device="cpu", memory=MEMORY, shapes=None, texts=TEXTS, models=DRAWN) -> Results:
     return Results(
-        run_of(rows, settings={"device": device}),
+        run_of(rows, settings={"device": device}, models=models),
         run_of(pd.DataFrame({"n_bytes": [4e9], "seconds": [0.2]})),
         run_of(memory),
         run_of(shape_rows() if shapes is None else shapes),
-        run_of(texts),
+        run_of(texts, models=models),
     )
 
 
@@ -441,6 +444,14 @@ OTHERWISE = {
         "needs the real weights",
     ),
 }
+
+
+def test_another_real_model_than_the_documents_is_named_so():
+    packaged = [{"weights": "package", "parameters": 134_515_008}]
+    assert judged(models=packaged)["cache-speeds-up"] == "reproduced on another real model"
+    # It writes as a real model does: where nothing parts, more texts are what is missing.
+    alike = text_rows({"none": [1], "dynamic": [1], "static": [1]}, [1.0])
+    assert judged(models=packaged, texts=alike)["texts-differ"] == "undecided"
 
 
 @pytest.mark.parametrize("claim", OTHERWISE)

@@ -13,9 +13,14 @@ from kvbook import paths
 from kvbook.models import registry
 from kvreport.publishing import documents
 
+ANOTHER = "reproduced on another real model"
 Word = Literal[
-    "reproduced", "reproduced in kind", "refuted", "other cause", "needs the real weights", "undecided", "not run"
-]
+    "reproduced", "reproduced on another real model", "reproduced in kind", "refuted", "other cause",
+    "needs the real weights", "undecided", "not run",
+]  # fmt: skip
+
+# Whose weights they are: the documents' models, or other trained models of a real size.
+DOCUMENTS, OTHERS = ("hub", "local"), ("package", "gguf")
 
 Evidence = TypeVar("Evidence")
 
@@ -29,7 +34,8 @@ class Verdict:
     here : str
         The numbers that decided, with their interval.
     verdict : str
-        One of `Word`.  "In kind" is said where the rows come from stand-in or random weights: the mechanism is shown,
+        One of `Word`.  "On another real model" is said where the rows come from a trained model of a real size that is
+        not the document's.  "In kind" is said where they come from stand-in or random weights: the mechanism is shown,
         the document's magnitude is not.  "Undecided" is said where the interval holds both answers.
     published : str, optional
         What the document's own numbers give in the same arithmetic, where it published numbers.
@@ -50,10 +56,14 @@ def holds(borne_out: bool, contradicted: bool, weights: str) -> Word:
     contradicted : bool
         Whether the whole interval is where the claim excludes it.
     weights : str
-        Of the model that made the rows.
+        Of the model that made the rows: what `weights_of` says, or the source of one model's weights.
     """
+    if borne_out and weights in DOCUMENTS:
+        return "reproduced"
+    if borne_out and weights in OTHERS:
+        return ANOTHER
     if borne_out:
-        return "reproduced" if weights in ("hub", "local") else "reproduced in kind"
+        return "reproduced in kind"
     return "refuted" if contradicted else "undecided"
 
 
@@ -147,16 +157,23 @@ def _write(file: Path, rows: list[dict[str, str]]) -> None:
 
 
 def weights_of(models: Iterable[dict[str, Any]]) -> str:
-    """Say whose weights a run has: "hub" when each model is one of the documents', else "stand-in".
+    """Say whose weights a run has: "hub" when each model is one of the documents', "package" when each is real, else "stand-in".
 
     Parameters
     ----------
     models : iterable of dict
         What `models.loading.identify` says of them.
     """
+    kinds = {_kind(model) for model in models}
+    return max(kinds, key=("hub", "package", "stand-in").index, default="stand-in")
+
+
+def _kind(model: dict[str, Any]) -> str:
+    """Tell a document's model, another real one, and what is neither apart, by where the weights came from and their number."""
     sizes = {a.parameters for family in registry.families().values() for a in family.architectures}
     # A local folder is taken for a real checkpoint when it has as many parameters as one.
-    real = all(
-        model["weights"] == "hub" or (model["weights"] == "local" and model["parameters"] in sizes) for model in models
-    )
-    return "hub" if real else "stand-in"
+    if model["weights"] == "hub" or (model["weights"] == "local" and model["parameters"] in sizes):
+        return "hub"
+    trained = model["weights"] in ("local", *OTHERS)
+    # What is smaller than each of the documents' models is a toy, in whatever file it comes.
+    return "package" if trained and model["parameters"] >= min(sizes) else "stand-in"

@@ -17,6 +17,8 @@ WEIGHTS = {
     "random": "true shape, random weights",
     "untrained": "stand-ins' shape, random weights",
 }
+# What the captions of verdicts say of a word that stands in them.
+IN_KIND = "“In kind”: the mechanism is shown on stand-ins or random weights, so its magnitude is not."
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 

@@ -5,16 +5,15 @@ import pandas as pd
 from kvbook.measuring import estimates as fits
 from kvreport.chapters.blog_past import past_tables, tables
 from kvreport.chapters.blog_past.results import Results
-from kvreport.publishing.verdicts import Verdict, holds
+from kvreport.publishing.verdicts import Verdict, holds, weights_of
 
 # A sum over a few hundred numbers in each of a dozen layers gives tens; a missing context gives hundreds in the coarsest dtype.
 ROUNDING = 100
 
 
 def _weights(results: Results) -> str:
-    """Say where the weights came from; of several kinds, name one that is not the document's."""
-    found = set(results.rows["weights"])
-    return min(found - {"hub", "local"}, default=min(found))
+    """Say whose weights the models have."""
+    return weights_of(results.past.about["models"])
 
 
 def _of(results: Results, family: str, variant: str, quantization: str | None = None) -> pd.DataFrame:

@@ -47,8 +47,7 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "Difference against the number of layers on a logarithmic axis, with lines for no past and for the causal model.",
         ),
         "tab-claims-blog-past": (
-            f"Claims of the post and what this run says of them. {texts}. “In kind”: the mechanism is shown on weights that "
-            "are not the document's, so its magnitudes are not.",
+            f"Claims of the post and what this run says of them. {texts}. {wording.IN_KIND}",
             "",
         ),
     }

@@ -65,8 +65,7 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "",
         ),
         "tab-claims-issue-25420": (
-            "Claims of issue 25420, in our words, and what this run says of them. “In kind” stands where the weights are not "
-            f"the document's, so that the mechanism is shown and its magnitude is not. {setting}.",
+            f"Claims of issue 25420, in our words, and what this run says of them. {wording.IN_KIND} {setting}.",
             "",
         ),
     }

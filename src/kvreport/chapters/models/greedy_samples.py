@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from kvbook import progress
 from kvbook.errors import UserError
-from kvbook.models import loading, placement, sources
+from kvbook.models import loading, packages, placement, sources
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.models.settings import ModelsSettings
@@ -25,6 +25,12 @@ def names(settings: ModelsSettings) -> list[str]:
     if settings.model == "all":
         return sources.families_with(settings.weights)
     return list(dict.fromkeys(name.strip() for name in settings.model.split(",") if name.strip()))
+
+
+def weights_of(settings: ModelsSettings, name: str) -> list[str]:
+    """List the weights that a model writes with; of ``all`` stand-ins also the trained model's, where it has been fetched."""
+    trained = settings.model == "all" and settings.weights == "stand-in" and name in packages.with_package()
+    return [settings.weights, *(["package"] if trained and packages.is_here(name) else [])]
 
 
 def write(
@@ -50,8 +56,9 @@ def inputs(settings: ModelsSettings) -> dict[str, Any]:
     if not (asked := names(settings)):
         raise UserError(f"model = {settings.model!r} names no model: use 'all', or names with commas between them")
     models = [
-        loading.identify(name, settings.weights, settings.seed) | {"asked_for": name}
+        loading.identify(name, weights, settings.seed) | {"asked_for": name}
         for name in progress.track(asked, label="models: found")
+        for weights in weights_of(settings, name)
     ]
     return {"models": models}
 
@@ -59,12 +66,11 @@ def inputs(settings: ModelsSettings) -> dict[str, Any]:
 def measure(settings: ModelsSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Let every model write."""
     for model in progress.track(made_of["models"], label="greedy samples: model"):
-        unit = model["asked_for"]
-        if unit in writer.done:
+        name, packaged = model["asked_for"], model["weights"] == "package"
+        if (unit := f"{name}|package" if packaged else name) in writer.done:
             continue
-        loaded = loading.load(
-            unit, weights=settings.weights, dtype=settings.dtype, device=settings.device, seed=settings.seed
-        )
+        weights = "package" if packaged else settings.weights
+        loaded = loading.load(name, weights=weights, dtype=settings.dtype, device=settings.device, seed=settings.seed)
         masked = loading.is_masked(loaded.model.config)
         ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
         if masked:

@@ -5,13 +5,13 @@ import pandas as pd
 from kvbook.measuring import agreement, estimates
 from kvreport.chapters.prompt_reuse import continuations, split_keys
 from kvreport.chapters.prompt_reuse.results import Results
-from kvreport.publishing.verdicts import Verdict, holds
+from kvreport.publishing.verdicts import Verdict, holds, weights_of
 from kvreport.publishing.wording import DTYPES
 
 
 def _weights(results: Results) -> str:
-    """Say where the weights came from; the first model speaks for both, they are loaded alike."""
-    return results.split.rows["weights"].iloc[0]
+    """Say whose weights the two models have."""
+    return weights_of(results.split.about["models"])
 
 
 def _finest(results: Results) -> str:

@@ -79,8 +79,7 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "Estimates with intervals for each kind of place in a text, one marker a vocabulary.",
         ),
         "tab-claims-forum-reuse": (
-            f"Claims of the forum thread and what this run says of them. {setting}. “In kind”: the mechanism is shown on "
-            "weights that are not the document's, so its magnitudes are not.",
+            f"Claims of the forum thread and what this run says of them. {setting}. {wording.IN_KIND}",
             "",
         ),
     }

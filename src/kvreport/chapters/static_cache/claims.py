@@ -7,7 +7,7 @@ from kvbook.measuring import agreement, estimates
 from kvreport.chapters.static_cache import speed, tables
 from kvreport.chapters.static_cache.results import Results
 from kvreport.publishing import documents
-from kvreport.publishing.verdicts import Verdict, holds
+from kvreport.publishing.verdicts import DOCUMENTS, OTHERS, Verdict, holds, weights_of
 
 _ONE_ROW = ("static", True, True)
 # As in the claims of the blog post: more than two ways of summing differ by, in units of the roundoff.
@@ -15,8 +15,8 @@ ROUNDING = 100
 
 
 def _weights(results: Results) -> str:
-    """Say where the weights of the timed model came from."""
-    return str(results.speed.rows["weights"].iloc[0])
+    """Say whose weights the timed model has."""
+    return weights_of(results.speed.about["models"])
 
 
 def _device(results: Results) -> str:
@@ -198,7 +198,7 @@ def peak_memory(results: Results) -> Verdict:
 def texts_differ(results: Results) -> Verdict:
     """Find where the texts part, and how close the second choice was."""
     table = results.partings
-    weights = str(results.texts.rows["weights"].iloc[0])
+    weights = weights_of(results.texts.about["models"])
     parted = table[table["step"].notna()]
     told = [
         f"{row.dtype}: {row.cache} leaves {row.against} at token {int(row.step) + 1}, margin {row.margin:.2g}"
@@ -209,7 +209,7 @@ def texts_differ(results: Results) -> Verdict:
     close = parted["margin"] <= ROUNDING * parted["dtype"].map(agreement.UNIT_ROUNDOFF) * parted["logits_rms"]
     if parted[parted["dtype"] == document].empty:
         # One prompt on which nothing parts contradicts nothing that was seen elsewhere.
-        return Verdict(here, "undecided" if weights in ("hub", "local") else "needs the real weights")
+        return Verdict(here, "undecided" if weights in (*DOCUMENTS, *OTHERS) else "needs the real weights")
     return Verdict(here, holds(bool(close.all()), False, weights))
 
 

@@ -82,8 +82,8 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
         ),
         "tab-claims-notebook-static": (
             "Claims of the document and what this run says of them; brackets hold the lowest and the highest run, or a 95 % "
-            f"interval where a fit is behind them. {timed}. “In kind”: the mechanism is shown on weights and a machine that "
-            "are not the document's, so its magnitudes are not.",
+            f"interval where a fit is behind them. {timed}. {wording.IN_KIND} "
+            "The machine is not the document's either.",
             "",
         ),
     }

@@ -83,8 +83,7 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "about it.",
         ),
         "tab-claims-issue-25420-which-path": (
-            "Two statements of issue 25420, in our words, and what this run says of them. “In kind” stands where the weights are "
-            f"not the document's. {every}.",
+            f"Two statements of issue 25420, in our words, and what this run says of them. {wording.IN_KIND} {every}.",
             "",
         ),
     }
