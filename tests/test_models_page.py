@@ -7,7 +7,7 @@ import torch
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.models import listing, loading, registry
+from kvbook.models import listing, loading, packages, registry
 from kvreport.chapters.models import figures, greedy_samples, tables, words
 from kvreport.chapters.models.results import Results
 from kvreport.chapters.models.settings import ModelsSettings
@@ -77,6 +77,19 @@ def test_all_stands_for_every_family_and_nothing_for_none():
     assert greedy_samples.names(ModelsSettings.checked(model="gpt2, mpt,gpt2")) == ["gpt2", "mpt"]
     with pytest.raises(UserError, match="names no model"):
         greedy_samples.EXPERIMENT.run(ModelsSettings.checked(model=" , "))
+
+
+def test_all_stand_ins_are_followed_by_the_trained_model_where_it_is_here(monkeypatch):
+    def asked(**settings) -> list[str]:
+        return greedy_samples.weights_of(ModelsSettings.checked(**settings), "smollm2")
+
+    monkeypatch.setattr(packages, "is_here", lambda family: True)
+    assert asked() == ["stand-in", "package"]
+    assert asked(model="smollm2") == asked(model="smollm2, gpt2") == ["stand-in"]
+    assert asked(weights="random") == ["random"]
+    assert greedy_samples.weights_of(ModelsSettings(), "gpt2") == ["stand-in"]
+    monkeypatch.setattr(packages, "is_here", lambda family: False)
+    assert asked() == ["stand-in"]
 
 
 def test_the_architectures_are_the_published_ones():

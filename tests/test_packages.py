@@ -18,6 +18,8 @@ import torch
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.models import gguf_files, loading, packages, registry, sources, unpacked
+from kvbook.runs import samples
+from kvbook.settings import TextSettings
 from kvreport.publishing import wording
 
 PACKAGE = registry.families()["smollm2"].package
@@ -297,3 +299,13 @@ def test_the_notice_names_who_made_what_is_fetched():
         assert name in notice
         assert name in PACKAGE.credit or name in notice
     assert PACKAGE.licence == "Apache-2.0"
+
+
+def test_a_further_family_without_a_package_stays_a_stand_in_and_the_model_itself_is_refused():
+    asked = TextSettings(model="smollm2", weights="package")
+    assert samples.weights_of(asked, "smollm2") == "package"
+    assert samples.weights_of(asked, "gpt2") == "stand-in"
+    assert samples.weights_of(asked, "/some/folder") == "package"
+    alone = TextSettings(model="gpt2", weights="package")
+    with pytest.raises(UserError, match="there is no package for 'gpt2'"):
+        samples.identities(alone, ["gpt2"])

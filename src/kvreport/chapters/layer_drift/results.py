@@ -25,7 +25,7 @@ class Results:
     mitigated : Run or None
         Of the experiment ``mitigations``; None where the settings leave it out.
     trained : Run or None
-        Of the experiment ``layer_drift_trained``; None where the trained model is not here.
+        Of the experiment ``layer_drift_trained``, or `drift` where that is of the trained model; None where neither is.
     """
 
     drift: Run
@@ -36,7 +36,9 @@ class Results:
     @classmethod
     def of(cls, settings: LayerDriftSettings) -> "Results":
         """Measure, or read what these settings have measured."""
-        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+        drift, greedy, mitigated, trained = (experiment.run(settings) for experiment in EXPERIMENTS)
+        of_trained = {model["weights"] for model in drift.about["models"]} == {"package"}
+        return cls(drift, greedy, mitigated, drift if of_trained else trained)
 
     @cached_property
     def published(self) -> pd.DataFrame:

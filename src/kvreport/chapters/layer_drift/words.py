@@ -237,7 +237,7 @@ def _trained_growth(results: Results) -> str:
 
 def numbers(results: Results) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key."""
-    trained = _trained_growth(results) if results.trained else "not measured: the trained model is not here"
+    trained = _trained_growth(results) if results.trained else "not measured in this run"
     return (
         {"trained": trained}
         | _of_layers(results)
