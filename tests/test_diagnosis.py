@@ -13,7 +13,8 @@ import torch
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from kvbook import paths
-from kvbook.diagnosis import check, faults, probe, verdict
+from kvbook.diagnosis import check, faults, outcome, probe, seams, verdict
+from kvbook.diagnosis.rows import rows_of, suspicious_layer
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
@@ -101,9 +102,9 @@ def test_without_a_cache_the_logits_are_those_of_the_last_part_alone(measured):
 def test_control_softmax_in_32_bits_would_make_a_sound_mpt_look_like_a_bug(family_folders, monkeypatch):
     loaded = loading.load(str(family_folders["mpt"]), dtype="float64")
     sample = corpus.Sample(0, "text", 0, loaded.tokenizer(TEXT)["input_ids"])
-    wide = pd.DataFrame(check.rows_of(loaded.model, "float64", [sample]))
+    wide = pd.DataFrame(rows_of(loaded.model, "float64", [sample]))
     monkeypatch.setattr(probe, "widened", lambda dtype: nullcontext())
-    stock = pd.DataFrame(check.rows_of(loaded.model, "float64", [sample]))
+    stock = pd.DataFrame(rows_of(loaded.model, "float64", [sample]))
     assert verdict.judge(wide).kind == "rounding"
     assert verdict.judge(stock).kind == "bug"
 
@@ -131,15 +132,15 @@ def test_the_first_suspicious_layer_is_the_one_in_which_the_bug_is(llama_folder,
     model = loading.load(str(llama_folder), dtype="float64").model
     sample = corpus.Sample(0, "text", 0, list(range(11, 31)))
     with plant(model, layers={layer}):
-        rows = pd.DataFrame(check.rows_of(model, "float64", [sample]))
-    assert check.suspicious_layer(rows) == layer + 1
+        rows = pd.DataFrame(rows_of(model, "float64", [sample]))
+    assert suspicious_layer(rows) == layer + 1
 
 
 def test_positions_that_are_added_to_the_embedding_are_suspicious_there(gpt2_folder):
     model = loading.load(str(gpt2_folder), dtype="float64").model
     with faults.offset_forgotten(model):
-        rows = pd.DataFrame(check.rows_of(model, "float64", [corpus.Sample(0, "text", 0, list(range(11, 31)))]))
-    assert check.suspicious_layer(rows) == 0
+        rows = pd.DataFrame(rows_of(model, "float64", [corpus.Sample(0, "text", 0, list(range(11, 31)))]))
+    assert suspicious_layer(rows) == 0
 
 
 def test_a_text_without_a_seam_has_none(bpe, family_folders):
@@ -331,16 +332,18 @@ def test_a_sound_folder_gives_0_and_a_few_lines_of_numbers(family_folders, text_
     assert done.returncode == 0, done.stderr
     assert "verdict   rounding: " in done.stdout
     assert "slope     " in done.stdout
-    assert all(dtype in done.stdout for dtype in DTYPES)
-    assert "first suspicious layer: none" in done.stdout
-    assert len(done.stdout.splitlines()) < 12
+    assert all(f" {dtype} " in done.stdout for dtype in ("float32", "float64")), "these two decide"
+    assert "not tried float16; bfloat16" in done.stdout
+    assert "remedy    none needed" in done.stdout
+    assert len(done.stdout.splitlines()) <= 12
 
 
 def test_a_cache_that_is_turned_off_gives_1_and_its_remedy(kvbook_here, trapped, text_folder):
     done = kvbook_here("check", trapped, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
     assert done.returncode == 1, done.stderr
     assert "verdict   bug: " in done.stdout
-    assert "first suspicious layer: layer 1 of 2" in done.stdout
+    assert "layer     layer 1 of 2 is the first beyond rounding" in done.stdout
+    assert "float64" not in done.stdout.split("not tried")[0], "the size in fp32 is certain already"
     assert '"use_cache": true' in done.stdout
     assert "with use_cache=True: rounding" in done.stdout
 
@@ -363,7 +366,7 @@ def test_every_causal_family_is_sound_as_it_ships(text_folder):
     assert here
     for family in here:
         found = check.check(settings(family, text_folder, dtypes="float64,float32"))
-        assert found.status == check.SOUND, (family, found.lines)
+        assert found.status == outcome.SOUND, (family, found.lines)
 
 
 def test_a_clean_mixture_of_experts_is_decided_at_default_settings_also_where_fp64_has_no_kernel(
@@ -379,9 +382,9 @@ def test_a_clean_mixture_of_experts_is_decided_at_default_settings_also_where_fp
     tokenizers.for_family(bpe, "llama", 64).save_pretrained(tmp_path)
     asked = CheckSettings.checked(model=str(tmp_path), corpus=str(text_folder))
     found = check.check(asked)
-    assert found.status == check.SOUND, found.lines
+    assert found.status == outcome.SOUND, found.lines
     fine = check.check(asked.model_copy(update={"dtypes": ("float32", "float16", "bfloat16")}))
-    assert fine.status == check.SOUND, fine.lines
+    assert fine.status == outcome.SOUND, fine.lines
     # Control: with a bug that 16 bits hide it is not.
     stock = loading.load
     with ExitStack() as planted:
@@ -392,7 +395,7 @@ def test_a_clean_mixture_of_experts_is_decided_at_default_settings_also_where_fp
             return loaded
 
         monkeypatch.setattr(loading, "load", with_a_bug)
-        assert check.check(asked).status != check.SOUND
+        assert check.check(asked).status != outcome.SOUND
 
 
 def test_a_model_that_sees_both_sides_is_refused_in_words(family_folders, text_folder):
@@ -410,7 +413,7 @@ def test_dtypes_that_do_not_fit_are_left_out_and_named(family_folders, text_fold
 
     monkeypatch.setattr(placement, "dtype_on", without_fp64)
     found = check.check(settings(family_folders["gpt2"], text_folder))
-    assert found.status != check.BUG
+    assert found.status != outcome.BUG
     assert any("float64" in line and "left out: device 'mps' has no float64" in line for line in found.lines)
     with pytest.raises(UserError, match="no float64"):
         check.check(settings(family_folders["gpt2"], text_folder, dtypes="float64"))
@@ -442,7 +445,7 @@ def test_a_model_whose_cached_call_fails_could_not_be_run(family_folders, text_f
     def fails(*arguments, **options):
         raise IndexError("index 9 is out of bounds\nand more")
 
-    monkeypatch.setattr(probe, "cached", fails)
+    monkeypatch.setattr(probe, "cached_rows", fails)
     with pytest.raises(UserError, match="IndexError: index 9 is out of bounds") as error:
         check.check(settings(family_folders["gpt2"], text_folder))
     assert "\n" not in str(error.value)
@@ -458,8 +461,8 @@ def test_a_seam_between_two_texts_is_a_bug_and_no_seam_is_none(family_folders):
     folder = str(family_folders["llama"])
     tokenizer = loading.tokenizer(folder)
     word = next(token for token in map(tokenizer.decode, range(300, 20, -1)) if token.isalpha() and len(token) > 1)
-    found = check.seam(folder, word[0], word[1:])
-    assert found.status == check.BUG
+    found = seams.seam(folder, word[0], word[1:])
+    assert found.status == outcome.BUG
     assert "tokenizer seam at token" in found.lines[1]
     assert "reusable" in found.lines[2]
-    assert check.seam(folder, "7", "7").status == check.SOUND
+    assert seams.seam(folder, "7", "7").status == outcome.SOUND

@@ -6,14 +6,33 @@ from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
+import typer.core
 
 from kvbook.errors import UserError
 
 # Entry points of this group are functions that take the app and its group `models`.
 COMMANDS = "kvbook.commands"
 
+# A shell's own status for a program that was stopped from the keyboard.
+_STOPPED = 130
+
+
+class _Group(typer.core.TyperGroup):
+    """Says in one line that a command was stopped; typer's own status for it, 1, is that of a bug that was found."""
+
+    def invoke(self, ctx: typer.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("kvbook: stopped", file=sys.stderr)
+            raise typer.Exit(_STOPPED) from None
+
+
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Is the KV cache of a model right, and what does it change?"
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    help="Is the KV cache of a model right, and what does it change?",
 )
 models_app = typer.Typer(no_args_is_help=True, help="The models: what there is, and how the stand-ins were made.")
 app.add_typer(models_app, name="models")
@@ -113,10 +132,13 @@ def check(
     ] = "stand-in",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     dtypes: Annotated[
-        str, typer.Option(help="The finest decides most; those that do not fit are left out.")
-    ] = "float64,float32,float16,bfloat16",
+        str | None,
+        typer.Option(
+            help="Such as float64,bfloat16; those that do not fit are left out.", show_default="two that decide"
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many texts.")] = 4,
-    tokens: Annotated[int, typer.Option(min=4, help="Tokens of a text, at most.")] = 32,
+    tokens: Annotated[int, typer.Option(min=4, help="Tokens of a text, at most.")] = 24,
     corpus: Annotated[str, typer.Option(help="stdlib, or a folder of text files.")] = "stdlib",
     seed: Annotated[int, typer.Option(min=0, help="Of the places where texts are cut, and of the bootstrap.")] = 0,
     prefix: Annotated[str | None, typer.Option(help="Only look for a tokenizer seam behind this text.")] = None,
@@ -126,6 +148,7 @@ def check(
 
     The checkpoint is run as it is, its configuration's use_cache included.
     """
+    from kvbook.diagnosis import cores
     from kvbook.diagnosis.settings import CheckSettings
 
     # Before torch is imported, which takes its time: what is wrong with the question itself.
@@ -135,9 +158,15 @@ def check(
         model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
         seed=seed,
     )  # fmt: skip
-    from kvbook.diagnosis import check as checks
+    cores.settle()
+    if prefix is None or rest is None:
+        from kvbook.diagnosis import check as checks
 
-    found = checks.check(asked) if prefix is None or rest is None else checks.seam(model, prefix, rest, weights)
+        found = checks.check(asked)
+    else:
+        from kvbook.diagnosis import seams
+
+        found = seams.seam(model, prefix, rest, weights)
     typer.echo("\n".join(found.lines))
     raise typer.Exit(found.status)
 

@@ -79,6 +79,39 @@ def _track_by_lines(iterable: Iterable[T], total: int | None, label: str) -> Ite
             _say(" · ".join(_running))
 
 
+class Work:
+    """Work of a known amount, done in pieces of different size, with the time that is left.
+
+    Parameters
+    ----------
+    total : float
+        Amount of work, in any unit.
+    label : str
+        What is done.
+    """
+
+    def __init__(self, total: float, label: str) -> None:
+        self.total, self.done, self.label = total, 0.0, label
+        self._start = self._last = time.monotonic()
+
+    def line(self, seconds: float) -> str:
+        """Say how much is done after so many seconds, and how long the rest will take at this pace."""
+        share = min(1.0, self.done / self.total) if self.total else 1.0
+        if not share:
+            return self.label
+        left = seconds / share - seconds
+        return f"{self.label}: {share:.0%}, about {left:.0f} s left"
+
+    def advance(self, amount: float) -> None:
+        """Count a piece as done, and say so every few seconds."""
+        self.done += amount
+        now = time.monotonic()
+        in_file = PROGRESS_VARIABLE in os.environ
+        if now - self._last >= (SECONDS_BETWEEN_WRITES if in_file else SECONDS_BETWEEN_LINES):
+            self._last = now
+            _say(" · ".join([*_running, self.line(now - self._start)]))
+
+
 def _say(line: str) -> None:
     if path := os.environ.get(PROGRESS_VARIABLE):
         # A reader may meet a half-written line for an instant; it only ever shows it, so that is fine.

@@ -1,223 +1,53 @@
 """The tool that says of a checkpoint whether its cache is exact, within rounding, or wrong.
 
-It runs the checkpoint as it is, at every roundoff that fits, and says in a few lines what it found.
+It runs the checkpoint as it is, in as many dtypes as the verdict needs, and says in a few lines what it found.
 """
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import transformers
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
-from kvbook import progress
+from kvbook import __version__, progress
 from kvbook.diagnosis import probe, verdict
+from kvbook.diagnosis.outcome import STATUS, Drift, Outcome, PathFound, Slope
+from kvbook.diagnosis.rows import rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
-from kvbook.measuring import caches
+from kvbook.measuring import costs
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
-from kvbook.models import corpus, hub, loading
+from kvbook.models import corpus, hub, loading, placement
 
-# Exit statuses.
-SOUND, BUG, COULD_NOT = 0, 1, 2
+# What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is a
+# kernel and the memory for it, always decides; 16 bits stand in for it.
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+_ENOUGH = 2
+WAYS = (probe.STEPS, probe.PARTS)
+# Texts that are fed together.
+_TOGETHER = 4
+# Parameters from which on time and memory are predicted before anything is loaded.
+_LARGE = 1e9
 
-_NO_CACHE = (
-    "no cache was returned: use_cache is false in the configuration, as it is by default in MPT's, so that what is fed next\n"
-    '  has no context; pass use_cache=True in the call, or write "use_cache": true into config.json\n'
-    "  (generate() asks for a cache by itself, and so does not show this)"
+_NO_CACHE = "no cache came back: use_cache is false in the configuration, as it is by default in MPT's"
+_USE_CACHE = (
+    'pass use_cache=True in the call, or write "use_cache": true into config.json; generate() asks for it by itself'
 )
-_NO_CACHE_ANYWAY = (
-    "no cache was returned, though the configuration asks for one: look at what the model's forward returns"
+_NO_CACHE_ANYWAY = "no cache came back, though the configuration asks for one"
+_LOOK_AT_FORWARD = "look at what the model's forward returns, and whether it hands past_key_values on"
+_LOOK_AT_LAYER = (
+    "look at positions, mask, and what the cache gives to attention, there and on the first call with a cache"
 )
+_NOTHING = "none needed; for equal bits run the model in `with kvbook.exact.row_invariant():`"
+_FINER = "add a finer dtype, float64 first of all (--dtypes), or more texts (--samples)"
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a check found.
-
-    Attributes
-    ----------
-    lines : list of str
-        To be printed.
-    status : int
-        0 for rounding or exact, 1 for a bug, 2 where nothing was decided.
-    finding : Finding
-        The verdict that counts.
-    """
-
-    lines: list[str]
-    status: int
-    finding: verdict.Finding
-
-
-def samples_of(
-    tokenizer: PreTrainedTokenizerBase, corpus_name: str, n_samples: int, n_tokens: int
-) -> list[corpus.Sample]:
-    """Cut the texts of a check.
-
-    Raises
-    ------
-    UserError
-        When the corpus holds too few, or a text is too short to be fed in parts.
-    """
-    found = list(corpus.samples(corpus_name, tokenizer, n_samples, n_tokens))
-    if short := [sample for sample in found if len(sample.ids) < probe.SHORTEST]:
-        raise UserError(
-            f"{short[0].source} has {len(short[0].ids)} tokens, fewer than {probe.SHORTEST}: name a folder of longer texts"
-        )
-    return found
-
-
-def rows_of(
-    model: PreTrainedModel,
-    dtype: str,
-    texts: list[corpus.Sample],
-    seed: int = 0,
-    ways: tuple[str, ...] = probe.WAYS,
-    **options: Any,
-) -> Iterator[dict[str, Any]]:
-    """Measure one dtype.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        In that dtype.
-    dtype : str
-        Its name.
-    texts : list of Sample
-        What is fed.
-    seed : int
-        Of the places at which texts fall in two.
-    ways : tuple of str
-        Among `probe.WAYS`.
-    **options
-        Of every call on the cached side.
-
-    Yields
-    ------
-    dict
-        ``dtype``, ``source``, ``sample``, ``way``, ``drift``, ``layers`` (list of float), ``held``, ``fed``, ``alone``.
-    """
-    for text in texts:
-        ids = torch.tensor([text.ids], device=model.device)
-        generator = np.random.default_rng([seed, text.index])
-        for reading in probe.readings(model, ids, ids, generator, ways, **options):
-            yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}
-
-
-def suspicious_layer(rows: pd.DataFrame) -> int | None:
-    """Find the first place in the model whose drift is no rounding, in the finest dtype that is there.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        From `rows_of`; where no state is beyond `verdict.LIMIT`, that with the largest step up from the one before.
-
-    Returns
-    -------
-    int or None
-        0 for what is behind the embedding, l for what is behind layer l; None where all states agree to the bit.
-    """
-    dtype = next(name for name in UNIT_ROUNDOFF if name in set(rows["dtype"]))
-    roundoff = UNIT_ROUNDOFF[dtype]
-    layers = np.array(rows.loc[rows["dtype"] == dtype, "layers"].tolist()).max(0)
-    if not layers.any():
-        return None
-    beyond = np.flatnonzero(~(layers <= verdict.LIMIT * roundoff))
-    if len(beyond):
-        return int(beyond[0])
-    return int(np.argmax(np.diff(np.log(np.maximum(layers, roundoff)), prepend=np.log(roundoff))))
-
-
-def _worst(rows: pd.DataFrame, seed: int) -> tuple[str, verdict.Finding]:
-    order: tuple[verdict.Kind, ...] = ("exact", "rounding", "undecided", "bug")
-    found = {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
-
-    def badness(way: str) -> tuple[int, float]:
-        # Of the same kind the way with the largest drift in its finest dtype.
-        return order.index(found[way].kind), next(iter(found[way].drift.values()), 0.0)
-
-    worst = max(found, key=badness)
-    return worst, found[worst]
-
-
-def _place(layer: int, layers: int) -> str:
-    return "the embedding, before layer 1" if layer == 0 else f"layer {layer} of {layers}"
-
-
-def _numbers(finding: verdict.Finding) -> list[str]:
-    lines = [
-        f"  {dtype:9s} {drift:8.1e}   largest {finding.roundoffs[dtype]:8.2g} roundoffs"
-        for dtype, drift in finding.drift.items()
-    ]
-    return lines + [f"  {dtype:9s} left out: {why}" for dtype, why in finding.left_out.items()]
-
-
-def report(rows: pd.DataFrame, about: dict[str, Any], seed: int, again: pd.DataFrame | None = None) -> Report:
-    """Put the rows of a check into words.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        From `rows_of`, all dtypes.
-    about : dict
-        ``model``, ``device``, ``use_cache`` (of the configuration), ``left_out`` (dtype to reason), ``texts``.
-    seed : int
-        Of the bootstrap.
-    again : DataFrame, optional
-        The same with the cache asked for, where none came back.
-    """
-    way, finding = _worst(rows, seed)
-    judged = f"{finding.kind}: {finding.why}"
-    lines = [
-        f"model     {about['model']}, on {about['device']}; {about['texts']}",
-        f"verdict   {judged}",
-        f"drift of the last token's logits over their spread, full pass against cache ({way}), mean over texts:",
-        *_numbers(finding),
-        *(f"  {dtype:9s} left out: {why}" for dtype, why in about["left_out"].items()),
-    ]
-    if finding.slope is not None and "slope" not in finding.why:
-        lines.append(f"slope     {verdict.written(finding.slope)} on log-log axes: rounding has 1, a bug has 0")
-    if finding.kind == "bug":
-        layer = suspicious_layer(rows[rows["way"] == way])
-        place = "none: the hidden states agree" if layer is None else _place(layer, len(rows["layers"].iloc[0]) - 1)
-        lines.append(f"first suspicious layer: {place}")
-        lines += _how(rows, seed)
-        lines += _hint(rows, about, again, seed)
-    elif finding.kind != "undecided":
-        lines.append("first suspicious layer: none")
-    status = {"exact": SOUND, "rounding": SOUND, "bug": BUG, "undecided": COULD_NOT}[finding.kind]
-    return Report(lines, status, finding)
-
-
-def _how(rows: pd.DataFrame, seed: int) -> list[str]:
-    kinds = {way: verdict.judge(part, seed).kind for way, part in rows.groupby("way", sort=False)}
-    return ["ways      " + "; ".join(f"{way}: {kind}" for way, kind in kinds.items())]
-
-
-def _hint(rows: pd.DataFrame, about: dict[str, Any], again: pd.DataFrame | None, seed: int) -> list[str]:
-    if (rows["held"] == 0).all():
-        lines = ["cause     " + (_NO_CACHE_ANYWAY if about["use_cache"] else _NO_CACHE)]
-        if again is not None:
-            lines.append(f"with use_cache=True: {_worst(again, seed)[1].kind}")
-        return lines
-    if (short := rows[rows["held"] != rows["fed"]]).size:
-        first = short.iloc[0]
-        return [f"cause     the cache held {first['held']} tokens where {first['fed']} had been fed ({first['way']})"]
-    return [
-        "look at   positions, mask, and what the cache hands to attention, in that layer and on the first call with a cache"
-    ]
-
-
-def _reason(error: UserError) -> str:
-    return str(error).split(": leave ")[0].split(": this check ")[0]
-
-
-def check(settings: CheckSettings) -> Report:
+def check(settings: CheckSettings) -> Outcome:
     """Check a checkpoint.
 
     Parameters
@@ -229,40 +59,194 @@ def check(settings: CheckSettings) -> Report:
     Raises
     ------
     UserError
-        When the model is not there, has no causal pass, or fits in no dtype; when the corpus is too small.
+        When the model is not there, has no causal pass, holds weights that are not finite, or fits in no dtype; when the
+        corpus is too small.
     """
+    start = time.monotonic()
     model, seed = settings.model, settings.seed
-    tokenizer = loading.tokenizer(model, settings.weights)
-    identity = loading.identify(model, settings.weights, seed)
-    _refuse_masked(model, identity)
+    identity = loading.describe(model, settings.weights)
+    config = loading.config_of(model, settings.weights)
+    _refuse_encoder(identity["name"], config)
     limit = identity["context_length"]
     texts = samples_of(
-        tokenizer, settings.corpus, settings.n_samples, min(settings.n_tokens, limit or settings.n_tokens)
-    )
+        loading.tokenizer(model, settings.weights),
+        settings.corpus, settings.n_samples, min(settings.n_tokens, limit or settings.n_tokens),
+    )  # fmt: skip
+    if identity["parameters"] > _LARGE:
+        _announce(config, identity, settings, texts)
     rows, again, left_out = [], [], {}
     use_cache = None
-    for dtype in progress.track(settings.dtypes, len(settings.dtypes), "check: dtype"):
+    planned = settings.dtypes or DTYPES
+    work = progress.Work(_amount(planned[: _wanted(settings)], texts), "check")
+    for dtype in planned:
         try:
             loaded = loading.load(model, weights=settings.weights, dtype=dtype, device=settings.device, seed=seed)
             use_cache = getattr(loaded.model.config, "use_cache", None)
-            with _in_one_line(identity["name"]):
-                found = list(rows_of(loaded.model, dtype, texts, seed))
+            with _in_one_line(identity["name"]), _counted(loaded.model, dtype, work):
+                found = list(rows_of(loaded.model, dtype, texts, seed, WAYS, _TOGETHER))
+                _refuse_not_finite(identity["name"], loaded.model, found)
                 if not any(row["held"] for row in found):
-                    again += rows_of(loaded.model, dtype, texts, seed, use_cache=True)
+                    again += rows_of(loaded.model, dtype, texts, seed, WAYS, _TOGETHER, use_cache=True)
+                rows += found
+                certain = _is_certain(rows, seed)
+                if certain and worst(pd.DataFrame(rows), seed)[1].kind == "bug":
+                    _refuse_not_causal(identity["name"], loaded.model, texts[0])
+        except _OfTheModelError:
+            raise
         except UserError as error:
             left_out[dtype] = error
             continue
-        rows += found
+        # Before the next one is loaded: both need not fit.
+        del loaded
+        if certain and settings.dtypes is None:
+            break
     if not rows:
         raise next(iter(left_out.values()))
-    about = {
-        "model": _named(identity),
-        "device": settings.device,
-        "use_cache": use_cache,
-        "left_out": {dtype: _reason(error) for dtype, error in left_out.items()},
-        "texts": f"{len(texts)} texts of up to {max(len(text.ids) for text in texts)} tokens",
+    table = pd.DataFrame(rows)
+    return Outcome(
+        model=identity["name"], weights=identity["weights"], layers=identity["layers"], parameters=identity["parameters"],
+        device=settings.device, threads=torch.get_num_threads(),
+        texts=len(texts), tokens=max(len(text.ids) for text in texts),
+        left_out={dtype: _reason(error) for dtype, error in left_out.items()},
+        not_tried=_not_tried(set(table["dtype"]) | set(left_out)),
+        seconds=time.monotonic() - start,
+        versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        **judged(table, use_cache, seed, pd.DataFrame(again) if again else None),
+    )  # fmt: skip
+
+
+def judged(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame | None) -> dict[str, Any]:
+    """Give the fields of an `Outcome` that follow from the rows.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        From `rows_of`, all dtypes.
+    use_cache : bool or None
+        Of the configuration.
+    seed : int
+        Of the bootstrap.
+    again : DataFrame or None
+        The same with the cache asked for, where none came back.
+    """
+    way, finding = worst(rows, seed)
+    kinds = {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
+    cause, remedy = None, _NOTHING
+    if finding.kind == "undecided":
+        remedy = _FINER
+    elif finding.kind == "bug":
+        cause, remedy = _cause(rows, use_cache, seed, again)
+    return {
+        "verdict": finding.kind,
+        "status": STATUS[finding.kind],
+        "why": finding.why,
+        "path": way,
+        "drift": [
+            Drift(dtype=dtype, mean=_finite(mean), roundoffs=_finite(finding.roundoffs[dtype]))
+            for dtype, mean in finding.drift.items()
+        ],
+        "slope": None
+        if finding.slope is None
+        else Slope(value=finding.slope.value, low=finding.slope.low, high=finding.slope.high),
+        "first_suspicious_layer": suspicious_layer(rows[rows["way"] == way]) if finding.kind == "bug" else None,
+        "paths": [PathFound(path=way, verdict=each.kind, detail=each.why) for way, each in kinds.items()],
+        "cause": cause,
+        "remedy": remedy,
     }
-    return report(pd.DataFrame(rows), about, seed, pd.DataFrame(again) if again else None)
+
+
+def _finite(number: float) -> float | None:
+    return number if abs(number) < float("inf") else None
+
+
+def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame | None) -> tuple[str | None, str]:
+    if (rows["held"] == 0).all():
+        cause, remedy = (_NO_CACHE_ANYWAY, _LOOK_AT_FORWARD) if use_cache else (_NO_CACHE, _USE_CACHE)
+        if again is not None:
+            cause += f"; with use_cache=True: {worst(again, seed)[1].kind}"
+        return cause, remedy
+    if (short := rows[rows["held"] != rows["fed"]]).size:
+        first = short.iloc[0]
+        return (
+            f"the cache held {first['held']} tokens where {first['fed']} had been fed ({first['way']})",
+            _LOOK_AT_FORWARD,
+        )
+    return None, _LOOK_AT_LAYER
+
+
+def _is_certain(rows: list[dict[str, Any]], seed: int) -> bool:
+    """Tell whether no further dtype can change the verdict, or two agree on one."""
+    finding = worst(pd.DataFrame(rows), seed)[1]
+    if any(not multiple <= verdict.LIMIT for multiple in finding.roundoffs.values()):
+        return True
+    return finding.kind != "undecided" and len({row["dtype"] for row in rows}) >= _ENOUGH
+
+
+def _wanted(settings: CheckSettings) -> int:
+    return len(settings.dtypes) if settings.dtypes else _ENOUGH
+
+
+def _not_tried(seen: set[str]) -> list[str]:
+    return [dtype for dtype in UNIT_ROUNDOFF if dtype not in seen]
+
+
+# Progress.
+
+
+def _pieces(dtype: str, n_tokens: int) -> float:
+    # A call reads all weights once, and computes with every token.
+    return UNIT_ROUNDOFF[dtype] ** -0.1 * (1 + n_tokens / 16)
+
+
+def _amount(dtypes: tuple[str, ...], texts: list[corpus.Sample]) -> float:
+    length = max(len(text.ids) for text in texts)
+    calls = [length, 2, *[1] * (length - 2), length // 2, length - length // 2]
+    batches = -(-len(texts) // _TOGETHER)
+    return batches * sum(_pieces(dtype, n_tokens) for dtype in dtypes for n_tokens in calls)
+
+
+@contextmanager
+def _counted(model: PreTrainedModel, dtype: str, work: progress.Work) -> Iterator[None]:
+    """Count every call of a model as work that is done."""
+    hook = model.register_forward_hook(
+        lambda _model, arguments, _output: work.advance(_pieces(dtype, arguments[0].shape[1]))
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _announce(
+    config: PretrainedConfig, identity: dict[str, Any], settings: CheckSettings, texts: list[corpus.Sample]
+) -> None:
+    """Say what a large model will take, before it is loaded."""
+    place = placement.device_of(settings.device)
+    free = placement.free_bytes(place)
+    fit = [
+        dtype for dtype in settings.dtypes or DTYPES if identity["parameters"] * getattr(torch, dtype).itemsize < free
+    ]
+    if not fit:
+        return
+    length = max(len(text.ids) for text in texts)
+    batches = -(-len(texts) // _TOGETHER)
+    cost = costs.predict(
+        config, fit[: _wanted(settings)], length * min(len(texts), _TOGETHER), n_passes=2 * batches,
+        n_steps=batches * (length - 2), device=settings.device,
+    )  # fmt: skip
+    named = ", ".join(fit[: _wanted(settings)])
+    print(f"kvbook: {identity['name']} in {named} takes {cost.line()}, loading apart", file=sys.stderr, flush=True)
+
+
+# Refusals.
+
+
+class _OfTheModelError(UserError):
+    """What no other dtype would mend."""
+
+
+def _reason(error: UserError) -> str:
+    return str(error).split(": leave ")[0].split(": this check ")[0]
 
 
 @contextmanager
@@ -277,54 +261,37 @@ def _in_one_line(name: str) -> Iterator[None]:
         ) from error
 
 
-def _named(identity: dict[str, Any]) -> str:
-    size = f"{identity['layers']} layers, {identity['parameters'] / 1e6:,.1f} M parameters"
-    return f"{identity['name']} ({identity['weights']} weights, {size})"
-
-
-def _refuse_masked(model: str, identity: dict[str, Any]) -> None:
-    config = loading.config_of(model)
-    if loading.is_masked(config):
+def _refuse_encoder(name: str, config: PretrainedConfig) -> None:
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
+    if encoder or loading.is_masked(config):
         raise UserError(
-            f"{identity['name']} is a masked model: each token sees those behind it too, so a cache of earlier tokens cannot give "
+            f"{name} is a masked model: each token sees those behind it too, so a cache of earlier tokens cannot give "
             "what the full pass gives, and its classes return none; set is_decoder=true in its configuration to make it causal"
         )
 
 
-def seam(model: str, prefix: str, rest: str, weights: str = "stand-in") -> Report:
-    """Check one text in two parts for a tokenizer seam.
-
-    Parameters
-    ----------
-    model : str
-        Whose tokenizer.
-    prefix, rest : str
-        What the cache was filled with, and what follows.
-    weights : str
-        For a family's name: as for `loading.load`.
-
-    Raises
-    ------
-    UserError
-        When there is no tokenizer.
-    """
-    tokenizer = loading.tokenizer(model, weights)
-    whole = tokenizer(prefix + rest)["input_ids"]
-    first = tokenizer(prefix)["input_ids"]
-    shared = caches.shared_length(first, whole)
-    name = Path(model).name
-    if shared == len(first):
-        line = (
-            f"verdict   no seam: the prefix's {len(first)} ids begin the whole text's ids, so its cache can be reused"
+def _refuse_not_finite(name: str, model: PreTrainedModel, rows: list[dict[str, Any]]) -> None:
+    """Name the weights that are NaN, where the full pass is."""
+    if all(row["drift"] == row["drift"] for row in rows):
+        return
+    if model.dtype is torch.float16:
+        # Weights of a wider dtype may be out of its range.
+        return
+    if wrong := [path for path, weight in model.named_parameters() if not weight.isfinite().all()]:
+        raise _OfTheModelError(
+            f"{name}: the weights hold NaN or infinity ({wrong[0]}, {len(wrong)} in all): fetch or save them again"
         )
-        return Report([f"model     {name}, its tokenizer", line], SOUND, verdict.Finding("exact", line, None, {}, {}))
-    there = tokenizer.decode([whole[shared]]) if shared < len(whole) else ""
-    line = (
-        f"verdict   bug: tokenizer seam at token {shared}: alone the prefix ends with {tokenizer.decode(first[shared:])!r}, "
-        f"in the whole text {there!r} stands there"
-    )
-    remedy = (
-        f"remedy    keep of the cache the {shared} tokens that both share (kvbook.measuring.caches.reusable),\n"
-        "  or put the rest's own ids behind the prefix's ids in both passes"
-    )
-    return Report([f"model     {name}, its tokenizer", line, remedy], BUG, verdict.Finding("bug", line, None, {}, {}))
+
+
+def _refuse_not_causal(name: str, model: PreTrainedModel, text: corpus.Sample) -> None:
+    """Acquit the cache where the full pass itself changes earlier tokens with later ones: nothing could agree with it."""
+    ids = torch.tensor([text.ids], device=model.device)
+    half = ids.shape[1] // 2
+    with torch.inference_mode():
+        whole, first = (model(some, use_cache=False).logits[0, :half] for some in (ids, ids[:, :half]))
+    roundoff = torch.finfo(model.dtype).eps / 2
+    if not (probe.relative(whole, first, centred=True) <= verdict.LIMIT * roundoff).all():
+        raise _OfTheModelError(
+            f"{name} is not causal: the full pass gives earlier tokens other logits when later tokens follow, "
+            "so that no cache can agree with it"
+        )

@@ -74,26 +74,31 @@ def _call(model: PreTrainedModel, ids: torch.Tensor, **options):
     return model(ids, output_hidden_states=True, **options)
 
 
-def last_token(output) -> passes.LastToken:
-    """Take the last token's hidden states and logits from what a model returned.
+def last_tokens(output) -> list[passes.LastToken]:
+    """Take each text's last token, its hidden states and logits, from what a model returned.
 
     Parameters
     ----------
     output : ModelOutput
         With hidden states.
     """
-    return passes.LastToken(torch.stack([state[0, -1] for state in output.hidden_states]), output.logits[0, -1])
+    return [
+        passes.LastToken(torch.stack([state[row, -1] for state in output.hidden_states]), output.logits[row, -1])
+        for row in range(output.logits.shape[0])
+    ]
 
 
-def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options) -> tuple[passes.LastToken, int]:
-    """Feed a text in parts, each on top of whatever cache the call before returned.
+def cached_rows(
+    model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options
+) -> tuple[list[passes.LastToken], int]:
+    """Feed texts in parts, each on top of whatever cache the call before returned.
 
     Parameters
     ----------
     model : PreTrainedModel
         A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
+    ids : Tensor of int64, shape (n_texts, seq_len)
+        The texts.
     parts : list of int
         Tokens of each part.
     **options
@@ -101,7 +106,8 @@ def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **option
 
     Returns
     -------
-    last : LastToken
+    last : list of LastToken
+        Of each text.
     held : int
         Tokens in the cache before the last part.
     """
@@ -110,21 +116,32 @@ def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **option
     for part in before:
         past = model(part, past_key_values=past, **options).past_key_values
     held = 0 if past is None else int(past.get_seq_length())
-    return last_token(_call(model, last, past_key_values=past, **options)), held
+    return last_tokens(_call(model, last, past_key_values=past, **options)), held
 
 
-def full_pass(model: PreTrainedModel, ids: torch.Tensor) -> passes.LastToken:
-    """Run a text at once and without a cache, in the arithmetic of `widened`.
+def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options) -> tuple[passes.LastToken, int]:
+    """Feed one text as `cached_rows` does."""
+    rows, held = cached_rows(model, ids, parts, **options)
+    return rows[0], held
+
+
+def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> list[passes.LastToken]:
+    """Run texts at once and without a cache, in the arithmetic of `widened`.
 
     Parameters
     ----------
     model : PreTrainedModel
         A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
+    ids : Tensor of int64, shape (n_texts, seq_len)
+        The texts.
     """
     with torch.inference_mode(), widened(model.dtype):
-        return last_token(_call(model, ids, use_cache=False))
+        return last_tokens(_call(model, ids, use_cache=False))
+
+
+def full_pass(model: PreTrainedModel, ids: torch.Tensor) -> passes.LastToken:
+    """Run one text as `full_rows` does."""
+    return full_rows(model, ids)[0]
 
 
 def readings(
@@ -150,18 +167,30 @@ def readings(
     **options
         As for `cached`.
     """
-    full = full or full_pass(model, ids)
+    for rows in readings_together(model, ids, fed, generator, ways, [full] if full else None, **options):
+        yield from rows
+
+
+def readings_together(
+    model: PreTrainedModel, ids: torch.Tensor, fed: torch.Tensor, generator: np.random.Generator,
+    ways: tuple[str, ...] = WAYS, full: list[passes.LastToken] | None = None, **options,
+) -> Iterator[list[Reading]]:  # fmt: skip
+    """Do what `readings` does with texts of one length, which are fed together: one list a way, one reading a text."""
+    full = full or full_rows(model, ids)
     with torch.inference_mode(), widened(model.dtype):
         for way in ways:
             parts = sizes(way, fed.shape[1], generator)
-            found, held = cached(model, fed, parts, **options)
+            found, held = cached_rows(model, fed, parts, **options)
             # With something in the cache, attention to the last part alone would be a coincidence.
-            alone = None if held else model(fed[:, -parts[-1] :], use_cache=False).logits[0, -1]
-            yield Reading(
-                way, relative(full.logits, found.logits, centred=True).item(),
-                relative(full.hidden, found.hidden).tolist(), held, fed.shape[1] - parts[-1],
-                alone is not None and bool((alone == found.logits).all()),
-            )  # fmt: skip
+            alone = [None] * len(found) if held else model(fed[:, -parts[-1] :], use_cache=False).logits[:, -1]
+            yield [
+                Reading(
+                    way, relative(expected.logits, got.logits, centred=True).item(),
+                    relative(expected.hidden, got.hidden).tolist(), held, fed.shape[1] - parts[-1],
+                    logits is not None and bool((logits == got.logits).all()),
+                )
+                for expected, got, logits in zip(full, found, alone, strict=True)
+            ]  # fmt: skip
 
 
 def relative(reference: torch.Tensor, other: torch.Tensor, centred: bool = False) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Settings of ``python -m kvbook check``."""
+"""Settings of ``kvbook check``."""
 
 from typing import Annotated
 
@@ -8,16 +8,16 @@ from kvbook.settings import DTypes, TextSettings
 
 
 class CheckSettings(TextSettings):
-    """Settings of ``python -m kvbook check``.
+    """Settings of ``kvbook check``.
 
     Attributes
     ----------
-    dtypes : tuple of str
-        Among float64, float32, float16, bfloat16; the finest decides most.
+    dtypes : tuple of str or None
+        Among float64, float32, float16, bfloat16; None takes as many as the verdict needs, two as a rule.
     n_samples, n_tokens : int
         Texts, and tokens of each at most.
     """
 
-    dtypes: DTypes = ("float64", "float32", "float16", "bfloat16")
+    dtypes: DTypes | None = None
     n_samples: Annotated[int, Field(ge=1)] = 4
-    n_tokens: Annotated[int, Field(ge=4)] = 32
+    n_tokens: Annotated[int, Field(ge=4)] = 24

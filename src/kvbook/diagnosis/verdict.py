@@ -79,6 +79,11 @@ def written(slope: fits.Estimate) -> str:
     return fits.Estimate(value, low, high).text()
 
 
+def count(roundoffs: float) -> str:
+    """Write a number of roundoffs with two or three digits."""
+    return f"{roundoffs:,.0f}" if 10 <= roundoffs < 1e6 else f"{roundoffs:.2g}"
+
+
 def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
     """Fit the slope of log drift on log unit roundoff.
 
@@ -163,7 +168,7 @@ def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Est
         if np.isinf(multiple):
             return "bug", f"in {dtype} the cached pass overflows and the full pass does not"
         if multiple > LIMIT:
-            return "bug", f"{multiple:.2g} roundoffs in {dtype}, more than the {LIMIT:,.0f} that rounding can be"
+            return "bug", f"{count(multiple)} roundoffs in {dtype}, more than the {LIMIT:,.0f} that rounding can be"
     if not any(drift.values()):
         return "exact", "every logit is equal in every bit"
     finest = next(iter(drift))
@@ -173,7 +178,7 @@ def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Est
     if roundoffs[finest] <= (most := ROUNDING.get(finest, 0.0)):
         return (
             "rounding",
-            f"{roundoffs[finest]:.2g} roundoffs in {finest}, no more than the {most:,.0f} that rounding can be",
+            f"{count(roundoffs[finest])} roundoffs in {finest}, no more than the {most:,.0f} that rounding can be",
         )
     if fitted is None:
         where = f"{finest} alone tells" if len(drift) == 1 else "drifts below one roundoff tell"

@@ -94,6 +94,21 @@ def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization:
     """
     lowbit.check(quantization)
     where = sources.resolve(model, weights)
+    return _described(where) | sources.identity(where, seed) | lowbit.identity(quantization)
+
+
+def describe(model: str, weights: str = "stand-in") -> dict[str, Any]:
+    """Say what `identify` says of the architecture, without reading the weights for their hash.
+
+    Raises
+    ------
+    UserError
+        As `identify`.
+    """
+    return _described(sources.resolve(model, weights))
+
+
+def _described(where: sources.Where) -> dict[str, Any]:
     return {
         "name": where.name,
         "weights": where.source,
@@ -102,8 +117,6 @@ def identify(model: str, weights: str = "stand-in", seed: int = 0, quantization:
         "layers": where.config.get_text_config().num_hidden_layers,
         "width": where.config.get_text_config().hidden_size,
         "context_length": context_length(where.config),
-        **sources.identity(where, seed),
-        **lowbit.identity(quantization),
     }
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from kvbook.diagnosis import check, faults, probe
+from kvbook.diagnosis import faults, probe
+from kvbook.diagnosis.rows import rows_of as measured_rows
 from kvbook.models import corpus, loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -36,7 +37,7 @@ def measure(settings: BugOrRoundingSettings, _made_of: dict[str, Any], writer: r
         for bug in (CLEAN, *_PLANT):
             with _PLANT[bug](loaded.model, layers={layer - 1}) if bug in _PLANT else nullcontext():
                 rows = list(
-                    check.rows_of(loaded.model, loaded.dtype, texts, settings.seed, (probe.SPLIT,), use_cache=True)
+                    measured_rows(loaded.model, loaded.dtype, texts, settings.seed, (probe.SPLIT,), use_cache=True)
                 )
             for row in rows:
                 for place, drift in enumerate(row["layers"]):

@@ -1,0 +1,71 @@
+"""How many threads a check takes: as many as there are idle cores, and none of them spins while it waits.
+
+Two busy torch processes with a thread per core each slow one another twentyfold, because their idle threads spin.
+"""
+
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+# What OpenMP reads when torch is imported; a value that the user has set stays.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+
+
+def physical(cpuinfo: str, logical: int) -> int:
+    """Count the physical cores among the logical ones, which two threads of one core share.
+
+    Parameters
+    ----------
+    cpuinfo : str
+        The text of Linux's ``/proc/cpuinfo``; empty elsewhere.
+    logical : int
+        Logical processors that this process may use.
+    """
+    found, package = set(), ""
+    listed = 0
+    for line in cpuinfo.splitlines():
+        name, _, value = (part.strip() for part in line.partition(":"))
+        if name == "physical id":
+            package = value
+        elif name == "core id":
+            listed += 1
+            found.add((package, value))
+    # Of the machine's logical processors a container may have but a few.
+    return max(1, min(logical, round(logical * len(found) / listed))) if found else logical
+
+
+def idle(cores: int, load: float) -> int:
+    """Give the threads that leave other processes their cores: one at least."""
+    return max(1, cores - round(load))
+
+
+def _usable() -> int:
+    # Both are missing from some systems.
+    if affinity := getattr(os, "sched_getaffinity", None):
+        return len(affinity(0))
+    return os.cpu_count() or 1
+
+
+def _load() -> float:
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        # Windows has none.
+        return 0.0
+
+
+def settle(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Choose the threads of a process that has not imported torch yet.
+
+    Parameters
+    ----------
+    environment : mutable mapping
+        The process's; variables that are set are left as they are.
+    """
+    for name, value in _WAITING.items():
+        environment.setdefault(name, value)
+    if not any(name in environment for name in _THREADS):
+        text = _CPUINFO.read_text("utf-8") if _CPUINFO.is_file() else ""
+        environment["OMP_NUM_THREADS"] = str(idle(physical(text, _usable()), _load()))

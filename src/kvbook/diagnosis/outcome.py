@@ -1,0 +1,119 @@
+"""What a check found: for programs as JSON with a schema, for people as a dozen lines."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvbook.diagnosis.verdict import Kind, count
+
+# Exit statuses.
+SOUND, BUG, COULD_NOT = 0, 1, 2
+STATUS: dict[Kind, int] = {"exact": SOUND, "rounding": SOUND, "bug": BUG, "undecided": COULD_NOT}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Drift(_Part):
+    """How far the cached pass is from the full pass in one dtype."""
+
+    dtype: str
+    mean: float | None = Field(description="Mean over texts, over the spread of the logits; null where infinite.")
+    roundoffs: float | None = Field(description="Largest over texts, in unit roundoffs; null where infinite.")
+
+
+class Slope(_Part):
+    """Slope of log drift on log roundoff with its 95 % interval: rounding has 1, a bug has 0."""
+
+    value: float
+    low: float
+    high: float
+
+
+class PathFound(_Part):
+    """One execution path, compared with the full pass."""
+
+    path: str
+    verdict: Literal["exact", "rounding", "bug", "undecided", "not supported"]
+    detail: str = Field(description="The number that decides, or why the path is not supported.")
+
+
+class Outcome(_Part):
+    """What a check found."""
+
+    schema_version: Literal[1] = 1
+    model: str
+    weights: str = Field(description="Where the weights come from: hub, local, gguf, package, stand-in or random.")
+    layers: int
+    parameters: int
+    device: str
+    threads: int
+    texts: int
+    tokens: int = Field(description="Tokens of the longest text.")
+    verdict: Kind
+    status: Literal[0, 1, 2] = Field(description="Exit status: 0 exact or rounding, 1 bug, 2 not decided.")
+    why: str = Field(description="The rule that decided, with its number.")
+    path: str = Field(description="The execution path on which the verdict rests: the worst one.")
+    drift: list[Drift] = Field(description="By dtype, the finest first.")
+    slope: Slope | None
+    left_out: dict[str, str] = Field(description="Dtypes that could not be used, and why.")
+    first_suspicious_layer: int | None = Field(
+        description="0 is the embedding, l is layer l; null without a bug, or where all hidden states agree."
+    )
+    paths: list[PathFound]
+    cause: str | None = Field(description="Where the check knows the cause of a bug.")
+    remedy: str
+    not_tried: list[str]
+    seconds: float
+    versions: dict[str, str]
+
+    @property
+    def lines(self) -> list[str]:
+        """Say it in about a dozen lines."""
+        place = f"{self.device} with {self.threads} thread{'s' * (self.threads != 1)}"
+        rows = [
+            ("model", f"{self.model}, {self.weights} weights: {self.layers} layers, {self.parameters / 1e6:,.1f} M parameters"),
+            ("texts", f"{self.texts} of up to {self.tokens} tokens, on {place}, {self.seconds:.0f} s"),
+            ("verdict", f"{self.verdict}: {self.why}"),
+            ("drift", f"of the last token's logits over their spread, full pass against cache ({self.path})"),
+            *(("", _numbers(drift)) for drift in self.drift),
+            *(("", f"{dtype:9s} left out: {why}") for dtype, why in self.left_out.items()),
+        ]  # fmt: skip
+        if self.slope and "slope" not in self.why:
+            low, high = self.slope.low, self.slope.high
+            rows.append(
+                (
+                    "slope",
+                    f"{self.slope.value:.2f} [{low:.2f}, {high:.2f}] on log-log axes: rounding has 1, a bug has 0",
+                )
+            )
+        if self.verdict == "bug":
+            rows.append(("layer", f"{self._place()} is the first beyond rounding"))
+        # In line with one another where there are many; a word each where there are few.
+        if len(self.paths) > _FEW:
+            width = max(len(found.path) for found in self.paths)
+            rows += [("path", f"{found.path:{width}s}  {found.verdict}: {found.detail}") for found in self.paths]
+        else:
+            rows.append(("paths", "; ".join(f"{found.path}: {found.verdict}" for found in self.paths)))
+        if self.cause:
+            rows.append(("cause", self.cause))
+        rows.append(("remedy", self.remedy))
+        if self.not_tried:
+            rows.append(("not tried", "; ".join(self.not_tried)))
+        return [f"{name:9s} {text}" for name, text in rows]
+
+    def _place(self) -> str:
+        if self.first_suspicious_layer is None:
+            return "none, for the hidden states agree: the LM head"
+        if self.first_suspicious_layer == 0:
+            return "the embedding, before layer 1,"
+        return f"layer {self.first_suspicious_layer} of {self.layers}"
+
+
+_FEW = 3
+
+
+def _numbers(drift: Drift) -> str:
+    mean, most = (float("inf") if number is None else number for number in (drift.mean, drift.roundoffs))
+    return f"{drift.dtype:9s} {mean:8.1e}   largest {count(most):>8s} roundoffs"

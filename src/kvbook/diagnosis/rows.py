@@ -1,0 +1,117 @@
+"""The rows of a check: every text on every execution path, in one dtype."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvbook.diagnosis import probe, verdict
+from kvbook.errors import UserError
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.models import corpus
+
+
+def samples_of(
+    tokenizer: PreTrainedTokenizerBase, corpus_name: str, n_samples: int, n_tokens: int
+) -> list[corpus.Sample]:
+    """Cut the texts of a check.
+
+    Raises
+    ------
+    UserError
+        When the corpus holds too few, or a text is too short to be fed in parts.
+    """
+    found = list(corpus.samples(corpus_name, tokenizer, n_samples, n_tokens))
+    if short := [sample for sample in found if len(sample.ids) < probe.SHORTEST]:
+        raise UserError(
+            f"{short[0].source} has {len(short[0].ids)} tokens, fewer than {probe.SHORTEST}: name a folder of longer texts"
+        )
+    return found
+
+
+def in_batches(texts: list[corpus.Sample], most: int) -> list[list[corpus.Sample]]:
+    """Put texts of one length together, which then need no padding: a step reads the weights once for all of them."""
+    by_length: dict[int, list[corpus.Sample]] = {}
+    for text in texts:
+        by_length.setdefault(len(text.ids), []).append(text)
+    return [some[first : first + most] for some in by_length.values() for first in range(0, len(some), most)]
+
+
+def rows_of(
+    model: PreTrainedModel,
+    dtype: str,
+    texts: list[corpus.Sample],
+    seed: int = 0,
+    ways: tuple[str, ...] = probe.WAYS,
+    together: int = 1,
+    **options: Any,
+) -> Iterator[dict[str, Any]]:
+    """Measure one dtype.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        In that dtype.
+    dtype : str
+        Its name.
+    texts : list of Sample
+        What is fed.
+    seed : int
+        Of the places at which texts fall in two.
+    ways : tuple of str
+        Among `probe.WAYS`.
+    together : int
+        How many texts of one length are fed as a batch.
+    **options
+        Of every call on the cached side.
+
+    Yields
+    ------
+    dict
+        ``dtype``, ``source``, ``sample``, ``way``, ``drift``, ``layers`` (list of float), ``held``, ``fed``, ``alone``.
+    """
+    for batch in in_batches(texts, together):
+        ids = torch.tensor([text.ids for text in batch], device=model.device)
+        generator = np.random.default_rng([seed, batch[0].index])
+        for readings in probe.readings_together(model, ids, ids, generator, ways, **options):
+            for text, reading in zip(batch, readings, strict=True):
+                yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}
+
+
+def suspicious_layer(rows: pd.DataFrame) -> int | None:
+    """Find the first place in the model whose drift is no rounding, in the finest dtype that is there.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        From `rows_of`; where no state is beyond `verdict.LIMIT`, that with the largest step up from the one before.
+
+    Returns
+    -------
+    int or None
+        0 after the embedding, l after layer l; None where all states agree to the bit.
+    """
+    dtype = next(name for name in UNIT_ROUNDOFF if name in set(rows["dtype"]))
+    roundoff = UNIT_ROUNDOFF[dtype]
+    layers = np.array(rows.loc[rows["dtype"] == dtype, "layers"].tolist()).max(0)
+    if not layers.any():
+        return None
+    beyond = np.flatnonzero(~(layers <= verdict.LIMIT * roundoff))
+    if len(beyond):
+        return int(beyond[0])
+    return int(np.argmax(np.diff(np.log(np.maximum(layers, roundoff)), prepend=np.log(roundoff))))
+
+
+def worst(rows: pd.DataFrame, seed: int) -> tuple[str, verdict.Finding]:
+    """Find the execution path with the worst verdict; of equal ones that with the largest drift in its finest dtype."""
+    order: tuple[verdict.Kind, ...] = ("exact", "rounding", "undecided", "bug")
+    found = {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
+
+    def badness(way: str) -> tuple[int, float]:
+        return order.index(found[way].kind), next(iter(found[way].drift.values()), 0.0)
+
+    way = max(found, key=badness)
+    return way, found[way]
