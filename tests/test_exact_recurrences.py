@@ -1,5 +1,8 @@
 """Recurrent states: a text read token by token inside the switch, so that a prefill and a step are one formula."""
 
+import importlib
+import sys
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -98,3 +101,58 @@ def test_a_model_without_a_state_is_not_touched():
     with torch.inference_mode(), row_invariant():
         model(ids)
         assert LlamaForCausalLM.forward is stock
+
+
+def imported_anew(name, monkeypatch):
+    """Forget a module of transformers until the test ends, and import it again."""
+    package = importlib.import_module(f"transformers.models.{name}")
+    path = f"{package.__name__}.modeling_{name}"
+    monkeypatch.setattr(package, f"modeling_{name}", importlib.import_module(path))
+    monkeypatch.delitem(sys.modules, path)
+    return importlib.import_module(path)
+
+
+def steps_equal_the_text(module, name, kind):
+    torch.manual_seed(0)
+    fed = feeding.look_at(getattr(module, kind)(configurations.configuration(name)).eval())
+    ids = configurations.text(feeding.LENGTH)
+    return torch.equal(feeding.in_parts(fed, ids, feeding.STEPS)[0], feeding.full(fed, ids))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mamba2", "Mamba2ForCausalLM"), ("minimax", "MiniMaxForCausalLM")])
+def test_a_class_imported_inside_the_switch_is_replaced_too_and_restored(name, kind, monkeypatch):
+    with torch.inference_mode(), row_invariant():
+        module = imported_anew(name, monkeypatch)
+        assert steps_equal_the_text(module, name, kind)
+    held = module.mamba2_chunk_scan if name == "mamba2" else module.MiniMaxLightningAttention.forward
+    assert held.__module__ == module.__name__ or held.__module__.startswith("transformers."), "restored"
+    assert not any(isinstance(finder, recurrences._Replaced) for finder in sys.meta_path)
+
+
+def test_control_without_watching_imports_such_a_class_is_silently_different(monkeypatch):
+    monkeypatch.setattr(recurrences._Replaced, "find_spec", lambda *_: None)
+    with torch.inference_mode(), row_invariant():
+        module = imported_anew("minimax", monkeypatch)
+        assert not steps_equal_the_text(module, "minimax", "MiniMaxForCausalLM")
+
+
+def test_what_a_module_took_from_a_replaced_one_inside_the_switch_is_restored():
+    from transformers.models.mamba2 import modeling_mamba2
+
+    stock = modeling_mamba2.mamba2_chunk_scan
+    with row_invariant():
+        borrowed = type(sys)("transformers.models.own.modeling_own")
+        borrowed.mamba2_chunk_scan = modeling_mamba2.mamba2_chunk_scan
+        borrowed.mamba2_selective_state_update = modeling_mamba2.mamba2_selective_state_update
+        next(each for each in sys.meta_path if isinstance(each, recurrences._Replaced)).put_into(borrowed)
+        assert borrowed.mamba2_chunk_scan is not stock
+    assert borrowed.mamba2_chunk_scan is stock
+    assert modeling_mamba2.mamba2_chunk_scan is stock
+
+
+def test_a_refused_class_imported_inside_the_switch_is_refused(monkeypatch):
+    with torch.inference_mode(), row_invariant():
+        module = imported_anew("xlstm", monkeypatch)
+        model = module.xLSTMForCausalLM(configurations.configuration("xlstm")).eval()
+        with pytest.raises(NotInvariant, match="xLSTMModel"):
+            model(configurations.text(6))

@@ -9,7 +9,9 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -226,30 +228,79 @@ def _refusal(name: str) -> Callable[..., None]:
     return forward
 
 
-def _replacements() -> Iterator[tuple[object, str, Callable[..., Any]]]:
-    """List what to put where, made while everything is as transformers has it."""
-    yield LinearAttentionLayer, "update_recurrent_state", _guarded(LinearAttentionLayer.update_recurrent_state)
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("transformers.models.") or ".modeling_" not in name:
-            continue
-        held = vars(module)
-        for scan in _SCANS.keys() & held.keys():
-            yield module, scan, _SCANS[scan](module)
-        for kind in _WRAPPED.keys() & held.keys():
-            yield held[kind], "forward", _WRAPPED[kind](held[kind].forward)
-        for refused in held.keys() & set(_REFUSED):
-            yield held[refused], "forward", _refusal(refused)
+def _is_modeling(name: str) -> bool:
+    return name.startswith("transformers.models.") and ".modeling_" in name
+
+
+def _replacements(module: ModuleType) -> Iterator[tuple[object, str, Callable[..., Any]]]:
+    """List what to put where for one module."""
+    held = vars(module)
+    for scan in _SCANS.keys() & held.keys():
+        yield module, scan, _SCANS[scan](module)
+    for kind in _WRAPPED.keys() & held.keys():
+        yield held[kind], "forward", _WRAPPED[kind](held[kind].forward)
+    for refused in held.keys() & set(_REFUSED):
+        yield held[refused], "forward", _refusal(refused)
+
+
+class _Replaced(MetaPathFinder):
+    """What was replaced, to be put back; and, as modules are imported meanwhile, what they bring."""
+
+    def __init__(self) -> None:
+        self._stock: list[tuple[object, str, Callable[..., Any]]] = []
+        # What stands in for what, by identity; kept alive by being held here.
+        self._for: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._on = True
+
+    def put(self, place: object, name: str, function: Callable[..., Any]) -> None:
+        held = getattr(place, name)
+        if id(held) in self._for:
+            # Imported from a module where it is replaced already, or the same class once more.
+            self._stock.append((place, name, self._for[id(held)][1]))
+            return
+        self._stock.append((place, name, held))
+        self._for[id(function)] = function, held
+        setattr(place, name, function)
+
+    def put_into(self, module: ModuleType) -> None:
+        if self._on:
+            for replacement in list(_replacements(module)):
+                self.put(*replacement)
+
+    def restore(self) -> None:
+        self._on = False
+        for place, name, function in self._stock:
+            setattr(place, name, function)
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """Find a module of transformers as Python does, and replace in it what is known once it has been executed."""
+        spec = PathFinder.find_spec(fullname, path, target) if _is_modeling(fullname) else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self.put_into(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
 
 
 @contextlib.contextmanager
 def token_by_token() -> Iterator[None]:
-    """Read texts with the formula of a decode step, in the classes of transformers that were imported by now."""
-    stock = []
+    """Read texts with the formula of a decode step, in the classes of transformers, also in those imported meanwhile."""
+    replaced = _Replaced()
     try:
-        for place, name, function in list(_replacements()):
-            stock.append((place, name, getattr(place, name)))
-            setattr(place, name, function)
+        replaced.put(
+            LinearAttentionLayer, "update_recurrent_state", _guarded(LinearAttentionLayer.update_recurrent_state)
+        )
+        for name, module in list(sys.modules.items()):
+            if _is_modeling(name):
+                replaced.put_into(module)
+        sys.meta_path.insert(0, replaced)
         yield
     finally:
-        for place, name, function in stock:
-            setattr(place, name, function)
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(replaced)
+        replaced.restore()

@@ -342,8 +342,8 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
       drawn together before they are summed. A decode step does that by itself; a prefill beyond the window is slower.
     - Mixtures of experts run expert by expert, each row a product of its own. A convolution along a text is a sum of its taps.
     - State-space models and linear attention read a text token by token, with the formula of a decode step: a prefill is slow.
-      Classes are replaced in the modules of transformers that were imported before the block. What no formula is known for
-      is refused when its state reaches the cache.
+      Classes of transformers are replaced, also those imported inside the block. What no formula is known for is refused when
+      its state reaches the cache.
     - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids`` that start
       at 0 with the first real token, as ``generate`` does by itself; else the positions are others, and so the results.
     - A model that itself computes another formula with its cache than without (ProphetNet's streams) is not made to agree: no
