@@ -88,7 +88,7 @@ def test_a_class_whose_own_full_pass_changes_with_what_follows_is_not_accused(na
 
 
 def test_a_killed_run_goes_on_and_a_failing_architecture_is_a_row(tmp_path, monkeypatch):
-    def measure(name):
+    def measure(name, device):
         if name == "gpt2":
             raise RuntimeError("no such\nluck")
         return {"status": "ran", "cache": "none", "causal": True}
@@ -105,7 +105,7 @@ def test_a_killed_run_goes_on_and_a_failing_architecture_is_a_row(tmp_path, monk
 
 
 def test_what_takes_too_long_or_too_much_memory_is_a_row(tmp_path, monkeypatch):
-    def measure(name):
+    def measure(name, device):
         if name == "gpt2":
             while True:
                 pass

@@ -180,13 +180,16 @@ def atlas(
     to: Annotated[str | None, typer.Option(help="Also write the table to this .csv or .json file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes at a time, of one thread each.")] = 2,
     seconds: Annotated[int, typer.Option(min=1, help="Longest that one architecture may take.")] = 180,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; has not been run on a GPU yet.")] = "cpu",
 ) -> None:
     """Build a tiny random model of every causal architecture of the installed transformers; say what its cache does."""
     from pathlib import Path
 
     from kvbook import paths
     from kvbook.atlas import configurations, running, table
+    from kvbook.models import placement
 
+    placement.device_of(device)
     known = configurations.names()
     if unknown := sorted(set(names or []) - set(known)):
         raise UserError(
@@ -195,9 +198,9 @@ def atlas(
     if to:
         table.check_format(Path(to))
     asked, kept = list(names or known), Path(rows) if rows else paths.BUILD / "atlas.jsonl"
-    for row in running.run(asked, kept, workers, seconds):
+    for row in running.run(asked, kept, workers, seconds, device):
         typer.echo(table.line(row), err=True)
-    done = [row for name, row in running.finished(kept).items() if name in asked]
+    done = [row for name, row in running.finished(kept, device).items() if name in asked]
     if to:
         table.write(done, Path(to))
     typer.echo(table.text(done))

@@ -12,27 +12,32 @@ from kvbook.atlas import configurations, feeding
 from kvbook.diagnosis import verdict
 from kvbook.exact import NotInvariant, row_invariant
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.first_operation import first_operation
 from kvbook.measuring.in_fp64 import widened
 
 DTYPES = ("float64", "float32", "bfloat16")
-_INVARIANT = ("float32", "bfloat16")
+# In which row-invariant arithmetic is tried, and the first operation that needs it is looked for.
+_SWITCHED = ("float32", "bfloat16")
 _TEXTS = 2
+_PROMPT = 10
+# Tokens of the shorter passes, beside a single one: within the window, and all but the last, as a prefill has them.
+_FEWER = (7, feeding.LENGTH - 1)
 # Paths on which row-invariant arithmetic has something to keep equal.
 _SOUND = ("exact", "rounding", "undecided")
 # A row of logits beyond so many roundoffs of fp32 is a wrong one.
 _WRONG = verdict.LIMIT
 
 
-def _ready(name: str, dtype: str) -> feeding.Fed:
+def _ready(name: str, dtype: str, device: str) -> feeding.Fed:
     """Build a model and try it; experts one after the other where their grouped product lacks the dtype."""
     wanted = getattr(torch, dtype)
     try:
-        return feeding.look_at(configurations.build(name, wanted))
+        return feeding.look_at(configurations.build(name, wanted, device=device))
     except (RuntimeError, NotImplementedError) as error:
         # The product's own words where it lacks a dtype.
         if "mat_a" not in str(error):
             raise
-        return feeding.look_at(configurations.build(name, wanted, experts="eager"))
+        return feeding.look_at(configurations.build(name, wanted, experts="eager", device=device))
 
 
 def first_line(error: BaseException) -> str:
@@ -40,13 +45,15 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, device: str = "cpu") -> dict[str, Any]:
     """Measure one architecture.
 
     Parameters
     ----------
     name : str
         Its model type.
+    device : str
+        Where it computes; weights and texts are equal on every device.
 
     Returns
     -------
@@ -57,15 +64,18 @@ def measure(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"architecture": name, "class": configurations.class_of(name)}
     torch.manual_seed(0)
     with torch.inference_mode():
-        fed = _ready(name, "float32")
+        fed = _ready(name, "float32", device)
+        ids = configurations.text(feeding.LENGTH).to(device)
         row |= {"status": "ran", "cache": fed.kind, "parameters": fed.model.num_parameters()}
-        row["causal"] = feeding.is_causal(fed, configurations.text(feeding.LENGTH))
+        row["causal"] = feeding.is_causal(fed, ids)
         # A class that says that it cannot be compiled whole promises nothing about a static cache.
-        row |= _as_it_is(name, row["causal"], static=fed.model._can_compile_fullgraph)
+        row |= _as_it_is(name, device, row["causal"], static=fed.model._can_compile_fullgraph)
         with contextlib.suppress(feeding.NoCache):
-            row["cache as long as the prompt"] = feeding.cache_as_long_as_the_prompt(fed, configurations.text(10))
+            row["cache as long as the prompt"] = feeding.cache_as_long_as_the_prompt(fed, ids[:, :_PROMPT])
+        if row["causal"]:
+            row |= _first_operations(name, device, ids)
         if row["causal"] and fed.name:
-            row |= _under_row_invariance(name, [path for path in feeding.PATHS if row[path] in _SOUND])
+            row |= _under_row_invariance(name, device, ids, [path for path in feeding.PATHS if row[path] in _SOUND])
     row["seconds"] = round(time.monotonic() - start, 1)
     return row
 
@@ -73,7 +83,7 @@ def measure(name: str) -> dict[str, Any]:
 def _drifts(fed: feeding.Fed, dtype: str) -> Iterator[dict[str, Any]]:
     """Compare every path with the full pass."""
     for sample in range(_TEXTS):
-        ids = configurations.text(feeding.LENGTH, seed=5 + sample)
+        ids = configurations.text(feeding.LENGTH, seed=5 + sample).to(fed.model.device)
         with widened(getattr(torch, dtype)):
             expected = feeding.full(fed, ids).double()
             for path, feed in feeding.PATHS.items():
@@ -87,11 +97,11 @@ def _drifts(fed: feeding.Fed, dtype: str) -> Iterator[dict[str, Any]]:
                 yield about | {"drift": off.max().item(), "off": off.tolist(), "error": None}
 
 
-def _as_it_is(name: str, causal: bool, static: bool) -> dict[str, Any]:
+def _as_it_is(name: str, device: str, causal: bool, static: bool) -> dict[str, Any]:
     rows = []
     for dtype in DTYPES:
         try:
-            rows += _drifts(_ready(name, dtype), dtype)
+            rows += _drifts(_ready(name, dtype, device), dtype)
         except Exception as error:
             rows.append({"dtype": dtype, "path": None, "error": first_line(error)})
     table = pd.DataFrame(rows)
@@ -125,13 +135,36 @@ def _first_wrong(part: pd.DataFrame) -> int | None:
     return min((position for position in wrong if position is not None), default=None)
 
 
-def _under_row_invariance(name: str, paths: list[str]) -> dict[str, Any]:
+def _first_operations(name: str, device: str, ids: torch.Tensor) -> dict[str, Any]:
+    """Name the first operation whose result for a token depends on how many come with it, and its kind."""
+    row: dict[str, Any] = {}
+    for dtype in _SWITCHED:
+        try:
+            model = _ready(name, dtype, device).model
+            try:
+                first = first_operation(model, ids, (1, *_FEWER))
+            except Exception:
+                # MPT makes no mask for a single token, and fails.
+                first = first_operation(model, ids, (2, *_FEWER))
+        except Exception as error:
+            row |= {f"first operation, {dtype}": first_line(error), f"first kind, {dtype}": "fails"}
+            continue
+        if first is None:
+            said, kind = "none", "none"
+        else:
+            place = "" if first.layer is None else f"layer {first.layer}, "
+            said = f"{place}{first.operation} ({first.function}, {first.rows} of {ids.shape[1]} tokens)"
+            kind = first.kind if first.on_equal_inputs else "not comparable row by row"
+        row |= {f"first operation, {dtype}": said, f"first kind, {dtype}": kind}
+    return row
+
+
+def _under_row_invariance(name: str, device: str, ids: torch.Tensor, paths: list[str]) -> dict[str, Any]:
     """Try the paths that are sound without it: no arithmetic makes a wrong cache right."""
     found: dict[str, Any] = {}
-    for dtype in _INVARIANT:
-        ids = configurations.text(feeding.LENGTH)
+    for dtype in _SWITCHED:
         try:
-            fed = _ready(name, dtype)
+            fed = _ready(name, dtype, device)
         except Exception as error:
             # Some class does not run in every dtype, row-invariant or not.
             found[f"row-invariant {dtype} left out"] = first_line(error)

@@ -165,7 +165,11 @@ def _class(name: str) -> type[PreTrainedModel]:
 
 
 def build(
-    name: str, dtype: torch.dtype = torch.float32, attention: str | None = None, experts: str | None = None
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    attention: str | None = None,
+    experts: str | None = None,
+    device: str = "cpu",
 ) -> PreTrainedModel:
     """Build a tiny model with seeded random weights.
 
@@ -177,6 +181,8 @@ def build(
         Matrices are drawn in fp32 and rounded to it.
     attention, experts : str, optional
         Implementations of attention and of mixtures of experts; the class's own choice where left out.
+    device : str
+        Where it is put once its weights, equal on every device, are drawn.
 
     Returns
     -------
@@ -191,7 +197,7 @@ def build(
     with widened(dtype):
         model = _class(name)._from_config(config, dtype=dtype, **options)
     _draw(model)
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False).to(device)
 
 
 @torch.no_grad()

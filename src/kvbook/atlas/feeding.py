@@ -47,11 +47,12 @@ class Fed:
 def look_at(model: PreTrainedModel) -> Fed:
     """Find out what a model's cache is called and what it is."""
     taken = inspect.signature(model.forward).parameters
+    ids = text(4).to(model.device)
     try:
-        output = model(text(4), use_cache=True)
+        output = model(ids, use_cache=True)
     except Exception as error:
         # Some class may run without a cache and not with one.
-        model(text(4), use_cache=False)
+        model(ids, use_cache=False)
         return Fed(model, None, f"raises {type(error).__name__}")
     # An empty cache that a class passes through is none.
     name = next((name for name in _NAMES if output.get(name) is not None and name in taken), None)
@@ -102,7 +103,7 @@ def _left_padded(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
     """
     if "attention_mask" not in inspect.signature(fed.model.forward).parameters:
         raise NoCache("takes no attention mask")
-    padded = torch.cat([torch.zeros(1, PADDING, dtype=torch.long), ids], 1)
+    padded = torch.cat([ids.new_zeros(1, PADDING), ids], 1)
     mask = torch.ones_like(padded)
     mask[:, :PADDING] = 0
     expected = full(fed, ids)

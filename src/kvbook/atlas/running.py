@@ -1,4 +1,8 @@
-"""Running the atlas: one forked process per architecture, with limits on memory and time, and rows kept as they come."""
+"""Running the atlas: one forked process per architecture, with limits on memory and time, and rows kept as they come.
+
+On a GPU the processes are forked from a server that has imported everything and touched no device, since a process that has
+cannot be forked.
+"""
 
 import json
 import multiprocessing
@@ -6,7 +10,7 @@ import os
 import resource
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -28,13 +32,13 @@ def versions() -> dict[str, str]:
     return {"transformers": transformers.__version__, "torch": torch.__version__}
 
 
-def finished(path: Path) -> dict[str, dict[str, Any]]:
+def finished(path: Path, device: str = "cpu") -> dict[str, dict[str, Any]]:
     """Read the rows that are there already, by architecture.
 
     Raises
     ------
     UserError
-        When the file holds rows of other versions, or is no such file.
+        When the file holds rows of other versions or of another device, or is no such file.
     """
     if not path.exists():
         return {}
@@ -49,21 +53,25 @@ def finished(path: Path) -> dict[str, dict[str, Any]]:
             raise UserError(f"{path} does not hold rows of the atlas: name another file")
         if {key: row.get(key) for key in versions()} != versions():
             raise UserError(f"{path} holds rows of transformers {row.get('transformers')}: name another file")
+        if row.get("device", "cpu") != device:
+            raise UserError(f"{path} holds rows of device {row['device']}: name another file")
         found[row["architecture"]] = row
     return found
 
 
-def _child(name: str, threads: int, pipe: Connection) -> None:
+def _child(name: str, device: str, pipe: Connection) -> None:
     """Measure one architecture in a process of its own, whatever becomes of it."""
     with Path(os.devnull).open("w") as nowhere:
         # Classes warn of missing kernels and of odd settings, once for each of hundreds of models.
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + _MEMORY, held + _MEMORY))
-    torch.set_num_threads(threads)
+    if device == "cpu":
+        # A GPU's driver reserves addresses by the hundreds of GiB.
+        resource.setrlimit(resource.RLIMIT_AS, (held + _MEMORY, held + _MEMORY))
+    torch.set_num_threads(1)
     try:
-        row = columns.measure(name)
+        row = columns.measure(name, device)
     except BaseException as error:
         row = {"status": "fails", "reason": columns.first_line(error)}
     pipe.send(row)
@@ -82,7 +90,40 @@ def _row(name: str, **found: Any) -> dict[str, Any]:
     return {"architecture": name, "class": configurations.class_of(name)} | found | versions()
 
 
-def run(names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS) -> Iterator[dict[str, Any]]:
+def _context(device: str) -> multiprocessing.context.BaseContext:
+    if device == "cpu":
+        return multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def measured(
+    names: Iterable[str], workers: int = 2, seconds: int = SECONDS, device: str = "cpu"
+) -> Iterator[dict[str, Any]]:
+    """Measure architectures, each in a process of its own and of one thread; give each row as soon as it is there."""
+    waiting = list(names)
+    context = _context(device)
+    running: dict[Connection, _Running] = {}
+    # A fork must not happen while threads compute.
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        # Python warns of forking with threads, of which none computes here.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+        while waiting or running:
+            while waiting and len(running) < workers:
+                name = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_child, args=(name, device, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                running[ours] = _Running(name, process, ours, time.monotonic() + seconds)
+            yield from _ended(running)
+
+
+def run(
+    names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS, device: str = "cpu"
+) -> Iterator[dict[str, Any]]:
     """Measure architectures, each in a forked process, and append their rows to a file.
 
     Parameters
@@ -95,6 +136,8 @@ def run(names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS) 
         Processes at a time, of one thread each.
     seconds : int
         After which a process is ended and its architecture listed as too slow.
+    device : str
+        Where models compute.
 
     Yields
     ------
@@ -106,31 +149,16 @@ def run(names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS) 
     UserError
         When the file cannot be continued.
     """
-    done = finished(path)
-    waiting = [name for name in names if name not in done]
+    done = finished(path, device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("fork")
-    running: dict[Connection, _Running] = {}
-    # A fork must not happen while threads compute.
-    torch.set_num_threads(1)
-    with path.open("a") as file, warnings.catch_warnings():
-        # Python warns of forking with threads, of which none computes here.
-        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+    with path.open("a") as file:
         if file.tell() and not path.read_bytes().endswith(b"\n"):
             # The half line of a run that was killed must not take the next row with it.
             file.write("\n")
-        while waiting or running:
-            while waiting and len(running) < workers:
-                name = waiting.pop(0)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(name, 1, theirs), daemon=True)
-                process.start()
-                theirs.close()
-                running[ours] = _Running(name, process, ours, time.monotonic() + seconds)
-            for row in _ended(running):
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                yield row
+        for row in measured([name for name in names if name not in done], workers, seconds, device):
+            file.write(json.dumps(row | {"device": device}) + "\n")
+            file.flush()
+            yield row
 
 
 def _ended(running: dict[Connection, _Running]) -> Iterator[dict[str, Any]]:

@@ -30,15 +30,15 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import agreement
 
-# Functions that move or make numbers and compute none of a row; matching them would only tie us to a model's wording.
+# Functions that move, make or count numbers and compute none of a row; matching them would only tie us to a model's wording.
 # fmt: off
 _MOVES = frozenset((
-    "arange", "cat", "chunk", "clone", "contiguous", "copy_", "detach", "empty", "empty_like", "expand",
-    "expand_as", "flatten", "float", "full", "full_like", "half", "masked_fill", "ones", "ones_like", "permute",
-    "repeat", "repeat_interleave", "reshape", "select", "split", "squeeze", "stack", "swapaxes", "tensor", "to",
-    "transpose", "tril", "triu", "type", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
-    "where", "zeros", "zeros_like", "__getitem__", "__setitem__", "__get__", "item", "tolist", "numel", "size",
-    "dim", "is_floating_point", "bfloat16", "new_zeros", "new_full",
+    "arange", "bfloat16", "bincount", "cat", "chunk", "clone", "contiguous", "copy_", "detach", "dim", "empty", "empty_like",
+    "expand", "expand_as", "flatten", "flip", "float", "full", "full_like", "gather", "half", "histc", "index_select",
+    "is_floating_point", "item", "masked_fill", "narrow", "new_empty", "new_full", "new_zeros", "numel", "ones",
+    "ones_like", "pad", "permute", "repeat", "repeat_interleave", "reshape", "roll", "select", "size", "split", "squeeze",
+    "stack", "swapaxes", "tensor", "to", "tolist", "transpose", "tril", "triu", "type", "type_as", "unbind", "unflatten",
+    "unsqueeze", "view", "view_as", "where", "zeros", "zeros_like", "__get__", "__getitem__", "__setitem__",
 ))
 # fmt: on
 _PRODUCTS = frozenset(("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "__rmatmul__"))
@@ -252,9 +252,14 @@ def record(model: PreTrainedModel, ids: torch.Tensor) -> tuple[dict[Key, Call], 
     cache : Cache
         The full pass's own keys and values.
     """
+    return operations_of(model, lambda: model(ids, use_cache=True).past_key_values)
+
+
+def operations_of(model: PreTrainedModel, run: Callable[[], Any]) -> tuple[dict[Key, Call], Any]:
+    """Run something, and keep what every operation of the model in it was given and gave; give these and its result."""
     with _followed(model) as where, _Record(model, where) as mode:
-        cache = model(ids, use_cache=True).past_key_values
-    return mode.calls, cache
+        result = run()
+    return mode.calls, result
 
 
 def rows_of(full: torch.Tensor, like: torch.Tensor, first: bool) -> torch.Tensor | None:
@@ -277,8 +282,13 @@ def rows_of(full: torch.Tensor, like: torch.Tensor, first: bool) -> torch.Tensor
     if full.ndim != like.ndim:
         return None
     # For one query transformers lays the heads that share keys out as rows.
-    if full.ndim == 4 and full.shape[1] > like.shape[1] and full[..., -1:, :].numel() == like.numel():
-        return full[..., -1:, :].reshape(like.shape)
+    if full.ndim == 4 and full.shape[1] > like.shape[1]:
+        row = full[..., :1, :] if first else full[..., -1:, :]
+        if row.numel() == like.numel():
+            return row.reshape(like.shape)
+        if full.shape[2] > like.shape[2] and full.shape[1] % like.shape[1] == 0:
+            # Both heads and rows are fewer: the full pass has its keys repeated.
+            full = full[:, :: full.shape[1] // like.shape[1]]
     # With a mask it repeats keys for the heads that share them; without one the kernel does that itself.
     if full.ndim == 4 and like.shape[1] > full.shape[1] and like.shape[1] % full.shape[1] == 0:
         full = full.repeat_interleave(like.shape[1] // full.shape[1], dim=1)

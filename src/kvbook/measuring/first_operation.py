@@ -1,0 +1,99 @@
+"""Which operation of a model first gives a token another result when fewer tokens come with it.
+
+Two full passes are recorded, of a text and of its beginning, and compared operation by operation on the tokens that they
+share.  No cache takes part, so every causal class can be asked.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from kvbook.measuring import agreement
+from kvbook.measuring.replay import Call, Key, operations_of, rows_of
+
+
+@dataclass(frozen=True)
+class FirstOperation:
+    """Where a pass of fewer tokens first is not bitwise identical.
+
+    Attributes
+    ----------
+    rows : int
+        Tokens of the shorter pass.
+    layer : int or None
+        None outside the layers.
+    operation : str
+        Path of its module within the layer, and what it does where the module does more than one thing.
+    function : str
+        Of torch, that was called.
+    kind : str
+        One of `kvbook.measuring.replay.KINDS`.
+    on_equal_inputs : bool
+        Whether everything that it was given is bitwise identical, so that the difference is its own.  Otherwise it lies where
+        rows cannot be held against each other: sorted by expert, or scanned in chunks.
+    """
+
+    rows: int
+    layer: int | None
+    operation: str
+    function: str
+    kind: str
+    on_equal_inputs: bool
+
+
+def _equal(full: torch.Tensor, fewer: torch.Tensor, rows: int) -> bool:
+    """Compare what two passes have in common; more positions than rows, as padding makes them, see what comes behind."""
+    expected = rows_of(full, fewer, first=True)
+    if expected is None or expected.dtype != fewer.dtype:
+        return False
+    if full.ndim == fewer.ndim:
+        for dimension, (has, ours) in enumerate(zip(full.shape, fewer.shape, strict=True)):
+            if has > ours > rows:
+                expected, fewer = (each.narrow(dimension, 0, rows) for each in (expected, fewer))
+    return bool(agreement.bits_equal(expected, fewer).all())
+
+
+def _between(full: dict[Key, Call], fewer: dict[Key, Call], rows: int) -> tuple[Key, Call, bool] | None:
+    """Find the first operation that differs on equal inputs; else the first that differs at all, if the last one does."""
+    unequal, ended_equal = None, True
+    for key, call in fewer.items():
+        reference = full.get(key)
+        ended_equal = reference is not None and _equal(reference.output, call.output, rows)
+        if ended_equal:
+            continue
+        if reference is not None and rows_of(reference.output, call.output, first=True) is not None:
+            # A mask may be there in one pass and not in the other.
+            given = zip(reference.inputs, call.inputs, strict=False)
+            if all(_equal(one, other, rows) for one, other in given):
+                return key, call, True
+        unequal = unequal or (key, call)
+    return None if ended_equal or unequal is None else (*unequal, False)
+
+
+def first_operation(model: PreTrainedModel, ids: torch.Tensor, counts: Iterable[int]) -> FirstOperation | None:
+    """Find the first operation, in order of execution, whose result for a token depends on how many come with it.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    ids : Tensor of int64, shape (1, seq_len)
+        A text.
+    counts : iterable of int
+        Lengths of its beginnings, each fed by itself.
+
+    Returns
+    -------
+    FirstOperation or None
+        None where all operations of all these passes give equal bits.
+    """
+    full, _ = operations_of(model, lambda: model(ids, use_cache=False))
+    found: list[tuple[int, FirstOperation]] = []
+    for rows in counts:
+        fewer, _ = operations_of(model, lambda rows=rows: model(ids[:, :rows], use_cache=False))
+        if (differs := _between(full, fewer, rows)) is not None:
+            (_, function, _), call, own = differs
+            found.append((call.order, FirstOperation(rows, call.layer, call.operation, function, call.kind, own)))
+    return min(found, key=lambda pair: (not pair[1].on_equal_inputs, pair[0]), default=(0, None))[1]
