@@ -1,17 +1,19 @@
-"""Feeding a tiny model the same tokens along every execution path, whatever its class calls its cache."""
+"""The execution paths of the atlas: a text of 24 tokens, fed to a tiny model in every way."""
 
-import contextlib
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
+from transformers import PreTrainedModel
 
 from kvbook.atlas.configurations import text
+from kvbook.diagnosis import feeding
+from kvbook.diagnosis.feeding import Fed, NoCache, cache_as_long_as_the_prompt, full, in_parts
 
-# What classes call the cache that they return, and take back under the same name.
-_NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states", "mems")
+__all__ = [
+    "CHUNKS", "LENGTH", "PATHS", "STEPS", "Fed", "NoCache", "cache_as_long_as_the_prompt", "full", "in_parts", "is_causal",
+    "look_at",
+]  # fmt: skip
+
 LENGTH = 24
 PADDING = 3
 # MPT makes no mask for a single token on an empty cache, and fails; so every path begins with two tokens or more.
@@ -21,125 +23,18 @@ STEPS = [2, *[1] * (LENGTH - 2)]
 _CROPPED_AT, _CROPPED = 10, 4
 
 
-class NoCache(Exception):
-    """A class has no such way to be fed; the message says why."""
-
-
-@dataclass
-class Fed:
-    """A model that can be fed in parts.
-
-    Attributes
-    ----------
-    model : PreTrainedModel
-        The model.
-    name : str or None
-        What its class calls the cache; None where none comes back.
-    kind : str
-        Class of the cache; "none" without one.
-    """
-
-    model: PreTrainedModel
-    name: str | None
-    kind: str
-
-
 def look_at(model: PreTrainedModel) -> Fed:
     """Find out what a model's cache is called and what it is."""
-    taken = inspect.signature(model.forward).parameters
-    ids = text(4).to(model.device)
-    try:
-        output = model(ids, use_cache=True)
-    except Exception as error:
-        # Some class may run without a cache and not with one.
-        model(ids, use_cache=False)
-        return Fed(model, None, f"raises {type(error).__name__}")
-    # An empty cache that a class passes through is none.
-    name = next((name for name in _NAMES if output.get(name) is not None and name in taken), None)
-    kind = "none" if name is None else type(output[name]).__name__
-    return Fed(model, name, kind)
-
-
-def full(fed: Fed, ids: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
-    """Give the logits of one pass without a cache, shape (rows, seq_len, vocabulary)."""
-    return fed.model(ids, use_cache=False, **options).logits
-
-
-def in_parts(fed: Fed, ids: torch.Tensor, sizes: list[int], cache: object = None) -> tuple[torch.Tensor, object]:
-    """Feed tokens part by part on top of a cache.
-
-    Returns
-    -------
-    logits : Tensor, shape (rows, seq_len, vocabulary)
-    cache
-        As it is at the end.
-    """
-    if fed.name is None:
-        raise NoCache("no cache is returned" if fed.kind == "none" else fed.kind)
-    parts = []
-    for part in ids.split(sizes, 1):
-        given = {} if cache is None else {fed.name: cache}
-        output = fed.model(part, use_cache=True, **given)
-        cache = output[fed.name]
-        parts.append(output.logits)
-    return torch.cat(parts, 1), cache
-
-
-def _static(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
-    if fed.name is None or not fed.kind.endswith("DynamicCache"):
-        raise NoCache(f"takes no StaticCache: its cache is {fed.kind}")
-    cache = StaticCache(config=fed.model.config, max_cache_len=LENGTH + 7)
-    return in_parts(fed, ids, CHUNKS, cache)[0]
-
-
-def _batch(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
-    return full(fed, torch.cat([ids.flip(1), ids, ids.roll(1, 1)]))[1:2]
-
-
-def _left_padded(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
-    """Feed the padded text with positions from the first real token, or as the class finds them by itself.
-
-    Classes of absolute positions count the padding, or know it by its id; each is given what it expects, if anything is.
-    """
-    if "attention_mask" not in inspect.signature(fed.model.forward).parameters:
-        raise NoCache("takes no attention mask")
-    padded = torch.cat([ids.new_zeros(1, PADDING), ids], 1)
-    mask = torch.ones_like(padded)
-    mask[:, :PADDING] = 0
-    expected = full(fed, ids)
-    found = [full(fed, padded, attention_mask=mask)]
-    # Some classes hand them on without naming them.
-    with contextlib.suppress(TypeError):
-        found.append(full(fed, padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)))
-    found = [logits[:, PADDING:] for logits in found]
-    return min(found, key=lambda logits: (logits - expected).abs().max().nan_to_num(torch.inf).item())
-
-
-def _cropped(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
-    if not fed.kind.endswith("DynamicCache"):
-        raise NoCache(f"cannot be cropped: its cache is {fed.kind}")
-    cache = DynamicCache(config=fed.model.config)
-    first, cache = in_parts(fed, ids[:, :_CROPPED_AT], [_CROPPED_AT], cache)
-    if not all(getattr(layer, "is_croppable", True) for layer in cache.layers):
-        raise NoCache("cannot be cropped: it holds a recurrent state")
-    cache.activate_past_recording()
-    in_parts(fed, ids[:, :_CROPPED], [_CROPPED], cache)
-    cache.crop(-_CROPPED)
-    rest = ids[:, _CROPPED_AT:]
-    parts = [first]
-    for part in rest.split(3, 1):
-        parts.append(in_parts(fed, part, [part.shape[1]], cache)[0])
-        cache.crop(0)
-    return torch.cat(parts, 1)
+    return feeding.look_at(model, text(4).to(model.device))
 
 
 PATHS: dict[str, Callable[[Fed, torch.Tensor], torch.Tensor]] = {
     "token by token": lambda fed, ids: in_parts(fed, ids, STEPS)[0],
     "chunks": lambda fed, ids: in_parts(fed, ids, CHUNKS)[0],
-    "static cache": _static,
-    "batch": _batch,
-    "left padding": _left_padded,
-    "cropped": _cropped,
+    "static cache": lambda fed, ids: feeding.static(fed, ids, CHUNKS, LENGTH + 7),
+    "batch": feeding.in_batch,
+    "left padding": lambda fed, ids: feeding.left_padded(fed, ids, PADDING),
+    "cropped": lambda fed, ids: feeding.cropped(fed, ids, _CROPPED_AT, _CROPPED),
 }
 
 
@@ -154,35 +49,3 @@ def is_causal(fed: Fed, ids: torch.Tensor) -> bool:
     fewer = ids.shape[1] // 2
     pairs = [(full(fed, other).double()[:, :-1], given[:, :-1]), (full(fed, ids[:, :fewer]).double(), given[:, :fewer])]
     return all(bool((one - another).abs().max() < 1e-4 * given.std()) for one, another in pairs)
-
-
-def held(cache: object) -> int | None:
-    """Give how many tokens a cache holds; None where it does not count them, as one of recurrent states alone."""
-    try:
-        return int(cache.get_seq_length()) if isinstance(cache, Cache) else None
-    except ValueError:
-        return None
-
-
-def cache_as_long_as_the_prompt(fed: Fed, ids: torch.Tensor) -> str:
-    """Say what ``generate`` does with a cache that holds every token of its prompt already.
-
-    Returns
-    -------
-    str
-        "right", "fed twice", "other tokens", or "raises" with the error's class.
-    """
-    if fed.name is None or not fed.kind.endswith("DynamicCache"):
-        return "not applicable"
-    new = 4
-    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "attention_mask": torch.ones_like(ids)}
-    expected = fed.model.generate(ids, **options)
-    cache = in_parts(fed, ids, [ids.shape[1]])[1]
-    try:
-        found = fed.model.generate(ids, **{fed.name: cache}, **options)
-    except Exception as error:
-        return f"raises {type(error).__name__}"
-    length = held(cache)
-    if length is not None and length > ids.shape[1] + new:
-        return "fed twice"
-    return "right" if torch.equal(found, expected) else "other tokens"
