@@ -10,7 +10,7 @@ from kvbook.errors import UserError
 def register(app: typer.Typer, models: typer.Typer) -> None:
     """Add the report's commands; the library finds this function by its entry point."""
     models.command("train-scratch")(train_scratch)
-    for command in (build, run, sweep, cite, bench):
+    for command in (build, run, sweep, cite, bench, selftest):
         app.command()(command)
 
 
@@ -170,3 +170,21 @@ def bench(
     done = benchmarks.run(benchmarks.BenchSettings.checked(**values))
     typer.echo(table(done.rows).to_string(index=False))
     typer.echo(f"on {done.about['machine']['device_name']}; rows in {done.folder}")
+
+
+def selftest(
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    to: Annotated[str, typer.Option(help="The JSON file to attach to an issue.")] = "selftest.json",
+) -> None:
+    """Try loading, caches, row-invariant mode and decoding on a device; print and keep what works; 1 if a part fails."""
+    import time
+    from pathlib import Path
+
+    from kvreport.running import selftest as tests
+
+    # A new seed is a new run: what worked at another hour may not work now.
+    done = tests.run(tests.SelftestSettings.checked(device=device, seed=int(time.time())))
+    typer.echo("\n".join(tests.lines(done.rows)))
+    tests.write(done, Path(to).resolve())
+    typer.echo(f"on {done.about['machine']['device_name']}; to attach to an issue: {to}; rows in {done.folder}")
+    raise typer.Exit(1 if "failed" in set(done.rows["status"]) else 0)

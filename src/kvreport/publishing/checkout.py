@@ -1,7 +1,7 @@
 """Who wrote the book, from CITATION.cff; and where it lives, if that is known.
 
-An address is never written down here: on GitHub's machines the environment names the repository, in a clone its remote
-``origin`` does, and without either there is none.
+The address of the repository is CITATION.cff's ``repository-code``.  Where that is left out, the environment names it on
+GitHub's machines, and a clone's remote ``origin`` elsewhere; without any of these there is none.
 """
 
 import os
@@ -65,7 +65,8 @@ def of(folder: Path) -> Origin:
     """
     citation = yaml.safe_load((folder / "CITATION.cff").read_text("utf-8"))
     people = citation["authors"]
-    repository, branch = find_repository(folder) or (None, None)
+    found, branch = find_repository(folder) or (None, None)
+    repository = citation.get("repository-code") or found
     released = citation.get("date-released")
     return Origin(
         title=citation["title"],
@@ -75,8 +76,8 @@ def of(folder: Path) -> Origin:
         year=released.year if isinstance(released, date) else date.today().year,
         doi=citation.get("doi"),
         site=site_address(),
-        repository=repository,
-        branch=branch,
+        repository=repository.rstrip("/").removesuffix(".git") if repository else None,
+        branch=branch or ("main" if repository else None),
     )
 
 

@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "modules": modules.markdown,
     "colab": running.colab,
     "gpu parameters": running.gpu_parameters,
+    "never on cuda": running.never_on_cuda,
     "speed": speed.markdown,
     "how to cite": lambda context: f"```none\n{citation.of_book(origin.of(context.root))}```",
 }

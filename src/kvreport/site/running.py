@@ -37,8 +37,29 @@ def memory(_context: Context) -> str:
     return table_directive({"caption": caption, "name": "tab-memory-needed", "csv": lines.getvalue()})
 
 
+# The folder must not be called kvbook: the running kernel would take it for the package.
+SETUP = """\
+!git clone -q {address} kv-cache-book
+!pip install -q -e kv-cache-book -e kv-cache-book/src/kvreport
+%cd kv-cache-book/chapters
+import os, sys
+sys.path.insert(0, os.path.abspath("../src"))"""
+
+# Behind the cell with the parameters, whose defaults are a processor's.
+ON_THE_GPU = """\
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+# A T4 has no arithmetic in bf16.
+if device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
+    if "dtypes" in globals():
+        dtypes = [name for name in dtypes if name != "bfloat16"]
+    if globals().get("dtype") == "bfloat16":
+        dtype = "float16"
+"""
+
+
 def colab(context: Context) -> str:
-    """Write how to run a chapter on Colab, as far as it is known where the book comes from."""
+    """Write how to run a chapter on Colab or Kaggle, as far as it is known where the book comes from."""
     book = origin.of(context.root)
     address = book.repository or "ADDRESS-OF-THIS-REPOSITORY"
     known = (
@@ -49,9 +70,12 @@ def colab(context: Context) -> str:
     )
     return (
         f"{known}\n"
-        "Choose a GPU as the runtime, and put a cell in front that brings the book's package:\n\n"
-        f"```text\n!git clone -q {address} kvbook && pip install -q -e ./kvbook\n%cd kvbook/chapters\n```\n\n"
-        "Colab's own torch is used as it is. We could not try this: nothing here reaches Colab."
+        "Choose a GPU as the runtime. Run this cell first:\n\n"
+        f"```text\n{SETUP.format(address=address)}\n```\n\n"
+        "Run this one behind the cell with the parameters:\n\n"
+        f"```text\n{ON_THE_GPU}```\n\n"
+        "Colab's own torch is kept if it is new enough. "
+        "Both cells are tested in a fresh process; on Colab and Kaggle themselves they were never run."
     )
 
 
@@ -65,3 +89,18 @@ def gpu_parameters(_context: Context) -> str:
         for stem, values in gpu.items()
     }
     return f"```yaml\n{yaml.safe_dump(differing, sort_keys=False, default_flow_style=None, width=100)}```"
+
+
+def never_on_cuda(_context: Context) -> str:
+    """List the experiments of which no run on CUDA is recorded."""
+    from kvbook import paths
+    from kvbook.runs import records
+    from kvreport.running import catalogue, selftest
+
+    ran = {
+        folder.parent.parent.name
+        for folder in paths.RECORDED_RUNS.glob("*/*/run.json")
+        if str(records.load(folder.parent).about["machine"]["device"]).startswith("cuda")
+    }
+    never = [name for name in (*catalogue.EXPERIMENTS, selftest.EXPERIMENT) if name not in ran]
+    return ", ".join(f"`{name}`" for name in never) or "none"
