@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement
-from kvbook.models import tokenizers
+from kvbook.models import loading, tokenizers
 from kvreport.chapters.prompt_reuse import (
     claims,
     continuations,
@@ -366,9 +366,34 @@ def test_an_answer_that_is_there_is_found_and_so_is_the_complaint(results):
     rows = results.reuse.rows.copy()
     asked = (rows["case"] == continuations.THREAD) & (rows["step"] == 0)
     rows.loc[asked & (rows["way"] == continuations.NO_REUSE), "text"] = " Paris"
-    assert word(results, "answer-survives", reuse=rows) == "refuted"
+    assert word(results, "answer-survives", reuse=rows) == "undecided", "no id is missing from what was asked"
+    seam = rows.assign(shared_tokens=rows["prefix_tokens"] - 1)
+    assert word(results, "answer-survives", reuse=seam) == "refuted"
     rows.loc[asked & (rows["way"] == continuations.POSTED), "text"] = " incomplete"
     assert word(results, "answer-survives", reuse=rows) == "reproduced in kind"
+
+
+def test_an_answer_in_the_chat_template_counts_as_the_models(results):
+    rows = results.reuse.rows.copy()
+    there = (rows["case"] == continuations.CHAT) & (rows["step"] == 0) & (rows["way"] == continuations.NO_REUSE)
+    rows.loc[there, "text"] = " Paris"
+    rows.loc[(rows["case"] == continuations.THREAD) & (rows["way"] == continuations.POSTED), "text"] = " incomplete"
+    assert word(results, "answer-survives", reuse=rows) == "reproduced in kind"
+    # Control: one of the two models alone knows it.
+    rows.loc[there & (rows["model"] == rows["model"].iloc[0]), "text"] = " London"
+    assert word(results, "answer-survives", reuse=rows) == "undecided"
+
+
+def test_a_systems_turn_is_a_prefix_of_the_chat_in_ids(folders):
+    tokenizer = loading.tokenizer(str(folders["qwen2"]))
+    items = [item for item in continuations.posted_items(tokenizer) if item.case == continuations.CHAT]
+    assert [item.name for item in items] == ["0", "1"]
+    assert all(item.ids[: len(item.prefix_ids)] == item.prefix_ids for item in items)
+    assert len({len(item.ids) for item in items}) > 1
+    # Controls: no template, and one that refuses a system's turn.
+    for template in (None, "{{ raise_exception('no system here') }}"):
+        tokenizer.chat_template = template
+        assert continuations.CHAT not in {item.case for item in continuations.posted_items(tokenizer)}
 
 
 def test_a_static_cache_that_writes_other_tokens_is_seen(results):

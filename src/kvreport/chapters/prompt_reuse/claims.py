@@ -5,7 +5,7 @@ import pandas as pd
 from kvbook.measuring import agreement, estimates
 from kvreport.chapters.prompt_reuse import continuations, split_keys
 from kvreport.chapters.prompt_reuse.results import Results
-from kvreport.publishing.verdicts import Verdict, holds, weights_of
+from kvreport.publishing.verdicts import DOCUMENTS, OTHERS, Verdict, holds, weights_of
 from kvreport.publishing.wording import DTYPES
 
 
@@ -162,15 +162,27 @@ def answer_survives(results: Results) -> Verdict:
     """Look for the capital's name, and for the complaint, in the text."""
     runs = results.runs
     asked = runs[
-        (runs["case"] == continuations.THREAD) & (runs["item"].astype(str) == "1") & (runs["cache"] != "static")
+        runs["case"].isin([continuations.THREAD, continuations.CHAT])
+        & (runs["item"].astype(str) == "1")
+        & (runs["cache"] != "static")
     ]
-    text = asked["words"].map("".join)
-    named = text[asked["way"] == continuations.NO_REUSE].str.contains("Paris")
-    complains = text[asked["way"] == continuations.POSTED].str.contains("incomplete")
-    here = f"without reuse {_of(named)} texts name Paris; with the cache as it is {_of(complains)} say “incomplete”"
+    asked = asked.assign(text=asked["words"].map("".join), in_chat=asked["case"] == continuations.CHAT)
+    plain, posted = (asked[asked["way"] == way] for way in (continuations.NO_REUSE, continuations.POSTED))
+    named = plain["text"].str.contains("Paris")
+    complains = posted["text"].str.contains("incomplete")
+    parts = [
+        f"{_of(of)} texts name Paris {where}"
+        for where, of in (("as posted", named[~plain["in_chat"]]), ("in the chat template", named[plain["in_chat"]]))
+        if len(of)
+    ]
+    here = f"without reuse {', '.join(parts)}; with the cache as it is {_of(complains)} say “incomplete”"
     if not named.any():
-        return Verdict(here, "needs the real weights")
-    return Verdict(here, holds(bool(named.all() and complains.any()), not complains.any(), _weights(results)))
+        real = _weights(results) in (*DOCUMENTS, *OTHERS)
+        return Verdict(here, "undecided" if real else "needs the real weights")
+    answers = bool(named.groupby(plain["model"]).any().all())
+    # Where the prompt's ids go on from the cache's, nothing is missing that a model could complain of.
+    contradicted = bool(posted["seam"].any()) and not complains.any()
+    return Verdict(here, holds(answers and bool(complains.any()), contradicted, _weights(results)))
 
 
 CHECKS = {

@@ -12,6 +12,9 @@ Cases:
 ``continued ids``
     The texts of ``thread`` and ``joined word``, but the prompt's ids are put behind the prefix's ids: the cut lies where
     the ids have one.
+``chat template``
+    The thread's prefix as a system's turn and its prompts as a user's, in the model's own chat template.  The cache was
+    filled with the first turn, behind which the ids of every template go on.  Absent where a model has no template.
 ``whole prompt``
     The cache was filled with the whole prompt.
 ``corpus``
@@ -46,7 +49,7 @@ NO_REUSE = "no reuse"
 POSTED = "prefix cache as it is"
 SAFE = "longest common prefix"
 THREAD, DOCUMENTED, JOINED, CONTINUED = "thread", "documented", "joined word", "continued ids"
-WHOLE, CORPUS = "whole prompt", "corpus"
+CHAT, WHOLE, CORPUS = "chat template", "whole prompt", "corpus"
 
 # Words that the vocabulary joins with a full stop: how many to try, and how long they must be to be words.
 _N_WORDS, _WORD_LENGTH = 4, 3
@@ -123,8 +126,27 @@ def posted_items(tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
         if caches.shared_length(prefix, whole) < len(prefix):
             yield Item(JOINED, word, prefix, whole)
             yield continued(word, f"{word} {behind}")
+    yield from _chat_items(tokenizer, texts)
     whole = encode(texts["prefix"] + texts["prompts"][0])
     yield Item(WHOLE, "0", whole, whole)
+
+
+def _chat_items(tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any]) -> Iterator[Item]:
+    if tokenizer.chat_template is None:
+        return
+
+    def encode(turns: list[dict[str, str]], **options) -> list[int]:
+        return list(tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
+
+    system = {"role": "system", "content": texts["prefix"]}
+    try:
+        prefix = encode([system])
+    # A template that knows no system's turn raises whatever it likes.
+    except Exception:
+        return
+    for number, prompt in enumerate(texts["prompts"]):
+        whole = encode([system, {"role": "user", "content": prompt}], add_generation_prompt=True)
+        yield Item(CHAT, str(number), prefix, whole)
 
 
 def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
@@ -226,7 +248,7 @@ def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iter
     yield NO_REUSE, "", generate(model, item.ids, n_new_tokens)
     # The prompt may be fed a second time on top of a cache that holds it.
     room = len(item.prefix_ids) + len(item.ids) + n_new_tokens
-    for kind in ("dynamic", "static") if item.case in (THREAD, WHOLE) else ("dynamic",):
+    for kind in ("dynamic", "static") if item.case in (THREAD, CHAT, WHOLE) else ("dynamic",):
         filled = fill(model, item.prefix_ids, kind, room)
         # As the thread does: the filled cache is kept, every prompt gets a copy.
         yield POSTED, kind, generate(model, item.ids, n_new_tokens, copy.deepcopy(filled))

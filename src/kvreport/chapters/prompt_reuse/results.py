@@ -75,7 +75,9 @@ class Results:
     @cached_property
     def texts(self) -> pd.DataFrame:
         """`tables.side_by_side`, of the cases that the page shows."""
-        return tables.side_by_side(self.runs, (continuations.THREAD, continuations.JOINED, continuations.WHOLE))
+        return tables.side_by_side(
+            self.runs, (continuations.THREAD, continuations.CHAT, continuations.JOINED, continuations.WHOLE)
+        )
 
     @cached_property
     def seams(self) -> pd.DataFrame:

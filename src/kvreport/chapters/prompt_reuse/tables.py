@@ -214,6 +214,7 @@ CASES = {
     continuations.JOINED: "first word joins the stop",
     continuations.DOCUMENTED: "space at the prefix's end",
     continuations.CONTINUED: "ids continued",
+    continuations.CHAT: "chat template, system's turn cached",
     continuations.WHOLE: "cache holds the whole prompt",
     continuations.CORPUS: "corpus, cut anywhere",
 }
@@ -333,7 +334,8 @@ def side_by_side(table: pd.DataFrame, cases: tuple[str, ...]) -> pd.DataFrame:
             if case == continuations.JOINED:
                 prompt = f"{item} {prompts[-1].partition(' ')[2]}"
             else:
-                prompt = prompts[int(item)] + (", wholly cached" if case == continuations.WHOLE else "")
+                more = {continuations.WHOLE: ", wholly cached", continuations.CHAT: ", in the chat template"}
+                prompt = prompts[int(item)] + more.get(case, "")
             line = {"model": model, "prompt": prompt}
             for run in group.itertuples():
                 step = run.first_divergence

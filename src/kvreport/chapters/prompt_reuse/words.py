@@ -61,7 +61,7 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "",
         ),
         "tab-reuse-outcomes": (
-            "Runs whose tokens equal those without reuse, over both models and all kinds of cache; beside them the runs "
+            "Runs whose tokens equal those without reuse, over all models and kinds of cache; beside them the runs "
             f"whose prompt's ids do not begin with the prefix's. Corpus: {asked['n_samples']} texts of {wording.corpus(reuse)} "
             f"for each model. {setting}.",
             "",
