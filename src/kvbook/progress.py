@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -110,6 +111,23 @@ class Work:
         if now - self._last >= (SECONDS_BETWEEN_WRITES if in_file else SECONDS_BETWEEN_LINES):
             self._last = now
             _say(" · ".join([*_running, self.line(now - self._start)]))
+
+
+@contextmanager
+def headed(text: str) -> Iterator[None]:
+    """Say something now, and in front of every line that says how far, while this is open.
+
+    Parameters
+    ----------
+    text : str
+        One line.
+    """
+    _say(text)
+    _running.append(text)
+    try:
+        yield
+    finally:
+        _running.pop()
 
 
 def _say(line: str) -> None:

@@ -48,6 +48,7 @@ def predict(
     n_passes: float,
     n_steps: float = 0,
     device: str = "cpu",
+    n_copies: int = 1,
 ) -> Cost:
     """Predict what passes of a causal model take, one dtype after the other.
 
@@ -65,6 +66,8 @@ def predict(
         How many further passes of one token.
     device : str
         Where.
+    n_copies : int
+        How many copies of the weights are held at a time.
 
     Raises
     ------
@@ -75,7 +78,7 @@ def predict(
     n_bytes = seconds = 0.0
     for name in dtypes:
         dtype = placement.dtype_on(name, place)
-        weights = loading.parameter_count(config) * dtype.itemsize
+        weights = n_copies * loading.parameter_count(config) * dtype.itemsize
         logits = 2 * n_tokens * config.get_text_config().vocab_size * max(dtype.itemsize, 4)
         n_bytes = max(n_bytes, weights + logits + kv_bytes_per_token(config, dtype) * n_tokens)
         seconds += n_passes * pass_seconds(config, dtype, n_tokens, place)

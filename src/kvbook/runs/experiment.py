@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from kvbook import fingerprint
 from kvbook.runs import machine, records, threads
+from kvbook.runs.work import Work, announced
 from kvbook.settings import Settings
 
 Asked = TypeVar("Asked", bound=Settings)
@@ -37,6 +38,9 @@ class Experiment(Generic[Asked]):
         Raised by hand when the rows change meaning; recorded evidence of another revision is refused.
     after : tuple of str
         Names of experiments whose runs it reads.
+    work : callable or None
+        Says how much these settings run each model, for the line that predicts memory and minutes; None where that is
+        little, or not the model's doing.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Experiment(Generic[Asked]):
     own_threads: bool = False
     revision: int = 1
     after: tuple[str, ...] = ()
+    work: Callable[[Asked], Work] | None = None
 
     @property
     def needs_the_machine(self) -> bool:
@@ -86,9 +91,13 @@ class Experiment(Generic[Asked]):
             return records.run(
                 self.name,
                 self._made_of(settings, inputs),
-                lambda writer: self.measure(settings, inputs, writer),
+                lambda writer: self._announced(settings, inputs, writer),
                 note={"commit": machine.commit()},
             )
+
+    def _announced(self, settings: Asked, inputs: dict[str, Any], writer: records.Writer) -> None:
+        with announced(self.work and self.work(settings), settings, inputs.get("models", ())):
+            self.measure(settings, inputs, writer)
 
     def is_made(self, settings: Asked) -> bool:
         """Tell whether `run` would find a finished run, or has nothing to measure."""

@@ -31,6 +31,7 @@ from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, placement, registry
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvbook.settings import Settings
 from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.publishing import documents
@@ -303,4 +304,10 @@ def _on_host(split: Split) -> Split:
     return Split(split.logits.cpu(), split.held)
 
 
-EXPERIMENT = Experiment("past_tables", PastTablesSettings, inputs, measure)
+def work(settings: PastTablesSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_texts = len(settings.quantizations) * (settings.n_samples + 1)
+    return Work(settings.n_tokens, 2 * n_texts, 2 * n_texts, (settings.dtype,))
+
+
+EXPERIMENT = Experiment("past_tables", PastTablesSettings, inputs, measure, work=work)

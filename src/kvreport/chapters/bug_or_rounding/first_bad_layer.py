@@ -12,6 +12,7 @@ from kvbook.diagnosis.rows import rows_of as measured_rows
 from kvbook.models import corpus, loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.bug_or_rounding import every_dtype
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 
@@ -49,4 +50,10 @@ def measure(settings: BugOrRoundingSettings, _made_of: dict[str, Any], writer: r
     every_dtype.measure(settings, [settings.model], rows_of, writer)
 
 
-EXPERIMENT = Experiment("first_bad_layer", BugOrRoundingSettings, inputs, measure)
+def work(settings: BugOrRoundingSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_texts = (1 + len(_PLANT)) * settings.n_samples
+    return Work(settings.n_tokens, 2 * n_texts, n_texts, settings.dtypes)
+
+
+EXPERIMENT = Experiment("first_bad_layer", BugOrRoundingSettings, inputs, measure, work=work)

@@ -18,6 +18,7 @@ from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.blog_past import past_tables
 from kvreport.chapters.bug_or_rounding import every_dtype
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
@@ -291,4 +292,10 @@ def measure(settings: BugOrRoundingSettings, made_of: dict[str, Any], writer: re
                 writer.append(unit, list(of_the_scratch_model(_of_scratch(settings), dtype)))
 
 
-EXPERIMENT = Experiment("bug_or_rounding", BugOrRoundingSettings, inputs, measure)
+def work(settings: BugOrRoundingSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    # Each fault is planted and fed, mostly in two parts; the documents' own symptoms take a dozen passes.
+    return Work(settings.n_tokens, (2 * (len(faults.FAULTS) + 2) + 12) * settings.n_samples, dtypes=settings.dtypes)
+
+
+EXPERIMENT = Experiment("bug_or_rounding", BugOrRoundingSettings, inputs, measure, work=work)

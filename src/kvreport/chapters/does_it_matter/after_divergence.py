@@ -17,6 +17,7 @@ from kvbook import fingerprint, progress
 from kvbook.measuring import predictions
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.does_it_matter import first_divergence, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
@@ -135,7 +136,14 @@ def follow(
         }
 
 
+def work(settings: DoesItMatterSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_pairs = min(MOST_PAIRS, settings.n_samples)
+    return Work(settings.n_tokens, 3 * n_pairs, 2 * BEHIND * n_pairs, settings.dtypes)
+
+
 EXPERIMENT = Experiment(
     "after_divergence", DoesItMatterSettings, inputs, measure, fields=first_divergence.EXPERIMENT.fields,
     after=(first_divergence.EXPERIMENT.name,),
+    work=work,
 )  # fmt: skip

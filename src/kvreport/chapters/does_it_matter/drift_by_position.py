@@ -16,6 +16,7 @@ from kvbook.measuring import predictions
 from kvbook.models import corpus, loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
@@ -94,6 +95,16 @@ def follow(subject: variants.Subject, sample: corpus.Sample) -> Iterator[dict[st
                 }
 
 
+def work(settings: DoesItMatterSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    return Work(settings.longest, (1 + len(VARIANTS)) * settings.n_long, dtypes=settings.dtypes, copies=2)
+
+
 EXPERIMENT = Experiment(
-    "drift_by_position", DoesItMatterSettings, inputs, measure, fields=variants.FIELDS | {"longest", "n_long"}
+    "drift_by_position",
+    DoesItMatterSettings,
+    inputs,
+    measure,
+    fields=variants.FIELDS | {"longest", "n_long"},
+    work=work,
 )

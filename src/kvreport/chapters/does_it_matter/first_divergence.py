@@ -27,6 +27,7 @@ from kvbook import progress
 from kvbook.measuring import agreement, predictions
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
@@ -263,6 +264,20 @@ def part(
             yield text, {"way": way.name, "steps": steps, "parted": parted, "path": None, "instead": None}
 
 
+def work(settings: DoesItMatterSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_texts = len(CHOICES) * settings.n_samples
+    written = settings.n_tokens - settings.n_tokens // 2
+    # A batch is written at once; assisted decoding is greedy and one text at a time, and drafts what it verifies.
+    n_steps = written * (n_texts / variants.BATCH + settings.n_samples)
+    return Work(settings.n_tokens, (1 + len(WATCHED)) * n_texts, n_steps, settings.dtypes, copies=3)
+
+
 EXPERIMENT = Experiment(
-    "first_divergence", DoesItMatterSettings, inputs, measure, fields=variants.FIELDS | {"n_samples", "n_tokens"}
+    "first_divergence",
+    DoesItMatterSettings,
+    inputs,
+    measure,
+    fields=variants.FIELDS | {"n_samples", "n_tokens"},
+    work=work,
 )

@@ -13,6 +13,7 @@ from kvbook.measuring import predictions
 from kvbook.models import corpus
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.does_it_matter import classifier, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
@@ -90,7 +91,16 @@ def score(subject: variants.Subject, samples: list[corpus.Sample], head: torch.T
                     }
 
 
+def work(settings: DoesItMatterSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    half = settings.n_tokens // 2
+    n_steps = settings.n_samples * half * (1 + 2 / variants.AT_ONCE)
+    # Copies of other dtypes, attention and quantizations stay loaded beside the baseline.
+    return Work(settings.n_tokens, len(variants.VARIANTS) * settings.n_samples, n_steps, settings.dtypes, copies=4)
+
+
 EXPERIMENT = Experiment(
     "teacher_forced", DoesItMatterSettings, inputs, measure,
     fields=variants.FIELDS | {"n_samples", "n_tokens", "n_fit"},
+    work=work,
 )  # fmt: skip

@@ -16,6 +16,7 @@ from kvbook.measuring import in_fp64, timing
 from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
@@ -91,7 +92,21 @@ def _score(
     }
 
 
+def work(settings: ExactCachesSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_texts = len(RUNGS) * settings.n_samples
+    return Work(
+        settings.n_tokens,
+        2 * n_texts,
+        settings.n_tokens * n_texts,
+        settings.dtypes,
+        in_fp64=settings.n_samples,
+        copies=2,
+    )
+
+
 EXPERIMENT = Experiment(
     "exact_ladder", ExactCachesSettings, inputs, measure, timed=True,
     fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}),
+    work=work,
 )  # fmt: skip

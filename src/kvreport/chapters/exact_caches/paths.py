@@ -16,6 +16,7 @@ from kvbook.exact.verification import fed
 from kvbook.models import corpus, registry, sources
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 STOCK, EXACT = "stock", "row-invariant"
@@ -141,7 +142,15 @@ def measure(settings: ExactCachesSettings, made_of: dict[str, Any], writer: reco
             writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
 
 
+def work(settings: ExactCachesSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_texts = len(ARITHMETICS) * settings.n_samples
+    # All tokens one by one, half of them through generate, and a few of the chunks.
+    return Work(settings.n_tokens, 9 * n_texts, 2 * settings.n_tokens * n_texts, settings.dtypes)
+
+
 EXPERIMENT = Experiment(
     "exact_ways", ExactCachesSettings, inputs, measure,
     fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}),
+    work=work,
 )  # fmt: skip

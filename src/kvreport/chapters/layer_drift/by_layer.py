@@ -14,6 +14,7 @@ from kvbook.measuring import agreement, full_and_split
 from kvbook.models import corpus, packages
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 
@@ -93,7 +94,12 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
                 writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
 
 
-EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure)
+def work(settings: LayerDriftSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    return Work(settings.n_tokens, 2 * settings.n_samples, settings.n_samples, settings.dtypes)
+
+
+EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure, work=work)
 
 # A trained model of a real size that every build can have, and as many texts of it as a build has time for.
 TRAINED_FAMILY, TRAINED_SAMPLES = "smollm2", 6

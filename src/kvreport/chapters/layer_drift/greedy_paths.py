@@ -19,6 +19,7 @@ from kvbook import progress
 from kvbook.models import loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
@@ -179,10 +180,19 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
             writer.append(unit, rows)
 
 
+def work(settings: LayerDriftSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    # On average half of the text; three of the methods read all of it at every step, the others one token.
+    return Work(
+        max(1, settings.n_new_tokens // 2), 3 * settings.n_new_tokens, 3 * settings.n_new_tokens, settings.dtypes
+    )
+
+
 EXPERIMENT = Experiment(
     "greedy_paths",
     LayerDriftSettings,
     inputs,
     measure,
     fields=frozenset({"model", "reference_model", "weights", "device", "seed", "dtypes", "prompt", "n_new_tokens"}),
+    work=work,
 )

@@ -12,6 +12,7 @@ from kvbook.measuring import agreement, full_and_split, mitigations, timing
 from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Where 32 bits are already used, upcasting to 32 bits does nothing.
@@ -84,6 +85,13 @@ def _compare(loaded: loading.Loaded, ids: torch.Tensor, patches: list[mitigation
     }
 
 
+def work(settings: LayerDriftSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_variants = len(mitigations.NAMES) * (settings.n_mitigation_samples + 1)
+    # The upcast copies of all variants are held together.
+    return Work(settings.n_tokens, 2 * n_variants, n_variants, tuple(dtypes(settings)), copies=4)
+
+
 EXPERIMENT = Experiment(
     "mitigations",
     LayerDriftSettings,
@@ -91,4 +99,5 @@ EXPERIMENT = Experiment(
     measure,
     fields=frozenset({"weights", "device", "seed", "dtypes", "corpus", "n_tokens"}),
     timed=True,
+    work=work,
 )

@@ -17,6 +17,7 @@ from kvbook.errors import UserError
 from kvbook.models import loading, packages, placement, sources
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.models.settings import ModelsSettings
 
 
@@ -94,4 +95,9 @@ def measure(settings: ModelsSettings, made_of: dict[str, Any], writer: records.W
         )
 
 
-EXPERIMENT = Experiment("greedy_samples", ModelsSettings, inputs, measure)
+def work(settings: ModelsSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    return Work(max(1, settings.n_new_tokens // 2), settings.n_new_tokens, dtypes=(settings.dtype,))
+
+
+EXPERIMENT = Experiment("greedy_samples", ModelsSettings, inputs, measure, work=work)

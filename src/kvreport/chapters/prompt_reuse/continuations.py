@@ -41,6 +41,7 @@ from kvbook.measuring import caches
 from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
@@ -54,6 +55,8 @@ CHAT, WHOLE, CORPUS = "chat template", "whole prompt", "corpus"
 # Words that the vocabulary joins with a full stop: how many to try, and how long they must be to be words.
 _N_WORDS, _WORD_LENGTH = 4, 3
 
+# Texts that are written for the thread's examples in a dtype, more or less, in all ways.
+_POSTED_TEXTS = 30
 # Tokens of a text before and behind the cut.
 _BEFORE, _BEHIND = 32, 12
 
@@ -324,10 +327,17 @@ def _rows(
         yield about | {"step": step, "token": token, "text": tokenizer.decode([token]), "margin": margin}
 
 
+def work(settings: PromptReuseSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_texts = _POSTED_TEXTS + 3 * settings.n_samples / len(settings.dtypes)
+    return Work(_BEFORE + _BEHIND, 2 * n_texts, n_texts * settings.n_new_tokens, settings.dtypes)
+
+
 EXPERIMENT = Experiment(
     "prompt_reuse",
     PromptReuseSettings,
     inputs,
     measure,
     fields=frozenset(PromptReuseSettings.model_fields) - {"n_positions"},
+    work=work,
 )

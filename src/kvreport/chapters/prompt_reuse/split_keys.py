@@ -22,6 +22,7 @@ from kvbook.measuring import agreement
 from kvbook.models import loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
 
@@ -30,6 +31,8 @@ ONE_BEGIN = "one begin-of-text"
 OVERWRITTEN = "cache overwritten"
 WHOLE_CACHE = "cache of the whole pass"
 FULL_ROWS = "row count of the whole pass"
+# Tokens of the thread's prompt and response, more or less, in any vocabulary.
+_ABOUT_TOKENS = 70
 VARIANTS = (POSTED, ONE_BEGIN, OVERWRITTEN, WHOLE_CACHE, FULL_ROWS)
 
 
@@ -223,10 +226,16 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
         writer.append(unit, rows)
 
 
+def work(settings: PromptReuseSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    return Work(_ABOUT_TOKENS, 2 * len(VARIANTS), dtypes=settings.dtypes)
+
+
 EXPERIMENT = Experiment(
     "split_keys",
     PromptReuseSettings,
     inputs,
     measure,
     fields=frozenset({"model", "second_model", "weights", "device", "seed", "dtypes"}),
+    work=work,
 )

@@ -14,6 +14,7 @@ from kvbook.measuring import caches, memory
 from kvbook.models import placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
@@ -78,10 +79,17 @@ def _generate(model: PreTrainedModel, length: int, kind: str) -> int:
     return memory.cache_bytes(cache)
 
 
+def work(settings: StaticCacheSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    longest = max(lengths(settings))
+    return Work(longest, 2 * len(lengths(settings)) * (_N_NEW + 2), dtypes=(settings.dtype,))
+
+
 EXPERIMENT = Experiment(
     "static_memory",
     StaticCacheSettings,
     inputs,
     measure,
     fields=frozenset({"model", "weights", "dtype", "device", "seed", "n_new_tokens"}),
+    work=work,
 )

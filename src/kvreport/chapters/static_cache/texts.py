@@ -14,6 +14,7 @@ from kvbook.measuring import caches
 from kvbook.models import loading, placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 WAYS = ("none", "dynamic", "static")
@@ -34,7 +35,7 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     model = loading.identify(settings.text_model, _weights(settings), settings.seed)
     tokenizer = loading.tokenizer(settings.text_model, _weights(settings))
     loading.check_length(model, len(tokenizer(settings.prompt)["input_ids"]) + settings.n_new_tokens)
-    return {"models": [model]}
+    return {"models": [model | {"asked_for": settings.text_model}]}
 
 
 def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
@@ -76,10 +77,17 @@ def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> l
     return rows
 
 
+def work(settings: StaticCacheSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_new = settings.n_new_tokens
+    return Work(max(1, n_new // 2), n_new, 2 * n_new, _dtypes(settings))
+
+
 EXPERIMENT = Experiment(
     "static_texts",
     StaticCacheSettings,
     inputs,
     measure,
     fields=frozenset({"text_model", "weights", "dtype", "device", "seed", "prompt", "n_new_tokens"}),
+    work=work,
 )

@@ -17,6 +17,7 @@ from kvbook.measuring import agreement, full_and_split
 from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 FULL, PREFILL, DECODE = "full pass", "prefill", "decode"
@@ -59,7 +60,15 @@ class GivenCache(DynamicCache):
         )
 
 
-def caches(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, Cache]:
+def decoded(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> Cache:
+    """Write keys and values token by token, or go on with a cache that was written so for the first tokens."""
+    cache = begun or full_and_split.prefill(model, ids[:, :1])
+    for position in range(cache.get_seq_length(), ids.shape[1]):
+        model(ids[:, position : position + 1], past_key_values=cache, use_cache=True)
+    return cache
+
+
+def caches(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> dict[str, Cache]:
     """Write the keys and values of all tokens but the last in three ways.
 
     Parameters
@@ -68,6 +77,8 @@ def caches(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, Cache]:
         A causal language model.
     ids : Tensor of int64, shape (1, seq_len)
         The text.
+    begun : Cache, optional
+        As for `decoded`; it is changed.
 
     Returns
     -------
@@ -77,10 +88,7 @@ def caches(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, Cache]:
     prefix = ids[:, :-1]
     full = model(ids, use_cache=True, logits_to_keep=1).past_key_values
     full.crop(-1)
-    decoded = full_and_split.prefill(model, prefix[:, :1])
-    for position in range(1, prefix.shape[1]):
-        model(prefix[:, position : position + 1], past_key_values=decoded, use_cache=True)
-    return {FULL: full, PREFILL: full_and_split.prefill(model, prefix), DECODE: decoded}
+    return {FULL: full, PREFILL: full_and_split.prefill(model, prefix), DECODE: decoded(model, prefix, begun)}
 
 
 def query(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) -> full_and_split.LastToken:
@@ -102,18 +110,16 @@ def query(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) ->
     return full_and_split.decode(model, ids, GivenCache(cache))
 
 
-def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> Iterator[dict[str, Any]]:
     """Score one text's last token in all six ways and hold each against the full pass.
 
     Parameters
     ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
+    model, ids, begun
+        As for `caches`.
     """
     reference = full_and_split.full_pass(model, ids)
-    written = caches(model, ids)
+    written = caches(model, ids, begun)
     for source, cache in written.items():
         held, expected = (_flat(which) for which in (cache, written[FULL]))
         of_cache = agreement.drift(expected, held)
@@ -153,15 +159,25 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
         label = f"whose fault, {dtype}"
         for text in samples.pending(settings, writer, loaded, dtype, settings.n_samples, settings.n_tokens + 1, label):
             with torch.inference_mode():
+                # The longer text's tokens are decoded as the shorter one's are, and one more.
+                begun = decoded(loaded.model, text.ids[:, :-2])
                 rows = [
                     text.about | {"n_tokens": length} | row
                     for length in (text.ids.shape[1] - 1, text.ids.shape[1])
-                    for row in compare(loaded.model, text.ids[:, :length])
+                    for row in compare(loaded.model, text.ids[:, :length], begun)
                 ]
             writer.append(text.unit, rows)
+
+
+def work(settings: WhereDriftBeginsSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    # Two lengths; three caches and what is read on top of each, alone or among all rows.
+    n_texts = 2 * settings.n_samples
+    return Work(settings.n_tokens, 6 * n_texts, settings.n_tokens * settings.n_samples, settings.dtypes)
 
 
 EXPERIMENT = Experiment(
     "cache_factorial", WhereDriftBeginsSettings, inputs, measure,
     fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}),
+    work=work,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from kvbook.measuring import agreement
 from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 
@@ -89,7 +90,14 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
             writer.append(f"{attention}|{dtype}", [about | row for row in compare(loaded.model, ids)])
 
 
+def work(settings: WhereDriftBeginsSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    # Stock attention and the eager one; half of the length on average.
+    return Work(settings.longest // 2, 2 * settings.longest, 2 * settings.longest, settings.dtypes)
+
+
 EXPERIMENT = Experiment(
     "length_sweep", WhereDriftBeginsSettings, inputs, measure,
     fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus"}),
+    work=work,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from kvbook.measuring import full_and_split, replay
 from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 # Not replayed but run as it comes: prefill of all tokens but the last, then the last.
@@ -107,9 +108,17 @@ def measure(settings: WhereDriftBeginsSettings, made_of: dict[str, Any], writer:
                     writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids, settings.chunks)])
 
 
+def work(settings: WhereDriftBeginsSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    # Each of the passes is taken apart: what is compared counts about as much as what is computed.
+    n_passes = 2 * 2 * (len(settings.chunks) + 4) * settings.n_replayed
+    return Work(settings.n_tokens, n_passes, dtypes=settings.dtypes)
+
+
 EXPERIMENT = Experiment(
     "operation_replay", WhereDriftBeginsSettings, inputs, measure,
     fields=frozenset(
         {"model", "families", "weights", "device", "seed", "dtypes", "corpus", "n_replayed", "n_tokens", "chunks"}
     ),
+    work=work,
 )  # fmt: skip

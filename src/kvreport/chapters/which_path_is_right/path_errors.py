@@ -23,6 +23,7 @@ from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, placement
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 
 CACHED = "token by token"
@@ -279,4 +280,10 @@ def measure(settings: WhichPathSettings, made_of: dict[str, Any], writer: record
                 writer.append(text.unit, [about | row for row in rows])
 
 
-EXPERIMENT = Experiment("path_errors", WhichPathSettings, inputs, measure)
+def work(settings: WhichPathSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_texts = settings.n_samples
+    return Work(settings.n_tokens, 3 * n_texts, settings.n_decoded * n_texts, settings.dtypes, in_fp64=2 * n_texts)
+
+
+EXPERIMENT = Experiment("path_errors", WhichPathSettings, inputs, measure, work=work)

@@ -1,0 +1,95 @@
+"""How much an experiment runs a model, and the line that says so before one on a large trained model starts."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from kvbook import progress
+from kvbook.settings import Settings, Weights
+
+if TYPE_CHECKING:
+    from kvbook.measuring import costs
+
+# Parameters from which on an experiment takes long enough to be announced.
+LARGE = 50_000_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """Passes of each model in each dtype.
+
+    Attributes
+    ----------
+    n_tokens : int
+        Tokens of a pass.
+    passes : float
+        How many passes of so many tokens.
+    steps : float
+        How many passes of a single token.
+    dtypes : tuple of str
+        In each of which all this is done.
+    in_fp64 : float
+        Further passes of `n_tokens` in double precision, for each dtype, of a copy that is loaded beside the model.
+    copies : int
+        How many copies of the model are held in the dtype at a time.
+    """
+
+    n_tokens: int
+    passes: float
+    steps: float = 0
+    dtypes: tuple[str, ...] = ("float32",)
+    in_fp64: float = 0
+    copies: int = 1
+
+
+def predict(work: Work, settings: Settings, models: Iterable[Mapping[str, Any]]) -> "costs.Cost | None":
+    """Predict what an experiment takes, by its large models that are trained; None where it has none.
+
+    Parameters
+    ----------
+    work : Work
+        Of each model.
+    settings : Settings
+        Where, and which model where the next one does not say.
+    models : iterable of mapping
+        What `loading.identify` says of them, and what they were ``asked_for``.
+    """
+    # Imports torch, which whoever only lists experiments need not wait for.
+    from kvbook.measuring import costs
+    from kvbook.models import sources
+
+    found = [
+        _of_one(work, settings, model)
+        for model in models
+        if model.get("parameters", 0) >= LARGE and model["weights"] not in sources.DRAWN
+    ]
+    if not found:
+        return None
+    return costs.Cost(max(cost.n_bytes for cost in found), sum(cost.seconds for cost in found))
+
+
+def _of_one(work: Work, settings: Settings, model: Mapping[str, Any]) -> "costs.Cost":
+    from kvbook.measuring import costs
+    from kvbook.models import loading
+
+    # A folder, a file and a hub id bring their own weights, whatever is asked for.
+    weights = model["weights"] if model["weights"] in get_args(Weights) else "stand-in"
+    config = loading.config_of(model.get("asked_for", settings.model), weights)
+    main = costs.predict(
+        config, work.dtypes, work.n_tokens, n_passes=work.passes, n_steps=work.steps, device=settings.device,
+        n_copies=work.copies,
+    )  # fmt: skip
+    if not work.in_fp64:
+        return main
+    n_passes = work.in_fp64 * len(work.dtypes)
+    beside = costs.predict(config, ["float64"], work.n_tokens, n_passes=n_passes, device=settings.device)
+    return costs.Cost(main.n_bytes + beside.n_bytes, main.seconds + beside.seconds)
+
+
+def announced(
+    work: Work | None, settings: Settings, models: Iterable[Mapping[str, Any]]
+) -> AbstractContextManager[None]:
+    """Say, while this is open, what an experiment was predicted to take; nothing where it is small."""
+    cost = work and predict(work, settings, models)
+    return progress.headed(f"predicted: {cost.line()}") if cost else nullcontext()

@@ -1,0 +1,95 @@
+"""What is said before an experiment on a large trained model starts."""
+
+import pytest
+
+from kvbook import progress
+from kvbook.measuring import costs
+from kvbook.models import loading
+from kvbook.runs import work
+from kvbook.runs.work import Work
+from kvbook.settings import Settings
+from kvreport.running import catalogue, planning
+
+# What loads no model that is named in the settings, or is over in seconds.
+SMALL = {
+    "attention_forms", "exact_cost", "first_layer", "gemm_map", "layer_drift_trained", "memory_bandwidth", "scratch_held",
+    "scratch_logits", "scratch_loss", "scratch_speed", "scratch_texts", "seams", "static_shapes",
+}  # fmt: skip
+REAL = {"weights": "package", "parameters": 134_515_008, "asked_for": "smollm2"}
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Make a pass take as many seconds as it has tokens, of a model whose configuration is a stand-in's."""
+    monkeypatch.setattr(costs, "pass_seconds", lambda config, dtype, n_tokens, device: float(n_tokens))
+    given = loading.config_of("smollm2")
+    monkeypatch.setattr(loading, "config_of", lambda model, weights: given)
+
+
+def test_every_experiment_that_takes_long_on_a_trained_model_says_how_much_it_does():
+    assert {name for name, experiment in catalogue.EXPERIMENTS.items() if experiment.work is None} == SMALL
+
+
+def size(done: Work) -> float:
+    return done.n_tokens * done.passes + done.steps
+
+
+def test_fewer_texts_are_less_work_in_every_chapter():
+    for chapter in planning.plan("trained"):
+        values = chapter.values()
+        for experiment in catalogue.EXPERIMENTS.values():
+            if experiment.work is None or experiment.settings.__module__.split(".")[2] != chapter.name:
+                continue
+            depends = set(values) if experiment.fields is None else set(values) & experiment.fields
+            fewer = {name: values[name] // 4 for name in {"n_samples", "n_new_tokens"} & depends}
+            all_of_it, less = (experiment.work(experiment.settings.checked(**values | some)) for some in ({}, fewer))
+            assert size(less) > 0, experiment.name
+            assert (size(less) < size(all_of_it)) == bool(fewer), experiment.name
+
+
+def test_models_and_dtypes_add_up_and_the_reference_lies_beside(counted):
+    asked = Work(10, passes=2, steps=3, dtypes=("float32", "bfloat16"))
+    one = work.predict(asked, Settings(), [REAL])
+    assert one.seconds == 2 * (2 * 10 + 3)
+    two = work.predict(asked, Settings(), [REAL, REAL])
+    assert (two.seconds, two.n_bytes) == (2 * one.seconds, one.n_bytes)
+    checked = Work(10, passes=2, steps=3, dtypes=("float32", "bfloat16"), in_fp64=1)
+    beside = work.predict(checked, Settings(), [REAL])
+    assert beside.seconds == one.seconds + 2 * 10
+    assert beside.n_bytes > 2 * one.n_bytes
+    copied = Work(10, passes=2, steps=3, dtypes=("float32", "bfloat16"), copies=3)
+    assert work.predict(copied, Settings(), [REAL]).n_bytes > one.n_bytes
+
+
+@pytest.mark.parametrize(
+    "model", [REAL | {"parameters": 2_800_000}, REAL | {"weights": "random"}, {"weights": "stand-in", "shape": {}}]
+)
+def test_small_models_and_drawn_weights_are_not_announced(model, counted, capfd):
+    with work.announced(Work(10, passes=2), Settings(), [model]):
+        pass
+    with work.announced(None, Settings(), [REAL]):
+        pass
+    assert capfd.readouterr().err == ""
+
+
+def test_the_prediction_is_said_first_and_stands_before_every_line_of_progress(counted, monkeypatch, tmp_path):
+    monkeypatch.setenv(progress.PROGRESS_VARIABLE, str(tmp_path / "line"))
+    with work.announced(Work(10, passes=30), Settings(), [REAL]):
+        said = (tmp_path / "line").read_text()
+        assert said.startswith("predicted: about ")
+        assert said.endswith(" and 5 min")
+        for _ in progress.track([1], label="texts: sample"):
+            assert (tmp_path / "line").read_text() == f"{said} · texts: sample 0/1"
+    for _ in progress.track([1], label="texts: sample"):
+        assert (tmp_path / "line").read_text() == "texts: sample 0/1"
+
+
+def test_an_experiment_announces_itself_once_and_not_when_its_run_is_there(counted, monkeypatch, capfd):
+    experiment = catalogue.EXPERIMENTS["greedy_samples"]
+    monkeypatch.setattr(work, "LARGE", 0)
+    monkeypatch.delenv(progress.PROGRESS_VARIABLE, raising=False)
+    asked = experiment.settings.checked(model="gpt2", n_new_tokens=2, prompt="def announced")
+    experiment.run(asked)
+    assert capfd.readouterr().err.count("predicted: about ") >= 1
+    experiment.run(asked)
+    assert "predicted" not in capfd.readouterr().err
