@@ -12,9 +12,11 @@ from kvbook.diagnosis import faults
 from kvbook.errors import UserError
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvbook.measuring.estimates import flat
+from kvbook.models import loading
 from kvreport.chapters.bug_or_rounding import figures, first_bad_layer, symptoms, tables, words
 from kvreport.chapters.bug_or_rounding.results import Results
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
+from kvreport.chapters.prompt_reuse import continuations
 from kvreport.publishing import citation
 
 
@@ -55,6 +57,13 @@ def kinds(table: pd.DataFrame, **where: str) -> set[str]:
         table = table[table[column] == value]
     assert len(table), where
     return set(table["kind"])
+
+
+def test_a_vocabulary_that_joins_no_word_has_its_seam_where_the_documentation_has_a_space():
+    for family, case in {"llama": continuations.JOINED, "smollm2": continuations.DOCUMENTED}.items():
+        items = symptoms.broken_items(loading.tokenizer(family))
+        assert {item.case for item in items} == {case}, family
+        assert all(item.ids[: len(item.prefix_ids)] != item.prefix_ids for item in items)
 
 
 def test_every_symptom_is_measured_once_for_every_text_and_dtype(run):

@@ -174,8 +174,7 @@ def of_any_model(
         found = model(ids[:, -1:], past_key_values=static, use_cache=True).logits[0, -1]
         yield Pair(STATIC, STATIC_NONE, *about, _of_logits(full, found))
         yield Pair(STATIC, STATIC_DYNAMIC, *about, _of_logits(dynamic, found))
-    joined = [item for item in continuations.posted_items(tokenizer) if item.case == continuations.JOINED]
-    for number, item in enumerate(joined):
+    for number, item in enumerate(broken_items(tokenizer)):
         ids = torch.tensor([item.ids], device=model.device)
         about = (item.name, number, ids.shape[1])
         full = model(ids, use_cache=False).logits[0, -1]
@@ -185,6 +184,14 @@ def of_any_model(
             rest = ids[:, caches.length(cache) :]
             found = model(rest, past_key_values=cache, use_cache=True).logits[0, -1]
             yield Pair(REUSE, symptom, *about, _of_logits(full, found))
+
+
+def broken_items(tokenizer: PreTrainedTokenizerBase) -> list[continuations.Item]:
+    """List the thread's texts whose ids do not go on from the prefix's: a joined word, or else the documentation's space."""
+    items = list(continuations.posted_items(tokenizer))
+    broken = [item for item in items if caches.shared_length(item.prefix_ids, item.ids) < len(item.prefix_ids)]
+    joined = [item for item in broken if item.case == continuations.JOINED]
+    return joined or [item for item in broken if item.case == continuations.DOCUMENTED]
 
 
 def _keys_drift(model: PreTrainedModel, ids: torch.Tensor) -> float:
