@@ -120,7 +120,7 @@ def _jobs(chapters: list[Chapter]) -> int:
     # One accelerator, and the memory for one set of full-size weights, are what most people have.
     for chapter in chapters:
         given = chapter.parameters
-        if given.get("weights") == "hub" or "/" in str(given.get("model", "")):
+        if given.get("weights") in ("hub", "package") or "/" in str(given.get("model", "")):
             return 1
     return min(2, cores()) if _on_a_processor(chapters) else 1
 

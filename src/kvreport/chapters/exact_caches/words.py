@@ -46,7 +46,7 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "relative error on a logarithmic axis on the right.",
         ),
         "tab-exact-ladder": (
-            f"The same in numbers. Times are of this small model, over stock's on the same text, medians. {one}.",
+            f"The same in numbers. Times are of this model, over stock's on the same text, medians. {one}.",
             "",
         ),
         "tab-exact-promises": (
