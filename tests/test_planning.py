@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import mini_book
 import pytest
@@ -155,3 +157,15 @@ def test_a_build_that_cannot_fetch_the_trained_model_says_so_and_goes_on(monkeyp
     assert rendered == ["html"]
     said = capsys.readouterr().err.splitlines()
     assert said == (["kvbook: no network", "kvbook: going on without the trained model"] if asked else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("kvreport.running.execution", False), ("kvreport.site", False), ("kvreport.publishing.page", True)],
+)
+def test_asking_whether_chapters_are_fresh_waits_for_no_library_that_computes_or_draws(module, heavy):
+    # The last is the control: what draws does import them. Seconds of a build that has nothing to do.
+    script = f"import sys, {module}; print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip() != "[]") == heavy

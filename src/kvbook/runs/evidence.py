@@ -9,14 +9,16 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+
+if TYPE_CHECKING:
+    from kvbook.runs.experiment import Experiment
 
 Manifest = dict[str, dict[str, list[str]]]
 
@@ -53,7 +55,7 @@ def folders(chapter: str) -> list[Path]:
     return [paths.RECORDED_RUNS / folder for cited in manifest().get(chapter, {}).values() for folder in cited]
 
 
-def cited(chapter: str, role: str, experiments: Iterable[Experiment]) -> dict[str, list[records.Run]]:
+def cited(chapter: str, role: str, experiments: "Iterable[Experiment]") -> dict[str, list[records.Run]]:
     """Read the runs that a chapter cites in a role.
 
     Parameters

@@ -17,13 +17,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from filelock import FileLock, Timeout
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Sixteen hexadecimal digits: short enough for a folder, long enough never to meet another by chance.
 _HASH_LENGTH = 16
@@ -51,8 +53,10 @@ class Run:
     made: bool = False
 
     @cached_property
-    def rows(self) -> pd.DataFrame:
+    def rows(self) -> "pd.DataFrame":
         """Tidy rows, one a measurement; read when they are first asked for, so that a long run needs no more memory."""
+        import pandas as pd
+
         return pd.read_csv(self.folder / "rows.csv", keep_default_na=False, na_values=[""])
 
     @property

@@ -32,10 +32,7 @@ from matplotlib.figure import Figure
 
 from kvbook.errors import UserError
 from kvbook.paths import FIGURES
-
-# Set by kvreport.running.execution: the folder that the running chapter's files go to, and which chapter that is.
-FOLDER_VARIABLE = "KVBOOK_FIGURES"
-CHAPTER_VARIABLE = "KVBOOK_CHAPTER"
+from kvreport.publishing import CHAPTER_VARIABLE, FOLDER_VARIABLE
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
 # download.

@@ -4,8 +4,6 @@ Axes carry lower-case labels and no titles: a figure's claim is in its caption. 
 marker or a line style says the same thing again.
 """
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,8 +11,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator
 
 from kvbook.measuring.estimates import Estimate
-
-STYLE = Path(__file__).with_name("kvbook.mplstyle")
+from kvreport.publishing import STYLE
 
 # Okabe and Ito's palette, told apart by readers with any common colour vision deficiency. For lines and
 # markers only its colours with a contrast of at least 3 : 1 on white.

@@ -31,7 +31,7 @@ from kvbook.errors import UserError
 from kvbook.progress import PROGRESS_VARIABLE
 from kvbook.runs import privacy, records
 from kvbook.runs.threads import THREADS_VARIABLE
-from kvreport.publishing.page import CHAPTER_VARIABLE, FOLDER_VARIABLE
+from kvreport.publishing import CHAPTER_VARIABLE, FOLDER_VARIABLE
 from kvreport.running import kernel, measuring
 from kvreport.running.build import Build, cores
 from kvreport.running.planning import Chapter, code_cells, read_notebook, versions

@@ -37,7 +37,7 @@ from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.models import packages, registry
 from kvbook.runs import evidence
-from kvreport.publishing.style import STYLE
+from kvreport.publishing import STYLE
 
 PROFILE_VARIABLE = "PROFILE"
 DEFAULT_PROFILE = "default"
