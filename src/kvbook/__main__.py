@@ -141,6 +141,9 @@ def check(
     tokens: Annotated[int, typer.Option(min=4, help="Tokens of a text, at most.")] = 24,
     corpus: Annotated[str, typer.Option(help="stdlib, or a folder of text files.")] = "stdlib",
     seed: Annotated[int, typer.Option(min=0, help="Of the places where texts are cut, and of the bootstrap.")] = 0,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="All dtypes; also windows, batch, padding, generate().")
+    ] = False,
     prefix: Annotated[str | None, typer.Option(help="Only look for a tokenizer seam behind this text.")] = None,
     rest: Annotated[str | None, typer.Option(help="What follows the prefix.")] = None,
 ) -> None:
@@ -156,7 +159,7 @@ def check(
         raise UserError("a seam lies between two texts: name both --prefix and --rest")
     asked = CheckSettings.checked(
         model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
-        seed=seed,
+        seed=seed, thorough=thorough,
     )  # fmt: skip
     cores.settle()
     if prefix is None or rest is None:

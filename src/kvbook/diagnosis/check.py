@@ -15,7 +15,7 @@ import transformers
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from kvbook import __version__, progress
-from kvbook.diagnosis import probe, verdict
+from kvbook.diagnosis import probe, thorough, verdict
 from kvbook.diagnosis.outcome import STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.rows import rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
@@ -44,6 +44,7 @@ _LOOK_AT_LAYER = (
     "look at positions, mask, and what the cache gives to attention, there and on the first call with a cache"
 )
 _NOTHING = "none needed; for equal bits run the model in `with kvbook.exact.row_invariant():`"
+_OTHER_PATHS = "windows, long texts, batch, padding, static cache, generate(): --thorough"
 _FINER = "add a finer dtype, float64 first of all (--dtypes), or more texts (--samples)"
 
 
@@ -74,9 +75,11 @@ def check(settings: CheckSettings) -> Outcome:
     )  # fmt: skip
     if identity["parameters"] > _LARGE:
         _announce(config, identity, settings, texts)
-    rows, again, left_out = [], [], {}
+    rows, again, deep, left_out = [], [], [], {}
     use_cache = None
     planned = settings.dtypes or DTYPES
+    open_paths, too_far = thorough.paths_of(config, limit) if settings.thorough else ([], [])
+    paths = {path.name: path for path in open_paths}
     work = progress.Work(_amount(planned[: _wanted(settings)], texts), "check")
     for dtype in planned:
         try:
@@ -91,6 +94,9 @@ def check(settings: CheckSettings) -> Outcome:
                 certain = _is_certain(rows, seed)
                 if certain and worst(pd.DataFrame(rows), seed)[1].kind == "bug":
                     _refuse_not_causal(identity["name"], loaded.model, texts[0])
+            if open_paths and len({row["dtype"] for row in deep}) < _ENOUGH:
+                deep += _deep(loaded.model, dtype, texts, open_paths)
+                open_paths = thorough.still_open(open_paths, deep)
         except _OfTheModelError:
             raise
         except UserError as error:
@@ -98,20 +104,23 @@ def check(settings: CheckSettings) -> Outcome:
             continue
         # Before the next one is loaded: both need not fit.
         del loaded
-        if certain and settings.dtypes is None:
+        if certain and settings.dtypes is None and not settings.thorough:
             break
     if not rows:
         raise next(iter(left_out.values()))
     table = pd.DataFrame(rows)
+    fields = judged(table, use_cache, seed, pd.DataFrame(again) if again else None)
+    if deep:
+        fields = _with_paths(fields, thorough.findings(deep), paths)
     return Outcome(
         model=identity["name"], weights=identity["weights"], layers=identity["layers"], parameters=identity["parameters"],
         device=settings.device, threads=torch.get_num_threads(),
         texts=len(texts), tokens=max(len(text.ids) for text in texts),
         left_out={dtype: _reason(error) for dtype, error in left_out.items()},
-        not_tried=_not_tried(set(table["dtype"]) | set(left_out)),
+        not_tried=_not_tried(set(table["dtype"]) | set(left_out), settings.thorough, too_far),
         seconds=time.monotonic() - start,
         versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
-        **judged(table, use_cache, seed, pd.DataFrame(again) if again else None),
+        **fields,
     )  # fmt: skip
 
 
@@ -148,6 +157,7 @@ def judged(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
         "slope": None
         if finding.slope is None
         else Slope(value=finding.slope.value, low=finding.slope.low, high=finding.slope.high),
+        "located": True,
         "first_suspicious_layer": suspicious_layer(rows[rows["way"] == way]) if finding.kind == "bug" else None,
         "paths": [PathFound(path=way, verdict=each.kind, detail=each.why) for way, each in kinds.items()],
         "cause": cause,
@@ -186,8 +196,29 @@ def _wanted(settings: CheckSettings) -> int:
     return len(settings.dtypes) if settings.dtypes else _ENOUGH
 
 
-def _not_tried(seen: set[str]) -> list[str]:
-    return [dtype for dtype in UNIT_ROUNDOFF if dtype not in seen]
+def _not_tried(seen: set[str], all_paths: bool, too_far: list[str]) -> list[str]:
+    dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype not in seen]
+    return dtypes + ([f"{path}: too long a text" for path in too_far] if all_paths else [_OTHER_PATHS])
+
+
+def _deep(
+    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], paths: list[thorough.Path]
+) -> list[dict[str, Any]]:
+    ids = [token for text in texts for token in text.ids]
+    work = progress.Work(sum(path.n_tokens for path in paths), f"check, other paths in {dtype}")
+    return list(thorough.rows_of(model, dtype, ids, paths, work.advance))
+
+
+def _with_paths(fields: dict[str, Any], found: list[PathFound], paths: dict[str, thorough.Path]) -> dict[str, Any]:
+    """Add the other paths to an outcome's fields; a bug on one of them decides, where there is none on the first ones."""
+    fields = fields | {"paths": fields["paths"] + found}
+    wrong = next((each for each in found if each.verdict == "bug"), None)
+    if wrong is None or fields["verdict"] == "bug":
+        return fields
+    return fields | {
+        "verdict": "bug", "status": STATUS["bug"], "why": f"{wrong.path}: {wrong.detail}", "path": wrong.path,
+        "located": False, "remedy": paths[wrong.path].remedy,
+    }  # fmt: skip
 
 
 # Progress.

@@ -49,7 +49,7 @@ def look_at(model: PreTrainedModel, ids: torch.Tensor) -> Fed:
     return Fed(model, name, kind)
 
 
-def full(fed: Fed, ids: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+def full(fed: Fed, ids: torch.Tensor, **options: torch.Tensor | int) -> torch.Tensor:
     """Give the logits of one pass without a cache, shape (rows, seq_len, vocabulary)."""
     return fed.model(ids, use_cache=False, **options).logits
 

@@ -61,6 +61,7 @@ class Outcome(_Part):
     first_suspicious_layer: int | None = Field(
         description="0 is the embedding, l is layer l; null without a bug, or where all hidden states agree."
     )
+    located: bool = Field(description="Whether the hidden states were compared on the path of the verdict.")
     paths: list[PathFound]
     cause: str | None = Field(description="Where the check knows the cause of a bug.")
     remedy: str
@@ -88,12 +89,14 @@ class Outcome(_Part):
                     f"{self.slope.value:.2f} [{low:.2f}, {high:.2f}] on log-log axes: rounding has 1, a bug has 0",
                 )
             )
-        if self.verdict == "bug":
+        if self.verdict == "bug" and self.located:
             rows.append(("layer", f"{self._place()} is the first beyond rounding"))
         # In line with one another where there are many; a word each where there are few.
         if len(self.paths) > _FEW:
             width = max(len(found.path) for found in self.paths)
-            rows += [("path", f"{found.path:{width}s}  {found.verdict}: {found.detail}") for found in self.paths]
+            rows += [
+                ("path", f"{found.path:{width}s}  {found.verdict}: {_short(found.detail)}") for found in self.paths
+            ]
         else:
             rows.append(("paths", "; ".join(f"{found.path}: {found.verdict}" for found in self.paths)))
         if self.cause:
@@ -112,6 +115,11 @@ class Outcome(_Part):
 
 
 _FEW = 3
+
+
+def _short(why: str) -> str:
+    """Leave out the limit, which the verdict's own line says."""
+    return why.partition(", no more than ")[0].partition(", more than ")[0]
 
 
 def _numbers(drift: Drift) -> str:

@@ -16,8 +16,11 @@ class CheckSettings(TextSettings):
         Among float64, float32, float16, bfloat16; None takes as many as the verdict needs, two as a rule.
     n_samples, n_tokens : int
         Texts, and tokens of each at most.
+    thorough : bool
+        Whether every dtype is run, and every path of `kvbook.diagnosis.thorough`.
     """
 
     dtypes: DTypes | None = None
     n_samples: Annotated[int, Field(ge=1)] = 4
     n_tokens: Annotated[int, Field(ge=4)] = 24
+    thorough: bool = False
