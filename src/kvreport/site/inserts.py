@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 from kvbook.errors import UserError
 from kvreport.publishing import checkout as origin
 from kvreport.publishing import citation
-from kvreport.site import environment, gallery, ledger, modules, running, speed
+from kvreport.site import cards, environment, gallery, ledger, modules, running, speed
 from kvreport.site.context import Context
 
 # One on a line of its own; the line becomes the part.
@@ -20,6 +20,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "gallery": gallery.markdown,
     "runs": environment.markdown,
     "memory": running.memory,
+    "cards": cards.markdown,
     "modules": modules.markdown,
     "colab": running.colab,
     "gpu parameters": running.gpu_parameters,

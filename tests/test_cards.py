@@ -1,0 +1,48 @@
+"""What chapters would take on a card: by its peaks, and no model that does not fit."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvbook.models import registry
+from kvbook.runs.work import Work
+from kvreport.site import cards, inserts
+
+SMALL = registry.families()["smollm2"].architectures[0]
+CARD = cards.Card(16, 100, {"float64": 1, "float32": 10, "float16": 100, "bfloat16": 10}, "made up")
+
+
+def test_a_step_takes_as_long_as_reading_the_weights_and_a_long_pass_as_its_arithmetic():
+    step = CARD.seconds(SMALL, "float32", 1)
+    assert step == pytest.approx(4 * SMALL.parameters / 100e9)
+    # With twice the bandwidth half of it; with twice the arithmetic the same.
+    assert replace(CARD, bandwidth_gb_s=200).seconds(SMALL, "float32", 1) == pytest.approx(step / 2)
+    assert replace(CARD, tflops={"float32": 20}).seconds(SMALL, "float32", 1) == pytest.approx(step)
+    long = CARD.seconds(SMALL, "float32", 4096)
+    assert replace(CARD, bandwidth_gb_s=200).seconds(SMALL, "float32", 4096) == pytest.approx(long)
+    assert replace(CARD, tflops={"float32": 20}).seconds(SMALL, "float32", 4096) == pytest.approx(long / 2)
+    # Attention counts: twice the tokens take more than twice as long.
+    assert CARD.seconds(SMALL, "float32", 8192) > 2 * long
+
+
+def test_dtypes_and_the_reference_add_up():
+    one = CARD.takes(SMALL, Work(64, 10, 5, ("float32",)))
+    two = CARD.takes(SMALL, Work(64, 10, 5, ("float32", "float16")))
+    with_reference = CARD.takes(SMALL, Work(64, 10, 5, ("float32",), in_fp64=1))
+    assert one < two
+    assert with_reference == pytest.approx(one + CARD.seconds(SMALL, "float64", 64))
+
+
+def test_what_a_card_does_not_hold_is_said_not_to_fit():
+    assert cards._time(CARD, 17, 60) == "does not fit"
+    assert cards._time(CARD, 15, 90) == "1.5"
+    seven = registry.families()["llama"].architectures[0]
+    assert cards.bytes_of(seven, Work(64, 1, dtypes=("float32",), copies=2)) == 8 * seven.parameters
+
+
+def test_every_chapter_with_a_registered_model_has_its_row():
+    text = inserts.PARTS["cards"](None)
+    assert "tab-cards" in text
+    assert "01_layer_drift" in text
+    assert "does not fit" in text
+    assert "not measured" in text
