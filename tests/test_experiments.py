@@ -153,7 +153,7 @@ def lawful(results, drift, mitigated):
     uncached = greedy[greedy["method"] == greedy_paths.UNCACHED].set_index(keys)["token"].rename("uncached")
     whole = greedy["method"].map(lambda name: name in greedy_paths.LOOPS and greedy_paths.LOOPS[name].feeds_whole)
     tokens = greedy.join(uncached, on=keys)["uncached"] + (whole & (greedy["step"] >= 2))
-    published = [about | {"weights": "hub"} for about in drift.about["models"]]
+    published = [about | {"weights": "hub", "hub_id": "openai-community/gpt2"} for about in drift.about["models"]]
     planted = changed(results, drift=rows, mitigated=measured, greedy=greedy.assign(token=tokens.astype(int)))
     return with_models(planted, published)
 
@@ -220,17 +220,17 @@ def test_weights_that_are_not_the_documents_reproduce_in_kind_only(lawful):
     assert judged(with_models(lawful, mixed))["gpt2-too"].verdict == "reproduced in kind"
 
 
-@pytest.mark.parametrize("weights", ["package", "gguf", "local"])
+@pytest.mark.parametrize("weights", ["package", "gguf", "local", "hub"])
 def test_a_real_model_that_is_not_the_documents_stands_between_theirs_and_a_toy(lawful, weights):
     def found(*models: dict) -> str:
         first, second = lawful.drift.about["models"]
         return judged(with_models(lawful, [first | models[0], second | models[-1]]))["drift-everywhere"].verdict
 
-    another = {"weights": weights, "parameters": 200_000_000}
+    another = {"weights": weights, "parameters": 200_000_000, "hub_id": "somebody/elses"}
     assert found(another) == "reproduced on another real model"
-    assert found({"weights": "hub"}, another) == "reproduced on another real model"
+    assert found({"weights": "hub", "hub_id": "openai-community/gpt2"}, another) == "reproduced on another real model"
     # Controls: a toy in the same kind of file, and a stand-in beside the real model.
-    assert found({"weights": weights, "parameters": 2_800_000}) == "reproduced in kind"
+    assert found(another | {"parameters": 2_800_000}) == "reproduced in kind"
     assert found(another, {"weights": "stand-in"}) == "reproduced in kind"
 
 

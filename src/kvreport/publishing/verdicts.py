@@ -170,10 +170,13 @@ def weights_of(models: Iterable[dict[str, Any]]) -> str:
 
 def _kind(model: dict[str, Any]) -> str:
     """Tell a document's model, another real one, and what is neither apart, by where the weights came from and their number."""
-    sizes = {a.parameters for family in registry.families().values() for a in family.architectures}
-    # A local folder is taken for a real checkpoint when it has as many parameters as one.
-    if model["weights"] == "hub" or (model["weights"] == "local" and model["parameters"] in sizes):
+    theirs = [architecture for family in registry.families().values() for architecture in family.architectures]
+    sizes = {architecture.parameters for architecture in theirs}
+    if model["weights"] == "hub" and model["hub_id"] in {architecture.hub_id for architecture in theirs}:
         return "hub"
-    trained = model["weights"] in ("local", *OTHERS)
+    # A local folder is taken for a real checkpoint when it has as many parameters as one.
+    if model["weights"] == "local" and model["parameters"] in sizes:
+        return "hub"
+    trained = model["weights"] in (*DOCUMENTS, *OTHERS)
     # What is smaller than each of the documents' models is a toy, in whatever file it comes.
     return "package" if trained and model["parameters"] >= min(sizes) else "stand-in"
