@@ -1,7 +1,7 @@
 # The front door. `make help` lists what there is; the first use of anything sets itself up.
 
 PYTHON ?= python3
-# Which set of chapter parameters: default, smoke, gpu, or a file of yours in parameters/.
+# Which set of chapter parameters: default, smoke, trained, gpu, or a file of yours in parameters/.
 PROFILE ?= default
 # How many chapters at a time; empty: two, on a processor.
 JOBS ?=

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -412,6 +413,16 @@ def test_the_ledger_changes_with_a_verdict_and_is_honest_when_empty(tmp_path):
 
     assert "1 reproduced" in ledger.markdown(ledger.verdicts([chapter_with_claims(tmp_path, verdict="reproduced")]))
     assert "No chapter" in ledger.markdown([])
+
+
+def test_the_ledger_counts_another_real_model_between_the_documents_and_a_stand_in():
+    from kvreport.site import ledger
+
+    words = ["reproduced in kind", "reproduced on another real model", "reproduced"]
+    about = {"document": "some-thread", "table": "tab-claims-some-thread", "claim": "c", "published": "p", "here": "1"}
+    text = ledger.markdown(about | {"verdict": word} for word in words)
+    counted = re.findall(r"^(reproduced[^,]*),1$", text, re.MULTILINE)
+    assert counted == words[::-1]
 
 
 def test_documentation_of_the_package_shows_no_folder_of_this_machine():
