@@ -115,10 +115,13 @@ def figure_ratios(series: pd.DataFrame) -> Figure:
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(_labels(series))))
     _plot_paths(series, "ratio", ax, "{:.2f}", lambda path: path == path_errors.CACHED)
     ax.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
-    ax.set(xscale="log", xlabel="error / error without a cache (left of 1: closer to the truth)")
-    ticks = [0.5, 0.7, 1, 1.4, 2, 2.8, 4]
+    ax.set(xscale="log", xlabel="error / error without a cache\n(left of 1: closer to the truth)")
+    ticks = [0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 2, 2.8, 4]
     low, high = ax.get_xlim()
-    ax.set_xticks([t for t in ticks if low <= t <= high], [f"{t:g}" for t in ticks if low <= t <= high])
+    shown = [t for t in ticks if low <= t <= high]
+    # Narrow intervals show few of the coarse ticks, wide ones too many of the fine ones.
+    shown = [t for t in shown if t not in (0.8, 0.9, 1.1, 1.2)] if len(shown) > 5 else shown
+    ax.set_xticks(shown, [f"{t:g}" for t in shown])
     ax.xaxis.set_minor_locator(plt.NullLocator())
     fig.legend(handles=_path_handles(), loc="outside upper center", ncols=2, fontsize=9)
     return fig
