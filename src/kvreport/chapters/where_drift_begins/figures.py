@@ -93,6 +93,10 @@ def figure_operations(states: pd.DataFrame, model: str, attention: str) -> Figur
     return fig
 
 
+# Letters of a name that fit a column of six.
+_LONG_NAME = 12
+
+
 def plot_kinds(shares: pd.DataFrame, columns: list[tuple[str, str]], ax: Axes) -> Axes:
     """Draw the share of calls that differ by themselves: kinds of operation against models."""
     names = tables.kinds(shares)
@@ -109,6 +113,9 @@ def plot_kinds(shares: pd.DataFrame, columns: list[tuple[str, str]], ax: Axes) -
     ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9.5)
     labels = [model if attention != "eager" or model == "mpt" else f"{model}\neager" for model, attention in columns]
     ax.set_xticks(np.arange(len(columns)) + 0.5, labels, fontsize=9.5)
+    # Names of hub ids and folders are longer than a column is wide.
+    if len(columns) > 2 and max(len(line) for label in labels for line in label.split("\n")) > _LONG_NAME:
+        plt.setp(ax.get_xticklabels(), rotation=25, ha="right", rotation_mode="anchor")
     ax.set_ylim(len(names), 0)
     ax.grid(visible=False)
     ax.tick_params(length=0)
