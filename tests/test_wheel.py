@@ -97,3 +97,40 @@ def test_control_this_environment_has_the_report(python):
     assert there.stdout.strip() == "None"
     here = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True)
     assert here.stdout.strip() != "None"
+
+
+MODEL_TESTS = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def model():
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, initializer_range=0.2)).eval()
+
+
+def test_sound(assert_cache_matches):
+    assert_cache_matches(model())
+
+
+def test_faulty(assert_cache_matches):
+    faulty = model()
+    stock = faulty.forward
+    faulty.forward = lambda ids, past_key_values=None, **options: stock(ids, **options)
+    assert_cache_matches(faulty)
+
+
+def test_loop(assert_step_matches):
+    table = torch.randn(20, 9)
+    step = lambda ids, state: (table[ids[0]].cumsum(0) + (0 if state is None else state), state)
+    assert_step_matches(step, range(8))
+"""
+
+
+def test_pytest_finds_the_fixtures_of_the_wheel_and_a_fault_fails(run, tmp_path):
+    (tmp_path / "test_mine.py").write_text(MODEL_TESTS)
+    done = run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert "2 failed" in done.stdout
+    assert "the cache held" in done.stdout
+    assert "what was fed before has no effect" in done.stdout

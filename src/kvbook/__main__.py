@@ -112,6 +112,18 @@ def record(
     typer.echo(f"recorded in {recording.record(recording.find(run))}")
 
 
+@records_app.command("reference")
+def records_reference(
+    run: Annotated[
+        str, typer.Argument(help="A recorded run of layer_drift: its folder, or the first digits of its hash.")
+    ],
+) -> None:
+    """Write what a run's rows say of rounding into the library, where `assert_cache_matches` takes its tolerance from."""
+    from kvbook.runs import recording, records, reference
+
+    typer.echo(f"written {reference.write(records.load(recording.find(run)))}")
+
+
 @records_app.command("verify")
 def records_verify() -> None:
     """Check that every recorded run is whole, in its place, and as it was made; exit status 1 when one is not."""

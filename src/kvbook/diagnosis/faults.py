@@ -82,7 +82,7 @@ def offset_by_one(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 
 def _seen(ids: torch.Tensor, held: int, hidden: slice) -> dict[str, torch.Tensor]:
-    mask = torch.ones(1, held + ids.shape[1], dtype=torch.long, device=ids.device)
+    mask = torch.ones(ids.shape[0], held + ids.shape[1], dtype=torch.long, device=ids.device)
     mask[:, hidden] = 0
     return {"attention_mask": mask}
 

@@ -1,0 +1,70 @@
+"""For the tests of a model: its cache agrees with its full pass, within what rounding was seen to do."""
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kvbook.diagnosis import probe, tolerance
+from kvbook.errors import UserError
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+
+_TEXTS, _TOKENS = 2, 20
+
+
+def assert_cache_matches(
+    model: PreTrainedModel, ids: torch.Tensor | None = None, *, within: float | None = None, seed: int = 0
+) -> None:
+    """Fail where a model's cached pass drifts from its full pass by more than rounding.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model of transformers, in the dtype in which it is to be tested; float64 sees most.
+    ids : Tensor of int64, shape (n_texts, seq_len), optional
+        The texts; random ids where left out.
+    within : float, optional
+        Largest difference of the last token's logits over their spread.  By default from dtype and depth, as
+        `kvbook.diagnosis.tolerance` takes it from a recorded run.
+    seed : int
+        Of the random ids, and of the place where texts are cut.
+
+    Raises
+    ------
+    AssertionError
+        With the execution path, the drift, the tolerance, and the first layer that is beyond it.
+    UserError
+        When the dtype is not a floating-point one, or the texts are too short to be cut.
+
+    Examples
+    --------
+    >>> import kvbook
+    >>> def test_the_cache_of_my_model():
+    ...     kvbook.assert_cache_matches(MyModel(config).double())
+    """
+    dtype = str(model.dtype).removeprefix("torch.")
+    if dtype not in UNIT_ROUNDOFF:
+        raise UserError(f"a model in {dtype} has no roundoff: use float64, float32, float16 or bfloat16")
+    config = model.config.get_text_config()
+    if ids is None:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(config.vocab_size, (_TEXTS, _TOKENS), generator=generator)
+    ids = ids.to(model.device)
+    if ids.shape[1] < probe.SHORTEST:
+        raise UserError(f"texts of {ids.shape[1]} tokens cannot be cut: give {probe.SHORTEST} or more")
+    limit = tolerance.of(dtype, config.num_hidden_layers) if within is None else within
+    ways = (probe.STEPS, probe.PARTS)
+    for rows in probe.readings_together(model, ids, ids, np.random.default_rng(seed), ways):
+        for text, row in enumerate(rows):
+            # A drift that is NaN, because the full pass is, is no agreement either.
+            if not row.drift <= limit:
+                first = next((layer for layer, drift in enumerate(row.layers) if not drift <= limit), None)
+                place = (
+                    "no hidden state is"
+                    if first is None
+                    else f"first after {f'layer {first}' if first else 'the embedding'}"
+                )
+                held = "" if row.held == row.fed else f"; the cache held {row.held} tokens where {row.fed} had been fed"
+                raise AssertionError(
+                    f"cached and full pass differ by {row.drift:.2g} of the logits' spread in {dtype}, more than {limit:.2g} "
+                    f"({row.way}, text {text}; {place} beyond it{held})"
+                )

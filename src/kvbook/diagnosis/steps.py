@@ -1,0 +1,300 @@
+"""Checking a loop of one's own: any function ``(ids, state) -> (logits, state)`` against one call on all tokens."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from kvbook.diagnosis import verdict
+from kvbook.diagnosis.outcome import STATUS, PathFound
+from kvbook.errors import UserError
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+
+# What the user's function is: the state is None before the first call.
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+STEPS, CHUNKS, BETWEEN = "token by token", "in chunks", "with another text in between"
+_FEWEST = 6
+# What shows where a path first goes wrong.
+_IGNORED = "what was fed before has no effect: the state is not used, or not returned"
+_CHUNK_MASK = (
+    "single tokens are right, several at once on a filled state are not: shift the causal mask by the state's length"
+)
+_SHARED = "another text changes this one's state: the state is shared, not returned"
+_FULL = "right as long as the state holds {} tokens, wrong from there: look at what is dropped or moved when it is full"
+_AT_ONCE = "wrong from the first cached token on: positions that begin again at 0, keys cached before they are rotated, or a mask"
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What `check_step` found.
+
+    Attributes
+    ----------
+    verdict : {"exact", "rounding", "bug", "undecided"}
+        Of the worst path.
+    why : str
+        The rule that decided, with its number.
+    path : str
+        The execution path on which the verdict rests.
+    first_wrong : int or None
+        The first position whose logits are off by more than rounding, from 0.
+    module : str or None
+        The first submodule whose output is, in the order of execution; None without a bug or without modules.
+    cause : str or None
+        What the pattern of wrong positions points to.
+    paths : list of PathFound
+        One verdict each.
+    """
+
+    verdict: verdict.Kind
+    why: str
+    path: str
+    first_wrong: int | None = None
+    module: str | None = None
+    cause: str | None = None
+    paths: list[PathFound] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """0 for exact or rounding, 1 for a bug, 2 where nothing was decided."""
+        return STATUS[self.verdict]
+
+    @property
+    def lines(self) -> list[str]:
+        """Say it in a few lines."""
+        rows = [("verdict", f"{self.verdict}: {self.why}")]
+        rows.append(("paths", "; ".join(f"{found.path}: {found.verdict}" for found in self.paths)))
+        if self.first_wrong is not None:
+            rows.append(("position", f"{self.first_wrong} is the first wrong one ({self.path})"))
+        if self.module is not None:
+            rows.append(("module", f"{self.module} is the first whose output differs"))
+        if self.cause is not None:
+            rows.append(("cause", self.cause))
+        return [f"{name:9s} {text}" for name, text in rows]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def check_step(step: Step, ids: Any, *, modules: torch.nn.Module | None = None, dtype: str | None = None) -> StepReport:
+    """Compare a decoding loop with one call on all tokens.
+
+    Parameters
+    ----------
+    step : callable
+        Takes token ids and a state, which is None before the first call, and returns logits and the new state.  Logits of
+        every token it was given, or of the last one alone; of torch or of numpy, with a batch dimension of 1 or without.
+    ids : sequence of int, or array of shape (n,) or (1, n)
+        The text, 6 tokens or more, longer than the model's window if it has one.  Arrays are handed over in slices, a list
+        as a tensor of shape (1, n).
+    modules : Module, optional
+        What `step` runs: its submodules' outputs are compared too, so that a bug is located.
+    dtype : str, optional
+        That `step` computes in, where it is not that of its logits.
+
+    Returns
+    -------
+    StepReport
+        Print it.
+
+    Raises
+    ------
+    UserError
+        When the text is too short, or what `step` returns is no logits.
+
+    Examples
+    --------
+    >>> import kvbook, torch
+    >>> table = torch.randn(9, 9)
+    >>> def step(ids, state):
+    ...     seen = ids if state is None else torch.cat([state, ids], 1)
+    ...     return table[seen].cumsum(1)[:, -ids.shape[1]:], seen
+    >>> kvbook.check_step(step, [1, 2, 3, 4, 5, 6]).status
+    0
+    """
+    if isinstance(ids, list | tuple | range):
+        ids = torch.tensor([list(ids)])
+    length = ids.shape[-1]
+    if length < _FEWEST:
+        raise UserError(f"{length} tokens are too few to cut: give {_FEWEST} or more")
+    run = _Run(step, ids, modules)
+    dtype = dtype or run.dtype
+    if dtype not in UNIT_ROUNDOFF:
+        raise UserError(f"logits of {dtype} are no floating-point numbers of a known roundoff: name dtype=")
+    with torch.no_grad():
+        offs = {name: run.off(sizes, other) for name, (sizes, other) in _paths(length).items()}
+    found = {name: _judged(off, dtype) for name, off in offs.items()}
+    paths = [
+        PathFound(path=name, verdict="not supported", detail=offs[name])
+        if finding is None
+        else PathFound(path=name, verdict=finding.kind, detail=finding.why)
+        for name, finding in found.items()
+    ]
+    judged = {name: finding for name, finding in found.items() if finding is not None}
+    order = ("exact", "rounding", "undecided", "bug")
+    worst = max(judged, key=lambda name: order.index(judged[name].kind))
+    finding = judged[worst]
+    if finding.kind != "bug":
+        return StepReport(finding.kind, finding.why, worst, paths=paths)
+    limit = verdict.LIMIT * UNIT_ROUNDOFF[dtype]
+    with torch.no_grad():
+        if not run.is_causal(limit):
+            why = "one call on all tokens gives earlier tokens other logits when later ones follow: nothing can agree with it"
+            return StepReport("undecided", why, worst, paths=paths)
+        first = next(position for position, off in enumerate(offs[worst]) if not off <= limit)
+        place = run.located(*_paths(length)[worst], limit) if modules is not None else None
+        cause = _cause(worst, first, run)
+    return StepReport("bug", finding.why, worst, first, place, cause, paths)
+
+
+def _paths(length: int) -> dict[str, tuple[list[int], bool]]:
+    """Give the sizes of the parts that each path feeds, and whether another text comes in between."""
+    third = length // 3
+    return {
+        STEPS: ([1] * length, False),
+        CHUNKS: ([third, 2, *[1] * (third - 2), length - 2 * third], False),
+        BETWEEN: ([third, *[1] * (length - third)], True),
+    }
+
+
+def _cause(path: str, first: int, run: "_Run") -> str:
+    if path == CHUNKS:
+        return _CHUNK_MASK
+    if path == BETWEEN:
+        return _SHARED
+    if run.ignores_state():
+        return _IGNORED
+    return _FULL.format(first) if first > 1 else _AT_ONCE
+
+
+def _judged(offs: np.ndarray | str, dtype: str) -> verdict.Finding | None:
+    if isinstance(offs, str):
+        return None
+    row = {"dtype": dtype, "source": "text", "sample": 0, "drift": float(np.max(offs))}
+    return verdict.judge(pd.DataFrame([row]))
+
+
+class _Run:
+    """Calls of the user's function on one text, beside the call on all of it."""
+
+    def __init__(self, step: Step, ids: Any, modules: torch.nn.Module | None) -> None:
+        self.step, self.ids, self.modules = step, ids, modules
+        self.length = ids.shape[-1]
+        with torch.no_grad():
+            logits = self._logits(step(ids, None)[0])
+        self.dtype = str(logits.dtype).removeprefix("torch.")
+        # Of the last token alone: then the call on all tokens is one on the tokens up to each.
+        self.last_only = logits.shape[0] != self.length
+        self._expected = {} if self.last_only else dict(enumerate(logits))
+        # All equal where a model knows nothing yet.
+        self._scale = logits.double().std(-1, correction=0).mean().item() or 1.0
+
+    def _logits(self, logits: Any) -> torch.Tensor:
+        try:
+            tensor = torch.as_tensor(logits).detach().cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"step returned no logits ({type(logits).__name__}): return (logits, state)") from error
+        return tensor.reshape(-1, tensor.shape[-1])
+
+    def expected(self, position: int) -> torch.Tensor:
+        if position not in self._expected:
+            self._expected[position] = self._logits(self.step(self.ids[..., : position + 1], None)[0])[-1]
+        return self._expected[position]
+
+    def _fed(self, sizes: list[int], other: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Feed the text in parts; with another text between the first part and the rest."""
+        state, start = None, 0
+        for size in sizes:
+            logits, state = self.step(self.ids[..., start : start + size], state)
+            if other and not start:
+                # Backwards, without a copy that numpy and torch call differently.
+                self.step(self.ids[..., self.length // 2 :], None)
+            yield start, size, self._logits(logits)
+            start += size
+
+    def off(self, sizes: list[int], other: bool) -> np.ndarray | str:
+        """Give each position's difference over the spread of the logits; why there is none, where a path is not taken."""
+        found = np.zeros(self.length)
+        try:
+            for start, size, logits in self._fed(sizes, other):
+                for row, position in enumerate(range(start, start + size)[-logits.shape[0] :]):
+                    found[position] = self._distance(self.expected(position), logits[row])
+        except Exception as error:
+            # A loop that takes one token at a time has no chunks; without single tokens it is no loop.
+            if sizes[0] == 1:
+                raise
+            return f"raises {type(error).__name__}: {error}".splitlines()[0]
+        return found
+
+    def _distance(self, expected: torch.Tensor, found: torch.Tensor) -> float:
+        if not expected.isfinite().all():
+            return float("nan")
+        if not found.isfinite().all():
+            return float("inf")
+        return (found.double() - expected.double()).square().mean().sqrt().item() / self._scale
+
+    def is_causal(self, limit: float) -> bool:
+        half = self.length // 2
+        logits = self._logits(self.step(self.ids[..., :half], None)[0])
+        return self._distance(self.expected(half - 1), logits[-1]) <= limit
+
+    def ignores_state(self) -> bool:
+        """Tell whether the last token's logits are those without any context."""
+        *_, (start, _, logits) = self._fed([1] * self.length, False)
+        alone = self._logits(self.step(self.ids[..., start:], None)[0])
+        return bool((alone[-1] == logits[-1]).all())
+
+    def located(self, sizes: list[int], other: bool, limit: float) -> str | None:
+        """Name the first submodule, in the order of execution, whose output differs by more than rounding."""
+        with self._watched() as seen:
+            self.step(self.ids, None)
+            whole = list(seen)
+            seen.clear()
+            for start, size, _ in self._fed(sizes, other):
+                # What the other text left behind the part's own.
+                part = seen[: len(whole)]
+                seen.clear()
+                if start and (name := self._first_different(whole, part, start, size, limit)):
+                    return name
+        return None
+
+    @contextmanager
+    def _watched(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        seen: list[tuple[str, torch.Tensor]] = []
+
+        def hook(name: str) -> Callable[..., None]:
+            def keep(_module: Any, _arguments: Any, output: Any) -> None:
+                tensor = output[0] if isinstance(output, tuple | list) and output else output
+                if isinstance(tensor, torch.Tensor):
+                    seen.append((name, tensor.detach().cpu()))
+
+            return keep
+
+        hooks = [module.register_forward_hook(hook(name)) for name, module in self.modules.named_modules() if name]
+        try:
+            yield seen
+        finally:
+            for each in hooks:
+                each.remove()
+
+    def _first_different(
+        self, whole: list[tuple[str, torch.Tensor]], part: list[tuple[str, torch.Tensor]], start: int, size: int, limit: float
+    ) -> str | None:  # fmt: skip
+        for (name, full), (other_name, cut) in zip(whole, part, strict=False):
+            if name != other_name or full.dim() != cut.dim():
+                return None
+            places = [d for d in range(full.dim()) if full.shape[d] == self.length and cut.shape[d] == size]
+            if not places:
+                continue
+            expected = full.narrow(places[0], start, size).double()
+            if expected.shape != cut.shape:
+                continue
+            scale = expected.square().mean().sqrt().item() or 1.0
+            if not (cut.double() - expected).square().mean().sqrt().item() <= limit * scale:
+                return name
+        return None

@@ -1,0 +1,228 @@
+"""Checking one's own loop and one's own tests: `check_step`, `assert_cache_matches`, and the tolerance they ship with."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import kvbook
+from kvbook import paths
+from kvbook.diagnosis import faults, tolerance
+from kvbook.errors import UserError
+from kvbook.models import loading
+from kvbook.runs import records, reference
+
+IDS = list(range(20))
+EXAMPLE = paths.ROOT / "examples" / "hand_written_gpt.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("hand_written_gpt", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# Where each of the example's mistakes must be found: path, position, end of the module's name, words of the cause.
+WHERE = {
+    "positions restart": ("token by token", 1, "attention.rotary", "positions that begin again at 0"),
+    "cached before rotation": ("token by token", 1, "attention.out", "keys cached before they are rotated"),
+    "mask not extended": ("in chunks", len(IDS) // 3, "attention.out", "shift the causal mask"),
+    # Half of a window of 8, and the new token itself.
+    "window cropped too short": ("token by token", 5, "attention.out", "right as long as the state holds 5 tokens"),
+}
+
+
+def test_the_hand_written_gpt_is_sound_on_every_path(example):
+    found = kvbook.check_step(example.GPT(), IDS, modules=example.GPT())
+    assert found.status == 0
+    assert {path.verdict for path in found.paths} <= {"rounding", "exact"}
+    assert (found.first_wrong, found.module, found.cause) == (None, None, None)
+
+
+def test_every_mistake_of_the_example_is_tried():
+    assert set(WHERE) == set(__import__("runpy").run_path(str(EXAMPLE))["MISTAKES"])
+
+
+@pytest.mark.parametrize("mistake", WHERE)
+def test_each_mistake_of_the_hand_written_gpt_is_found_and_located(example, mistake):
+    model = example.GPT(mistake)
+    found = kvbook.check_step(model, IDS, modules=model)
+    path, position, module, cause = WHERE[mistake]
+    assert (found.verdict, found.path, found.first_wrong) == ("bug", path, position)
+    assert found.module == f"blocks.0.{module}"
+    assert cause in found.cause
+    assert len(found.lines) <= 5
+
+
+def test_what_single_tokens_do_right_is_not_blamed_on_them(example):
+    found = kvbook.check_step(example.GPT("mask not extended"), IDS)
+    assert {path.path: path.verdict for path in found.paths}["token by token"] in ("rounding", "exact")
+
+
+def test_a_bug_that_only_some_later_layer_has_is_located_there(example):
+    model, broken = example.GPT(), example.GPT("positions restart")
+    model.blocks[1] = broken.blocks[1]
+    assert kvbook.check_step(model, IDS, modules=model).module == "blocks.1.attention.rotary"
+
+
+# Loops of other kinds.
+
+
+def _table(dtype) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((20, 20)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_loop_of_numpy_is_checked_whose_batch_dimension_is_missing(dtype):
+    table = _table(dtype)
+
+    def step(ids, state):
+        sums = table[ids].cumsum(0) + (0 if state is None else state)
+        return sums, sums[-1]
+
+    assert kvbook.check_step(step, np.array(IDS)).verdict in ("rounding", "exact")
+
+    def faulty(ids, state):
+        logits, state = step(ids, state)
+        return logits, state * 1.01
+
+    assert kvbook.check_step(faulty, np.array(IDS)).verdict == "bug"
+
+
+def test_a_loop_that_gives_the_last_tokens_logits_alone_is_checked(example):
+    def last(model):
+        def step(ids, state):
+            logits, state = model(ids, state)
+            return logits[0, -1], state
+
+        return step
+
+    assert kvbook.check_step(last(example.GPT()), IDS).status == 0
+    assert kvbook.check_step(last(example.GPT("positions restart")), IDS).status == 1
+
+
+def test_a_loop_of_single_tokens_has_no_chunks_and_is_checked_without(example):
+    model = example.GPT()
+
+    def step(ids, state):
+        if state is not None and ids.shape[1] > 1:
+            raise ValueError("one token at a time")
+        return model(ids, state)
+
+    found = kvbook.check_step(step, IDS)
+    assert found.status == 0
+    assert {path.path: path.verdict for path in found.paths}["in chunks"] == "not supported"
+
+
+def test_a_state_that_is_ignored_is_named(example):
+    model = example.GPT()
+    found = kvbook.check_step(lambda ids, _state: model(ids), IDS)
+    assert found.verdict == "bug"
+    assert "what was fed before has no effect" in found.cause
+
+
+def test_a_state_that_all_texts_share_is_found_only_with_a_text_in_between(example):
+    model, shared = example.GPT(), {}
+
+    def step(ids, state):
+        before = None if state is None else shared["state"]
+        logits, shared["state"] = model(ids, before)
+        return logits, "somewhere"
+
+    found = kvbook.check_step(step, IDS)
+    assert (found.verdict, found.path) == ("bug", "with another text in between")
+    assert "the state is shared" in found.cause
+
+
+def test_a_call_that_is_not_causal_is_no_fault_of_the_state(example):
+    model = example.GPT()
+    found = kvbook.check_step(lambda ids, state: (model(ids, state)[0].flip(1), model(ids, state)[1]), IDS)
+    assert found.verdict == "undecided"
+    assert found.status == 2
+    assert "later ones follow" in found.why
+
+
+def test_what_is_no_loop_is_refused_in_one_line(example):
+    with pytest.raises(UserError, match="too few to cut"):
+        kvbook.check_step(example.GPT(), [1, 2, 3])
+    with pytest.raises(UserError, match=r"return \(logits, state\)"):
+        kvbook.check_step(lambda ids, state: ("text", state), IDS)
+    with pytest.raises(UserError, match="name dtype="):
+        kvbook.check_step(lambda ids, state: (ids[0][:, None].expand(-1, 5), state), IDS)
+
+
+# Tests of models.
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "mpt", "falcon"])
+def test_a_sound_model_passes_in_every_dtype(family_folders, family, dtype):
+    kvbook.assert_cache_matches(loading.load(str(family_folders[family]), dtype=dtype).model)
+
+
+@pytest.mark.parametrize("name", faults.FAULTS)
+def test_every_injected_fault_fails_and_its_place_is_named(llama_folder, name):
+    model = loading.load(str(llama_folder), dtype="float32").model
+    with faults.FAULTS[name].plant(model), pytest.raises(AssertionError, match=r"more than .* beyond it"):
+        kvbook.assert_cache_matches(model)
+    kvbook.assert_cache_matches(model)
+
+
+def test_a_bug_in_16_bits_is_beyond_the_tolerance_of_16_bits_too(llama_folder):
+    model = loading.load(str(llama_folder), dtype="bfloat16").model
+    with faults.offset_forgotten(model), pytest.raises(AssertionError, match="after layer 1 beyond it"):
+        kvbook.assert_cache_matches(model)
+
+
+def test_a_cache_that_never_comes_back_is_named(family_folders):
+    model = loading.load(str(family_folders["mpt"])).model
+    with faults.no_cache(model), pytest.raises(AssertionError, match="held 0 tokens where"):
+        kvbook.assert_cache_matches(model)
+
+
+def test_ones_own_tolerance_and_texts_are_taken(llama):
+    with pytest.raises(AssertionError, match=r"more than 1e-12"):
+        kvbook.assert_cache_matches(llama, within=1e-12)
+    with pytest.raises(UserError, match="cannot be cut"):
+        kvbook.assert_cache_matches(llama, torch.ones(1, 3, dtype=torch.long))
+
+
+# The tolerance.
+
+
+def test_the_shipped_reference_is_what_its_recorded_run_gives():
+    shipped = json.loads(tolerance.FILE.read_text("utf-8"))
+    run = records.load(paths.RECORDED_RUNS / "layer_drift" / shipped["run"]["folder"])
+    assert reference.make(run) == shipped
+    # Control: not what other rows give.
+    run.rows["relative_rms"] *= 1.5
+    assert reference.make(run) != shipped
+
+
+def test_another_experiments_run_is_no_reference():
+    other = records.load(next((paths.RECORDED_RUNS / "static_speed").iterdir()))
+    with pytest.raises(UserError, match="name one of layer_drift"):
+        reference.make(other)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_the_tolerance_grows_with_depth_and_is_above_every_published_row(dtype):
+    assert tolerance.of(dtype, 2) < tolerance.of(dtype, 30) < tolerance.of(dtype, 80)
+    published = tolerance.reference()["roundoffs"].get(dtype, [])
+    assert all(drift <= 1.001 * tolerance.roundoffs(dtype, layer) for layer, drift in enumerate(published) if drift > 1)
+
+
+@pytest.mark.slow
+def test_importing_the_package_or_its_plugin_does_not_import_torch():
+    code = "import sys, kvbook, kvbook.diagnosis.pytest_plugin; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert callable(kvbook.check_step)
+    with pytest.raises(AttributeError, match="no attribute 'check_steps'"):
+        _ = kvbook.check_steps
