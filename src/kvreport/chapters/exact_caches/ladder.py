@@ -48,14 +48,15 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
     names = list(RUNGS)
     for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
         loaded = {kind: samples.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
+        # Weights rounded as the subject's are, so that what is compared is arithmetic alone.
+        reference_model = _rounded(truth.model, loaded[None].model)
         for text in texts:
             unit = f"{dtype}|{text.index}"
             if unit in writer.done:
                 continue
             ids = torch.tensor([text.ids], device=truth.model.device)
-            # Weights rounded as the subject's are, so that what is compared is arithmetic alone.
             with torch.inference_mode(), in_fp64.widened(torch.float64):
-                reference = _rounded(truth.model, loaded[None].model)(ids, use_cache=False).logits[0]
+                reference = reference_model(ids, use_cache=False).logits[0]
             about = {"model": truth.name, "weights": truth.weights, "dtype": dtype, "sample": text.index,
                      "source": text.source, "n_tokens": ids.shape[1]}  # fmt: skip
             turn = text.index % len(names)
