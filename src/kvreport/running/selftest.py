@@ -81,7 +81,7 @@ def drift_of_a_trained_model(settings: SelftestSettings, *_shape: str) -> Rows:
     if not packages.is_here(by_layer.TRAINED_FAMILY):
         return
     asked = LayerDriftSettings.checked(device=settings.device)
-    known = {row.dtype: row.sampling.value for row in _growth(_recorded("layer_drift", by_layer.TRAINED))}
+    known = {row.dtype: row.sampling.value for row in _growth(_recorded("layer_drift", by_layer.EXPERIMENT))}
     for row in _growth(by_layer.TRAINED.run(asked)):
         yield _found("growth of the drift per layer", row.sampling.value, row.dtype, known.get(row.dtype))
 
