@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -92,8 +93,6 @@ def models_train(
     destination: Annotated[str | None, typer.Option(help="Folder of the finished checkpoint.")] = None,
 ) -> None:
     """Train a family's stand-in on the standard library; a killed run goes on from its last checkpoint."""
-    from pathlib import Path
-
     from kvbook.models import training
 
     recipe = training.recipe_for(family)
@@ -156,6 +155,10 @@ def check(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="All dtypes; also windows, batch, padding, generate().")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; its schema is on the page of this command.")
+    ] = False,
+    plot: Annotated[str | None, typer.Option(help="Also draw drift against roundoff into this .png file.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Only look for a tokenizer seam behind this text.")] = None,
     rest: Annotated[str | None, typer.Option(help="What follows the prefix.")] = None,
 ) -> None:
@@ -169,20 +172,31 @@ def check(
     # Before torch is imported, which takes its time: what is wrong with the question itself.
     if (prefix is None) != (rest is None):
         raise UserError("a seam lies between two texts: name both --prefix and --rest")
+    if prefix is not None and (as_json or plot or thorough):
+        raise UserError(
+            "a look for a seam has no JSON, no plot and no further paths: leave --json, --plot, --thorough out"
+        )
     asked = CheckSettings.checked(
         model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
         seed=seed, thorough=thorough,
     )  # fmt: skip
     cores.settle()
-    if prefix is None or rest is None:
-        from kvbook.diagnosis import check as checks
-
-        found = checks.check(asked)
-    else:
+    if prefix is not None and rest is not None:
         from kvbook.diagnosis import seams
 
-        found = seams.seam(model, prefix, rest, weights)
-    typer.echo("\n".join(found.lines))
+        seam = seams.seam(model, prefix, rest, weights)
+        typer.echo("\n".join(seam.lines))
+        raise typer.Exit(seam.status)
+    if plot:
+        from kvbook.diagnosis import plot as plots
+
+        plots.check_possible(Path(plot))
+    from kvbook.diagnosis import check as checks
+
+    found = checks.check(asked)
+    typer.echo(found.model_dump_json(indent=1) if as_json else "\n".join(found.lines))
+    if plot:
+        plots.draw(found, Path(plot))
     raise typer.Exit(found.status)
 
 
@@ -198,8 +212,6 @@ def atlas(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; has not been run on a GPU yet.")] = "cpu",
 ) -> None:
     """Build a tiny random model of every causal architecture of the installed transformers; say what its cache does."""
-    from pathlib import Path
-
     from kvbook import paths
     from kvbook.atlas import configurations, running, table
     from kvbook.models import placement

@@ -106,12 +106,13 @@ def suspicious_layer(rows: pd.DataFrame) -> int | None:
 
 
 def worst(rows: pd.DataFrame, seed: int) -> tuple[str, verdict.Finding]:
-    """Find the execution path with the worst verdict; of equal ones that with the largest drift in its finest dtype."""
+    """Find the execution path with the worst verdict; of several bugs that with the largest drift in its finest dtype."""
     order: tuple[verdict.Kind, ...] = ("exact", "rounding", "undecided", "bug")
     found = {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
 
     def badness(way: str) -> tuple[int, float]:
-        return order.index(found[way].kind), next(iter(found[way].drift.values()), 0.0)
+        drift = next(iter(found[way].drift.values()), 0.0) if found[way].kind == "bug" else 0.0
+        return order.index(found[way].kind), drift
 
     way = max(found, key=badness)
     return way, found[way]

@@ -1,0 +1,63 @@
+"""One picture of a check: drift against roundoff, and where rounding ends."""
+
+from pathlib import Path
+
+from kvbook.diagnosis.outcome import Outcome
+from kvbook.diagnosis.verdict import LIMIT
+from kvbook.errors import UserError
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+
+
+def check_possible(to: Path) -> None:
+    """Refuse, before anything is measured, what cannot be drawn or written.
+
+    Raises
+    ------
+    UserError
+        Without matplotlib, for another suffix than .png, or a folder that is not there.
+    """
+    if to.suffix.lower() != ".png":
+        raise UserError(f"--plot {to} is no .png file: name one")
+    if not to.absolute().parent.is_dir():
+        raise UserError(f"--plot {to}: the folder does not exist")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UserError("--plot takes matplotlib: pip install 'kvbook[plot]', or pip install matplotlib") from error
+
+
+def draw(found: Outcome, to: Path) -> None:
+    """Draw each dtype's mean drift on logarithmic axes, with one roundoff and the most that rounding can be.
+
+    Parameters
+    ----------
+    found : Outcome
+        Of a check.
+    to : Path
+        A .png file.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    ends = [min(UNIT_ROUNDOFF.values()) / 4, max(UNIT_ROUNDOFF.values()) * 4]
+    axes.plot(ends, ends, color="0.6", label="one roundoff")
+    axes.plot(ends, [LIMIT * end for end in ends], color="0.6", linestyle="--", label="the most that rounding can be")
+    # What is equal in every bit, or infinite, has no place on logarithmic axes.
+    shown = [drift for drift in found.drift if drift.mean]
+    axes.plot(
+        [UNIT_ROUNDOFF[drift.dtype] for drift in shown], [drift.mean for drift in shown],
+        marker="o", color="#d55e00" if found.verdict == "bug" else "#0072b2", label=f"{found.path}: {found.verdict}",
+    )  # fmt: skip
+    for drift in shown:
+        axes.annotate(
+            drift.dtype, (UNIT_ROUNDOFF[drift.dtype], drift.mean), textcoords="offset points", xytext=(6, -10)
+        )
+    axes.set(
+        xscale="log", yscale="log", xlim=ends, xlabel="unit roundoff", ylabel="drift / spread of the logits",
+        title=f"{found.model}: full pass against cache",
+    )  # fmt: skip
+    axes.legend(fontsize="small")
+    figure.savefig(to, dpi=150)

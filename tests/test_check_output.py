@@ -1,0 +1,145 @@
+"""What `kvbook check` prints, as JSON, as a picture and as lines; and that the pages show what it prints today."""
+
+import json
+import re
+import sys
+
+import jsonschema
+import pytest
+from test_check import asked, planted  # noqa: F401
+
+from kvbook import paths
+from kvbook.diagnosis import check, faults
+from kvbook.diagnosis import outcome as outcomes
+from kvbook.diagnosis.outcome import Drift, Outcome, PathFound
+
+SCHEMA = paths.DATA / "check" / "schema.json"
+SHOWN = paths.DATA / "check" / "output.txt"
+
+
+@pytest.fixture(scope="module")
+def sound(llama_folder, text_folder) -> Outcome:
+    return check.check(asked(llama_folder, text_folder))
+
+
+# JSON.
+
+
+def test_the_published_schema_is_that_of_the_class():
+    assert json.loads(SCHEMA.read_text("utf-8")) == Outcome.model_json_schema(), (
+        "write it anew: json.dumps(Outcome.model_json_schema(), indent=1) and a line break"
+    )
+
+
+def test_what_is_printed_as_json_is_of_the_published_schema(kvbook_here, llama_folder, text_folder):
+    done = kvbook_here("check", llama_folder, "--json", "--corpus", text_folder, "--samples", 2, "--tokens", 12)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    schema = json.loads(SCHEMA.read_text("utf-8"))
+    jsonschema.validate(found, schema)
+    assert (found["verdict"], found["status"], found["schema_version"]) == ("rounding", 0, 1)
+    assert [drift["dtype"] for drift in found["drift"]] == ["float64", "float32"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found | {"verdict": "fine"}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found | {"one": "more"}, schema)
+
+
+def test_what_is_infinite_is_null_in_json(sound):
+    endless = sound.model_copy(update={"drift": [Drift(dtype="float32", mean=None, roundoffs=None)]})
+    assert json.loads(endless.model_dump_json())["drift"] == [{"dtype": "float32", "mean": None, "roundoffs": None}]
+    assert any("inf" in line for line in endless.lines)
+
+
+# Lines.
+
+
+def test_a_sound_model_takes_at_most_a_dozen_lines_with_verdict_number_and_remedy(sound):
+    assert len(sound.lines) <= 12
+    text = "\n".join(sound.lines)
+    assert re.search(
+        r"^verdict   rounding: [\d,.]+ roundoffs in float\d\d, no more than the [\d,]+", text, re.MULTILINE
+    )
+    assert "\nremedy    none needed" in text
+    assert "\nnot tried float16; bfloat16" in text
+
+
+def test_a_bug_takes_at_most_a_dozen_lines_with_its_place_and_a_remedy(llama_folder, text_folder, planted):  # noqa: F811
+    planted(faults.one_step_late)
+    found = check.check(asked(llama_folder, text_folder))
+    assert len(found.lines) <= 12
+    text = "\n".join(found.lines)
+    assert re.search(r"^verdict   bug: [\d.e+,]+ roundoffs in float32, more than the 23,170", text, re.MULTILINE)
+    assert "\nlayer     layer 1 of 6 is the first beyond rounding" in text
+    assert "\nremedy    look at positions, mask, and what the cache gives to attention" in text
+
+
+def test_many_paths_are_a_line_each_and_few_are_one_line(sound):
+    few = [line for line in sound.lines if line.startswith("path")]
+    assert few == ["paths     token by token: rounding; in two parts: rounding"]
+    more = [PathFound(path=f"path {n}", verdict="rounding", detail="3 roundoffs, no more than 4") for n in range(5)]
+    many = [line for line in sound.model_copy(update={"paths": more}).lines if line.startswith("path")]
+    assert many == [f"path      path {n}  rounding: 3 roundoffs" for n in range(5)]
+
+
+def test_every_verdict_has_its_exit_status():
+    assert outcomes.STATUS == {"exact": 0, "rounding": 0, "bug": 1, "undecided": 2}
+
+
+# The pages.
+
+
+def _form(lines: list[str]) -> list[str]:
+    """Give lines without their numbers, and without the model's name."""
+    found = [re.sub(r"-?\d[\d,.]*(e[+-]?\d+)?", "#", line).replace("threads", "thread") for line in lines]
+    return [re.sub(r" +", " ", line) for line in found if not line.startswith(("model", "slope"))]
+
+
+def test_what_the_pages_show_has_the_form_that_is_printed_today(llama_folder, text_folder, monkeypatch):
+    found = check.check(asked(llama_folder, text_folder, n_samples=4, n_tokens=24))
+    assert _form(SHOWN.read_text("utf-8").splitlines()) == _form(found.lines)
+    # Control: another word is seen.
+    monkeypatch.setattr(check, "_NOTHING", "nothing")
+    other = check.check(asked(llama_folder, text_folder, n_samples=4, n_tokens=24))
+    assert _form(SHOWN.read_text("utf-8").splitlines()) != _form(other.lines)
+
+
+def test_readme_front_page_and_how_to_show_the_same_output():
+    assert f"```text\n{SHOWN.read_text('utf-8')}```" in (paths.ROOT / "README.md").read_text("utf-8")
+    assert "{literalinclude} data/check/output.txt" in (paths.ROOT / "index.md").read_text("utf-8")
+    assert "{literalinclude} ../data/check/output.txt" in (paths.ROOT / "pages" / "check.md").read_text("utf-8")
+
+
+# The picture.
+
+
+def test_a_plot_is_one_png_and_nothing_else(kvbook_here, llama_folder, text_folder, tmp_path):
+    small = ("--corpus", text_folder, "--samples", 1, "--tokens", 8)
+    done = kvbook_here("check", llama_folder, "--plot", tmp_path / "drift.png", *small)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["drift.png"]
+    assert (tmp_path / "drift.png").read_bytes().startswith(b"\x89PNG")
+    assert "verdict" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("to", "said"), [("drift.pdf", "is no .png file"), ("nowhere/drift.png", "the folder does not exist")]
+)
+def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(kvbook_here, tmp_path, to, said):
+    done = kvbook_here("check", "/nowhere", "--plot", tmp_path / to)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_one_line_says_what_to_install(kvbook_here, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = kvbook_here("check", "/nowhere", "--plot", tmp_path / "drift.png")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "pip install matplotlib" in done.stderr
+
+
+def test_a_look_for_a_seam_takes_none_of_these(kvbook_here):
+    done = kvbook_here("check", "llama", "--prefix", "a", "--rest", "b", "--json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "leave --json" in done.stderr
