@@ -1,8 +1,14 @@
+"""What the documents published: their numbers, and the words that each claim rests on."""
+
 import re
 from typing import get_args
 
+import pytest
+
 from kvbook import paths
-from kvreport.publishing import documents, verdicts
+from kvreport.publishing import documents, judging
+
+FIELDS = {"id", "claim", "quote", "place", "published"}
 
 
 def test_the_published_table_has_every_layer_of_every_column():
@@ -24,13 +30,34 @@ def test_published_numbers_are_those_of_the_page():
     assert table["gpt2", "float16", 12] == 0.190262451171875
 
 
-def test_every_claim_says_how_it_is_checked():
-    claims = documents.published("issue-25420")["claims"]
-    assert len({claim["id"] for claim in claims}) == len(claims) == 15
-    assert all(claim["claim"] and claim["published"] and claim["check"] for claim in claims)
+DOCUMENTS = [path.stem for path in paths.DOCUMENTS.glob("*.yaml")]
+
+
+def faults(claims: list[dict[str, str]]) -> list[str]:
+    """Name the claims that do not say on which words of the document they rest, in which place."""
+    found = [claim["id"] for claim in claims if claim.keys() - {"chapter"} != FIELDS or not all(claim.values())]
+    return found + [claim["id"] for claim in claims if not 1 <= len(claim.get("quote", "").split()) < 40]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_claim_rests_on_a_few_words_of_its_document(document):
+    claims = documents.published(document)["claims"]
+    assert faults(claims) == []
+    # Two claims on the same words would count them twice.
+    for field in ("id", "quote"):
+        assert len({claim[field] for claim in claims}) == len(claims) > 0
+
+
+def test_control_a_claim_without_words_or_with_a_whole_page_is_found():
+    claim = documents.published("blog-past")["claims"][0]
+    assert faults([claim | {"quote": ""}])
+    assert faults([claim | {"quote": "word " * 40}])
+    assert faults([claim | {"place": ""}])
+    # The rule stands in the code that runs, and nowhere else.
+    assert faults([claim | {"check": "Reproduced when it is."}])
 
 
 def test_the_page_on_measuring_explains_every_word_of_a_verdict():
     text = (paths.ROOT / "pages" / "measuring.md").read_text("utf-8")
     explained = re.findall(r"^(.+)\n: ", text, re.MULTILINE)
-    assert set(get_args(verdicts.Word)) == set(explained)
+    assert set(get_args(judging.Word)) == set(explained)

@@ -1,5 +1,6 @@
 """The experiments of the forum thread on cache reuse, on small checkpoints in a local folder."""
 
+import dataclasses
 import json
 
 import finding_rules
@@ -280,7 +281,7 @@ def test_every_claim_gets_a_verdict_and_the_ledger_of_all_documents_holds_them(r
     other = {"document": "another", "claim": "c", "published": "p", "here": "1", "verdict": "not run"}
     (tmp_path / "claims" / "another.json").write_text(json.dumps([other]))
     table = verdicts.judge("forum-reuse", claims.CHECKS, results)
-    assert len(table) == len(documents.published("forum-reuse")["claims"]) == 9
+    assert len(table) == len(documents.published("forum-reuse")["claims"]) == 6
     assert table["here"].str.contains(r"\d").all()
     everything = json.loads((tmp_path / "claims.json").read_text())
     assert everything[0] == other
@@ -288,13 +289,13 @@ def test_every_claim_gets_a_verdict_and_the_ledger_of_all_documents_holds_them(r
     assert not list(tmp_path.rglob("*.partial"))
     # Judged again, a document replaces its own verdicts and no other's.
     verdicts.judge("forum-reuse", claims.CHECKS, results)
-    assert len(json.loads((tmp_path / "claims.json").read_text())) == 10
+    assert len(json.loads((tmp_path / "claims.json").read_text())) == 7
 
 
 def test_verdicts_on_these_rows(results):
     assert word(results, "element-counts") == "reproduced"
-    assert word(results, "reuse-is-the-cause") == "other cause"
-    assert word(results, "precision-explains") == "other cause"
+    # The vocabulary has no word that the thread's own prompts would join with the full stop.
+    assert word(results, "reused-cache-changes-text") == "not run"
     assert word(results, "answer-survives") == "needs the real weights"
 
 
@@ -303,31 +304,19 @@ def test_the_count_of_elements_is_refuted_by_another_shape(results):
     assert word(results, "element-counts", layer=shorter) == "refuted"
 
 
-@pytest.mark.parametrize(("differing", "expected"), [(5, "reproduced in kind"), (0, "refuted")])
+@pytest.mark.parametrize(("differing", "expected"), [(5, "reproduced in kind"), (0, "refuted in kind")])
 def test_differing_keys_are_seen_and_so_is_their_absence(results, differing, expected):
-    rows = results.split.rows.assign(n_differing=differing)
-    assert word(results, "split-changes-keys", split=rows) == expected
     rows = results.layer.rows.assign(n_differing=differing)
-    found = word(results, "first-layer-differs", layer=rows)
-    assert found == ("reproduced in kind" if differing else "refuted")
+    assert word(results, "first-layer-differs", layer=rows) == expected
 
 
-def test_keys_that_differ_in_a_coarser_dtype_alone_decide_nothing(results):
-    rows = results.split.rows.assign(n_differing=lambda rows: (rows["dtype"] == "bfloat16") * 5)
-    assert word(results, "split-changes-keys", split=rows) == "undecided"
-    rows = results.split.rows.assign(n_differing=lambda rows: (rows["dtype"] == "float32") * 5)
-    assert word(results, "split-changes-keys", split=rows) == "reproduced in kind"
-
-
-def test_a_first_layer_that_differs_at_other_row_counts_alone_decides_nothing(results):
-    rows = results.layer.rows.assign(n_differing=lambda rows: (rows["rows_fed"] == 1) * 3)
-    assert word(results, "first-layer-differs", layer=rows) == "undecided"
-
-
-def test_were_the_cache_the_cause_overwriting_it_would_change_the_first_layer(results):
-    rows = results.split.rows.copy()
-    rows.loc[rows["variant"] == split_keys.OVERWRITTEN, "n_differing"] += 1
-    assert word(results, "reuse-is-the-cause", split=rows) == "reproduced in kind"
+def test_the_first_layer_is_judged_in_the_threads_dtype_alone(results):
+    rows = results.layer.rows
+    fine = rows.assign(n_differing=(rows["dtype"] == "float32") * 3)
+    assert word(results, "first-layer-differs", layer=fine) == "reproduced in kind"
+    coarse = rows.assign(n_differing=(rows["dtype"] == "bfloat16") * 3)
+    assert word(results, "first-layer-differs", layer=coarse) == "refuted in kind"
+    assert word(results, "first-layer-differs", layer=rows[rows["dtype"] != "float32"]) == "not run"
 
 
 def with_tokens(reuse: pd.DataFrame, where: pd.Series, like_no_reuse: bool) -> pd.DataFrame:
@@ -341,25 +330,72 @@ def with_tokens(reuse: pd.DataFrame, where: pd.Series, like_no_reuse: bool) -> p
     return changed
 
 
-def test_texts_that_are_equal_refute_what_different_ones_bear_out(results):
+def with_mismatch(results: Results, **rows: pd.DataFrame) -> Results:
+    """Give results in whose vocabulary the thread's own prompts change the prefix's ids."""
+    results = changed(results, **rows)
+    results.__dict__["runs"] = results.runs.assign(seam=True)
+    return results
+
+
+def test_the_threads_own_prompts_decide_where_their_ids_leave_the_prefixs(results):
     rows = results.reuse.rows
     posted = rows["way"] == continuations.POSTED
-    equal, different = (with_tokens(rows, posted, like) for like in (True, False))
-    assert word(results, "reused-cache-changes-text", reuse=equal) == "refuted"
-    assert word(results, "reused-cache-changes-text", reuse=different) == "reproduced in kind"
-    assert word(results, "recipe-is-safe", reuse=equal) == "reproduced in kind"
-    assert word(results, "precision-explains", reuse=equal) == "undecided"
-    # Ids that continue and still give other tokens in the finest dtype would be no matter of ids.
-    assert word(results, "precision-explains", reuse=different) == "undecided"
+    check = claims.CHECKS["reused-cache-changes-text"]
+    for like, expected in ((True, "refuted in kind"), (False, "reproduced in kind")):
+        reuse = with_tokens(rows, posted, like)
+        assert check(with_mismatch(results, reuse=reuse)).verdict == expected
+        assert check(changed(results, reuse=reuse)).verdict == "not run"
 
 
-def test_were_only_the_coarser_dtype_to_break_precision_would_explain_it(results):
+def test_one_run_that_breaks_refutes_the_recipe_and_two_prompts_do_not_bear_it_out(results):
     rows = results.reuse.rows
-    fine = with_tokens(rows, (rows["way"] == continuations.POSTED) & (rows["dtype"] == "float32"), like_no_reuse=True)
-    broken = with_tokens(
-        fine, (rows["way"] == continuations.POSTED) & (rows["dtype"] == "bfloat16"), like_no_reuse=False
+    posted = (rows["way"] == continuations.POSTED) & (rows["case"] == continuations.DOCUMENTED)
+    equal = with_tokens(rows, posted, like_no_reuse=True)
+    found = claims.CHECKS["recipe-is-safe"](changed(results, reuse=equal))
+    assert (found.verdict, found.n) == ("undecided", "2 prompts (too few)")
+    one = posted & (rows["dtype"] == "float32") & (rows["item"] == "0")
+    assert word(results, "recipe-is-safe", reuse=with_tokens(equal, one, like_no_reuse=False)) == "refuted in kind"
+    # Only in a coarser dtype it may be rounding.
+    coarse = posted & (rows["dtype"] == "bfloat16")
+    assert word(results, "recipe-is-safe", reuse=with_tokens(equal, coarse, like_no_reuse=False)) == "undecided"
+
+
+def four_prompts(results: Results, mismatched: dict[str, bool], continued: dict[str, bool]) -> Results:
+    """Give results of four prompts of each kind whose tokens are equal, by dtype, or not."""
+    results = dataclasses.replace(results)
+    runs = [
+        {"case": case, "way": continuations.POSTED, "seam": case == continuations.JOINED, "dtype": dtype, "item": str(item),
+         "equal": equal[dtype]}
+        for case, equal in ((continuations.JOINED, mismatched), (continuations.CONTINUED, continued))
+        for dtype in equal
+        for item in range(4)
+    ]  # fmt: skip
+    results.__dict__["runs"] = pd.DataFrame(runs)
+    return results
+
+
+@pytest.mark.parametrize(
+    ("mismatched", "continued", "expected"),
+    [
+        ((False, False), (True, True), "plausible cause"),
+        # Rounding adds to the mismatch, and does not take its place.
+        ((False, False), (True, False), "plausible cause"),
+        ((True, False), (True, False), "reproduced in kind"),
+        # Ids that continue and still give other tokens in the finest dtype would be no matter of ids.
+        ((False, False), (False, False), "refuted in kind"),
+        ((True, True), (True, True), "undecided"),
+    ],
+)
+def test_precision_explains_what_the_finest_dtype_does_not_show(results, mismatched, continued, expected):
+    dtypes = ("float32", "bfloat16")
+    planted = four_prompts(
+        results, dict(zip(dtypes, mismatched, strict=True)), dict(zip(dtypes, continued, strict=True))
     )
-    assert word(results, "precision-explains", reuse=broken) == "reproduced in kind"
+    found = claims.CHECKS["precision-explains"](planted)
+    assert found.verdict == expected
+    assert found.n == "4 prompts (few)"
+    planted.__dict__["runs"] = planted.runs[planted.runs["item"] < "3"]
+    assert claims.CHECKS["precision-explains"](planted).verdict == "undecided"
 
 
 def test_an_answer_that_is_there_is_found_and_so_is_the_complaint(results):
@@ -368,7 +404,7 @@ def test_an_answer_that_is_there_is_found_and_so_is_the_complaint(results):
     rows.loc[asked & (rows["way"] == continuations.NO_REUSE), "text"] = " Paris"
     assert word(results, "answer-survives", reuse=rows) == "undecided", "no id is missing from what was asked"
     seam = rows.assign(shared_tokens=rows["prefix_tokens"] - 1)
-    assert word(results, "answer-survives", reuse=seam) == "refuted"
+    assert word(results, "answer-survives", reuse=seam) == "refuted in kind"
     rows.loc[asked & (rows["way"] == continuations.POSTED), "text"] = " incomplete"
     assert word(results, "answer-survives", reuse=rows) == "reproduced in kind"
 
@@ -394,14 +430,6 @@ def test_a_systems_turn_is_a_prefix_of_the_chat_in_ids(folders):
     for template in (None, "{{ raise_exception('no system here') }}"):
         tokenizer.chat_template = template
         assert continuations.CHAT not in {item.case for item in continuations.posted_items(tokenizer)}
-
-
-def test_a_static_cache_that_writes_other_tokens_is_seen(results):
-    rows = results.reuse.rows
-    static = rows["cache"] == "static"
-    assert word(results, "either-cache-kind", reuse=with_tokens(rows, static, like_no_reuse=False)) == "refuted"
-    alike = with_tokens(rows, rows["way"] != continuations.NO_REUSE, like_no_reuse=True)
-    assert word(results, "either-cache-kind", reuse=alike) == "reproduced in kind"
 
 
 def test_words_can_be_written_for_these_rows(results):

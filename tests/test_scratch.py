@@ -28,8 +28,8 @@ from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape, mask_of
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WAYS, WINDOW, Refill, Reply, Rolling, Window, write
 from kvreport.chapters.from_scratch.results import EXPERIMENTS, Results
 from kvreport.chapters.from_scratch.settings import ScratchSettings
+from kvreport.publishing import judging, wording
 from kvreport.publishing import verdicts as ledger
-from kvreport.publishing import wording
 
 BLOCK = 8
 
@@ -452,84 +452,71 @@ def moved(loss, way, by):
 class TestVerdicts:
     def test_every_claim_has_a_check_and_a_word_of_the_ledger(self, results):
         table = ledger.judge("forum-scratch", claims.CHECKS, results)
-        assert len(table) == 13
-        assert set(table["verdict"]) <= set(ledger.Word.__args__)
+        assert len(table) == 8
+        assert set(table["verdict"]) <= set(judging.Word.__args__)
 
     def test_what_the_mechanism_decides_is_decided(self, results):
         found = {name: verdict.verdict for name, verdict in judged(results).items()}
-        assert found["roll-scrambles"] == found["mask-missing"] == found["prompt-is-the-cause"] == "refuted"
+        assert found["roll-scrambles"] == found["mask-missing"] == found["prompt-is-the-cause"] == "refuted in kind"
         assert found["prompt-skipped"] == "reproduced in kind"
-        assert found["cache-changes-nothing"] == found["mask-sees-the-past-only"] == "refuted"
         assert found["outputs-match"] == "reproduced in kind"
 
+    @pytest.mark.parametrize(("by", "verdict"), [(5.0, "reproduced in kind"), (-5.0, "refuted in kind")])
+    def test_a_verdict_turns_when_the_loss_does(self, results, by, verdict):
+        found = judged(changed(results, loss=moved(results.loss.rows, POSTED, by)))["cached-is-worse"]
+        assert found.verdict == verdict
+        assert found.n == f"{results.loss.rows['source'].nunique()} files (few)"
+
     @pytest.mark.parametrize(
-        ("claim", "way", "by", "verdict"),
+        ("fix", "claim"),
         [
-            ("cached-is-worse", POSTED, 5.0, "reproduced in kind"),
-            ("cached-is-worse", POSTED, -5.0, "refuted"),
-            ("reply-improves", "reply's cache", -5.0, "reproduced in kind"),
-            ("reply-improves", "reply's cache", 5.0, "refuted"),
-            ("reply-cures", "reply's cache", -5.0, "reproduced in kind"),
-            ("reply-cures", "reply's cache", 5.0, "refuted"),
+            ("1 append, no roll", "roll-scrambles"),
+            ("2 explicit mask", "mask-missing"),
+            ("3 whole prompt", "prompt-is-the-cause"),
+            ("4 positions modulo block", "positions-misalign"),
         ],
     )
-    def test_a_verdict_turns_when_the_loss_does(self, results, claim, way, by, verdict):
-        assert judged(changed(results, loss=moved(results.loss.rows, way, by)))[claim].verdict == verdict
+    def test_a_point_is_borne_out_where_its_remedy_lowers_the_loss(self, results, fix, claim):
+        rows = results.loss.rows
+        alike = pd.concat([rows[rows["way"] != fix], rows[rows["way"] == POSTED].assign(way=fix)])
 
-    @pytest.mark.parametrize("fix", ["1 append, no roll", "2 explicit mask", "3 whole prompt"])
-    def test_were_a_point_the_cause_the_verdict_would_say_so(self, results, fix):
-        logits = results.logits.rows.copy()
-        hit = (logits["comparison"] == fix) & (logits["length"] > logits["block"])
-        logits.loc[hit, ["max_abs", "relative_rms"]] = 1.0
-        claim = {"1": "roll-scrambles", "2": "mask-missing", "3": "prompt-is-the-cause"}[fix[0]]
-        # The posted cache loses five nats: of these the remedy gets back all, or a fifth.
-        loss = moved(results.loss.rows, POSTED, 5.0)
-        assert judged(changed(results, logits=logits, loss=loss))[claim].verdict == "reproduced in kind"
-        assert judged(changed(results, logits=logits, loss=moved(loss, fix, 4.0)))[claim].verdict == "undecided"
+        def found(by):
+            return judged(changed(results, loss=moved(alike, fix, by)))[claim]
 
-    def test_positions_mend_only_what_they_close_half_of(self, results):
-        fix = "4 positions modulo block"
-        loss = moved(results.loss.rows, POSTED, 5.0)
+        assert found(-0.02).verdict == "reproduced in kind"
+        assert found(0.0).verdict == found(0.5).verdict == "refuted in kind"
+        # A third and three times the bound of a hundredth of a nat.
+        assert "reproduced in kind at -0.00333 and refuted in kind at -0.03" in found(-0.02).here
+        every_other = alike["source"].isin(sorted(alike["source"].unique())[::2])
+        mixed = pd.concat([moved(alike[every_other], fix, -5.0), moved(alike[~every_other], fix, 5.0)])
+        assert judged(changed(results, loss=mixed))[claim].verdict == "undecided"
 
-        def found(rows):
-            return judged(changed(results, loss=rows))["positions-misalign"]
-
-        assert found(loss).verdict == "reproduced in kind"
-        # Lower than the posted cache with its whole interval, and yet no mending.
-        assert found(moved(loss, fix, 4.0)).verdict == "refuted"
-        assert re.search(r"closes \d+\.\d% \[.*\] of the gap", found(moved(loss, fix, 4.0)).here)
-        every_other = loss["source"].isin(sorted(loss["source"].unique())[::2])
-        mixed = pd.concat([moved(loss[every_other], fix, 5.0), loss[~every_other]])
-        assert found(mixed).verdict == "undecided"
-        assert found(moved(results.loss.rows, POSTED, -5.0)).verdict == "undecided"
-
-    def test_were_the_cached_logits_right_past_the_block_the_verdict_would_say_so(self, results):
+    def test_a_prompt_that_is_skipped_without_a_trace_is_told(self, results):
         logits = results.logits.rows.assign(max_abs=0.0, relative_rms=0.0)
-        found = judged(changed(results, logits=logits))
-        assert found["cache-changes-nothing"].verdict == "reproduced in kind"
-        assert found["prompt-skipped"].verdict == "refuted"
-        assert found["mask-sees-the-past-only"].verdict == "reproduced in kind"
+        assert judged(changed(results, logits=logits))["prompt-skipped"].verdict == "refuted in kind"
 
-    def test_the_speed_is_judged_by_its_interval(self, results):
-        def timed(factor):
-            speed = results.speed.rows.copy()
-            speed["seconds"] = np.where(speed["way"] == POSTED, 1.0, factor) * (1 + 0.01 * speed["repetition"])
-            return judged(changed(results, speed=speed))["three-times-faster"].verdict
+    def test_the_speed_is_judged_by_its_interval_and_counts_repetitions(self, results):
+        def timed(factor, repetitions=5):
+            rows = results.speed.rows
+            rows = pd.concat([rows[rows["repetition"] == 0].assign(repetition=k) for k in range(repetitions)])
+            seconds = np.where(rows["way"] == POSTED, 1.0, factor) * (1 + 0.01 * rows["repetition"])
+            return judged(changed(results, speed=rows.assign(seconds=seconds)))["three-times-faster"]
 
-        assert timed(5.0) == "reproduced"
-        # Slower on this machine says nothing of the reply's.
-        assert timed(2.0) == "undecided"
+        # The reply's machine is another one, which goes for either answer.
+        assert timed(5.0).verdict == "reproduced in kind"
+        assert timed(2.0).verdict == "refuted in kind"
+        few = timed(5.0, 2)
+        assert (few.verdict, few.n) == ("undecided", "2 repetitions (too few)")
 
     def test_dtypes_in_which_rounding_hides_everything_decide_nothing(self, results):
         coarse = results.logits.rows.assign(dtype="bfloat16")
-        found = judged(changed(results, logits=coarse))
-        assert found["cache-changes-nothing"].verdict == found["roll-scrambles"].verdict == "not run"
+        assert judged(changed(results, logits=coarse))["prompt-skipped"].verdict == "not run"
 
     def test_reply_texts_that_part_in_the_first_block_would_be_told(self, results):
         texts = results.texts.rows.copy()
         hit = (texts["choice"] == "greedy") & (texts["way"] == "reply's cache")
         texts.loc[hit, "text"] = texts.loc[hit, "text"].str.slice_replace(10, 11, "\0")
-        assert judged(changed(results, texts=texts))["outputs-match"].verdict == "refuted"
+        assert judged(changed(results, texts=texts))["outputs-match"].verdict == "refuted in kind"
 
     def test_stale_share_is_all_of_the_gap_when_positions_cost_nothing_and_unknown_without_a_gap(self, results):
         loss = results.loss.rows
@@ -576,9 +563,9 @@ class TestSizes:
         assert finding_rules.broken(captions, {"fig-scratch-sizes": finding}) == []
         verdicts = ledger.verdicts("forum-scratch", claims.CHECKS, recorded)
         said = words.size_numbers(recorded, claims.beside(verdicts, verdicts))
-        assert said["same_verdicts"] == "all 13"
+        assert said["same_verdicts"] == "all 8"
         other = verdicts.assign(verdict=["undecided", *verdicts["verdict"][1:]])
-        assert words.size_numbers(recorded, claims.beside(other, verdicts))["same_verdicts"] == "12 of 13"
+        assert words.size_numbers(recorded, claims.beside(other, verdicts))["same_verdicts"] == "7 of 8"
         assert "not" not in said["thread_held_out"]
         assert said["thread_layers"] == "6"
 

@@ -377,7 +377,10 @@ def test_the_contents_take_up_every_chapter():
 def chapter_with_claims(tmp_path, **columns):
     from types import SimpleNamespace
 
-    row = {"claim": "Water, it is said, is wet.", "published": "1", "here": "2", "verdict": "refuted"} | columns
+    row = {
+        "verdict": "refuted", "claim": "Water, it is said, is wet.", "n": "3 seas", "here": "2", "published": "1",
+        "rule": "Refuted when dry.",
+    } | columns  # fmt: skip
     text = ",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values()) + "\n"
     metadata = {"text/html": {"kvbook_table": {"name": "tab-claims-some-thread", "caption": "x", "csv": text}}}
     cells = [{"cell_type": "code", "outputs": [{"metadata": metadata}]}, {"cell_type": "markdown"}]
@@ -394,7 +397,7 @@ def test_the_ledger_says_what_the_chapters_published(tmp_path):
     text = ledger.markdown(rows)
     assert text.startswith("Claims checked: 1; documents: 1; verdicts: 1 refuted.")
     assert "verdict,[some-thread](#tab-claims-some-thread)\nrefuted,1" in text
-    assert 'refuted,"Water, it is said, is wet.",1,2' in text
+    assert 'refuted,"Water, it is said, is wet.",3 seas,2,1,Refuted when dry.' in text
 
 
 def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):

@@ -94,6 +94,34 @@ def share(successes: int, trials: int) -> Estimate:
     return Estimate(successes / trials, float(interval.low), float(interval.high))
 
 
+def share_over(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tuple[Estimate, int]:
+    """Give the share of rows for which something holds, with an interval that counts independent units.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Has the column `unit`.
+    holds : Series of bool
+        As long as `rows`.
+    unit : str
+        What is independent: rows of one unit are averaged first, so that they count once.
+
+    Returns
+    -------
+    Estimate
+        The mean over units, with Wilson's interval for as many trials as there are units.
+    int
+        How many units.
+    """
+    means = holds.astype(float).groupby(rows[unit]).mean()
+    n, p = len(means), float(means.mean())
+    z = stats.norm.ppf((1 + CONFIDENCE) / 2)
+    centre, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
+    low, high = ((centre + side * half) / (1 + z**2 / n) for side in (-1, 1))
+    # Rounding may leave an end a hair beyond what it stands for.
+    return Estimate(p, float(np.clip(low, 0, p)), float(np.clip(high, p, 1))), n
+
+
 @dataclass(frozen=True)
 class Resampled:
     """Bootstrap draws of layers' mean drift.

@@ -1,4 +1,4 @@
-"""What chapters publish: figures, tables, numbers, verdicts and citations."""
+"""What chapters publish: figures, tables, numbers, rules, verdicts and citations."""
 
 from pathlib import Path
 

@@ -2,75 +2,29 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from kvbook import paths
 from kvbook.models import registry
 from kvreport.publishing import documents
+from kvreport.publishing.judging import OTHERS, Check
 
-ANOTHER = "reproduced on another real model"
-Word = Literal[
-    "reproduced", "reproduced on another real model", "reproduced in kind", "refuted", "other cause",
-    "needs the real weights", "undecided", "not run",
-]  # fmt: skip
+Results = TypeVar("Results")
 
-# Whose weights they are: the documents' models, or other trained models of a real size.
-DOCUMENTS, OTHERS = ("hub", "local"), ("package", "gguf")
-
-Evidence = TypeVar("Evidence")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What our rows say of a claim.
-
-    Attributes
-    ----------
-    here : str
-        The numbers that decided, with their interval.
-    verdict : str
-        One of `Word`.  "On another real model" is said where the rows come from a trained model of a real size that is
-        not the document's.  "In kind" is said where they come from stand-in or random weights: the mechanism is shown,
-        the document's magnitude is not.  "Undecided" is said where the interval holds both answers.
-    published : str, optional
-        What the document's own numbers give in the same arithmetic, where it published numbers.
-    """
-
-    here: str
-    verdict: Word
-    published: str | None = None
-
-
-def holds(borne_out: bool, contradicted: bool, weights: str) -> Word:
-    """Give the word for a claim; to contradict it takes evidence of its own, not the lack of evidence for it.
-
-    Parameters
-    ----------
-    borne_out : bool
-        Whether the whole interval is where the claim says.
-    contradicted : bool
-        Whether the whole interval is where the claim excludes it.
-    weights : str
-        Of the model that made the rows: what `weights_of` says, or the source of one model's weights.
-    """
-    if borne_out and weights in DOCUMENTS:
-        return "reproduced"
-    if borne_out and weights in OTHERS:
-        return ANOTHER
-    if borne_out:
-        return "reproduced in kind"
-    return "refuted" if contradicted else "undecided"
+# What a page shows of a verdict, in this order.
+SHOWN = ("verdict", "claim", "n", "here", "published", "rule")
+_MARKUP = re.compile(r"([\\`*_\[\]<>${}])")
 
 
 def verdicts(
     document: str,
-    checks: Mapping[str, Callable[[Evidence], Verdict]],
-    evidence: Evidence,
+    checks: Mapping[str, Check[Results]],
+    results: Results,
     chapter: str | None = None,
 ) -> pd.DataFrame:
     """Check every claim of a document that a chapter answers for.
@@ -79,10 +33,10 @@ def verdicts(
     ----------
     document : str
         Its short name.
-    checks : mapping of str to callable
+    checks : mapping of str to Check
         One check a claim, by the claim's id.
-    evidence : object
-        What the checks take.
+    results : object
+        What the checks measure.
     chapter : str, optional
         The chapter, where it is not the document's own: it answers for the claims that name it, the document's own for
         those that name none.
@@ -90,7 +44,8 @@ def verdicts(
     Returns
     -------
     DataFrame
-        ``document``, ``claim``, ``published``, ``here``, ``verdict``, in the document's order.
+        ``document``, ``verdict``, ``claim``, ``quote``, ``place``, ``n``, ``here``, ``published`` and ``rule``, in the
+        document's order.
 
     Raises
     ------
@@ -102,23 +57,32 @@ def verdicts(
         raise ValueError(f"{document}: claims and checks differ in {sorted(named ^ set(checks))}")
     rows = []
     for claim in claims:
-        verdict = checks[claim["id"]](evidence)
+        check = checks[claim["id"]]
+        verdict = check(results)
         rows.append(
             {
                 "document": document,
-                "claim": claim["claim"],
-                "published": verdict.published or claim["published"],
-                "here": verdict.here,
                 "verdict": verdict.verdict,
+                **{key: claim[key] for key in ("claim", "quote", "place")},
+                "n": verdict.n,
+                "here": verdict.here,
+                "published": verdict.published or claim["published"],
+                "rule": check.rule.text(),
             }
         )
     return pd.DataFrame(rows)
 
 
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Lay `verdicts` out for a page: each claim with the words of the document that it rests on."""
+    quotes = table["quote"].str.replace(_MARKUP, r"\\\1", regex=True)
+    return table.assign(claim=table["claim"] + " “" + quotes + "” (" + table["place"] + ")")[list(SHOWN)]
+
+
 def judge(
     document: str,
-    checks: Mapping[str, Callable[[Evidence], Verdict]],
-    evidence: Evidence,
+    checks: Mapping[str, Check[Results]],
+    results: Results,
     chapter: str | None = None,
 ) -> pd.DataFrame:
     """Check a document's claims, and keep the result for the ledger.
@@ -126,7 +90,7 @@ def judge(
     The verdicts go to ``_build/claims/<document>.json``, with a chapter named to ``<document>.<chapter>.json``, and those on
     all documents to ``_build/claims.json``.  Parameters, result and errors as for `verdicts`.
     """
-    table = verdicts(document, checks, evidence, chapter)
+    table = verdicts(document, checks, results, chapter)
     folder = paths.BUILD / "claims"
     folder.mkdir(parents=True, exist_ok=True)
     name = document if chapter is None else f"{document}.{chapter}"

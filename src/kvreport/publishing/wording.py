@@ -17,8 +17,11 @@ WEIGHTS = {
     "random": "true shape, random weights",
     "untrained": "stand-ins' shape, random weights",
 }
-# What the captions of verdicts say of a word that stands in them.
-IN_KIND = "“In kind”: the mechanism is shown on stand-ins or random weights, so its magnitude is not."
+# What a table of claims says of its verdicts.
+VERDICTS = (
+    "“In kind”: the mechanism is shown on stand-ins or random weights, so its magnitude is not. The column n counts independent "
+    "units, not rows."
+)
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 

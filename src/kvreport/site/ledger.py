@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import get_args
 
 from kvbook import paths
-from kvreport.publishing.verdicts import Word
+from kvreport.publishing.judging import Word
+from kvreport.publishing.verdicts import SHOWN
 from kvreport.running.planning import Chapter
 from kvreport.site.overlay import table_directive
 
 _PREFIX = "tab-claims-"
-COLUMNS = ("verdict", "claim", "published", "here")
 
 
 def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
@@ -60,14 +60,15 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
     caption = "Verdicts on the documents' claims, counted; each document's name leads to its claims in the chapter."
     parts.append(_table("tab-ledger", caption, header, summary))
     for document, (table, *further) in documents.items():
-        claims = [[row[column] for column in COLUMNS] for row in rows if row["document"] == document]
+        claims = [[row[column] for column in SHOWN] for row in rows if row["document"] == document]
         also = "".join(f", some of them judged [in a further chapter](#{other})" for other in further)
         caption = (
-            f"Claims of [{document}](#{table}) in our words{also}, beside what it published and what this run says."
+            f"Claims of [{document}](#{table}) in our words and its own{also}, the rule by which each is judged, of how many "
+            "independent units, and what it published beside what this run says."
         )
         parts.append(
             f":::::{{dropdown}} The {len(claims)} claims of {document}\n"
-            + _table(f"tab-ledger-{document}", caption, COLUMNS, claims)
+            + _table(f"tab-ledger-{document}", caption, SHOWN, claims)
             + "\n:::::"
         )
     return "\n\n".join(parts)

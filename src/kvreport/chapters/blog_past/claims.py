@@ -1,19 +1,23 @@
-"""The claims of the blog post about past_key_values, each with the check that its YAML describes."""
+"""The claims of the blog post about past_key_values: each one's rule, and what of the rows it looks at."""
+
+from collections.abc import Callable
 
 import pandas as pd
 
-from kvbook.measuring import estimates as fits
+from kvbook.measuring import estimates
 from kvreport.chapters.blog_past import past_tables, tables
 from kvreport.chapters.blog_past.results import Results
-from kvreport.publishing.verdicts import Verdict, holds, weights_of
+from kvreport.publishing.judging import Check, Evidence, Measured, fact, missing
+from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, other_cause, refuted, reproduced
+from kvreport.publishing.verdicts import weights_of
 
-# A sum over a few hundred numbers in each of a dozen layers gives tens; a missing context gives hundreds in the coarsest dtype.
-ROUNDING = 100
-
-
-def _weights(results: Results) -> str:
-    """Say whose weights the models have."""
-    return weights_of(results.past.about["models"])
+_DIFFERENCE = (
+    "difference of the last token's logits, root mean square in unit roundoffs of the coarsest arithmetic in use"
+)
+# A sum over a few hundred numbers in each of a dozen layers gives tens of roundoffs; a missing context gives hundreds in
+# the coarsest dtype.
+_ROUNDING = Bound(100, "ours", "more roundoffs than a dozen layers pile up")
+_NO_TEXT = Bound(0, "arithmetic", "in no text")
 
 
 def _of(results: Results, family: str, variant: str, quantization: str | None = None) -> pd.DataFrame:
@@ -22,135 +26,191 @@ def _of(results: Results, family: str, variant: str, quantization: str | None = 
     return rows if quantization is None else rows[rows["quantization"] == quantization]
 
 
+def _weights(results: Results, family: str) -> str:
+    """Say whose weights a family's model has."""
+    return weights_of(model for model in results.past.about["models"] if model["architecture"] == family)
+
+
+def _mean(series: str, rows: pd.DataFrame, value: str = "roundoffs") -> Measured:
+    return Measured(series, estimates.mean_resampled(rows, value), rows["source"].nunique())
+
+
+def _by(rows: pd.DataFrame, column: str, named: Callable[[object], str], value: str = "roundoffs") -> list[Measured]:
+    return [_mean(named(key), part, value) for key, part in rows.groupby(column, sort=False)]
+
+
+def _not_alone(rows: pd.DataFrame) -> Measured:
+    """Count the texts whose logits are not those of the last token alone."""
+    return fact((rows["alone_max_abs"] > 0).sum())
+
+
 def _spread(rows: pd.DataFrame) -> str:
-    return (
-        f"{rows['relative_spread'].max():.1e} of the logits' spread at most, {rows['roundoffs'].max():,.0f} roundoffs of the "
-        "coarsest arithmetic in use"
-    )
+    return f"{rows['relative_spread'].median():.2g} of the logits' spread in the median"
 
 
-def _share_alone(rows: pd.DataFrame) -> str:
-    return f"{int((rows['alone_max_abs'] == 0).sum())} of {len(rows)}"
+def _layers(count: object) -> str:
+    return f"{count} layers"
 
 
-def _within_rounding(rows: pd.DataFrame) -> tuple[bool, bool]:
-    small = rows["roundoffs"] <= ROUNDING
-    return bool(small.all()), fits.share(int(small.sum()), len(small)).high < 0.5
+def _bits(quantization: object) -> str:
+    return {"4bit": "4 bits", "8bit": "8 bits", "none": "no quantization"}[str(quantization)]
 
 
-def gpt2_compatible(results: Results) -> Verdict:
-    """Measure the native difference without quantization."""
+NATIVE = Quantity(_DIFFERENCE, "text", form="{:,.3g}")
+
+
+def _gpt2_compatible(results: Results) -> Evidence:
     rows = _of(results, "gpt2", past_tables.NATIVE, "none")
     if rows.empty:
-        return Verdict("0 runs of GPT-2 without quantization", "not run")
-    return Verdict(_spread(rows), holds(*_within_rounding(rows), _weights(results)))
+        return missing("stand-in", "0 runs of GPT-2 without quantization")
+    return Evidence(_weights(results, "gpt2"), {NATIVE: [_mean("", rows)]}, _spread(rows))
 
 
-def quantization_keeps_past(results: Results) -> Verdict:
-    """Measure the native difference with 4-bit weights."""
-    rows = _of(results, "gpt2", past_tables.NATIVE, "4bit")
-    if rows.empty:
-        return Verdict("0 runs of GPT-2 in 4 bits", "not run")
-    return Verdict(_spread(rows), holds(*_within_rounding(rows), _weights(results)))
+HANDED = Quantity(f"with a past handed over, several layers deep, {_DIFFERENCE}", "text", "depth", "{:,.3g}")
+CAUSAL = Quantity(f"made causal, {_DIFFERENCE}", "text", form="{:,.3g}")
 
 
-def roberta_fails_bidirectional(results: Results) -> Verdict:
-    """Hand a past over, and make the model causal."""
+def _roberta_fails_bidirectional(results: Results) -> Evidence:
     handed = _of(results, "roberta", past_tables.HANDED)
     causal = _of(results, "roberta", past_tables.DECODER)
     # In one layer nothing lies above the keys that a later token would have changed.
     handed = handed[handed["layers"] > 1]
     if handed.empty or causal.empty:
-        return Verdict("0 runs of RoBERTa with a past handed over, or made causal", "not run")
-    here = f"a past handed over: {_spread(handed)}; made causal: {_spread(causal)}"
-    rounding, _ = _within_rounding(causal)
-    far = bool((handed["roundoffs"] > ROUNDING).all())
-    return Verdict(here, holds(far and rounding, _within_rounding(handed)[0], _weights(results)))
+        return missing("stand-in", "0 runs of RoBERTa with a past handed over, or made causal")
+    found = {HANDED: _by(handed, "layers", _layers), CAUSAL: [_mean("", causal)]}
+    return Evidence(_weights(results, "roberta"), found)
 
 
-def roberta_number_shows_it(results: Results) -> Verdict:
-    """Hold the posted call against the last token alone, and hand a past over."""
+POSTED = Quantity("texts in which the posted call differs from the last token alone", form="{:.0f}")
+HELD = Quantity("share of texts in which the posted call was given a past")
+AGAINST_POSTED = Quantity("difference with a past handed over, over that of the posted call", "text", "depth", "{:.2g}")
+
+
+def _roberta_number_shows_it(results: Results) -> Evidence:
     posted = _of(results, "roberta", past_tables.NO_PAST)
     handed = _of(results, "roberta", past_tables.HANDED)
-    if posted.empty:
-        return Verdict("0 runs of RoBERTa", "not run")
-    depths, without = handed.groupby("layers")["relative_spread"].mean(), posted["relative_spread"].mean()
-    here = (
-        f"posted call equals the last token alone in {_share_alone(posted)} texts and differs by "
-        f"{without:.2g} of the logits' spread (mean over texts); with a past handed over by "
-        + ", ".join(f"{value:.2g} ({layers} layer{'s' * (layers > 1)})" for layers, value in depths.items())
-    )
-    if (posted["alone_max_abs"] == 0).all() and (depths < without).all():
-        return Verdict(here, "other cause")
-    had_past = bool((posted["held"] > 0).all())
-    return Verdict(here, holds(had_past, False, _weights(results)))
+    if posted.empty or handed.empty:
+        return missing("stand-in", "0 runs of RoBERTa")
+    without = posted.groupby("sample")["relative_spread"].mean()
+    over = handed.assign(over=handed["relative_spread"] / handed["sample"].map(without))
+    found = {
+        POSTED: [_not_alone(posted)],
+        AGAINST_POSTED: _by(over, "layers", _layers, "over"),
+        HELD: [fact((posted["held"] > 0).mean())],
+    }
+    return Evidence(_weights(results, "roberta"), found, f"of {len(posted)} texts; posted call {_spread(posted)}")
 
 
-def relative_difference(results: Results) -> Verdict:
-    """Compute the statistic both ways."""
-    worst = results.apart.groupby(["model", "quantization"])["apart"].max()
-    if worst.empty:
-        return Verdict("0 tables with a difference", "not run")
-    share = fits.share(int((worst > 2).sum()), len(worst))
-    here = (
-        f"the two are up to a factor of {worst.max():,.0f} apart; more than two in {int((worst > 2).sum())} of "
-        f"{len(worst)} tables ({share.text('{:.2f}')})"
-    )
-    return Verdict(here, holds(bool((worst <= 2).all()), share.low > 0.5, _weights(results)))
+RELATIVE = Quantity("difference of GPT-2's logits over the logits, root mean squares", "text", "quantization", "{:.2g}")
 
 
-def mpt_cannot(results: Results) -> Verdict:
-    """Turn the cache on."""
+def _quantization_keeps_past(results: Results) -> Evidence:
+    rows = results.rows[(results.rows["variant"] == past_tables.NATIVE) & (results.rows["quantization"] != "none")]
+    ours = rows[rows["family"] == "gpt2"]
+    if ours.empty:
+        return missing("stand-in", "0 runs of GPT-2 in 4 or 8 bits")
+    others = rows.drop(ours.index).groupby(["family", "quantization"], sort=False)["relative_rms"].mean()
+    said = ", ".join(f"{tables.FAMILIES[name]} in {_bits(bits)} {value:.1e}" for (name, bits), value in others.items())
+    beside = f"other families, whose scatter is not explained: {said}" if said else ""
+    return Evidence(_weights(results, "gpt2"), {RELATIVE: _by(ours, "quantization", _bits, "relative_rms")}, beside)
+
+
+OFF = Quantity("texts in which MPT with use_cache off differs from the last token alone", form="{:.0f}")
+ON = Quantity(f"with use_cache on, {_DIFFERENCE}", "text", "quantization", "{:,.3g}")
+
+
+def _mpt_cannot(results: Results) -> Evidence:
     off, on = _of(results, "mpt", past_tables.CACHE_OFF), _of(results, "mpt", past_tables.NATIVE)
     if off.empty:
-        return Verdict("0 runs of MPT", "not run")
-    here = f"use_cache off: equal to the last token alone in {_share_alone(off)} texts; on: {_spread(on)}"
-    rounding, far = _within_rounding(on)
-    if (off["alone_max_abs"] == 0).all() and rounding:
-        return Verdict(here, "other cause")
-    return Verdict(here, holds(far, False, _weights(results)))
+        return missing("stand-in", "0 runs of MPT")
+    found = {OFF: [_not_alone(off)], ON: _by(on, "quantization", _bits)}
+    return Evidence(_weights(results, "mpt"), found, f"of {len(off)} texts and quantizations; off, {_spread(off)}")
 
 
-def falcon_cannot(results: Results) -> Verdict:
-    """Put the two lines back, one at a time."""
+TODAY = Quantity(f"Falcon as it is today, {_DIFFERENCE}", "text", "quantization", "{:,.3g}")
+MASK = Quantity(f"with the mask of mid-2023, {_DIFFERENCE}", "text", "quantization", "{:,.3g}")
+ROTARY = Quantity(f"with the rotary embedding of mid-2023, {_DIFFERENCE}", "text", "quantization", "{:,.3g}")
+
+
+def _falcon_cannot(results: Results) -> Evidence:
     native = _of(results, "falcon", past_tables.NATIVE)
     if native.empty:
-        return Verdict("0 runs of Falcon", "not run")
-    broken = {name: _of(results, "falcon", name) for name in (past_tables.UPPER_LEFT, past_tables.NO_OFFSET)}
-    here = f"native: {_spread(native)}; " + "; ".join(
-        f"{name}: {rows['relative_spread'].median():.2g} of the spread in the median" for name, rows in broken.items()
+        return missing("stand-in", "0 runs of Falcon")
+    variants = {TODAY: past_tables.NATIVE, MASK: past_tables.UPPER_LEFT, ROTARY: past_tables.NO_OFFSET}
+    found = {quantity: _by(_of(results, "falcon", name), "quantization", _bits) for quantity, name in variants.items()}
+    return Evidence(_weights(results, "falcon"), found, _four_over_eight(results))
+
+
+def _four_over_eight(results: Results) -> str:
+    """Say whether our Falcon of mid-2023 has the ratio of the post's two tables."""
+
+    def ratio(table: pd.DataFrame) -> str:
+        means = table[(table["family"] == "falcon") & (table["statistic"] == "mean")].set_index("quantization")[
+            "absolute"
+        ]
+        return f"{means['4bit'] / means['8bit']:.1f}" if {"4bit", "8bit"} <= set(means.index) else "not run"
+
+    theirs, ours = ratio(tables.published_tables()), ratio(results.own)
+    return f"mean difference in 4 bits over that in 8 bits: published {theirs}, here {ours}"
+
+
+def _cannot(native: Quantity, *conditions, unseen: str) -> Rule:
+    """A family cannot use its past: true where it fails natively, another cause where only a switch makes it fail."""
+    return Rule(
+        (
+            other_cause(every(native, "below", _ROUNDING), *conditions),
+            reproduced(every(native, "above", _ROUNDING)),
+            refuted(every(native, "below", _ROUNDING)),
+        ),
+        unseen=unseen,
     )
-    rounding, far = _within_rounding(native)
-    if rounding and all(_within_rounding(rows)[1] for rows in broken.values()):
-        return Verdict(here, "other cause")
-    return Verdict(here, holds(far, False, _weights(results)))
 
 
-def large_models_unsafe(results: Results) -> Verdict:
-    """Look at both, as they are now and as they were."""
-    native = {family: _of(results, family, past_tables.NATIVE) for family in ("mpt", "falcon")}
-    native = {family: rows for family, rows in native.items() if not rows.empty}
-    if not native:
-        return Verdict("0 runs of MPT and Falcon", "not run")
-    before = {family: _of(results, family, past_tables.AS_IN_2023[family]) for family in native}
-    here = "; ".join(
-        f"{tables.FAMILIES[family]}: {_spread(rows)}, as in mid-2023 {before[family]['relative_spread'].median():.2g} of "
-        "the spread in the median"
-        for family, rows in native.items()
-    )
-    safe = [_within_rounding(rows) for rows in native.values()]
-    if all(rounding for rounding, _ in safe) and all(_within_rounding(rows)[1] for rows in before.values()):
-        return Verdict(here, "other cause")
-    return Verdict(here, holds(any(far for _, far in safe), all(rounding for rounding, _ in safe), _weights(results)))
-
+_THOUSANDTH = Bound(0.001, "document", "“at most 0.1%”")
 
 CHECKS = {
-    "gpt2-compatible": gpt2_compatible,
-    "roberta-fails-bidirectional": roberta_fails_bidirectional,
-    "roberta-number-shows-it": roberta_number_shows_it,
-    "quantization-keeps-past": quantization_keeps_past,
-    "relative-difference": relative_difference,
-    "mpt-cannot": mpt_cannot,
-    "falcon-cannot": falcon_cannot,
-    "large-models-unsafe": large_models_unsafe,
+    "gpt2-compatible": Check(
+        Rule((reproduced(every(NATIVE, "below", _ROUNDING)), refuted(every(NATIVE, "above", _ROUNDING)))),
+        _gpt2_compatible,
+    ),
+    "roberta-fails-bidirectional": Check(
+        Rule(
+            (
+                reproduced(every(HANDED, "above", _ROUNDING), every(CAUSAL, "below", _ROUNDING)),
+                refuted(every(HANDED, "below", _ROUNDING)),
+            )
+        ),
+        _roberta_fails_bidirectional,
+    ),
+    "roberta-number-shows-it": Check(
+        Rule(
+            (
+                other_cause(
+                    every(POSTED, "at most", _NO_TEXT),
+                    every(AGAINST_POSTED, "below", Bound(1, "arithmetic", "less than the posted difference")),
+                ),
+                reproduced(every(HELD, "at least", Bound(1, "arithmetic", "in every text"))),
+            )
+        ),
+        _roberta_number_shows_it,
+    ),
+    "quantization-keeps-past": Check(
+        Rule((reproduced(every(RELATIVE, "below", _THOUSANDTH)), refuted(anyone(RELATIVE, "above", _THOUSANDTH)))),
+        _quantization_keeps_past,
+    ),
+    "mpt-cannot": Check(
+        _cannot(
+            ON, every(OFF, "at most", _NO_TEXT), unseen="the post does not print the configuration of its checkpoint"
+        ),
+        _mpt_cannot,
+    ),
+    "falcon-cannot": Check(
+        _cannot(
+            TODAY,
+            every(MASK, "above", _ROUNDING),
+            every(ROTARY, "above", _ROUNDING),
+            unseen="that the post ran the code of mid-2023 is taken from its date, and the ratio of its two tables is open",
+        ),
+        _falcon_cannot,
+    ),
 }

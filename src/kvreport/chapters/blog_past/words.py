@@ -47,7 +47,8 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "Difference against the number of layers on a logarithmic axis, with lines for no past and for the causal model.",
         ),
         "tab-claims-blog-past": (
-            f"Claims of the post and what this run says of them. {texts}. {wording.IN_KIND}",
+            "Claims of the post, in our words and its own, the rule by which each is judged, and what this run says of them. "
+            f"{wording.VERDICTS} {texts}.",
             "",
         ),
     }

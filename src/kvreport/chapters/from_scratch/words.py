@@ -132,8 +132,8 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "",
         ),
         "tab-claims-forum-scratch": (
-            f"Claims of the thread and what this run says of them. {basis(results)} “In kind”: the "
-            "mechanism is shown on weights that are not the thread's, so its magnitudes are not.",
+            "Claims of the thread, in our words and its own, the rule by which each is judged, and what this run says of them. "
+            f"{basis(results)} {wording.VERDICTS}",
             "",
         ),
     }
@@ -330,8 +330,7 @@ def size_captions(results: Results, recorded: Results) -> dict[str, dict[str, st
         ),
         "tab-scratch-sizes": (
             f"Claims of the thread on recorded runs at its own size, beside this run's verdicts. Recorded, runs {hashes}: "
-            f"{basis(recorded)} “In kind”: the weights are not the "
-            "thread's, and neither is the text.",
+            f"{basis(recorded)} {wording.VERDICTS}",
             "",
         ),
     }

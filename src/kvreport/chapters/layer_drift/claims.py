@@ -1,244 +1,318 @@
-"""The claims of issue 25420, each with the check that its YAML describes."""
+"""The claims of issue 25420: for each the rule by which it is judged, and what of the rows it looks at."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import itertools
+from collections.abc import Iterator
 
 import pandas as pd
 
 from kvbook.measuring import agreement, estimates
 from kvreport.chapters.layer_drift import greedy_paths, tables
 from kvreport.chapters.layer_drift.results import Results
-from kvreport.publishing.verdicts import Verdict, Word, holds, weights_of
-from kvreport.publishing.wording import DTYPES, power_of_ten
+from kvreport.publishing.judging import UNFITTED, Check, Evidence, Measured, fact, missing
+from kvreport.publishing.rules import (
+    Bound,
+    Quantity,
+    Rule,
+    anyone,
+    every,
+    most,
+    other_cause,
+    refuted,
+    reproduced,
+)  # fmt: skip
+from kvreport.publishing.verdicts import weights_of
+from kvreport.publishing.wording import DTYPES
 
+_SERIES = "model and dtype"
+_HALF = Bound(0.5, "ours", "more often than not", "share")
+_NONE = Bound(0, "arithmetic", "no change")
 # A divergence of 1e-6 nats moves no probability by more than 0.0008 (Pinsker's inequality).
-PERCEPTIBLE_KL = 1e-6
-_PERCEPTIBLE = f"taken as perceptible: above {power_of_ten(PERCEPTIBLE_KL)} nats"
+_PERCEPTIBLE = Bound(1e-6, "ours", "nats that move no probability by more than 0.0008")
+_NO_EFFECT = Bound(1.1, "ours", "a tenth more or less is no impact", "ratio")
 
 
-def _word(results: Results, borne_out: bool, contradicted: bool, *models: dict[str, Any]) -> Word:
-    """Choose the verdict's word; it is "in kind" unless every model involved is one of the documents'."""
-    return holds(borne_out, contradicted, weights_of(models or results.drift.about["models"]))
+def _weights(results: Results) -> str:
+    return weights_of(results.drift.about["models"])
 
 
-def _logits(results: Results) -> pd.DataFrame:
-    return results.drift.rows[results.drift.rows["place"] == "logits"]
+def _logits(results: Results, *dtypes: str) -> pd.DataFrame:
+    rows = results.drift.rows[results.drift.rows["place"] == "logits"]
+    return rows[rows["dtype"].isin(dtypes)] if dtypes else rows
 
 
-def _extreme(shares: dict[tuple[str, str], estimates.Estimate], choose: Callable, form: str = "{:.2f}") -> str:
-    """Name the series with the smallest or the largest share, and give it."""
-    (model, dtype), estimate = choose(shares.items(), key=lambda item: item[1].value)
-    return f"{model} {DTYPES[dtype]} {estimate.text(form)}"
+def _series(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    for (model, dtype), some in rows.groupby(["model", "dtype"], sort=False):
+        yield f"{model} {DTYPES[dtype]}", some
 
 
-def _differing(logits: pd.DataFrame) -> dict[tuple[str, str], estimates.Estimate]:
-    """Give the share of samples whose logits differ at all, for each model and dtype."""
-    return {
-        key: estimates.share(int((rows["differing_share"] > 0).sum()), len(rows))
-        for key, rows in logits.groupby(["model", "dtype"])
-    }
+def _shares(rows: pd.DataFrame, column: str) -> list[Measured]:
+    """Give the share of files in which a column is above 0, for each model and dtype."""
+    return [Measured(name, *estimates.share_over(some, some[column] > 0)) for name, some in _series(rows)]
 
 
-def drift_everywhere(results: Results) -> Verdict:
-    """Count the samples whose logits differ."""
-    shares = _differing(_logits(results))
-    here = f"{_extreme(shares, min)} of samples, the least of {len(shares)} pairs of model and dtype"
-    all_most, all_none = all(e.low > 0.5 for e in shares.values()), all(e.value == 0 for e in shares.values())
-    return Verdict(here, _word(results, all_most, all_none))
+DIFFERING = Quantity("share of texts whose logits differ in a bit", "file", _SERIES)
 
 
-def _one_law(results: Results, found: Iterable[estimates.Estimate], bound: float, complete: bool) -> Word:
-    """Judge intervals against a bound; a series that could not be fitted keeps the claim from being borne out."""
-    found = list(found)
-    return _word(results, complete and all(e.low > bound for e in found), any(e.high < bound for e in found))
+def _drift_everywhere(results: Results) -> Evidence:
+    found = _shares(_logits(results), "differing_share")
+    return Evidence(_weights(results), {DIFFERING: found})
 
 
-def grows_with_depth(results: Results) -> Verdict:
-    """Fit the growth a layer."""
-    growth = results.growth
+GROWTH = Quantity("growth per layer of the absolute drift", "file", _SERIES, "{:+.1%}")
+RELATIVE_GROWTH = Quantity("growth per layer of the relative drift", "file", _SERIES, "{:+.1%}")
+
+
+def _grows_with_depth(results: Results) -> Evidence:
     theirs, _ = results.published_fits
-    published = "our fit to its columns, a layer: " + "; ".join(
+    published = "our fit to its columns, per layer: " + "; ".join(
         f"{r.model.split('/')[-1]} {DTYPES[r.dtype]} {r.fit.text('{:+.1%}')}" for r in theirs.itertuples()
     )
-    series = results.drift.rows.groupby(["model", "dtype"]).ngroups
-    if growth.empty:
-        return Verdict(f"none of {series} series drifts in every layer from 2 on", "not run", published)
-    here = "; ".join(f"{r.model} {DTYPES[r.dtype]} {r.sampling.text('{:+.1%}')}" for r in growth.itertuples())
-    here += f" ({len(growth)} of {series} series could be fitted)" if len(growth) < series else ""
-    return Verdict(here, _one_law(results, growth["sampling"], 0, len(growth) == series), published)
+    rows = results.drift.rows
+    if results.growth.empty:
+        return missing(_weights(results), "no series drifts in every layer from 2 on", published)
+
+    def grown(table: pd.DataFrame) -> list[Measured]:
+        fitted = {(r.model, r.dtype): r.sampling for r in table.itertuples()}
+        series = rows.groupby(["model", "dtype"], sort=False)["source"].nunique()
+        return [
+            Measured(f"{model} {DTYPES[dtype]}", fitted.get((model, dtype), UNFITTED), units)
+            for (model, dtype), units in series.items()
+        ]
+
+    found = {GROWTH: grown(results.growth), RELATIVE_GROWTH: grown(results.relative_growth)}
+    return Evidence(_weights(results), found, published=published)
 
 
-def coarser_is_worse(results: Results) -> Verdict:
-    """Compare each dtype with the next finer one."""
-    ratios = results.ratios
-    expected = (results.drift.rows["dtype"].nunique() - 1) * len(results.drift.about["models"])
-    if ratios.empty:
-        return Verdict("fewer than 2 dtypes drift in every layer from 2 on", "not run")
-    here = "; ".join(
-        f"{r.model} {DTYPES[r.coarse]} / {DTYPES[r.fine]} {r.sampling.text('{:,.3g}')}" for r in ratios.itertuples()
-    )
-    return Verdict(here, _one_law(results, ratios["sampling"], 1, len(ratios) == expected))
+RATIO = Quantity("drift of a dtype over that of the next finer one", "file", "model and pair of dtypes", "{:,.3g}")
 
 
-def bf16_worse_than_fp16(results: Results) -> Verdict:
-    """Hold the ratio of the two 16-bit dtypes against that of their unit roundoffs."""
+def _coarser_is_worse(results: Results) -> Evidence:
     _, theirs = results.published_fits
-    of_them = theirs.loc[(theirs["coarse"] == "bfloat16") & (theirs["fine"] == "float16"), "fit"].iloc[0]
-    published = f"our fit to its columns: bf16 over fp16 {of_them.text('{:.2f}')}"
-    ratios = results.ratios
-    ratios = ratios[(ratios["coarse"] == "bfloat16") & (ratios["fine"] == "float16")]
-    if ratios.empty:
-        return Verdict("bf16 and fp16 that drift in every layer from 2 on are needed", "not run", published)
-    roundoffs = agreement.UNIT_ROUNDOFF["bfloat16"] / agreement.UNIT_ROUNDOFF["float16"]
-    here = "; ".join(f"{r.model} {r.sampling.text('{:.2f}')}" for r in ratios.itertuples())
-    here += f"; unit roundoffs {roundoffs:.0f}"
-    return Verdict(
-        here, _one_law(results, ratios["sampling"], 1, len(ratios) == len(results.drift.about["models"])), published
+    published = "our fit to its columns: " + "; ".join(
+        f"{r.model.split('/')[-1]} {DTYPES[r.coarse]} / {DTYPES[r.fine]} {r.fit.text('{:,.3g}')}"
+        for r in theirs.itertuples()
+    )
+    rows = results.drift.rows
+    fitted = {(r.model, r.coarse, r.fine): r.sampling for r in results.ratios.itertuples()}
+    if not fitted:
+        return missing(_weights(results), "fewer than 2 dtypes drift in every layer from 2 on", published)
+    found = []
+    for model, of_model in rows.groupby("model", sort=False):
+        dtypes = sorted(of_model["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
+        found += [
+            Measured(
+                f"{model} {DTYPES[coarse]} / {DTYPES[fine]}",
+                fitted.get((model, coarse, fine), UNFITTED),
+                of_model["source"].nunique(),
+            )
+            for fine, coarse in itertools.pairwise(dtypes)
+        ]
+    return Evidence(_weights(results), {RATIO: found}, published=published)
+
+
+DIVERGENCE = Quantity(
+    "mean Kullback-Leibler divergence of the cached from the uncached next-token distribution, in nats", "file",
+    _SERIES, "{:.2g}",
+)  # fmt: skip
+
+
+def _divergence(results: Results, *dtypes: str) -> Evidence:
+    rows = _logits(results, *dtypes)
+    found = [
+        Measured(name, estimates.mean_resampled(some, "kl_nats"), some["source"].nunique())
+        for name, some in _series(rows)
+    ]
+    return Evidence(
+        _weights(results), {DIVERGENCE: found}, missing="" if found else f"none of {', '.join(dtypes)} was run"
     )
 
 
-def _divergences(results: Results, dtypes: Iterable[str]) -> pd.Series:
-    rows = _logits(results)[_logits(results)["dtype"].isin(list(dtypes))]
-    return rows.groupby(["model", "dtype"])["kl_nats"].max()
+def _fp32_imperceptible(results: Results) -> Evidence:
+    return _divergence(results, "float32")
 
 
-def fp32_imperceptible(results: Results) -> Verdict:
-    """Take the largest divergence of the next-token distributions in fp32."""
-    largest = _divergences(results, ["float32"])
-    if largest.empty:
-        return Verdict("float32 is not among the dtypes", "not run")
-    here = f"largest divergence of any sample {power_of_ten(largest.max())} nats; {_PERCEPTIBLE}"
-    return Verdict(here, _word(results, largest.max() < PERCEPTIBLE_KL, largest.min() > PERCEPTIBLE_KL))
+def _sixteen_bits_matter(results: Results) -> Evidence:
+    return _divergence(results, "float16", "bfloat16")
 
 
-def sixteen_bits_matter(results: Results) -> Verdict:
-    """Take the mean divergence of the next-token distributions in 16 bits."""
-    rows = _logits(results)[_logits(results)["dtype"].isin(["float16", "bfloat16"])]
-    if rows.empty:
-        return Verdict("no 16-bit dtype in the run", "not run")
-    means = rows.groupby(["model", "dtype"])["kl_nats"].mean()
-    here = "; ".join(f"{model} {DTYPES[dtype]} {power_of_ten(kl)} nats" for (model, dtype), kl in means.items())
-    here += f"; {_PERCEPTIBLE}"
-    return Verdict(here, _word(results, bool((means > PERCEPTIBLE_KL).all()), bool((means < PERCEPTIBLE_KL).all())))
+STATES = "the prompt's caches and hidden states, read with a cache and without"
+DIFFERING_STATES = Quantity("prompts whose caches or hidden states differ", series=_SERIES)
 
 
-def gpt2_too(results: Results) -> Verdict:
-    """Count the samples whose logits differ in GPT-2."""
-    models = [model for model in results.drift.about["models"] if model["architecture"] == "gpt2"]
-    if not models:
-        return Verdict("none of the models of this run is a GPT-2; 0 samples", "not run")
-    rows = _logits(results)
-    shares = _differing(rows[rows["model"] == models[0]["name"]])
-    here = f"{_extreme(shares, min)} of samples, the least of {len(shares)} dtypes"
-    all_most, all_none = all(e.low > 0.5 for e in shares.values()), all(e.value == 0 for e in shares.values())
-    return Verdict(here, _word(results, all_most, all_none, models[0]))
-
-
-def prefill_exact(results: Results) -> Verdict:
-    """Compare logits bit for bit: the first step, where both ways feed the prompt, and the steps of one row."""
+def _prefill_exact(results: Results) -> Evidence:
     equal = results.steps_last
-    first, later = equal[equal["step"] == 0], equal[(equal["step"] > 0) & equal["same_prefix"]]
+    first = equal[equal["step"] == 0]
     generated = tables.steps_equal(results.greedy.rows, greedy_paths.GENERATE).query("step == 0")
-    here = (
-        f"logits of the first step: bits equal in {int(first['bits_equal'].sum())} of {len(first)} runs "
-        f"({int(generated['bits_equal'].sum())} of {len(generated)} through generate, whose first step computes one row of "
-        f"logits); of later steps with equal tokens before them: {int(later['bits_equal'].sum())} of {len(later)}"
+    return missing(
+        _weights(results),
+        f"caches and hidden states were not compared; logits of the prompt are equal in "
+        f"{int(first['bits_equal'].sum())} of {len(first)} runs of one computation done twice, and in "
+        f"{int(generated['bits_equal'].sum())} of {len(generated)} through generate, which computes one row of logits",
     )
-    prefill_equal, later_equal = bool(first["bits_equal"].all()), bool(later["bits_equal"].all())
-    return Verdict(here, _word(results, prefill_equal and not later_equal, not prefill_equal))
 
 
-def positions_missing(results: Results) -> Verdict:
-    """Take the two switches apart: what is fed, and whether positions are passed."""
+def _equal_share(method: str) -> Quantity:
+    return Quantity(f"share of runs of “{method}” whose tokens equal those without a cache", "prompt", form="{:.2f}")
+
+
+MENDED = {name: _equal_share(name) for name in greedy_paths.LOOPS}
+_POSTED, _WITH_POSITIONS, _LAST, _ = MENDED.values()
+
+
+MENDED_RUNS = Quantity("runs of the posted loop that position ids mend")
+
+
+def _positions_missing(results: Results) -> Evidence:
     table = results.divergence
-    runs = len(table[table["method"] == greedy_paths.GENERATE])
-    count = {name: int(table.loc[table["method"] == name, "equal"].sum()) for name in greedy_paths.LOOPS}
-    here = "tokens equal to no cache: " + "; ".join(f"{name} {n} of {runs}" for name, n in count.items())
-    posted, with_positions = count["cache, as posted"], count["cache, as posted + position ids"]
-    if with_positions == 0 and count["cache, last token"] == runs and posted == 0:
-        return Verdict(here, "other cause")
-    # The thread's cause would show as: posted wrong, posted with positions right.
-    return Verdict(here, _word(results, with_positions == runs and posted < runs, False))
-
-
-def greedy_keeps_its_choice(results: Results) -> Verdict:
-    """Count top-1 flips in every dtype."""
-    flips = {
-        key: estimates.share(int(rows["top1_flip"].sum()), len(rows))
-        for key, rows in _logits(results).groupby(["model", "dtype"])
+    # Models and dtypes read the same prompts, so prompts are counted.
+    table = table.assign(prompt=table.get("prompt", "the one prompt"))
+    rows = {name: table[table["method"] == name] for name in greedy_paths.LOOPS}
+    found = {
+        quantity: [Measured("", *estimates.share_over(rows[name], rows[name]["equal"], "prompt"))]
+        for name, quantity in MENDED.items()
     }
-    here = f"flips in {_extreme(flips, max, '{:.3f}')} of samples, the most of {len(flips)} pairs of model and dtype"
-    all_few, any_most = all(e.high < 0.5 for e in flips.values()), any(e.low > 0.5 for e in flips.values())
-    return Verdict(here, _word(results, all_few, any_most))
+    mended = rows["cache, as posted + position ids"]["equal"]
+    found[MENDED_RUNS] = [fact(mended.sum())]
+    return Evidence(_weights(results), found, f"{len(mended)} runs of each loop: prompts, models and dtypes")
 
 
-def _mitigations(results: Results) -> pd.DataFrame | Verdict:
-    """Give the table of mitigations, or say why there is none."""
+FLIPS = Quantity("share of texts whose most probable next token changes", "file", _SERIES, "{:.3f}")
+
+
+def _greedy_keeps_its_choice(results: Results) -> Evidence:
+    return Evidence(_weights(results), {FLIPS: _shares(_logits(results), "top1_flip")})
+
+
+UPCAST = Quantity("drift of the logits under a mitigation, over stock's", "file", "mitigation and dtype")
+FULL = Quantity(
+    "time of the full pass under a mitigation that lowers the drift, over stock's", "file", "mitigation and dtype"
+)
+DECODE = Quantity("time of a decode step under it, over stock's", "file", "mitigation and dtype")
+CUDA = "a CUDA device"
+
+
+def _mitigations(results: Results) -> str:
+    """Say why nothing was measured, or nothing."""
     if results.mitigated is None:
-        return Verdict("0 rows: no model of Llama's classes, or no 16-bit dtype", "not run")
-    nothing = Verdict("stock shows 0 drift in these dtypes: there is none to remove", "not run")
-    return nothing if results.effects.empty else results.effects
+        return "0 rows: no model of Llama's classes, or no 16-bit dtype"
+    return "stock shows 0 drift in these dtypes: there is none to remove" if results.effects.empty else ""
 
 
-def _best(table: pd.DataFrame) -> pd.Series:
-    return table.loc[table["drift_ratio"].map(lambda e: e.value).idxmin()]
+def _ratios(results: Results, table: pd.DataFrame, column: str) -> list[Measured]:
+    units = results.mitigated.rows["source"].nunique()
+    return [Measured(f"{r['variant']} {DTYPES[r['dtype']]}", r[column], units) for _, r in table.iterrows()]
 
 
-def no_mitigation_removes(results: Results) -> Verdict:
-    """Look whether one of them leaves every bit equal."""
-    if isinstance(table := _mitigations(results), Verdict):
-        return table
-    best = _best(table)
-    here = (
-        f"best: {best['variant']} in {DTYPES[best['dtype']]}, drift {best['drift_ratio'].text('{:.2f}')} of stock's, logits "
-        f"equal in every bit in {best['equal_share'].text('{:.0%}')} of samples"
-    )
-    removed = bool(best["equal_share"].value == 1)
-    return Verdict(here, _word(results, not removed, removed))
-
-
-def most_mitigations_idle(results: Results) -> Verdict:
-    """Count the variants whose interval holds 1."""
-    if isinstance(table := _mitigations(results), Verdict):
-        return table
-    ratios = table["drift_ratio"]
-    idle = int(ratios.map(lambda e: e.low <= 1 <= e.high).sum())
+def _upcasts(results: Results) -> Evidence:
+    if why := _mitigations(results):
+        return missing(_weights(results), why)
+    ratios = results.effects["drift_ratio"]
     less, more = int(ratios.map(lambda e: e.high < 1).sum()), int(ratios.map(lambda e: e.low > 1).sum())
-    here = (
-        f"of {len(table)} pairs of mitigation and dtype {idle} show no effect, {less} lower the drift, {more} raise it"
+    best = results.effects.loc[ratios.map(lambda e: e.value).idxmin()]
+    beside = (
+        f"{less} of {len(ratios)} lower the drift and {more} raise it by the whole interval; best: {best['variant']} in "
+        f"{DTYPES[best['dtype']]}, logits equal in {best['equal_share'].value:.0%} of samples"
     )
-    return Verdict(here, _word(results, idle > len(table) / 2, idle < len(table) / 2))
+    return Evidence(_weights(results), {UPCAST: _ratios(results, results.effects, "drift_ratio")}, beside)
 
 
-def mitigations_cost(results: Results) -> Verdict:
-    """Time those that lower the drift."""
-    if isinstance(table := _mitigations(results), Verdict):
-        return table
-    lower = table[table["drift_ratio"].map(lambda e: e.high < 1)]
+def _mitigations_cost(results: Results) -> Evidence:
+    if why := _mitigations(results):
+        return missing(_weights(results), why)
+    lower = results.effects[results.effects["drift_ratio"].map(lambda e: e.high < 1)]
     if lower.empty:
-        return Verdict(f"0 of {len(table)} lower the drift", "undecided")
-    here = "; ".join(
-        f"{r.variant} {DTYPES[r.dtype]}: full pass {r.full_ratio.text('{:.2f}')}, decode step {r.decode_ratio.text('{:.2f}')}"
-        for r in lower.itertuples()
-    )
-    times = [*lower["full_ratio"], *lower["decode_ratio"]]
-    # What an upcast costs is the hardware's to say; on another machine than the document's nothing can be refuted.
-    slower, contradicted = all(e.low > 1.1 for e in times), False
-    return Verdict(here, _word(results, slower, contradicted))
+        return missing(_weights(results), f"0 of {len(results.effects)} mitigations lower the drift")
+    cuda = str(results.mitigated.about["machine"]["device"]).startswith("cuda")
+    found = {FULL: _ratios(results, lower, "full_ratio"), DECODE: _ratios(results, lower, "decode_ratio")}
+    return Evidence(_weights(results), found, has=frozenset({CUDA} if cuda else ()))
 
+
+_GREATLY = Bound(2, "ours", "“greatly” is twice", "ratio")
+_COSTLY = Bound(1.5, "ours", "“high” is half as much again", "ratio")
+_FEW_FLIPS = Bound(0.1, "ours", "“often” is nine in ten", "share")
+_MOST_FLIPS = Bound(0.5, "arithmetic", "more often another token than the same")
+_MOST_RUNS = Bound(0.5, "arithmetic", "in more runs than not", "share")
 
 CHECKS = {
-    "drift-everywhere": drift_everywhere,
-    "grows-with-depth": grows_with_depth,
-    "coarser-is-worse": coarser_is_worse,
-    "bf16-worse-than-fp16": bf16_worse_than_fp16,
-    "fp32-imperceptible": fp32_imperceptible,
-    "sixteen-bits-matter": sixteen_bits_matter,
-    "gpt2-too": gpt2_too,
-    "prefill-exact": prefill_exact,
-    "positions-missing": positions_missing,
-    "greedy-keeps-its-choice": greedy_keeps_its_choice,
-    "no-mitigation-removes": no_mitigation_removes,
-    "most-mitigations-idle": most_mitigations_idle,
-    "mitigations-cost": mitigations_cost,
+    "drift-everywhere": Check(
+        Rule((reproduced(every(DIFFERING, "above", _HALF)), refuted(anyone(DIFFERING, "below", _HALF)))),
+        _drift_everywhere,
+    ),
+    "grows-with-depth": Check(
+        Rule(
+            (
+                reproduced(every(GROWTH, "above", _NONE), every(RELATIVE_GROWTH, "above", _NONE)),
+                refuted(anyone(GROWTH, "below", _NONE)),
+                refuted(anyone(RELATIVE_GROWTH, "below", _NONE)),
+            )
+        ),
+        _grows_with_depth,
+    ),
+    "coarser-is-worse": Check(
+        Rule((reproduced(every(RATIO, "above", _GREATLY)), refuted(anyone(RATIO, "below", _GREATLY)))),
+        _coarser_is_worse,
+    ),
+    "fp32-imperceptible": Check(
+        Rule(
+            (reproduced(every(DIVERGENCE, "below", _PERCEPTIBLE)), refuted(anyone(DIVERGENCE, "above", _PERCEPTIBLE)))
+        ),
+        _fp32_imperceptible,
+    ),
+    "sixteen-bits-matter": Check(
+        Rule(
+            (reproduced(every(DIVERGENCE, "above", _PERCEPTIBLE)), refuted(anyone(DIVERGENCE, "below", _PERCEPTIBLE)))
+        ),
+        _sixteen_bits_matter,
+    ),
+    "prefill-exact": Check(
+        Rule(
+            (
+                refuted(
+                    anyone(DIFFERING_STATES, "above", Bound(0, "document", "“exactly the same”")), one_is_enough=True
+                ),
+            ),
+            needs=(STATES,),
+        ),
+        _prefill_exact,
+    ),
+    "positions-missing": Check(
+        Rule(
+            (
+                other_cause(every(_WITH_POSITIONS, "below", _MOST_RUNS), every(_LAST, "above", _MOST_RUNS)),
+                reproduced(every(_WITH_POSITIONS, "above", _MOST_RUNS), every(_POSTED, "below", _MOST_RUNS)),
+                refuted(
+                    every(MENDED_RUNS, "at most", Bound(0, "document", "with them “the results exactly match”")),
+                    one_is_enough=True,
+                ),
+            )
+        ),
+        _positions_missing,
+    ),
+    "greedy-keeps-its-choice": Check(
+        Rule((reproduced(every(FLIPS, "below", _FEW_FLIPS)), refuted(anyone(FLIPS, "above", _MOST_FLIPS)))),
+        _greedy_keeps_its_choice,
+    ),
+    "no-way-to-reduce": Check(
+        Rule(
+            (
+                refuted(anyone(UPCAST, "below", Bound(1, "arithmetic", "less drift than stock"))),
+                reproduced(every(UPCAST, "inside", _NO_EFFECT)),
+            )
+        ),
+        _upcasts,
+    ),
+    "most-mitigations-idle": Check(
+        Rule((reproduced(most(UPCAST, "inside", _NO_EFFECT)), refuted(most(UPCAST, "outside", _NO_EFFECT)))),
+        _upcasts,
+    ),
+    "mitigations-cost": Check(
+        Rule(
+            (
+                reproduced(every(FULL, "above", _COSTLY), every(DECODE, "above", _COSTLY)),
+                refuted(every(FULL, "below", _COSTLY), every(DECODE, "below", _COSTLY)),
+            ),
+            needs=(CUDA,),
+        ),
+        _mitigations_cost,
+    ),
 }

@@ -81,6 +81,11 @@ class Results:
         return tables.growth_table(self.fittable)
 
     @cached_property
+    def relative_growth(self) -> pd.DataFrame:
+        """`tables.growth_table` of the drift relative to the states' size."""
+        return tables.growth_table(tables.fittable(self.drift.rows, "relative_rms"))
+
+    @cached_property
     def ratios(self) -> pd.DataFrame:
         """`tables.ratio_table`."""
         return tables.ratio_table(self.fittable)

@@ -20,9 +20,9 @@ def inner(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["place"] == "hidden") & (rows["layer"] >= FIRST_FITTED_LAYER) & (rows["layer"] < last)]
 
 
-def _fittable(rows: pd.DataFrame) -> estimates.Resampled | None:
+def _fittable(rows: pd.DataFrame, value: str) -> estimates.Resampled | None:
     """Resample a series whose mean drift is above zero in every inner layer and draw; a logarithm takes no other."""
-    resampled = estimates.resample(inner(rows), "max_abs")
+    resampled = estimates.resample(inner(rows), value)
     positive = len(resampled.layers) >= 3 and (resampled.mean > 0).all() and (resampled.draws > 0).all()
     return resampled if positive else None
 
@@ -66,9 +66,9 @@ def layer_means(drift: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def fittable(drift: pd.DataFrame) -> dict[tuple[str, str], estimates.Resampled]:
+def fittable(drift: pd.DataFrame, value: str = "max_abs") -> dict[tuple[str, str], estimates.Resampled]:
     """Resample every series, by model and dtype, that drifts in each inner layer: what `growth_table` and others fit."""
-    resampled = {key: _fittable(rows) for key, rows in drift.groupby(["model", "dtype"], sort=False)}
+    resampled = {key: _fittable(rows, value) for key, rows in drift.groupby(["model", "dtype"], sort=False)}
     return {key: series for key, series in resampled.items() if series is not None}
 
 

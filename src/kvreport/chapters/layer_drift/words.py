@@ -65,7 +65,8 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "",
         ),
         "tab-claims-issue-25420": (
-            f"Claims of issue 25420, in our words, and what this run says of them. {wording.IN_KIND} {setting}.",
+            "Claims of issue 25420, in our words and its own, the rule by which each is judged, and what this run says of "
+            f"them. {wording.VERDICTS} {setting}.",
             "",
         ),
     }

@@ -1,12 +1,19 @@
-"""The claims of the forum thread on cache reuse, each with the check that its YAML describes."""
+"""The claims of the forum thread on cache reuse: for each the rule by which it is judged, and what of the rows it looks at."""
 
 import pandas as pd
 
 from kvbook.measuring import agreement, estimates
-from kvreport.chapters.prompt_reuse import continuations, split_keys
+from kvreport.chapters.prompt_reuse import continuations
 from kvreport.chapters.prompt_reuse.results import Results
-from kvreport.publishing.verdicts import DOCUMENTS, OTHERS, Verdict, holds, weights_of
+from kvreport.publishing.judging import DOCUMENTS, OTHERS, REAL_WEIGHTS, Check, Evidence, Measured, fact, facts, missing
+from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, other_cause, refuted, reproduced
+from kvreport.publishing.verdicts import weights_of
 from kvreport.publishing.wording import DTYPES
+
+# The thread loads its first example in the library's default, which was fp32 then.
+_POSTED_DTYPE = "float32"
+_HALF = Bound(0.5, "arithmetic", "more often than not", "share")
+_NONE = Bound(0, "arithmetic", "none")
 
 
 def _weights(results: Results) -> str:
@@ -23,176 +30,187 @@ def _of(equal: pd.Series) -> str:
     return f"{int(equal.sum())} of {len(equal)}"
 
 
-def split_changes_keys(results: Results) -> Verdict:
-    """Count over all layers."""
-    rows = results.split.rows[results.split.rows["variant"] == split_keys.POSTED]
-    counts = rows.groupby(["model", "dtype"], sort=False)[["n_differing", "n_elements"]].sum()
-    here = "; ".join(
-        f"{model} {DTYPES[dtype]}: {row.n_differing:,} of {row.n_elements:,}"
-        for (model, dtype), row in zip(counts.index, counts.itertuples(), strict=True)
-    )
-    differs = counts["n_differing"] > 0
-    finest = differs[differs.index.get_level_values("dtype") == _finest(results)]
-    return Verdict(f"all layers, keys and values: {here}", holds(finest.all(), not differs.any(), _weights(results)))
+COUNT = Quantity("elements of the first layer's keys over the published number", series="model", form="{:g}")
 
 
-def element_counts(results: Results) -> Verdict:
-    """Build the compared tensors and count."""
+def _element_counts(results: Results) -> Evidence:
     table = results.counts
-    met = table["elements"] == table["published"]
-    here = "; ".join(
+    beside = "; ".join(
         f"{row.model}: {row.per_token:,} x ({row.prompt} + {row.response}) = {row.elements:,}"
         for row in table.itertuples()
     )
-    # The count depends on the shape alone, which is the document's: weights do not enter.
-    return Verdict(here, holds(met.all(), not met.all(), "hub"))
+    found = facts((row.model, row.elements / row.published) for row in table.itertuples())
+    return Evidence("hub", {COUNT: found}, beside)
 
 
-def first_layer_differs(results: Results) -> Verdict:
-    """Count at the published numbers of rows, and at the others."""
-    table = results.rows_fed
-    stock = table[table["variant"] == split_keys.POSTED]
+KEYS = Quantity("elements of the first layer's keys that differ in fp32", series="model", form="{:,.0f}")
+
+
+def _first_layer_differs(results: Results) -> Evidence:
     posted = results.at_published_rows
-    elsewhere = stock.drop(stock.index[stock["n_differing"] == 0])
-    here = "; ".join(
-        f"{row.model} {DTYPES[row.dtype]}, {row.rows_fed} rows: {row.n_differing:,} of {row.n_elements:,}"
+    said = "; ".join(
+        f"{row.model} {DTYPES[row.dtype]}, {row.rows_fed} tokens: {row.n_differing:,} of {row.n_elements:,}"
         for row in posted.itertuples()
     )
-    numbers = sorted(elsewhere["rows_fed"].unique())
-    here += f"; some differ when the rows fed are {', '.join(map(str, numbers))}" if numbers else "; none at any number"
-    word = holds((posted["n_differing"] > 0).all(), elsewhere.empty, "random")
-    return Verdict(here, word)
+    fp32 = posted[posted["dtype"] == _POSTED_DTYPE]
+    if fp32.empty:
+        return missing("random", f"the thread's dtype, {DTYPES[_POSTED_DTYPE]}, was not run")
+    counts = fp32.groupby("model", sort=False)["n_differing"].sum()
+    return Evidence("random", {KEYS: facts(counts.items())}, f"at the published widths and numbers of tokens: {said}")
 
 
-def reuse_is_the_cause(results: Results) -> Verdict:
-    """Overwrite the cache, and equalize the rows."""
-    measured = ["n_elements", "n_differing", "max_ulps", "max_abs", "relative_rms"]
-    split = results.split.rows
-    response = split[(split["part"] == "response") & (split["tensor"] == "keys")]
-    keys = ["model", "dtype", "layer"]
-    posted, overwritten = (
-        response[response["variant"] == variant].set_index(keys)[measured]
-        for variant in (split_keys.POSTED, split_keys.OVERWRITTEN)
-    )
-    unequal = (posted != overwritten.loc[posted.index]).any(axis=1)
-    first = unequal.xs(0, level="layer")
-    deeper = unequal[unequal.index.get_level_values("layer") > 0]
-    rows = results.rows_fed
-    stock = int(rows.loc[rows["variant"] == split_keys.POSTED, "n_differing"].sum())
-    padded = int(rows.loc[rows["variant"] == split_keys.FULL_ROWS, "n_differing"].sum())
-    here = (
-        f"cache overwritten: the first layer's keys change in {_of(first)} runs, deeper layers' in {_of(deeper)}; "
-        f"first layer at its true width, all row counts: {stock:,} elements differ, {padded:,} once the linear maps see "
-        "as many rows as in the whole pass"
-    )
-    if first.any():
-        return Verdict(here, holds(first.all(), False, _weights(results)))
-    return Verdict(here, "other cause" if deeper.any() and not padded else "undecided")
+def _posted_runs(runs: pd.DataFrame, *cases: str) -> pd.DataFrame:
+    return runs[runs["case"].isin(cases) & (runs["way"] == continuations.POSTED)]
 
 
-def _seam_runs(runs: pd.DataFrame) -> pd.DataFrame:
+def _mismatched(runs: pd.DataFrame) -> pd.DataFrame:
     """Keep the posted way where the ids do not continue: the thread's prompts, or their like in this vocabulary."""
-    return runs[
-        runs["case"].isin([continuations.THREAD, continuations.JOINED])
-        & runs["seam"]
-        & (runs["way"] == continuations.POSTED)
-    ]
+    posted = _posted_runs(runs, continuations.THREAD, continuations.JOINED)
+    return posted[posted["seam"]]
 
 
-def reused_cache_changes_text(results: Results) -> Verdict:
-    """Compare tokens where the ids do not continue."""
-    seams = _seam_runs(results.runs)
-    if seams.empty:
-        return Verdict("0 posted or joined prompts whose ids leave the prefix's in this vocabulary", "not run")
-    estimate = estimates.share(int((~seams["equal"]).sum()), len(seams))
-    here = f"tokens differ in {_of(~seams['equal'])} runs ({estimate.text('{:.2f}')}), every one with a seam in its ids"
-    return Verdict(here, holds(estimate.low > 0.5, estimate.high < 0.5, _weights(results)))
+def _differing(runs: pd.DataFrame) -> list[Measured]:
+    """Give the share of prompts whose tokens differ; models, dtypes and caches read the same prompts."""
+    return [Measured("", *estimates.share_over(runs, ~runs["equal"], "item"))] if len(runs) else []
 
 
-def either_cache_kind(results: Results) -> Verdict:
-    """Pair each run with a static cache with the one with a dynamic cache."""
-    keys = ["model", "dtype", "case", "item", "way"]
-    runs = results.runs
-    tokens = {kind: runs[runs["cache"] == kind].set_index(keys)["tokens"] for kind in ("static", "dynamic")}
-    both = tokens["static"].to_frame("static").join(tokens["dynamic"].rename("dynamic"), how="inner")
-    equal = both["static"] == both["dynamic"]
-    estimate = estimates.share(int(equal.sum()), len(equal))
-    return Verdict(
-        f"tokens equal in {_of(equal)} runs ({estimate.text('{:.2f}')})",
-        holds(bool(equal.all()), estimate.high < 0.5, _weights(results)),
+MISMATCH = "a vocabulary in which the thread's own prompts change the prefix's ids"
+OWN = Quantity("share of runs on the thread's own prompts whose tokens differ")
+
+
+def _reused_cache_changes_text(results: Results) -> Evidence:
+    own = _posted_runs(results.runs, continuations.THREAD)
+    chosen = _mismatched(results.runs)
+    beside = (
+        f"on the prompts whose ids leave the prefix's, chosen for that, tokens differ in {_of(~chosen['equal'])} runs"
     )
+    has = frozenset({MISMATCH} if own["seam"].all() else ())
+    return Evidence(_weights(results), {OWN: [fact((~own["equal"]).mean())]}, beside, has)
 
 
-def precision_explains(results: Results) -> Verdict:
-    """Take the dtype and the ids apart."""
+FINE = Quantity("share of prompts with a boundary mismatch whose tokens differ in the finest dtype", "prompt")
+COARSE = Quantity("share of prompts with a boundary mismatch whose tokens differ in a coarser dtype", "prompt")
+CONTINUED = Quantity(
+    "share of prompts whose ids continue the cached ones and whose tokens differ in the finest dtype", "prompt"
+)
+
+
+def _precision_explains(results: Results) -> Evidence:
     runs = results.runs
-    seams = _seam_runs(runs)
-    continued = runs[(runs["case"] == continuations.CONTINUED) & (runs["way"] == continuations.POSTED)]
+    seams, continued = _mismatched(runs), _posted_runs(runs, continuations.CONTINUED)
     if seams.empty:
-        return Verdict("0 prompts whose ids leave the prefix's in this vocabulary", "not run")
-    parts = []
-    for dtype in runs["dtype"].unique():
-        parts.append(
-            f"{DTYPES[dtype]}: tokens equal in {_of(seams.loc[seams['dtype'] == dtype, 'equal'])} runs with a seam, "
-            f"in {_of(continued.loc[continued['dtype'] == dtype, 'equal'])} whose ids continue"
-        )
+        return missing(_weights(results), "0 prompts whose ids leave the prefix's in this vocabulary")
     finest = _finest(results)
-    breaks = not seams.loc[seams["dtype"] == finest, "equal"].all()
-    healed = bool(continued.loc[continued["dtype"] == finest, "equal"].all())
-    if breaks and healed:
-        return Verdict("; ".join(parts), "other cause")
-    coarse = seams[seams["dtype"] != finest]
-    only_coarse = not breaks and len(coarse) > 0 and not coarse["equal"].all()
-    return Verdict("; ".join(parts), holds(only_coarse, False, _weights(results)))
-
-
-def recipe_is_safe(results: Results) -> Verdict:
-    """Run the documented example."""
-    runs = results.runs
-    table = runs[(runs["case"] == continuations.DOCUMENTED) & (runs["way"] == continuations.POSTED)]
-    estimate = estimates.share(int(table["equal"].sum()), len(table))
-    here = (
-        f"ids do not continue in {_of(table['seam'])} runs; tokens equal in {_of(table['equal'])} "
-        f"({estimate.text('{:.2f}')})"
+    rounding = continued[continued["dtype"] != finest]
+    found = {
+        FINE: _differing(seams[seams["dtype"] == finest]),
+        COARSE: _differing(seams[seams["dtype"] != finest]),
+        CONTINUED: _differing(continued[continued["dtype"] == finest]),
+    }
+    beside = (
+        f"rounding adds to it: where ids continue, tokens differ in {_of(~rounding['equal'])} runs in coarser dtypes"
     )
-    return Verdict(here, holds(bool(table["equal"].all()), estimate.high < 0.5, _weights(results)))
+    return Evidence(_weights(results), found, beside)
 
 
-def answer_survives(results: Results) -> Verdict:
-    """Look for the capital's name, and for the complaint, in the text."""
+BROKEN = Quantity("runs of the documented example whose tokens differ in the finest dtype")
+SAFE = Quantity("share of prompts of the documented example whose tokens are equal in the finest dtype", "prompt")
+
+
+def _recipe_is_safe(results: Results) -> Evidence:
+    table = _posted_runs(results.runs, continuations.DOCUMENTED)
+    beside = f"the ids do not continue the prefix's in {_of(table['seam'])} runs of all dtypes"
+    table = table[table["dtype"] == _finest(results)]
+    found = {
+        BROKEN: [fact((~table["equal"]).sum())],
+        SAFE: [Measured("", *estimates.share_over(table, table["equal"], "item"))],
+    }
+    return Evidence(_weights(results), found, f"{beside}; of {len(table)} runs in {DTYPES[_finest(results)]}")
+
+
+NAMED = Quantity("share of models that name Paris without the cache, as posted or in their chat template")
+COMPLAINS = Quantity("texts with the cache that say “incomplete”", form="{:.0f}")
+LACKING = Quantity("texts with the cache whose ids leave the cached ones", form="{:.0f}")
+
+
+def _answer_survives(results: Results) -> Evidence:
     runs = results.runs
     asked = runs[
         runs["case"].isin([continuations.THREAD, continuations.CHAT])
         & (runs["item"].astype(str) == "1")
         & (runs["cache"] != "static")
     ]
-    asked = asked.assign(text=asked["words"].map("".join), in_chat=asked["case"] == continuations.CHAT)
+    asked = asked.assign(text=asked["words"].map("".join))
     plain, posted = (asked[asked["way"] == way] for way in (continuations.NO_REUSE, continuations.POSTED))
-    named = plain["text"].str.contains("Paris")
-    complains = posted["text"].str.contains("incomplete")
-    parts = [
-        f"{_of(of)} texts name Paris {where}"
-        for where, of in (("as posted", named[~plain["in_chat"]]), ("in the chat template", named[plain["in_chat"]]))
-        if len(of)
-    ]
-    here = f"without reuse {', '.join(parts)}; with the cache as it is {_of(complains)} say “incomplete”"
-    if not named.any():
-        real = _weights(results) in (*DOCUMENTS, *OTHERS)
-        return Verdict(here, "undecided" if real else "needs the real weights")
-    answers = bool(named.groupby(plain["model"]).any().all())
-    # Where the prompt's ids go on from the cache's, nothing is missing that a model could complain of.
-    contradicted = bool(posted["seam"].any()) and not complains.any()
-    return Verdict(here, holds(answers and bool(complains.any()), contradicted, _weights(results)))
+    named = plain["text"].str.contains("Paris").groupby(plain["model"]).any()
+    found = {
+        NAMED: [fact(named.mean())],
+        COMPLAINS: [fact(posted["text"].str.contains("incomplete").sum())],
+        # Where the prompt's ids go on from the cache's, nothing is missing that a model could complain of.
+        LACKING: [fact(posted["seam"].sum())],
+    }
+    # Stand-ins of which none has learned the fact say nothing of it.
+    real = named.any() or _weights(results) in (*DOCUMENTS, *OTHERS)
+    has = frozenset({REAL_WEIGHTS} if real else ())
+    return Evidence(_weights(results), found, f"of {len(posted)} texts with the cache", has)
 
+
+_PUBLISHED_COUNT = Bound(1, "document", "its printed numbers")
+_ALL = Bound(1, "document", "both models answer")
+_ONE = Bound(1, "document", "one does")
 
 CHECKS = {
-    "split-changes-keys": split_changes_keys,
-    "element-counts": element_counts,
-    "first-layer-differs": first_layer_differs,
-    "reuse-is-the-cause": reuse_is_the_cause,
-    "reused-cache-changes-text": reused_cache_changes_text,
-    "either-cache-kind": either_cache_kind,
-    "precision-explains": precision_explains,
-    "recipe-is-safe": recipe_is_safe,
-    "answer-survives": answer_survives,
+    "element-counts": Check(
+        Rule(
+            (
+                reproduced(every(COUNT, "at least", _PUBLISHED_COUNT), every(COUNT, "at most", _PUBLISHED_COUNT)),
+                refuted(anyone(COUNT, "below", _PUBLISHED_COUNT)),
+                refuted(anyone(COUNT, "above", _PUBLISHED_COUNT)),
+            ),
+            about_code=True,
+        ),
+        _element_counts,
+    ),
+    "first-layer-differs": Check(
+        Rule((reproduced(every(KEYS, "above", _NONE)), refuted(every(KEYS, "at most", _NONE)))),
+        _first_layer_differs,
+    ),
+    "reused-cache-changes-text": Check(
+        Rule(
+            (reproduced(every(OWN, "above", _HALF)), refuted(every(OWN, "below", _HALF))),
+            needs=(MISMATCH,),
+        ),
+        _reused_cache_changes_text,
+    ),
+    "precision-explains": Check(
+        Rule(
+            (
+                other_cause(every(FINE, "above", _HALF), every(CONTINUED, "below", _HALF)),
+                reproduced(every(FINE, "below", _HALF), every(COARSE, "above", _HALF)),
+                refuted(every(FINE, "above", _HALF)),
+            )
+        ),
+        _precision_explains,
+    ),
+    "recipe-is-safe": Check(
+        Rule(
+            (
+                refuted(every(BROKEN, "above", _NONE), one_is_enough=True),
+                reproduced(every(BROKEN, "at most", _NONE), every(SAFE, "above", _HALF)),
+            )
+        ),
+        _recipe_is_safe,
+    ),
+    "answer-survives": Check(
+        Rule(
+            (
+                reproduced(every(NAMED, "at least", _ALL), every(COMPLAINS, "at least", _ONE)),
+                refuted(
+                    every(NAMED, "at least", _ALL), every(LACKING, "above", _NONE), every(COMPLAINS, "at most", _NONE)
+                ),
+            ),
+            needs=(REAL_WEIGHTS,),
+        ),
+        _answer_survives,
+    ),
 }

@@ -79,7 +79,8 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "Estimates with intervals for each kind of place in a text, one marker a vocabulary.",
         ),
         "tab-claims-forum-reuse": (
-            f"Claims of the forum thread and what this run says of them. {setting}. {wording.IN_KIND}",
+            "Claims of the forum thread, in our words and its own, the rule by which each is judged, and what this run says "
+            f"of them. {wording.VERDICTS} {setting}.",
             "",
         ),
     }

@@ -1,17 +1,26 @@
-"""The claims of the notebook on static and dynamic caches, each with the check that its YAML describes."""
+"""The claims of the notebook on static and dynamic caches: each one's rule, and what of the rows it looks at."""
+
+from collections.abc import Iterable
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
-from kvbook.measuring import agreement, estimates
+from kvbook.measuring import estimates
 from kvreport.chapters.static_cache import speed, tables
 from kvreport.chapters.static_cache.results import Results
 from kvreport.publishing import documents
-from kvreport.publishing.verdicts import DOCUMENTS, OTHERS, Verdict, holds, weights_of
+from kvreport.publishing.judging import Check, Evidence, Measured, fact
+from kvreport.publishing.rules import Bound, Quantity, Rule, every, other_cause, refuted, reproduced
+from kvreport.publishing.verdicts import weights_of
 
-_ONE_ROW = ("static", True, True)
-# As in the claims of the blog post: more than two ways of summing differ by, in units of the roundoff.
-ROUNDING = 100
+CUDA = "a CUDA device"
+_REPEAT = "repeat"
+# A step without a cache does so many tokens' work at once that a short text shows no law.
+_LONG = 1024
+_EVEN = Bound(1, "arithmetic", "as fast as the other")
+_NONE = Bound(0, "arithmetic", "none")
+_AS_MUCH = Bound(1, "arithmetic", "as many bytes")
 
 
 def _weights(results: Results) -> str:
@@ -23,130 +32,174 @@ def _device(results: Results) -> str:
     return results.speed.about["settings"]["device"]
 
 
-def _accelerated(results: Results) -> bool:
-    """Tell whether the device is one for which transformers compiles by itself."""
-    return _device(results).startswith("cuda")
+def _has(results: Results, *more: str) -> frozenset[str]:
+    """Say what of the rules' needs this run has."""
+    return frozenset({CUDA} if _device(results).startswith("cuda") else ()) | frozenset(more)
 
 
-def _interval_of_mean(values: np.ndarray) -> estimates.Estimate:
-    """Student's interval of a mean on the logarithms; of one value there is none."""
-    logs = np.log(values)
-    if len(logs) < 2:
-        return estimates.Estimate(float(values[0]), 0.0, float("inf"))
-    half = stats.t.ppf((1 + estimates.CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
-    return estimates.Estimate(*(float(np.exp(logs.mean() + shift)) for shift in (0.0, -half, half)))
+def _mean(values: Iterable[float], logarithmic: bool = True, series: str = "") -> list[Measured]:
+    """Average over units, with Student's interval; of one unit it has no ends, and of none there is no average."""
+    given = np.asarray(list(values), dtype=float)
+    logs = np.log(given) if logarithmic else given
+    if not len(logs):
+        return []
+    half = np.inf
+    if len(logs) > 1:
+        half = stats.t.ppf((1 + estimates.CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
+    ends = [logs.mean() + shift for shift in (0.0, -half, half)]
+    estimate = estimates.Estimate(*(float(np.exp(end) if logarithmic else end) for end in ends))
+    return [Measured(series, estimate, len(logs))]
 
 
-def cache_speeds_up(results: Results) -> Verdict:
-    """Compare the last steps with and without a cache."""
+def _over(results: Results, way: tables.Way, against: tables.Way) -> pd.Series:
+    """Give the ratio of two ways' tokens a second, repeat by repeat."""
+    repeats = results.speeds.per_repeat
+    return (repeats[way] / repeats[against]).dropna()
+
+
+CACHED_GAIN = Quantity(
+    "time of an eager step without a cache over that with a dynamic one, at the last three lengths", _REPEAT
+)
+
+
+def _cache_speeds_up(results: Results) -> Evidence:
     none, dynamic = (tables.step_seconds(results.speed.rows, cache, False) for cache in ("none", "dynamic"))
-    # Steps of the same run and nearly the same length are repetitions of one another.
     last = sorted(none["step"].unique())[-3:]
+    late = none[none["step"].isin(last)]
     beside = dynamic[dynamic["step"] >= last[0]].groupby("repeat")["seconds"].median()
-    ratios = none[none["step"].isin(last)].set_index("repeat")["seconds"] / beside
-    found = _interval_of_mean(ratios.dropna().to_numpy())
-    contexts = none[none["step"].isin(last)]["context"]
-    here = (
-        f"a step without a cache takes {found.text('{:.1f}')} times as long, "
-        f"at {contexts.min()} to {contexts.max()} tokens"
+    ratios = (late.groupby("repeat")["seconds"].median() / beside).dropna()
+    where = f"at {late['context'].min()} to {late['context'].max()} tokens, on {_device(results)}"
+    return Evidence(_weights(results), {CACHED_GAIN: _mean(ratios)}, where)
+
+
+LENGTHS = f"texts of {_LONG:,} tokens or more"
+GROWTH = Quantity("growth of a step without a cache over 100 tokens", _REPEAT, form="{:+.0%}")
+CACHED_GROWTH = Quantity("growth of a step with a dynamic cache, over that without", _REPEAT)
+
+
+def _linear_time(results: Results) -> Evidence:
+    none, dynamic = (
+        pd.Series(
+            {
+                repeat: tables.growth(steps).value
+                for repeat, steps in tables.step_seconds(results.speed.rows, cache, False).groupby("repeat")
+            }
+        )
+        for cache in ("none", "dynamic")
     )
-    return Verdict(here, holds(found.low > 1, found.high < 1, _weights(results)))
+    contexts = tables.step_seconds(results.speed.rows, "none", False)["context"]
+    found = {GROWTH: _mean(none, False), CACHED_GROWTH: _mean((dynamic / none).dropna(), False)}
+    where = f"at {contexts.min()} to {contexts.max()} tokens"
+    return Evidence(_weights(results), found, where, _has(results, *([LENGTHS] if contexts.max() >= _LONG else [])))
 
 
-def linear_time(results: Results) -> Verdict:
-    """Fit the seconds of a step against the number of tokens."""
-    none, dynamic = (results.growths[cache] for cache in ("none", "dynamic"))
-    here = f"a hundred tokens add {none.text('{:+.0%}')} to a step without a cache, {dynamic.text('{:+.0%}')} with one"
-    borne_out = none.low > 0 and none.low > 2 * dynamic.high
-    return Verdict(here, holds(borne_out, none.high < 0 or none.high < dynamic.low, _weights(results)))
+KIND = Quantity(
+    "tokens a second with a static cache over those with a dynamic one, in one loop", _REPEAT, "compilation"
+)
+COMPILING = Quantity("gain from compiling the static loop, over that from the kind of cache", _REPEAT)
 
 
-def static_faster(results: Results) -> Verdict:
-    """Look at the 2 x 2 of cache and compilation."""
-    rows, repeats = results.speed.rows, results.speeds.per_repeat
-    kind = {done: tables.ratio(repeats, ("static", done, False), ("dynamic", done, False)) for done in (False, True)}
-    compiling = tables.ratio(repeats, ("static", True, False), ("static", False, False))
-    here = (
-        f"static over dynamic {kind[False].text()} eager and {kind[True].text()} compiled; "
-        f"compiling a static cache's loop {compiling.text()}"
+def _static_faster(results: Results) -> Evidence:
+    kind = {done: _over(results, ("static", done, False), ("dynamic", done, False)) for done in (False, True)}
+    compiling = _over(results, ("static", True, False), ("static", False, False))
+    largest = pd.concat([*kind.values(), *(1 / ratios for ratios in kind.values())], axis=1).max(axis=1)
+    names = {False: "eager", True: "compiled"}
+    found = {
+        KIND: [one for done, ratios in kind.items() for one in _mean(ratios, series=names[done])],
+        COMPILING: _mean((compiling / largest).dropna()),
+    }
+    return Evidence(_weights(results), found, f"on {_device(results)}", _has(results))
+
+
+GENERATE = Quantity("tokens a second of generate with a static cache over those with a dynamic one", _REPEAT)
+SLOW_DEVICE = "a CPU or a T4"
+
+
+def _static_slower(results: Results) -> Evidence:
+    rows = results.speed.rows
+    whole = rows[(rows["engine"] == speed.GENERATE) & (rows["phase"] == speed.WHOLE)]
+    speeds = (whole["n_steps"] / whole["seconds"]).groupby([whole["cache"], whole["repeat"]]).median()
+    ratios = (speeds["static"] / speeds["dynamic"]).dropna()
+    eager, compiled = (
+        tables.ratio(results.speeds.per_repeat, ("static", done, False), ("dynamic", False, False)).text()
+        for done in (False, True)
     )
-    if not rows[(rows["cache"] == "static") & (rows["one_row"] == 1)].empty:
-        form = tables.ratio(repeats, _ONE_ROW, ("static", False, False))
-        here += f" (form and compilation changed together, one-row: {form.text()})"
-    largest = max(max(estimate.high, 1 / estimate.low) for estimate in kind.values())
-    if compiling.low > largest:
-        return Verdict(here, "other cause")
-    return Verdict(here, holds(min(e.low for e in kind.values()) > 2, False, _weights(results)))
-
-
-def static_slower(results: Results) -> Verdict:
-    """See whether `generate` compiled, and what a compiled static cache does."""
-    rows, repeats = results.speed.rows, results.speeds.per_repeat
-    table = results.speeds.table.set_index(["engine", "cache", "compiled", "one_row"])
-    generate = table.loc[speed.GENERATE].reset_index().set_index("cache")
-    static, dynamic = generate.loc["static"], generate.loc["dynamic"]
-    graphs = rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max()
-    eager, compiled = (tables.ratio(repeats, ("static", c, False), ("dynamic", False, False)) for c in (False, True))
-    here = (
-        f"generate: static {static.speed.text('{:.1f}')}, dynamic {dynamic.speed.text('{:.1f}')} tokens/s, "
-        f"{graphs} graphs compiled; in one loop static over dynamic, both eager, {eager.text()}, compiled static over eager "
-        f"dynamic {compiled.text()} (on {_device(results)} alone)"
+    beside = (
+        f"{_graphs(rows)} graphs compiled by generate; in one loop static over dynamic, both eager, {eager}, compiled static "
+        f"over eager dynamic {compiled} (lowest and highest); on {_device(results)}"
     )
-    slower, faster = static.speed.high < dynamic.speed.low, static.speed.low > dynamic.speed.high
-    if slower and graphs == 0 and compiled.low > 1:
-        return Verdict(here, "other cause")
-    # A few runs of one call wander together; the loop takes the same step with nothing else around it.
-    return Verdict(here, holds(slower, faster and eager.low > 1, _weights(results)))
+    has = [SLOW_DEVICE] if _device(results) == "cpu" or "T4" in results.speed.about["machine"]["device_name"] else []
+    return Evidence(_weights(results), {GENERATE: _mean(ratios)}, beside, _has(results, *has))
 
 
-def dynamic_not_compilable(results: Results) -> Verdict:
-    """Compile the layer with a dynamic cache as one graph."""
+def _graphs(rows: pd.DataFrame) -> int:
+    """Count the graphs that torch compiled during `generate` with a static cache."""
+    return int(rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max())
+
+
+FIRST_GRAPHS = Quantity("graphs compiled at the first two steps with a dynamic cache", form="{:.0f}")
+LATER_GRAPHS = Quantity("graphs compiled at the steps after them", form="{:.0f}")
+STEPS = Quantity("compiled steps taken with a dynamic cache", form="{:.0f}")
+
+
+def _dynamic_not_compilable(results: Results) -> Evidence:
     rows = results.speed.rows
     steps = rows[(rows["engine"] == speed.LOOP) & (rows["cache"] == "dynamic") & (rows["compiled"] == 1)]
-    first = steps[steps["phase"] == speed.COMPILE]["graphs"].sum()
     later = steps[steps["phase"] == speed.DECODE]
+    found = {
+        FIRST_GRAPHS: [fact(steps[steps["phase"] == speed.COMPILE]["graphs"].sum())],
+        LATER_GRAPHS: [fact(later["graphs"].sum())],
+        STEPS: [fact(len(later))],
+    }
     other, static = (tables.other_tokens(rows, (cache, True, False)) for cache in ("dynamic", "static"))
-    here = (
-        f"{int(first)} graphs at the first steps, {int(later['graphs'].sum())} in the {len(later)} behind them; "
-        f"tokens other than the eager ones: {other}, with the static cache compiled {static}"
+    whole = results.speed.about["settings"].get("scope") == "model"
+    beside = (
+        f"{'the forward pass' if whole else 'a few layers'} compiled as one graph, without CUDA graphs; tokens other than the "
+        f"eager ones: {other}, with the static cache compiled {static}"
     )
-    whole = first > 0 and len(later) > 0 and later["graphs"].sum() == 0
-    return Verdict(here, holds(len(later) == 0, bool(whole), _weights(results)))
+    return Evidence(_weights(results), found, beside)
 
 
-def compiled_by_itself(results: Results) -> Verdict:
-    """Count the graphs of `generate`."""
-    rows = results.speed.rows
-    graphs = int(rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max())
-    here = f"{graphs} graphs compiled, on {_device(results)}"
-    return Verdict(here, holds(graphs > 0, graphs == 0 and _accelerated(results), _weights(results)))
+GRAPHS = Quantity("graphs compiled by generate with a static cache", form="{:.0f}")
 
 
-def first_call_slow(results: Results) -> Verdict:
-    """Compare the first step with those behind the warm-up."""
+def _compiled_by_itself(results: Results) -> Evidence:
+    return Evidence(
+        _weights(results), {GRAPHS: [fact(_graphs(results.speed.rows))]}, f"on {_device(results)}", _has(results)
+    )
+
+
+FIRST = Quantity("time of the first compiled step over the median of later ones", "compiled way", form="{:,.0f}")
+
+
+def _first_call_slow(results: Results) -> Evidence:
     rows = results.speed.rows[(results.speed.rows["engine"] == speed.LOOP) & (results.speed.rows["compiled"] == 1)]
-    told, shares = [], []
+    told, ratios = [], []
     for (cache, one_row), some in rows.groupby(["cache", "one_row"], sort=False):
         first = some[some["phase"] == speed.COMPILE].sort_values("step")["seconds"].iloc[0]
-        shares.append(first / some[some["phase"] == speed.DECODE]["seconds"].median())
-        told.append(f"{tables.label(cache, 1, one_row)}: {first:.1f} s, {shares[-1]:,.0f} steps' time")
-    return Verdict("; ".join(told), holds(min(shares) > 10, max(shares) < 2, _weights(results)))
+        ratios.append(first / some[some["phase"] == speed.DECODE]["seconds"].median())
+        told.append(f"{tables.label(cache, 1, one_row)} {first:.1f} s")
+    return Evidence(_weights(results), {FIRST: _mean(ratios)}, f"first steps: {', '.join(told)}")
 
 
-def static_more_memory(results: Results) -> Verdict:
-    """Count bytes at the document's steps, and when the room is full."""
+BYTES = Quantity("bytes of a static cache over those of a dynamic one, after the document's five steps", form="{:.1f}")
+
+
+def _static_more_memory(results: Results) -> Evidence:
     early = results.shapes.rows.groupby("cache")["kv_bytes"].last()
     full = results.memory.rows.pivot_table(index="n_tokens", columns="cache", values="kv_bytes")
-    here = (
-        f"after five steps {early['static'] / 2**20:.1f} MiB against {early['dynamic'] / 2**20:.2f}; in a full room of "
-        f"{full.index.max():,} tokens {full['static'].iloc[-1] / 2**20:.1f} against {full['dynamic'].iloc[-1] / 2**20:.1f}"
+    beside = (
+        f"{early['static'] / 2**20:.1f} MiB against {early['dynamic'] / 2**20:.2f}; when all {full.index.max():,} places are "
+        f"filled, {full['static'].iloc[-1] / 2**20:.1f} against {full['dynamic'].iloc[-1] / 2**20:.1f}"
     )
-    more = bool(early["static"] > early["dynamic"])
-    return Verdict(here, holds(more, not more, _weights(results)))
+    return Evidence(_weights(results), {BYTES: [fact(early["static"] / early["dynamic"])]}, beside)
 
 
-def shapes(results: Results) -> Verdict:
-    """Compare all fifteen shapes."""
+SAME_SHAPE = "a model of the document's shape"
+SHAPES = Quantity("share of the document's 15 printed shapes that are equal")
+
+
+def _shapes(results: Results) -> Evidence:
     published = documents.published(tables.DOCUMENT)["shapes"]
     rows = {cache: some.sort_values("step") for cache, some in results.shapes.rows.groupby("cache")}
     # The ids are printed behind the step, when the token is with them already.
@@ -156,74 +209,114 @@ def shapes(results: Results) -> Verdict:
         "keys_dynamic": list(rows["dynamic"]["keys_shape"]),
         "keys_static": list(rows["static"]["keys_shape"]),
     }
-    equal = sum(a == b for name in published for a, b in zip(published[name], found[name], strict=True))
-    total = sum(map(len, published.values()))
-    # Another prompt or another tokenizer gives other lengths, but a shape that grows by one still does.
-    grows = [int(shape.split("x")[2]) for shape in found["keys_dynamic"]]
-    in_kind = bool((np.diff(grows) == 1).all()) and len(set(found["keys_static"])) == 1
-    here = (
-        f"{equal} of {total} shapes equal; dynamic keys grow {grows[0]} … {grows[-1]}, "
-        f"static ones stay {found['keys_static'][0]}"
+    equal = [a == b for name in published for a, b in zip(published[name], found[name], strict=True)]
+
+    def heads(shape: str) -> list[str]:
+        return shape.split("x")[1::2]
+
+    alike = heads(found["keys_dynamic"][0]) == heads(published["keys_dynamic"][0])
+    beside = (
+        f"{sum(equal)} of {len(equal)}; dynamic keys {found['keys_dynamic'][0]} … {found['keys_dynamic'][-1]}, static ones "
+        f"{found['keys_static'][0]} … {found['keys_static'][-1]}"
     )
-    if equal == total:
-        return Verdict(here, "reproduced")
-    return Verdict(here, "reproduced in kind" if in_kind else "refuted")
+    has = _has(results, *([SAME_SHAPE] if alike else []))
+    return Evidence(_weights(results), {SHAPES: [fact(np.mean(equal))]}, beside, has)
 
 
-def length_of_cache(results: Results) -> Verdict:
-    """Set the first dimension beside the cached tokens."""
-    rows = results.shapes.rows[results.shapes.rows["cache"] != "none"]
-    equal = int((rows["first_dimension"] == rows["cached_tokens"]).sum())
-    here = (
-        f"first dimension {', '.join(str(int(v)) for v in sorted(rows['first_dimension'].unique()))}; cached tokens "
-        f"{int(rows['cached_tokens'].min())} to {int(rows['cached_tokens'].max())}; equal in {equal} of {len(rows)} steps"
-    )
-    # A shape, whatever the weights.
-    return Verdict(here, "reproduced" if equal == len(rows) else "refuted" if equal == 0 else "undecided")
+PEAK = Quantity("peak of the memory that torch allocated, in GiB")
+NEEDED = Quantity("weights, keys and values as computed from the configuration, in GiB")
 
 
-def peak_memory(results: Results) -> Verdict:
-    """Set the peak of one generation beside what it needs."""
-    published = documents.published(tables.DOCUMENT)["peak_gib"]
+def _peak_memory(results: Results) -> Evidence:
     row = results.memory.rows[results.memory.rows["cache"] == "dynamic"].sort_values("n_tokens").iloc[0]
     needed = (row["weights_bytes"] + row["predicted_bytes"]) / 2**30
-    peak = row["peak_bytes"] / 2**30
-    what = "allocated on the GPU" if _accelerated(results) else "of the whole process, libraries included"
-    here = f"weights, keys and values are {needed:.2f} GiB; peak {peak:.2f} GiB {what}, counter reset before"
-    if _accelerated(results) and max(needed, peak) < published / 10:
-        return Verdict(here, "other cause")
-    return Verdict(here, "undecided")
+    added = (row["peak_bytes"] - row["before_bytes"]) / 2**20
+    has = _has(results)
+    if CUDA in has:
+        found = {PEAK: [fact(row["peak_bytes"] / 2**30)], NEEDED: [fact(needed)]}
+        return Evidence(_weights(results), found, f"{added:.0f} MiB of it added by the generation", has)
+    # Here the counter is that of the whole process, which is no number of the document's.
+    beside = f"the generation added {added:.0f} MiB to the process"
+    return Evidence(_weights(results), {NEEDED: [fact(needed)]}, beside, has)
 
 
-def texts_differ(results: Results) -> Verdict:
-    """Find where the texts part, and how close the second choice was."""
-    table = results.partings
-    weights = weights_of(results.texts.about["models"])
-    parted = table[table["step"].notna()]
-    told = [
-        f"{row.dtype}: {row.cache} leaves {row.against} at token {int(row.step) + 1}, margin {row.margin:.2g}"
-        for row in parted.itertuples()
-    ]
-    here = "; ".join(told) or f"all tokens equal: {len(table)} pairs of {int(table['tokens'].max())} tokens"
-    document = documents.published(tables.DOCUMENT)["dtype"]
-    close = parted["margin"] <= ROUNDING * parted["dtype"].map(agreement.UNIT_ROUNDOFF) * parted["logits_rms"]
-    if parted[parted["dtype"] == document].empty:
-        # One prompt on which nothing parts contradicts nothing that was seen elsewhere.
-        return Verdict(here, "undecided" if weights in (*DOCUMENTS, *OTHERS) else "needs the real weights")
-    return Verdict(here, holds(bool(close.all()), False, weights))
-
+_TENTH = Bound(1.21, "ours", "a tenth of the published number")
+_HALF_GROWTH = Bound(0.5, "ours", "half of the growth without a cache")
+_LONG_TIME = Bound(10, "ours", "ten steps are a long time")
 
 CHECKS = {
-    "cache-speeds-up": cache_speeds_up,
-    "linear-time": linear_time,
-    "static-faster": static_faster,
-    "static-slower": static_slower,
-    "dynamic-not-compilable": dynamic_not_compilable,
-    "compiled-by-itself": compiled_by_itself,
-    "first-call-slow": first_call_slow,
-    "static-more-memory": static_more_memory,
-    "shapes": shapes,
-    "length-of-cache": length_of_cache,
-    "peak-memory": peak_memory,
-    "texts-differ": texts_differ,
-}
+    "cache-speeds-up": Check(
+        Rule((reproduced(every(CACHED_GAIN, "above", _EVEN)), refuted(every(CACHED_GAIN, "below", _EVEN)))),
+        _cache_speeds_up,
+    ),
+    "linear-time": Check(
+        Rule(
+            (
+                reproduced(every(GROWTH, "above", _NONE), every(CACHED_GROWTH, "below", _HALF_GROWTH)),
+                refuted(every(GROWTH, "above", _NONE), every(CACHED_GROWTH, "above", _HALF_GROWTH)),
+            ),
+            needs=(LENGTHS,),
+        ),
+        _linear_time,
+    ),
+    "static-faster": Check(
+        Rule(
+            (
+                other_cause(every(COMPILING, "above", Bound(1, "arithmetic", "compiling does more than the kind"))),
+                reproduced(every(KIND, "above", _EVEN)),
+                refuted(every(KIND, "below", _EVEN)),
+            ),
+            needs=(CUDA,),
+        ),
+        _static_faster,
+    ),
+    "static-slower": Check(
+        Rule((reproduced(every(GENERATE, "below", _EVEN)), refuted(every(GENERATE, "above", _EVEN))), needs=(SLOW_DEVICE,)),
+        _static_slower,
+    ),
+    "dynamic-not-compilable": Check(
+        Rule(
+            (
+                refuted(
+                    every(FIRST_GRAPHS, "above", _NONE), every(LATER_GRAPHS, "at most", _NONE), every(STEPS, "above", _NONE),
+                    one_is_enough=True,
+                ),
+                reproduced(every(STEPS, "at most", _NONE)),
+            )
+        ),
+        _dynamic_not_compilable,
+    ),
+    "compiled-by-itself": Check(
+        Rule((reproduced(every(GRAPHS, "above", _NONE)), refuted(every(GRAPHS, "at most", _NONE))), needs=(CUDA,)),
+        _compiled_by_itself,
+    ),
+    "first-call-slow": Check(
+        Rule((reproduced(every(FIRST, "above", _LONG_TIME)), refuted(every(FIRST, "below", _LONG_TIME)))),
+        _first_call_slow,
+    ),
+    "static-more-memory": Check(
+        Rule((reproduced(every(BYTES, "above", _AS_MUCH)), refuted(every(BYTES, "at most", _AS_MUCH))), about_code=True),
+        _static_more_memory,
+    ),
+    "shapes": Check(
+        Rule(
+            (
+                reproduced(every(SHAPES, "at least", Bound(1, "document", "all of them"))),
+                refuted(every(SHAPES, "below", Bound(1, "document", "all of them"))),
+            ),
+            needs=(SAME_SHAPE,),
+            about_code=True,
+        ),
+        _shapes,
+    ),
+    "peak-memory": Check(
+        Rule(
+            (
+                other_cause(every(PEAK, "below", _TENTH), every(NEEDED, "below", _TENTH)),
+                reproduced(every(PEAK, "at least", Bound(12.1, "document", "12.07 GB, rounded"))),
+            ),
+            needs=(CUDA,),
+        ),
+        _peak_memory,
+    ),
+}  # fmt: skip

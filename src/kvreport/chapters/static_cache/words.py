@@ -81,9 +81,8 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "",
         ),
         "tab-claims-notebook-static": (
-            "Claims of the document and what this run says of them; brackets hold the lowest and the highest run, or a 95 % "
-            f"interval where a fit is behind them. {timed}. {wording.IN_KIND} "
-            "The machine is not the document's either.",
+            "Claims of the document, in our words and its own, the rule by which each is judged, and what this run says of them. "
+            f"{wording.VERDICTS} {timed}.",
             "",
         ),
     }

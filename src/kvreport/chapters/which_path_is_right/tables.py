@@ -11,6 +11,8 @@ from kvreport.publishing.wording import DTYPES, power_of_ten
 SERIES = ["model", "dtype", "path"]
 # Two errors of one size that have nothing in common are this many times as far apart as each is from the truth.
 INDEPENDENT = 2**0.5
+# A shift that explains less of the mean square than this is one that the scatter drowns.
+LEAST_EXPLAINED = 0.1
 
 
 def measured(rows: pd.DataFrame) -> pd.DataFrame:

@@ -83,7 +83,8 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "about it.",
         ),
         "tab-claims-issue-25420-which-path": (
-            f"Two statements of issue 25420, in our words, and what this run says of them. {wording.IN_KIND} {every}.",
+            "What issue 25420 claims of precision, in our words and its own, the rule by which it is judged, and what this run "
+            f"says of it. {wording.VERDICTS} {every}.",
             "",
         ),
     }

@@ -1,0 +1,210 @@
+"""Verdicts: what a rule makes of the estimates of a run."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
+from kvreport.publishing.rules import Answer, Quantity, Rule
+
+Word = Literal[
+    "reproduced", "reproduced on another real model", "reproduced in kind",
+    "refuted", "refuted on another real model", "refuted in kind",
+    "other cause", "plausible cause", "needs the real weights", "undecided", "not run",
+]  # fmt: skip
+# Whose weights they are: the documents' models, or other trained models of a real size.
+DOCUMENTS, OTHERS = ("hub", "local"), ("package", "gguf")
+# Of fewer units than this a verdict is given, and said to rest on few.
+FEW_UNITS = 30
+REAL_WEIGHTS = "the real weights"
+
+Results = TypeVar("Results")
+
+
+# Of a series that no estimate could be made for: it lies on no side of any bound.
+UNFITTED = Estimate(math.nan, math.nan, math.nan, "range")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One estimate: of which series, and from how many independent units (None where nothing is sampled)."""
+
+    series: str
+    estimate: Estimate
+    units: int | None = None
+
+
+def fact(value: float, series: str = "") -> Measured:
+    """Give a number that is counted and not sampled."""
+    return Measured(series, Estimate(float(value), float(value), float(value), "range"))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run says of one claim.
+
+    Attributes
+    ----------
+    weights : str
+        Of the models that made the rows.
+    found : mapping of Quantity to sequence of Measured
+        The estimates.
+    beside : str
+        What is told beside them and decides nothing.
+    has : frozenset of str
+        What of `Rule.needs` the run has.
+    missing : str
+        Why nothing was measured; empty where something was.
+    published : str or None
+        What the document's own numbers give in the same arithmetic.
+    """
+
+    weights: str
+    found: Mapping[Quantity, Sequence[Measured]] = field(default_factory=dict)
+    beside: str = ""
+    has: frozenset[str] = frozenset()
+    missing: str = ""
+    published: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What our rows say of a claim.
+
+    Attributes
+    ----------
+    here : str
+        The numbers that decided, with their intervals, and what other bounds of ours would make of them.
+    verdict : str
+        One of `Word`.
+    n : str
+        Of how many independent units, and whether these are few.
+    published : str, optional
+        What the document's own numbers give in the same arithmetic, where it published numbers.
+    """
+
+    here: str
+    verdict: Word
+    n: str = ""
+    published: str | None = None
+
+
+@dataclass(frozen=True)
+class Check(Generic[Results]):
+    """A claim's rule, and how its evidence is taken from a chapter's results."""
+
+    rule: Rule
+    measure: Callable[[Results], Evidence]
+
+    def __call__(self, results: Results) -> Verdict:
+        """Judge the claim."""
+        return judge(self.rule, self.measure(results))
+
+
+def judge(rule: Rule, evidence: Evidence) -> Verdict:
+    """Turn estimates into a verdict by a rule."""
+    word = _word(rule, evidence)
+    if evidence.missing or not any(evidence.found.values()):
+        return Verdict(evidence.missing or "0 rows", "not run", "", evidence.published)
+    counts = _units(rule.quantities, evidence)
+    here = [_told(quantity, evidence.found[quantity]) for quantity in rule.quantities if evidence.found.get(quantity)]
+    here += [evidence.beside] if evidence.beside else []
+    if word == "not run":
+        here += [f"this run lacks {' and '.join(need for need in rule.needs if need not in evidence.has)}"]
+    elif word == "undecided" and _too_few(counts):
+        here += ["too few to decide"]
+    here += _elsewhere(rule, evidence) if word not in ("not run", "needs the real weights") else []
+    return Verdict("; ".join(here), word, _counted(counts), evidence.published)
+
+
+def _word(rule: Rule, evidence: Evidence) -> Word:
+    lacking = [need for need in rule.needs if need not in evidence.has]
+    if evidence.missing or (lacking and lacking != [REAL_WEIGHTS]):
+        return "not run"
+    if lacking:
+        return "needs the real weights"
+    for outcome in rule.outcomes:
+        looked_at = [condition.quantity for condition in outcome.conditions]
+        if _too_few(_units(looked_at, evidence)) and not outcome.one_is_enough:
+            continue
+        if all(c.holds([one.estimate for one in evidence.found.get(c.quantity, ())]) for c in outcome.conditions):
+            return _scoped(outcome.answer, rule, evidence.weights)
+    return "undecided"
+
+
+def _scoped(answer: Answer, rule: Rule, weights: str) -> Word:
+    """Give the word for an answer; what stand-ins show, for a claim or against it, they show in kind."""
+    theirs = rule.about_code or weights in DOCUMENTS
+    if answer == "other cause":
+        return "other cause" if (theirs or weights in OTHERS) and not rule.unseen else "plausible cause"
+    if answer == "reproduced":
+        return (
+            "reproduced"
+            if theirs
+            else "reproduced on another real model"
+            if weights in OTHERS
+            else "reproduced in kind"
+        )
+    return "refuted" if theirs else "refuted on another real model" if weights in OTHERS else "refuted in kind"
+
+
+def _units(quantities: Iterable[Quantity], evidence: Evidence) -> dict[str, int]:
+    """Count independent units by their name, the fewest that any estimate rests on."""
+    counts: dict[str, int] = {}
+    for quantity in quantities:
+        for one in evidence.found.get(quantity, ()):
+            if quantity.unit and one.units is not None:
+                counts[quantity.unit] = min(one.units, counts.get(quantity.unit, one.units))
+    return counts
+
+
+def _too_few(counts: Mapping[str, int]) -> bool:
+    return any(count < FEWEST_UNITS for count in counts.values())
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    def mark(count: int) -> str:
+        return " (too few)" if count < FEWEST_UNITS else " (few)" if count < FEW_UNITS else ""
+
+    said = [f"{count} {unit}{'s' * (count != 1)}{mark(count)}" for unit, count in counts.items()]
+    return ", ".join(said) or "counted"
+
+
+def _told(quantity: Quantity, measured: Sequence[Measured]) -> str:
+    """Name the estimates; of more than six only the least and the largest."""
+
+    def one(of: Measured) -> str:
+        low, high = of.estimate.low, of.estimate.high
+        value = quantity.form.format(of.estimate.value) if low == high else of.estimate.text(quantity.form)
+        return f"{of.series} {value}".strip()
+
+    fitted = [of for of in measured if not math.isnan(of.estimate.value)]
+    said = ", ".join(map(one, fitted))
+    if len(fitted) > 6:
+        least, largest = (choose(fitted, key=lambda of: of.estimate.value) for choose in (min, max))
+        said = f"from {one(least)} to {one(largest)}, {len(fitted)} series"
+    left = len(measured) - len(fitted)
+    without = f"{left} series cannot be estimated" if left else ""
+    return f"{quantity.name}: {', '.join(filter(None, (said, without)))}"
+
+
+def _elsewhere(rule: Rule, evidence: Evidence) -> list[str]:
+    """Say what the verdict would be at a third and at three times each bound that is ours."""
+    said = []
+    for bound in dict.fromkeys(c.bound for c in rule.conditions if c.bound.source == "ours"):
+        others = [bound.times(1 / 3), bound.times(3)]
+        words = [_word(rule.with_bound(bound, other), evidence) for other in others]
+        would = " and ".join(f"{word} at {other.number()}" for word, other in zip(words, others, strict=True))
+        said.append(f"our bound of {bound.number()}: {would}")
+    return said
+
+
+def missing(weights: str, why: str, published: str | None = None) -> Evidence:
+    """Say that nothing was measured."""
+    return Evidence(weights, missing=why, published=published)
+
+
+def facts(values: Mapping[Any, float] | Iterable[tuple[Any, float]]) -> list[Measured]:
+    """Give counted numbers by their series."""
+    return [fact(value, str(series)) for series, value in dict(values).items()]

@@ -1,0 +1,247 @@
+"""The rule that is printed beside a claim is the rule that judges it."""
+
+import dataclasses
+import itertools
+import random
+import re
+
+import pytest
+
+from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
+from kvreport.chapters.blog_past import claims as blog_past
+from kvreport.chapters.from_scratch import claims as from_scratch
+from kvreport.chapters.layer_drift import claims as layer_drift
+from kvreport.chapters.prompt_reuse import claims as prompt_reuse
+from kvreport.chapters.static_cache import claims as static_cache
+from kvreport.chapters.which_path_is_right import claims as which_path
+from kvreport.publishing import judging
+from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge, missing
+from kvreport.publishing.rules import (
+    Bound,
+    Quantity,
+    Rule,
+    anyone,
+    every,
+    most,
+    other_cause,
+    refuted,
+    reproduced,
+)  # fmt: skip
+
+CHAPTERS = (layer_drift, which_path, prompt_reuse, from_scratch, blog_past, static_cache)
+RULES = {name: check.rule for chapter in CHAPTERS for name, check in chapter.CHECKS.items()}
+
+SHARE = Quantity("share of texts that differ", "file", "model")
+COUNT = Quantity("runs that differ")
+HALF = Bound(0.5, "ours", "more often than not", "share")
+SIMPLE = Rule((reproduced(every(SHARE, "above", HALF)), refuted(anyone(SHARE, "below", HALF))))
+
+
+def at(*values: float, units: int = 40, width: float = 0.01) -> list[Measured]:
+    return [Measured(f"model {i}", Estimate(v, v - width, v + width), units) for i, v in enumerate(values)]
+
+
+def word(rule: Rule, found, weights: str = "hub", **about) -> str:
+    return judge(rule, Evidence(weights, found, **about)).verdict
+
+
+# What the text says, read by a reader who has the text alone
+
+_NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
+_CLAUSE = (
+    rf"(?P<name>{{names}}) (?P<lies>lies above|lies below|is at least|is at most|lies inside|lies outside) "
+    rf"(?P<bound>1/{_NUMBER} to {_NUMBER}|{_NUMBER} to {_NUMBER}|{_NUMBER}) "
+    r"\((?:the document's|arithmetic|ours): [^)]+\)(?: for (?P<of>every|at least one|most))?"
+)
+_OUTCOME = (
+    r"(Reproduced|Refuted|Other cause) when (.*?)(; one case is enough)?\.(?= (?:Re|Other|Not run|A cause|Weights)|$)"
+)
+
+
+def read(rule: Rule) -> list[tuple[str, list[dict[str, str]]]]:
+    """Read the outcomes and their clauses off the printed rule."""
+    names = "|".join(sorted((re.escape(q.name) for q in rule.quantities), key=len, reverse=True))
+    clause = re.compile(_CLAUSE.format(names=names))
+    return [
+        (answer, [found.groupdict() for found in clause.finditer(said)])
+        for answer, said, _ in re.findall(_OUTCOME, rule.text())
+    ]
+
+
+def band(bound: str) -> tuple[float, float]:
+    low, high = bound.split(" to ") if " to " in bound else (bound, bound)
+    return (1 / float(low[2:]) if low.startswith("1/") else float(low)), float(high)
+
+
+def stands(clause: dict[str, str], estimates: list[Estimate]) -> bool:
+    low, high = band(clause["bound"])
+    test = {
+        "lies above": lambda e: e.low > high,
+        "lies below": lambda e: e.high < low,
+        "is at least": lambda e: e.low >= high,
+        "is at most": lambda e: e.high <= low,
+        "lies inside": lambda e: e.low > low and e.high < high,
+        "lies outside": lambda e: e.high < low or e.low > high,
+    }[clause["lies"]]
+    count = sum(map(test, estimates))
+    of = clause["of"] or "every"
+    return {"every": count == len(estimates), "at least one": count > 0, "most": count > len(estimates) / 2}[of]
+
+
+def as_read(rule: Rule, found: dict[Quantity, list[Measured]]) -> str:
+    estimates = {quantity.name: [one.estimate for one in measured] for quantity, measured in found.items()}
+    for answer, clauses in read(rule):
+        if all(stands(clause, estimates[clause["name"]]) for clause in clauses):
+            return answer.lower()
+    return "undecided"
+
+
+def planted(rule: Rule, seed: int, times: int = 300):
+    """Draw estimates on each side of every bound of a rule, of one series and of three."""
+    drawn = random.Random(seed)
+    ends = {quantity: set() for quantity in rule.quantities}
+    for condition in rule.conditions:
+        ends[condition.quantity] |= {condition.bound.value, condition.bound.lower}
+    for _ in range(times):
+        found = {}
+        for quantity, bounds in ends.items():
+            one = []
+            for series in range(drawn.choice((1, 1, 3)) if quantity.series else 1):
+                bound = drawn.choice(sorted(bounds))
+                size = max(abs(bound), 1e-3) / 100
+                centre = bound + drawn.choice((-2, 2, 2, -2, 0)) * size
+                spread = size * (drawn.choice((1, 1, 1, 1000)) if quantity.unit else 0)
+                units = 40 if quantity.unit else None
+                one.append(Measured(str(series), Estimate(centre, centre - spread, centre + spread), units))
+            found[quantity] = one
+        yield found
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_reader_of_the_printed_rule_gives_the_verdict_that_the_code_gives(name):
+    # With real weights and all that is needed, so that the verdict is the rule's own answer.
+    rule = dataclasses.replace(RULES[name], unseen="", needs=())
+    said = {as_read(rule, found) for found in planted(rule, 0)}
+    assert len(said) > 1, "the planted estimates lie on one side only"
+    for found in planted(rule, 0):
+        assert as_read(rule, found) == word(rule, found)
+
+
+def test_control_a_rule_whose_text_is_anothers_is_found():
+    other = SIMPLE.with_bound(HALF, Bound(0.6, "ours", "three in five", "share"))
+    assert any(as_read(SIMPLE, found) != word(other, found) for found in planted(other, 0))
+    loose = Rule((reproduced(anyone(SHARE, "above", HALF)), refuted(every(SHARE, "below", HALF))))
+    assert any(as_read(SIMPLE, found) != word(loose, found) for found in planted(loose, 0))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_threshold_is_printed_as_it_is_used_and_says_where_it_comes_from(name):
+    rule = RULES[name]
+    printed = [clause for _, clauses in read(rule) for clause in clauses]
+    assert len(printed) == len(rule.conditions)
+    for clause, condition in zip(printed, rule.conditions, strict=True):
+        ends = (condition.bound.lower, condition.bound.value)
+        assert band(clause["bound"]) == (ends if condition.side in ("inside", "outside") else ends[1:] * 2)
+        assert condition.bound.why
+    assert all(need in rule.text() for need in rule.needs)
+
+
+def test_what_stand_ins_show_they_show_in_kind_for_a_claim_and_against_it():
+    for weights, end in (
+        ("hub", ""),
+        ("package", " on another real model"),
+        ("stand-in", " in kind"),
+        ("random", " in kind"),
+    ):
+        assert word(SIMPLE, {SHARE: at(0.9)}, weights) == f"reproduced{end}"
+        assert word(SIMPLE, {SHARE: at(0.1)}, weights) == f"refuted{end}"
+        assert word(SIMPLE, {SHARE: at(0.5)}, weights) == "undecided"
+    code = dataclasses.replace(SIMPLE, about_code=True)
+    assert word(code, {SHARE: at(0.1)}, "stand-in") == "refuted"
+
+
+def test_a_cause_is_plausible_where_the_documents_own_setting_was_not_seen():
+    rule = Rule((other_cause(every(SHARE, "above", HALF)),))
+    assert word(rule, {SHARE: at(0.9)}) == word(rule, {SHARE: at(0.9)}, "package") == "other cause"
+    assert word(rule, {SHARE: at(0.9)}, "stand-in") == "plausible cause"
+    assert word(dataclasses.replace(rule, unseen="its code"), {SHARE: at(0.9)}) == "plausible cause"
+
+
+def test_too_few_units_decide_nothing_and_are_said_to_be_too_few():
+    few = judge(SIMPLE, Evidence("hub", {SHARE: at(0.9, units=FEWEST_UNITS - 1)}))
+    assert few.verdict == "undecided"
+    assert few.n == "3 files (too few)"
+    assert "too few to decide" in few.here
+    enough = judge(SIMPLE, Evidence("hub", {SHARE: at(0.9, units=FEWEST_UNITS)}))
+    assert (enough.verdict, enough.n) == ("reproduced", "4 files (few)")
+    assert judge(SIMPLE, Evidence("hub", {SHARE: at(0.9, units=30)})).n == "30 files"
+
+
+def test_one_counterexample_refutes_and_needs_no_sample():
+    never = Bound(0, "document", "“always”")
+    rule = Rule(
+        (
+            refuted(every(COUNT, "above", never), one_is_enough=True),
+            reproduced(every(SHARE, "above", HALF)),
+        )
+    )
+    assert word(rule, {COUNT: [fact(1)], SHARE: at(0.9, units=1)}) == "refuted"
+    assert word(rule, {COUNT: [fact(0)], SHARE: at(0.9, units=1)}) == "undecided"
+    assert word(rule, {COUNT: [fact(0)], SHARE: at(0.9)}) == "reproduced"
+
+
+def test_no_effect_takes_an_interval_inside_a_bound_and_not_one_that_holds_1():
+    ratio = Quantity("ratio", "file", "variant")
+    tenth = Bound(1.1, "ours", "a tenth", "ratio")
+    rule = Rule((reproduced(most(ratio, "inside", tenth)), refuted(most(ratio, "outside", tenth))))
+    assert word(rule, {ratio: at(1.0, 1.0, 2.0)}) == "reproduced"
+    assert word(rule, {ratio: at(1.0, 1.0, 2.0, width=0.5)}) == "undecided"
+    assert word(rule, {ratio: at(1.0, 0.5, 2.0)}) == "refuted"
+
+
+def test_a_series_that_could_not_be_estimated_keeps_a_claim_from_being_borne_out():
+    found = {SHARE: [*at(0.9), Measured("another", UNFITTED, 40)]}
+    assert word(SIMPLE, found) == "undecided"
+    assert "1 series cannot be estimated" in judge(SIMPLE, Evidence("hub", found)).here
+
+
+def test_what_a_run_lacks_is_said_and_nothing_is_judged():
+    rule = dataclasses.replace(SIMPLE, needs=("a CUDA device",))
+    lacking = judge(rule, Evidence("hub", {SHARE: at(0.9)}))
+    assert lacking.verdict == "not run"
+    assert "this run lacks a CUDA device" in lacking.here
+    assert "our bound" not in lacking.here
+    assert word(rule, {SHARE: at(0.9)}, has=frozenset({"a CUDA device"})) == "reproduced"
+    assert judge(SIMPLE, missing("hub", "0 rows in bf16")).verdict == "not run"
+    assert word(SIMPLE, {SHARE: []}) == "not run"
+    real = dataclasses.replace(SIMPLE, needs=(judging.REAL_WEIGHTS,))
+    assert word(real, {SHARE: at(0.9)}) == "needs the real weights"
+
+
+def test_a_bound_of_ours_is_tried_at_a_third_and_at_three_times_it():
+    said = judge(SIMPLE, Evidence("hub", {SHARE: at(0.6)})).here
+    assert "our bound of 0.5: reproduced at 0.25 and refuted at 0.75" in said
+    theirs = SIMPLE.with_bound(HALF, dataclasses.replace(HALF, source="document"))
+    assert "our bound" not in judge(theirs, Evidence("hub", {SHARE: at(0.6)})).here
+
+
+@pytest.mark.parametrize(
+    ("bound", "third", "triple"),
+    [
+        (Bound(6, "ours", "x"), 2, 18),
+        (Bound(1.3, "ours", "x", "ratio"), 1.1, 1.9),
+        (Bound(0.5, "ours", "x", "share"), 0.25, 0.75),
+    ],
+)
+def test_three_times_a_bound_is_three_times_its_distance_from_nothing(bound, third, triple):
+    assert bound.times(1 / 3).value == pytest.approx(third)
+    assert bound.times(3).value == pytest.approx(triple)
+
+
+def test_many_series_are_told_by_their_ends():
+    values = [0.1 * k for k in range(1, 9)]
+    said = judge(SIMPLE, Evidence("hub", {SHARE: at(*values)})).here
+    assert "from model 0 0.10 [0.09, 0.11] to model 7 0.80 [0.79, 0.81], 8 series" in said
+    for first, second in itertools.pairwise(("model 0", "model 1")):
+        few = judge(SIMPLE, Evidence("hub", {SHARE: at(0.1, 0.2)})).here
+        assert few.index(first) < few.index(second)
