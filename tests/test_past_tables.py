@@ -302,7 +302,7 @@ def test_the_claim_on_roberta_compares_the_two_ways_text_by_text(run):
     first = run.rows["sample"] == run.rows["sample"].min()
     # Half of the posted difference, in every text, however large that is.
     rows = run.rows.assign(relative_spread=(1.0 + 8.0 * first) * (1 - 0.5 * handed))
-    assert "1 layers 0.5" in claims.CHECKS["roberta-number-shows-it"](results_of(rows)).here
+    assert "1 layer 0.5" in claims.CHECKS["roberta-number-shows-it"](results_of(rows)).here
     as_far = run.rows.assign(relative_spread=1.0 + 8.0 * first)
     assert word(as_far, "roberta-number-shows-it") == "undecided"
 

@@ -314,6 +314,8 @@ def test_the_first_layer_is_judged_in_the_threads_dtype_alone(results):
     rows = results.layer.rows
     fine = rows.assign(n_differing=(rows["dtype"] == "float32") * 3)
     assert word(results, "first-layer-differs", layer=fine) == "reproduced in kind"
+    elsewhere = rows.assign(n_differing=((rows["dtype"] == "float32") & (rows["rows_fed"] == 1)) * 3)
+    assert word(results, "first-layer-differs", layer=elsewhere) == "undecided"
     coarse = rows.assign(n_differing=(rows["dtype"] == "bfloat16") * 3)
     assert word(results, "first-layer-differs", layer=coarse) == "refuted in kind"
     assert word(results, "first-layer-differs", layer=rows[rows["dtype"] != "float32"]) == "not run"

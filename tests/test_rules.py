@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import random
 import re
+import string
 
 import pytest
 
@@ -48,10 +49,10 @@ def word(rule: Rule, found, weights: str = "hub", **about) -> str:
 # What the text says, read by a reader who has the text alone
 
 _NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
-_CLAUSE = (
-    rf"(?P<name>{{names}}) (?P<lies>lies above|lies below|is at least|is at most|lies inside|lies outside) "
-    rf"(?P<bound>1/{_NUMBER} to {_NUMBER}|{_NUMBER} to {_NUMBER}|{_NUMBER}) "
-    r"\((?:the document's|arithmetic|ours): [^)]+\)(?: for (?P<of>every|at least one|most))?"
+_CLAUSE = re.compile(
+    r"(?P<label>\([a-z]\)|it) (?P<lies>lies above|lies below|is at least|is at most|lies inside|lies outside) "
+    rf"(?P<bound>1/{_NUMBER} to {_NUMBER}|{_NUMBER} to {_NUMBER}|{_NUMBER})"
+    r"(?: \((?P<source>the document's|arithmetic|ours): [^)]+\))?(?: for (?P<of>every|at least one|most))?"
 )
 _OUTCOME = (
     r"(Reproduced|Refuted|Other cause) when (.*?)(; one case is enough)?\.(?= (?:Re|Other|Not run|A cause|Weights)|$)"
@@ -59,12 +60,15 @@ _OUTCOME = (
 
 
 def read(rule: Rule) -> list[tuple[str, list[dict[str, str]]]]:
-    """Read the outcomes and their clauses off the printed rule."""
-    names = "|".join(sorted((re.escape(q.name) for q in rule.quantities), key=len, reverse=True))
-    clause = re.compile(_CLAUSE.format(names=names))
+    """Read the outcomes and their clauses off the printed rule, each with the quantity that its letter stands for."""
+    text = rule.text()
+    head = text.removeprefix("Estimated: ")
+    names = {"it": next((q.name for q in rule.quantities if head.startswith(f"{q.name} (")), "")}
+    for letter in string.ascii_lowercase:
+        names |= {f"({letter})": q.name for q in rule.quantities if f"({letter}) {q.name} (" in head}
     return [
-        (answer, [found.groupdict() for found in clause.finditer(said)])
-        for answer, said, _ in re.findall(_OUTCOME, rule.text())
+        (answer, [found.groupdict() | {"name": names[found["label"]]} for found in _CLAUSE.finditer(said)])
+        for answer, said, _ in re.findall(_OUTCOME, text)
     ]
 
 
@@ -143,6 +147,9 @@ def test_every_threshold_is_printed_as_it_is_used_and_says_where_it_comes_from(n
         ends = (condition.bound.lower, condition.bound.value)
         assert band(clause["bound"]) == (ends if condition.side in ("inside", "outside") else ends[1:] * 2)
         assert condition.bound.why
+    # Where a bound comes from is said where it is first named.
+    first = {clause["bound"]: clause["source"] for clause in reversed(printed) if clause["source"]}
+    assert first.keys() == {clause["bound"] for clause in printed}
     assert all(need in rule.text() for need in rule.needs)
 
 
@@ -188,6 +195,7 @@ def test_one_counterexample_refutes_and_needs_no_sample():
     assert word(rule, {COUNT: [fact(1)], SHARE: at(0.9, units=1)}) == "refuted"
     assert word(rule, {COUNT: [fact(0)], SHARE: at(0.9, units=1)}) == "undecided"
     assert word(rule, {COUNT: [fact(0)], SHARE: at(0.9)}) == "reproduced"
+    assert judge(rule, Evidence("hub", {COUNT: [fact(1)], SHARE: at(0.9, units=1)})).n == "one case is enough"
 
 
 def test_no_effect_takes_an_interval_inside_a_bound_and_not_one_that_holds_1():

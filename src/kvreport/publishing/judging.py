@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
-from kvreport.publishing.rules import Answer, Quantity, Rule
+from kvreport.publishing.rules import Answer, Outcome, Quantity, Rule
 
 Word = Literal[
     "reproduced", "reproduced on another real model", "reproduced in kind",
@@ -104,33 +104,35 @@ class Check(Generic[Results]):
 
 def judge(rule: Rule, evidence: Evidence) -> Verdict:
     """Turn estimates into a verdict by a rule."""
-    word = _word(rule, evidence)
+    word, outcome = _decide(rule, evidence)
     if evidence.missing or not any(evidence.found.values()):
         return Verdict(evidence.missing or "0 rows", "not run", "", evidence.published)
     counts = _units(rule.quantities, evidence)
-    here = [_told(quantity, evidence.found[quantity]) for quantity in rule.quantities if evidence.found.get(quantity)]
+    here = [_told(q, label, evidence.found[q]) for q, label in rule.labels.items() if evidence.found.get(q)]
     here += [evidence.beside] if evidence.beside else []
     if word == "not run":
         here += [f"this run lacks {' and '.join(need for need in rule.needs if need not in evidence.has)}"]
     elif word == "undecided" and _too_few(counts):
         here += ["too few to decide"]
     here += _elsewhere(rule, evidence) if word not in ("not run", "needs the real weights") else []
-    return Verdict("; ".join(here), word, _counted(counts), evidence.published)
+    n = "one case is enough" if outcome and outcome.one_is_enough else _counted(counts)
+    return Verdict("; ".join(here), word, n, evidence.published)
 
 
-def _word(rule: Rule, evidence: Evidence) -> Word:
+def _decide(rule: Rule, evidence: Evidence) -> tuple[Word, Outcome | None]:
+    """Find the first outcome whose conditions all hold, and the word for it."""
     lacking = [need for need in rule.needs if need not in evidence.has]
     if evidence.missing or (lacking and lacking != [REAL_WEIGHTS]):
-        return "not run"
+        return "not run", None
     if lacking:
-        return "needs the real weights"
+        return "needs the real weights", None
     for outcome in rule.outcomes:
         looked_at = [condition.quantity for condition in outcome.conditions]
         if _too_few(_units(looked_at, evidence)) and not outcome.one_is_enough:
             continue
         if all(c.holds([one.estimate for one in evidence.found.get(c.quantity, ())]) for c in outcome.conditions):
-            return _scoped(outcome.answer, rule, evidence.weights)
-    return "undecided"
+            return _scoped(outcome.answer, rule, evidence.weights), outcome
+    return "undecided", None
 
 
 def _scoped(answer: Answer, rule: Rule, weights: str) -> Word:
@@ -171,8 +173,8 @@ def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(said) or "counted"
 
 
-def _told(quantity: Quantity, measured: Sequence[Measured]) -> str:
-    """Name the estimates; of more than six only the least and the largest."""
+def _told(quantity: Quantity, label: str, measured: Sequence[Measured]) -> str:
+    """Write the estimates, by the quantity's letter in the rule; of more than six only the least and the largest."""
 
     def one(of: Measured) -> str:
         low, high = of.estimate.low, of.estimate.high
@@ -186,7 +188,7 @@ def _told(quantity: Quantity, measured: Sequence[Measured]) -> str:
         said = f"from {one(least)} to {one(largest)}, {len(fitted)} series"
     left = len(measured) - len(fitted)
     without = f"{left} series cannot be estimated" if left else ""
-    return f"{quantity.name}: {', '.join(filter(None, (said, without)))}"
+    return f"{label or f'{quantity.name}:'} {', '.join(filter(None, (said, without)))}"
 
 
 def _elsewhere(rule: Rule, evidence: Evidence) -> list[str]:
@@ -194,7 +196,7 @@ def _elsewhere(rule: Rule, evidence: Evidence) -> list[str]:
     said = []
     for bound in dict.fromkeys(c.bound for c in rule.conditions if c.bound.source == "ours"):
         others = [bound.times(1 / 3), bound.times(3)]
-        words = [_word(rule.with_bound(bound, other), evidence) for other in others]
+        words = [_decide(rule.with_bound(bound, other), evidence)[0] for other in others]
         would = " and ".join(f"{word} at {other.number()}" for word, other in zip(words, others, strict=True))
         said.append(f"our bound of {bound.number()}: {would}")
     return said

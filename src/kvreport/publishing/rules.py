@@ -6,7 +6,8 @@ both read the same object.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -130,20 +131,19 @@ class Condition:
             return sum(there) > len(there) / 2
         return bool(there) and (all(there) if self.of == "every" else any(there))
 
-    @property
-    def text(self) -> str:
-        """The condition as a clause."""
-        whole = "the whole interval of " if self.quantity.unit else ""
+    def said(self, label: str, known: set[Bound]) -> str:
+        """Write the condition as a clause; a bound that is not among the known ones with where it comes from."""
         series = self.quantity.series
         many = {
             "every": f" for every {series}",
             "any": f" for at least one {series}",
             "most": f" for most, by {series}",
         }
-        number, whose = self.bound.number(self.side), _WHOSE[self.bound.source]
+        source = "" if self.bound in known else f" ({_WHOSE[self.bound.source]}: {self.bound.why})"
+        known.add(self.bound)
+        whole = "the whole interval of " if self.quantity.unit else ""
         return (
-            f"{whole}{self.quantity.name} {_LIES[self.side]} {number} ({whose}: {self.bound.why})"
-            f"{many[self.of] if series else ''}"
+            f"{whole}{label} {_LIES[self.side]} {self.bound.number(self.side)}{source}{many[self.of] if series else ''}"
         )
 
 
@@ -177,11 +177,11 @@ class Outcome:
     conditions: tuple[Condition, ...]
     one_is_enough: bool = False
 
-    @property
-    def text(self) -> str:
-        """The outcome as a sentence."""
+    def said(self, labels: Mapping[Quantity, str], known: set[Bound]) -> str:
+        """Write the outcome as a sentence."""
         enough = "; one case is enough" if self.one_is_enough else ""
-        return f"{self.answer.capitalize()} when {', and '.join(c.text for c in self.conditions)}{enough}."
+        clauses = ", and ".join(c.said(labels[c.quantity] or "it", known) for c in self.conditions)
+        return f"{self.answer.capitalize()} when {clauses}{enough}."
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,21 @@ class Rule:
         """What the conditions look at, each once."""
         return list(dict.fromkeys(condition.quantity for condition in self.conditions))
 
+    @property
+    def labels(self) -> dict[Quantity, str]:
+        """Letters by which several quantities are told apart; a single one needs none."""
+        quantities = self.quantities
+        if len(quantities) == 1:
+            return {quantities[0]: ""}
+        return {quantity: f"({letter})" for quantity, letter in zip(quantities, string.ascii_lowercase, strict=False)}
+
     def text(self) -> str:
         """Say the rule in words."""
-        said = [f"Estimated: {'; '.join(quantity.about for quantity in self.quantities)}."]
-        said += [outcome.text for outcome in self.outcomes]
+        labels = self.labels
+        named = (f"{label} {quantity.about}".strip() for quantity, label in labels.items())
+        said = [f"Estimated: {'; '.join(named)}."]
+        known: set[Bound] = set()
+        said += [outcome.said(labels, known) for outcome in self.outcomes]
         said += [f"Not run without {' and '.join(self.needs)}."] if self.needs else []
         said += [f"A cause is plausible at most: {self.unseen}."] if self.unseen else []
         said += ["Weights do not matter."] if self.about_code else []

@@ -49,7 +49,7 @@ def _spread(rows: pd.DataFrame) -> str:
 
 
 def _layers(count: object) -> str:
-    return f"{count} layers"
+    return f"{count} layer{'s' * (count != 1)}"
 
 
 def _bits(quantization: object) -> str:

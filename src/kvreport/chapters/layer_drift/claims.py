@@ -55,7 +55,8 @@ DIFFERING = Quantity("share of texts whose logits differ in a bit", "file", _SER
 
 def _drift_everywhere(results: Results) -> Evidence:
     found = _shares(_logits(results), "differing_share")
-    return Evidence(_weights(results), {DIFFERING: found})
+    # The share depends on the length: at some, a step of one row has the full pass's bits.
+    return Evidence(_weights(results), {DIFFERING: found}, f"at {results.drift.about['settings']['n_tokens']} tokens")
 
 
 GROWTH = Quantity("growth per layer of the absolute drift", "file", _SERIES, "{:+.1%}")

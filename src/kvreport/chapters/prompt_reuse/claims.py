@@ -3,7 +3,7 @@
 import pandas as pd
 
 from kvbook.measuring import agreement, estimates
-from kvreport.chapters.prompt_reuse import continuations
+from kvreport.chapters.prompt_reuse import continuations, split_keys
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing.judging import DOCUMENTS, OTHERS, REAL_WEIGHTS, Check, Evidence, Measured, fact, facts, missing
 from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, other_cause, refuted, reproduced
@@ -43,20 +43,26 @@ def _element_counts(results: Results) -> Evidence:
     return Evidence("hub", {COUNT: found}, beside)
 
 
-KEYS = Quantity("elements of the first layer's keys that differ in fp32", series="model", form="{:,.0f}")
+KEYS = Quantity("elements of the first layer's keys that differ in fp32 as posted", series="model", form="{:,.0f}")
+ANYWHERE = Quantity("the same at all numbers of tokens fed that were tried, together", series="model", form="{:,.0f}")
 
 
 def _first_layer_differs(results: Results) -> Evidence:
     posted = results.at_published_rows
     said = "; ".join(
-        f"{row.model} {DTYPES[row.dtype]}, {row.rows_fed} tokens: {row.n_differing:,} of {row.n_elements:,}"
+        f"{row.model} {DTYPES[row.dtype]}, {row.rows_fed} tokens fed: {row.n_differing:,} of {row.n_elements:,}"
         for row in posted.itertuples()
     )
-    fp32 = posted[posted["dtype"] == _POSTED_DTYPE]
-    if fp32.empty:
+    table = results.rows_fed
+    table = table[(table["variant"] == split_keys.POSTED) & (table["dtype"] == _POSTED_DTYPE)]
+    if table.empty:
         return missing("random", f"the thread's dtype, {DTYPES[_POSTED_DTYPE]}, was not run")
-    counts = fp32.groupby("model", sort=False)["n_differing"].sum()
-    return Evidence("random", {KEYS: facts(counts.items())}, f"at the published widths and numbers of tokens: {said}")
+    # Which numbers of rows go through other code is the processor's and its library's.
+    found = {
+        KEYS: facts(posted[posted["dtype"] == _POSTED_DTYPE].groupby("model", sort=False)["n_differing"].sum().items()),
+        ANYWHERE: facts(table.groupby("model", sort=False)["n_differing"].sum().items()),
+    }
+    return Evidence("random", found, f"at the published widths: {said}")
 
 
 def _posted_runs(runs: pd.DataFrame, *cases: str) -> pd.DataFrame:
@@ -113,7 +119,7 @@ def _precision_explains(results: Results) -> Evidence:
     return Evidence(_weights(results), found, beside)
 
 
-BROKEN = Quantity("runs of the documented example whose tokens differ in the finest dtype")
+BROKEN = Quantity("runs of the documented example whose tokens differ in the finest dtype", form="{:.0f}")
 SAFE = Quantity("share of prompts of the documented example whose tokens are equal in the finest dtype", "prompt")
 
 
@@ -172,7 +178,12 @@ CHECKS = {
         _element_counts,
     ),
     "first-layer-differs": Check(
-        Rule((reproduced(every(KEYS, "above", _NONE)), refuted(every(KEYS, "at most", _NONE)))),
+        Rule(
+            (
+                reproduced(every(KEYS, "above", _NONE)),
+                refuted(every(KEYS, "at most", _NONE), every(ANYWHERE, "at most", _NONE)),
+            )
+        ),
         _first_layer_differs,
     ),
     "reused-cache-changes-text": Check(

@@ -53,10 +53,10 @@ THREAD, DOCUMENTED, JOINED, CONTINUED = "thread", "documented", "joined word", "
 CHAT, WHOLE, CORPUS = "chat template", "whole prompt", "corpus"
 
 # Words that the vocabulary joins with a full stop: how many to try, and how long they must be to be words.
-_N_WORDS, _WORD_LENGTH = 4, 3
+_N_WORDS, _WORD_LENGTH = 8, 3
 
 # Texts that are written for the thread's examples in a dtype, more or less, in all ways.
-_POSTED_TEXTS = 30
+_POSTED_TEXTS = 46
 # Tokens of a text before and behind the cut.
 _BEFORE, _BEHIND = 32, 12
 
