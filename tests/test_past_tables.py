@@ -175,7 +175,7 @@ def test_a_family_without_a_stand_in_is_run_untrained_and_the_rows_say_so(settin
     # Weights that are not the document's show a mechanism, and no verdict may say more.
     assert word(alone.rows, "mpt-cannot") == "undecided"
     more = pd.concat([alone.rows.assign(source=f"{k}", sample=f"{k}") for k in range(5)])
-    real = [{"architecture": "gpt2", "weights": "hub", "parameters": 1}]
+    real = [{"architecture": "gpt2", "weights": "hub", "hub_id": "openai-community/gpt2", "parameters": 1}]
     check = claims.CHECKS["gpt2-compatible"]
     assert check(Results(run_of(more, models=real))).verdict == "reproduced"
     assert check(Results(run_of(more, models=[real[0] | {"weights": "untrained"}]))).verdict == "reproduced in kind"

@@ -419,10 +419,11 @@ def test_the_ledger_changes_with_a_verdict_and_is_honest_when_empty(tmp_path):
 
 
 def test_the_ledger_counts_another_real_model_between_the_documents_and_a_stand_in():
+    from kvreport.publishing.verdicts import SHOWN
     from kvreport.site import ledger
 
     words = ["reproduced in kind", "reproduced on another real model", "reproduced"]
-    about = {"document": "some-thread", "table": "tab-claims-some-thread", "claim": "c", "published": "p", "here": "1"}
+    about = dict.fromkeys(SHOWN, "x") | {"document": "some-thread", "table": "tab-claims-some-thread"}
     text = ledger.markdown(about | {"verdict": word} for word in words)
     counted = re.findall(r"^(reproduced[^,]*),1$", text, re.MULTILINE)
     assert counted == words[::-1]

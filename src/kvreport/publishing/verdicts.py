@@ -12,7 +12,7 @@ import pandas as pd
 from kvbook import paths
 from kvbook.models import registry
 from kvreport.publishing import documents
-from kvreport.publishing.judging import OTHERS, Check
+from kvreport.publishing.judging import DOCUMENTS, OTHERS, Check
 
 Results = TypeVar("Results")
 
