@@ -65,5 +65,5 @@ def test_padding_ahead_of_a_convolution_is_not_taken_for_a_difference():
 def test_the_atlas_names_it_in_both_dtypes():
     with torch.inference_mode():
         found = columns._first_operations("mixtral", "cpu", IDS)
-    assert set(found) == {f"first {what}, {dtype}" for what in ("operation", "kind") for dtype in columns._SWITCHED}
+    assert set(found) == {f"first {what}, {dtype}" for what in ("operation", "kind") for dtype in columns.SWITCHED}
     assert set(found.values()).isdisjoint({"fails"})

@@ -17,7 +17,7 @@ from kvbook.measuring.in_fp64 import widened
 
 DTYPES = ("float64", "float32", "bfloat16")
 # In which row-invariant arithmetic is tried, and the first operation that needs it is looked for.
-_SWITCHED = ("float32", "bfloat16")
+SWITCHED = ("float32", "bfloat16")
 _TEXTS = 2
 _PROMPT = 10
 # Tokens of the shorter passes, beside a single one: within the window, and all but the last, as a prefill has them.
@@ -138,7 +138,7 @@ def _first_wrong(part: pd.DataFrame) -> int | None:
 def _first_operations(name: str, device: str, ids: torch.Tensor) -> dict[str, Any]:
     """Name the first operation whose result for a token depends on how many come with it, and its kind."""
     row: dict[str, Any] = {}
-    for dtype in _SWITCHED:
+    for dtype in SWITCHED:
         try:
             model = _ready(name, dtype, device).model
             try:
@@ -162,7 +162,7 @@ def _first_operations(name: str, device: str, ids: torch.Tensor) -> dict[str, An
 def _under_row_invariance(name: str, device: str, ids: torch.Tensor, paths: list[str]) -> dict[str, Any]:
     """Try the paths that are sound without it: no arithmetic makes a wrong cache right."""
     found: dict[str, Any] = {}
-    for dtype in _SWITCHED:
+    for dtype in SWITCHED:
         try:
             fed = _ready(name, dtype, device)
         except Exception as error:

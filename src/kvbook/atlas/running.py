@@ -106,19 +106,25 @@ def measured(
     context = _context(device)
     running: dict[Connection, _Running] = {}
     # A fork must not happen while threads compute.
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        # Python warns of forking with threads, of which none computes here.
-        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
-        while waiting or running:
-            while waiting and len(running) < workers:
-                name = waiting.pop(0)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(name, device, theirs), daemon=True)
-                process.start()
-                theirs.close()
-                running[ours] = _Running(name, process, ours, time.monotonic() + seconds)
-            yield from _ended(running)
+    try:
+        with warnings.catch_warnings():
+            # Python warns of forking with threads, of which none computes here.
+            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    name = waiting.pop(0)
+                    ours, theirs = context.Pipe(duplex=False)
+                    process = context.Process(target=_child, args=(name, device, theirs), daemon=True)
+                    process.start()
+                    theirs.close()
+                    running[ours] = _Running(name, process, ours, time.monotonic() + seconds)
+                yield from _ended(running)
+    finally:
+        for each in running.values():
+            each.process.kill()
+        torch.set_num_threads(threads)
 
 
 def run(

@@ -1,0 +1,67 @@
+"""The survey of architectures: rows, one an architecture, see ``data/README.md``."""
+
+import json
+from typing import Any
+
+from kvbook import progress
+from kvbook.atlas import columns, configurations, running
+from kvbook.atlas.feeding import PATHS
+from kvbook.errors import UserError
+from kvbook.models import placement
+from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.atlas.settings import AtlasSettings
+
+_WORKERS = 2
+COLUMNS = (
+    "architecture", "class", "status", "reason", "cache", "parameters", "causal",
+    *(f"{path}{what}" for path in PATHS for what in ("", ", drift", ", first wrong position")),
+    "cache as long as the prompt", "dtypes left out",
+    *(f"first {what}, {dtype}" for dtype in columns.SWITCHED for what in ("operation", "kind")),
+    *(f"{path}, row-invariant {dtype}" for dtype in columns.SWITCHED for path in PATHS),
+    *(f"row-invariant {dtype} left out" for dtype in columns.SWITCHED),
+    "row_invariant",
+)  # fmt: skip
+
+
+def names(settings: AtlasSettings) -> list[str]:
+    """List the architectures that are asked for.
+
+    Raises
+    ------
+    UserError
+        For one that the installed transformers does not have.
+    """
+    known = configurations.names()
+    if settings.architectures == ("all",):
+        return known
+    if unknown := sorted(set(settings.architectures) - set(known)):
+        raise UserError(
+            f"transformers has no causal model type {unknown[0]!r}: choose among {len(known)}, or write all"
+        )
+    return list(dict.fromkeys(settings.architectures))
+
+
+def inputs(settings: AtlasSettings) -> dict[str, Any]:
+    """Name the architectures, and refuse a device or an architecture that is not there; no model is read."""
+    placement.device_of(settings.device)
+    return {"models": [], "listed": names(settings)}
+
+
+def measure(settings: AtlasSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Measure each architecture in a process of its own."""
+    waiting = [name for name in made_of["listed"] if name not in writer.done]
+    rows = running.measured(waiting, _WORKERS, device=settings.device)
+    for row in progress.track(rows, len(waiting), "atlas: architecture"):
+        if unknown := row.keys() - {*COLUMNS, *running.versions(), "seconds"}:
+            raise AssertionError(f"the row of {row['architecture']} has columns that the run does not: {unknown}")
+        flat = {column: row.get(column) for column in COLUMNS}
+        writer.append(
+            row["architecture"],
+            [{key: json.dumps(value) if isinstance(value, dict) else value for key, value in flat.items()}],
+        )
+
+
+EXPERIMENT = Experiment(
+    "atlas", AtlasSettings, inputs, measure, fields=frozenset({"architectures", "device"}), own_threads=True
+)
