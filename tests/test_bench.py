@@ -42,6 +42,8 @@ def made_up(monkeypatch, tmp_path):
     read = pd.DataFrame({"kernel": "sum", "repeat": [0, 1], "n_bytes": 4e9, "seconds": [0.1, 0.08]})
     monkeypatch.setattr(bench, "_bandwidth", lambda settings: read)
     monkeypatch.setattr(bench, "_SCORED", 16)
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 320}
+    monkeypatch.setattr(bench, "_BEYOND", {name: shape | small for name, shape in bench._BEYOND.items()})
     return asked
 
 
@@ -54,7 +56,7 @@ def settings(llama_folder):
 
 def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings):
     rows = bench.run(settings).rows.set_index("what")
-    assert len(rows) == 8
+    assert len(rows) == 10
     drift = rows.filter(like="drift", axis=0)
     assert (drift["lowest"] <= drift["ratio"]).all()
     assert (drift["ratio"] <= drift["highest"]).all()
@@ -67,6 +69,10 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings):
     switch = rows.loc["row-invariant decode step, bfloat16"]
     assert switch["ratio"] == pytest.approx(1 / 1.25)
     assert (switch["seconds"], switch["against_seconds"]) == pytest.approx((0.025, 0.02))
+    assert {"sliding window", "mixture of experts"} == set(bench._BEYOND)
+    for name in bench._BEYOND:
+        beyond = rows.loc[f"row-invariant decode step, {name}, bfloat16"]
+        assert beyond["ratio"] == pytest.approx(beyond["against_seconds"] / beyond["seconds"], rel=0.9)
     share = rows.loc["its share of the memory bandwidth"]
     # Over 50 GB/s, for the weights of 134.5 million numbers of two bytes and some keys and values, in 10 ms.
     assert share["ratio"] == pytest.approx(2 * 134.5e6 / 50e9 / 0.01, rel=0.05)
@@ -116,7 +122,7 @@ def test_an_interrupted_bench_goes_on_behind_its_last_part(made_up, settings, mo
     with pytest.raises(IndexError):
         bench.run(settings)
     monkeypatch.setattr(bench, "_decoding", whole)
-    assert len(bench.run(settings).rows) == 7
+    assert len(bench.run(settings).rows) == 9
     assert done == ["drift"]
 
 
@@ -175,3 +181,15 @@ def test_a_page_shows_the_bench_that_was_finished_last_or_says_that_there_is_non
     assert f"run `{first.hash}`" in page
     assert ":name: tab-speed" in page
     assert page.count("row-invariant") == 2
+
+
+def test_the_models_beyond_the_books_have_about_a_hundred_million_parameters_and_what_they_are_named_for():
+    for name, shape in bench._BEYOND.items():
+        config = bench.AutoConfig.for_model(**shape)
+        with torch.device("meta"):
+            model = bench.AutoModelForCausalLM.from_config(config)
+        assert 0.8e8 < model.num_parameters() < 1.3e8
+        if name == "sliding window":
+            assert config.sliding_window < 100
+        else:
+            assert config.num_experts_per_tok < config.num_local_experts

@@ -210,9 +210,11 @@ def atlas(
     workers: Annotated[int, typer.Option(min=1, help="Processes at a time, of one thread each.")] = 2,
     seconds: Annotated[int, typer.Option(min=1, help="Longest that one architecture may take.")] = 180,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; has not been run on a GPU yet.")] = "cpu",
+    badges: Annotated[str | None, typer.Option(help="Also write an SVG badge per architecture to this folder.")] = None,
 ) -> None:
     """Build a tiny random model of every causal architecture of the installed transformers; say what its cache does."""
     from kvbook import paths
+    from kvbook.atlas import badges as drawn
     from kvbook.atlas import configurations, running, table
     from kvbook.models import placement
 
@@ -230,6 +232,8 @@ def atlas(
     done = [row for name, row in running.finished(kept, device).items() if name in asked]
     if to:
         table.write(done, Path(to))
+    if badges:
+        drawn.write(done, Path(badges))
     typer.echo(table.text(done))
 
 

@@ -115,6 +115,7 @@ class Page:
         caption: str,
         formats: Mapping[str, Format] | None = None,
         literal: Collection[str] = (),
+        filtered: bool = False,
     ) -> None:
         """Save a table's rows as CSV in full precision, and show them rounded.
 
@@ -131,6 +132,8 @@ class Page:
         literal
             Columns that quote text from elsewhere, a model's for one: shown as code, every character as itself.
             Others are MyST.
+        filtered
+            Whether readers can search it and choose by its columns.
         """
         _check_name(name, "tab-")
         _check_words(name, caption=caption)
@@ -140,6 +143,7 @@ class Page:
         digests = self._write(name, {"csv": _csv(df)})
         marked_up = shown.assign(**{column: [_quoted(text) for text in shown[column]] for column in literal})
         metadata = {"caption": caption, "name": name, "csv": marked_up.to_csv(index=False), "files": digests}
+        metadata |= {"filtered": True} if filtered else {}
         html = shown.to_html(index=False, border=0)
         _show(
             {"text/html": html, "text/plain": shown.to_string(index=False)},

@@ -13,12 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
 from pydantic import Field
 from torch.nn.functional import kl_div, nll_loss
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook import fingerprint, paths, progress
 from kvbook.errors import UserError
@@ -40,6 +41,19 @@ from kvreport.running.bench_table import EXPERIMENT
 _FASTEST = ("static", True, True)
 # Tokens of the text whose predictions are compared; the second half is read on a cache of the first.
 _SCORED = 128
+# Beyond the window, and with fewer experts chosen than there are.
+_BEYOND: dict[str, dict[str, Any]] = {
+    "sliding window": {
+        "model_type": "mistral", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048,
+        "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "sliding_window": 64,
+        "tie_word_embeddings": True,
+    },
+    "mixture of experts": {
+        "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 896,
+        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
 
 Reads = Callable[[torch.Tensor], torch.Tensor]
 
@@ -278,6 +292,30 @@ def _switch(settings: BenchSettings) -> Iterator[dict]:
         )
 
 
+def _switch_beyond(settings: BenchSettings) -> Iterator[dict]:
+    """Compare them on a sliding window and on a mixture of experts, of about a hundred million parameters each."""
+    asked = ExactCachesSettings.checked(n_prefill=128, n_context=100, n_steps=8)
+    for name, shape in _BEYOND.items():
+        config = AutoConfig.for_model(**shape)
+        torch.manual_seed(settings.seed)
+        with torch.device(settings.device):
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+        model = model.eval().requires_grad_(False)
+        ids = torch.arange(3, 3 + asked.n_prefill)[None].to(model.device)
+        times: dict[str, list[float]] = {arithmetic: [] for arithmetic in exact_ways.ARITHMETICS}
+        for repeat in progress.track(range(settings.n_repeats + 1), label=f"switch, {name}: round"):
+            for arithmetic in exact_ways.ARITHMETICS[:: 1 if repeat % 2 else -1]:
+                seconds = cost.turn(model, ids, asked, arithmetic)["decode_s"]
+                if repeat:
+                    times[arithmetic].append(seconds)
+        stock, exact = times[exact_ways.STOCK], times[exact_ways.EXACT]
+        yield _row(
+            f"row-invariant decode step, {name}, {settings.dtype}", "stock",
+            [one / other for one, other in zip(stock, exact, strict=True)],
+            statistics.median(exact), statistics.median(stock),
+        )  # fmt: skip
+
+
 def _book(settings: BenchSettings) -> Iterator[dict]:
     """Build a copy of the book from nothing, again, and with one chapter to execute."""
     with tempfile.TemporaryDirectory(prefix="kvbook-book-") as scratch:
@@ -319,7 +357,10 @@ def run(settings: BenchSettings) -> records.Run:
     }
 
     def measure(writer: records.Writer) -> None:
-        parts = {"drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch}
+        parts = {
+            "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch,
+            "switch beyond": _switch_beyond,
+        }  # fmt: skip
         for name, part in (parts | ({"book": _book} if settings.book else {})).items():
             if name not in writer.done:
                 writer.append(name, part(settings))

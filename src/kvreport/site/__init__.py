@@ -5,6 +5,7 @@
 :mod:`~kvreport.site.repository` tells the pages who wrote the book and where it lives, if that is known,
 :mod:`~kvreport.site.pictures` lets pictures load when they come near,
 :mod:`~kvreport.site.social` gives a link to a page a picture,
+:mod:`~kvreport.site.badges` lays the atlas's badges beside the pages,
 :mod:`~kvreport.site.numrefs` resolves references to figures without reading their pages again and again,
 :mod:`~kvreport.site.pdf` prints chapters where that is asked for,
 :mod:`~kvreport.site.signatures` keeps this machine's folders out of the package's documentation, and
@@ -17,7 +18,18 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from kvreport.site import clean_assets, executed, inserts, numrefs, pdf, pictures, repository, signatures, social
+from kvreport.site import (
+    badges,
+    clean_assets,
+    executed,
+    inserts,
+    numrefs,
+    pdf,
+    pictures,
+    repository,
+    signatures,
+    social,
+)
 
 STATIC = Path(__file__).parent / "static"
 
@@ -26,7 +38,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect all parts; Sphinx calls this."""
     app.connect("config-inited", _add_static)
     app.add_css_file("kvbook.css")
-    for part in (numrefs, repository, executed, inserts, signatures, clean_assets, pictures, social, pdf):
+    app.add_js_file("kvbook-filter.js", loading_method="defer")
+    for part in (numrefs, repository, executed, inserts, signatures, clean_assets, pictures, social, badges, pdf):
         part.connect(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 

@@ -161,7 +161,8 @@ def table_directive(table: Mapping[str, Any]) -> str:
     # One line, whatever the caption's own line breaks: it is the directive's argument.
     caption = " ".join(table["caption"].split())
     rows = "\n".join(map(_safe_row, csv.reader(io.StringIO(table["csv"]))))
-    head = f"::::{{csv-table}} {caption}\n:name: {table['name']}\n:header-rows: 1\n:class: kvbook-table"
+    look = "kvbook-table kvbook-filter" if table.get("filtered") else "kvbook-table"
+    head = f"::::{{csv-table}} {caption}\n:name: {table['name']}\n:header-rows: 1\n:class: {look}"
     return f"{head}\n\n{rows}\n::::"
 
 

@@ -41,11 +41,11 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
         unit = str(repeat)
         if unit in writer.done:
             continue
-        turn = paths.ARITHMETICS[:: 1 if repeat % 2 else -1]
+        order = paths.ARITHMETICS[:: 1 if repeat % 2 else -1]
         rows = [
             {"repeat": repeat, "source": repeat, "sample": repeat, "arithmetic": arithmetic}
-            | _time(model, ids, settings, arithmetic)
-            for arithmetic in turn
+            | turn(model, ids, settings, arithmetic)
+            for arithmetic in order
         ]
         if repeat >= 0:
             writer.append(unit, rows)
@@ -80,7 +80,8 @@ def prefill(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return model.get_output_embeddings()(last.clone(memory_format=torch.contiguous_format))
 
 
-def _time(model: PreTrainedModel, ids: torch.Tensor, settings: ExactCachesSettings, arithmetic: str) -> dict[str, Any]:
+def turn(model: PreTrainedModel, ids: torch.Tensor, settings: ExactCachesSettings, arithmetic: str) -> dict[str, float]:
+    """Time a prefill and a few decode steps in one arithmetic."""
     switch = exact.row_invariant() if arithmetic == paths.EXACT else nullcontext()
     with torch.inference_mode(), switch:
         _, prefill_s = timing.timed(lambda: prefill(model, ids[:, : settings.n_prefill]), model.device)

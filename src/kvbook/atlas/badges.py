@@ -1,0 +1,63 @@
+"""A badge of one line per architecture, as an SVG that a model card can show."""
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from kvbook.atlas import table
+
+LABEL = "KV cache"
+# White text on each has a contrast of at least 4.5 : 1.
+_COLOURS = {"exact": "#00714f", "rounding": "#005f94", "bug": "#a84300"}
+_OTHER, _LABEL_COLOUR = "#595959", "#333333"
+# Pixels of a character of Verdana at 11 px, about, and on both sides of a text.
+_CHARACTER, _ROOM = 6.6, 6
+
+
+def words(row: Mapping[str, Any]) -> str:
+    """Say in a few words what an architecture's cache is, and what row-invariant arithmetic makes of it."""
+    said = [table.verdict(dict(row))]
+    if "row_invariant" in row:
+        said.append(f"row-invariant: {row['row_invariant'].split(':')[0]}")
+    return " · ".join([*said, f"transformers {row['transformers']}"])
+
+
+def svg(row: Mapping[str, Any]) -> str:
+    """Draw a row's badge.
+
+    Parameters
+    ----------
+    row : mapping
+        Of the atlas, with the version of ``transformers``.
+
+    Returns
+    -------
+    str
+        An SVG that needs no font but one of the reader's own.
+    """
+    said = words(row)
+    left, right = (round(_CHARACTER * len(text) + 2 * _ROOM) for text in (LABEL, said))
+    colour = _COLOURS.get(table.verdict(dict(row)), _OTHER)
+    title = escape(f"{row['architecture']}: {LABEL}: {said}")
+    texts = "".join(
+        f'<text x="{x + width / 2:g}" y="14" textLength="{width - 2 * _ROOM}">{escape(text)}</text>'
+        for text, x, width in ((LABEL, 0, left), (said, left, right))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" aria-label="{title}">'
+        f"<title>{title}</title>"
+        f'<rect width="{left}" height="20" fill="{_LABEL_COLOUR}"/>'
+        f'<rect x="{left}" width="{right}" height="20" fill="{colour}"/>'
+        f'<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{texts}</g></svg>\n'
+    )
+
+
+def write(rows: Iterable[Mapping[str, Any]], folder: Path) -> int:
+    """Write the badges of rows to a folder, each as ``<architecture>.svg``; give their number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for row in rows:
+        (folder / f"{row['architecture']}.svg").write_text(svg(row), encoding="utf-8")
+        count += 1
+    return count

@@ -1,0 +1,53 @@
+/* A table that says so gets a search box, and a choice for every column of few different values; without this it is whole. */
+(() => {
+  const FEW = 8;
+
+  function enable(table, number) {
+    const rows = [...table.tBodies[0].rows];
+    const bar = document.createElement("div");
+    bar.className = "kvbook-filter-bar";
+    const add = (label, control) => {
+      const named = document.createElement("label");
+      named.append(`${label} `, control);
+      bar.append(named);
+      control.addEventListener("input", apply);
+    };
+
+    const search = document.createElement("input");
+    search.type = "search";
+    search.id = `kvbook-search-${number}`;
+    const choices = [];
+    const count = document.createElement("output");
+    count.htmlFor = search.id;
+
+    function apply() {
+      const wanted = search.value.trim().toLowerCase();
+      let shown = 0;
+      for (const row of rows) {
+        const fits = row.textContent.toLowerCase().includes(wanted)
+          && choices.every(({ column, select }) => !select.value || row.cells[column].textContent.trim() === select.value);
+        row.hidden = !fits;
+        shown += fits;
+      }
+      count.value = `${shown} of ${rows.length}`;
+    }
+
+    add("Search", search);
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      const values = [...new Set(rows.map((row) => row.cells[column].textContent.trim()))].filter(Boolean).sort();
+      if (values.length < 2 || values.length > FEW) return;
+      const select = document.createElement("select");
+      select.append(new Option("all", ""), ...values.map((value) => new Option(value)));
+      choices.push({ column, select });
+      add(head.textContent.trim(), select);
+    });
+    bar.append(count);
+    apply();
+    const frame = table.closest(".pst-scrollable-table-container") ?? table;
+    frame.before(bar);
+  }
+
+  document.addEventListener("DOMContentLoaded", () => {
+    document.querySelectorAll("table.kvbook-filter").forEach(enable);
+  });
+})();

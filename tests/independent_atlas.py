@@ -1,0 +1,224 @@
+"""Tiny models of causal architectures by rules of their own, to try the atlas from outside.
+
+Nothing of `kvbook.atlas` is used: other sizes, other weights, other texts, another way to find the cache.  Run as a script it
+tries every architecture of the installed transformers::
+
+    python tests/independent_atlas.py
+"""
+
+import dataclasses
+import inspect
+import sys
+import warnings
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from kvbook.exact import NotInvariant, row_invariant
+from kvbook.measuring.in_fp64 import widened
+
+# By the names that transformers gives every configuration, whatever its own are.
+_COMMON = {
+    "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 80, "vocab_size": 200,
+    "head_dim": 12,
+}  # fmt: skip
+# The first number of layers that a class takes: some want pairs, or a layer that attends.
+_LAYERS = (5, 4, 6, 3, 12)
+_LARGEST = 20e6
+LENGTH = 19
+# Beyond it in fp64 a difference, over the spread of the logits, is no rounding.
+WRONG = 1e-10
+
+
+class NotBuilt(Exception):
+    """These rules make no model of an architecture that runs."""
+
+
+def _shrunk(kind: type[PreTrainedConfig], layers: int) -> PreTrainedConfig:
+    default = kind()
+    fields = {field.name for field in dataclasses.fields(kind)}
+    given: dict[str, Any] = {}
+    for name in fields:
+        value = getattr(default, name, None)
+        if isinstance(value, PreTrainedConfig):
+            given[name] = _shrunk(type(value), layers)
+        elif isinstance(value, bool) or not isinstance(value, int):
+            continue
+        elif name.endswith(("_id", "_index")):
+            given[name] = min(value, 5)
+        elif ("window" in name or "chunk" in name) and value > 6:
+            given[name] = 6
+        elif "layers" in name and value > layers:
+            given[name] = layers
+        elif name.endswith("heads") and "key_value" not in name and value > 4:
+            given[name] = 4
+        elif name == "rotary_dim":
+            given[name] = 8
+        elif "per_tok" in name or "top_k" in name or "topk" in name:
+            given[name] = min(value, 2)
+        elif "expert" in name and value > 8:
+            given[name] = 8
+        elif value >= 512 and "position" not in name and "max" not in name:
+            given[name] = value // 32
+    for common, size in (_COMMON | {"num_hidden_layers": layers}).items():
+        name = kind.attribute_map.get(common, common)
+        if name in fields and isinstance(getattr(default, name, None), int):
+            given[name] = size
+    if "kv_lora_rank" in fields:
+        given["num_key_value_heads"] = given.get("num_attention_heads", 4)
+    if "is_decoder" in fields:
+        given["is_decoder"] = True
+    return kind(**given)
+
+
+def build(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Build a model of the first number of layers with which its class runs.
+
+    Raises
+    ------
+    NotBuilt
+        With the first error, where there is none.
+    """
+    first = None
+    for layers in _LAYERS:
+        try:
+            return _built(name, dtype, layers)
+        except Exception as error:
+            first = first or error
+    said = str(first).splitlines()
+    raise NotBuilt(f"{type(first).__name__}: {said[0] if said else ''}"[:120])
+
+
+def _built(name: str, dtype: torch.dtype, layers: int) -> PreTrainedModel:
+    """Give weights a spread that lets every layer count; experts run one after the other, as they do in any dtype."""
+    config = _shrunk(CONFIG_MAPPING[name], layers)
+    with torch.device("meta"):
+        if AutoModelForCausalLM.from_config(config).num_parameters() > _LARGEST:
+            raise NotBuilt("too large")
+    torch.manual_seed(11)
+    with widened(dtype):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(12)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.empty(weight.shape).uniform_(-0.2, 0.2, generator=generator))
+            elif not weight.isfinite().all():
+                weight.fill_(0.5)
+    model.requires_grad_(False)
+    with torch.inference_mode(), widened(dtype):
+        logits = model(_text(), use_cache=False).logits
+        if not logits.isfinite().all() or logits.std() < 1e-3:
+            raise NotBuilt("its logits are of no use")
+        if layers != _LAYERS[-1]:
+            # A state space without a layer that attends may run without a cache alone: then with more layers.
+            model(_text(), use_cache=True)
+    return model
+
+
+def _text() -> torch.Tensor:
+    return torch.tensor([[(37 * i * i + 11 * i + 20) % 170 + 20 for i in range(LENGTH)]])
+
+
+def _parts(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor | None:
+    """Feed part by part, handing on whatever the model gives that it also takes; None where it gives nothing."""
+    takes = inspect.signature(model.forward).parameters
+    held: dict[str, Any] = {}
+    logits = []
+    for part in ids.split(sizes, 1):
+        output = model(part, use_cache=True, **held)
+        held = {key: value for key, value in output.items() if key in takes and key != "logits" and value is not None}
+        if not held:
+            return None
+        logits.append(output.logits)
+    return torch.cat(logits, 1)
+
+
+PATHS = {
+    "steps": lambda model, ids: _parts(model, ids, [3] + [1] * (LENGTH - 3)),
+    "two parts": lambda model, ids: _parts(model, ids, [11, LENGTH - 11]),
+    "batch": lambda model, ids: model(torch.cat([ids, ids.flip(1)]), use_cache=False).logits[:1],
+}
+
+
+def _found(model: PreTrainedModel) -> dict[str, torch.Tensor | str | None]:
+    ids, found = _text(), {}
+    for path, feed in {"full": lambda model, ids: model(ids, use_cache=False).logits, **PATHS}.items():
+        try:
+            found[path] = feed(model, ids)
+        except NotInvariant:
+            found[path] = "refused"
+        except Exception as error:
+            found[path] = f"raises {type(error).__name__}"
+    return found
+
+
+def try_out(name: str) -> dict[str, Any]:
+    """Try an architecture.
+
+    Returns
+    -------
+    dict
+        ``wrong``: paths on which fp64 differs by more than rounding.  ``silent``: those of the others on which row-invariant
+        arithmetic differs, with the dtype.  ``causal``: whether what follows changes what came before.  ``tried``: paths.
+
+    Raises
+    ------
+    NotBuilt
+        Where these rules make no model.
+    """
+    with torch.inference_mode():
+        model = build(name, torch.float64)
+        with widened(torch.float64):
+            found = _found(model)
+            full = found.pop("full")
+            shorter = model(_text()[:, :-4], use_cache=False).logits
+        spread = full.std()
+        causal = bool((full[:, :-4] - shorter).abs().max() < WRONG * spread)
+        tried = {path: logits for path, logits in found.items() if isinstance(logits, torch.Tensor)}
+        wrong = [path for path, logits in tried.items() if not (logits - full).abs().max() < WRONG * spread]
+        silent, outcomes = [], set()
+        for dtype in (torch.float32, torch.bfloat16):
+            try:
+                model = build(name, dtype)
+            except NotBuilt:
+                continue
+            with row_invariant():
+                found = _found(model)
+            for path in tried.keys() - set(wrong):
+                pair = found["full"], found[path]
+                if refused := [each for each in pair if isinstance(each, str)]:
+                    outcomes.add(refused[0])
+                else:
+                    outcomes.add("exact")
+                    if not torch.equal(*pair):
+                        silent.append(f"{path}, {str(dtype).removeprefix('torch.')}")
+    return {"wrong": wrong, "silent": silent, "causal": causal, "tried": sorted(tried), "outcomes": sorted(outcomes)}
+
+
+def main() -> int:
+    """Try every architecture, and compare with the run that the book cites."""
+    from kvbook.atlas import table
+    from kvreport.chapters.atlas import results, tables
+
+    called = {row["architecture"]: table.verdict(row) for row in tables.rows(results.recorded())}
+    faults = built = 0
+    for name in sys.argv[1:] or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            found = try_out(name)
+        except NotBuilt as reason:
+            print(f"{name:26s} not built: {reason}", flush=True)
+            continue
+        built += 1
+        fault = found["causal"] and (found["silent"] or (called.get(name) == "bug" and not found["wrong"]))
+        faults += bool(fault)
+        print(f"{name:26s} {'FAULT ' if fault else ''}called {called.get(name)}: {found}", flush=True)
+    print(f"{built} built, {faults} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The chapter on the atlas: what it counts, draws and tabulates of the recorded run, and its badges."""
+
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib.pyplot as plt
+import pytest
+
+from kvbook.atlas import badges, columns, table
+from kvbook.errors import UserError
+from kvreport.chapters.atlas import figures, survey, tables, words
+from kvreport.chapters.atlas.results import Results, recorded
+from kvreport.chapters.atlas.settings import AtlasSettings
+
+VERSIONS = {"transformers": "5.0", "torch": "2.0"}
+
+
+def made(name, **found):
+    """Make a row of an architecture that ran and is causal."""
+    row = {"architecture": name, "status": "ran", "cache": "DynamicCache", "causal": True, "row_invariant": "exact"}
+    paths = dict.fromkeys(tables.PATHS, "rounding") | {"batch": "exact"}
+    drifts = {f"{path}, drift": {"float64": 1e-15, "bfloat16": 1e-2} for path in paths}
+    first = {f"first {what}, {dtype}": "linear" for what in ("operation", "kind") for dtype in columns.SWITCHED}
+    return row | paths | drifts | first | VERSIONS | found
+
+
+ROWS = [
+    made("a"),
+    made("b", **{"chunks": "bug", "chunks, first wrong position": 8, "chunks, drift": {"float64": 0.5}}),
+    made("c", row_invariant="refused: met x", **{"first kind, bfloat16": "attention"}),
+    {"architecture": "d", "status": "fails", "reason": "ImportError: timm"} | VERSIONS,
+]
+
+
+@pytest.fixture(scope="module")
+def results():
+    published = recorded()
+    return Results(published, published)
+
+
+def test_each_outcome_is_counted_once_and_all_architectures_are():
+    counted = tables.outcomes(ROWS).set_index(["question", "outcome"])["architectures"]
+    assert counted[tables.CACHED].to_dict() == {"rounding": 2, "bug": 1, "does not run": 1}
+    assert counted[tables.INVARIANT].to_dict() == {"exact": 2, "refused": 1}
+
+
+def test_a_path_counts_only_architectures_with_a_cache_and_names_what_was_not_judged():
+    counted = tables.by_path([*ROWS, made("e", **{"cropped": "not applicable: cannot be cropped"})])
+    counted = counted.set_index(["path", "outcome"])["architectures"]
+    assert counted["chunks"].to_dict() == {"bug": 1, "rounding": 3}
+    assert counted["cropped"][tables.NOT_ASKED] == 1
+
+
+def test_the_survey_says_where_a_cache_is_wrong_and_what_is_refused_and_why_one_does_not_run():
+    found = tables.survey(ROWS).set_index("architecture")
+    assert found.loc["b", "remark"] == "chunks from 8"
+    assert found.loc["c", "remark"] == "refused: met x"
+    assert found.loc["d", "remark"] == "ImportError: timm"
+    assert found.loc["b", "drift, fp64"] == 0.5
+    assert found.loc["d", "row-invariant"] == "not tried"
+
+
+def test_a_run_that_gives_another_verdict_is_said_to_differ():
+    own = [made("a", **{"chunks": "bug"}), made("b", **{"chunks": "bug"}), made("new")]
+    assert tables.compared(own, ROWS)["outcome"].tolist() == ["differs", "agrees"]
+
+
+def test_the_recorded_run_covers_what_the_chapter_says_and_accuses_only_what_is_written_up(results):
+    verdicts = {row["architecture"]: table.verdict(row) for row in results.rows}
+    assert len(verdicts) == results.published.about["rows"] > 150
+    ran = sum(verdict != "does not run" for verdict in verdicts.values())
+    assert ran >= 175
+    assert {name for name, verdict in verdicts.items() if verdict == "bug"} == {
+        "moshi", "bamba", "mamba", "falcon_mamba", "jamba", "zamba", "zamba2", "nemotron_h"
+    }  # fmt: skip
+
+
+def test_of_the_recorded_run_none_is_silently_different_and_most_are_exact(results):
+    switched = [tables.invariant(row) for row in results.rows if tables.invariant(row)]
+    assert tables.DIFFERENT not in switched
+    assert switched.count(tables.EXACT) >= 0.95 * len(switched)
+
+
+def test_every_number_and_caption_of_the_prose_is_said(results):
+    assert all(words.numbers(results).values())
+    for name, said in words.captions(results).items():
+        assert said["name"] == name
+        assert "{" not in said["caption"], "something was left unfilled"
+
+
+def test_every_piece_of_a_bar_is_drawn_with_the_length_of_its_count(results):
+    for draw, counted in (
+        (figures.figure_outcomes, results.outcomes),
+        (figures.figure_paths, results.paths),
+    ):
+        (ax,) = draw(counted).axes
+        assert sum(patch.get_width() for patch in ax.patches) == counted["architectures"].sum()
+        assert len(ax.patches) == len(counted)
+    (ax,) = figures.figure_operations(results.operations).axes
+    assert sum(patch.get_width() for patch in ax.patches) == results.operations["architectures"].sum()
+    plt.close("all")
+
+
+def test_a_badge_is_an_svg_that_says_the_verdict_in_words(tmp_path):
+    assert badges.write(ROWS, tmp_path) == 4
+    for row in ROWS:
+        drawn = ElementTree.parse(tmp_path / f"{row['architecture']}.svg").getroot()
+        said = "".join(drawn.itertext())
+        assert table.verdict(row) in said
+        assert "transformers 5.0" in said
+        assert drawn.get("height") == "20"
+    assert "row-invariant: refused" in (tmp_path / "c.svg").read_text()
+
+
+def test_a_badge_escapes_what_it_quotes():
+    ElementTree.fromstring(badges.svg(made("a<b>&", row_invariant="fails: <x>")))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"), [({"architectures": ["nosuch"]}, "nosuch"), ({"device": "cuda:99"}, "CUDA devices")]
+)
+def test_what_cannot_be_run_is_refused_in_one_line(asked, words):
+    with pytest.raises(UserError, match=words):
+        survey.inputs(AtlasSettings.checked(**asked))
+
+
+def test_a_unit_is_an_architecture_and_a_row_has_every_column(monkeypatch):
+    monkeypatch.setattr(survey.running, "measured", lambda names, *_, **__: iter([made(name) for name in names]))
+    appended = {}
+
+    class Writer:
+        done = frozenset({"gpt2"})
+
+        def append(self, unit, rows):
+            appended[unit] = rows
+
+    survey.measure(AtlasSettings(), {"listed": ["gpt2", "llama"]}, Writer())
+    ((row,),) = appended.values()
+    assert list(appended) == ["llama"]
+    assert tuple(row) == survey.COLUMNS
+    assert row["chunks, drift"] == '{"float64": 1e-15, "bfloat16": 0.01}'
+
+
+def test_control_a_column_that_the_run_does_not_have_is_an_error(monkeypatch):
+    monkeypatch.setattr(survey.running, "measured", lambda names, *_, **__: iter([made("llama", novel=1)]))
+    with pytest.raises(AssertionError, match="novel"):
+        survey.measure(AtlasSettings(), {"listed": ["llama"]}, type("W", (), {"done": frozenset()}))
