@@ -76,6 +76,43 @@ def test_every_chapter_shows_figures_tables_and_no_traceback(browser, address):
         page.close()
 
 
+def rows_shown(page):
+    return page.locator("table#tab-atlas tbody tr:visible").count()
+
+
+def test_the_atlas_is_searched_and_chosen_from_and_is_whole_without_javascript(browser, address):
+    page = browser.new_page()
+    page.goto(address + "chapters/12_atlas.html")
+    bar = page.locator(".kvbook-filter-bar")
+    everything = rows_shown(page)
+    assert everything > 150
+    assert bar.locator("output").inner_text() == f"{everything} of {everything}"
+    bar.get_by_label("Search").fill("MoShi")
+    assert rows_shown(page) == 1
+    bar.get_by_label("Search").fill("")
+    bar.get_by_label("verdict").select_option("bug")
+    assert 0 < rows_shown(page) < 20
+    assert {cell.inner_text() for cell in page.locator("table#tab-atlas tbody tr:visible td:nth-child(2)").all()} == {
+        "bug"
+    }
+    bar.get_by_label("Search").fill("no such architecture")
+    assert rows_shown(page) == 0
+    page.close()
+    context = browser.new_context(java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(address + "chapters/12_atlas.html")
+    assert rows_shown(plain) == everything
+    assert plain.locator(".kvbook-filter-bar").count() == 0
+    context.close()
+
+
+def test_every_badge_that_the_atlas_links_is_there(site):
+    page = BeautifulSoup((site / "chapters/12_atlas.html").read_text("utf-8"), "html.parser")
+    linked = [link["href"] for link in page.select("table#tab-atlas a[href$='.svg']")]
+    assert len(linked) > 150
+    assert all((site / "chapters" / href).is_file() for href in linked)
+
+
 def test_how_a_chapter_was_run_opens_with_the_keyboard(chapter):
     summary = chapter.locator("details summary", has_text="How this was run")
     facts = chapter.locator("details dd", has_text="torch")

@@ -19,6 +19,7 @@ OUTCOMES = {
     INVARIANT: (EXACT, REFUSED, "fails", DIFFERENT),
 }
 NOT_ASKED = "not applicable"
+_USUAL = "DynamicCache"
 
 
 def rows(run: Run) -> Rows:
@@ -83,7 +84,20 @@ def _drift(row: dict[str, Any], dtype: str) -> float | None:
 def _operation(row: dict[str, Any], dtype: str) -> str:
     """Name the first operation without its function and the number of tokens, which the rows have."""
     found = row.get(f"first operation, {dtype}", "")
-    return "fails" if row.get(f"first kind, {dtype}") == "fails" else found.rpartition(" (")[0] or found
+    if row.get(f"first kind, {dtype}") == "fails":
+        return "fails"
+    # Nearly always in the first layer.
+    return (found.rpartition(" (")[0] or found).removeprefix("layer 0, ")
+
+
+def written(drift: float) -> str:
+    """Write a drift with two digits, and none at all as such."""
+    return f"{drift:.1e}" if drift else "0"
+
+
+def linked(architecture: str) -> str:
+    """Write an architecture's name as a link to its badge."""
+    return f"[`{architecture}`](../badges/{architecture}.svg){{.external}}"
 
 
 def survey(rows: Rows) -> pd.DataFrame:
@@ -92,21 +106,18 @@ def survey(rows: Rows) -> pd.DataFrame:
     for row in rows:
         kind = table.verdict(row)
         remark = "; ".join(table.wrong_paths(row)) if kind == BUG else row.get("reason", "")
-        refused = row.get("row_invariant", "")
-        if invariant(row) not in (None, EXACT):
-            remark = "; ".join(filter(None, (remark, refused)))
+        cache = "" if row.get("cache", _USUAL) == _USUAL else f"cache: {row['cache']}"
+        refused = "" if invariant(row) in (None, EXACT) else row["row_invariant"]
+        remark = "; ".join(filter(None, (remark, cache, refused)))
         found.append(
             {
                 "architecture": row["architecture"],
-                "cache": row.get("cache", ""),
                 "verdict": kind,
                 "row-invariant": invariant(row) or "not tried",
-                "drift, fp64": _drift(row, "float64"),
-                "drift, bf16": _drift(row, "bfloat16"),
                 "first operation, fp32": _operation(row, "float32"),
                 "first operation, bf16": _operation(row, "bfloat16"),
+                "drift, fp64": _drift(row, "float64"),
                 "remark": remark,
-                "badge": f"[badge](../badges/{row['architecture']}.svg){{.external}}",
             }
         )
     return pd.DataFrame(found)

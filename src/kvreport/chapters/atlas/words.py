@@ -45,7 +45,8 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
                 "Bars of architectures by the kind of the first operation that differs, in fp32 and in bf16.",
             ),
             "tab-atlas": (
-                "Every causal architecture. Drift: largest over paths, root mean square difference of the logits over their "
+                "Every causal architecture, each linked to its badge. First operation: in the first layer, unless another one is "
+                "named. Drift: largest over paths, root mean square difference of the logits over their "
                 f"spread. {where}.",
                 "",
             ),
@@ -80,7 +81,7 @@ def numbers(results: Results) -> dict[str, str]:
         "atlas_tried": str(len(switched)),
         "atlas_exact": str(switched.count(tables.EXACT)),
         "atlas_refused": str(len(refused)),
-        "atlas_refused_names": wording.listed([f"`{name}`" for name in refused]) or "none",
+        "atlas_refused_names": wording.listed(refused) or "none",
         "atlas_different": str(switched.count(tables.DIFFERENT)),
         "atlas_worst_path": _worst_path(results),
         "atlas_kind_fp32": _most_often(results, "float32"),
