@@ -48,9 +48,9 @@ def word(rule: Rule, found, weights: str = "hub", **about) -> str:
 
 # What the text says, read by a reader who has the text alone
 
-_NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
+_NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?"
 _CLAUSE = re.compile(
-    r"(?P<label>\([a-z]\)|it) (?P<lies>lies above|lies below|is at least|is at most|lies inside|lies outside) "
+    r"(?P<label>\([a-z]\)|its whole interval|it) (?P<lies>lies above|lies below|is at least|is at most|lies inside|lies outside) "
     rf"(?P<bound>1/{_NUMBER} to {_NUMBER}|{_NUMBER} to {_NUMBER}|{_NUMBER})"
     r"(?: \((?P<source>the document's|arithmetic|ours): [^)]+\))?(?: for (?P<of>every|at least one|most))?"
 )
@@ -63,7 +63,8 @@ def read(rule: Rule) -> list[tuple[str, list[dict[str, str]]]]:
     """Read the outcomes and their clauses off the printed rule, each with the quantity that its letter stands for."""
     text = rule.text()
     head = text.removeprefix("Estimated: ")
-    names = {"it": next((q.name for q in rule.quantities if head.startswith(f"{q.name} (")), "")}
+    single = next((q.name for q in rule.quantities if head.startswith(f"{q.name} (")), "")
+    names = dict.fromkeys(("it", "its whole interval"), single)
     for letter in string.ascii_lowercase:
         names |= {f"({letter})": q.name for q in rule.quantities if f"({letter}) {q.name} (" in head}
     return [
@@ -73,6 +74,7 @@ def read(rule: Rule) -> list[tuple[str, list[dict[str, str]]]]:
 
 
 def band(bound: str) -> tuple[float, float]:
+    bound = bound.replace(",", "")
     low, high = bound.split(" to ") if " to " in bound else (bound, bound)
     return (1 / float(low[2:]) if low.startswith("1/") else float(low)), float(high)
 
@@ -229,6 +231,7 @@ def test_what_a_run_lacks_is_said_and_nothing_is_judged():
 def test_a_bound_of_ours_is_tried_at_a_third_and_at_three_times_it():
     said = judge(SIMPLE, Evidence("hub", {SHARE: at(0.6)})).here
     assert "our bound of 0.5: reproduced at 0.25 and refuted at 0.75" in said
+    assert "our bound of 0.5: the same at 0.25 and 0.75" in judge(SIMPLE, Evidence("hub", {SHARE: at(0.9)})).here
     theirs = SIMPLE.with_bound(HALF, dataclasses.replace(HALF, source="document"))
     assert "our bound" not in judge(theirs, Evidence("hub", {SHARE: at(0.6)})).here
 

@@ -193,11 +193,13 @@ def _told(quantity: Quantity, label: str, measured: Sequence[Measured]) -> str:
 
 def _elsewhere(rule: Rule, evidence: Evidence) -> list[str]:
     """Say what the verdict would be at a third and at three times each bound that is ours."""
-    said = []
+    said, here = [], _decide(rule, evidence)[0]
     for bound in dict.fromkeys(c.bound for c in rule.conditions if c.bound.source == "ours"):
         others = [bound.times(1 / 3), bound.times(3)]
         words = [_decide(rule.with_bound(bound, other), evidence)[0] for other in others]
         would = " and ".join(f"{word} at {other.number()}" for word, other in zip(words, others, strict=True))
+        if set(words) == {here}:
+            would = f"the same at {others[0].number()} and {others[1].number()}"
         said.append(f"our bound of {bound.number()}: {would}")
     return said
 

@@ -68,7 +68,7 @@ class Bound:
 
     def number(self, side: Side = "above") -> str:
         """Write the threshold, of a band with both ends."""
-        number = f"{self.value:.3g}"
+        number = f"{self.value:,.0f}" if 1000 <= abs(self.value) < 1e6 else f"{self.value:.3g}"
         if side not in ("inside", "outside"):
             return number
         return f"1/{number} to {number}" if self.scale == "ratio" else f"-{number} to {number}"
@@ -141,10 +141,11 @@ class Condition:
         }
         source = "" if self.bound in known else f" ({_WHOSE[self.bound.source]}: {self.bound.why})"
         known.add(self.bound)
-        whole = "the whole interval of " if self.quantity.unit else ""
-        return (
-            f"{whole}{label} {_LIES[self.side]} {self.bound.number(self.side)}{source}{many[self.of] if series else ''}"
-        )
+        subject = label
+        if self.quantity.unit:
+            subject = "its whole interval" if label == "it" else f"the whole interval of {label}"
+        there = f"{_LIES[self.side]} {self.bound.number(self.side)}"
+        return f"{subject} {there}{source}{many[self.of] if series else ''}"
 
 
 def _lies(estimate: Estimate, side: Side, bound: Bound) -> bool:
