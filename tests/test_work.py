@@ -6,6 +6,7 @@ from kvbook import progress
 from kvbook.measuring import costs
 from kvbook.models import loading
 from kvbook.runs import work
+from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvbook.settings import Settings
 from kvreport.running import catalogue, planning
@@ -26,8 +27,20 @@ def counted(monkeypatch):
     monkeypatch.setattr(loading, "config_of", lambda model, weights: given)
 
 
+def chapter_of(experiment: Experiment) -> str:
+    return experiment.settings.__module__.split(".")[2]
+
+
 def test_every_experiment_that_takes_long_on_a_trained_model_says_how_much_it_does():
-    assert {name for name, experiment in catalogue.EXPERIMENTS.items() if experiment.work is None} == SMALL
+    default = {chapter.name: chapter.parameters for chapter in planning.plan()}
+    # A chapter without a set of parameters for it says nothing of it.
+    with_a_set = {chapter.name for chapter in planning.plan("trained") if chapter.parameters != default[chapter.name]}
+    silent = {
+        name
+        for name, experiment in catalogue.EXPERIMENTS.items()
+        if experiment.work is None and chapter_of(experiment) in with_a_set
+    }
+    assert silent == SMALL
 
 
 def size(done: Work) -> float:
@@ -38,7 +51,7 @@ def test_fewer_texts_are_less_work_in_every_chapter():
     for chapter in planning.plan("trained"):
         values = chapter.values()
         for experiment in catalogue.EXPERIMENTS.values():
-            if experiment.work is None or experiment.settings.__module__.split(".")[2] != chapter.name:
+            if experiment.work is None or chapter_of(experiment) != chapter.name:
                 continue
             depends = set(values) if experiment.fields is None else set(values) & experiment.fields
             fewer = {name: values[name] // 4 for name in {"n_samples", "n_new_tokens"} & depends}
