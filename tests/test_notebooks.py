@@ -22,7 +22,7 @@ def test_a_chapter_is_as_it_must_be(path):
     assert faults(json.loads(path.read_text("utf-8"))) == []
 
 
-@pytest.mark.parametrize("profile", ["default", "smoke", "trained", "gpu"])
+@pytest.mark.parametrize("profile", ["default", "smoke", "gpu"])
 def test_every_parameter_set_names_only_chapters_and_parameters_that_exist(profile):
     import papermill
 
@@ -34,22 +34,6 @@ def test_the_tests_own_parameter_set_says_something_of_every_chapter():
     assert {chapter.stem for chapter in planning.plan("smoke") if chapter.parameters} == {
         path.stem for path in NOTEBOOKS
     }
-
-
-def test_the_trained_models_set_runs_every_chapter_on_it_but_the_one_that_trains_its_own():
-    default = {chapter.name: chapter.parameters for chapter in planning.plan()}
-    chapters = [chapter for chapter in planning.plan("trained") if chapter.parameters != default[chapter.name]]
-    asked = {chapter.name: chapter.values() for chapter in chapters}
-    assert len(asked) >= 11
-    alone = asked.pop("from_scratch")
-    assert (alone["model"], alone["n_samples"]) == ("thread", 8)
-    for name, values in asked.items():
-        assert (values["model"], values["weights"], values["device"]) == ("smollm2", "package", "cpu"), name
-        assert values.get("n_samples", 8) == 8, name
-        # A second model is the same one, or a stand-in that a figure calls so.
-        assert {values.get(key, "smollm2") for key in ("reference_model", "second_model", "text_model")} == {"smollm2"}
-    # Control: the default build asks for nothing of the kind.
-    assert "package" not in {chapter.values().get("weights") for chapter in planning.plan()}
 
 
 def test_a_chapter_names_every_document_that_its_code_reads():

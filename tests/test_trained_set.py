@@ -1,0 +1,26 @@
+"""The parameter set that runs every chapter on the trained model."""
+
+import papermill
+
+from kvreport.running import planning
+
+
+def test_the_trained_models_set_runs_every_chapter_on_it_but_the_one_that_trains_its_own():
+    default = {chapter.name: chapter.parameters for chapter in planning.plan()}
+    chapters = [chapter for chapter in planning.plan("trained") if chapter.parameters != default[chapter.name]]
+    asked = {chapter.name: chapter.values() for chapter in chapters}
+    assert len(asked) >= 11
+    alone = asked.pop("from_scratch")
+    assert (alone["model"], alone["n_samples"]) == ("thread", 8)
+    for name, values in asked.items():
+        assert (values["model"], values["weights"], values["device"]) == ("smollm2", "package", "cpu"), name
+        assert values.get("n_samples", 8) == 8, name
+        # A second model is the same one, or a stand-in that a figure calls so.
+        assert {values.get(key, "smollm2") for key in ("reference_model", "second_model", "text_model")} == {"smollm2"}
+    # Control: the default build asks for nothing of the kind.
+    assert "package" not in {chapter.values().get("weights") for chapter in planning.plan()}
+
+
+def test_it_names_only_parameters_that_exist():
+    for chapter in planning.plan("trained"):
+        assert set(chapter.parameters) <= set(papermill.inspect_notebook(chapter.source)), chapter.stem
