@@ -1,5 +1,6 @@
 """`make bench`: ratios come out as they are made, an interrupted bench goes on, and the book's own build is timed."""
 
+import time
 from types import SimpleNamespace
 
 import mini_book
@@ -44,6 +45,7 @@ def made_up(monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "_SCORED", 16)
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 320}
     monkeypatch.setattr(bench, "_BEYOND", {name: shape | small for name, shape in bench._BEYOND.items()})
+    monkeypatch.setattr(bench.checks, "check", lambda asked: time.sleep(0.5))
     return asked
 
 
@@ -56,7 +58,7 @@ def settings(llama_folder):
 
 def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings):
     rows = bench.run(settings).rows.set_index("what")
-    assert len(rows) == 10
+    assert len(rows) == 11
     drift = rows.filter(like="drift", axis=0)
     assert (drift["lowest"] <= drift["ratio"]).all()
     assert (drift["ratio"] <= drift["highest"]).all()
@@ -73,6 +75,9 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings):
     for name in bench._BEYOND:
         beyond = rows.loc[f"row-invariant decode step, {name}, bfloat16"]
         assert beyond["ratio"] == pytest.approx(beyond["against_seconds"] / beyond["seconds"], rel=0.9)
+    check = rows.loc["one full pass of 24 tokens, float32"]
+    assert check["against_seconds"] >= 0.5
+    assert check["ratio"] == pytest.approx(check["against_seconds"] / check["seconds"], rel=0.5)
     share = rows.loc["its share of the memory bandwidth"]
     # Over 50 GB/s, for the weights of 134.5 million numbers of two bytes and some keys and values, in 10 ms.
     assert share["ratio"] == pytest.approx(2 * 134.5e6 / 50e9 / 0.01, rel=0.05)
@@ -122,7 +127,7 @@ def test_an_interrupted_bench_goes_on_behind_its_last_part(made_up, settings, mo
     with pytest.raises(IndexError):
         bench.run(settings)
     monkeypatch.setattr(bench, "_decoding", whole)
-    assert len(bench.run(settings).rows) == 9
+    assert len(bench.run(settings).rows) == 10
     assert done == ["drift"]
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import small_gguf
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertLMHeadModel, LlamaForCausalLM, ViTConfig, ViTModel
@@ -221,6 +222,23 @@ def test_a_vision_model_is_refused(kvbook_here, tmp_path):
     config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=32)
     ViTModel(config).save_pretrained(tmp_path)
     assert "type vit cannot be built as a causal" in refused(kvbook_here, tmp_path)
+
+
+@pytest.mark.parametrize(("number", "said"), [(99, "99 is not a valid"), (9, "Q8_1")])
+def test_a_gguf_of_an_unsupported_type_is_refused(kvbook_here, llama, bpe, tmp_path, number, said):
+    file = small_gguf.write(tmp_path / "small.gguf", llama, bpe)
+    name = b"blk.0.ffn_up.weight"
+    content = bytearray(file.read_bytes())
+    # Behind the name: the number of dimensions, each of them, and the type.
+    place = content.index(name) + len(name) + 4 + 2 * 8
+    assert content[place : place + 4] == (0).to_bytes(4, "little"), "fp32"
+    content[place : place + 4] = number.to_bytes(4, "little")
+    file.write_bytes(content)
+    done = kvbook_here("check", file)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "holds numbers of a type that cannot be read" in done.stderr
+    assert said in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
 
 
 def test_remote_code_is_refused(kvbook_here, llama_folder, tmp_path):

@@ -22,6 +22,7 @@ from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import costs
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, hub, loading, placement
 
 # What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is a
@@ -318,7 +319,7 @@ def _refuse_not_causal(name: str, model: PreTrainedModel, text: corpus.Sample) -
     """Acquit the cache where the full pass itself changes earlier tokens with later ones: nothing could agree with it."""
     ids = torch.tensor([text.ids], device=model.device)
     half = ids.shape[1] // 2
-    with torch.inference_mode():
+    with torch.inference_mode(), widened(model.dtype):
         whole, first = (model(some, use_cache=False).logits[0, :half] for some in (ids, ids[:, :half]))
     roundoff = torch.finfo(model.dtype).eps / 2
     if not (probe.relative(whole, first, centred=True) <= verdict.LIMIT * roundoff).all():

@@ -35,6 +35,8 @@ _COPIES = 2
 _DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 # llama.cpp stretches rotary positions by these; transformers' reader knows of them for one architecture alone.
 _STRETCHED = re.compile(r"^rope_(freqs|factors)")
+# The library's own words for a quantization that it does not know, or cannot undo.
+_UNKNOWN_TYPE = re.compile(r"GGMLQuantizationType|[Dd]equantiz")
 _READS_STRETCHED = ("gpt-oss",)
 
 
@@ -172,7 +174,10 @@ def _header(file: Path) -> tuple[str, str, dict[str, int]]:
             name: field.contents() for name, field in reader.fields.items() if name.count(".") < 4 and _short(field)
         }
     except Exception as error:
-        raise UserError(f"{file.name} is damaged ({hub.first_line(error)}): get it again") from error
+        words = hub.first_line(error)
+        if _UNKNOWN_TYPE.search(words):
+            raise UserError(_of_unknown_type(file, words)) from error
+        raise UserError(f"{file.name} is damaged ({words}): get it again") from error
     architecture = str(words.get("general.architecture", "none"))
     sizes = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
     stretched = words.get(f"{architecture}.rope.scaling.type", "none") != "none" or any(map(_STRETCHED.match, sizes))
@@ -189,8 +194,19 @@ def _short(field: Any) -> bool:
     return len(field.data) == 1
 
 
+def _of_unknown_type(file: Path, words: str) -> str:
+    # numpy writes its numbers with their class.
+    words = re.sub(r"np\.\w+\((\d+)\)", r"\1", words)
+    return (
+        f"{file.name} holds numbers of a type that cannot be read ({words}): upgrade gguf, or take the file in another "
+        "quantization, such as Q8_0"
+    )
+
+
 def _refusal(file: Path, architecture: str, error: Exception) -> str:
     words = hub.first_line(error)
+    if _UNKNOWN_TYPE.search(words):
+        return _of_unknown_type(file, words)
     unknown = isinstance(error, NotImplementedError | KeyError) or re.search(
         r"not supported|Unrecognized|Unknown", words
     )

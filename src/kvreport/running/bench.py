@@ -22,6 +22,8 @@ from torch.nn.functional import kl_div, nll_loss
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook import fingerprint, paths, progress
+from kvbook.diagnosis import check as checks
+from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import memory, predictions, timing
 from kvbook.models import corpus, loading
@@ -54,6 +56,9 @@ _BEYOND: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2, "tie_word_embeddings": True,
     },
 }  # fmt: skip
+
+# How often a check has its turn: it takes as long as dozens of passes.
+_CHECKS = 2
 
 Reads = Callable[[torch.Tensor], torch.Tensor]
 
@@ -316,6 +321,29 @@ def _switch_beyond(settings: BenchSettings) -> Iterator[dict]:
         )  # fmt: skip
 
 
+def _check(settings: BenchSettings) -> Iterator[dict]:
+    """Compare a whole check, imports apart, with one full pass of one of its texts."""
+    asked = CheckSettings.checked(
+        model=settings.shape, weights="random", device=settings.device, seed=settings.seed
+    )  # fmt: skip
+    model = loading.load(settings.shape, weights="random", device=settings.device, seed=settings.seed).model
+    generator = torch.Generator().manual_seed(settings.seed)
+    ids = torch.randint(model.config.vocab_size, (1, asked.n_tokens), generator=generator).to(model.device)
+
+    def full() -> None:
+        with torch.inference_mode():
+            model(ids, use_cache=False)
+
+    passes, whole = _ratios(full, lambda: checks.check(asked), model.device, _CHECKS, "check: round")
+    yield _row(
+        f"one full pass of {asked.n_tokens} tokens, float32",
+        "kvbook check, imports apart",
+        [check / one for one, check in zip(passes, whole, strict=True)],
+        statistics.median(passes),
+        statistics.median(whole),
+    )
+
+
 def _book(settings: BenchSettings) -> Iterator[dict]:
     """Build a copy of the book from nothing, again, and with one chapter to execute."""
     with tempfile.TemporaryDirectory(prefix="kvbook-book-") as scratch:
@@ -359,7 +387,7 @@ def run(settings: BenchSettings) -> records.Run:
     def measure(writer: records.Writer) -> None:
         parts = {
             "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch,
-            "switch beyond": _switch_beyond,
+            "switch beyond": _switch_beyond, "check": _check,
         }  # fmt: skip
         for name, part in (parts | ({"book": _book} if settings.book else {})).items():
             if name not in writer.done:

@@ -1,0 +1,46 @@
+"""The default of `kvbook check`, two dtypes, on architectures for which its rule was not made: no false alarm, no missed fault."""
+
+import inspect
+
+import pytest
+from test_check import asked, planted  # noqa: F401
+
+from kvbook.atlas import configurations
+from kvbook.diagnosis import check, faults, outcome
+from kvbook.models import tokenizers
+
+# None of them is a family of this book: other norms, windows, chunks, experts, biases, latent attention.
+HELD_OUT = (
+    "mistral", "gemma2", "gemma3_text", "qwen3", "phi3", "olmo2", "gpt_neox", "opt", "bloom", "stablelm", "cohere2",
+    "mixtral", "gpt_oss", "deepseek_v3", "llama4_text", "granite",
+)  # fmt: skip
+INJECTED = ("position offset forgotten", "mask off by one", "K/V one step late", "cache kept in 16 bits")
+
+
+@pytest.fixture(scope="module", params=HELD_OUT)
+def folder(request, bpe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("held-out") / request.param
+    configurations.build(request.param).save_pretrained(folder)
+    tokenizers.for_family(bpe, "llama", 64).save_pretrained(folder)
+    return folder
+
+
+def test_a_clean_architecture_gives_no_false_alarm_and_is_decided(folder, text_folder):
+    found = check.check(asked(folder, text_folder))
+    assert found.status == outcome.SOUND, found.lines
+    assert len(found.drift) == 2
+
+
+@pytest.mark.parametrize("name", INJECTED)
+def test_an_injected_fault_is_found(folder, text_folder, planted, name):  # noqa: F811
+    takes = []
+
+    def plant(model):
+        takes.append("position_ids" in inspect.signature(model.forward).parameters)
+        fault = faults.FAULTS[name]
+        # Without positions to count, or with some of its own, a class cannot have that fault.
+        return fault.plant(model) if takes[-1] or not name.startswith("position") else faults.one_step_late(model)
+
+    planted(plant)
+    found = check.check(asked(folder, text_folder))
+    assert found.status == outcome.BUG, found.lines
