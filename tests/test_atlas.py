@@ -169,3 +169,9 @@ def test_bad_input_of_the_command_is_refused_before_anything_is_measured(argumen
     assert done.returncode == 2
     assert words in done.stderr
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_where_no_process_is_forked_one_line_says_so(monkeypatch):
+    monkeypatch.delattr(running.os, "fork")
+    with pytest.raises(UserError, match="forked process"):
+        list(running.measured(["gpt2"]))

@@ -187,6 +187,16 @@ def undeclared(sources: dict[str, str], *projects: Path) -> list[str]:
     ]
 
 
+# Modules that only some systems have.
+POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
+
+
+def test_the_library_can_be_imported_where_posix_is_missing():
+    sources = modules(PACKAGES["kvbook"])
+    assert {name: found for name, source in sources.items() if (found := POSIX & imports_at_the_top(source))} == {}
+    assert imports_at_the_top("import resource\n") & POSIX, "control"
+
+
 # Imported by pytest alone.
 PLUGIN = "kvbook.diagnosis.pytest_plugin"
 

@@ -7,7 +7,6 @@ cannot be forked.
 import json
 import multiprocessing
 import os
-import resource
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -61,6 +60,9 @@ def finished(path: Path, device: str = "cpu") -> dict[str, dict[str, Any]]:
 
 def _child(name: str, device: str, pipe: Connection) -> None:
     """Measure one architecture in a process of its own, whatever becomes of it."""
+    # Missing from systems on which no process is forked.
+    import resource
+
     with Path(os.devnull).open("w") as nowhere:
         # Classes warn of missing kernels and of odd settings, once for each of hundreds of models.
         os.dup2(nowhere.fileno(), 1)
@@ -91,6 +93,8 @@ def _row(name: str, **found: Any) -> dict[str, Any]:
 
 
 def _context(device: str) -> multiprocessing.context.BaseContext:
+    if not hasattr(os, "fork"):
+        raise UserError("the atlas measures each architecture in a forked process, which this system does not have")
     if device == "cpu":
         return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
