@@ -93,11 +93,12 @@ def check(settings: CheckSettings) -> Outcome:
                     again += rows_of(loaded.model, dtype, texts, seed, WAYS, _TOGETHER, use_cache=True)
                 rows += found
                 certain = _is_certain(rows, seed)
-                if certain and worst(pd.DataFrame(rows), seed)[1].kind == "bug":
-                    _refuse_not_causal(identity["name"], loaded.model, texts[0])
             if open_paths and len({row["dtype"] for row in deep}) < _ENOUGH:
                 deep += _deep(loaded.model, dtype, texts, open_paths)
                 open_paths = thorough.still_open(open_paths, deep)
+            if (certain and worst(pd.DataFrame(rows), seed)[1].kind == "bug") or _is_wrong(deep):
+                with _in_one_line(identity["name"]):
+                    _refuse_not_causal(identity["name"], loaded.model, texts[0])
         except _OfTheModelError:
             raise
         except UserError as error:
@@ -208,6 +209,10 @@ def _deep(
     ids = [token for text in texts for token in text.ids]
     work = progress.Work(sum(path.n_tokens for path in paths), f"check, other paths in {dtype}")
     return list(thorough.rows_of(model, dtype, ids, paths, work.advance))
+
+
+def _is_wrong(deep: list[dict[str, Any]]) -> bool:
+    return bool(deep) and any(found.verdict == "bug" for found in thorough.findings(deep))
 
 
 def _with_paths(fields: dict[str, Any], found: list[PathFound], paths: dict[str, thorough.Path]) -> dict[str, Any]:
