@@ -217,6 +217,7 @@ def _of_texts(runs: pd.DataFrame) -> dict[str, str]:
     thread = pick(posted, continuations.THREAD)
     whole = pick(posted, continuations.WHOLE)
     continued = pick(posted, continuations.CONTINUED)
+    joined = pick(posted, continuations.JOINED, only_finest=True)
     said = {
         "finest": DTYPES[finest],
         "thread_seams": f"{int(thread['seam'].sum())} of {len(thread)}",
@@ -224,7 +225,7 @@ def _of_texts(runs: pd.DataFrame) -> dict[str, str]:
         "documented_equal": equal(pick(posted, continuations.DOCUMENTED)),
         "documented_finest": equal(pick(posted, continuations.DOCUMENTED, only_finest=True)),
         "documented_seams": equal(pick(posted, continuations.DOCUMENTED).assign(equal=lambda rows: rows["seam"])),
-        "joined_equal": equal(pick(posted, continuations.JOINED, only_finest=True)),
+        "joined_equal": equal(joined) if len(joined) else "0 of 0 (no word of this vocabulary does)",
         "continued_equal": equal(pick(posted, continuations.CONTINUED, only_finest=True)),
         "continued_coarse": equal(continued[continued["dtype"] != finest])
         if (continued["dtype"] != finest).any()
