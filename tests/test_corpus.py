@@ -76,3 +76,22 @@ def test_a_description_changes_with_the_text(tmp_path):
     (tmp_path / "a.py").write_text("a = 2")
     assert corpus.describe(str(tmp_path))["sha256"] != before["sha256"]
     assert before["files"] == 1
+
+
+def test_another_seed_takes_other_texts_of_a_corpus_and_the_same_seed_the_same(tmp_path):
+    for name in "abcdefgh":
+        (tmp_path / f"{name}.txt").write_text(name * 9)
+
+    def taken(where, seed, count=3):
+        return [(s.source, s.start) for s in corpus.samples(where, Letters(), count, 6, seed)]
+
+    assert taken(str(tmp_path), 0) == [("a.txt", 0), ("b.txt", 0), ("c.txt", 0)]
+    assert taken(str(tmp_path), 5) == taken(str(tmp_path), 5)
+    assert len({tuple(taken(str(tmp_path), seed)) for seed in range(6)}) > 3
+    assert taken("stdlib", 1, 8) != taken("stdlib", 0, 8)
+    # All files are there for every seed, and each has its turn before any has a second one.
+    assert {name for name, _ in taken(str(tmp_path), 5, 8)} == {name for name, _ in taken(str(tmp_path), 0, 8)}
+    # The order of the others stays when a file goes.
+    before = taken(str(tmp_path), 5, 8)
+    (tmp_path / "d.txt").unlink()
+    assert taken(str(tmp_path), 5, 7) == [text for text in before if text[0] != "d.txt"]

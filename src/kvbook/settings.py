@@ -49,7 +49,7 @@ class Settings(BaseModel):
     device : str
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
     seed : int
-        Of random weights and of whatever else is drawn.
+        Of random weights, of which texts are taken, and of whatever else is drawn.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

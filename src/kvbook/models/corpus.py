@@ -96,8 +96,8 @@ def stdlib_files(part: Part) -> Iterator[Path]:
             yield named[name]
 
 
-def documents(corpus: str, part: Part = "held-out") -> Iterator[Document]:
-    """Yield the documents of a corpus in name order.
+def documents(corpus: str, part: Part = "held-out", seed: int = 0) -> Iterator[Document]:
+    """Yield the documents of a corpus: in name order for seed 0, in an order of its own for every other seed.
 
     Parameters
     ----------
@@ -106,6 +106,8 @@ def documents(corpus: str, part: Part = "held-out") -> Iterator[Document]:
         UTF-8 are passed over).
     part : {"train", "held-out"}
         Which part of the standard library; a folder has no parts and is taken whole.
+    seed : int
+        Of the order.
 
     Raises
     ------
@@ -123,6 +125,8 @@ def documents(corpus: str, part: Part = "held-out") -> Iterator[Document]:
             for path in sorted(root.rglob("*"), key=lambda path: path.relative_to(root).as_posix())
             if path.is_file() and not any(piece.startswith(".") for piece in path.relative_to(root).parts)
         )
+    if seed:
+        files = sorted(files, key=lambda path: _drawn(seed, path.relative_to(root).as_posix()))
     for path in files:
         try:
             text = path.read_text("utf-8")
@@ -130,6 +134,11 @@ def documents(corpus: str, part: Part = "held-out") -> Iterator[Document]:
             continue
         if text.strip():
             yield Document(path.relative_to(root).as_posix(), text)
+
+
+def _drawn(seed: int, name: str) -> bytes:
+    # By a digest, so that the order of the others stays when files come and go.
+    return hashlib.sha256(f"{seed} {name}".encode()).digest()
 
 
 def describe(corpus: str, part: Part = "held-out") -> dict[str, str | int]:
@@ -152,7 +161,7 @@ def describe(corpus: str, part: Part = "held-out") -> dict[str, str | int]:
     return about
 
 
-def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[Sample]:
+def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int, seed: int = 0) -> Iterator[Sample]:
     """Cut a corpus into samples, lazily, so that memory does not grow with their number.
 
     From a folder come the first `n_tokens` tokens of each of the first `n_samples` files in name order, as issue 25420
@@ -168,6 +177,8 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[S
         Called with its defaults, so it adds the special tokens that a user's call would add.
     n_samples, n_tokens : int
         How many samples, of how many tokens.
+    seed : int
+        Of the order of the files, so of which texts are taken; 0 is the order of their names.
 
     Raises
     ------
@@ -179,7 +190,7 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[S
         encoded: list[tuple[str, list[int]]] = []
         # A file is encoded when the first round reaches it: most runs ask for few samples.
         for start in itertools.count(step=n_tokens):
-            for name, ids in encoded if start else _encoded(corpus, tokenizer, encoded):
+            for name, ids in encoded if start else _encoded(corpus, tokenizer, encoded, seed):
                 if len(ids) >= start + n_tokens:
                     yield Sample(made, name, start, ids[start : start + n_tokens])
                     made += 1
@@ -188,7 +199,7 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[S
             if start + n_tokens >= max(len(ids) for _, ids in encoded):
                 break
     else:
-        for document in documents(corpus):
+        for document in documents(corpus, seed=seed):
             ids = tokenizer(document.text, truncation=True, max_length=n_tokens)["input_ids"]
             # One token has no prefix to cache.
             if len(ids) >= 2:
@@ -202,8 +213,8 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int) -> Iterator[S
     )
 
 
-def _encoded(corpus: str, tokenizer, kept: list[tuple[str, list[int]]]) -> Iterator[tuple[str, list[int]]]:
+def _encoded(corpus: str, tokenizer, kept: list[tuple[str, list[int]]], seed: int) -> Iterator[tuple[str, list[int]]]:
     """Encode documents one after the other, and keep them for the rounds that follow."""
-    for document in documents(corpus):
+    for document in documents(corpus, seed=seed):
         kept.append((document.name, tokenizer(document.text, verbose=False)["input_ids"]))
         yield kept[-1]

@@ -78,7 +78,7 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
     """
     for name in names:
         tokenizer = loading.tokenizer(name, weights_of(settings, name))
-        for _ in corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens):
+        for _ in corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens, settings.seed):
             pass
 
 
@@ -128,7 +128,7 @@ def pending(
     label : str
         What is done, for the line that says how far.
     """
-    samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens)
+    samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens, settings.seed)
     dtype = case.rpartition("|")[2]
     for sample in progress.track(samples, n_samples, f"{label}: sample"):
         if (unit := f"{case}|{sample.index}") in writer.done:

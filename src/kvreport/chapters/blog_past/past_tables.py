@@ -258,7 +258,7 @@ def inputs(settings: PastTablesSettings) -> dict[str, Any]:
 def _texts(settings: PastTablesSettings, tokenizer) -> Iterator[tuple[str, str, list[int]]]:
     posted = documents.published("blog-past")["text"]
     yield POSTED, POSTED, tokenizer(posted)["input_ids"]
-    for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens):
+    for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed):
         # Encoded anew, so that every text has the special tokens that a call by hand would give it.
         text = tokenizer.decode(sample.ids, skip_special_tokens=True)
         ids = tokenizer(text, truncation=True, max_length=settings.n_tokens)["input_ids"]

@@ -37,7 +37,9 @@ def _texts(settings: BugOrRoundingSettings, names: list[str]) -> dict[str, list[
         backend = getattr(tokenizer, "backend_tokenizer", None)
         key = backend.to_str() + str(tokenizer("x")["input_ids"]) if backend else name
         if key not in by_tokenizer:
-            by_tokenizer[key] = list(corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens))
+            by_tokenizer[key] = list(
+                corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed)
+            )
         found[name] = by_tokenizer[key]
     return found
 

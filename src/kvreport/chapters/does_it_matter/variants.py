@@ -333,7 +333,7 @@ def _identity(settings: DoesItMatterSettings, n_tokens: int) -> dict[str, Any]:
 def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
     """Cut samples of one length by the model's tokenizer, and refuse shorter ones: texts of a batch must be comparable."""
     tokenizer = loading.tokenizer(settings.model, settings.weights)
-    samples = list(corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens))
+    samples = list(corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens, settings.seed))
     if short := [sample for sample in samples if len(sample.ids) < n_tokens]:
         raise UserError(
             f"{short[0].source} gives {len(short[0].ids)} tokens, {n_tokens} are needed of each text: name a folder of "

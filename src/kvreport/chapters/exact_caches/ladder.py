@@ -44,7 +44,7 @@ def _arithmetic(parts: tuple[str, ...] | None) -> AbstractContextManager[None]:
 def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Take every text through all rungs, in every dtype."""
     truth = samples.load(settings, settings.model, "float64", "eager")
-    texts = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens))
+    texts = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens, settings.seed))
     names = list(RUNGS)
     for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
         loaded = {kind: samples.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}

@@ -155,7 +155,7 @@ def _chat_items(tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any]) -> It
 def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
     """Cut samples of the corpus in two, each at a random character; refuses a corpus that is too small."""
     generator = np.random.default_rng(settings.seed)
-    for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, _BEFORE + _BEHIND):
+    for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, _BEFORE + _BEHIND, settings.seed):
         text = tokenizer.decode(sample.ids, skip_special_tokens=True)
         cut = int(generator.integers(len(text) // 2, len(text)))
         yield Item(

@@ -77,7 +77,7 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
         implementation = loaded.model.config._attn_implementation
         if attention is None and implementation == "eager":
             continue  # the case behind is this one
-        sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.longest))
+        sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.longest, settings.seed))
         about = {
             "model": loaded.name,
             "weights": loaded.weights,
