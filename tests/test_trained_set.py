@@ -11,7 +11,7 @@ def test_the_trained_models_set_runs_every_chapter_on_it_but_the_one_that_trains
     asked = {chapter.name: chapter.values() for chapter in chapters}
     assert len(asked) >= 11
     alone = asked.pop("from_scratch")
-    assert (alone["model"], alone["n_samples"]) == ("thread", 8)
+    assert (alone["model"], alone["n_samples"]) == ("small", 8)
     for name, values in asked.items():
         assert (values["model"], values["weights"], values["device"]) == ("smollm2", "package", "cpu"), name
         assert values.get("n_samples", 8) == 8, name
