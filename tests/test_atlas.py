@@ -117,6 +117,50 @@ def test_what_takes_too_long_or_too_much_memory_is_a_row(tmp_path, monkeypatch):
     assert found["llama"]["status"] == "fails"
 
 
+@pytest.mark.slow
+def test_processes_forked_from_a_server_as_for_a_gpu_give_the_rows_of_forked_ones(monkeypatch):
+    """On a GPU the parent must not be forked; here the models stay on the CPU."""
+    assert running._context("cpu").get_start_method() == "fork"
+    server = running._context("cuda")
+    assert server.get_start_method() == "forkserver"
+    (forked,) = running.measured(["gpt2"])
+    monkeypatch.setattr(running, "_context", lambda _: server)
+    (served,) = running.measured(["gpt2"])
+    assert served | {"seconds": 0} == forked | {"seconds": 0}
+    assert served["status"] == "ran"
+
+
+def test_every_model_and_text_is_put_where_it_was_asked_for(monkeypatch):
+    placed = []
+    build, to = configurations.build, torch.Tensor.to
+
+    def noted(name, *arguments, device="cpu", **options):
+        placed.append(device)
+        return build(name, *arguments, **options)
+
+    def on_the_cpu(tensor, *arguments, **options):
+        if arguments and arguments[0] == "cuda":
+            placed.append("cuda")
+            return tensor
+        return to(tensor, *arguments, **options)
+
+    monkeypatch.setattr(configurations, "build", noted)
+    monkeypatch.setattr(torch.Tensor, "to", on_the_cpu)
+    row = columns.measure("gpt2", "cuda")
+    assert row["status"] == "ran"
+    assert set(placed) == {"cuda"}
+    # One model a dtype as it is, for first operations and under the switch, and one to begin with; one text.
+    assert len(placed) == 1 + len(columns.DTYPES) + 2 * len(columns.SWITCHED) + 1
+
+
+def test_rows_of_another_device_are_not_continued(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"architecture": "gpt2", "device": "cuda"} | running.versions()) + "\n")
+    assert list(running.finished(path, "cuda")) == ["gpt2"]
+    with pytest.raises(UserError, match="device cuda"):
+        running.finished(path)
+
+
 def test_rows_of_other_versions_are_not_continued(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"architecture": "gpt2", "transformers": "4.0", "torch": "1.0"}) + "\n")
@@ -159,7 +203,12 @@ def test_the_table_is_written_whole_for_other_programs(tmp_path, suffix):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nosuch"], "nosuch"), (["gpt2", "--to", "atlas.xlsx"], ".csv"), (["--workers", "0"], "workers")],
+    [
+        (["nosuch"], "nosuch"),
+        (["gpt2", "--to", "atlas.xlsx"], ".csv"),
+        (["--workers", "0"], "workers"),
+        (["gpt2", "--device", "cuda:99"], "CUDA devices"),
+    ],
 )
 def test_bad_input_of_the_command_is_refused_before_anything_is_measured(arguments, words, tmp_path):
     done = subprocess.run(
