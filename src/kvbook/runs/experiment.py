@@ -33,7 +33,7 @@ class Experiment(Generic[Asked]):
     timed : bool
         Whether it measures time: then it has all cores, and nothing may run beside it.
     own_threads : bool
-        Whether it sets the number of threads itself: then nothing may run beside it either.
+        Whether it sets the number of threads itself, or starts processes of its own: then nothing may run beside it either.
     revision : int
         Raised by hand when the rows change meaning; recorded evidence of another revision is refused.
     after : tuple of str
