@@ -60,3 +60,40 @@ def test_every_module_that_a_page_documents_exists(known):
     named = {name for page in pages for name in re.findall(r"automodule:: (\S+)", page.read_text("utf-8"))}
     assert named
     assert named <= known
+
+
+SECTION = re.compile(r"^ *(Parameters|Returns|Yields|Raises)\n *-{4,}$", re.MULTILINE)
+
+
+def shown_on_pages() -> set[str]:
+    """Name the modules whose functions the API pages show: those that they name, and where a package takes its names from."""
+    pages = "\n".join(page.read_text("utf-8") for page in (ROOT / "pages").rglob("*.md"))
+    named = set(re.findall(r"automodule:: (\S+)", pages))
+    for name in list(named):
+        package = ROOT / "src" / Path(*name.split(".")) / "__init__.py"
+        if package.is_file():
+            imports = (node for node in ast.parse(package.read_text("utf-8")).body if isinstance(node, ast.ImportFrom))
+            named |= {node.module for node in imports}
+    return named
+
+
+def with_sections(code: str) -> list[str]:
+    """List the functions whose docstrings have sections."""
+    functions = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef))
+    return [function.name for function in functions if SECTION.search(ast.get_docstring(function, clean=False) or "")]
+
+
+def test_docstrings_have_sections_where_a_page_shows_them_and_a_plain_text_elsewhere():
+    shown, long = shown_on_pages(), {}
+    for package in PACKAGES.values():
+        for path in package.rglob("*.py"):
+            module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+            if module not in shown and (found := with_sections(path.read_text("utf-8"))):
+                long[module] = found
+    assert long == {}
+
+
+def test_control_a_docstring_with_sections_is_found():
+    code = 'def f(x):\n    """Do it.\n\n    Parameters\n    ----------\n    x : int\n    """\n'
+    assert with_sections(code) == ["f"]
+    assert with_sections('def f(x):\n    """Do it."""\n') == []

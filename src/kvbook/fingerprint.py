@@ -49,15 +49,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def imports_of(source: str, module: str = "") -> set[str]:
-    """List the modules of `PACKAGES` that a piece of source imports, wherever in it the import stands.
-
-    Parameters
-    ----------
-    source : str
-        Python source.
-    module : str
-        Its own dotted name, for relative imports.
-    """
+    """List the modules of `PACKAGES` that a piece of source imports, wherever in it the import stands."""
     found: set[str] = set()
     for node in _read(source).imports:
         if isinstance(node, ast.Import):
@@ -75,13 +67,7 @@ def imports_of(source: str, module: str = "") -> set[str]:
 
 @functools.cache
 def reached(module: str) -> frozenset[str]:
-    """List the modules of `PACKAGES` that a module imports, directly or not, and itself.
-
-    Parameters
-    ----------
-    module : str
-        Its dotted name.
-    """
+    """List the modules of `PACKAGES` that a module imports, directly or not, and itself."""
     found: set[str] = set()
     waiting = [module]
     while waiting:
@@ -129,11 +115,6 @@ def of_source(modules: Iterable[str]) -> str:
     """Hash the source of modules and of every module of `PACKAGES` that they import, directly or not.
 
     Comments and docstrings do not count: a better explanation must not cost a GPU run.
-
-    Parameters
-    ----------
-    modules : iterable of str
-        Dotted names, such as ``"kvreport.chapters.layer_drift.by_layer"``.
     """
     everything = sorted(set().union(*(reached(module) for module in modules)))
     digest = hashlib.sha256()

@@ -33,22 +33,7 @@ _running: list[str] = []
 
 
 def track(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:
-    """Iterate while saying how far.
-
-    Parameters
-    ----------
-    iterable
-        What to go through.
-    total
-        How many items there are; taken from `iterable` when it knows.
-    label
-        What an item is, such as ``"layer drift, bfloat16: sample"``.
-
-    Yields
-    ------
-    T
-        The items of `iterable`, unchanged and in order.
-    """
+    """Iterate while saying how far."""
     if total is None and hasattr(iterable, "__len__"):
         total = len(iterable)
     if PROGRESS_VARIABLE not in os.environ and sys.stderr.isatty():
@@ -115,13 +100,7 @@ class Work:
 
 @contextmanager
 def headed(text: str) -> Iterator[None]:
-    """Say something now, and in front of every line that says how far, while this is open.
-
-    Parameters
-    ----------
-    text : str
-        One line.
-    """
+    """Say something now, and in front of every line that says how far, while this is open."""
     _say(text)
     _running.append(text)
     try:

@@ -61,13 +61,7 @@ class Settings(BaseModel):
 
     @classmethod
     def checked(cls, **values: Any) -> Self:
-        """Build the settings, or raise one line that names what is wrong.
-
-        Raises
-        ------
-        UserError
-            For an unknown name, a value of the wrong kind or out of range.
-        """
+        """Build the settings, or raise one line that names what is wrong."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -87,16 +81,6 @@ class Settings(BaseModel):
 
         papermill injects unknown parameters without complaint; here each name that is neither a module, a function, nor
         one of IPython's own must be a field.
-
-        Parameters
-        ----------
-        namespace : mapping
-            The notebook's ``globals()``.
-
-        Raises
-        ------
-        UserError
-            As `checked`.
         """
         shell_names = {"In", "Out", "exit", "quit", "open", "get_ipython"}
         values = {

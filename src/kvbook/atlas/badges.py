@@ -24,18 +24,7 @@ def words(row: Mapping[str, Any]) -> str:
 
 
 def svg(row: Mapping[str, Any]) -> str:
-    """Draw a row's badge.
-
-    Parameters
-    ----------
-    row : mapping
-        Of the atlas, with the version of ``transformers``.
-
-    Returns
-    -------
-    str
-        An SVG that needs no font but one of the reader's own.
-    """
+    """Draw a row's badge."""
     said = words(row)
     left, right = (round(_CHARACTER * len(text) + 2 * _ROOM) for text in (LABEL, said))
     colour = _COLOURS.get(table.verdict(dict(row)), _OTHER)

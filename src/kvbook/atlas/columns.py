@@ -46,20 +46,7 @@ def first_line(error: BaseException) -> str:
 
 
 def measure(name: str, device: str = "cpu") -> dict[str, Any]:
-    """Measure one architecture.
-
-    Parameters
-    ----------
-    name : str
-        Its model type.
-    device : str
-        Where it computes; weights and texts are equal on every device.
-
-    Returns
-    -------
-    dict
-        One row of the table, of strings and numbers that JSON holds.
-    """
+    """Measure one architecture."""
     start = time.monotonic()
     row: dict[str, Any] = {"architecture": name, "class": configurations.class_of(name)}
     torch.manual_seed(0)

@@ -81,20 +81,7 @@ def text(length: int, rows: int = 1, seed: int = 5) -> torch.Tensor:
 
 
 def kept_layers(per_layer: list[list[Any]], count: int = LAYERS) -> list[int]:
-    """Choose layers so that every kind is among them, and the last one stays the last.
-
-    Parameters
-    ----------
-    per_layer : list of list
-        What a configuration says layer by layer, such as its kinds of attention; all of one length.
-    count : int
-        How many to keep where that is enough for every kind.
-
-    Returns
-    -------
-    list of int
-        Indices, ascending.
-    """
+    """Choose layers so that every kind is among them, and the last one stays the last."""
     kinds = [tuple(map(repr, layer)) for layer in zip(*per_layer, strict=True)]
     chosen = {len(kinds) - 1}
     seen = {kinds[-1]}
@@ -171,24 +158,7 @@ def build(
     experts: str | None = None,
     device: str = "cpu",
 ) -> PreTrainedModel:
-    """Build a tiny model with seeded random weights.
-
-    Parameters
-    ----------
-    name : str
-        A model type, one of `names`.
-    dtype : torch.dtype
-        Matrices are drawn in fp32 and rounded to it.
-    attention, experts : str, optional
-        Implementations of attention and of mixtures of experts; the class's own choice where left out.
-    device : str
-        Where it is put once its weights, equal on every device, are drawn.
-
-    Returns
-    -------
-    PreTrainedModel
-        In evaluation mode, wanting no gradients.
-    """
+    """Build a tiny model with seeded random weights."""
     config = configuration(name)
     torch.manual_seed(4)
     chosen = {"attn_implementation": attention, "experts_implementation": experts}

@@ -32,13 +32,7 @@ def versions() -> dict[str, str]:
 
 
 def finished(path: Path, device: str = "cpu") -> dict[str, dict[str, Any]]:
-    """Read the rows that are there already, by architecture.
-
-    Raises
-    ------
-    UserError
-        When the file holds rows of other versions or of another device, or is no such file.
-    """
+    """Read the rows that are there already, by architecture."""
     if not path.exists():
         return {}
     found = {}
@@ -134,31 +128,7 @@ def measured(
 def run(
     names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS, device: str = "cpu"
 ) -> Iterator[dict[str, Any]]:
-    """Measure architectures, each in a forked process, and append their rows to a file.
-
-    Parameters
-    ----------
-    names : list of str
-        Model types; those that the file holds already are left out.
-    path : Path
-        Of JSON lines.
-    workers : int
-        Processes at a time, of one thread each.
-    seconds : int
-        After which a process is ended and its architecture listed as too slow.
-    device : str
-        Where models compute.
-
-    Yields
-    ------
-    dict
-        A row, as soon as it is measured.
-
-    Raises
-    ------
-    UserError
-        When the file cannot be continued.
-    """
+    """Measure architectures, each in a forked process, and append their rows to a file."""
     done = finished(path, device)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

@@ -16,18 +16,7 @@ FORMATS = (".csv", ".json")
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Give the worst that an architecture's cache is on any path, and where it first is wrong.
-
-    Parameters
-    ----------
-    row : dict
-        One row of the atlas.
-
-    Returns
-    -------
-    str
-        "bug", "undecided", "rounding", "exact", "no cache", "not causal", or "does not run".
-    """
+    """Give the worst that an architecture's cache is on any path, and where it first is wrong."""
     if row.get("status") != "ran":
         return "does not run"
     if row["cache"] == "none" or row["cache"].startswith("raises"):
@@ -79,13 +68,7 @@ def text(rows: list[dict[str, Any]]) -> str:
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file of another kind before anything is measured.
-
-    Raises
-    ------
-    UserError
-        When its name ends in neither of `FORMATS`.
-    """
+    """Refuse a file of another kind before anything is measured."""
     if path.suffix not in FORMATS:
         raise UserError(f"{path} is neither {' nor '.join(FORMATS)}: name a file that ends so")
 

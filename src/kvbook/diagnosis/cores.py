@@ -14,15 +14,7 @@ _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 
 def physical(cpuinfo: str, logical: int) -> int:
-    """Count the physical cores among the logical ones, which two threads of one core share.
-
-    Parameters
-    ----------
-    cpuinfo : str
-        The text of Linux's ``/proc/cpuinfo``; empty elsewhere.
-    logical : int
-        Logical processors that this process may use.
-    """
+    """Count the physical cores among the logical ones, which two threads of one core share."""
     found, package = set(), ""
     listed = 0
     for line in cpuinfo.splitlines():
@@ -57,13 +49,7 @@ def _load() -> float:
 
 
 def settle(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Choose the threads of a process that has not imported torch yet.
-
-    Parameters
-    ----------
-    environment : mutable mapping
-        The process's; variables that are set are left as they are.
-    """
+    """Choose the threads of a process that has not imported torch yet."""
     for name, value in _WAITING.items():
         environment.setdefault(name, value)
     if not any(name in environment for name in _THREADS):

@@ -156,13 +156,6 @@ def stale_window(model: PreTrainedModel, window: int = 8) -> Iterator[None]:
     """Let the model see its last tokens alone: without a cache by cutting the text, with one by forgetting old entries.
 
     The entries that stay were computed from tokens that the window has left behind.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    window : int
-        Tokens that it sees.
     """
     stock = model.forward
 
@@ -183,20 +176,7 @@ def stale_window(model: PreTrainedModel, window: int = 8) -> Iterator[None]:
 
 
 def seam(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[int], list[int]] | None:
-    """Encode a text whole, and in two parts whose ids are put together: the first cut at which they differ.
-
-    Parameters
-    ----------
-    tokenizer : PreTrainedTokenizerBase
-        The model's.
-    ids : list of int
-        Gives the text.
-
-    Returns
-    -------
-    whole, apart : list of int
-        None when no cut in the text's second half changes the ids.
-    """
+    """Encode a text whole, and in two parts whose ids are put together: the first cut at which they differ."""
     text = tokenizer.decode(ids, skip_special_tokens=True)
     whole = tokenizer(text)["input_ids"]
     for cut in range(len(text) // 2, len(text)):

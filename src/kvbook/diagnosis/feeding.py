@@ -55,14 +55,7 @@ def full(fed: Fed, ids: torch.Tensor, **options: torch.Tensor | int) -> torch.Te
 
 
 def in_parts(fed: Fed, ids: torch.Tensor, sizes: list[int], cache: object = None) -> tuple[torch.Tensor, object]:
-    """Feed tokens part by part on top of a cache.
-
-    Returns
-    -------
-    logits : Tensor, shape (rows, seq_len, vocabulary)
-    cache
-        As it is at the end.
-    """
+    """Feed tokens part by part on top of a cache."""
     if fed.name is None:
         raise NoCache("no cache is returned" if fed.kind == "none" else fed.kind)
     parts = []
@@ -134,13 +127,7 @@ def held(cache: object) -> int | None:
 
 
 def cache_as_long_as_the_prompt(fed: Fed, ids: torch.Tensor) -> str:
-    """Say what ``generate`` does with a cache that holds every token of its prompt already.
-
-    Returns
-    -------
-    str
-        "right", "fed twice", "other tokens", or "raises" with the error's class.
-    """
+    """Say what ``generate`` does with a cache that holds every token of its prompt already."""
     if fed.name is None or not fed.kind.endswith("DynamicCache"):
         return "not applicable"
     new = 4

@@ -9,13 +9,7 @@ from kvbook.measuring.agreement import UNIT_ROUNDOFF
 
 
 def check_possible(to: Path) -> None:
-    """Refuse, before anything is measured, what cannot be drawn or written.
-
-    Raises
-    ------
-    UserError
-        Without matplotlib, for another suffix than .png, or a folder that is not there.
-    """
+    """Refuse, before anything is measured, what cannot be drawn or written."""
     if to.suffix.lower() != ".png":
         raise UserError(f"--plot {to} is no .png file: name one")
     if not to.absolute().parent.is_dir():
@@ -27,15 +21,7 @@ def check_possible(to: Path) -> None:
 
 
 def draw(found: Outcome, to: Path) -> None:
-    """Draw each dtype's mean drift on logarithmic axes, with one roundoff and the most that rounding can be.
-
-    Parameters
-    ----------
-    found : Outcome
-        Of a check.
-    to : Path
-        A .png file.
-    """
+    """Draw each dtype's mean drift on logarithmic axes, with one roundoff and the most that rounding can be."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

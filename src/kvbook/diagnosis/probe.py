@@ -21,17 +21,7 @@ SHORTEST = 4
 
 
 def sizes(way: str, length: int, generator: np.random.Generator) -> list[int]:
-    """Cut a text into the parts in which a way feeds it.
-
-    Parameters
-    ----------
-    way : str
-        One of `WAYS`.
-    length : int
-        Tokens of the text, `SHORTEST` or more.
-    generator : Generator
-        Draws where the text falls in two.
-    """
+    """Cut a text into the parts in which a way feeds it."""
     if way == SPLIT:
         return [length - 1, 1]
     if way == STEPS:
@@ -75,13 +65,7 @@ def _call(model: PreTrainedModel, ids: torch.Tensor, **options):
 
 
 def last_tokens(output) -> list[passes.LastToken]:
-    """Take each text's last token, its hidden states and logits, from what a model returned.
-
-    Parameters
-    ----------
-    output : ModelOutput
-        With hidden states.
-    """
+    """Take each text's last token, its hidden states and logits, from what a model returned."""
     return [
         passes.LastToken(torch.stack([state[row, -1] for state in output.hidden_states]), output.logits[row, -1])
         for row in range(output.logits.shape[0])
@@ -91,26 +75,7 @@ def last_tokens(output) -> list[passes.LastToken]:
 def cached_rows(
     model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options
 ) -> tuple[list[passes.LastToken], int]:
-    """Feed texts in parts, each on top of whatever cache the call before returned.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (n_texts, seq_len)
-        The texts.
-    parts : list of int
-        Tokens of each part.
-    **options
-        Of every call; none, to leave everything to the model's configuration.
-
-    Returns
-    -------
-    last : list of LastToken
-        Of each text.
-    held : int
-        Tokens in the cache before the last part.
-    """
+    """Feed texts in parts, each on top of whatever cache the call before returned."""
     past = None
     *before, last = ids.split(parts, 1)
     for part in before:
@@ -126,15 +91,7 @@ def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **option
 
 
 def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> list[passes.LastToken]:
-    """Run texts at once and without a cache, in the arithmetic of `widened`.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (n_texts, seq_len)
-        The texts.
-    """
+    """Run texts at once and without a cache, in the arithmetic of `widened`."""
     with torch.inference_mode(), widened(model.dtype):
         return last_tokens(_call(model, ids, use_cache=False))
 
@@ -148,25 +105,7 @@ def readings(
     model: PreTrainedModel, ids: torch.Tensor, fed: torch.Tensor, generator: np.random.Generator,
     ways: tuple[str, ...] = WAYS, full: passes.LastToken | None = None, **options,
 ) -> Iterator[Reading]:  # fmt: skip
-    """Compare every way of feeding a text with the full pass.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model; run under `widened`.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text, for the full pass.
-    fed : Tensor of int64, shape (1, fed_len)
-        What the cached pass is fed: the same, or the same text encoded in two parts.
-    generator : Generator
-        As for `sizes`.
-    ways : tuple of str
-        Among `WAYS`.
-    full : LastToken, optional
-        From `full_pass`, where it has been run.
-    **options
-        As for `cached`.
-    """
+    """Compare every way of feeding a text with the full pass."""
     for rows in readings_together(model, ids, fed, generator, ways, [full] if full else None, **options):
         yield from rows
 
@@ -194,20 +133,7 @@ def readings_together(
 
 
 def relative(reference: torch.Tensor, other: torch.Tensor, centred: bool = False) -> torch.Tensor:
-    """Measure a difference without a scale, over the last dimension.
-
-    Parameters
-    ----------
-    reference, other : Tensor, shape (..., n)
-        Two computations of the same numbers.
-    centred : bool
-        Take the spread of the reference as the scale, not its root mean square: logits may be shifted by any constant.
-
-    Returns
-    -------
-    Tensor of float64, shape (...)
-        NaN where the reference is not finite; infinite where the other alone is not.
-    """
+    """Measure a difference without a scale, over the last dimension."""
     found = agreement.drift(reference.cpu(), other.cpu())
     scale = reference.cpu().double().std(-1, correction=0) if centred else found.reference_rms
     share = found.rms / scale

@@ -17,13 +17,7 @@ from kvbook.models import corpus
 def samples_of(
     tokenizer: PreTrainedTokenizerBase, corpus_name: str, n_samples: int, n_tokens: int
 ) -> list[corpus.Sample]:
-    """Cut the texts of a check.
-
-    Raises
-    ------
-    UserError
-        When the corpus holds too few, or a text is too short to be fed in parts.
-    """
+    """Cut the texts of a check."""
     found = list(corpus.samples(corpus_name, tokenizer, n_samples, n_tokens))
     if short := [sample for sample in found if len(sample.ids) < probe.SHORTEST]:
         raise UserError(
@@ -49,30 +43,7 @@ def rows_of(
     together: int = 1,
     **options: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Measure one dtype.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        In that dtype.
-    dtype : str
-        Its name.
-    texts : list of Sample
-        What is fed.
-    seed : int
-        Of the places at which texts fall in two.
-    ways : tuple of str
-        Among `probe.WAYS`.
-    together : int
-        How many texts of one length are fed as a batch.
-    **options
-        Of every call on the cached side.
-
-    Yields
-    ------
-    dict
-        ``dtype``, ``source``, ``sample``, ``way``, ``drift``, ``layers`` (list of float), ``held``, ``fed``, ``alone``.
-    """
+    """Measure one dtype."""
     for batch in in_batches(texts, together):
         ids = torch.tensor([text.ids for text in batch], device=model.device)
         generator = np.random.default_rng([seed, batch[0].index])
@@ -82,18 +53,7 @@ def rows_of(
 
 
 def suspicious_layer(rows: pd.DataFrame) -> int | None:
-    """Find the first place in the model whose drift is no rounding, in the finest dtype that is there.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        From `rows_of`; where no state is beyond `verdict.LIMIT`, that with the largest step up from the one before.
-
-    Returns
-    -------
-    int or None
-        0 after the embedding, l after layer l; None where all states agree to the bit.
-    """
+    """Find the first place in the model whose drift is no rounding, in the finest dtype that is there."""
     dtype = next(name for name in UNIT_ROUNDOFF if name in set(rows["dtype"]))
     roundoff = UNIT_ROUNDOFF[dtype]
     layers = np.array(rows.loc[rows["dtype"] == dtype, "layers"].tolist()).max(0)

@@ -25,22 +25,7 @@ class Seam:
 
 
 def seam(model: str, prefix: str, rest: str, weights: str = "stand-in") -> Seam:
-    """Check one text in two parts for a tokenizer seam.
-
-    Parameters
-    ----------
-    model : str
-        Whose tokenizer.
-    prefix, rest : str
-        What the cache was filled with, and what follows.
-    weights : str
-        For a family's name: as for `loading.load`.
-
-    Raises
-    ------
-    UserError
-        When there is no tokenizer.
-    """
+    """Check one text in two parts for a tokenizer seam."""
     tokenizer = loading.tokenizer(model, weights)
     whole = tokenizer(prefix + rest)["input_ids"]
     first = tokenizer(prefix)["input_ids"]

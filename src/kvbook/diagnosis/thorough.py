@@ -65,13 +65,7 @@ class Path:
 
 
 def boundaries(config: PretrainedConfig) -> dict[str, int]:
-    """Find the lengths at which a model's attention or positions change, by what they are called.
-
-    Parameters
-    ----------
-    config : PretrainedConfig
-        Of a causal language model.
-    """
+    """Find the lengths at which a model's attention or positions change, by what they are called."""
     values = config.get_text_config().to_dict()
     found = {}
     for what, names in _BOUNDARIES.items():
@@ -92,15 +86,7 @@ def _numbers(values: dict[str, Any], names: tuple[str, ...]) -> Iterator[int]:
 
 
 def paths_of(model_config: PretrainedConfig, context: int | None) -> tuple[list[Path], list[str]]:
-    """List the paths to try on a model, and the boundaries that are too far away.
-
-    Parameters
-    ----------
-    model_config : PretrainedConfig
-        Of the model.
-    context : int or None
-        Tokens that it can see.
-    """
+    """List the paths to try on a model, and the boundaries that are too far away."""
     found = [
         Path("chunked prefill", LENGTH, _chunks, "feed the prompt in one call"),
         Path("batch against single", LENGTH, _batch, "feed one text at a time"),
@@ -130,27 +116,7 @@ def paths_of(model_config: PretrainedConfig, context: int | None) -> tuple[list[
 def rows_of(
     model: PreTrainedModel, dtype: str, ids: list[int], paths: list[Path], done: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
-    """Measure paths in one dtype.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        In that dtype.
-    dtype : str
-        Its name.
-    ids : list of int
-        Tokens to make texts of; repeated in another order where a path needs more.
-    paths : list of Path
-        To be tried.
-    done : callable
-        Told the tokens of each path that is done.
-
-    Yields
-    ------
-    dict
-        ``path``, ``dtype``, ``source``, ``sample``, ``drift`` (the largest over positions), ``lacks`` (why there is none,
-        or None).
-    """
+    """Measure paths in one dtype."""
     generator = np.random.default_rng(0)
     with torch.inference_mode(), widened(model.dtype):
         longest = max((path.n_tokens for path in paths), default=0)
@@ -173,13 +139,7 @@ def rows_of(
 
 
 def findings(rows: list[dict[str, Any]]) -> list[PathFound]:
-    """Judge every path.
-
-    Parameters
-    ----------
-    rows : list of dict
-        From `rows_of`, of one dtype or more.
-    """
+    """Judge every path."""
     found = []
     for name, part in pd.DataFrame(rows).groupby("path", sort=False):
         lacking = part[part["lacks"].notna()]

@@ -25,15 +25,7 @@ def reference() -> dict[str, Any]:
 
 
 def roundoffs(dtype: str, layers: int) -> float:
-    """Give the largest drift that was published for a depth, in roundoffs; beyond the recorded depth by its growth per layer.
-
-    Parameters
-    ----------
-    dtype : str
-        Of the model.  For float64, of which no pass was recorded, the roundoffs of float32.
-    layers : int
-        Depth of the model.
-    """
+    """Give the largest drift that was published for a depth, in roundoffs; beyond the recorded depth by its growth per layer."""
     published = reference()["roundoffs"]
     drift = np.maximum(published.get(dtype, published["float32"]), 1.0)
     depth = np.arange(len(drift))
@@ -44,11 +36,5 @@ def roundoffs(dtype: str, layers: int) -> float:
 
 
 def of(dtype: str, layers: int) -> float:
-    """Give the drift of the logits, over their spread, up to which a cache counts as sound.
-
-    Parameters
-    ----------
-    dtype, layers
-        As for `roundoffs`.
-    """
+    """Give the drift of the logits, over their spread, up to which a cache counts as sound."""
     return max(_LEAST, MARGIN[dtype] * roundoffs(dtype, layers)) * UNIT_ROUNDOFF[dtype]

@@ -85,25 +85,7 @@ def count(roundoffs: float) -> str:
 
 
 def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
-    """Fit the slope of log drift on log unit roundoff.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        ``dtype``, ``source``, ``sample`` and ``drift``, which is finite.
-    seed : int
-        Of the bootstrap.
-
-    Returns
-    -------
-    Estimate or None
-        None with fewer than two dtypes, or where none drifts by a roundoff: there is nothing that could fall.
-
-    Notes
-    -----
-    A mean drift below one roundoff of its dtype is as good as equal, however far below, and counts as one roundoff; of
-    several such dtypes only the finest is used, for the coarser ones allow more and so say less.
-    """
+    """Fit the slope of log drift on log unit roundoff."""
     table = rows.pivot_table(index=["source", "sample"], columns="dtype", values="drift")
     means = table.mean()
     present = [dtype for dtype in UNIT_ROUNDOFF if dtype in means]
@@ -135,17 +117,7 @@ def _resampled(table: pd.DataFrame, roundoffs: np.ndarray, seed: int) -> float:
 
 
 def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
-    """Give the verdict on one symptom.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        One row a (dtype, text): ``dtype``, ``source`` (the unit of resampling), ``sample``, and ``drift``, the difference
-        of two computations over the scale of what is compared.  A drift is NaN where the reference is not finite, and
-        infinite where it is and the other computation is not.
-    seed : int
-        Of the bootstrap.
-    """
+    """Give the verdict on one symptom."""
     left_out = {}
     for dtype, part in rows.groupby("dtype"):
         if part["drift"].isna().any():

@@ -13,23 +13,7 @@ from transformers.models.mpt import modeling_mpt
 
 
 def _bias(position_bias: torch.Tensor, seq_len: int, past: object, layer: int) -> torch.Tensor:
-    """Write the bias out for every query and key.
-
-    Parameters
-    ----------
-    position_bias : Tensor, shape (heads, 1, max_seq_len)
-        The model's own: minus the slope times the distance from the last position.
-    seq_len : int
-        Queries.
-    past : Cache or None
-        Before the queries are added to it.
-    layer : int
-        Whose keys.
-
-    Returns
-    -------
-    Tensor, shape (heads, seq_len, keys)
-    """
+    """Write the bias out for every query and key."""
     held = 0 if past is None else int(past.get_seq_length(layer))
     keys = seq_len if past is None else past.get_mask_sizes(seq_len, layer)[0]
     # The last entry but one is minus the slope times one.

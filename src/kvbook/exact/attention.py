@@ -168,22 +168,7 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Stand in for ``scaled_dot_product_attention``; the arguments are its own.
-
-    Parameters
-    ----------
-    query : Tensor, shape (batch_size, heads, queries, head_dim)
-        Queries.
-    key, value : Tensor, shape (batch_size, key_heads, keys, head_dim)
-        With ``enable_gqa``, `key_heads` divides `heads`.
-    attn_mask : Tensor, shape broadcastable to (batch_size, heads, queries, keys), optional
-        Of bool, True where a query sees a key; or a bias that is added to the scores.
-
-    Raises
-    ------
-    NotInvariant
-        For dropout, and for dtypes of other than 32 or 16 bits.
-    """
+    """Stand in for ``scaled_dot_product_attention``; the arguments are its own."""
     if dropout_p:
         raise NotInvariant("row_invariant() has no attention dropout: call model.eval() first")
     if query.dim() != 4 or query.dtype not in _DTYPES:
@@ -212,13 +197,7 @@ def attend(
 
 
 def check_heads(query: torch.Tensor, key: torch.Tensor, enable_gqa: bool) -> None:
-    """Refuse numbers of heads that torch refuses: only a single key head is shared without being asked for.
-
-    Raises
-    ------
-    NotInvariant
-        When the query heads cannot be shared out.
-    """
+    """Refuse numbers of heads that torch refuses: only a single key head is shared without being asked for."""
     heads, key_heads = query.shape[1], key.shape[1]
     if heads != key_heads and (heads % key_heads or not (enable_gqa or key_heads == 1)):
         raise NotInvariant(f"scaled_dot_product_attention of {heads} heads on {key_heads}: pass enable_gqa=True")
@@ -358,13 +337,7 @@ def _length(query: torch.Tensor, heads: int, queries: int, keys: int, dtype: tor
 
 
 def attend_in_blocks(query, key, value, attn_mask, is_causal, scale) -> torch.Tensor:
-    """Attend by batched products and a softmax, where the machine's kernel cannot be used; slower, and as invariant.
-
-    Parameters
-    ----------
-    query, key, value, attn_mask, is_causal, scale
-        As for `attend`.
-    """
+    """Attend by batched products and a softmax, where the machine's kernel cannot be used; slower, and as invariant."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1).flatten(0, 1).float() for x in (key, value))
     shape = query.shape[:2]

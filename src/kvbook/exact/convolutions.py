@@ -22,20 +22,7 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> torch.Tensor:
-    """Stand in for ``aten::convolution``; the arguments are its own.
-
-    Parameters
-    ----------
-    x : Tensor, shape (batch_size, channels, positions)
-        In one dimension only.
-    weight : Tensor, shape (columns, channels / groups, taps)
-        As many columns as channels where `groups` is the number of channels.
-
-    Raises
-    ------
-    NotInvariant
-        For more dimensions than one, strides, and transposed convolutions.
-    """
+    """Stand in for ``aten::convolution``; the arguments are its own."""
     no_gradients("convolution", x, weight, bias)
     if x.dim() != 3 or weight.dim() != 3 or transposed or list(stride) != [1] or any(output_padding):
         raise NotInvariant(

@@ -13,22 +13,7 @@ def grouped_product(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Stand in for ``aten::_grouped_mm``; the arguments are its own.
-
-    Parameters
-    ----------
-    x : Tensor, shape (rows, inner)
-        Sorted by expert.
-    weights : Tensor, shape (experts, inner, columns)
-        One matrix an expert.
-    offs : Tensor of int32, shape (experts,)
-        Where each expert's rows end.
-
-    Raises
-    ------
-    NotInvariant
-        For the operator's other forms, with a bias, or with a dtype of its own for the result.
-    """
+    """Stand in for ``aten::_grouped_mm``; the arguments are its own."""
     no_gradients("_grouped_mm", x, weights)
     if x.dim() != 2 or weights.dim() != 3 or offs is None or bias is not None or out_dtype not in (None, x.dtype):
         raise NotInvariant(

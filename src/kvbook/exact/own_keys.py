@@ -13,20 +13,7 @@ _TOGETHER = 8
 
 
 def stretches(visible: torch.Tensor):
-    """Cut queries into stretches that one alignment serves, and queries that stand alone.
-
-    Parameters
-    ----------
-    visible : Tensor of bool, shape (queries, keys)
-        What each sees.
-
-    Returns
-    -------
-    together : list of (list of int, (int, int))
-        Queries, and the run of keys that they see.
-    alone : list of (list of int, Tensor of int64, shape (_TOGETHER or 1, keys))
-        Queries, and for each its keys; minus one where it has fewer, and copies of the first query's behind the last.
-    """
+    """Cut queries into stretches that one alignment serves, and queries that stand alone."""
     # A query that sees nothing is padding: what it gives is of no use, but must be a number.
     visible = visible | ~visible.any(-1, keepdim=True)
     count = visible.sum(-1)
@@ -57,27 +44,7 @@ def _places(visible: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def drawn(query, key, value, mask, keys: torch.Tensor, length: int, rows: int):
-    """Lay queries out as heads, each with the keys that it sees.
-
-    Parameters
-    ----------
-    query : Tensor, shape (1, heads, queries, head_dim)
-    key, value : Tensor, shape (1, key_heads, all keys, head_dim)
-    mask : Tensor, shape (1, 1 or heads, queries, all keys)
-        Of bool, or a bias.
-    keys : Tensor of int64, shape (n, at most length)
-        From `stretches`; n may be larger than the number of queries.
-    length : int
-        What the keys are filled up to.
-    rows : int
-        What the query heads that share keys are filled up to a multiple of.
-
-    Returns
-    -------
-    query : Tensor, shape (1, n * key_heads, a multiple of rows, head_dim)
-    key, value : Tensor, shape (1, n * key_heads, length, head_dim)
-    bias : Tensor, shape (1, n * key_heads, a multiple of rows, length)
-    """
+    """Lay queries out as heads, each with the keys that it sees."""
     heads, queries, width = query.shape[1:]
     n, key_heads = len(keys), key.shape[1]
     groups = heads // key_heads

@@ -35,13 +35,7 @@ def _quantum(threads: int) -> int:
 
 @functools.cache
 def pointwise(operator: str) -> Callable[..., torch.Tensor]:
-    """Make a function of single elements independent of their places.
-
-    Parameters
-    ----------
-    operator : str
-        Such as ``aten::silu``; its first argument is the tensor.
-    """
+    """Make a function of single elements independent of their places."""
     kernel = base(operator, "CPU")
     exempt = _CORRECTLY_ROUNDED.get(operator, ())
     is_power = operator == "aten::pow.Tensor_Scalar"
@@ -80,25 +74,7 @@ def in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch.Tensor], torch.Tensor]):
-    """Take a softmax whose rows do not change with masked elements before, between or after their own.
-
-    Parameters
-    ----------
-    x : Tensor
-        Scores; ``(batch_size, heads, queries, keys)`` when they are attention's, or ``(batch_size * heads, queries, keys)``.
-    dim : int
-        Along which.
-    half_to_float : bool
-        Whether 16-bit scores give 32-bit probabilities.
-    exp : callable
-        The exponential to use.
-
-    Returns
-    -------
-    probabilities : Tensor, shape of `x`
-    seen : Seen
-        What the queries see.
-    """
+    """Take a softmax whose rows do not change with masked elements before, between or after their own."""
     wide = torch.promote_types(x.dtype, torch.float32)
     scores = x.movedim(dim, -1).to(wide)
     seen = visible.seen(scores) if scores.dim() in (3, 4) and scores.numel() else visible.Seen(())
@@ -131,13 +107,7 @@ def _in_blocks(parts: torch.Tensor) -> torch.Tensor:
 
 
 def logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
-    """Stand in for ``aten::logsumexp``, with the sum that `softmax` divides by.
-
-    Raises
-    ------
-    NotInvariant
-        For more dimensions than one.
-    """
+    """Stand in for ``aten::logsumexp``, with the sum that `softmax` divides by."""
     if len(dim) != 1 or not x.is_floating_point():
         raise NotInvariant(f"row_invariant() met aten::logsumexp over {len(dim)} dimensions: it can do one")
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -162,13 +132,7 @@ def exponential_on(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def make_softmax(remember: Callable[[visible.Seen, torch.Size], None]) -> Callable[..., torch.Tensor]:
-    """Give `softmax` as a kernel.
-
-    Parameters
-    ----------
-    remember : callable
-        Told of what the queries see, for the product with the values that follows.
-    """
+    """Give `softmax` as a kernel."""
 
     def function(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         out, seen = softmax(x, dim, half_to_float, exponential_on(x))

@@ -218,23 +218,7 @@ def _alike(weight: torch.Tensor, bias: torch.Tensor | None, parts: int, tile: in
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, parts: int | None = None
 ) -> torch.Tensor:
-    """Multiply rows with a matrix so that each row's bits are its own affair.
-
-    Parameters
-    ----------
-    x : Tensor, shape (rows, inner)
-        One vector a row.
-    weight : Tensor, shape (inner, columns)
-        Any strides.
-    bias : Tensor, shape (columns,), optional
-        Added before the result is rounded, as ``addmm`` does; behind the parts where there are several.
-    parts : int, optional
-        In how many the inner dimension is summed; by default what keeps the error small.
-
-    Returns
-    -------
-    Tensor, shape (rows, columns)
-    """
+    """Multiply rows with a matrix so that each row's bits are its own affair."""
     rows = x.shape[0]
     if not rows or not weight.numel():
         return _product(x, weight, bias, 1)
@@ -260,18 +244,7 @@ def product(
 
 
 def for_one(weight: torch.Tensor, bias: torch.Tensor | None, parts: int | None = None) -> Callable[..., torch.Tensor]:
-    """Give the product of a single row with a matrix, with all that can be looked up beforehand looked up.
-
-    Parameters
-    ----------
-    weight, bias, parts
-        As for `product`; only whether there is a bias matters.
-
-    Returns
-    -------
-    callable
-        Takes the row, shape (..., inner), and the bias; gives shape (..., columns).
-    """
+    """Give the product of a single row with a matrix, with all that can be looked up beforehand looked up."""
     parts = 1 if not weight.numel() else _parts_of(weight) if parts is None else parts
     size = _row_counts(weight, bias, parts).plan(1, weight, bias)[0][2] if weight.numel() else 1
     kernel = base("aten::mm" if bias is None else "aten::addmm", key_of(weight))
@@ -301,20 +274,6 @@ def batched(left: torch.Tensor, right: torch.Tensor, seen: Seen | None = None) -
 
     The inner dimension is summed in blocks of 128, one after the other, in 32 bits or more: a block of zeros adds
     nothing, so masked keys behind a row's last one, and a static cache's unused ones, leave its bits alone.
-
-    Parameters
-    ----------
-    left : Tensor, shape (n, rows, inner)
-        Queries, or attention probabilities.
-    right : Tensor, shape (n, inner, columns)
-        Keys, or values.
-    seen : Seen, optional
-        For each of n, which inner elements of `left` count, so that the blocks begin with the first that does; what does not
-        is zero.
-
-    Returns
-    -------
-    Tensor, shape (n, rows, columns), of the dtype of `left`
     """
     n, rows, inner = left.shape
     wide = torch.promote_types(left.dtype, torch.float32)

@@ -73,19 +73,7 @@ def _along(
 def mean(
     x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Stand in for ``aten::mean.dim``; the arguments are its own.
-
-    Parameters
-    ----------
-    x : Tensor
-        Floats are added up in 32 bits or more; anything else is torch's own affair.
-    dim : sequence of int, optional
-        What is averaged over; all dimensions where it is None or empty.
-    keepdim : bool
-        Whether these stay, with size 1.
-    dtype : torch.dtype, optional
-        Of the result; that of `x` where left out.
-    """
+    """Stand in for ``aten::mean.dim``; the arguments are its own."""
     return _along("aten::mean.dim", x, dim, keepdim, dtype)
 
 
@@ -107,11 +95,6 @@ def vector_norm(
     """Stand in for ``aten::linalg_vector_norm``; the arguments are its own.
 
     Powers are added up along rows that lie one after the other in memory: where they are scattered, the order is another.
-
-    Raises
-    ------
-    NotInvariant
-        For another order than 1 or 2, and for a whole tensor.
     """
     if ord not in (1, 2) or dim is None or not x.is_floating_point():
         raise NotInvariant(

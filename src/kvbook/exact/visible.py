@@ -43,20 +43,7 @@ class Seen(NamedTuple):
 
 
 def run(visible: torch.Tensor) -> tuple[int, int] | None:
-    """Find the run of keys that serves all queries of one sequence.
-
-    Parameters
-    ----------
-    visible : Tensor of bool, shape (..., keys)
-        For every query, which keys it sees.
-
-    Returns
-    -------
-    first, stop : int
-        The first key that every query begins with, and the one behind the last that any sees; (0, 1) when none sees any.
-        None when queries begin at different keys, as in a sliding window, or one sees a key behind one that it does not
-        see, as an attention sink.
-    """
+    """Find the run of keys that serves all queries of one sequence."""
     queries = visible.reshape(-1, visible.shape[-1])
     if len(queries) == 1:
         seen = queries[0].nonzero()[:, 0]
@@ -78,13 +65,7 @@ def run(visible: torch.Tensor) -> tuple[int, int] | None:
 
 
 def seen(scores: torch.Tensor) -> Seen:
-    """Find out what queries see from the scores that a mask was added to.
-
-    Parameters
-    ----------
-    scores : Tensor, shape (batch_size, heads, queries, keys) or (batch_size * heads, queries, keys)
-        Before the softmax.
-    """
+    """Find out what queries see from the scores that a mask was added to."""
     nothing = Seen((0,) * len(scores))
     # A single query, as in a decode step without a mask, sees all there is.
     if scores.shape[-2] == 1 and not bool((scores < MASKED).any()):
@@ -100,15 +81,7 @@ def seen(scores: torch.Tensor) -> Seen:
 
 
 def drawn_together(scores: torch.Tensor, visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Move every query's visible scores to the front, in their order.
-
-    Returns
-    -------
-    scores : Tensor, shape (..., queries, most keys that a query sees)
-        Filled up with minus infinity.
-    places : Tensor of int64, shape (..., queries, keys)
-        Where each visible score went.
-    """
+    """Move every query's visible scores to the front, in their order."""
     places = visible.cumsum(-1) - 1
     most = int(places.amax()) + 1
     # What is not visible goes behind the end, and is cut off.
@@ -119,20 +92,7 @@ def drawn_together(scores: torch.Tensor, visible: torch.Tensor) -> tuple[torch.T
 
 
 def alike(visible: torch.Tensor, block: int) -> list[tuple[torch.Tensor, torch.Tensor | int]]:
-    """Group the queries of one head that can be multiplied with their values together.
-
-    Parameters
-    ----------
-    visible : Tensor of bool, shape (queries, keys)
-        What each sees, at least one key.
-    block : int
-        Keys of a block. Queries whose runs begin a multiple of it apart share their blocks: those before are zeros.
-
-    Returns
-    -------
-    list of (Tensor of int64, Tensor of int64 or int)
-        Queries, and their keys: from which one on, or which ones.
-    """
+    """Group the queries of one head that can be multiplied with their values together."""
     count = visible.sum(-1)
     first = visible.int().argmax(-1)
     last = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1)

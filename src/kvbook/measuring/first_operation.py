@@ -73,22 +73,7 @@ def _between(full: dict[Key, Call], fewer: dict[Key, Call], rows: int) -> tuple[
 
 
 def first_operation(model: PreTrainedModel, ids: torch.Tensor, counts: Iterable[int]) -> FirstOperation | None:
-    """Find the first operation, in order of execution, whose result for a token depends on how many come with it.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        A text.
-    counts : iterable of int
-        Lengths of its beginnings, each fed by itself.
-
-    Returns
-    -------
-    FirstOperation or None
-        None where all operations of all these passes give equal bits.
-    """
+    """Find the first operation, in order of execution, whose result for a token depends on how many come with it."""
     full, _ = operations_of(model, lambda: model(ids, use_cache=False))
     found: list[tuple[int, FirstOperation]] = []
     for rows in counts:

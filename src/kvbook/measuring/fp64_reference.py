@@ -16,18 +16,7 @@ from kvbook.models import placement
 
 
 def in_double_precision(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model with its weights as they are, in fp64; run the copy under `widened`.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model under test, in its own dtype; it is not changed.
-
-    Raises
-    ------
-    UserError
-        When the device has no fp64, or not the memory for it.
-    """
+    """Copy a model with its weights as they are, in fp64; run the copy under `widened`."""
     placement.dtype_on("float64", model.device)
     placement.check_memory("the fp64 reference", 8 * model.num_parameters(), model.device)
     return copy.deepcopy(model).double()
@@ -57,21 +46,7 @@ class Errors:
 
 
 def errors(truth: torch.Tensor, first: torch.Tensor, second: torch.Tensor, pooled: bool = False) -> Errors:
-    """Hold two computations against the truth.
-
-    Parameters
-    ----------
-    truth, first, second : Tensor, shape (..., rows, n)
-        Vectors of n numbers.
-    pooled : bool
-        Whether the rows become one number, by the mean of the squares over them; the correlation is then that of all
-        rows' errors, one behind the other.
-
-    Returns
-    -------
-    Errors
-        Of shape (..., rows), pooled (...).
-    """
+    """Hold two computations against the truth."""
     length = truth.double().norm(dim=-1, keepdim=True)
     of_first, of_second = ((other.double() - truth.double()) / length for other in (first, second))
     squares = [

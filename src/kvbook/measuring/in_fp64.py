@@ -29,11 +29,5 @@ class _NothingNarrow(TorchFunctionMode):
 
 
 def widened(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Give the context in which a model of a dtype is run, so that its drift is that dtype's.
-
-    Parameters
-    ----------
-    dtype : torch.dtype
-        Of the model.  In fp64 conversions to fp32 become conversions to fp64; in another dtype nothing is changed.
-    """
+    """Give the context in which a model of a dtype is run, so that its drift is that dtype's."""
     return _NothingNarrow() if dtype is torch.float64 else nullcontext()

@@ -35,13 +35,7 @@ Patch = tuple[Any, str, Callable]
 
 
 def supported(architecture: str) -> bool:
-    """Tell whether the switches fit: they name the modules of Llama's classes, which Qwen2 shares.
-
-    Parameters
-    ----------
-    architecture : str
-        transformers' model type.
-    """
+    """Tell whether the switches fit: they name the modules of Llama's classes, which Qwen2 shares."""
     return architecture in ("llama", "qwen2", "mistral")
 
 
@@ -99,20 +93,7 @@ def _rotary_in_fp32(model: PreTrainedModel) -> list[Patch]:
 
 
 def prepare(model: PreTrainedModel, name: str) -> list[Patch]:
-    """Build a mitigation's replacements, fp32 copies of weights included, without switching it on.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Of Llama's or Qwen2's classes.
-    name : str
-        One of `NAMES`.
-
-    Raises
-    ------
-    UserError
-        For another name, or a model of other classes.
-    """
+    """Build a mitigation's replacements, fp32 copies of weights included, without switching it on."""
     if not supported(model.config.model_type):
         raise UserError(f"the mitigations of issue 25420 are Llama's; {model.config.model_type} has other modules")
     layers = model.model.layers

@@ -19,19 +19,7 @@ ATTENTION = "kvbook_one_query"
 
 
 def one_row_linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    """Multiply one row by a matrix: products and their sum in fp32, rounded once.
-
-    Parameters
-    ----------
-    module : nn.Linear
-        Weight of shape (out_features, in_features).
-    inputs : Tensor, shape (..., in_features)
-        One row; more rows go to the stock product.
-
-    Returns
-    -------
-    Tensor, shape (..., out_features)
-    """
+    """Multiply one row by a matrix: products and their sum in fp32, rounded once."""
     if inputs.numel() != inputs.shape[-1]:
         return nn.functional.linear(inputs, module.weight, module.bias)
     row = inputs.reshape(-1).float()
@@ -53,32 +41,7 @@ def one_query_attention(
     scaling: float | None = None,
     **_,
 ) -> tuple[torch.Tensor, None]:
-    """Attend from one query, in fp32, in the form that transformers' attention interface asks for.
-
-    Parameters
-    ----------
-    _layer : nn.Module
-        The attention layer, which the interface passes and nothing here needs.
-    query : Tensor, shape (1, heads, 1, head_dim)
-        Of the one token.
-    key, value : Tensor, shape (1, kv_heads, key_len, head_dim)
-        Cached ones and the token's own; each serves ``heads // kv_heads`` queries.
-    attention_mask : Tensor, optional
-        Broadcastable to (1, 1, 1, key_len); added to the scores.
-    scaling : float, optional
-        Of the scores; one over the root of ``head_dim`` by default.
-
-    Returns
-    -------
-    output : Tensor, shape (1, 1, heads, head_dim)
-    weights : None
-        They are not kept.
-
-    Raises
-    ------
-    ValueError
-        For more than one query.
-    """
+    """Attend from one query, in fp32, in the form that transformers' attention interface asks for."""
     batch_size, heads, queries, head_dim = query.shape
     if batch_size != 1 or queries != 1:
         raise ValueError(f"{batch_size} x {queries} queries: this attention is written for one")
@@ -94,14 +57,7 @@ def one_query_attention(
 
 @contextmanager
 def one_row(model: PreTrainedModel) -> Iterator[None]:
-    """Write a model's linear layers and attention for one row while a ``with`` block lasts.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Of a class that uses ``nn.Linear`` and transformers' attention interface, without attention biases of its own
-        (Llama, Qwen2 and their kin).  Changed in place and put back on leaving.
-    """
+    """Write a model's linear layers and attention for one row while a ``with`` block lasts."""
     AttentionInterface.register(ATTENTION, one_query_attention)
     before = model.config._attn_implementation
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]

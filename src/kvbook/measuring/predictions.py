@@ -65,20 +65,7 @@ class Scores:
 
 
 def compare(reference: torch.Tensor, other: torch.Tensor, targets: torch.Tensor) -> Scores:
-    """Compare rows of logits.
-
-    Parameters
-    ----------
-    reference, other : Tensor, shape (rows, vocabulary_size)
-        Logits of the next token by two ways; the dtypes may differ.
-    targets : Tensor of int64, shape (rows,)
-        The token that really came next.
-
-    Raises
-    ------
-    ValueError
-        When shapes do not belong together.
-    """
+    """Compare rows of logits."""
     if reference.shape != other.shape or targets.shape != reference.shape[:1]:
         raise ValueError(f"{tuple(reference.shape)} against {tuple(other.shape)} for {tuple(targets.shape)} targets")
     rows = max(2, _AT_ONCE // reference.shape[-1])
@@ -125,17 +112,7 @@ def _exp_less_line(c: torch.Tensor) -> torch.Tensor:
 
 
 def spacing(values: torch.Tensor) -> torch.Tensor:
-    """Give the distance from each value to the next larger number of its dtype, by its exponent (one ulp).
-
-    Parameters
-    ----------
-    values : Tensor, shape (...)
-        Of a floating dtype.
-
-    Returns
-    -------
-    Tensor of float64, shape (...)
-    """
+    """Give the distance from each value to the next larger number of its dtype, by its exponent (one ulp)."""
     info = torch.finfo(values.dtype)
     size = values.double().abs().clamp(min=info.tiny)
     # frexp writes x as m * 2 ** e with m in [0.5, 1): the leading bit is worth 2 ** (e - 1).
@@ -147,17 +124,6 @@ def gumbel(seed: int, text: int, step: int, size: int) -> torch.Tensor:
 
     It depends on seed, text and step alone, so two paths that use it draw with common random numbers: they choose the same
     token unless their distributions, and not their luck, differ.
-
-    Parameters
-    ----------
-    seed, text, step : int
-        What names the draw.
-    size : int
-        Of the vocabulary.
-
-    Returns
-    -------
-    Tensor of float32, shape (size,)
     """
     # Odd multipliers keep neighbouring names apart; the generator mixes the rest.
     generator = torch.Generator().manual_seed((seed * 1_000_003 + text) * 1_000_003 + step)

@@ -236,22 +236,7 @@ class _Record(_Watch):
 
 
 def record(model: PreTrainedModel, ids: torch.Tensor) -> tuple[dict[Key, Call], Cache]:
-    """Run all tokens at once and keep what every operation was given and gave.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        Token ids.
-
-    Returns
-    -------
-    calls : dict
-        The operations in order, by a key that a replay finds again.  They take a few times the memory of all activations.
-    cache : Cache
-        The full pass's own keys and values.
-    """
+    """Run all tokens at once and keep what every operation was given and gave."""
     return operations_of(model, lambda: model(ids, use_cache=True).past_key_values)
 
 
@@ -263,22 +248,7 @@ def operations_of(model: PreTrainedModel, run: Callable[[], Any]) -> tuple[dict[
 
 
 def rows_of(full: torch.Tensor, like: torch.Tensor, first: bool) -> torch.Tensor | None:
-    """Cut from a full pass's tensor the rows that a smaller pass has.
-
-    Parameters
-    ----------
-    full : Tensor
-        Of the full pass.
-    like : Tensor
-        What the smaller pass has in its place; its shape tells which dimensions hold the rows.
-    first : bool
-        Whether the smaller pass has the first rows, or the last.
-
-    Returns
-    -------
-    Tensor or None
-        Of the shape of `like`; None when cutting rows cannot explain its shape.
-    """
+    """Cut from a full pass's tensor the rows that a smaller pass has."""
     if full.ndim != like.ndim:
         return None
     # For one query transformers lays the heads that share keys out as rows.
@@ -342,34 +312,7 @@ class _Replay(_Watch):
 def replay_last(
     model: PreTrainedModel, ids: torch.Tensor, full: dict[Key, Call], cache: Cache, rows: int, corrected: bool = True
 ) -> list[Verdict]:
-    """Run the last rows on top of a cache and compare every operation with the full pass.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model that was recorded.
-    ids : Tensor of int64, shape (1, seq_len)
-        The tokens that were recorded.
-    full : dict
-        From `record`.
-    cache : Cache
-        Keys and values of at least the tokens before the last rows; left as it is.  `record`'s own make the inputs equal.
-    rows : int
-        From 1 to ``seq_len``.
-    corrected : bool
-        Whether the full pass's rows take the place of every result, so that the next operation has equal inputs.  False
-        shows a real step: what an operation adds together with what it was handed.
-
-    Returns
-    -------
-    list of Verdict
-        In order of execution.
-
-    Raises
-    ------
-    ValueError
-        For an operation that the full pass does not have.
-    """
+    """Run the last rows on top of a cache and compare every operation with the full pass."""
     prefix = ids.shape[1] - rows
     held = copy.deepcopy(cache)
     held.crop(prefix - held.get_seq_length())

@@ -21,20 +21,7 @@ BLOCK = 32
 
 
 def rounded(states: torch.Tensor, bits: int) -> torch.Tensor:
-    """Round keys or values to signed integers of a few bits and back.
-
-    Parameters
-    ----------
-    states : Tensor, shape (batch_size, heads, tokens, head_dim)
-        Keys or values.
-    bits : int
-        Of the integers, 2 or more.
-
-    Returns
-    -------
-    Tensor
-        Of the same shape and dtype.
-    """
+    """Round keys or values to signed integers of a few bits and back."""
     blocks = states.float().unflatten(-1, (-1, BLOCK if states.shape[-1] % BLOCK == 0 else states.shape[-1]))
     scale = blocks.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
     # A block of zeros has no scale and stays what it is.
@@ -63,20 +50,7 @@ class RoundedLayer(DynamicLayer):
 
 
 def make(config: PretrainedConfig, bits: int) -> Cache:
-    """Make an empty rounded cache.
-
-    Parameters
-    ----------
-    config : PretrainedConfig
-        Of the model that will fill it.
-    bits : int
-        As for `rounded`.
-
-    Raises
-    ------
-    UserError
-        For a model whose layers do not all see the whole text.
-    """
+    """Make an empty rounded cache."""
     if not all_full(config):
         raise UserError("a rounded cache is for full attention only: this model has layers with a window")
     return Cache(layers=[RoundedLayer(bits) for _ in range(config.num_hidden_layers)])

@@ -44,19 +44,7 @@ class Survival:
 
 
 def kaplan_meier(steps: np.ndarray, parted: np.ndarray) -> Survival:
-    """Estimate how long pairs stay together.
-
-    Parameters
-    ----------
-    steps : ndarray, shape (pairs,)
-        Steps for which each pair was watched, the one at which it parted included; 1 or more.
-    parted : ndarray of bool, shape (pairs,)
-        Whether it parted at the last of them; else it is censored there.
-
-    Returns
-    -------
-    Survival
-    """
+    """Estimate how long pairs stay together."""
     steps, parted = np.asarray(steps, float), np.asarray(parted, bool)
     if not parted.any():
         # scipy's curve has no point then.  What no event in n leaves open is what Clopper and Pearson's bound says.

@@ -21,15 +21,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """Run a piece of work and give its result and its wall time in seconds.
-
-    Parameters
-    ----------
-    work : callable
-        Without arguments.
-    device : torch.device
-        Where it runs.
-    """
+    """Run a piece of work and give its result and its wall time in seconds."""
     synchronize(device)
     start = time.perf_counter()
     result = work()

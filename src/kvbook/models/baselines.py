@@ -6,28 +6,12 @@ import numpy as np
 
 
 def bits_per_byte(nats_per_token: float, n_tokens: int, n_bytes: int) -> float:
-    """Turn a mean loss per token into bits per byte of text, the unit that does not depend on the tokenizer.
-
-    Parameters
-    ----------
-    nats_per_token : float
-        Mean negative log likelihood.
-    n_tokens, n_bytes : int
-        Length of the scored text in tokens and in UTF-8 bytes.
-    """
+    """Turn a mean loss per token into bits per byte of text, the unit that does not depend on the tokenizer."""
     return float(nats_per_token) / np.log(2) * n_tokens / n_bytes
 
 
 def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocabulary_size: int) -> float:
-    """Mean negative log likelihood of held-out tokens under add-one unigram frequencies.
-
-    Parameters
-    ----------
-    train, held_out : ndarray of int, shape (n_tokens,)
-        Token ids.
-    vocabulary_size : int
-        Number of ids.
-    """
+    """Mean negative log likelihood of held-out tokens under add-one unigram frequencies."""
     counts = np.bincount(train, minlength=vocabulary_size) + 1.0
     return float(-np.log(counts / counts.sum())[held_out].mean())
 
@@ -37,13 +21,6 @@ def bigram_nats(train: np.ndarray, held_out: np.ndarray, vocabulary_size: int) -
 
     The weight of the unigram after a token v is T(v) / (c(v) + T(v)), with T(v) the number of kinds of tokens seen after
     it: Witten and Bell (1991), in the interpolated form of Chen and Goodman (1999).
-
-    Parameters
-    ----------
-    train, held_out : ndarray of int, shape (n_tokens,)
-        Token ids; the first held-out token has no predecessor and is not scored.
-    vocabulary_size : int
-        Number of ids; memory grows with its square.
     """
     unigram = np.bincount(train, minlength=vocabulary_size) + 1.0
     unigram /= unigram.sum()
@@ -62,11 +39,5 @@ def bigram_nats(train: np.ndarray, held_out: np.ndarray, vocabulary_size: int) -
 
 
 def xz_bits_per_byte(text: bytes) -> float:
-    """Bits per byte that ``xz -9`` needs for a text.
-
-    Parameters
-    ----------
-    text : bytes
-        All of it, compressed in one piece.
-    """
+    """Bits per byte that ``xz -9`` needs for a text."""
     return len(lzma.compress(text, preset=9)) * 8 / len(text)

@@ -62,11 +62,6 @@ def resolve(hub_id: str) -> Repository:
     """Find the commit at which the branch ``main`` stands, or stood when it was last cached.
 
     Found once in a process, so that the weights of a run are all of the commit that its record names.
-
-    Raises
-    ------
-    UserError
-        As `explain` words it.
     """
     try:
         if not constants.is_offline_mode() and _reachable(hub_id):
@@ -93,13 +88,7 @@ def _reachable(hub_id: str) -> bool:
 
 
 def config(repository: Repository) -> PretrainedConfig:
-    """Fetch a configuration; no code of the repository is run.
-
-    Raises
-    ------
-    UserError
-        As `explain` words it.
-    """
+    """Fetch a configuration; no code of the repository is run."""
     try:
         with repository.open():
             return AutoConfig.from_pretrained(repository.hub_id, revision=repository.revision, trust_remote_code=False)
@@ -122,19 +111,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def explain(hub_id: str, stage: Stage, error: Exception, reached: bool = True) -> UserError:
-    """Say in one line what went wrong between us and the hub.
-
-    Parameters
-    ----------
-    hub_id : str
-        ``owner/name``.
-    stage : {"configuration", "weights", "tokenizer"}
-        What was being fetched.
-    error : Exception
-        As it was raised.
-    reached : bool
-        Whether the hub was asked, or the local cache alone.
-    """
+    """Say in one line what went wrong between us and the hub."""
     chain = _chain(error)
 
     def among(*kinds: type[BaseException]) -> bool:

@@ -32,13 +32,7 @@ _LIBRARIES = ("bitsandbytes", "accelerate")
 
 
 def check(quantization: str) -> None:
-    """Refuse a quantization that is unknown, or whose libraries are missing.
-
-    Raises
-    ------
-    UserError
-        With the names to choose from, or the command that installs the libraries.
-    """
+    """Refuse a quantization that is unknown, or whose libraries are missing."""
     if quantization == "none":
         return
     if quantization not in _BYTES:
@@ -67,17 +61,7 @@ def _linears(model: PreTrainedModel) -> Iterator[nn.Module]:
 
 
 def bytes_needed(model: PreTrainedModel, quantization: str, dtype: torch.dtype) -> float:
-    """Predict the bytes that a model's weights take.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Its shape; on the meta device, so that nothing is allocated.
-    quantization : {"none", "8bit", "4bit"}
-        How the linear layers' matrices are stored.
-    dtype : torch.dtype
-        Of everything else.
-    """
+    """Predict the bytes that a model's weights take."""
     every = sum(p.numel() for p in model.parameters())
     if quantization == "none":
         return every * dtype.itemsize
@@ -86,15 +70,7 @@ def bytes_needed(model: PreTrainedModel, quantization: str, dtype: torch.dtype) 
 
 
 def options(quantization: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Give what `from_pretrained` takes for a quantization; nothing for ``"none"``.
-
-    Parameters
-    ----------
-    quantization : {"none", "8bit", "4bit"}
-        How the linear layers' matrices are stored.
-    dtype : torch.dtype
-        In which the products of the 4-bit weights run.
-    """
+    """Give what `from_pretrained` takes for a quantization; nothing for ``"none"``."""
     if quantization == "none":
         return {}
     if quantization == "8bit":
@@ -109,11 +85,6 @@ def every_linear_found(quantization: str) -> Iterator[None]:
     transformers replaces modules whose type is exactly ``nn.Linear``.  Falcon's are of a subclass, which only adds its
     bias in a step of its own, so a Falcon that is asked for in 4 bits comes back unquantized and without a word
     (transformers 5.23).  While this is open, Falcon's class is ``nn.Linear`` itself.
-
-    Parameters
-    ----------
-    quantization : {"none", "8bit", "4bit"}
-        With ``"none"`` nothing changes.
     """
     if quantization == "none":
         yield
@@ -131,13 +102,7 @@ def every_linear_found(quantization: str) -> Iterator[None]:
 
 
 def refuse_untouched(model: PreTrainedModel, name: str, quantization: str) -> None:
-    """Refuse a model of which a linear layer was left as it was, which transformers itself would not say.
-
-    Raises
-    ------
-    UserError
-        With the number of such layers.
-    """
+    """Refuse a model of which a linear layer was left as it was, which transformers itself would not say."""
     if quantization == "none":
         return
     left = [layer for layer in _linears(model) if layer.weight.is_floating_point()]

@@ -18,13 +18,7 @@ DeviceMap = dict[str, torch.device] | Literal["auto"]
 
 
 def device_of(name: str) -> torch.device:
-    """Turn a device's name into a device that is there.
-
-    Raises
-    ------
-    UserError
-        For a name that torch does not know, or hardware that this machine lacks.
-    """
+    """Turn a device's name into a device that is there."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -41,13 +35,7 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_on(name: str, device: torch.device) -> torch.dtype:
-    """Turn a dtype's name into a dtype that the device computes with.
-
-    Raises
-    ------
-    UserError
-        When the device lacks it.
-    """
+    """Turn a dtype's name into a dtype that the device computes with."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UserError(f"dtype {name!r} is not a floating-point dtype: use float32, float16, bfloat16 or float64")
@@ -63,13 +51,7 @@ def dtype_on(name: str, device: torch.device) -> torch.dtype:
 
 
 def check(device: str, dtypes: Iterable[str]) -> torch.device:
-    """Turn a device's name into a device that is there and computes with these dtypes.
-
-    Raises
-    ------
-    UserError
-        As `device_of` and `dtype_on`.
-    """
+    """Turn a device's name into a device that is there and computes with these dtypes."""
     there = device_of(device)
     for dtype in dtypes:
         dtype_on(dtype, there)
@@ -110,22 +92,7 @@ def _gib(n_bytes: float) -> str:
 
 
 def check_memory(what: str, n_bytes: float, device: torch.device) -> None:
-    """Refuse a load that cannot fit, before it starts.
-
-    Parameters
-    ----------
-    what : str
-        The model, for the message.
-    n_bytes : float
-        Of its weights.
-    device : torch.device
-        Where they will lie.
-
-    Raises
-    ------
-    UserError
-        With the bytes needed and the bytes free.
-    """
+    """Refuse a load that cannot fit, before it starts."""
     needed, free = n_bytes * _HEADROOM, free_bytes(device)
     if needed > free:
         raise UserError(
@@ -135,25 +102,7 @@ def check_memory(what: str, n_bytes: float, device: torch.device) -> None:
 
 
 def device_map(what: str, n_bytes: float, device: torch.device) -> DeviceMap:
-    """Decide where weights that are read from files will lie.
-
-    Parameters
-    ----------
-    what, n_bytes
-        As for `check_memory`.
-    device : torch.device
-        Where they were asked to be.  ``cuda`` without a number leaves a choice, where one GPU does not hold them.
-
-    Returns
-    -------
-    dict or str
-        All on the one device, or ``"auto"``: over all GPUs, and what is left over in the host's memory.
-
-    Raises
-    ------
-    UserError
-        With the bytes needed and the bytes free, or for a missing library.
-    """
+    """Decide where weights that are read from files will lie."""
     needed = n_bytes * _HEADROOM
     if device.type != "cuda" or device.index is not None or needed <= free_bytes(device):
         check_memory(what, n_bytes, device)

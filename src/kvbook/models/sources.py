@@ -71,21 +71,7 @@ def _folder(path: Path, source: Source, name: str) -> Where:
 
 
 def identity(where: Where, seed: int) -> dict[str, Any]:
-    """Give what tells a request's weights from all others.
-
-    Parameters
-    ----------
-    where : Where
-        The request.
-    seed : int
-        Of random weights.
-
-    Returns
-    -------
-    dict
-        ``sha256`` of the files that are really read, and of weights that were unpacked ``gguf_sha256`` too; ``hub_id``
-        and ``revision``; or ``shape_of``, ``shape_sha256`` and ``seed``.
-    """
+    """Give what tells a request's weights from all others."""
     if where.source in DRAWN:
         values = {name: value for name, value in where.config.to_dict().items() if not name.startswith("_")}
         # A folder is named by its last part: where it lies is its owner's affair.
@@ -120,18 +106,7 @@ def _hub(name: str, hub_id: str, source: Source) -> Where:
 
 
 def resolve(model: str, weights: str) -> Where:
-    """Find what a request leads to.
-
-    Parameters
-    ----------
-    model, weights
-        As for `loading.load`.
-
-    Raises
-    ------
-    UserError
-        For a name that leads nowhere, or weights that are not there.
-    """
+    """Find what a request leads to."""
     families = registry.families()
     path = Path(model).expanduser()
     if model in families and not path.joinpath("config.json").is_file():

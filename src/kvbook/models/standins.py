@@ -31,18 +31,7 @@ def tokenizer_style(family: str) -> Style:
 
 
 def config(family: str) -> PretrainedConfig:
-    """Give the stock transformers configuration of a family's stand-in.
-
-    Parameters
-    ----------
-    family : str
-        One of `FAMILIES`.
-
-    Raises
-    ------
-    UserError
-        For another name.
-    """
+    """Give the stock transformers configuration of a family's stand-in."""
     ids = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
     end, pad = ids["<|endoftext|>"], ids["<pad>"]
     common = {"vocab_size": VOCABULARY_SIZE, "bos_token_id": end, "eos_token_id": end, "pad_token_id": pad}

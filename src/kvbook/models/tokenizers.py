@@ -64,17 +64,7 @@ def _pre_tokenizer(style: Style) -> pre_tokenizers.PreTokenizer:
 
 
 def train_bpe(style: Style, texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Tokenizer:
-    """Train a byte-level BPE vocabulary.
-
-    Parameters
-    ----------
-    style : {"gpt2", "llama3"}
-        Which pre-tokenizer.
-    texts : iterable of str
-        Training text.
-    vocabulary_size : int
-        Special tokens included.
-    """
+    """Train a byte-level BPE vocabulary."""
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = _pre_tokenizer(style)
     tokenizer.decoder = decoders.ByteLevel()
@@ -89,17 +79,7 @@ def train_bpe(style: Style, texts: Iterable[str], vocabulary_size: int = VOCABUL
 
 
 def for_family(bpe: Tokenizer, family: str, context_length: int) -> PreTrainedTokenizerFast:
-    """Dress a vocabulary as a family wears it: which special tokens it adds by itself, and its chat form.
-
-    Parameters
-    ----------
-    bpe : tokenizers.Tokenizer
-        The shared vocabulary; it is copied.
-    family : str
-        A family's name in the registry.
-    context_length : int
-        In tokens.
-    """
+    """Dress a vocabulary as a family wears it: which special tokens it adds by itself, and its chat form."""
     own = Tokenizer.from_str(bpe.to_str())
     ids = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
     special: dict[str, str] = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": "<pad>"}

@@ -18,15 +18,7 @@ def models_folder() -> Path:
 
 
 def folder_of(stem: str, sha256: str) -> Path:
-    """Give the folder of a file's checkpoint, whether it is there or not.
-
-    Parameters
-    ----------
-    stem : str
-        The file's name without its ending.
-    sha256 : str
-        Of the file's bytes: another file of that name gets another folder.
-    """
+    """Give the folder of a file's checkpoint, whether it is there or not."""
     return models_folder() / f"{stem}-{sha256[:16]}"
 
 
@@ -36,13 +28,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def origin(folder: Path) -> dict[str, str]:
-    """Read what a checkpoint was made of.
-
-    Returns
-    -------
-    dict
-        ``gguf_sha256`` of the file, ``weights_sha256`` of the unpacked weights, and the versions of the libraries.
-    """
+    """Read what a checkpoint was made of."""
     return json.loads((folder / ORIGIN).read_text("utf-8"))
 
 
@@ -54,13 +40,7 @@ def on_disk(error: OSError, folder: Path) -> str:
 
 
 def check_room(n_bytes: float, folder: Path) -> None:
-    """Refuse what will not fit on a folder's disk, before it starts.
-
-    Raises
-    ------
-    UserError
-        With the bytes needed and the bytes free.
-    """
+    """Refuse what will not fit on a folder's disk, before it starts."""
     free = shutil.disk_usage(folder).free
     if n_bytes > free:
         raise UserError(

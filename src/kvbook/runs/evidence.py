@@ -24,13 +24,7 @@ Manifest = dict[str, dict[str, list[str]]]
 
 
 def manifest() -> Manifest:
-    """Read the manifest: chapter, role, folders; without one, nothing is cited.
-
-    Raises
-    ------
-    UserError
-        When it is not of this form.
-    """
+    """Read the manifest: chapter, role, folders; without one, nothing is cited."""
     file = paths.EVIDENCE
     if not file.is_file():
         return {}
@@ -56,27 +50,7 @@ def folders(chapter: str) -> list[Path]:
 
 
 def cited(chapter: str, role: str, experiments: "Iterable[Experiment]") -> dict[str, list[records.Run]]:
-    """Read the runs that a chapter cites in a role.
-
-    Parameters
-    ----------
-    chapter : str
-        The name of its folder.
-    role : str
-        What they are evidence of.
-    experiments : iterable of Experiment
-        Those that made them.
-
-    Returns
-    -------
-    dict
-        By experiment, in the manifest's order.
-
-    Raises
-    ------
-    UserError
-        When the manifest names none, or one that is missing, was edited, or has another revision than the experiment.
-    """
+    """Read the runs that a chapter cites in a role."""
     named = manifest().get(chapter, {}).get(role)
     if not named:
         raise UserError(

@@ -68,21 +68,6 @@ class Experiment(Generic[Asked]):
         """Read the run that these settings make on this machine, or make it, or finish it.
 
         It has its share of the cores (`kvbook.runs.threads`), and all of them when it measures time.
-
-        Parameters
-        ----------
-        settings : Settings
-            What is asked for.
-
-        Returns
-        -------
-        Run or None
-            None where these settings leave nothing to measure.
-
-        Raises
-        ------
-        UserError
-            For settings that cannot be run, and as `records.run`.
         """
         inputs = self.inputs(settings)
         if inputs is None:

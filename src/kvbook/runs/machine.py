@@ -49,14 +49,7 @@ def device_name(device: str) -> str:
 
 
 def describe(device: str) -> dict[str, str | int]:
-    """Give everything about the machine that a bit of the result may depend on, and nothing that names its owner.
-
-    Returns
-    -------
-    dict
-        ``device``, ``device_name``, ``processor``, ``threads``, ``cpu_capability``, and the versions of ``python``,
-        ``torch``, ``transformers``, ``kvbook`` and, for CUDA, ``cuda``.
-    """
+    """Give everything about the machine that a bit of the result may depend on, and nothing that names its owner."""
     about: dict[str, str | int] = {
         "device": device,
         "device_name": device_name(device),

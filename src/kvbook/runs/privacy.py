@@ -38,28 +38,14 @@ def secrets_of(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def secrets_in(text: str, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Say which secrets a text holds, without repeating them.
-
-    Parameters
-    ----------
-    text : str
-        What is to be published.
-    environment : mapping, optional
-        Whose secrets' values are looked for; this process's when left out.
-    """
+    """Say which secrets a text holds, without repeating them."""
     found = [kind for kind, form in _SECRET_FORMS.items() if re.search(form, text)]
     values = secrets_of(os.environ if environment is None else environment)
     return found + [f"the value of {name}" for name, value in values if value in text]
 
 
 def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Replace every secret in a text by a remark.
-
-    Parameters
-    ----------
-    text, environment
-        As for `secrets_in`.
-    """
+    """Replace every secret in a text by a remark."""
     for _, value in secrets_of(os.environ if environment is None else environment):
         text = text.replace(value, "[secret removed]")
     return re.sub("|".join(_SECRET_FORMS.values()), "[secret removed]", text)

@@ -116,18 +116,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], About]:
 
 
 def checked(folder: Path) -> About:
-    """Read a run and refuse one that is not whole, not as it was made, or not fit to be published.
-
-    Parameters
-    ----------
-    folder : Path
-        With ``rows.csv`` and ``run.json``.
-
-    Raises
-    ------
-    UserError
-        With the first thing that is wrong.
-    """
+    """Read a run and refuse one that is not whole, not as it was made, or not fit to be published."""
     content, about = _read(folder)
     rows = folder / "rows.csv"
     if not rows.is_file():
@@ -186,13 +175,7 @@ def _strings(value: Any, name: str = "run.json") -> Iterator[tuple[str, str]]:
 
 
 def find(run: str) -> Path:
-    """Find a finished run by its folder, or by the beginning of its hash.
-
-    Raises
-    ------
-    UserError
-        When there is none, or more than one.
-    """
+    """Find a finished run by its folder, or by the beginning of its hash."""
     if Path(run).is_dir():
         return Path(run).resolve()
     if re.fullmatch(r"[0-9a-f]{4,16}", run):
@@ -212,23 +195,7 @@ def recorded() -> list[Path]:
 
 
 def record(folder: Path) -> Path:
-    """Move a finished run among the recorded ones.
-
-    Parameters
-    ----------
-    folder : Path
-        From `find`.
-
-    Returns
-    -------
-    Path
-        Where it lies now.
-
-    Raises
-    ------
-    UserError
-        For a run that is not finished, was edited, was recorded before, or would publish what is private.
-    """
+    """Move a finished run among the recorded ones."""
     if folder.name.endswith(".partial"):
         raise UserError(f"{folder} is not finished: run the experiment again, and it goes on from there")
     about = checked(folder)
@@ -257,15 +224,7 @@ def record(folder: Path) -> Path:
 
 
 def verify() -> tuple[int, list[str]]:
-    """Check every recorded run.
-
-    Returns
-    -------
-    int
-        How many folders were looked at.
-    list of str
-        What is wrong, a line each.
-    """
+    """Check every recorded run."""
     faults = []
     by_hash: dict[str, Path] = {}
     folders = recorded()

@@ -13,18 +13,7 @@ _EXPERIMENT = "layer_drift"
 
 
 def make(run: records.Run) -> dict[str, Any]:
-    """Take the largest relative drift over texts, by dtype and layer, in roundoffs.
-
-    Parameters
-    ----------
-    run : Run
-        Of the experiment ``layer_drift``.
-
-    Raises
-    ------
-    UserError
-        For another experiment's run.
-    """
+    """Take the largest relative drift over texts, by dtype and layer, in roundoffs."""
     if run.about["experiment"] != _EXPERIMENT:
         raise UserError(f"{run.folder.name} is a run of {run.about['experiment']}: name one of {_EXPERIMENT}")
     hidden = run.rows[run.rows["place"] == "hidden"]

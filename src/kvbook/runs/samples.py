@@ -43,22 +43,7 @@ def weights_of(settings: Settings, name: str) -> str:
 
 
 def identities(settings: TextSettings, names: Iterable[str], n_tokens: int = 1) -> list[dict[str, Any]]:
-    """Name the models of a run, each once, and refuse what cannot be run before anything is.
-
-    Parameters
-    ----------
-    settings : TextSettings
-        Where, in which dtypes, with which weights.
-    names : iterable of str
-        Families, hub ids or local folders; ``asked_for`` in the result.
-    n_tokens : int
-        Length of the longest text, where it is known beforehand.
-
-    Raises
-    ------
-    UserError
-        For a model that is not there, a device or dtype that is not there, a context shorter than the texts.
-    """
+    """Name the models of a run, each once, and refuse what cannot be run before anything is."""
     placement.check(settings.device, settings.dtypes)
     models = []
     for name in dict.fromkeys(names):
@@ -69,13 +54,7 @@ def identities(settings: TextSettings, names: Iterable[str], n_tokens: int = 1) 
 
 
 def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: int) -> None:
-    """Cut the texts once before a folder is made, so that a corpus which is too small leaves none.
-
-    Raises
-    ------
-    UserError
-        When the corpus holds too few samples.
-    """
+    """Cut the texts once before a folder is made, so that a corpus which is too small leaves none."""
     for name in names:
         tokenizer = loading.tokenizer(name, weights_of(settings, name))
         for _ in corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens, settings.seed):
@@ -83,19 +62,7 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
 
 
 def load(settings: TextSettings, name: str, dtype: str, attention: str | None = None) -> loading.Loaded:
-    """Load a model as the settings ask for it.
-
-    Parameters
-    ----------
-    settings : TextSettings
-        Where, with which weights.
-    name : str
-        Family, hub id or local folder.
-    dtype : str
-        Of weights and arithmetic.
-    attention : str, optional
-        transformers' attention implementation; the model's own choice when left out.
-    """
+    """Load a model as the settings ask for it."""
     return loading.load(
         name, weights=weights_of(settings, name), dtype=dtype, device=settings.device, attention=attention,
         seed=settings.seed,
@@ -111,23 +78,7 @@ def pending(
     n_tokens: int,
     label: str,
 ) -> Iterator[Text]:
-    """Go through the texts of one case that the run does not hold yet, saying how far.
-
-    Parameters
-    ----------
-    settings : TextSettings
-        Of which corpus.
-    writer : Writer
-        Of the run.
-    loaded : Loaded
-        The model; its tokenizer cuts the texts.
-    case : str
-        What the texts are measured in, unique within the run; part of each unit's name. Ends with the dtype.
-    n_samples, n_tokens : int
-        How many texts, and how long.
-    label : str
-        What is done, for the line that says how far.
-    """
+    """Go through the texts of one case that the run does not hold yet, saying how far."""
     samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens, settings.seed)
     dtype = case.rpartition("|")[2]
     for sample in progress.track(samples, n_samples, f"{label}: sample"):

@@ -10,13 +10,7 @@ THREADS_VARIABLE = "KVBOOK_THREADS"
 
 @contextlib.contextmanager
 def share(whole: bool) -> Iterator[None]:
-    """Let torch use as many threads as ``KVBOOK_THREADS`` says, while this is open.
-
-    Parameters
-    ----------
-    whole
-        Use them all, as what measures time does; so it is too where the variable is not set.
-    """
+    """Let torch use as many threads as ``KVBOOK_THREADS`` says, while this is open."""
     import torch
 
     asked = os.environ.get(THREADS_VARIABLE)

@@ -44,17 +44,7 @@ class Work:
 
 
 def predict(work: Work, settings: Settings, models: Iterable[Mapping[str, Any]]) -> "costs.Cost | None":
-    """Predict what an experiment takes, by its large models that are trained; None where it has none.
-
-    Parameters
-    ----------
-    work : Work
-        Of each model.
-    settings : Settings
-        Where, and which model where the next one does not say.
-    models : iterable of mapping
-        What `loading.identify` says of them, and what they were ``asked_for``.
-    """
+    """Predict what an experiment takes, by its large models that are trained; None where it has none."""
     # Imports torch, which whoever only lists experiments need not wait for.
     from kvbook.measuring import costs
     from kvbook.models import sources

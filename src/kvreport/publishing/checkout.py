@@ -56,13 +56,7 @@ class Origin:
 
 
 def of(folder: Path) -> Origin:
-    """Read a checkout's CITATION.cff, and find out where it comes from.
-
-    Parameters
-    ----------
-    folder
-        The checkout.
-    """
+    """Read a checkout's CITATION.cff, and find out where it comes from."""
     citation = yaml.safe_load((folder / "CITATION.cff").read_text("utf-8"))
     people = citation["authors"]
     found, branch = find_repository(folder) or (None, None)
@@ -88,18 +82,7 @@ def site_address() -> str | None:
 
 
 def web_address(remote: str) -> str | None:
-    """Turn a git remote into the address of its pages.
-
-    Parameters
-    ----------
-    remote
-        As ``git remote get-url`` prints it.
-
-    Returns
-    -------
-    str or None
-        Never with credentials; None when the host is none whose pages the theme knows.
-    """
+    """Turn a git remote into the address of its pages."""
     match = _REMOTE.match(remote.strip())
     if match is None or match["host"] not in _HOSTS:
         return None
@@ -107,18 +90,7 @@ def web_address(remote: str) -> str | None:
 
 
 def find_repository(folder: Path) -> tuple[str, str] | None:
-    """Find where a checkout comes from.
-
-    Parameters
-    ----------
-    folder
-        The checkout.
-
-    Returns
-    -------
-    tuple of str or None
-        Address and branch.
-    """
+    """Find where a checkout comes from."""
     if named := os.environ.get("GITHUB_REPOSITORY"):
         server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
         return f"{server}/{named}", os.environ.get("GITHUB_REF_NAME", "main")

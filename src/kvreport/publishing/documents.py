@@ -11,25 +11,12 @@ from kvbook import paths
 
 @functools.cache
 def published(document: str) -> dict[str, Any]:
-    """Read everything that was transcribed from a document.
-
-    Parameters
-    ----------
-    document : str
-        Its short name, such as ``"issue-25420"``.
-    """
+    """Read everything that was transcribed from a document."""
     return yaml.safe_load((paths.DOCUMENTS / f"{document}.yaml").read_text("utf-8"))
 
 
 def published_drift() -> pd.DataFrame:
-    """Give issue 25420's table as tidy rows.
-
-    Returns
-    -------
-    DataFrame
-        ``family``, ``model``, ``dtype``, ``place`` (``hidden`` or ``logits``), ``layer``, ``max_abs``; the layer of the
-        logits is one behind the last.
-    """
+    """Give issue 25420's table as tidy rows."""
     rows = []
     for series in published("issue-25420")["drift"]["series"]:
         about = {key: series[key] for key in ("family", "model", "dtype")}

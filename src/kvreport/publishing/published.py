@@ -73,13 +73,7 @@ class Published:
 
 
 def of(executed: Path) -> list[Published]:
-    """List what one executed chapter published, in its order.
-
-    Parameters
-    ----------
-    executed
-        The executed copy.
-    """
+    """List what one executed chapter published, in its order."""
     notebook = json.loads(executed.read_text("utf-8"))
     about = {"chapter": executed.stem, "title": title(notebook), "run": notebook["metadata"]["kvbook"]}
     found = []
@@ -109,18 +103,7 @@ def title(notebook: Mapping[str, Any]) -> str:
 
 
 def everything(executed: Iterable[Path] | None = None) -> list[Published]:
-    """List what all chapters published.
-
-    Parameters
-    ----------
-    executed
-        Their executed copies; all that are in ``_build`` when left out.
-
-    Raises
-    ------
-    UserError
-        When no chapter has been executed.
-    """
+    """List what all chapters published."""
     if executed is None:
         executed = [p for p in sorted(paths.EXECUTED.glob("*.ipynb")) if not p.name.endswith(".partial.ipynb")]
         if not executed:

@@ -39,13 +39,7 @@ def use() -> None:
 
 
 def plain_logarithm(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 of each decade: more run together.
-
-    Parameters
-    ----------
-    axis : matplotlib.axis.Axis
-        Logarithmic already.
-    """
+    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 of each decade: more run together."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter("")
@@ -60,19 +54,7 @@ DTYPE_COLOURS = {
 
 
 def plot_estimates(table: pd.DataFrame, ax: Axes, reference: float | None = None, form: str = "{:.3g}") -> Axes:
-    """Draw estimates with their intervals, a line each, the value written beside.
-
-    Parameters
-    ----------
-    table : DataFrame
-        ``label``, ``estimate`` (`Estimate`), ``published`` (bool).
-    ax : Axes
-        Where to draw.
-    reference : float, optional
-        A value to mark.
-    form : str
-        How to write the value.
-    """
+    """Draw estimates with their intervals, a line each, the value written beside."""
     for place, row in enumerate(table.itertuples()):
         estimate: Estimate = row.estimate
         colour = GREY if row.published else BLUE

@@ -57,13 +57,7 @@ def samples(run: Run) -> str:
 
 
 def published(said: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, str]]:
-    """Give captions in the form in which `Page.figure` and `Page.table` take them.
-
-    Parameters
-    ----------
-    said
-        By name, the caption and the alternative text, which is empty for a table.
-    """
+    """Give captions in the form in which `Page.figure` and `Page.table` take them."""
     return {
         name: {"name": name, "caption": caption} | ({"alt": alt} if alt else {})
         for name, (caption, alt) in said.items()
@@ -119,15 +113,7 @@ def size(value: float) -> str:
 
 
 def brackets(rows: pd.DataFrame, of: str = "file") -> str:
-    """Say what the ends beside an estimate are, by how many values there are.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        With the column ``source``.
-    of : str
-        What a source is.
-    """
+    """Say what the ends beside an estimate are, by how many values there are."""
     count = rows["source"].nunique()
     if count < FEWEST_UNITS:
         return f"lowest to highest of {count} {of}{'s' * (count > 1)}"

@@ -25,20 +25,7 @@ EXPERIMENTS = _found()
 
 
 def run(name: str, values: Mapping[str, Any]) -> records.Run | None:
-    """Run an experiment.
-
-    Parameters
-    ----------
-    name : str
-        One of `EXPERIMENTS`.
-    values : mapping
-        Its settings; strings are converted.
-
-    Raises
-    ------
-    UserError
-        For an unknown experiment or settings that cannot be run.
-    """
+    """Run an experiment."""
     if name not in EXPERIMENTS:
         raise UserError(f"no experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
     experiment = EXPERIMENTS[name]

@@ -207,13 +207,7 @@ def _short(value: Any) -> str:
 
 
 def write(done: records.Run, file: Path) -> None:
-    """Write what was found as JSON: rows, machine and versions, without the settings, which may name a path.
-
-    Raises
-    ------
-    UserError
-        When something in it names a person, a path or a secret, or the file cannot be written.
-    """
+    """Write what was found as JSON: rows, machine and versions, without the settings, which may name a path."""
     about = {name: done.about[name] for name in ("hash", "machine", "commit", "started", "finished")}
     rows = json.loads(done.rows.to_json(orient="records"))
     text = json.dumps({"schema": SCHEMA, **about, "rows": rows}, indent=1) + "\n"

@@ -25,13 +25,7 @@ COLUMNS = (
 
 
 def names(settings: AtlasSettings) -> list[str]:
-    """List the architectures that are asked for.
-
-    Raises
-    ------
-    UserError
-        For one that the installed transformers does not have.
-    """
+    """List the architectures that are asked for."""
     known = configurations.names()
     if settings.architectures == ("all",):
         return known

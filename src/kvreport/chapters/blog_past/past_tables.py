@@ -62,21 +62,7 @@ class Split:
 def split_call(
     model: PreTrainedModel, ids: torch.Tensor, last_step=nullcontext, cache: DynamicCache | None = None, **last
 ) -> Split:
-    """Make the posted call: all tokens but the last, then the last with whatever past was returned.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        With the configuration as it stands.
-    ids : Tensor of int64, shape (1, seq_len)
-        Two tokens or more.
-    last_step : callable
-        A context manager around the last token's call.
-    cache : DynamicCache, optional
-        Handed to both calls instead of the past that is returned.
-    **last
-        Further arguments of the last token's call.
-    """
+    """Make the posted call: all tokens but the last, then the last with whatever past was returned."""
     if cache is None:
         past = model(ids[:, :-1]).past_key_values
     else:
@@ -194,15 +180,7 @@ def _quantiles(wide: torch.Tensor) -> list[float]:
 
 
 def compare(full: torch.Tensor, split: Split, alone: torch.Tensor) -> dict[str, Any]:
-    """Measure one split call against the full pass and against the last token alone.
-
-    Parameters
-    ----------
-    full, alone : Tensor, shape (vocabulary_size,)
-        Logits of the last token of the whole text, and of the same token fed by itself.
-    split : Split
-        From the posted call.
-    """
+    """Measure one split call against the full pass and against the last token alone."""
     drift = agreement.drift(full, split.logits)
     decision = agreement.decision(full, split.logits)
     difference = (full.double() - split.logits.double()).abs()

@@ -19,13 +19,7 @@ def _statistics() -> list[str]:
 
 
 def published_tables() -> pd.DataFrame:
-    """Give the post's tables as tidy rows.
-
-    Returns
-    -------
-    DataFrame
-        ``family``, ``quantization``, ``statistic``, ``without``, ``with``, ``absolute``, ``relative``.
-    """
+    """Give the post's tables as tidy rows."""
     return pd.DataFrame(
         {"family": table["family"], "quantization": table["quantization"], "statistic": name}
         | {column: table[column][index] for column in _COLUMNS}
@@ -41,19 +35,7 @@ def as_in_2023(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def own_tables(rows: pd.DataFrame) -> pd.DataFrame:
-    """Take the post's statistics of the posted text.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``past_tables``.
-
-    Returns
-    -------
-    DataFrame
-        As `published_tables`, with ``model``, ``variant`` and ``layers``, and ``element``: the same statistic of the
-        differences divided element by element.
-    """
+    """Take the post's statistics of the posted text."""
     table = []
     for row in rows[rows["sample"] == past_tables.POSTED].to_dict("records"):
         about = {key: row[key] for key in ("model", "family", "quantization", "variant", "layers")}
@@ -66,19 +48,7 @@ def own_tables(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside_published(own: pd.DataFrame) -> pd.DataFrame:
-    """Set our differences beside the post's, for each case that it published.
-
-    Parameters
-    ----------
-    own : DataFrame
-        `own_tables` of the rows `as_in_2023`.
-
-    Returns
-    -------
-    DataFrame
-        ``case``, ``statistic``, ``published absolute``, ``here absolute``, ``published relative``, ``here relative``,
-        ``here by element``; a case that this run left out is empty on our side.
-    """
+    """Set our differences beside the post's, for each case that it published."""
     ours = own.drop_duplicates(["family", "quantization", "statistic"])
     both = published_tables().merge(
         ours, on=["family", "quantization", "statistic"], how="left", suffixes=("", " here")
@@ -105,16 +75,7 @@ def relative_apart(own: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_variant(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average the difference over all texts, for every variant.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``family``, ``quantization``, ``variant``, ``layers``, ``held`` (tokens of the past over those before the
-        last, mean), ``spread`` (`Estimate` of the root mean square difference over the logits' standard deviation, 95 %
-        interval over files), ``alone_equal`` (texts whose logits equal the last token's alone in every element),
-        ``flips`` (`Estimate` of the share whose first choice changes) and ``texts``.
-    """
+    """Average the difference over all texts, for every variant."""
     table = []
     keys = ["model", "family", "quantization", "variant", "layers"]
     for values, part in rows.groupby(keys, sort=False):
@@ -135,13 +96,7 @@ def by_variant(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def variant_grid(table: pd.DataFrame) -> pd.DataFrame:
-    """Lay `by_variant` out for reading.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `by_variant`.
-    """
+    """Lay `by_variant` out for reading."""
     return pd.DataFrame(
         {
             "model": table["model"],
@@ -162,13 +117,7 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def roundoffs(rows: pd.DataFrame) -> pd.Series:
-    """Give each row's difference over the size of the logits in units of the roundoff of the coarsest arithmetic in use.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``past_tables``.
-    """
+    """Give each row's difference over the size of the logits in units of the roundoff of the coarsest arithmetic in use."""
     own = rows["dtype"].map(agreement.UNIT_ROUNDOFF)
     # bitsandbytes multiplies in fp16 in 8 bits, and the post's 4-bit logits are fp16's.
     unit = own.where(rows["quantization"] == "none", own.clip(lower=agreement.UNIT_ROUNDOFF["float16"]))

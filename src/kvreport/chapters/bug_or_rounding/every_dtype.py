@@ -45,19 +45,7 @@ def _texts(settings: BugOrRoundingSettings, names: list[str]) -> dict[str, list[
 
 
 def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: RowsOf, writer: records.Writer) -> None:
-    """Measure every model in every dtype.
-
-    Parameters
-    ----------
-    settings : BugOrRoundingSettings
-        What to run.
-    names : iterable of str
-        The models, as given to `identities`.
-    rows_of : callable
-        Of one model in one dtype.
-    writer : Writer
-        Of the run.
-    """
+    """Measure every model in every dtype."""
     names = list(dict.fromkeys(names))
     texts = _texts(settings, names)
     todo = [(name, dtype) for name in names for dtype in settings.dtypes]

@@ -102,22 +102,7 @@ def _of_logits(reference: torch.Tensor, other: torch.Tensor) -> float:
 def planted(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[corpus.Sample]
 ) -> Iterator[tuple[Pair, dict[str, Any]]]:
-    """Plant every bug that applies to a model, and none.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    tokenizer : PreTrainedTokenizerBase
-        Its own.
-    texts : list of Sample
-        What is fed, prefix and last token.
-
-    Yields
-    ------
-    Pair, dict
-        The latter: ``held``, ``fed``, ``alone`` of `probe.Reading`.
-    """
+    """Plant every bug that applies to a model, and none."""
     names = [CLEAN, *(name for name, fault in faults.FAULTS.items() if fault.applies(model.config)), faults.SEAM]
     for text in texts:
         ids = torch.tensor([text.ids], device=model.device)
@@ -145,13 +130,7 @@ def planted(
 def of_any_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[corpus.Sample]
 ) -> Iterator[Pair]:
-    """Repeat the symptoms that need no particular family: the issue's, the thread's on reuse, the notebook's.
-
-    Parameters
-    ----------
-    model, tokenizer, texts
-        As for `planted`; run under `widened`.
-    """
+    """Repeat the symptoms that need no particular family: the issue's, the thread's on reuse, the notebook's."""
     for text in texts:
         ids = torch.tensor([text.ids], device=model.device)
         about = (text.source, text.index, ids.shape[1])
@@ -204,13 +183,7 @@ def _keys_drift(model: PreTrainedModel, ids: torch.Tensor) -> float:
 
 
 def of_the_post(model: PreTrainedModel, texts: list[corpus.Sample]) -> Iterator[Pair]:
-    """Repeat the blog post's call on one of its families, as it was in mid-2023 and as it is.
-
-    Parameters
-    ----------
-    model, texts
-        As for `planted`, or a masked model; run under `widened`.
-    """
+    """Repeat the blog post's call on one of its families, as it was in mid-2023 and as it is."""
     for way in past_tables.variants(model, shallower=False):
         symptom = BLOG_NAMES.get((model.config.model_type, way.name))
         if symptom is None:
@@ -222,15 +195,7 @@ def of_the_post(model: PreTrainedModel, texts: list[corpus.Sample]) -> Iterator[
 
 
 def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Iterator[dict[str, Any]]:
-    """Repeat the symptoms of the thread about a model from scratch, on that chapter's model.
-
-    Parameters
-    ----------
-    settings : ScratchSettings
-        Of that chapter.
-    dtype : str
-        Of weights and arithmetic.
-    """
+    """Repeat the symptoms of the thread about a model from scratch, on that chapter's model."""
     loaded = scratch_subject.load(settings, dtype)
     model, block = loaded.model, loaded.model.shape.block
     device = model.characters.weight.device

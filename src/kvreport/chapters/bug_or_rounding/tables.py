@@ -12,19 +12,7 @@ _KEYS = ["document", "symptom", "model", "weights"]
 
 
 def judged(rows: pd.DataFrame) -> pd.DataFrame:
-    """Judge every symptom and every planted bug.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of the experiment ``bug_or_rounding``.
-
-    Returns
-    -------
-    DataFrame
-        ``document``, ``symptom``, ``model``, ``weights``, ``kind``, ``why``, ``slope`` (`Estimate` or None), ``finest``
-        (dtype), ``drift`` (mean in that dtype) and ``texts``.
-    """
+    """Judge every symptom and every planted bug."""
     table = []
     for values, part in rows.groupby(_KEYS, sort=False):
         finding = verdict.judge(part)
@@ -44,13 +32,7 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def lines(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average drift over texts: the points of the log-log figures.
-
-    Returns
-    -------
-    DataFrame
-        ``document``, ``symptom``, ``model``, ``weights``, ``dtype``, ``roundoff``, ``drift``.
-    """
+    """Average drift over texts: the points of the log-log figures."""
     means = rows.groupby([*_KEYS, "dtype"], sort=False)["drift"].mean().reset_index()
     return means.assign(roundoff=means["dtype"].map(UNIT_ROUNDOFF)).sort_values([*_KEYS, "roundoff"])
 
@@ -73,42 +55,18 @@ def complained_of(table: pd.DataFrame) -> pd.Series:
 
 
 def planted_grid(planted: pd.DataFrame) -> pd.DataFrame:
-    """Lay out which bug was called what in which family.
-
-    Parameters
-    ----------
-    planted : DataFrame
-        What was planted, from `judged`.
-    """
+    """Lay out which bug was called what in which family."""
     grid = planted.pivot_table(index="symptom", columns="model", values="kind", aggfunc="first", sort=False)
     return grid.fillna("does not apply").rename_axis(columns=None).reset_index().rename(columns={"symptom": "planted"})
 
 
 def layers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average the drift behind every layer over texts.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of the experiment ``first_bad_layer``.
-    """
+    """Average the drift behind every layer over texts."""
     return rows.groupby(["dtype", "bug", "layer"], sort=False)["drift"].mean().reset_index()
 
 
 def first_beyond(rows: pd.DataFrame, dtype: str, bug: str) -> int | None:
-    """Find the first layer whose drift is more than rounding can be.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of the experiment ``first_bad_layer``.
-    dtype, bug : str
-        Which rows.
-
-    Returns
-    -------
-    int or None
-    """
+    """Find the first layer whose drift is more than rounding can be."""
     part = rows[(rows["dtype"] == dtype) & (rows["bug"] == bug)]
     beyond = part[part["drift"] > verdict.LIMIT * UNIT_ROUNDOFF[dtype]]
     return int(beyond["layer"].min()) if len(beyond) else None
@@ -206,20 +164,7 @@ ADVICE = (
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:
-    """Make the decision table: advice under the verdict that this run's rows give.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `judged`.
-
-    Returns
-    -------
-    DataFrame
-        ``your symptom``, ``what it is`` (the verdict here, then the explanation), ``what to do`` and where that is shown.
-        Where the rows give another verdict than the one that the explanation belongs to, the explanation is withheld; a
-        symptom that was not run says so.
-    """
+    """Make the decision table: advice under the verdict that this run's rows give."""
     lines_of = []
     for advice in ADVICE:
         document, symptom = advice.symptom

@@ -28,18 +28,7 @@ MOST_PAIRS = 8
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Choose greedy paths that parted, at most `MOST_PAIRS` a dtype.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of the experiment ``first_divergence``.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``sample``, ``source``, ``steps``, ``path``, ``instead``.
-    """
+    """Choose greedy paths that parted, at most `MOST_PAIRS` a dtype."""
     wrote = (rows["way"] == first_divergence.WRITER) & (rows["choice"] == first_divergence.GREEDY)
     found = rows[wrote & (rows["parted"] == 1)]
     columns = ["dtype", "sample", "source", "steps", "path", "instead"]
@@ -85,28 +74,7 @@ def follow(
     instead: int,
     choose: first_divergence.Chooser,
 ) -> Iterator[dict[str, Any]]:
-    """Compare a path with the one that takes another token at a step.
-
-    Parameters
-    ----------
-    subject : Subject
-        The model.
-    prompt : Tensor of int64, shape (1, prompt_len)
-        What both go on from.
-    path : list of int
-        The first path's tokens.
-    steps : int
-        Of its tokens, the last of these is the one that differs.
-    instead : int
-        The other path's token at that step.
-    choose : Chooser
-        How the other path goes on.
-
-    Yields
-    ------
-    dict
-        ``offset``, ``kl_forced``, ``kl_free``, ``token_equal`` (see ``data/README.md``).
-    """
+    """Compare a path with the one that takes another token at a step."""
     model, length = subject.baseline.model, prompt.shape[1]
     last = min(len(path), steps + BEHIND)
     one = torch.cat([prompt, prompt.new_tensor([path[:last]])], 1)

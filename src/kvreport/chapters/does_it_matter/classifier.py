@@ -22,38 +22,14 @@ _RIDGE = 1e-3
 
 
 def labels(tokenizer, ids: list[int]) -> np.ndarray:
-    """Tell for every beginning of a text whether a bracket is open behind it.
-
-    Parameters
-    ----------
-    tokenizer : transformers tokenizer
-        Turns each id back into characters.
-    ids : list of int
-        The text.
-
-    Returns
-    -------
-    ndarray of bool, shape (len(ids),)
-    """
+    """Tell for every beginning of a text whether a bracket is open behind it."""
     pieces = tokenizer.batch_decode([[token] for token in ids])
     opened = [sum(map(piece.count, "([{")) - sum(map(piece.count, ")]}")) for piece in pieces]
     return np.cumsum(opened) > 0
 
 
 def logistic(features: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Fit the weights of a logistic regression without a bias.
-
-    Parameters
-    ----------
-    features : ndarray, shape (n, width)
-        One row an observation.
-    classes : ndarray of bool, shape (n,)
-        What to tell apart.
-
-    Returns
-    -------
-    ndarray, shape (width,)
-    """
+    """Fit the weights of a logistic regression without a bias."""
     sign = np.where(classes, 1.0, -1.0)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
@@ -84,22 +60,7 @@ def fitting_texts(settings: DoesItMatterSettings, tokenizer) -> list[list[int]]:
 
 
 def fit(model, tokenizer, texts: list[list[int]]) -> torch.Tensor:
-    """Fit the head on a model's features.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The frozen trunk with its language head, which is not used.
-    tokenizer : transformers tokenizer
-        Its own.
-    texts : list of list of int
-        Ids; the second half of each is used, as it is of the texts that are decided on.
-
-    Returns
-    -------
-    Tensor of float32, shape (2, width)
-        Weights of ``score``: half the regression's for open, half with the other sign for closed.
-    """
+    """Fit the head on a model's features."""
     features, classes = [], []
     with torch.inference_mode():
         for ids in texts:
@@ -114,18 +75,5 @@ def fit(model, tokenizer, texts: list[list[int]]) -> torch.Tensor:
 
 
 def decisions(hidden: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
-    """Decide as the stock class does.
-
-    Parameters
-    ----------
-    hidden : Tensor, shape (rows, width)
-        Last hidden states, in the dtype in which the stock class would have its head.
-    score : Tensor, shape (2, width)
-        Weights.
-
-    Returns
-    -------
-    Tensor of int64, shape (rows,)
-        0 for closed, 1 for open.
-    """
+    """Decide as the stock class does."""
     return functional.linear(hidden, score.to(hidden)).argmax(-1)

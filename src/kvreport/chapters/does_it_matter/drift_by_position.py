@@ -57,15 +57,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
 
 
 def follow(subject: variants.Subject, sample: corpus.Sample) -> Iterator[dict[str, Any]]:
-    """Hold the ways against the baseline along one text, added up in bins of positions.
-
-    Parameters
-    ----------
-    subject : Subject
-        The model.
-    sample : Sample
-        The text, of which the last token is only predicted.
-    """
+    """Hold the ways against the baseline along one text, added up in bins of positions."""
     text = subject.tensor([sample.ids])
     ids, targets = text[:, :-1], text[0, 1:]
     # What is fed first is a sixteenth too: everything behind it is on a cache.

@@ -61,21 +61,7 @@ class Chooser:
         return self._choice == GREEDY
 
     def __call__(self, logits: torch.Tensor, text: int, step: int) -> torch.Tensor:
-        """Choose from consecutive rows.
-
-        Parameters
-        ----------
-        logits : Tensor, shape (rows, vocabulary_size)
-            Of one text.
-        text : int
-            The sample's index.
-        step : int
-            Of the first row, counted from the first token written.
-
-        Returns
-        -------
-        Tensor of int64, shape (rows,)
-        """
+        """Choose from consecutive rows."""
         if self.is_greedy:
             return logits.argmax(-1)
         noise = [predictions.gumbel(self._seed, text, step + row, logits.shape[-1]) for row in range(len(logits))]
@@ -86,25 +72,7 @@ class Chooser:
 def write(
     model: PreTrainedModel, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser
 ) -> torch.Tensor:
-    """Continue prompts with a cache, a batch at a time.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    prompts : Tensor of int64, shape (texts, prompt_len)
-        All of one length.
-    samples : list of int
-        The texts' indices, which name their noise.
-    n_new_tokens : int
-        How many tokens to write; a text's end does not stop the others.
-    choose : Chooser
-        How to choose.
-
-    Returns
-    -------
-    Tensor of int64, shape (texts, n_new_tokens)
-    """
+    """Continue prompts with a cache, a batch at a time."""
     cache = DynamicCache(config=model.config)
     fed, written = prompts, []
     for step in range(n_new_tokens):
@@ -115,16 +83,7 @@ def write(
 
 
 def write_assisted(model: PreTrainedModel, prompt: torch.Tensor, n_new_tokens: int) -> list[int]:
-    """Continue a prompt by transformers' assisted decoding, greedily, with the model as its own assistant.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    prompt : Tensor of int64, shape (1, prompt_len)
-    n_new_tokens : int
-        How many tokens to write at most; a text's end ends it.
-    """
+    """Continue a prompt by transformers' assisted decoding, greedily, with the model as its own assistant."""
     own = model.generation_config
     asked = GenerationConfig(
         max_new_tokens=n_new_tokens, do_sample=False, bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id,
@@ -157,15 +116,7 @@ def ended(path: list[int], ends: set[int]) -> int:
 
 
 def watch(baseline: list[int], other: list[int], most: int) -> tuple[int, int]:
-    """Tell for how many steps two lists of choices were watched, and whether they differ at the last of them.
-
-    Parameters
-    ----------
-    baseline, other : list of int
-        Tokens chosen along one path.
-    most : int
-        Steps that may be watched.
-    """
+    """Tell for how many steps two lists of choices were watched, and whether they differ at the last of them."""
     first = agreement.first_divergence(baseline[:most], other[:most])
     return (most, 0) if first is None else (first + 1, 1)
 
@@ -204,28 +155,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
 def part(
     subject: variants.Subject, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Write one path a prompt and watch every way along it.
-
-    Parameters
-    ----------
-    subject : Subject
-        The model.
-    prompts : Tensor of int64, shape (texts, prompt_len)
-        All of one length.
-    samples : list of int
-        Their indices.
-    n_new_tokens : int
-        Length of a path.
-    choose : Chooser
-        How tokens are chosen.
-
-    Yields
-    ------
-    text : int
-        Which prompt.
-    row : dict
-        ``way``, ``steps``, ``parted``, ``path`` and ``instead`` (see ``data/README.md``).
-    """
+    """Write one path a prompt and watch every way along it."""
     model, prompt = subject.baseline.model, prompts.shape[1]
     written = write(model, prompts, samples, n_new_tokens, choose)
     # The last token written is only predicted: the row before it is the last one that chose.

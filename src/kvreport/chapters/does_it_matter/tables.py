@@ -34,13 +34,7 @@ def elsewhere() -> pd.DataFrame:
 
 
 def with_changes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add to rows of ``teacher_forced`` the change in the true token's probability, and shares as what is the same.
-
-    Returns
-    -------
-    DataFrame
-        With ``delta_p``, ``delta_p_squared``, ``same_top`` and ``same_decision``.
-    """
+    """Add to rows of ``teacher_forced`` the change in the true token's probability, and shares as what is the same."""
     # exp(nll + x) would lose what is small; the product keeps it.
     delta_p = np.exp(-rows["nll"]) * np.expm1(rows["dlogp"])
     return rows.assign(
@@ -71,34 +65,12 @@ def _shares(rows: pd.DataFrame, value: str) -> dict[str, estimates.Estimate]:
 
 
 def by_file(rows: pd.DataFrame, columns: list[str]) -> list[np.ndarray]:
-    """Split rows into arrays, one a file.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        With ``source``.
-    columns : list of str
-        What to keep.
-
-    Returns
-    -------
-    list of ndarray, shape (rows of the file, len(columns))
-    """
+    """Split rows into arrays, one a file."""
     return [part[columns].to_numpy() for _, part in rows.groupby("source", sort=True)]
 
 
 def resampled(files: list[np.ndarray], statistic, seed: int = 0) -> estimates.Estimate:
-    """Give a statistic of all rows with its bootstrap interval over files.
-
-    Parameters
-    ----------
-    files : list of ndarray
-        From `by_file`.
-    statistic : callable
-        Takes an array of rows, gives a number.
-    seed : int
-        Of the draws.
-    """
+    """Give a statistic of all rows with its bootstrap interval over files."""
     generator = np.random.default_rng(seed)
     picks = generator.integers(0, len(files), (_DRAWS, len(files)))
     draws = [statistic(np.concatenate([files[place] for place in pick])) for pick in picks]
@@ -112,13 +84,6 @@ def expected_flips(margins: np.ndarray, shifts: np.ndarray) -> float:
     are taken as independent, so a single number of the one is held against the whole distribution of the other; and below
     the smallest twentieth of the margins their density is taken as even.  Both make an estimate possible where no flip was
     seen at all, and it is no better than they are.
-
-    Parameters
-    ----------
-    margins : ndarray, shape (n,)
-        Of the baseline's first choice over its second.
-    shifts : ndarray, shape (n,)
-        By how much a way changes them.
     """
     ordered = np.sort(margins)
     edge = max(1, int(_EVEN * len(ordered)))
@@ -129,21 +94,7 @@ def expected_flips(margins: np.ndarray, shifts: np.ndarray) -> float:
 
 
 def axes_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Work out every statistic of every way.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of the experiment ``teacher_forced``.
-
-    Returns
-    -------
-    DataFrame
-        One row a dtype and way: ``dtype``, ``way``, ``kind``, ``tokens``, ``files``; `Estimate` of ``perplexity`` (the
-        baseline's), ``perplexity_way``, ``perplexity_ratio``, ``kl``, ``kl_99``, ``rms_delta_p``, ``mean_delta_p``,
-        ``same_top``, ``same_decision``, ``expected_flips``; percentiles ``kl_50``, ``kl_95``, ``kl_max``,
-        ``delta_p_1``, ``delta_p_50``, ``delta_p_99``; ``bits_equal_share``, the share of tokens whose divergence is 0.
-    """
+    """Work out every statistic of every way."""
     table = []
     for dtype, of_dtype in with_changes(rows).groupby("dtype", sort=False):
         of_dtype = of_dtype.assign(nll_way=of_dtype["nll"] - of_dtype["dlogp"])
@@ -185,20 +136,7 @@ def smaller_than(kl: estimates.Estimate, published: pd.DataFrame) -> str:
 
 
 def margins_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Count flips by the margin in ulps, over all ways that round otherwise and do nothing else.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of the experiment ``teacher_forced``.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``low`` and ``high`` (of the bin, ulps; the first bin begins at 0), ``tokens`` (comparisons in the bin),
-        ``share_of_margins``, ``flips``, ``seen`` (`Estimate`, Wilson's interval), ``predicted`` (probability that a shift of
-        this dtype takes away a margin of this bin; for a bin without margins, one in its middle).
-    """
+    """Count flips by the margin in ulps, over all ways that round otherwise and do nothing else."""
     rounding = [name for name, way in variants.BY_NAME.items() if way.kind == "rounding"]
     table = []
     for dtype, part in rows[rows["way"].isin(rounding)].groupby("dtype", sort=False):
@@ -235,13 +173,7 @@ def _overtaken(margins: np.ndarray, losses: pd.Series) -> float:
 
 
 def partings(rows: pd.DataFrame) -> dict[tuple[str, str, str], survival.Survival]:
-    """Estimate by dtype, choice and way how long a way stays with the baseline.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of the experiment ``first_divergence``.
-    """
+    """Estimate by dtype, choice and way how long a way stays with the baseline."""
     return {
         key: survival.kaplan_meier(part["steps"].to_numpy(), part["parted"].to_numpy() == 1)
         for key, part in rows.groupby(["dtype", "choice", "way"], sort=False)
@@ -251,25 +183,7 @@ def partings(rows: pd.DataFrame) -> dict[tuple[str, str, str], survival.Survival
 def partings_table(
     curves: dict[tuple[str, str, str], survival.Survival], axes: pd.DataFrame, steps: int
 ) -> pd.DataFrame:
-    """Lay seen and expected partings side by side.
-
-    Parameters
-    ----------
-    curves : dict
-        From `partings`.
-    axes : DataFrame
-        From `axes_table`.
-    steps : int
-        Tokens that each path has.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``way``; by choice (``greedy``, ``drawn``) the parted of the pairs and the share still together behind all
-        steps as an `Estimate`, missing where a way does not choose so; ``flip_share`` (an `Estimate`, of the fixed texts),
-        ``position`` (1 over the expected share of flips, tokens) and ``expected`` (share together behind all steps, were
-        each step's chance that share).
-    """
+    """Lay seen and expected partings side by side."""
     known = axes.set_index(["dtype", "way"])
     table = []
     for dtype, way in dict.fromkeys((dtype, way) for dtype, _, way in curves):
@@ -291,18 +205,7 @@ def partings_table(
 
 
 def growth(rows: pd.DataFrame) -> pd.DataFrame:
-    """Compare the last quarter of the positions with the first.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of the experiment ``drift_by_position``.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``way``, ``ratio`` (`Estimate`, bootstrap over files) of the mean divergence.
-    """
+    """Compare the last quarter of the positions with the first."""
     quarter = rows["bin"].max() / 4
     marked = rows.assign(variant=np.where(rows["bin"] <= quarter, "first", "middle"))
     marked.loc[rows["bin"] > 3 * quarter, "variant"] = "last"
@@ -315,13 +218,7 @@ def growth(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def positions_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average the divergence over texts, by way and bin of positions.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``way``, ``bin``, ``middle`` (tokens), ``kl``, ``flips``, ``n_tokens``.
-    """
+    """Average the divergence over texts, by way and bin of positions."""
     table = rows.groupby(["dtype", "way", "bin"], sort=False).agg(
         read_from=("read_from", "first"), read_to=("read_to", "first"), kl=("kl", "mean"), flips=("flips", "sum"),
         n_tokens=("n_tokens", "sum"),
@@ -330,18 +227,7 @@ def positions_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def snowball(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average over pairs, by step from the parting.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Of the experiment ``after_divergence``.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``offset``, ``pairs``, ``kl_forced``, ``kl_free``, ``token_equal``.
-    """
+    """Average over pairs, by step from the parting."""
     return rows.groupby(["dtype", "offset"], sort=False).agg(
         pairs=("sample", "nunique"), kl_forced=("kl_forced", "mean"), kl_free=("kl_free", "mean"),
         token_equal=("token_equal", "mean"),

@@ -44,17 +44,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
 
 
 def score(subject: variants.Subject, samples: list[corpus.Sample], head: torch.Tensor) -> Iterator[dict[str, Any]]:
-    """Hold every way against the baseline on some texts; the logits live no longer than the comparison.
-
-    Parameters
-    ----------
-    subject : Subject
-        The model.
-    samples : list of Sample
-        Texts of one length, of which the last token is only predicted.
-    head : Tensor, shape (2, width)
-        Of the classification.
-    """
+    """Hold every way against the baseline on some texts; the logits live no longer than the comparison."""
     whole = subject.tensor([sample.ids for sample in samples])
     ids, targets = whole[:, :-1], whole[:, 1:]
     half = ids.shape[1] // 2

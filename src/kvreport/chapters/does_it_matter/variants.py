@@ -168,17 +168,7 @@ def _static(model: PreTrainedModel, length: int) -> Cache:
 
 
 def on_a_cache(make: MakeCache, at_once: int | None, lost: int = 0) -> Feed:
-    """Feed the prompt into a cache, then the rest on top of it.
-
-    Parameters
-    ----------
-    make : callable
-        Takes the model and the text's length, and makes an empty cache.
-    at_once : int or None
-        Tokens of each further call; None for all the rest in one.
-    lost : int
-        Tokens that are taken off the cache behind the prompt: a planted fault.
-    """
+    """Feed the prompt into a cache, then the rest on top of it."""
 
     def feed(read: Reader, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
         for text in range(len(ids)):
@@ -236,13 +226,6 @@ def possible(model: PreTrainedModel, ways: tuple[Variant, ...] = VARIANTS) -> li
     Left out are a second attention where it knows one only; caches that are rounded, or cut back, where a layer has a window;
     the fp8 cache where transformers is older than it; quantized weights without the library; and on a CPU 4-bit weights of
     odd widths.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The baseline's.
-    ways : tuple of Variant
-        To choose from.
     """
     without = set()
     if model.config._attn_implementation == "eager":
@@ -298,17 +281,7 @@ class Subject:
         return self._loaded[key]
 
     def pieces(self, way: Variant, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
-        """Run some texts in a way; to be consumed under ``torch.inference_mode``.
-
-        Parameters
-        ----------
-        way : Variant
-            The change.
-        ids : Tensor of int64, shape (texts, tokens)
-            All of one length.
-        prompt : int
-            Tokens of the first part.
-        """
+        """Run some texts in a way; to be consumed under ``torch.inference_mode``."""
         yield from way.feed(Reader(self.model_of(way)), ids, prompt)
 
     def model_of(self, way: Variant) -> PreTrainedModel:
@@ -347,17 +320,7 @@ FIELDS = frozenset({"model", "weights", "device", "seed", "corpus", "dtypes"})
 
 
 def inputs(settings: DoesItMatterSettings, longest: int, n_samples: int, n_tokens: int) -> dict[str, Any]:
-    """Name the model and the corpus, and refuse what cannot be run.
-
-    Parameters
-    ----------
-    settings : DoesItMatterSettings
-        The chapter's.
-    longest : int
-        The longest text that is run, in tokens.
-    n_samples, n_tokens : int
-        How many texts are cut, how long.
-    """
+    """Name the model and the corpus, and refuse what cannot be run."""
     models = [_identity(settings, longest)]
     texts(settings, n_samples, n_tokens)
     return {"models": models, "corpus": corpus.describe(settings.corpus)}

@@ -62,19 +62,7 @@ def _blank(settings: ExactCachesSettings) -> PreTrainedModel:
 
 
 def prefill(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Fill a new cache with a text and score its last token, with strides that any product takes fast.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model whose logits are its head's.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
-
-    Returns
-    -------
-    Tensor, shape (1, 1, vocabulary_size)
-    """
+    """Fill a new cache with a text and score its last token, with strides that any product takes fast."""
     last = model.base_model(ids, use_cache=True).last_hidden_state[:, -1:]
     # `contiguous` would keep the strides of a single row.
     return model.get_output_embeddings()(last.clone(memory_format=torch.contiguous_format))

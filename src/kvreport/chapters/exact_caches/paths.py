@@ -49,21 +49,7 @@ def chunks(length: int) -> list[int]:
 
 
 def ways(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Score a text in every way but at once.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
-
-    Yields
-    ------
-    way : str
-        How it was fed.
-    logits : Tensor, shape (seq_len, vocabulary_size)
-    """
+    """Score a text in every way but at once."""
     length, config = ids.shape[1], model.config
     yield "prefix + last token", fed(model, ids, [length - 1, 1], DynamicCache(config=config))
     yield "chunks", fed(model, ids, chunks(length), DynamicCache(config=config))
@@ -92,13 +78,7 @@ def _generated(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
-    """Hold every way against the full pass, under both arithmetics.
-
-    Parameters
-    ----------
-    model, ids
-        As for `ways`.
-    """
+    """Hold every way against the full pass, under both arithmetics."""
     for arithmetic in ARITHMETICS:
         with torch.inference_mode(), exact.row_invariant() if arithmetic == EXACT else nullcontext():
             full = model(ids, use_cache=False).logits[0]
@@ -109,13 +89,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any
 
 
 def against(reference: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
-    """Compare rows of logits bit for bit.
-
-    Parameters
-    ----------
-    reference, logits : Tensor, shape (rows, vocabulary_size)
-        Two computations of the same rows.
-    """
+    """Compare rows of logits bit for bit."""
     equal = (reference == logits).all(-1)
     return {
         "rows": len(equal),

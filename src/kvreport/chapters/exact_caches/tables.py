@@ -13,19 +13,7 @@ ERRORS = {"error_rms": "the full pass", "step_error_rms": "token by token on a c
 
 
 def shares(ways: pd.DataFrame) -> pd.DataFrame:
-    """Add up rows over samples.
-
-    Parameters
-    ----------
-    ways : DataFrame
-        Rows of the experiment ``exact_ways``.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``arithmetic``, ``way``, ``rows``, ``equal_rows``, ``share``, ``max_abs`` (largest),
-        ``flips`` (sum).
-    """
+    """Add up rows over samples."""
     keys = ["model", "dtype", "arithmetic", "way"]
     table = ways.groupby(keys, sort=False).agg(
         rows=("rows", "sum"), equal_rows=("equal_rows", "sum"), max_abs=("max_abs", "max"), flips=("flips", "sum")
@@ -35,18 +23,7 @@ def shares(ways: pd.DataFrame) -> pd.DataFrame:
 
 
 def ways_table(shares: pd.DataFrame) -> pd.DataFrame:
-    """Lay equal rows out: a row a way and arithmetic, a column a dtype, over all models.
-
-    Parameters
-    ----------
-    shares : DataFrame
-        From `shares`.
-
-    Returns
-    -------
-    DataFrame
-        ``way``, ``arithmetic``, for each dtype ``equal of rows``, and ``largest difference`` over all.
-    """
+    """Lay equal rows out: a row a way and arithmetic, a column a dtype, over all models."""
     totals = shares.groupby(["way", "arithmetic", "dtype"], sort=False)[["equal_rows", "rows"]].sum()
     cells = totals["equal_rows"].map("{:,}".format) + " of " + totals["rows"].map("{:,}".format)
     grid = cells.unstack("dtype")[list(dict.fromkeys(shares["dtype"]))].rename(columns=DTYPES)
@@ -56,20 +33,7 @@ def ways_table(shares: pd.DataFrame) -> pd.DataFrame:
 
 
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Summarise every rung.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``exact_ladder``.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``rung``, ``share`` of equal rows, ``max_abs`` (largest), ``flips`` and ``rows`` (sums), ``error``
-        (relative to the reference, root mean square over both passes), and the times of a full pass and of a step over
-        stock's (medians of the ratios by sample).
-    """
+    """Summarise every rung."""
     stock = rows.loc[rows["rung"] == ladder.STOCK, ["dtype", "sample", "full_s", "decode_s"]]
     paired = rows.merge(stock, on=["dtype", "sample"], suffixes=("", "_stock"))
     paired["full_ratio"] = paired["full_s"] / paired["full_s_stock"]
@@ -94,20 +58,7 @@ def ladder_shown(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_ratios(rows: pd.DataFrame, error: str) -> pd.DataFrame:
-    """Take the error of the whole switch against double precision over stock's, by dtype.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``exact_ladder``.
-    error : str
-        One of `ERRORS`.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``ratio`` (`Estimate`: bootstrap over files, or of few files the lowest and highest, see `brackets`).
-    """
+    """Take the error of the whole switch against double precision over stock's, by dtype."""
     table = [
         {"dtype": dtype, "ratio": _ratio(part.assign(variant=part["rung"]), error, "all", ladder.STOCK)}
         for dtype, part in rows.groupby("dtype", sort=False)
@@ -126,18 +77,7 @@ def _ratio(rows: pd.DataFrame, value: str, variant: str, against: str, of=estima
 
 
 def costs(cost: pd.DataFrame) -> dict[str, estimates.Estimate]:
-    """Take the switch's times over stock's: median over repeats of the ratio, with its interval.
-
-    Parameters
-    ----------
-    cost : DataFrame
-        Rows of the experiment ``exact_cost``.
-
-    Returns
-    -------
-    dict
-        ``prefill`` and ``decode``.
-    """
+    """Take the switch's times over stock's: median over repeats of the ratio, with its interval."""
     rows = cost.assign(variant=cost["arithmetic"])
     return {
         name: _ratio(rows, f"{name}_s", paths.EXACT, paths.STOCK, estimates.paired_median_ratio)
@@ -148,24 +88,7 @@ def costs(cost: pd.DataFrame) -> dict[str, estimates.Estimate]:
 def promises(
     shares: pd.DataFrame, errors: dict[str, pd.DataFrame], times: dict[str, estimates.Estimate], cost_dtype: str
 ) -> pd.DataFrame:
-    """Judge what the switch promises by this run's rows.
-
-    Parameters
-    ----------
-    shares : DataFrame
-        From `shares`.
-    errors : dict of DataFrame
-        From `error_ratios`, by the column of the error.
-    times : dict of Estimate
-        From `costs`.
-    cost_dtype : str
-        In which times were taken.
-
-    Returns
-    -------
-    DataFrame
-        ``promise``, ``here`` (the numbers), ``verdict``: kept, broken, or undecided.
-    """
+    """Judge what the switch promises by this run's rows."""
     exact, stock = (shares[shares["arithmetic"] == name] for name in (paths.EXACT, paths.STOCK))
     fp32 = stock[(stock["dtype"] == "float32") & (stock["way"] == "token by token")]
     said = [

@@ -61,13 +61,7 @@ def pairs(block: int) -> dict[str, tuple[MakeReader, MakeReader]]:
 
 
 def read_steps(way: Reader, ids: torch.Tensor) -> torch.Tensor:
-    """Let a way read a text from its first character on.
-
-    Returns
-    -------
-    Tensor, shape (seq_len, batch_size, vocabulary_size)
-        Logits behind each character.
-    """
+    """Let a way read a text from its first character on."""
     return torch.stack([way.read(ids[:, : step + 1]) for step in range(ids.shape[1])])
 
 
@@ -81,22 +75,7 @@ def _differences(reference: torch.Tensor, other: torch.Tensor) -> Iterator[dict[
 
 
 def read_prompt(model: ScratchGPT, ids: torch.Tensor, how: str) -> torch.Tensor:
-    """Take in a prompt and score what follows it.
-
-    Parameters
-    ----------
-    model : ScratchGPT
-        The model.
-    ids : Tensor of int64, shape (1, prompt_len)
-        At most a block.
-    how : str
-        `LAST_ONLY`, `WHOLE`, or one of `CHUNKS`.
-
-    Returns
-    -------
-    Tensor, shape (1, vocabulary_size)
-        Logits.
-    """
+    """Take in a prompt and score what follows it."""
     if how in (LAST_ONLY, WHOLE):
         return Rolling(model, prompt="last" if how == LAST_ONLY else "whole", mask="causal").read(ids)
     mask: Mask = CHUNKS[how]

@@ -62,22 +62,7 @@ def places(block: int, n_blocks: int, seed: int) -> list[int]:
 
 
 def nats_at(way: Reader, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """Score a way at some places.
-
-    Parameters
-    ----------
-    way : Reader
-        A fresh one.
-    ids : Tensor of int64, shape (batch_size, n_characters)
-        Texts, one character longer than the last place.
-    lengths : list of int
-        Ascending; behind so many characters the next one is scored.
-
-    Returns
-    -------
-    Tensor of float64, shape (batch_size, len(lengths))
-        Negative log likelihood in nats.
-    """
+    """Score a way at some places."""
     found, scored = [], set(lengths)
     for length in range(1, lengths[-1] + 1):
         if way.remembers or length in scored:

@@ -29,19 +29,7 @@ def finest(logits: pd.DataFrame) -> str | None:
 
 
 def largest(logits: pd.DataFrame) -> pd.DataFrame:
-    """Take the largest difference of each comparison, in the first block and past it.
-
-    Parameters
-    ----------
-    logits : DataFrame
-        Rows of the experiment ``scratch_logits``.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``comparison``, ``where``, ``max_abs``, ``relative_rms`` (the largest each) and ``flips`` (share of steps
-        whose first choice is another).
-    """
+    """Take the largest difference of each comparison, in the first block and past it."""
     where = (logits["length"] <= logits["block"]).map({True: INSIDE, False: BEHIND})
     groups = logits.assign(where=where).groupby(["dtype", "comparison", "where"], sort=False)
     return groups.agg(
@@ -64,20 +52,7 @@ def behind_table(loss: pd.DataFrame) -> pd.DataFrame:
 
 
 def gap_table(behind: pd.DataFrame, block: int) -> dict[tuple[str, str], estimates.Estimate]:
-    """Give the loss of every way past the first block less that of another, place by place, in nats a character.
-
-    Parameters
-    ----------
-    behind : DataFrame
-        From `behind_table`.
-    block : int
-        Of the model.
-
-    Returns
-    -------
-    dict of (way, other) to Estimate
-        The other is the window, the posted cache, or the cache that is refilled once a block.
-    """
+    """Give the loss of every way past the first block less that of another, place by place, in nats a character."""
     return {
         (way, other): _mean_of(behind[way] - behind[other])
         for other in (WINDOW, POSTED, refill_name(block))
@@ -102,13 +77,6 @@ def closed_table(
 
     None when the gap itself is not above zero with its whole interval, so that there is nothing to be closed.  What
     `ABSOLUTE` closes is the share that is due to keys and values gone stale: positions are the same.
-
-    Parameters
-    ----------
-    behind : DataFrame
-        From `behind_table`.
-    gaps : mapping
-        From `gap_table`.
     """
     if gaps[POSTED, WINDOW].low <= 0:
         return dict.fromkeys((*FIXES, ABSOLUTE))
@@ -127,18 +95,7 @@ def scored_behind(loss: pd.DataFrame) -> int:
 
 
 def held_gap(held: pd.DataFrame) -> estimates.Estimate:
-    """Give a window's loss where it holds from half a block up to nearly all of it, less that with the whole block.
-
-    Parameters
-    ----------
-    held : DataFrame
-        Rows of the experiment ``scratch_held``.
-
-    Returns
-    -------
-    Estimate
-        In nats a character, on the same characters, with a bootstrap interval over files.
-    """
+    """Give a window's loss where it holds from half a block up to nearly all of it, less that with the whole block."""
     table = held.pivot(index=["source", "sample"], columns="held", values="nats")
     block = int(held["block"].iloc[0])
     fewer = [count for count in table if block <= 2 * count < 2 * block]
@@ -146,34 +103,14 @@ def held_gap(held: pd.DataFrame) -> estimates.Estimate:
 
 
 def best_held(held: pd.DataFrame) -> tuple[int, estimates.Estimate]:
-    """Find the number of held characters with the lowest loss.
-
-    Parameters
-    ----------
-    held : DataFrame
-        Rows of the experiment ``scratch_held``.
-
-    Returns
-    -------
-    int
-        How many, of the numbers that were tried.
-    Estimate
-        The loss with so many less that with the whole block, as for `held_gap`.
-    """
+    """Find the number of held characters with the lowest loss."""
     table = held.pivot(index=["source", "sample"], columns="held", values="nats")
     best = int(table.mean().idxmin())
     return best, _mean_of(table[best] - table[int(held["block"].iloc[0])])
 
 
 def bucket_table(loss: pd.DataFrame) -> pd.DataFrame:
-    """Average each way's loss, and its gap to the window, over each bucket of lengths.
-
-    Returns
-    -------
-    DataFrame
-        ``way``, ``read_from``, ``read_to`` (characters), ``block``, ``nats`` and ``gap`` (each an `Estimate`), ``n_scored`` a
-        sample.
-    """
+    """Average each way's loss, and its gap to the window, over each bucket of lengths."""
     table = []
     for (begin, end), rows in loss.groupby(["read_from", "read_to"]):
         wide = rows.pivot(index=["source", "sample"], columns="way", values="nats")
@@ -193,20 +130,7 @@ def bucket_table(loss: pd.DataFrame) -> pd.DataFrame:
 
 
 def causes_table(gaps: Mapping[tuple[str, str], estimates.Estimate], block: int) -> pd.DataFrame:
-    """List what each change of the posted cache does to its gap past the block.
-
-    Parameters
-    ----------
-    gaps : mapping
-        From `gap_table`.
-    block : int
-        Of the model.
-
-    Returns
-    -------
-    DataFrame
-        ``label``, ``estimate``, ``published`` (False throughout: the thread has no numbers of this kind).
-    """
+    """List what each change of the posted cache does to its gap past the block."""
     half = max(1, block // 2)
     names = {POSTED: "posted cache"} | {name: f"posted, {name[2:]} ({name[0]})" for name in FIXES}
     names |= {ABSOLUTE: ABSOLUTE, REPLY: "reply's cache", refill_name(half): f"refill, hop {half}"}
@@ -216,18 +140,7 @@ def causes_table(gaps: Mapping[tuple[str, str], estimates.Estimate], block: int)
 
 
 def sizes_table(causes: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """List the gaps of `causes_table` for models of several sizes.
-
-    Parameters
-    ----------
-    causes : mapping of str to DataFrame
-        By the size's name, from `causes_table`.
-
-    Returns
-    -------
-    DataFrame
-        ``size``, ``label``, ``estimate``.  A refill is named by its share of the block, which all sizes have in common.
-    """
+    """List the gaps of `causes_table` for models of several sizes."""
     tables = []
     for size, of_size in causes.items():
         table = of_size.drop(columns="published")
@@ -243,18 +156,7 @@ def _ratio(speed: pd.DataFrame, way: str, against: str) -> estimates.Estimate:
 
 
 def speed_table(speed: pd.DataFrame) -> pd.DataFrame:
-    """Give how many times as long a step without a cache takes as one with it, by length.
-
-    Parameters
-    ----------
-    speed : DataFrame
-        Rows of the experiment ``speed_of``.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``way``, ``length``, ``ratio`` (`Estimate`), ``cached_ms`` (median of the cached step).
-    """
+    """Give how many times as long a step without a cache takes as one with it, by length."""
     table = []
     steps = speed[speed["measure"] == STEP]
     for (model, length), rows in steps.groupby(["model", "length"], sort=False):
@@ -272,21 +174,7 @@ def run_ratios(speed: pd.DataFrame) -> dict[str, estimates.Estimate]:
 
 
 def cost_table(gaps: Mapping[tuple[str, str], estimates.Estimate], speed: pd.DataFrame) -> pd.DataFrame:
-    """Bring together what a way loses past the block and what it costs there.
-
-    Parameters
-    ----------
-    gaps : mapping
-        From `gap_table`.
-    speed : DataFrame
-        Rows of the experiment ``scratch_speed``.
-
-    Returns
-    -------
-    DataFrame
-        ``way``, ``time_ratio`` (`Estimate`: its time for a block of characters over the posted cache's), ``gap``
-        (`Estimate`, nats a character, to the window), ``milliseconds`` a character (median).
-    """
+    """Bring together what a way loses past the block and what it costs there."""
     past = speed[speed["measure"] == PAST]
     return pd.DataFrame(
         [
@@ -302,21 +190,7 @@ def cost_table(gaps: Mapping[tuple[str, str], estimates.Estimate], speed: pd.Dat
 
 
 def divergence(texts: pd.DataFrame, way: str, against: str) -> pd.DataFrame:
-    """Find where the greedy texts of two ways part.
-
-    Parameters
-    ----------
-    texts : DataFrame
-        Rows of the experiment ``scratch_texts``.
-    way, against : str
-        Values of the column ``way``.
-
-    Returns
-    -------
-    DataFrame
-        A row a text: ``sample``, ``block``, ``n_prompt``, ``written`` characters, ``first`` character that differs
-        (counted from 0, prompt included; missing where none does).
-    """
+    """Find where the greedy texts of two ways part."""
     wide = texts[texts["choice"] == "greedy"].pivot(index=["sample", "block", "n_prompt"], columns="way", values="text")
     rows = wide.reset_index()
     rows["first"] = [
@@ -327,13 +201,7 @@ def divergence(texts: pd.DataFrame, way: str, against: str) -> pd.DataFrame:
 
 
 def excerpts(texts: pd.DataFrame, n_characters: int = 72) -> pd.DataFrame:
-    """Show what each way writes behind the first block, on the same draws.
-
-    Returns
-    -------
-    DataFrame
-        ``way`` and ``text behind the first block``, one line each: a line's end is written as ↵ and runs of spaces as one.
-    """
+    """Show what each way writes behind the first block, on the same draws."""
     rows = texts[(texts["choice"] == "drawn") & (texts["sample"] == texts["sample"].min())]
     shown = [
         " ".join(text[block : block + 3 * n_characters].replace("\n", " ↵ ").split())[:n_characters]

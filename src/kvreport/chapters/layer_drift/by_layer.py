@@ -24,27 +24,13 @@ def identities(settings: LayerDriftSettings) -> list[dict[str, Any]]:
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
-    """Score one sample's last token both ways and yield a row for each place.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The sample.
-    """
+    """Score one sample's last token both ways and yield a row for each place."""
     full, split = full_and_split.full_pass(model, ids), full_and_split.split_pass(model, ids)
     yield from rows_of(full, split)
 
 
 def rows_of(full: full_and_split.LastToken, split: full_and_split.LastToken) -> Iterator[dict[str, Any]]:
-    """Turn two computations of a token into rows.
-
-    Parameters
-    ----------
-    full, split : LastToken
-        The reference, and what is compared with it.
-    """
+    """Turn two computations of a token into rows."""
     # One copy to the host for all layers: on a GPU each copy waits for everything before it.
     hidden = agreement.drift(full.hidden.cpu(), split.hidden.cpu())
     logits = agreement.drift(full.logits.cpu(), split.logits.cpu())

@@ -65,23 +65,7 @@ def _step(logits: torch.Tensor, cache_length: int) -> dict[str, Any]:
 
 
 def decode_uncached(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int) -> Iterator[dict[str, Any]]:
-    """Decode greedily, running the whole sequence anew at each step.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, prompt_len)
-        The prompt.
-    n_new_tokens : int
-        How many to write.
-
-    Yields
-    ------
-    dict
-        ``token``, ``margin`` (logit of the first choice less that of the second), ``cache_length`` after the step, and
-        ``logits_sha256`` (16 digits), by which two steps can be compared bit for bit.
-    """
+    """Decode greedily, running the whole sequence anew at each step."""
     for _ in range(n_new_tokens):
         step = _step(model(ids, use_cache=False).logits[0, -1], 0)
         yield step
@@ -91,23 +75,7 @@ def decode_uncached(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int
 def decode_cached(
     model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int, loop: Loop, limit: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Decode greedily with a cache; the loop's switches say how.
-
-    Parameters
-    ----------
-    model, ids, n_new_tokens
-        As for `decode_uncached`.
-    loop : Loop
-        The switches.
-    limit : int, optional
-        The model's context in tokens; decoding ends before the cache would outgrow it, since a model with learned
-        positions has none beyond.
-
-    Yields
-    ------
-    dict
-        As `decode_uncached`.
-    """
+    """Decode greedily with a cache; the loop's switches say how."""
     cache = None
     for _ in range(n_new_tokens):
         fed = ids if cache is None or loop.feeds_whole else ids[:, -1:]

@@ -28,19 +28,7 @@ def _fittable(rows: pd.DataFrame, value: str) -> estimates.Resampled | None:
 
 
 def layer_means(drift: pd.DataFrame) -> pd.DataFrame:
-    """Average over samples, as the document did, with an interval.
-
-    Parameters
-    ----------
-    drift : DataFrame
-        Rows of the experiment ``layer_drift``.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``weights``, ``dtype``, ``place``, ``layer``, ``max_abs`` with ``low`` and ``high`` (95 %, bootstrap over
-        files), and the means of ``relative_rms``, ``differing_share``, and ``n`` samples.
-    """
+    """Average over samples, as the document did, with an interval."""
     tables = []
     for (model, weights, dtype), rows in drift.groupby(["model", "weights", "dtype"], sort=False):
         resampled = estimates.resample(rows, "max_abs")
@@ -73,13 +61,7 @@ def fittable(drift: pd.DataFrame, value: str = "max_abs") -> dict[tuple[str, str
 
 
 def growth_table(series: dict[tuple[str, str], estimates.Resampled]) -> pd.DataFrame:
-    """Fit the growth a layer of every series of `fittable`.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``fit`` (interval of the fit) and ``sampling`` (bootstrap over files), both `Estimate`.
-    """
+    """Fit the growth a layer of every series of `fittable`."""
     table = [
         {
             "model": model,
@@ -93,13 +75,7 @@ def growth_table(series: dict[tuple[str, str], estimates.Resampled]) -> pd.DataF
 
 
 def ratio_table(series: dict[tuple[str, str], estimates.Resampled]) -> pd.DataFrame:
-    """Take the ratio of every dtype to the next finer one, over the inner layers, of the series of `fittable`.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``coarse``, ``fine``, ``fit``, ``sampling``.
-    """
+    """Take the ratio of every dtype to the next finer one, over the inner layers, of the series of `fittable`."""
     table = []
     for model in dict.fromkeys(model for model, _ in series):
         of_model = {dtype: resampled for (name, dtype), resampled in series.items() if name == model}
@@ -118,18 +94,7 @@ def ratio_table(series: dict[tuple[str, str], estimates.Resampled]) -> pd.DataFr
 
 
 def published_fits(published: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Fit growth and ratios to the document's own columns; they have no samples, so only the fit's interval.
-
-    Parameters
-    ----------
-    published : DataFrame
-        From `documents.published_drift`.
-
-    Returns
-    -------
-    growth, ratios : DataFrame
-        As `growth_table` and `ratio_table`, without ``sampling``.
-    """
+    """Fit growth and ratios to the document's own columns; they have no samples, so only the fit's interval."""
     growth, ratios = [], []
     for model, of_model in published.groupby("model", sort=False):
         fitted = {dtype: inner(rows) for dtype, rows in of_model.groupby("dtype", sort=False)}
@@ -146,21 +111,7 @@ def published_fits(published: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]
 
 
 def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
-    """Hold each step of a method against the same step without a cache.
-
-    Parameters
-    ----------
-    greedy : DataFrame
-        Rows of the experiment ``greedy_paths``.
-    method : str
-        A cached method.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``step``, ``bits_equal`` (of the logits), ``token_equal``, and ``same_prefix``: whether all
-        tokens before the step are equal, so that the two steps compute the same thing.
-    """
+    """Hold each step of a method against the same step without a cache."""
     keys = ["model", "dtype", "step"]
     both = greedy[greedy["method"] == method].merge(
         greedy[greedy["method"] == greedy_paths.UNCACHED], on=keys, suffixes=("", "_uncached")
@@ -175,15 +126,7 @@ def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
 
 
 def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
-    """Find for every method the first token that differs from decoding without a cache.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``method``, ``first_divergence`` (step, NaN when all tokens are equal), ``margin`` (of the
-        uncached logits at that step), ``steps`` compared, ``equal`` (all of them, and no fewer than without a cache),
-        ``bits_equal_steps`` and ``final_cache_length``.
-    """
+    """Find for every method the first token that differs from decoding without a cache."""
     table = []
     for (model, dtype), rows in greedy.groupby(["model", "dtype"], sort=False):
         uncached = rows[rows["method"] == greedy_paths.UNCACHED].set_index("step").sort_index()
@@ -218,14 +161,7 @@ def _first_difference(row) -> str:
 
 
 def divergence_grid(table: pd.DataFrame) -> pd.DataFrame:
-    """Lay the first differing steps of `divergence_table` out for reading: a row a method, a column a model and dtype.
-
-    Returns
-    -------
-    DataFrame
-        ``method``; ``cache length`` at the end, over all models and dtypes; and for each of these ``equal``, or ``step n``
-        for the first step whose token differs.
-    """
+    """Lay the first differing steps of `divergence_table` out for reading: a row a method, a column a model and dtype."""
     said = pd.Series([_first_difference(row) for row in table.itertuples()])
     column = table["model"] + ", " + table["dtype"].map(DTYPES)
     grid = table.assign(said=said, column=column).pivot(index="method", columns="column", values="said")
@@ -236,14 +172,7 @@ def divergence_grid(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def mitigation_table(measured: pd.DataFrame) -> pd.DataFrame:
-    """Take every variant against stock: drift by the ratio of means, times by the median of paired ratios.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``variant``, ``equal_share`` (samples whose logits are equal bit for bit), ``drift_ratio``,
-        ``decode_ratio``, ``full_ratio`` (each an `Estimate`); no rows for a dtype in which stock does not drift.
-    """
+    """Take every variant against stock: drift by the ratio of means, times by the median of paired ratios."""
     table = []
     for dtype, rows in measured.groupby("dtype", sort=False):
         if not (rows.loc[rows["variant"] == mitigations.STOCK, "logits_relative_rms"] > 0).any():
@@ -269,14 +198,7 @@ GROWTH, RATIO = "growth a layer", "ratio of drift / that of unit roundoffs"
 
 
 def laws_table(ours: Iterable[pd.DataFrame], published: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Bring our `growth_table` and `ratio_table` and the two of `published_fits` together.
-
-    Returns
-    -------
-    DataFrame
-        ``quantity`` (growth a layer; or ratio of drift between two dtypes over that of their unit roundoffs), ``label``,
-        ``estimate``, ``published``.
-    """
+    """Bring our `growth_table` and `ratio_table` and the two of `published_fits` together."""
     table = []
     whose = (*((fitted, "fit", True) for fitted in published), *((fitted, "sampling", False) for fitted in ours))
     for fitted, column, theirs in whose:
@@ -321,13 +243,7 @@ def mitigation_grid(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def halves(series: dict[tuple[str, str], estimates.Resampled]) -> pd.DataFrame:
-    """Fit the growth of the first and of the second half of the inner layers apart: one law would give equal halves.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``first``, ``second`` (growth a layer, as a fraction); of six inner layers or more.
-    """
+    """Fit the growth of the first and of the second half of the inner layers apart: one law would give equal halves."""
     table = []
     for (model, dtype), resampled in series.items():
         if len(resampled.layers) >= 6:

@@ -31,14 +31,7 @@ def _shape(config: PretrainedConfig) -> dict[str, int | str]:
 
 
 def architectures() -> pd.DataFrame:
-    """List the documents' models: hub id, who used it, shape and parameters.
-
-    Returns
-    -------
-    DataFrame
-        ``family``, ``hub id``, ``used by``, ``positions``, ``layers``, ``width``, ``heads``, ``KV heads``,
-        ``vocabulary``, ``parameters``.
-    """
+    """List the documents' models: hub id, who used it, shape and parameters."""
     return pd.DataFrame(
         {
             "family": family.title,
@@ -54,13 +47,7 @@ def architectures() -> pd.DataFrame:
 
 
 def memory() -> pd.DataFrame:
-    """Predict the bytes of the documents' models' weights, as `loading.load` does before it loads.
-
-    Returns
-    -------
-    DataFrame
-        ``hub id`` and the bytes in each of `STORED`.
-    """
+    """Predict the bytes of the documents' models' weights, as `loading.load` does before it loads."""
     rows = []
     for family in registry.families().values():
         for architecture in family.architectures:
@@ -71,14 +58,7 @@ def memory() -> pd.DataFrame:
 
 
 def stand_ins() -> pd.DataFrame:
-    """List the stand-ins: shape, parameters, and held-out bits per byte beside the baselines.
-
-    Returns
-    -------
-    DataFrame
-        ``family``, the columns of a shape, ``positions``, ``tokenizer``, ``objective``, ``parameters``, ``model``,
-        ``unigram``, ``bigram_backoff``, ``xz_9`` (bits per byte).
-    """
+    """List the stand-ins: shape, parameters, and held-out bits per byte beside the baselines."""
     rows = []
     for name in listing.shipped():
         facts, family = loading.standin_facts(name), registry.families()[name]
@@ -97,15 +77,7 @@ def stand_ins() -> pd.DataFrame:
 
 
 def smoothed(losses: np.ndarray, window: float = _WINDOW) -> np.ndarray:
-    """Average a noisy curve over the last steps before each point, fewer where the curve is young and steep.
-
-    Parameters
-    ----------
-    losses : ndarray, shape (n_steps,)
-        One value a step.
-    window : float
-        Share of the steps so far that goes into the mean.
-    """
+    """Average a noisy curve over the last steps before each point, fewer where the curve is young and steep."""
     total = np.concatenate([[0.0], np.cumsum(losses)])
     ends = np.arange(1, len(losses) + 1)
     starts = np.minimum(np.floor(ends * (1 - window)).astype(int), ends - 1)
@@ -116,11 +88,6 @@ def curves() -> pd.DataFrame:
     """Read the training losses, in bits per byte so that two tokenizers can stand on one axis.
 
     The tokens of a byte are counted on the held-out text, whose count the record of a training holds.
-
-    Returns
-    -------
-    DataFrame
-        ``family``, ``name``, ``masked``, ``step``, ``tokens`` seen so far, ``loss_nats`` of the batch, ``bits_per_byte`` smoothed.
     """
     tables = []
     for name in listing.shipped():
@@ -154,18 +121,7 @@ def thinned(table: pd.DataFrame, points: int = 200) -> pd.DataFrame:
 
 
 def samples(rows: pd.DataFrame) -> pd.DataFrame:
-    """Put together what each model wrote.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``greedy_samples``.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``weights``, ``text``, ``probability`` (geometric mean over the tokens, as the model gives them).
-    """
+    """Put together what each model wrote."""
     found = []
     for (model, weights), of in rows.sort_values("step").groupby(["model", "weights"], sort=False):
         found.append(

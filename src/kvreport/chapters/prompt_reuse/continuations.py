@@ -82,15 +82,7 @@ class Item:
 
 
 def joined_words(tokenizer: PreTrainedTokenizerBase, stop: str = ".") -> list[str]:
-    """List words that a vocabulary joins with the full stop before them, the most frequent first.
-
-    Parameters
-    ----------
-    tokenizer : PreTrainedTokenizerBase
-        Byte-level or not: the tokens looked for are plain letters.
-    stop : str
-        The character before the word.
-    """
+    """List words that a vocabulary joins with the full stop before them, the most frequent first."""
     vocabulary = tokenizer.get_vocab()
     # A vocabulary is in the order in which its merges were learned, so low ids are frequent.
     tokens = sorted(
@@ -101,13 +93,7 @@ def joined_words(tokenizer: PreTrainedTokenizerBase, stop: str = ".") -> list[st
 
 
 def posted_items(tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
-    """Encode the examples of the thread and of the documentation, their variations, and a cache as long as the prompt.
-
-    Parameters
-    ----------
-    tokenizer : PreTrainedTokenizerBase
-        The model's.
-    """
+    """Encode the examples of the thread and of the documentation, their variations, and a cache as long as the prompt."""
 
     def encode(text: str, **options) -> list[int]:
         return list(tokenizer(text, **options)["input_ids"])
@@ -184,37 +170,13 @@ class Continuation:
 
 
 def fill(model: PreTrainedModel, ids: list[int], kind: str, room: int) -> Cache:
-    """Fill a fresh cache with token ids.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : list of int
-        What to fill it with.
-    kind : {"dynamic", "static"}
-        Of the cache.
-    room : int
-        Tokens that a static cache has room for.
-    """
+    """Fill a fresh cache with token ids."""
     cache = caches.make(kind, model.config, room)
     return model(torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True).past_key_values
 
 
 def generate(model: PreTrainedModel, ids: list[int], n_new_tokens: int, cache: Cache | None = None) -> Continuation:
-    """Write greedily with the library's `generate`, as the thread does.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : list of int
-        The whole prompt.
-    n_new_tokens : int
-        How many to write at most.
-    cache : Cache, optional
-        Handed over as it is, and changed; without it `generate` makes its own.
-    """
+    """Write greedily with the library's `generate`, as the thread does."""
     prompt = torch.tensor([ids], device=model.device)
     handed = {} if cache is None else {"past_key_values": cache}
     output = model.generate(
@@ -231,23 +193,7 @@ def generate(model: PreTrainedModel, ids: list[int], n_new_tokens: int, cache: C
 
 
 def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iterator[tuple[str, str, Continuation]]:
-    """Continue one item in every way that applies to it.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    item : Item
-        The text.
-    n_new_tokens : int
-        How many tokens to write.
-
-    Yields
-    ------
-    way, cache : str
-        The latter empty where no cache is handed over.
-    continuation : Continuation
-    """
+    """Continue one item in every way that applies to it."""
     yield NO_REUSE, "", generate(model, item.ids, n_new_tokens)
     # The prompt may be fed a second time on top of a cache that holds it.
     room = len(item.prefix_ids) + len(item.ids) + n_new_tokens

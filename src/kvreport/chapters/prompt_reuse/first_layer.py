@@ -28,13 +28,7 @@ _VOCABULARY_SIZE, _MLP_WIDTH = 256, 64
 
 
 def shape_of(hub_id: str) -> dict[str, Any]:
-    """Look up the true architecture behind a hub id.
-
-    Raises
-    ------
-    KeyError
-        When the registry does not have it.
-    """
+    """Look up the true architecture behind a hub id."""
     for family in registry.families().values():
         for architecture in family.architectures:
             if architecture.hub_id == hub_id:
@@ -43,17 +37,7 @@ def shape_of(hub_id: str) -> dict[str, Any]:
 
 
 def build(hub_id: str, dtype: torch.dtype, device: torch.device, seed: int) -> torch.nn.Module:
-    """Build the first layer of an architecture, with random weights.
-
-    Parameters
-    ----------
-    hub_id : str
-        In the registry.
-    dtype, device
-        Of the weights.
-    seed : int
-        Of the weights.
-    """
+    """Build the first layer of an architecture, with random weights."""
     true = shape_of(hub_id)
     values = true | {
         "num_hidden_layers": 1,

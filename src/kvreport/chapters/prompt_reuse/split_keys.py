@@ -42,20 +42,7 @@ def identities(settings: PromptReuseSettings) -> list[dict[str, Any]]:
 
 
 def posted_ids(tokenizer: PreTrainedTokenizerBase, one_begin: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encode the thread's prompt and response as its script does.
-
-    Parameters
-    ----------
-    tokenizer : PreTrainedTokenizerBase
-        With a chat template the prompt is a user's turn; without one it is encoded as it stands.
-    one_begin : bool
-        Whether the response is encoded without the special tokens that `encode` adds of itself, a second begin-of-text
-        for Llama.
-
-    Returns
-    -------
-    prompt, response : Tensor of int64, shape (1, n_tokens)
-    """
+    """Encode the thread's prompt and response as its script does."""
     texts = documents.published("forum-reuse")["split"]
     if tokenizer.chat_template is None:
         prompt = tokenizer(texts["prompt"])["input_ids"]
@@ -68,17 +55,7 @@ def posted_ids(tokenizer: PreTrainedTokenizerBase, one_begin: bool = False) -> t
 
 @contextmanager
 def rows_of_the_whole(model: PreTrainedModel, first: int, total: int) -> Iterator[None]:
-    """Give every linear map of a model as many rows as the whole pass has, those fed at their place, the others zero.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Put back afterwards, also after an error.
-    first : int
-        Place of the first fed row.
-    total : int
-        Rows of the whole pass.
-    """
+    """Give every linear map of a model as many rows as the whole pass has, those fed at their place, the others zero."""
     changed = []
 
     def widened(stock):
@@ -102,15 +79,7 @@ def rows_of_the_whole(model: PreTrainedModel, first: int, total: int) -> Iterato
 
 
 def overwrite(cache: Cache, seed: int) -> None:
-    """Replace every cached key and value by a random number of the same scale, in place.
-
-    Parameters
-    ----------
-    cache : Cache
-        A dynamic one.
-    seed : int
-        Of the numbers.
-    """
+    """Replace every cached key and value by a random number of the same scale, in place."""
     generator = torch.Generator().manual_seed(seed)
     for layer in cache.layers:
         for tensor in (layer.keys, layer.values):
@@ -121,21 +90,7 @@ def overwrite(cache: Cache, seed: int) -> None:
 def in_two_parts(
     model: PreTrainedModel, ids: torch.Tensor, n_prompt: int, variant: str = POSTED, seed: int = 0
 ) -> Cache:
-    """Feed a text's first tokens into a cache and the others on top of it.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The whole text.
-    n_prompt : int
-        Tokens of the first part.
-    variant : str
-        `POSTED`, `OVERWRITTEN`, `WHOLE_CACHE` or `FULL_ROWS`.
-    seed : int
-        Of what the cache is overwritten with.
-    """
+    """Feed a text's first tokens into a cache and the others on top of it."""
     total = ids.shape[1]
     if variant == FULL_ROWS:
         with rows_of_the_whole(model, 0, total):
@@ -153,15 +108,7 @@ def in_two_parts(
 
 
 def compare(whole: Cache, split: Cache, n_prompt: int) -> Iterator[dict[str, Any]]:
-    """Yield one row for each layer, tensor and part of the text.
-
-    Parameters
-    ----------
-    whole, split : Cache
-        Of the same tokens; keys and values of shape (batch_size, num_heads, seq_len, head_dim).
-    n_prompt : int
-        Tokens of the first part.
-    """
+    """Yield one row for each layer, tensor and part of the text."""
     for layer, (one, other) in enumerate(zip(whole.layers, split.layers, strict=True)):
         for tensor in ("keys", "values"):
             first, second = getattr(one, tensor).cpu(), getattr(other, tensor).cpu()
@@ -172,13 +119,7 @@ def compare(whole: Cache, split: Cache, n_prompt: int) -> Iterator[dict[str, Any
 
 
 def difference(reference: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
-    """Compare two tensors element by element, as one flat vector.
-
-    Parameters
-    ----------
-    reference, other : Tensor, shape (...)
-        Two computations of the same numbers.
-    """
+    """Compare two tensors element by element, as one flat vector."""
     apart = agreement.ulps(reference, other).flatten()
     differing = apart[apart > 0]
     drift = agreement.drift(reference.flatten(), other.flatten())

@@ -22,21 +22,7 @@ def _short(hub_id: str) -> str:
 
 
 def count_arithmetic(first_layer: pd.DataFrame, shapes: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """Take the published numbers of elements apart, and hold them against what transformers' classes make.
-
-    Parameters
-    ----------
-    first_layer : DataFrame
-        Rows of the experiment of this name.
-    shapes : dict
-        Configuration by hub id, as the run's record has it.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``published``, ``per_token`` (key heads times head dimension), ``tokens``, ``prompt``, ``response``,
-        ``elements`` (ours), ``published_differing``.
-    """
+    """Take the published numbers of elements apart, and hold them against what transformers' classes make."""
     table = []
     for count in documents.published(DOCUMENT)["split"]["counts"]:
         shape = shapes[count["hub_id"]]
@@ -61,13 +47,7 @@ def count_arithmetic(first_layer: pd.DataFrame, shapes: dict[str, dict[str, Any]
 
 
 def rows_fed_table(first_layer: pd.DataFrame) -> pd.DataFrame:
-    """Give the share of the second part's keys that differ, by the number of rows fed.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``variant``, ``rows_fed``, ``n_elements``, ``n_differing``, ``share``.
-    """
+    """Give the share of the second part's keys that differ, by the number of rows fed."""
     table = first_layer[first_layer["part"] == "response"].assign(
         model=lambda rows: rows["shape"].map(_short), share=lambda rows: rows["n_differing"] / rows["n_elements"]
     )
@@ -76,13 +56,7 @@ def rows_fed_table(first_layer: pd.DataFrame) -> pd.DataFrame:
 
 
 def published_response_shares() -> pd.DataFrame:
-    """Give the published counts as shares of the response's elements, the only rows that both passes could compute apart.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``rows_fed``, ``share``.
-    """
+    """Give the published counts as shares of the response's elements, the only rows that both passes could compute apart."""
     counts = documents.published(DOCUMENT)["split"]["counts"]
     return pd.DataFrame(
         {
@@ -102,21 +76,7 @@ def at_published_rows(rows_fed: pd.DataFrame, published: pd.DataFrame) -> pd.Dat
 
 
 def by_layer(split: pd.DataFrame, variant: str = split_keys.POSTED) -> pd.DataFrame:
-    """Give share and size of the difference in every layer.
-
-    Parameters
-    ----------
-    split : DataFrame
-        Rows of the experiment ``split_keys``.
-    variant : str
-        One of its variants.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``tensor``, ``part``, ``layer``, ``share``, ``median_ulps``, ``max_abs``, and
-        ``relative_roundoffs`` (relative difference over the dtype's unit roundoff).
-    """
+    """Give share and size of the difference in every layer."""
     rows = split[split["variant"] == variant]
     return rows.assign(
         share=rows["n_differing"] / rows["n_elements"],
@@ -125,15 +85,7 @@ def by_layer(split: pd.DataFrame, variant: str = split_keys.POSTED) -> pd.DataFr
 
 
 def switches(split: pd.DataFrame) -> pd.DataFrame:
-    """Count for every variant what differs: in the tensor that the thread compared, and in all layers.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``variant``; what differs of how many elements, as text: in the response's part of the first
-        layer's keys, and in the prompt's and the response's part of keys and values of all layers; and ``median ulps`` of
-        what differs in the response, the median over layers.
-    """
+    """Count for every variant what differs: in the tensor that the thread compared, and in all layers."""
     table = []
     for (model, dtype, variant), rows in split.groupby(["model", "dtype", "variant"], sort=False):
         response = rows[rows["part"] == "response"]
@@ -161,20 +113,7 @@ _RUN = ["model", "dtype", "case", "item"]
 
 
 def runs(reuse: pd.DataFrame) -> pd.DataFrame:
-    """Bring each continuation to one row and hold it against the one without reuse.
-
-    Parameters
-    ----------
-    reuse : DataFrame
-        Rows of the experiment ``prompt_reuse``.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``case``, ``item``, ``way``, ``cache``, what was counted in tokens, ``seam`` (whether the
-        prefix's ids are no prefix of the prompt's), ``tokens`` and ``words`` (tuples), ``equal`` (tokens equal to those
-        without reuse), ``first_divergence`` and ``margin`` (of the run without reuse, there).
-    """
+    """Bring each continuation to one row and hold it against the one without reuse."""
     table = []
     keys = [*_RUN, "way", "cache"]
     for values, rows in reuse.assign(cache=reuse["cache"].fillna("")).groupby(keys, sort=False):
@@ -221,18 +160,7 @@ CASES = {
 
 
 def outcomes(table: pd.DataFrame) -> pd.DataFrame:
-    """Count for every case, dtype and way the runs whose tokens equal those without reuse.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `runs`.
-
-    Returns
-    -------
-    DataFrame
-        ``case``, ``dtype``, ``way``, ``seams`` (runs whose ids do not continue), ``equal``, ``runs``, ``estimate``.
-    """
+    """Count for every case, dtype and way the runs whose tokens equal those without reuse."""
     reused = table[table["way"] != continuations.NO_REUSE]
     found = []
     for case in CASES:
@@ -271,14 +199,7 @@ def outcome_grid(counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def seam_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Show the ids on both sides of the seam: what the cache ends in, and what the prompt has in its place.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``case``, ``item``, ``shared`` (of the prefix's ids), ``cache ends in``, ``prompt has there``; published
-        rows first.
-    """
+    """Show the ids on both sides of the seam: what the cache ends in, and what the prompt has in its place."""
     found = []
     for row in documents.published(DOCUMENT)["seam"]:
         for there in row["whole_has"]:
@@ -312,20 +233,7 @@ def shown(text: str) -> str:
 
 
 def side_by_side(table: pd.DataFrame, cases: tuple[str, ...]) -> pd.DataFrame:
-    """Put the continuations of each prompt beside one another, the place marked at which each leaves the first.
-
-    Parameters
-    ----------
-    table : DataFrame
-        From `runs`.
-    cases : tuple of str
-        Cases to show; the first dtype's runs with a dynamic cache.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``prompt``, and a column for each way.
-    """
+    """Put the continuations of each prompt beside one another, the place marked at which each leaves the first."""
     rows = table[(table["dtype"] == table["dtype"].iloc[0]) & table["cache"].isin(["", "dynamic"])]
     prompts = documents.published(DOCUMENT)["generation"]["prompts"]
     found = []
@@ -358,20 +266,7 @@ def _share_over_files(rows: pd.DataFrame) -> estimates.Estimate:
 
 
 def cut_shares(cuts: pd.DataFrame) -> pd.DataFrame:
-    """Estimate the share of cuts after which the first part's ids do not begin the whole text's.
-
-    Parameters
-    ----------
-    cuts : DataFrame
-        Rows of the experiment ``seams``.
-
-    Returns
-    -------
-    DataFrame
-        ``tokenizer``, ``place`` (``anywhere`` first), ``estimate`` (95 % interval: bootstrap over files, or Wilson's
-        over files where all cuts agree), ``cuts``,
-        ``files``, ``lost`` (mean number of the prefix's tokens that cannot be reused).
-    """
+    """Estimate the share of cuts after which the first part's ids do not begin the whole text's."""
     table = []
     for name, rows in cuts.groupby("tokenizer", sort=False):
         rows = rows.assign(sample=np.arange(len(rows)), unsafe=1.0 - rows["safe"], all=0)

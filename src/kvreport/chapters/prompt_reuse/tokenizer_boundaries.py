@@ -31,15 +31,7 @@ Encoder = Callable[[list[str]], list[list[int]]]
 
 
 def kind_of(text: str, cut: int) -> str:
-    """Name the place of a cut by the characters on both sides.
-
-    Parameters
-    ----------
-    text : str
-        The whole text.
-    cut : int
-        Characters before the cut, at least one, and at least one behind it.
-    """
+    """Name the place of a cut by the characters on both sides."""
     before, behind = text[cut - 1], text[cut]
     if before.isalnum() and behind.isalnum():
         return "inside a word"

@@ -16,13 +16,7 @@ _KINDS = {
 
 
 def figure_published(beside: pd.DataFrame) -> Figure:
-    """Draw the document's tokens a second beside this run's `generate`, a line a device.
-
-    Parameters
-    ----------
-    beside : DataFrame
-        From `tables.beside_published`.
-    """
+    """Draw the document's tokens a second beside this run's `generate`, a line a device."""
     devices = list(dict.fromkeys(beside["device"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.5 * len(devices)))
     for row in beside.itertuples():

@@ -37,13 +37,7 @@ def decode_steps(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def step_seconds(rows: pd.DataFrame, cache: str, compiled: bool, one_row: bool = False) -> pd.DataFrame:
-    """Choose the decode steps of one way of the loop.
-
-    Returns
-    -------
-    DataFrame
-        ``repeat``, ``step``, ``context``, ``seconds``, ``token``.
-    """
+    """Choose the decode steps of one way of the loop."""
     steps = decode_steps(rows)
     chosen = steps[
         (steps["cache"] == cache) & (steps["compiled"] == int(compiled)) & (steps["one_row"] == int(one_row))
@@ -72,15 +66,7 @@ def per_repeat(rows: pd.DataFrame) -> dict[Way, pd.Series]:
 
 
 def speeds(rows: pd.DataFrame, repeats: dict[Way, pd.Series]) -> pd.DataFrame:
-    """Give tokens a second of every way, from rows of ``static_speed`` and `per_repeat` of them.
-
-    Returns
-    -------
-    DataFrame
-        ``engine``, ``cache``, ``compiled``, ``one_row``, ``way``, ``speed`` (an `Estimate`: median, lowest and highest of the
-        repeats), ``repeats``, ``first_s`` (seconds of the first step; for `generate` on a device that compiles, of the first call).
-        For `generate` the prefill is within, as in the document; for the loop it is not.
-    """
+    """Give tokens a second of every way, from rows of ``static_speed`` and `per_repeat` of them."""
     table = []
     whole = rows[(rows["engine"] == speed.GENERATE) & (rows["phase"] == speed.WHOLE)]
     for (engine, cache, compiled, one_row), some in whole.groupby(_WAY, sort=False):
@@ -124,11 +110,6 @@ def growth(steps: pd.DataFrame) -> estimates.Estimate:
     """Fit seconds of a step against the number of tokens, and give the growth over 100 tokens as a share of the start.
 
     Least squares over all timed steps; the interval is Student's, and takes their errors as independent.
-
-    Parameters
-    ----------
-    steps : DataFrame
-        From `step_seconds`.
     """
     # One step in fifty is interrupted by the system; a median over the repeats would need more of them.
     kept = steps[steps["seconds"] <= steps["seconds"].quantile(0.98)]
@@ -186,27 +167,13 @@ class Limit:
 
 
 def limit(read: pd.DataFrame, memory: pd.DataFrame) -> Limit:
-    """Compute the limit of a decode step, which reads every weight and every key and value once.
-
-    Parameters
-    ----------
-    read : DataFrame
-        Rows of the experiment ``memory_bandwidth``.
-    memory : DataFrame
-        Rows of the experiment ``static_memory``; its shortest text is the run's own.
-    """
+    """Compute the limit of a decode step, which reads every weight and every key and value once."""
     row = memory[memory["cache"] == "static"].sort_values("n_tokens").iloc[0]
     return Limit(bandwidth(read), float(row["weights_bytes"] + row["kv_bytes"] / 2))
 
 
 def beside_published(table: pd.DataFrame, here: str) -> pd.DataFrame:
-    """Set this run's `generate`, from `speeds`, beside the document's rows, under a name for this machine.
-
-    Returns
-    -------
-    DataFrame
-        ``device``, ``cache``, ``tokens_per_s``, ``published``, ``skipped`` (the document's output says that the compilation was).
-    """
+    """Set this run's `generate`, from `speeds`, beside the document's rows, under a name for this machine."""
     document = documents.published(DOCUMENT)
     rows = [
         {
@@ -257,14 +224,7 @@ def speed_grid(table: pd.DataFrame, bound: Limit) -> pd.DataFrame:
 
 
 def partings(rows: pd.DataFrame) -> pd.DataFrame:
-    """Find where each kind's text parts from that without a cache, from rows of ``static_texts``.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``cache``, ``against``, ``step`` (of the first other token, or NaN), ``margin`` and
-        ``logits_rms`` (of the text that is compared with, there), ``tokens`` (how many were compared).
-    """
+    """Find where each kind's text parts from that without a cache, from rows of ``static_texts``."""
     table = []
     for dtype, some in rows.groupby("dtype", sort=False):
         texts = {cache: one.sort_values("step") for cache, one in some.groupby("cache")}
@@ -291,20 +251,7 @@ def other_tokens(rows: pd.DataFrame, way: Way) -> str:
 
 
 def texts(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    """Write the texts of one dtype side by side: what all share, and how each goes on.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``static_texts``.
-    dtype : str
-        Which.
-
-    Returns
-    -------
-    DataFrame
-        ``cache``, ``tokens shared``, ``shared text``, ``goes on``; both texts cut to what fits a page.
-    """
+    """Write the texts of one dtype side by side: what all share, and how each goes on."""
     some = rows[rows["dtype"] == dtype].assign(text=rows["text"].fillna(""))
     written = {cache: one.sort_values("step") for cache, one in some.groupby("cache", sort=False)}
     ids = np.stack([one["token"].to_numpy() for one in written.values()])
@@ -324,14 +271,7 @@ def texts(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
 
 
 def phases(rows: pd.DataFrame) -> pd.DataFrame:
-    """Give the times of every phase of the loop, apart.
-
-    Returns
-    -------
-    DataFrame
-        ``way``; ``first step`` in seconds, compilation included; ``prefill`` (to the first token) and ``decode`` (a token) in
-        milliseconds, each an `Estimate` of the median with the 5 and 95 % quantiles of all, or None where there was none.
-    """
+    """Give the times of every phase of the loop, apart."""
     loop = rows[rows["engine"] == speed.LOOP]
     table = []
     for (cache, compiled, one_row), some in loop.groupby(_WAY[1:], sort=False):

@@ -103,20 +103,7 @@ FORMS: dict[str, Callable] = {
 
 
 def compare(attend: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[dict[str, Any]]:
-    """Compute rows in every form and hold them against the causal pass.
-
-    Parameters
-    ----------
-    attend : callable
-        A kernel of `KERNELS`.
-    q, k, v : Tensor, shape (batch_size, heads, keys, head_dim)
-        Queries, keys and values.
-
-    Yields
-    ------
-    dict
-        One a form; forms that the kernel refuses or that the length does not allow are left out.
-    """
+    """Compute rows in every form and hold them against the causal pass."""
     everything = attend(q, k, v, None, True)
     exact = _eager(q.double(), k.double(), v.double(), None, True)
     for form, compute in FORMS.items():

@@ -39,20 +39,7 @@ class GivenCache(DynamicCache):
         self._prefix = prefix
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args, **_kwargs):
-        """Give prefix and last row, whatever keys and values the other rows have made.
-
-        Parameters
-        ----------
-        key_states, value_states : Tensor, shape (1, heads, seq_len, head_dim)
-            Of all rows.
-        layer_idx : int
-            The layer.
-
-        Returns
-        -------
-        tuple of Tensor
-            Keys and values, of the shapes given.
-        """
+        """Give prefix and last row, whatever keys and values the other rows have made."""
         layer = self._prefix.layers[layer_idx]
         return tuple(
             torch.cat([held, own[..., held.shape[-2] :, :]], dim=-2)
@@ -69,22 +56,7 @@ def decoded(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = Non
 
 
 def caches(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> dict[str, Cache]:
-    """Write the keys and values of all tokens but the last in three ways.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
-    begun : Cache, optional
-        As for `decoded`; it is changed.
-
-    Returns
-    -------
-    dict
-        By `SOURCES`.
-    """
+    """Write the keys and values of all tokens but the last in three ways."""
     prefix = ids[:, :-1]
     full = model(ids, use_cache=True, logits_to_keep=1).past_key_values
     full.crop(-1)
@@ -92,32 +64,14 @@ def caches(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None
 
 
 def query(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) -> full_and_split.LastToken:
-    """Run the last token on a cache, alone or among all rows.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
-    cache : Cache
-        Of all tokens but the last; left as it is.
-    rows : str
-        `ONE_ROW` or `ALL_ROWS`.
-    """
+    """Run the last token on a cache, alone or among all rows."""
     if rows == ONE_ROW:
         return full_and_split.decode(model, ids[:, -1:], copy.deepcopy(cache))
     return full_and_split.decode(model, ids, GivenCache(cache))
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> Iterator[dict[str, Any]]:
-    """Score one text's last token in all six ways and hold each against the full pass.
-
-    Parameters
-    ----------
-    model, ids, begun
-        As for `caches`.
-    """
+    """Score one text's last token in all six ways and hold each against the full pass."""
     reference = full_and_split.full_pass(model, ids)
     written = caches(model, ids, begun)
     for source, cache in written.items():

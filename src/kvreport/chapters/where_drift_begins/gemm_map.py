@@ -35,20 +35,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def factors(rows: int, inner: int, outer: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the rows and the weight of a product whose every sum is zero but for rounding, in 32 bits.
-
-    Parameters
-    ----------
-    rows, inner, outer : int
-        Sizes; an odd inner one leaves a zero over.
-    seed : int
-        Of the numbers, and of which of them cancel.
-
-    Returns
-    -------
-    x : Tensor, shape (rows, inner)
-    weight : Tensor, shape (outer, inner)
-    """
+    """Draw the rows and the weight of a product whose every sum is zero but for rounding, in 32 bits."""
     plus, minus = pairs(inner, seed)
     terms = draw((rows, len(plus)), seed) * spread(len(plus))
     x, weight = torch.zeros(rows, inner), draw((outer, inner), seed + 1)
@@ -58,17 +45,7 @@ def factors(rows: int, inner: int, outer: int, seed: int) -> tuple[torch.Tensor,
 
 
 def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) -> Iterator[dict[str, Any]]:
-    """Multiply the first 1, 2, ... rows and hold every row against the product of all.
-
-    Parameters
-    ----------
-    x : Tensor, shape (max_rows, inner_size)
-        The rows.
-    weight : Tensor, shape (outer_size, inner_size)
-        As of a linear layer.
-    product : callable
-        What is mapped.
-    """
+    """Multiply the first 1, 2, ... rows and hold every row against the product of all."""
     everything = product(x, weight)
     for rows in range(1, len(x) + 1):
         equal = agreement.bits_equal(everything[:rows], product(x[:rows], weight)).all(-1)

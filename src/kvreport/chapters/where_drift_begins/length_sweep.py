@@ -19,13 +19,7 @@ from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettin
 
 
 def cache_equal(full: Cache, prefix: Cache) -> bool:
-    """Tell whether a prefix's keys and values have the bits of the full pass's.
-
-    Parameters
-    ----------
-    full, prefix : Cache
-        Of some tokens, and of the first of them.
-    """
+    """Tell whether a prefix's keys and values have the bits of the full pass's."""
     return all(
         bool(agreement.bits_equal(whole[..., : part.shape[-2], :], part).all())
         for of_full, of_prefix in zip(full.layers, prefix.layers, strict=True)
@@ -34,15 +28,7 @@ def cache_equal(full: Cache, prefix: Cache) -> bool:
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
-    """Score the last token of every prefix both ways.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
-    """
+    """Score the last token of every prefix both ways."""
     before = model(ids[:, :1], use_cache=True).past_key_values
     for length in range(2, ids.shape[1] + 1):
         full = model(ids[:, :length], use_cache=True)

@@ -29,17 +29,7 @@ def last(rows: int) -> str:
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Replay one text in every way and yield a row for each pass, layer and operation.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
-    chunks : iterable of int
-        Rows of the replayed passes; those of ``seq_len`` or more are left out.
-    """
+    """Replay one text in every way and yield a row for each pass, layer and operation."""
     length = ids.shape[1]
     full, cache = replay.record(model, ids)
     for rows in (*sorted({rows for rows in chunks if rows < length}), length):
@@ -51,17 +41,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) ->
 
 
 def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Iterator[dict[str, Any]]:
-    """Add up the calls of each operation within each layer.
-
-    Parameters
-    ----------
-    name : str
-        Of the pass.
-    rows : int
-        How many rows it had.
-    verdicts : list of Verdict
-        In order of execution.
-    """
+    """Add up the calls of each operation within each layer."""
     groups: dict[tuple[int | None, str], list[replay.Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault((verdict.layer, verdict.operation), []).append(verdict)

@@ -24,19 +24,7 @@ def _own(rows: pd.DataFrame) -> pd.Series:
 
 
 def operation_states(replayed: pd.DataFrame) -> pd.DataFrame:
-    """Say of every operation of every layer what becomes of its bits, over all samples.
-
-    Parameters
-    ----------
-    replayed : DataFrame
-        Rows of the experiment ``operation_replay``.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``attention``, ``dtype``, ``operation``, ``kind``, ``layer`` (-1 before the layers, one behind the last
-        after them), ``order`` and ``state`` of `STATES`.
-    """
+    """Say of every operation of every layer what becomes of its bits, over all samples."""
     keys = ["model", "attention", "dtype", "operation", "kind", "layer"]
     depth = replayed.groupby("model")["layer"].transform("max") + 1
     inner = replayed["order"].where(replayed["layer"].notna()).groupby(replayed["model"]).transform("min")
@@ -60,14 +48,7 @@ def operation_states(replayed: pd.DataFrame) -> pd.DataFrame:
 
 
 def kind_shares(replayed: pd.DataFrame) -> pd.DataFrame:
-    """Count the calls that differ by themselves, by kind of operation.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``attention``, ``dtype``, ``pass``, ``kind``, ``calls``, ``differing``, ``share``; passes that are not
-        replayed on equal inputs are left out.
-    """
+    """Count the calls that differ by themselves, by kind of operation."""
     rows = replayed[replayed["pass"] != operation_replay.REAL]
     rows = rows.assign(differing=rows["differing_calls"].where(_own(rows), 0))
     groups = rows.groupby(["model", "attention", "dtype", "pass", "kind"], sort=False)
@@ -76,14 +57,7 @@ def kind_shares(replayed: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_differences(replayed: pd.DataFrame) -> pd.DataFrame:
-    """Find the first operation of the real decode step whose result differs, in the order of execution.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``attention``, ``dtype``, ``samples``, ``differing`` (samples in which any operation does), ``first`` (the
-        operations, with the layer), ``cause`` (whether it differs by itself or is handed another cache).
-    """
+    """Find the first operation of the real decode step whose result differs, in the order of execution."""
     table = []
     for keys, rows in replayed.groupby(["model", "attention", "dtype"], sort=False):
         real = rows[(rows["pass"] == operation_replay.REAL) & rows["first_differing"].notna()]
@@ -107,13 +81,7 @@ def _place(layer: float, operation: str) -> str:
 
 
 def inputs_unequal(replayed: pd.DataFrame) -> pd.DataFrame:
-    """List the replayed operations that could not be handed equal inputs, so that no verdict is passed on them.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``pass``, ``operation``, each once.
-    """
+    """List the replayed operations that could not be handed equal inputs, so that no verdict is passed on them."""
     rows = replayed[(replayed["pass"] != operation_replay.REAL) & (replayed["inputs_equal"] == 0)]
     return rows[["model", "pass", "operation"]].drop_duplicates().reset_index(drop=True)
 
@@ -123,18 +91,7 @@ GEMM_STATES = (ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL)
 
 
 def gemm_states(mapped: pd.DataFrame) -> pd.DataFrame:
-    """Say for every number of rows how the product stands to that of the most rows.
-
-    Parameters
-    ----------
-    mapped : DataFrame
-        Rows of the experiment ``gemm_map``.
-
-    Returns
-    -------
-    DataFrame
-        The same with ``state`` of `GEMM_STATES`.
-    """
+    """Say for every number of rows how the product stands to that of the most rows."""
     state = mapped["first_row_equal"].map({1: FIRST_EQUAL, 0: NONE_EQUAL})
     return mapped.assign(state=state.where(mapped["equal_rows"] < mapped["rows"], ALL_EQUAL))
 
@@ -155,30 +112,13 @@ SWEEP_STATES = (EQUAL, LOGITS_DIFFER, CACHE_DIFFERS)
 
 
 def sweep_states(swept: pd.DataFrame) -> pd.DataFrame:
-    """Say for every length whether the step gave the full pass's bits, and if not, whether its cache had them.
-
-    Parameters
-    ----------
-    swept : DataFrame
-        Rows of the experiment ``length_sweep``.
-
-    Returns
-    -------
-    DataFrame
-        The same with ``state`` of `SWEEP_STATES`.
-    """
+    """Say for every length whether the step gave the full pass's bits, and if not, whether its cache had them."""
     state = swept["cache_equal"].map({1: LOGITS_DIFFER, 0: CACHE_DIFFERS})
     return swept.assign(state=state.where(swept["logits_equal"] == 0, EQUAL))
 
 
 def form_shares(attention: pd.DataFrame) -> pd.DataFrame:
-    """Give the share of rows whose bits equal the causal pass's, by kernel, dtype, form and number of keys.
-
-    Parameters
-    ----------
-    attention : DataFrame
-        Rows of the experiment ``attention_forms``.
-    """
+    """Give the share of rows whose bits equal the causal pass's, by kernel, dtype, form and number of keys."""
     return attention.assign(share=attention["equal_rows"] / attention["compared_rows"])
 
 
@@ -189,19 +129,7 @@ def equal_shares(attention: pd.DataFrame) -> pd.Series:
 
 
 def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
-    """Average the drift of every way to score the last token, in units of the dtype's unit roundoff.
-
-    Parameters
-    ----------
-    factorial : DataFrame
-        Rows of the experiment ``cache_factorial``.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``n_tokens``, ``cache``, ``query``, ``drift`` (an `Estimate`: mean of the logits' relative drift over the
-        unit roundoff, with what `brackets` says), ``equal`` (samples whose logits have the full pass's bits), ``samples``.
-    """
+    """Average the drift of every way to score the last token, in units of the dtype's unit roundoff."""
     table = []
     for (dtype, n_tokens), rows in factorial.groupby(["dtype", "n_tokens"], sort=False):
         units = rows.assign(
@@ -237,19 +165,7 @@ BOTH, CACHE, QUERY, NEITHER = "each alone is enough", "the cache alone", "the ne
 
 
 def whose_fault(drifts: pd.DataFrame) -> pd.DataFrame:
-    """Say which of the two drifts when the other is the full pass's: the cache of a prefill, or the one-row query.
-
-    Parameters
-    ----------
-    drifts : DataFrame
-        From `factorial_table`.
-
-    Returns
-    -------
-    DataFrame
-        ``dtype``, ``n_tokens``, ``query`` and ``cache`` (each factor's drift alone, `Estimate`), ``both``, and ``fault``: one
-        of `BOTH`, `CACHE`, `QUERY`, `NEITHER`, by whether any sample's logits differ in a bit.
-    """
+    """Say which of the two drifts when the other is the full pass's: the cache of a prefill, or the one-row query."""
     found = []
     for (dtype, n_tokens), rows in drifts.groupby(["dtype", "n_tokens"], sort=False):
         by = rows.set_index(["cache", "query"])

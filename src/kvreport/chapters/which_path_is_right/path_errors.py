@@ -63,35 +63,12 @@ def _scored(outputs: list, n_rows: int) -> Scored:
 
 
 def at_once(model: PreTrainedModel, ids: torch.Tensor, n_rows: int) -> Scored:
-    """Run a text without a cache and keep its last rows.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
-    n_rows : int
-        How many rows to keep.
-    """
+    """Run a text without a cache and keep its last rows."""
     return _scored([model(ids, output_hidden_states=True, use_cache=False)], n_rows)
 
 
 def token_by_token(model: PreTrainedModel, ids: torch.Tensor, n_rows: int) -> tuple[Scored, Cache]:
-    """Prefill a cache with a text but for its last tokens, then feed these one by one, as `generate` does.
-
-    Parameters
-    ----------
-    model, ids, n_rows
-        As for `at_once`.
-
-    Returns
-    -------
-    scored : Scored
-        Of the tokens fed one by one.
-    cache : Cache
-        Of the whole text.
-    """
+    """Prefill a cache with a text but for its last tokens, then feed these one by one, as `generate` does."""
     start = ids.shape[1] - n_rows
     cache = model(ids[:, :start], use_cache=True, logits_to_keep=1).past_key_values
     outputs = [
@@ -102,17 +79,7 @@ def token_by_token(model: PreTrainedModel, ids: torch.Tensor, n_rows: int) -> tu
 
 
 def off_by_one(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> Scored | None:
-    """Feed the last token once more, told that it stands one position too early; None for a model that takes no positions.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    ids : Tensor of int64, shape (1, seq_len)
-        The text.
-    cache : Cache
-        Of the whole text; its last token is taken off and put back.
-    """
+    """Feed the last token once more, told that it stands one position too early; None for a model that takes no positions."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return None
     cache.crop(-1)
@@ -134,21 +101,7 @@ def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 
 def outcome(logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Say what logits mean for the next token.
-
-    Parameters
-    ----------
-    logits, reference : Tensor of float64, shape (rows, vocabulary_size)
-        A path's, and the reference's.
-    labels : Tensor of int64, shape (rows,)
-        The tokens that came next.
-
-    Returns
-    -------
-    dict of Tensor, shape (rows,)
-        ``nats`` (negative log likelihood of the label), ``kl`` (divergence from the reference's distribution, nats),
-        ``top1`` (whether the first choice is the reference's), ``entropy`` (nats).
-    """
+    """Say what logits mean for the next token."""
     log, true = torch.log_softmax(logits, -1), torch.log_softmax(reference, -1)
     return {
         "nats": -log.gather(1, labels[:, None])[:, 0],
@@ -168,17 +121,7 @@ _EMPTY = dict.fromkeys(
 def rows_of(
     reference: Scored, full: Scored, other: Scored, labels: torch.Tensor, first: int
 ) -> Iterator[dict[str, Any]]:
-    """Hold a path and the uncached one against the reference.
-
-    Parameters
-    ----------
-    reference, full, other : Scored
-        Of the same rows.
-    labels : Tensor of int64, shape (rows,)
-        The tokens that came next.
-    first : int
-        Position of the first row in the text.
-    """
+    """Hold a path and the uncached one against the reference."""
     for layer, values in enumerate(_errors(reference.hidden, full.hidden, other.hidden, pooled=True)):
         yield _EMPTY | {"place": "hidden", "layer": layer} | values
     judged = {
@@ -217,21 +160,7 @@ def _errors(reference, full, other, pooled: bool = False) -> Iterator[dict[str, 
 def compare(
     model: PreTrainedModel, reference: PreTrainedModel, ids: torch.Tensor, n_rows: int, check: bool
 ) -> Iterator[dict[str, Any]]:
-    """Score a text on every path and yield the rows.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model under test.
-    reference : PreTrainedModel
-        Of `fp64_reference.in_double_precision`.
-    ids : Tensor of int64, shape (1, seq_len + 1)
-        The text, and the token behind it.
-    n_rows : int
-        How many of its last tokens are scored.
-    check : bool
-        Whether to try the reference too.
-    """
+    """Score a text on every path and yield the rows."""
     ids, labels = ids[:, :-1], ids[0, -n_rows:]
     first = ids.shape[1] - n_rows
     with widened(torch.float64):

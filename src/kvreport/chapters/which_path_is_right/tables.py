@@ -44,34 +44,12 @@ def _pooled(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def by_sample(rows: pd.DataFrame) -> pd.DataFrame:
-    """Pool the logits' errors over the positions of each text.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``path_errors``.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``path``, ``sample``, ``source``, ``n`` positions, ``error_full``, ``error``, ``drift`` (root
-        mean squares), ``correlation``, ``ratio`` (error over error_full) and ``apart`` (drift over the errors' root mean
-        square).
-    """
+    """Pool the logits' errors over the positions of each text."""
     return _pooled(rows[rows["place"] == "logits"], [*SERIES, "sample", "source"])
 
 
 def series_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Compare each path's error with the uncached one's, text by text.
-
-    Returns
-    -------
-    DataFrame
-        For each model, dtype and path: ``n`` texts, ``error_full`` and ``error`` (root mean squares over all positions),
-        ``ratio`` (geometric mean of error / error_full, bootstrap over files), ``closer`` (share of texts in which the path
-        is closer to the truth than the uncached one, of those in which the two differ; Wilson's interval), ``ties``,
-        ``closer_rows`` (share of positions, bootstrap over files), ``correlation`` and ``apart`` (bootstrap over files).
-    """
+    """Compare each path's error with the uncached one's, text by text."""
     samples = by_sample(measured(rows))
     positions = measured(rows)[measured(rows)["place"] == "logits"]
     positions = positions[positions["error"] != positions["error_full"]]
@@ -107,31 +85,12 @@ def _share_closer(differing: pd.DataFrame) -> fits.Estimate | None:
 
 
 def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Pool errors over texts, hidden state by hidden state; the logits are one layer further.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``path``, ``place``, ``layer``, and what `by_sample` gives of errors.
-    """
+    """Pool errors over texts, hidden state by hidden state; the logits are one layer further."""
     return _pooled(rows[rows["place"] != "vocabulary"], [*SERIES, "place", "layer"])
 
 
 def position_table(rows: pd.DataFrame, groups: int = 6) -> pd.DataFrame:
-    """Follow the logits' error along the text, in groups of neighbouring positions.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``path_errors``.
-    groups : int
-        Number of groups.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``path``, ``position`` (the group's middle), ``n`` rows, and what `by_sample` gives.
-    """
+    """Follow the logits' error along the text, in groups of neighbouring positions."""
     logits = measured(rows)[measured(rows)["place"] == "logits"]
     logits = logits[logits["path"] != path_errors.OFF_BY_ONE]
     edges = np.linspace(logits["position"].min(), logits["position"].max() + 1, groups + 1)
@@ -140,14 +99,7 @@ def position_table(rows: pd.DataFrame, groups: int = 6) -> pd.DataFrame:
 
 
 def slope_of_ratio(rows: pd.DataFrame) -> pd.DataFrame:
-    """Ask whether the cached path falls behind along a text: how the ratio of errors goes with the position.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``dtype``, ``change``: factor by which cached / uncached changes from the first scored position to the
-        last (`Estimate`: a line through the logarithms in each text, bootstrap over files).
-    """
+    """Ask whether the cached path falls behind along a text: how the ratio of errors goes with the position."""
     logits = rows[(rows["place"] == "logits") & (rows["path"] == path_errors.CACHED)]
     logits = logits[(logits["error"] > 0) & (logits["error_full"] > 0)]
     table = []
@@ -165,17 +117,7 @@ def slope_of_ratio(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Score both paths on the text itself and against the reference's distribution.
-
-    Returns
-    -------
-    DataFrame
-        For each model, dtype and path: ``nats_reference``, ``nats_full``, ``nats`` (mean negative log likelihood of the next
-        token), ``difference`` of the last two (`Estimate`, bootstrap over files) and ``difference_rms`` of its single
-        values, ``entropy`` difference (`Estimate`) and ``entropy_rms``, ``kl_full`` and ``kl`` (mean divergence from the
-        reference), ``kl_ratio`` (`Estimate`, of the texts' means), ``top1_full``, ``top1`` (rows whose first choice is the
-        reference's) and ``rows``.
-    """
+    """Score both paths on the text itself and against the reference's distribution."""
     logits = measured(rows)[measured(rows)["place"] == "logits"]
     logits = logits.assign(
         difference=logits["nats"] - logits["nats_full"], sharper=logits["entropy"] - logits["entropy_full"]
@@ -213,23 +155,7 @@ def scaled(estimate: fits.Estimate, by: float) -> fits.Estimate:
 
 
 def shift_table(rows: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
-    """Ask whether a path's difference from the uncached one has a direction, or scatters about zero.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        Rows of the experiment ``path_errors``.
-    quality : DataFrame
-        `quality_table` of these rows.
-
-    Returns
-    -------
-    DataFrame
-        For each model, dtype and path: ``likelihood``, mean difference of the next token's log likelihood (below 0 the path
-        predicts worse) over the root mean square of its single values; ``entropy``, the same of the distribution's entropy
-        (below 0 it is sharper); ``common``, share of the mean squared difference of log-probabilities that all files have
-        in common, with ``p`` of the sign flips; both None with fewer files than `estimates.FEWEST_UNITS`.
-    """
+    """Ask whether a path's difference from the uncached one has a direction, or scatters about zero."""
     quality = quality.set_index(SERIES)
     vocabulary = rows[rows["place"] == "vocabulary"]
     followed = dict(iter(vocabulary.groupby(SERIES, sort=False)))
@@ -263,14 +189,7 @@ def _common(vocabulary: pd.DataFrame | None) -> dict[str, fits.Estimate | float 
 
 
 def reference_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Show what the reference is worth beside the smallest error that is measured with it.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``compared with the reference``, ``dtype``, ``logits`` (relative error, root mean square over positions
-        and texts), ``samples``.
-    """
+    """Show what the reference is worth beside the smallest error that is measured with it."""
     logits = rows[rows["place"] == "logits"]
     finest = min(measured(rows)["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
     table = []

@@ -42,22 +42,7 @@ def shipped(size: str) -> Path:
 
 
 def folder_of(name: str, corpus: str, device: str = "cpu") -> Path:
-    """Find a checkpoint; ``"thread"`` for another text than the standard library is trained on it where it is missing.
-
-    Parameters
-    ----------
-    name : str
-        ``"small"``, ``"thread"``, or a folder that ``python -m kvbook models train-scratch`` wrote.
-    corpus : str
-        What ``"thread"`` is trained on.
-    device : str
-        Where it is trained.
-
-    Raises
-    ------
-    UserError
-        For a name that is none of these, or a device or corpus that is not there.
-    """
+    """Find a checkpoint; ``"thread"`` for another text than the standard library is trained on it where it is missing."""
     if name == SMALL or (name == THREAD and corpus == STDLIB):
         return shipped(name)
     if name == THREAD:
@@ -94,28 +79,7 @@ def load_vocabulary(name: str, corpus: str) -> text.Vocabulary:
 
 
 def identify(name: str, weights: str, seed: int, corpus: str, device: str = "cpu") -> dict[str, Any]:
-    """Say which model it is, for a run's record.
-
-    Parameters
-    ----------
-    name, corpus, device
-        As for `folder_of`.
-    weights : {"stand-in", "random"}
-        ``"random"`` keeps the shape and draws the weights.
-    seed : int
-        Of random weights.
-
-    Returns
-    -------
-    dict
-        ``name``, ``weights`` (``stand-in``, ``local`` or ``random``), ``parameters``, ``layers``, ``shape``, and what the
-        weights are: ``sha256`` of the file, or ``seed``.
-
-    Raises
-    ------
-    UserError
-        As `folder_of`.
-    """
+    """Say which model it is, for a run's record."""
     folder = folder_of(name, corpus, device)
     shape, _ = _config(folder)
     own = "random" if weights == "random" else "stand-in" if name in (SMALL, THREAD) else "local"
@@ -139,20 +103,7 @@ def identify(name: str, weights: str, seed: int, corpus: str, device: str = "cpu
 
 
 def load(name: str, weights: str, seed: int, corpus: str, dtype: str, device: str) -> Loaded:
-    """Load a model.
-
-    Parameters
-    ----------
-    name, weights, seed, corpus
-        As for `identify`.
-    dtype, device : str
-        Of weights and arithmetic, and where.
-
-    Raises
-    ------
-    UserError
-        As `identify`, and for weights that do not fit the configuration.
-    """
+    """Load a model."""
     where = placement.device_of(device)
     folder = folder_of(name, corpus, device)
     shape, vocabulary = _config(folder)

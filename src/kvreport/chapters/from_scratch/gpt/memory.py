@@ -33,14 +33,7 @@ class RollingMemory:
     def take(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """See `Memory.take`.
-
-        Raises
-        ------
-        ValueError
-            When several characters come at once and do not fit beside those that are held: some of them would see more
-            than a block.
-        """
+        """See `Memory.take`."""
         new = keys.shape[2]
         held = min(self._held.get(layer, 0) + new, self.block)
         if new > 1 and self._held.get(layer, 0) + new > self.block:

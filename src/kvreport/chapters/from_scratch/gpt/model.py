@@ -50,38 +50,12 @@ class Memory(Protocol):
     def take(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Take the new keys and values of a layer; give all that its queries look at, and the mask over them.
-
-        Parameters
-        ----------
-        layer : int
-            From 0.
-        keys, values : Tensor, shape (batch_size, heads, new_len, head_dim)
-            Of the characters that are fed.
-
-        Returns
-        -------
-        keys, values : Tensor, shape (batch_size, heads, total_len, head_dim)
-        mask : Tensor of bool, shape (new_len, total_len), or None
-            True where a query may look; None lets it look at all.
-        """
+        """Take the new keys and values of a layer; give all that its queries look at, and the mask over them."""
         ...
 
 
 def mask_of(kind: Mask, rows: int, columns: int, device: torch.device) -> torch.Tensor | None:
-    """Make the mask of `rows` new queries over `columns` keys, the last `rows` of which are their own.
-
-    Parameters
-    ----------
-    kind : {"causal", "explicit", "none", "unshifted"}
-        ``"causal"``: no look ahead, and no mask at all where one query makes it needless.  ``"explicit"``: the same, but
-        written out for one query too.  ``"none"``: never a mask, as posted.  ``"unshifted"``: the reply's triangle, which
-        starts at the first column whatever is remembered.
-    rows, columns : int
-        ``columns >= rows``.
-    device : torch.device
-        Of the keys.
-    """
+    """Make the mask of `rows` new queries over `columns` keys, the last `rows` of which are their own."""
     if kind == "none" or (kind == "causal" and rows == 1):
         return None
     whole = torch.ones(rows, columns, dtype=torch.bool, device=device)
@@ -144,29 +118,7 @@ class ScratchGPT(nn.Module):
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, memory: Memory | None = None, last_only: bool = False
     ) -> torch.Tensor:
-        """Score the character behind each one that is fed.
-
-        Parameters
-        ----------
-        ids : Tensor of int64, shape (batch_size, seq_len)
-            Characters.
-        positions : Tensor of int64, shape (seq_len,) or (batch_size, seq_len)
-            Rows of the table of positions, each below ``shape.table``.
-        memory : Memory, optional
-            What was fed before; it takes what is fed now.
-        last_only : bool
-            Score behind the last character alone.
-
-        Returns
-        -------
-        Tensor, shape (batch_size, seq_len or 1, vocabulary_size)
-            Logits.
-
-        Raises
-        ------
-        IndexError
-            On a CPU, for a position behind the end of the table.
-        """
+        """Score the character behind each one that is fed."""
         stream = self.characters(ids) + self.positions(positions)
         for number, layer in enumerate(self.layers):
             stream = layer(stream, number, memory)

@@ -25,18 +25,7 @@ class Reader(Protocol):
     remembers: bool
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """Score what follows a text.
-
-        Parameters
-        ----------
-        ids : Tensor of int64, shape (batch_size, seq_len)
-            The whole text so far: one character more than at the call before.
-
-        Returns
-        -------
-        Tensor, shape (batch_size, vocabulary_size)
-            Logits.
-        """
+        """Score what follows a text."""
         ...
 
 
@@ -178,24 +167,7 @@ class Refill:
 
 
 def write(way: Reader, ids: torch.Tensor, n_new: int, draws: torch.Tensor | None = None) -> torch.Tensor:
-    """Let a way write on.
-
-    Parameters
-    ----------
-    way : Reader
-        A fresh one.
-    ids : Tensor of int64, shape (batch_size, seq_len)
-        The start.
-    n_new : int
-        How many characters to write.
-    draws : Tensor of float, shape (n_new,), optional
-        Numbers in [0, 1), one a step: the character is the one at which the distribution function passes the step's number,
-        so two ways with like distributions and equal draws write like texts.  Without them the choice is greedy.
-
-    Returns
-    -------
-    Tensor of int64, shape (batch_size, seq_len + n_new)
-    """
+    """Let a way write on."""
     for step in range(n_new):
         logits = way.read(ids)
         if draws is None:

@@ -25,20 +25,7 @@ PIECE = 4096
 
 @functools.cache
 def documents(name: str, part: corpus.Part) -> tuple[corpus.Document, ...]:
-    """Read one part of a corpus.
-
-    Parameters
-    ----------
-    name : str
-        ``"stdlib"``, a folder, or a text file.
-    part : {"train", "held-out"}
-        Which part.
-
-    Raises
-    ------
-    UserError
-        When there is no such corpus, or the part is empty.
-    """
+    """Read one part of a corpus."""
     path = Path(name).expanduser()
     if name != "stdlib" and path.is_file():
         try:
@@ -63,13 +50,7 @@ def documents(name: str, part: corpus.Part) -> tuple[corpus.Document, ...]:
 
 @functools.cache
 def describe(name: str, part: corpus.Part) -> dict[str, str | int]:
-    """Say which text was used, as `corpus.describe` does.
-
-    Raises
-    ------
-    UserError
-        As `documents`.
-    """
+    """Say which text was used, as `corpus.describe` does."""
     if name == "stdlib":
         return corpus.describe(name, part)
     digest, read = hashlib.sha256(), documents(name, part)
@@ -114,22 +95,7 @@ class Vocabulary:
 
 
 def samples(name: str, vocabulary: Vocabulary, n_samples: int, n_characters: int) -> list[corpus.Sample]:
-    """Cut the held-out part into samples: the first stretch of each file, then the second of each, and so on.
-
-    Parameters
-    ----------
-    name : str
-        As for `documents`.
-    vocabulary : Vocabulary
-        Of the model.
-    n_samples, n_characters : int
-        How many, of how many characters.
-
-    Raises
-    ------
-    UserError
-        When the part holds fewer.
-    """
+    """Cut the held-out part into samples: the first stretch of each file, then the second of each, and so on."""
     encoded = [(document.name, vocabulary.encode(document.text)) for document in documents(name, "held-out")]
     found: list[corpus.Sample] = []
     longest = max(len(ids) for _, ids in encoded)

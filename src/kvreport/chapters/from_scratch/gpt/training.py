@@ -80,22 +80,7 @@ RECIPES = {
 
 
 def batch(stream: np.ndarray, recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw the batch of a step.
-
-    Parameters
-    ----------
-    stream : ndarray of int64, shape (n_characters,)
-        The training text.
-    recipe : Recipe
-        Its seed and sizes.
-    step : int
-        From 0.
-
-    Returns
-    -------
-    ids, targets, positions : Tensor of int64, shape (batch_size, block)
-        The targets are the characters one further on; positions start at a random row, up to the last that leaves room.
-    """
+    """Draw the batch of a step."""
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     starts = torch.randint(0, len(stream) - recipe.block, (recipe.batch_size,), generator=generator)
     cut = torch.from_numpy(np.stack([stream[start : start + recipe.block + 1] for start in starts.tolist()]))
@@ -124,31 +109,7 @@ def held_out_nats(model: ScratchGPT, vocabulary: text.Vocabulary, corpus_name: s
 def train(
     recipe: Recipe, destination: Path, corpus_name: str = "stdlib", device: str = "cpu", every: int = 100
 ) -> Path:
-    """Train a model, or go on with a run that was interrupted.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        One of `RECIPES`, or another.
-    destination : Path
-        Folder of the finished checkpoint.
-    corpus_name : str
-        As for `text.documents`.
-    device : str
-        Where to train.
-    every : int
-        Steps between checkpoints.
-
-    Returns
-    -------
-    Path
-        `destination`.
-
-    Raises
-    ------
-    UserError
-        For a corpus that is not there.
-    """
+    """Train a model, or go on with a run that was interrupted."""
     documents = text.documents(corpus_name, "train")
     vocabulary = text.Vocabulary.of(document.text for document in documents)
     stream = np.concatenate([vocabulary.encode(document.text) for document in documents])
