@@ -1,6 +1,7 @@
 """The chapter on the atlas: what it counts, draws and tabulates of the recorded run, and its badges."""
 
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pytest
@@ -10,6 +11,7 @@ from kvbook.errors import UserError
 from kvreport.chapters.atlas import figures, survey, tables, words
 from kvreport.chapters.atlas.results import Results, recorded
 from kvreport.chapters.atlas.settings import AtlasSettings
+from kvreport.site import badges as site_badges
 
 VERSIONS = {"transformers": "5.0", "torch": "2.0"}
 
@@ -144,3 +146,19 @@ def test_control_a_column_that_the_run_does_not_have_is_an_error(monkeypatch):
     monkeypatch.setattr(survey.running, "measured", lambda names, *_, **__: iter([made("llama", novel=1)]))
     with pytest.raises(AssertionError, match="novel"):
         survey.measure(AtlasSettings(), {"listed": ["llama"]}, type("W", (), {"done": frozenset()}))
+
+
+def test_a_site_that_has_the_badges_of_the_cited_run_gets_them_no_second_time(monkeypatch, tmp_path):
+    app = SimpleNamespace(builder=SimpleNamespace(name="html"), outdir=str(tmp_path))
+    written = []
+    monkeypatch.setattr(badges, "write", lambda rows, folder: folder.mkdir(exist_ok=True) or written.append(len(rows)))
+    site_badges._write(app, None)
+    site_badges._write(app, None)
+    assert len(written) == 1
+    assert written[0] > 150
+    # Control: for another run they are made again; a build that failed makes none.
+    (tmp_path / site_badges.FOLDER / ".made-of").write_text("another run")
+    site_badges._write(app, RuntimeError())
+    assert len(written) == 1
+    site_badges._write(app, None)
+    assert len(written) == 2

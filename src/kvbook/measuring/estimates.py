@@ -11,7 +11,9 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+
+# Its part `stats` takes over a second to import, and comes with its first use.
+import scipy
 
 CONFIDENCE = 0.95
 # Intervals count independent units: texts, files, prompts, repetitions.  Of fewer there is none; their lowest and highest
@@ -64,8 +66,8 @@ def growth_per_layer(layers: np.ndarray, drift: np.ndarray) -> Estimate:
         Growth a layer, as a fraction.  The interval takes the residuals as independent, which neighbouring layers are
         not, so it is rather too narrow.
     """
-    fit = stats.linregress(layers, np.log(drift))
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(layers) - 2) * fit.stderr
+    fit = scipy.stats.linregress(layers, np.log(drift))
+    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(layers) - 2) * fit.stderr
     return Estimate(*(float(np.expm1(fit.slope + shift)) for shift in (0.0, -half, half)))
 
 
@@ -78,7 +80,7 @@ def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Esti
         Positive; one pair a layer.
     """
     logs = np.log(numerator) - np.log(denominator)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
+    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
     return Estimate(*(float(np.exp(logs.mean() + shift)) for shift in (0.0, -half, half)))
 
 
@@ -90,7 +92,7 @@ def share(successes: int, trials: int) -> Estimate:
     successes, trials : int
         Counts.
     """
-    interval = stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
+    interval = scipy.stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
     return Estimate(successes / trials, float(interval.low), float(interval.high))
 
 
@@ -115,7 +117,7 @@ def share_over(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tu
     """
     means = holds.astype(float).groupby(rows[unit]).mean()
     n, p = len(means), float(means.mean())
-    z = stats.norm.ppf((1 + CONFIDENCE) / 2)
+    z = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2)
     centre, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
     low, high = ((centre + side * half) / (1 + z**2 / n) for side in (-1, 1))
     # Rounding may leave an end a hair beyond what it stands for.
@@ -289,7 +291,7 @@ def common_share(means: np.ndarray, mean_squares: np.ndarray) -> Estimate:
     ]
     n, whole = len(means), _share_of(products, mean_squares)
     pseudo = n * whole - (n - 1) * np.asarray(left_out)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * pseudo.std(ddof=1) / np.sqrt(n)
+    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * pseudo.std(ddof=1) / np.sqrt(n)
     return Estimate(float(whole), float(whole - half), float(whole + half))
 
 
@@ -312,7 +314,7 @@ def sign_flips(means: np.ndarray) -> float:
         signs = np.moveaxis(signs, axis, -1)
         return ((signs @ products) * signs).sum(-1)
 
-    found = stats.permutation_test(
+    found = scipy.stats.permutation_test(
         (np.ones(len(means)),), squared_length, permutation_type="samples", alternative="greater", vectorized=True,
         n_resamples=9999, rng=0,
     )  # fmt: skip

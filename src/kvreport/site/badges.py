@@ -4,9 +4,12 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
+from kvbook import fingerprint
 from kvbook.runs import evidence
 
 FOLDER = "badges"
+# In that folder: of which run and by which source they were made.
+_MADE_OF = ".made-of"
 
 
 def connect(app: Sphinx) -> None:
@@ -15,9 +18,15 @@ def connect(app: Sphinx) -> None:
 
 
 def _write(app: Sphinx, exception: Exception | None) -> None:
-    if exception is None and app.builder.name == "html" and evidence.folders("atlas"):
-        # Late, for these bring torch.
+    if exception is None and app.builder.name == "html" and (cited := evidence.folders("atlas")):
+        folder = Path(app.outdir) / FOLDER
+        note = folder / _MADE_OF
+        made_of = "\n".join([*(folder.name for folder in cited), fingerprint.of_source(["kvbook.atlas.badges"])])
+        if note.is_file() and note.read_text("utf-8") == made_of:
+            return
+        # Late, and only where they are not there yet, for these bring torch.
         from kvbook.atlas import badges
         from kvreport.chapters.atlas import results, tables
 
-        badges.write(tables.rows(results.recorded()), Path(app.outdir) / FOLDER)
+        badges.write(tables.rows(results.recorded()), folder)
+        note.write_text(made_of, "utf-8")
