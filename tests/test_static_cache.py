@@ -196,6 +196,22 @@ def test_the_peak_is_that_of_the_work_alone():
     assert 190 << 20 < some - nothing < 300 << 20
 
 
+def test_work_that_reuses_memory_freed_before_needs_it_all_the_same():
+    def fill(pieces: int) -> list[torch.Tensor]:
+        return [torch.ones(8 << 18) for _ in range(pieces)]
+
+    # The first pieces freed make the C library keep pieces of this size; the last of the others holds a hole below it
+    # open, which stays resident and which it would fill first.
+    fill(3)
+    *hole, last = fill(60)
+    del hole
+    device = torch.device("cpu")
+    _, nothing = memory.peak(lambda: None, device)
+    _, some = memory.peak(lambda: torch.ones(200 << 18).sum(), device)
+    assert last.numel() == 8 << 18
+    assert some - nothing > 190 << 20
+
+
 # What is made of rows.
 
 ABOUT = {"model": "m", "weights": "random", "dtype": "bfloat16"}

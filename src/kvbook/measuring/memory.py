@@ -1,5 +1,7 @@
 """Bytes: what a cache should take by its model's shape, what it takes, and the peak of a piece of work."""
 
+import ctypes
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -50,6 +52,14 @@ def _high_water_mark() -> int | None:
     return None
 
 
+def _hand_back_free_memory() -> None:
+    """Give the system what the C library keeps of freed memory: work that reuses it would seem to need none."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc keeps so much that it offers this.
+    if trim is not None:
+        trim(0)
+
+
 def peak(work: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
     """Run a piece of work and give its result and the most bytes that were in use meanwhile, the counter reset before.
 
@@ -74,7 +84,10 @@ def peak(work: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
         return result, torch.cuda.max_memory_allocated(device)
     try:
         # 5 resets the high-water mark of the resident memory (proc(5)).
-        _RESET.write_text("5")
+        # Opened first: where it is missing, nothing else is done.
+        with _RESET.open("w") as reset:
+            _hand_back_free_memory()
+            reset.write("5")
     except OSError:
         return work(), None
     result = work()
