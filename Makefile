@@ -22,7 +22,7 @@ PYTEST := $(RUN) -m pytest -v -n 2 --dist loadfile --no-loadscope-reorder
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.
 .DEFAULT_GOAL := help
-.PHONY: help book pdf test test-fast lint bench clean
+.PHONY: help book pdf evidence evidence-timed test test-fast lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 10
@@ -33,6 +33,14 @@ book: $(BOOK_READY) ## execute the chapters that are not up to date and render t
 pdf: $(BOOK_READY) ## the same, and a PDF of every chapter in _build/html/pdf; needs Chromium
 	@.ci/find-browser
 	@KVBOOK_PDF=1 $(RUN) -m kvbook build
+
+evidence: $(BOOK_READY) ## make the published evidence that this kind of processor lacks: one thread, hours, resumable
+	@$(RUN) -m kvbook models fetch
+	@$(RUN) -m kvbook evidence $(CHAPTERS)
+
+evidence-timed: $(BOOK_READY) ## the same for what measures time; refuses a busy machine
+	@$(RUN) -m kvbook models fetch
+	@$(RUN) -m kvbook evidence --timed $(CHAPTERS)
 
 test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up by itself
 	@.ci/find-browser

@@ -95,3 +95,21 @@ def test_another_seed_takes_other_texts_of_a_corpus_and_the_same_seed_the_same(t
     before = taken(str(tmp_path), 5, 8)
     (tmp_path / "d.txt").unlink()
     assert taken(str(tmp_path), 5, 7) == [text for text in before if text[0] != "d.txt"]
+
+
+def test_another_seed_begins_each_file_elsewhere_and_still_reads_all_of_it():
+    def places(seed, n_samples):
+        return [(s.source, s.start) for s in corpus.samples("stdlib", Letters(), n_samples, 640, seed)]
+
+    first, other = places(0, 60), places(1, 60)
+    assert len({*first} & {*other}) < 12
+    # Control: the same seed gives the same.
+    assert first == places(0, 60)
+    everything = places(1, 1000)
+    assert len(everything) == len({*everything})
+    counts = {source: sum(name == source for name, _ in everything) for source, _ in everything}
+    # A file that has run out of pieces before the rounds ended was read whole.
+    shortest = min(counts, key=counts.get)
+    assert sorted(start for source, start in everything if source == shortest) == list(
+        range(0, 640 * counts[shortest], 640)
+    )

@@ -1,14 +1,15 @@
 """The manifest of published evidence: what is cited is there, whole, and of the experiment's revision."""
 
+import gzip
 import json
 from dataclasses import replace
 
 import pytest
 import yaml
 
-from kvbook import fingerprint, paths
+from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.runs import evidence, recording, records
+from kvbook.runs import evidence, machine, recording, records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 
@@ -20,6 +21,8 @@ def data(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(paths, "RECORDED_RUNS", tmp_path / "recorded")
     monkeypatch.setattr(paths, "EVIDENCE", tmp_path / "evidence.yaml")
+    # Whoever edits these tests has uncommitted changes.
+    monkeypatch.setattr(machine, "commit", lambda: "abc")
     return tmp_path
 
 
@@ -60,8 +63,8 @@ def test_edited_missing_or_unknown_evidence_is_one_line_that_says_what_to_do(fol
         evidence.cited("chapter", "other", [COUNTING])
     with pytest.raises(UserError, match="has no experiment 'counting'"):
         evidence.cited("chapter", "role", [])
-    (folder / "rows.csv").chmod(0o644)
-    (folder / "rows.csv").write_text("x\n2\n")
+    (folder / "rows.csv.gz").chmod(0o644)
+    (folder / "rows.csv.gz").write_bytes(gzip.compress(b"x\n2\n"))
     with pytest.raises(UserError, match="changed after the run"):
         evidence.cited("chapter", "role", [COUNTING])
     folder.rename(folder.with_name("elsewhere"))
@@ -81,4 +84,4 @@ def test_every_recorded_run_of_the_repository_is_cited_and_whole():
     assert cited == {str(folder.relative_to(paths.RECORDED_RUNS)) for folder in recording.recorded()}
     for name in cited:
         run = records.load(paths.RECORDED_RUNS / name)
-        assert fingerprint.of_file(run.folder / "rows.csv") == run.about["rows_sha256"]
+        assert records.rows_digest(run.folder) == run.about["rows_sha256"]

@@ -1,5 +1,6 @@
 """Recorded runs: whole, as they were made, in their place, once, and fit to be published."""
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -40,7 +41,8 @@ def test_a_recorded_run_lies_under_its_experiment_device_model_and_hash_and_veri
     rows = (run.folder / "rows.csv").read_bytes()
     folder = recording.record(run.folder)
     assert folder == data / "recorded" / "layer_drift" / f"some-cpu-1-thread__llama__{run.hash[:8]}"
-    assert (folder / "rows.csv").read_bytes() == rows
+    assert gzip.decompress((folder / "rows.csv.gz").read_bytes()) == rows
+    assert sorted(file.name for file in folder.iterdir()) == ["rows.csv.gz", "run.json"]
     assert not run.folder.exists()
     assert recording.verify() == (1, [])
 
@@ -69,9 +71,23 @@ def edit(folder, change):
 
 
 def edited_rows(folder):
-    file = folder / "rows.csv"
+    file = records.rows_file(folder)
     file.chmod(0o644)
-    file.write_text(file.read_text().replace("1.5", "1.4"))
+    if file.suffix == ".gz":
+        file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes()).replace(b"1.5", b"1.4")))
+    else:
+        file.write_text(file.read_text().replace("1.5", "1.4"))
+
+
+def overwritten(file):
+    file.chmod(0o644)
+    file.write_text("x\n1\n")
+
+
+def half_the_rows(folder):
+    file = folder / "rows.csv.gz"
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-9])
 
 
 def rewritten_rows(folder):
@@ -106,6 +122,15 @@ def test_a_run_that_is_not_whole_or_was_edited_is_not_recorded(data, fault):
     assert run.folder.is_dir()
 
 
+def test_a_run_of_uncommitted_code_is_not_recorded(data, monkeypatch):
+    run = records.run(
+        "layer_drift", {"settings": {}, "source": "0" * 64}, lambda w: w.append("u", [{"x": 1}]), {"commit": "abc+"}
+    )
+    with pytest.raises(UserError, match="uncommitted changes"):
+        recording.record(run.folder)
+    assert run.folder.is_dir()
+
+
 def test_an_unfinished_run_is_not_recorded(data):
     run = make()
     partial = run.folder.rename(run.folder.with_name(run.folder.name + ".partial"))
@@ -115,6 +140,8 @@ def test_an_unfinished_run_is_not_recorded(data):
 
 LATER = {
     "edited rows": (edited_rows, "rows.csv was edited"),
+    "half a file": (half_the_rows, "rows.csv.gz cannot be read"),
+    "rows that are no archive": (lambda f: overwritten(f / "rows.csv.gz"), "rows.csv.gz cannot be read"),
     "another date": (lambda f: edit(f, lambda c: c.update(finished="2020-01-01T00:00:00+00:00")), "after it was"),
     "another place": (lambda f: f.rename(f.with_name("some-gpu__llama__" + f.name[-8:])), "should be"),
     "a further file": (lambda f: (f / "notes.txt").write_text(""), "does not belong there: notes.txt"),

@@ -10,7 +10,7 @@ from kvbook.errors import UserError
 def register(app: typer.Typer, models: typer.Typer) -> None:
     """Add the report's commands; the library finds this function by its entry point."""
     models.command("train-scratch")(train_scratch)
-    for command in (build, run, sweep, cite, bench, selftest):
+    for command in (build, run, sweep, evidence, cite, bench, selftest):
         app.command()(command)
 
 
@@ -132,6 +132,20 @@ def sweep(
     )
     typer.echo(outcome.text())
     raise typer.Exit(1 if outcome.failures else 0)
+
+
+def evidence(
+    chapters: Annotated[list[str] | None, typer.Argument(help="For these alone, such as layer_drift.")] = None,
+    timed: Annotated[bool, typer.Option(help="What measures time, on a machine that does nothing else.")] = False,
+) -> None:
+    """Make the published evidence that this kind of processor lacks, record it and cite it; hours for all."""
+    from kvreport.running import evidence as making
+
+    try:
+        made = making.make(timed, chapters or ())
+    except KeyboardInterrupt:
+        raise UserError("interrupted; what was recorded is kept, and the next call goes on from there") from None
+    typer.echo(f"{made} runs recorded; commit data/runs and data/evidence.yaml")
 
 
 def cite(

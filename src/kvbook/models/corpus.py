@@ -166,8 +166,8 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int, seed: int = 0
 
     From a folder come the first `n_tokens` tokens of each of the first `n_samples` files in name order, as issue 25420
     did it; a shorter file gives a shorter sample.  The standard library's held-out part has few files, so there each
-    file gives its first `n_tokens` tokens in the first round, the next ones in the second, and so on; every sample
-    has exactly `n_tokens`.
+    file gives `n_tokens` tokens in the first round, the next ones in the second, and so on; every sample has exactly
+    `n_tokens`.  With seed 0 a file begins with its first tokens, with any other at a place that the seed draws.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int, seed: int = 0
     n_samples, n_tokens : int
         How many samples, of how many tokens.
     seed : int
-        Of the order of the files, so of which texts are taken; 0 is the order of their names.
+        Of which texts are taken: of the files' order, and of where in each file the first round begins.
 
     Raises
     ------
@@ -189,14 +189,16 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int, seed: int = 0
     if corpus == "stdlib":
         encoded: list[tuple[str, list[int]]] = []
         # A file is encoded when the first round reaches it: most runs ask for few samples.
-        for start in itertools.count(step=n_tokens):
-            for name, ids in encoded if start else _encoded(corpus, tokenizer, encoded, seed):
-                if len(ids) >= start + n_tokens:
+        for turn in itertools.count():
+            for name, ids in encoded if turn else _encoded(corpus, tokenizer, encoded, seed):
+                if turn < (pieces := len(ids) // n_tokens):
+                    first = int.from_bytes(_drawn(seed, f"{name} begins")) if seed else 0
+                    start = (first + turn) % pieces * n_tokens
                     yield Sample(made, name, start, ids[start : start + n_tokens])
                     made += 1
                     if made == n_samples:
                         return
-            if start + n_tokens >= max(len(ids) for _, ids in encoded):
+            if turn + 1 >= max(len(ids) // n_tokens for _, ids in encoded):
                 break
     else:
         for document in documents(corpus, seed=seed):

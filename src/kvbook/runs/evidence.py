@@ -7,7 +7,7 @@
         - static_speed/amd-epyc-2-threads__smollm2__1b5c2d0a
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from kvbook.runs.experiment import Experiment
 
 Manifest = dict[str, dict[str, list[str]]]
+# The role of the runs that a chapter's numbers, figures and statements speak of.
+PUBLISHED = "published"
+# Settings that say how many units a run has: of several runs joined, their sum.
+COUNTED = ("n_samples", "n_prompts")
+HEADER = "# Published evidence: which recorded runs the book cites, by chapter and role.\n"
 
 
 def manifest() -> Manifest:
@@ -62,14 +67,78 @@ def cited(chapter: str, role: str, experiments: "Iterable[Experiment]") -> dict[
         name = folder.partition("/")[0]
         if name not in known:
             raise UserError(f"{paths.EVIDENCE}: {folder}: chapter {chapter} has no experiment {name!r} as {role!r}")
-        if not (paths.RECORDED_RUNS / folder).is_dir():
-            raise UserError(f"{paths.EVIDENCE}: there is no {paths.RECORDED_RUNS / folder}: restore it from git")
-        run = records.load(paths.RECORDED_RUNS / folder)
-        # Runs from before there were revisions are of the first one.
-        if (revision := run.about.get("revision", 1)) != known[name].revision:
-            raise UserError(
-                f"{paths.EVIDENCE}: {folder} is of revision {revision}, and {name} is at {known[name].revision}: "
-                "record a run of today's and cite that"
-            )
-        found.setdefault(name, []).append(run)
+        found.setdefault(name, []).append(_read(folder, known[name].revision))
     return found
+
+
+def _read(folder: str, current: int) -> records.Run:
+    if not (paths.RECORDED_RUNS / folder).is_dir():
+        raise UserError(f"{paths.EVIDENCE}: there is no {paths.RECORDED_RUNS / folder}: restore it from git")
+    run = records.load(paths.RECORDED_RUNS / folder)
+    # Runs from before there were revisions are of the first one.
+    if (revision := run.about.get("revision", 1)) != current:
+        raise UserError(
+            f"{paths.EVIDENCE}: {folder} is of revision {revision}, and {folder.partition('/')[0]} is at {current}: "
+            "record a run of today's and cite that"
+        )
+    return run
+
+
+def published(chapter: str, experiments: "Iterable[Experiment]") -> dict[str, dict[str, records.Run]]:
+    """Read what a chapter publishes, by processor and experiment; the runs of several seeds are joined.
+
+    The processor that the manifest names first comes first: it is the one whose numbers are printed.
+    """
+    found: dict[str, dict[str, list[records.Run]]] = {}
+    for name, runs in cited(chapter, PUBLISHED, experiments).items():
+        for run in runs:
+            found.setdefault(run.about["machine"]["processor"], {}).setdefault(name, []).append(run)
+    return {processor: {name: joined(runs) for name, runs in by_name.items()} for processor, by_name in found.items()}
+
+
+def joined(runs: Sequence[records.Run]) -> records.Run:
+    """Join runs that differ in their seed alone: their rows one after the other, samples numbered on."""
+    if len(runs) == 1:
+        return runs[0]
+    import pandas as pd
+
+    first, *others = (_but_for_the_seed(run.about) for run in runs)
+    if any(other != first for other in others):
+        names = ", ".join(run.folder.name for run in runs)
+        raise UserError(f"{paths.EVIDENCE}: {names} differ in more than their seed: cite them in roles of their own")
+    pieces, begin = [], 0
+    for run in runs:
+        rows = run.rows
+        if "sample" in rows:
+            rows = rows.assign(sample=rows["sample"] + begin)
+            begin = rows["sample"].max() + 1
+        pieces.append(rows.assign(seed=run.about["settings"]["seed"]))
+    counts = {key: value * len(runs) for key, value in runs[0].about["settings"].items() if key in COUNTED}
+    about = runs[0].about | {
+        "settings": runs[0].about["settings"] | counts,
+        "hash": [run.hash for run in runs],
+        "seeds": [run.about["settings"]["seed"] for run in runs],
+        **({"n_samples": runs[0].about["n_samples"] * len(runs)} if "n_samples" in runs[0].about else {}),
+    }
+    whole = records.Run(about, runs[0].folder)
+    # What the property would read from one file.
+    whole.__dict__["rows"] = pd.concat(pieces, ignore_index=True)
+    return whole
+
+
+def _but_for_the_seed(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what must be equal in runs whose rows are put together."""
+    settings = {key: value for key, value in about["settings"].items() if key != "seed"}
+    models = [{key: value for key, value in model.items() if key != "seed"} for model in about.get("models", ())]
+    machine = {key: about["machine"][key] for key in ("processor", "threads", "device", "torch", "transformers")}
+    return {"settings": settings, "models": models, "corpus": about.get("corpus"), "machine": machine}
+
+
+def cite(chapter: str, role: str, folder: Path) -> None:
+    """Add a recorded run to what a chapter cites."""
+    content = manifest()
+    named = content.setdefault(chapter, {}).setdefault(role, [])
+    named.append(folder.relative_to(paths.RECORDED_RUNS).as_posix())
+    staged = paths.EVIDENCE.with_suffix(".partial")
+    staged.write_text(HEADER + yaml.safe_dump(content, sort_keys=False, width=1000), "utf-8")
+    staged.replace(paths.EVIDENCE)

@@ -23,13 +23,17 @@ def _processor() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Give the checkout's commit, with ``+`` behind it when tracked files differ from it; ``unknown`` without git."""
+    """Give the checkout's commit, with ``+`` behind it when tracked files differ from it; ``unknown`` without git.
+
+    Recorded runs and the manifest that cites them change no row, and do not count.
+    """
+    beside = [f":(exclude){path.relative_to(paths.ROOT)}" for path in (paths.RECORDED_RUNS, paths.EVIDENCE)]
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"], cwd=paths.ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *beside],
             cwd=paths.ROOT, capture_output=True, text=True, check=True,
         ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.CalledProcessError):

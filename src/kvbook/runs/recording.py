@@ -1,14 +1,17 @@
 """Recorded runs: those of any machine that are worth keeping, in git, each in a folder that says what and where.
 
-``data/runs/<experiment>/<device>__<model>__<hash>/`` holds ``rows.csv`` and ``run.json`` as the run left them, and under
-``recorded`` in the latter when it was recorded and the digest of all the rest.  Nothing there is ever edited: what was
+``data/runs/<experiment>/<device>__<model>__<hash>/`` holds the rows as the run left them, compressed as ``rows.csv.gz``, and
+``run.json`` with ``recorded`` added: when it was recorded, and the digest of all the rest.  Nothing there is ever edited: what was
 edited is refused, for the rows have a digest, the inputs have the run's own hash, and everything together has another.
 """
 
 import csv
+import gzip
+import io
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +29,7 @@ Words = Annotated[str, Field(min_length=1)]
 
 # What a run.json says of the run itself; everything else made the rows, and is in the hash.
 _ENVELOPE = {"experiment", "hash", "commit", "started", "finished", "rows", "rows_sha256", "recorded"}
-_FILES = ("rows.csv", "run.json")
+_FILES = ("rows.csv.gz", "run.json")
 _LONGEST = 48
 
 
@@ -118,18 +121,17 @@ def _read(folder: Path) -> tuple[dict[str, Any], About]:
 def checked(folder: Path) -> About:
     """Read a run and refuse one that is not whole, not as it was made, or not fit to be published."""
     content, about = _read(folder)
-    rows = folder / "rows.csv"
-    if not rows.is_file():
+    if not records.rows_file(folder).is_file():
         raise UserError(f"{folder} holds no rows.csv")
-    if fingerprint.of_file(rows) != about.rows_sha256:
+    if _rows_digest(folder) != about.rows_sha256:
         raise UserError(f"{folder}/rows.csv was edited: its digest is not that of the run")
     made_of = {key: value for key, value in content.items() if key not in _ENVELOPE}
     if records.hash_of(about.experiment, made_of) != about.hash:
         raise UserError(f"{folder}/run.json was edited: what it says made the rows has another hash than the run")
     if about.recorded and _digest(content) != about.recorded.about_sha256:
         raise UserError(f"{folder}/run.json was edited after it was recorded")
-    with rows.open(newline="", encoding="utf-8") as file:
-        lines = csv.reader(file)
+    with records.open_rows(folder) as file:
+        lines = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""))
         width = len(next(lines, []))
         count = 0
         for line in lines:
@@ -142,6 +144,13 @@ def checked(folder: Path) -> About:
     return about
 
 
+def _rows_digest(folder: Path) -> str:
+    try:
+        return records.rows_digest(folder)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{folder}/{records.rows_file(folder).name} cannot be read: {error}") from None
+
+
 def _digest(content: dict[str, Any]) -> str:
     return fingerprint.of_values({key: value for key, value in content.items() if key != "recorded"})
 
@@ -151,10 +160,10 @@ def _refuse_private(folder: Path, content: dict[str, Any]) -> None:
     for name, value in _strings(content):
         found += [f"{kind} in {name}" for kind in (*privacy.secrets_in(value), *privacy.owner_in(value))]
     # Texts that a model read or wrote may hold a path; a secret they must not hold either.
-    with (folder / "rows.csv").open(encoding="utf-8", newline="") as file:
+    with records.open_rows(folder) as file:
         # Many lines at a time: the environment is gone through for each piece.
         while piece := file.readlines(1 << 20):
-            found += [f"{kind} in rows.csv" for kind in privacy.secrets_in("".join(piece))]
+            found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(b"".join(piece).decode())]
     if found:
         raise UserError(
             f"{folder} would publish {'; '.join(dict.fromkeys(found))}: run again without it "
@@ -201,6 +210,10 @@ def record(folder: Path) -> Path:
     about = checked(folder)
     if about.recorded:
         raise UserError(f"{folder} is a recorded run already")
+    if about.commit.endswith("+"):
+        raise UserError(
+            f"{folder} was made with uncommitted changes, so nobody could make it again: commit, and run it again"
+        )
     final = folder_of(about)
     for other in recorded():
         if other.name.rpartition("__")[2] == about.hash[: records.SHORT_HASH]:
@@ -212,7 +225,9 @@ def record(folder: Path) -> Path:
     with records.writable(final.parent):
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
-        shutil.copyfile(folder / "rows.csv", staged / "rows.csv")
+        # Without a date or a name in it: equal rows are equal bytes.
+        packed = gzip.compress((folder / "rows.csv").read_bytes(), mtime=0)
+        (staged / "rows.csv.gz").write_bytes(packed)
         (staged / "run.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for name in _FILES:
             (staged / name).chmod(0o444)

@@ -9,15 +9,18 @@ unit.  One process at a time works in it; another one that wants the same run wa
 import contextlib
 import csv
 import errno
+import gzip
+import hashlib
 import json
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -57,7 +60,7 @@ class Run:
         """Tidy rows, one a measurement; read when they are first asked for, so that a long run needs no more memory."""
         import pandas as pd
 
-        return pd.read_csv(self.folder / "rows.csv", keep_default_na=False, na_values=[""])
+        return pd.read_csv(rows_file(self.folder), keep_default_na=False, na_values=[""])
 
     @property
     def hash(self) -> str:
@@ -188,6 +191,29 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def rows_file(folder: Path) -> Path:
+    """Name the file with a run's rows; a recorded run keeps them compressed."""
+    packed = folder / "rows.csv.gz"
+    return packed if packed.is_file() else folder / "rows.csv"
+
+
+@contextlib.contextmanager
+def open_rows(folder: Path) -> Iterator[BinaryIO]:
+    """Open a run's rows as they were written, compressed or not."""
+    file = rows_file(folder)
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+        yield opened
+
+
+def rows_digest(folder: Path) -> str:
+    """Hash a run's rows as they were written, compressed or not."""
+    digest = hashlib.sha256()
+    with open_rows(folder) as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 def load(folder: Path) -> Run:
     """Read a finished run.
 
@@ -198,9 +224,9 @@ def load(folder: Path) -> Run:
     """
     try:
         about = json.loads((folder / "run.json").read_text("utf-8"))
-        if about["rows_sha256"] != fingerprint.of_file(folder / "rows.csv"):
+        if about["rows_sha256"] != rows_digest(folder):
             raise UserError(f"{folder}: rows.csv was changed after the run: delete the folder and run again")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: not a readable run ({error}): delete the folder and run again") from error
     return Run(about, folder)
 

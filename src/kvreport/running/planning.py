@@ -232,9 +232,28 @@ def _read_about(code: Path, name: str) -> dict[str, Any] | None:
     about = _read_yaml(file)
     sets = about.get("parameters", {}) if isinstance(about, dict) else None
     whole = isinstance(sets, dict) and all(isinstance(values, dict | None) for values in sets.values())
-    if not whole or not isinstance(about.get("data", []), list) or set(about) - {"parameters", "data", "packages"}:
+    known = {"parameters", "data", "packages", "evidence"}
+    if not whole or not isinstance(about.get("data", []), list) or set(about) - known:
         raise UserError(f"{file} must hold parameters: {{<set>: {{<parameter>: <value>}}}} and data: [<pattern>]")
+    groups = about.get("evidence", [])
+    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
+        raise UserError(f"{file} must hold evidence: [{{experiments: [...], seeds: [...], parameters: {{...}}}}]")
     return about
+
+
+def _is_group(group: Any) -> bool:
+    return (
+        isinstance(group, dict)
+        and not set(group) - {"experiments", "seeds", "parameters", "role"}
+        and isinstance(group.get("experiments"), list)
+        and all(isinstance(seed, int) for seed in group.get("seeds", []))
+        and isinstance(group.get("parameters", {}), dict)
+    )
+
+
+def evidence_of(chapter: Chapter) -> list[dict[str, Any]]:
+    """List the groups of experiments that a chapter publishes."""
+    return (_read_about(chapter.folders.code, chapter.name) or {}).get("evidence", [])
 
 
 def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any]]:

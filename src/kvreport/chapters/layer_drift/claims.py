@@ -166,7 +166,6 @@ MENDED_RUNS = Quantity("runs of the posted loop that position ids mend")
 def _positions_missing(results: Results) -> Evidence:
     table = results.divergence
     # Models and dtypes read the same prompts, so prompts are counted.
-    table = table.assign(prompt=table.get("prompt", "the one prompt"))
     rows = {name: table[table["method"] == name] for name in greedy_paths.LOOPS}
     found = {
         quantity: [Measured("", *estimates.share_over(rows[name], rows[name]["equal"], "prompt"))]

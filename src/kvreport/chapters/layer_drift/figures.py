@@ -181,7 +181,8 @@ def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> Axes:
 
 
 def figure_greedy(greedy: pd.DataFrame) -> Figure:
-    """Draw `plot_greedy` for every model and dtype, one under the other."""
+    """Draw `plot_greedy` for every model and dtype, one under the other, of the first prompt."""
+    greedy = greedy[greedy["prompt"] == greedy["prompt"].iloc[0]]
     groups = list(greedy.groupby(["model", "dtype"], sort=False))
     fig, axes = plt.subplots(
         len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.6 + 1.25 * len(groups))
@@ -214,9 +215,9 @@ def plot_cache_lengths(greedy: pd.DataFrame, ax: Axes) -> Axes:
 
 def figure_cache_lengths(greedy: pd.DataFrame) -> Figure:
     """Draw `plot_cache_lengths` for the first model and dtype; lengths depend on the prompt's tokens alone."""
-    first = greedy.iloc[0]
+    keys = ["model", "dtype", "prompt"]
     fig, ax = plt.subplots(figsize=(style.WIDTH, 2.9))
-    plot_cache_lengths(greedy[(greedy["model"] == first["model"]) & (greedy["dtype"] == first["dtype"])], ax)
+    plot_cache_lengths(greedy[(greedy[keys] == greedy.iloc[0][keys]).all(axis=1)], ax)
     return fig
 
 

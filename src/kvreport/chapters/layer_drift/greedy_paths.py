@@ -4,7 +4,9 @@ Two switches take the posted loop to the right one: what is fed on top of the ca
 the last token alone), and whether position ids are passed (the thread's explanation) or left to the model.  Beside them
 stand decoding without a cache, and the library's `generate`.
 
-Rows, one a (model, dtype, method, step): see ``data/README.md``.
+The document's prompt comes first; further ones are the beginnings of texts.
+
+Rows, one a (model, dtype, prompt, method, step): see ``data/README.md``.
 """
 
 import hashlib
@@ -16,13 +18,15 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook import progress
-from kvbook.models import loading
+from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
+# Of a prompt that is the beginning of a text.
+PROMPT_TOKENS = 16
 UNCACHED = "no cache"
 GENERATE = "generate"
 
@@ -114,9 +118,20 @@ def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
     models = by_layer.identities(settings)
     for model in models:
         tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
-        prompt = tokenizer(settings.prompt)["input_ids"]
-        loading.check_length(model, len(prompt) + settings.n_new_tokens)
-    return {"models": models}
+        longest = max(len(prompt) for prompt in prompts(settings, tokenizer))
+        loading.check_length(model, longest + settings.n_new_tokens)
+    # The document's prompt alone needs no corpus.
+    return {"models": models} | ({"corpus": corpus.describe(settings.corpus)} if settings.n_prompts > 1 else {})
+
+
+def prompts(settings: LayerDriftSettings, tokenizer) -> list[list[int]]:
+    """Give the ids of every prompt, the document's first; it belongs to seed 0, so that seeds share none."""
+    first = [tokenizer(settings.prompt)["input_ids"]] if settings.seed == 0 else []
+    further = settings.n_prompts - len(first)
+    if not further:
+        return first
+    texts = corpus.samples(settings.corpus, tokenizer, further, PROMPT_TOKENS, settings.seed)
+    return [*first, *(sample.ids for sample in texts)]
 
 
 def _decode(method: str, model: PreTrainedModel, ids: torch.Tensor, length: int, limit: int | None):
@@ -131,29 +146,34 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
     """Decode by every method, for both models and every dtype."""
     todo = [(model, dtype) for model in made_of["models"] for dtype in settings.dtypes]
     for model, dtype in progress.track(todo, label="greedy decoding: model and dtype"):
-        loaded = None
-        for method in METHODS:
-            unit = f"{model['asked_for']}|{dtype}|{method}"
-            if unit in writer.done:
-                continue
-            loaded = loaded or samples.load(settings, model["asked_for"], dtype)
-            ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
-            about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "method": method}
-            with torch.inference_mode():
-                steps = _decode(method, loaded.model, ids, settings.n_new_tokens, model["context_length"])
-                rows = [
-                    about | {"step": index, "text": loaded.tokenizer.decode([step["token"]])} | step
-                    for index, step in enumerate(steps)
-                ]
-            writer.append(unit, rows)
+        loaded = samples.load(settings, model["asked_for"], dtype)
+        for prompt in progress.track(prompts(settings, loaded.tokenizer), label="prompt"):
+            text = loaded.tokenizer.decode(prompt)
+            for method in METHODS:
+                if (unit := f"{model['asked_for']}|{dtype}|{text}|{method}") in writer.done:
+                    continue
+                ids = torch.tensor([prompt], device=loaded.model.device)
+                about = {
+                    "model": loaded.name,
+                    "weights": loaded.weights,
+                    "dtype": dtype,
+                    "prompt": text,
+                    "method": method,
+                }
+                with torch.inference_mode():
+                    steps = _decode(method, loaded.model, ids, settings.n_new_tokens, model["context_length"])
+                    rows = [
+                        about | {"step": index, "text": loaded.tokenizer.decode([step["token"]])} | step
+                        for index, step in enumerate(steps)
+                    ]
+                writer.append(unit, rows)
 
 
 def work(settings: LayerDriftSettings) -> Work:
     """Count the passes of each model in each dtype."""
     # On average half of the text; three of the methods read all of it at every step, the others one token.
-    return Work(
-        max(1, settings.n_new_tokens // 2), 3 * settings.n_new_tokens, 3 * settings.n_new_tokens, settings.dtypes
-    )
+    steps = 3 * settings.n_new_tokens * settings.n_prompts
+    return Work(max(1, settings.n_new_tokens // 2), steps, steps, settings.dtypes)
 
 
 EXPERIMENT = Experiment(
@@ -161,6 +181,20 @@ EXPERIMENT = Experiment(
     LayerDriftSettings,
     inputs,
     measure,
-    fields=frozenset({"model", "reference_model", "weights", "device", "seed", "dtypes", "prompt", "n_new_tokens"}),
+    fields=frozenset(
+        {
+            "model",
+            "reference_model",
+            "weights",
+            "device",
+            "seed",
+            "dtypes",
+            "corpus",
+            "prompt",
+            "n_prompts",
+            "n_new_tokens",
+        }
+    ),
+    revision=2,
     work=work,
 )

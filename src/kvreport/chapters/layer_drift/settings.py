@@ -20,6 +20,8 @@ class LayerDriftSettings(TextSettings):
         Tokens of a sample; the last one is the one that is scored with and without a cache.
     prompt : str
         Of the greedy decoding; the document's.
+    n_prompts : int
+        How many prompts are decoded from: the document's with seed 0, all others the beginnings of texts.
     n_new_tokens : int
         Tokens that the greedy decoding writes; the document's number.
     """
@@ -28,6 +30,7 @@ class LayerDriftSettings(TextSettings):
     n_samples: Annotated[int, Field(ge=1)] = 50
     n_tokens: Annotated[int, Field(ge=2)] = 64
     prompt: Annotated[str, Field(min_length=1)] = "This is a "
+    n_prompts: Annotated[int, Field(ge=1)] = 1
     n_new_tokens: Annotated[int, Field(ge=1)] = 40
 
     @property

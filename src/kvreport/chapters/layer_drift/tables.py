@@ -112,23 +112,23 @@ def published_fits(published: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]
 
 def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
     """Hold each step of a method against the same step without a cache."""
-    keys = ["model", "dtype", "step"]
+    keys = ["model", "dtype", "prompt", "step"]
     both = greedy[greedy["method"] == method].merge(
         greedy[greedy["method"] == greedy_paths.UNCACHED], on=keys, suffixes=("", "_uncached")
     )
     both = both.sort_values(keys)
     both["bits_equal"] = both["logits_sha256"] == both["logits_sha256_uncached"]
     both["token_equal"] = both["token"] == both["token_uncached"]
-    both["same_prefix"] = both.groupby(["model", "dtype"])["token_equal"].transform(
+    both["same_prefix"] = both.groupby(keys[:-1])["token_equal"].transform(
         lambda equal: equal.shift(fill_value=True).cummin()
     )
     return both[[*keys, "bits_equal", "token_equal", "same_prefix"]].reset_index(drop=True)
 
 
 def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
-    """Find for every method the first token that differs from decoding without a cache."""
+    """Find for every prompt and method the first token that differs from decoding without a cache."""
     table = []
-    for (model, dtype), rows in greedy.groupby(["model", "dtype"], sort=False):
+    for (model, dtype, prompt), rows in greedy.groupby(["model", "dtype", "prompt"], sort=False):
         uncached = rows[rows["method"] == greedy_paths.UNCACHED].set_index("step").sort_index()
         for method in greedy_paths.METHODS[1:]:
             own = rows[rows["method"] == method].set_index("step").sort_index()
@@ -141,6 +141,7 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
                 {
                     "model": model,
                     "dtype": dtype,
+                    "prompt": prompt,
                     "method": method,
                     "first_divergence": step,
                     "margin": None if step is None else uncached["margin"].iloc[step],
@@ -154,21 +155,28 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
     return frame.astype({"first_divergence": "Float64", "margin": "Float64"})
 
 
-def _first_difference(row) -> str:
-    if row.equal:
+def _first_difference(rows: pd.DataFrame) -> str:
+    """Say of one prompt where its tokens part from the uncached ones, of several how many never do."""
+    if len(rows) > 1:
+        return f"{int(rows['equal'].sum())} of {len(rows)} equal"
+    row = rows.iloc[0]
+    if row["equal"]:
         return "equal"
-    return f"equal, ends at {row.steps}" if pd.isna(row.first_divergence) else f"step {int(row.first_divergence)}"
+    first = row["first_divergence"]
+    return f"equal, ends at {row['steps']}" if pd.isna(first) else f"step {int(first)}"
 
 
 def divergence_grid(table: pd.DataFrame) -> pd.DataFrame:
-    """Lay the first differing steps of `divergence_table` out for reading: a row a method, a column a model and dtype."""
-    said = pd.Series([_first_difference(row) for row in table.itertuples()])
-    column = table["model"] + ", " + table["dtype"].map(DTYPES)
-    grid = table.assign(said=said, column=column).pivot(index="method", columns="column", values="said")
-    grid = grid.loc[list(greedy_paths.METHODS[1:]), list(dict.fromkeys(column))]
-    lengths = table.groupby("method")["final_cache_length"].agg(lambda held: ", ".join(map(str, sorted(set(held)))))
+    """Lay `divergence_table` out for reading: a row a method, a column a model and dtype."""
+    table = table.assign(column=table["model"] + ", " + table["dtype"].map(DTYPES))
+    said = {key: _first_difference(rows) for key, rows in table.groupby(["method", "column"], sort=False)}
+    grid = pd.Series(said).unstack()
+    grid = grid.loc[list(greedy_paths.METHODS[1:]), list(dict.fromkeys(table["column"]))]
+    # Of the first prompt; another one begins with another number of tokens.
+    first = table[table["prompt"] == table["prompt"].iloc[0]]
+    lengths = first.groupby("method")["final_cache_length"].agg(lambda held: ", ".join(map(str, sorted(set(held)))))
     grid.insert(0, "cache length", lengths)
-    return grid.rename_axis(columns=None).reset_index()
+    return grid.rename_axis(index="method", columns=None).reset_index()
 
 
 def mitigation_table(measured: pd.DataFrame) -> pd.DataFrame:

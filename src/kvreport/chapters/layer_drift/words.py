@@ -293,7 +293,7 @@ def _of_greedy(results: Results) -> dict[str, str]:
         said[f"greedy_{key}"] = f"{int(table.loc[table['method'] == method, 'equal'].sum())} of {runs}"
     later = steps[(steps["step"] > 0) & steps["same_prefix"]]
     said["bits_last"] = f"{int(later['bits_equal'].sum())} of {len(later)}"
-    unequal = results.greedy.rows.merge(steps[~steps["bits_equal"]], on=["model", "dtype", "step"])
+    unequal = results.greedy.rows.merge(steps[~steps["bits_equal"]], on=["model", "dtype", "prompt", "step"])
     unequal = unequal[unequal["method"] == "cache, last token"]
     first = unequal.loc[unequal.groupby(["model", "dtype"])["step"].idxmin()] if len(unequal) else unequal
     said["bits_until"] = (

@@ -1,0 +1,151 @@
+"""Making published evidence: the runs that chapters ask for in ``chapter.yaml``, recorded one by one and cited.
+
+A chapter names groups of experiments::
+
+    evidence:
+      - experiments: [layer_drift]
+        seeds: [0, 1, 2, 3]
+        parameters: {n_samples: 50}
+
+Each experiment at each seed is a cell of twenty minutes or less.  It runs with the parameter set ``trained`` and what its
+group says over it, is recorded when it is done, and is cited in ``data/evidence.yaml``.  Cells that are recorded for this
+kind of processor are passed over, so an interrupted command goes on where it was.
+"""
+
+import importlib
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvbook import paths
+from kvbook.errors import UserError
+from kvbook.runs import evidence, machine, recording, records
+from kvbook.runs.experiment import Experiment
+from kvbook.runs.threads import THREADS_VARIABLE
+from kvbook.settings import Settings
+from kvreport.running import planning
+
+# The parameter set that a chapter's evidence starts from.
+PROFILE = "trained"
+# Of the last minute: more than what this command itself needs to begin.
+BUSY = 0.7
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run that is to be recorded.
+
+    Attributes
+    ----------
+    chapter : str
+        The name of the chapter's folder.
+    role : str
+        What the chapter cites it as.
+    experiment : Experiment
+        What is run.
+    settings : Settings
+        With what.
+    """
+
+    chapter: str
+    role: str
+    experiment: Experiment
+    settings: Settings
+
+    @property
+    def label(self) -> str:
+        """Say which it is."""
+        return f"{self.chapter}: {self.experiment.name}, seed {self.settings.seed}"
+
+    def is_recorded(self) -> bool:
+        """Tell whether a run of these settings is cited that was made on this kind of processor."""
+        asked = self.settings.model_dump(mode="json", include=self.experiment.fields and set(self.experiment.fields))
+        processor = machine.describe(self.settings.device)["processor"]
+        for folder in evidence.manifest().get(self.chapter, {}).get(self.role, ()):
+            if folder.partition("/")[0] == self.experiment.name:
+                about = records.load(paths.RECORDED_RUNS / folder).about
+                of_today = about.get("revision", 1) == self.experiment.revision
+                if of_today and about["settings"] == asked and about["machine"]["processor"] == processor:
+                    return True
+        return False
+
+
+def cells(timed: bool, only: Iterable[str] = ()) -> Iterator[Cell]:
+    """List what chapters ask for, measured in time or not."""
+    planned = planning.plan(PROFILE)
+    if unknown := sorted(set(only) - {chapter.name for chapter in planned}):
+        raise UserError(f"no chapter {unknown[0]!r}: choose from {', '.join(chapter.name for chapter in planned)}")
+    for chapter in planned:
+        if only and chapter.name not in only:
+            continue
+        known = {}
+        for group in planning.evidence_of(chapter):
+            known = known or {e.name: e for e in _experiments(chapter.name)}
+            for name, seed in ((name, seed) for name in group["experiments"] for seed in group.get("seeds", [0])):
+                if name not in known:
+                    raise UserError(f"chapter {chapter.name} asks for evidence of {name!r}, which it does not measure")
+                if known[name].timed == timed:
+                    values = chapter.values() | group.get("parameters", {}) | {"seed": seed}
+                    role = group.get("role", evidence.PUBLISHED)
+                    yield Cell(chapter.name, role, known[name], known[name].settings.checked(**values))
+
+
+def _experiments(chapter: str) -> tuple[Experiment, ...]:
+    return importlib.import_module(f"kvreport.chapters.{chapter}.results").EXPERIMENTS
+
+
+def make(timed: bool, only: Iterable[str] = ()) -> int:
+    """Make, record and cite every cell that is missing here; gives how many."""
+    asked = list(cells(timed, only))
+    waiting = [cell for cell in asked if not cell.is_recorded()]
+    say(f"{len(asked)} cells, {len(asked) - len(waiting)} of them recorded for this kind of processor")
+    if not waiting:
+        return 0
+    if (commit := machine.commit()).endswith("+"):
+        raise UserError(
+            f"the checkout differs from commit {commit[:-1]}: commit first, so that others can make the same"
+        )
+    if timed:
+        refuse_busy()
+    else:
+        # Bits depend on the number of threads; with one they are the same on a larger machine of the kind.
+        os.environ[THREADS_VARIABLE] = "1"
+    took: dict[str, list[float]] = defaultdict(list)
+    for place, cell in enumerate(waiting):
+        left = _left(took, waiting[place:])
+        say(f"{place + 1} of {len(waiting)}: {cell.label}{f'; about {left / 60:.0f} min left' if left else ''}")
+        began = time.monotonic()
+        run = cell.experiment.run(cell.settings)
+        if run is None:
+            raise UserError(f"{cell.label}: nothing to measure with these settings; is the trained model fetched?")
+        folder = recording.record(run.folder)
+        evidence.cite(cell.chapter, cell.role, folder)
+        took[cell.experiment.name].append(time.monotonic() - began)
+        say(f"  {took[cell.experiment.name][-1]:.0f} s; recorded in {folder}")
+    return len(waiting)
+
+
+def _left(took: dict[str, list[Any]], waiting: Iterable[Cell]) -> float:
+    """Estimate the seconds left from finished cells of the same experiments; 0 before one of each has finished."""
+    names = [cell.experiment.name for cell in waiting]
+    if not all(took.get(name) for name in names):
+        return 0
+    return sum(sum(took[name]) / len(took[name]) for name in names)
+
+
+def refuse_busy() -> None:
+    """Refuse to measure time on a machine that does something else."""
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        raise UserError(
+            f"this machine is busy (load {load:.1f} in the last minute): evidence of time needs it alone; wait"
+        )
+
+
+def say(line: str) -> None:
+    """Print a line where progress is looked for."""
+    print(f"kvbook: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,125 @@
+"""`kvbook evidence`: what chapters ask for is made once for each processor, recorded, cited, and joined over seeds."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import yaml
+
+from kvbook import paths
+from kvbook.errors import UserError
+from kvbook.runs import evidence, machine, records
+from kvbook.runs.experiment import Experiment
+from kvbook.settings import Settings
+from kvreport.running import evidence as making
+from kvreport.running import planning
+
+
+class Asked(Settings):
+    n_samples: int = 2
+
+
+def measure(settings, _made_of, writer):
+    for sample in range(settings.n_samples):
+        writer.append(str(sample), [{"sample": sample, "source": f"file {sample}", "value": settings.seed}])
+
+
+COUNTING = Experiment(
+    "counting", Asked, lambda settings: {}, measure, fields=frozenset({"n_samples", "seed", "device"})
+)
+TIMING = replace(COUNTING, name="timing", timed=True)
+PROCESSOR = machine.describe("cpu")["processor"]
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Let one chapter ask for evidence of two experiments; gives its groups."""
+    for name in ("RUNS", "RECORDED_RUNS"):
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    monkeypatch.setattr(paths, "EVIDENCE", tmp_path / "evidence.yaml")
+    monkeypatch.setattr(machine, "commit", lambda: "abc")
+    monkeypatch.delenv(making.THREADS_VARIABLE, raising=False)
+    chapter = type("Chapter", (), {"name": "chapter", "values": lambda self: {"model": "gpt2", "n_samples": 9}})()
+    groups = [{"experiments": ["counting", "timing"], "seeds": [0, 1], "parameters": {"n_samples": 3}}]
+    monkeypatch.setattr(planning, "plan", lambda profile: [chapter])
+    monkeypatch.setattr(planning, "evidence_of", lambda chapter: groups)
+    monkeypatch.setattr(making, "_experiments", lambda name: (COUNTING, TIMING))
+    return groups
+
+
+def test_each_experiment_at_each_seed_is_recorded_and_cited_and_never_made_again(asked):
+    assert making.make(timed=False) == 2
+    cited = evidence.manifest()["chapter"][evidence.PUBLISHED]
+    assert [name.partition("/")[0] for name in cited] == ["counting", "counting"]
+    assert all((paths.RECORDED_RUNS / name / "rows.csv.gz").is_file() for name in cited)
+    assert making.make(timed=False) == 0
+    asked[0]["seeds"] = [0, 1, 5]
+    assert making.make(timed=False) == 1
+
+
+def test_what_measures_time_is_made_when_asked_for_and_refuses_a_busy_machine(asked, monkeypatch):
+    monkeypatch.setattr(making.os, "getloadavg", lambda: (3.0, 0, 0))
+    with pytest.raises(UserError, match=r"busy \(load 3.0"):
+        making.make(timed=True)
+    assert evidence.manifest() == {}
+    monkeypatch.setattr(making.os, "getloadavg", lambda: (0.1, 0, 0))
+    assert making.make(timed=True) == 2
+
+
+def test_uncommitted_code_makes_no_evidence(asked, monkeypatch):
+    monkeypatch.setattr(machine, "commit", lambda: "abc+")
+    with pytest.raises(UserError, match="commit first"):
+        making.make(timed=False)
+    assert not paths.RUNS.exists()
+
+
+def test_a_run_of_another_processor_revision_or_size_is_no_reason_to_pass_a_cell_over(asked, monkeypatch):
+    making.make(timed=False)
+    cell = next(making.cells(timed=False))
+    assert cell.is_recorded()
+    assert not replace(cell, experiment=replace(COUNTING, revision=2)).is_recorded()
+    assert not replace(cell, settings=cell.settings.model_copy(update={"n_samples": 4})).is_recorded()
+    monkeypatch.setattr(machine, "describe", lambda device: {"processor": "another"})
+    assert not cell.is_recorded()
+
+
+def test_seeds_are_joined_with_samples_numbered_on_and_counted_together(asked):
+    making.make(timed=False)
+    ((processor, found),) = evidence.published("chapter", [COUNTING]).items()
+    run = found["counting"]
+    assert processor == PROCESSOR
+    assert run.rows["sample"].tolist() == list(range(6))
+    assert run.rows["seed"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert run.about["settings"]["n_samples"] == 6
+    assert run.about["seeds"] == [0, 1]
+
+
+def test_processors_are_kept_apart_and_runs_that_differ_in_more_than_the_seed_are_not_joined(asked):
+    making.make(timed=False)
+    runs = [records.load(paths.RECORDED_RUNS / name) for name in evidence.manifest()["chapter"][evidence.PUBLISHED]]
+    other = records.Run(runs[1].about | {"machine": runs[1].about["machine"] | {"torch": "1.0"}}, runs[1].folder)
+    with pytest.raises(UserError, match="differ in more than their seed"):
+        evidence.joined([runs[0], other])
+    assert isinstance(evidence.joined(runs).rows, pd.DataFrame)
+
+
+def test_a_wrong_chapter_or_experiment_is_one_line(asked):
+    with pytest.raises(UserError, match="no chapter 'nosuch'"):
+        making.make(timed=False, only=["nosuch"])
+    asked[0]["experiments"] = ["nosuch"]
+    with pytest.raises(UserError, match="asks for evidence of 'nosuch'"):
+        making.make(timed=False)
+
+
+@pytest.mark.parametrize("group", [{"seeds": [1]}, {"experiments": "one"}, {"experiments": [], "n": 1}, "words"])
+def test_groups_of_another_form_are_refused(tmp_path, group):
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "chapter.yaml").write_text(yaml.safe_dump({"evidence": [group]}))
+    with pytest.raises(UserError, match="must hold evidence"):
+        planning._read_about(tmp_path, "one")
+
+
+def test_every_chapter_that_asks_for_evidence_asks_for_what_it_measures():
+    listed = [*making.cells(timed=False), *making.cells(timed=True)]
+    assert {cell.chapter for cell in listed} >= {"layer_drift"}
