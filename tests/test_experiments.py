@@ -10,10 +10,11 @@ import torch
 from planted import changed, run_of
 from quoted import quoted
 
+from kvbook import lengths as kvbook_lengths
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
-from kvreport.chapters.layer_drift import by_layer, claims, greedy_paths, mitigations, words
+from kvreport.chapters.layer_drift import by_layer, by_length, claims, greedy_paths, mitigations, words
 from kvreport.chapters.layer_drift.results import Results
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.publishing import judging, verdicts
@@ -155,7 +156,11 @@ def lawful(results, drift, mitigated):
     whole = greedy["method"].map(lambda name: name in greedy_paths.LOOPS and greedy_paths.LOOPS[name].feeds_whole)
     tokens = greedy.join(uncached, on=keys)["uncached"] + (whole & (greedy["step"] >= 2))
     published = [about | {"weights": "hub", "hub_id": "openai-community/gpt2"} for about in drift.about["models"]]
-    planted = changed(results, drift=rows, mitigated=measured, greedy=greedy.assign(token=tokens.astype(int)))
+    lengths = results.lengths.rows.assign(differing_share=0.5)
+    lengths = pd.concat([lengths.assign(source=lengths["source"] + str(k)) for k in range(20)])
+    planted = changed(
+        results, drift=rows, mitigated=measured, greedy=greedy.assign(token=tokens.astype(int)), lengths=lengths
+    )
     return with_models(planted, published)
 
 
@@ -216,16 +221,54 @@ def test_evidence_that_holds_both_answers_decides_nothing(lawful):
         )
     )
     assert judged(changed(lawful, drift=double))["coarser-is-worse"].verdict == "undecided"
-    half = lawful.drift.rows.assign(differing_share=lambda r: r["sample"] % 2)
-    assert judged(changed(lawful, drift=half))["drift-everywhere"].verdict == "undecided"
+    half, at_lengths = (run.rows.assign(differing_share=lambda r: r["sample"] % 2) for run in lawful.of_lengths)
+    at_lengths["sample"] = at_lengths["source"].rank(method="dense").astype(int)
+    at_lengths["differing_share"] = at_lengths["sample"] % 2
+    assert judged(changed(lawful, drift=half, lengths=at_lengths))["drift-everywhere"].verdict == "undecided"
 
 
 def test_files_are_counted_and_neither_samples_nor_series(lawful):
     files = lawful.drift.rows["source"].nunique()
     assert judged(lawful)["drift-everywhere"].n == f"{files} files"
     one = lawful.drift.rows.assign(source=lawful.drift.rows["sample"] % 3)
-    few = judged(changed(lawful, drift=one))["drift-everywhere"]
+    at_lengths = lawful.lengths.rows.assign(source=lawful.lengths.rows["sample"] % 3)
+    few = judged(changed(lawful, drift=one, lengths=at_lengths))["drift-everywhere"]
     assert (few.verdict, few.n) == ("undecided", "3 files (too few)")
+
+
+def test_equal_bits_at_drawn_lengths_contradict_drift_at_a_fixed_one(lawful):
+    rows = lawful.lengths.rows
+    equal = rows.assign(differing_share=rows["dtype"].ne("bfloat16") * 0.5)
+    said = judged(changed(lawful, lengths=equal))["drift-everywhere"]
+    assert said.verdict == "refuted"
+    assert "small-llama bf16, 11 to 58 tokens 0.00" in said.here
+    assert "20 tokens 1.00" in said.here
+    # Control: where no lengths were drawn, the fixed length decides.
+    assert judged(dataclasses.replace(lawful, lengths=None))["drift-everywhere"].verdict == "reproduced"
+
+
+def test_the_table_of_lengths_counts_texts_with_equal_bits_and_gives_few_files_no_interval(lawful, results):
+    table = by_length.table(lawful.of_lengths)
+    assert set(table["tokens"]) == {"20", "11 to 58"}
+    assert (table["identical"] == 0).all()
+    rows = lawful.lengths.rows
+    equal = lawful.lengths.rows.assign(differing_share=(rows["sample"] > 0) * 0.5)
+    found = by_length.table(changed(lawful, lengths=equal).of_lengths).query("tokens == '11 to 58'")
+    assert (found["share"].map(lambda share: share.value) == 0.2).all()
+    assert by_length.shown(table)["share"].str.contains("[", regex=False).all()
+    assert "95 % interval" in by_length.caption(lawful.of_lengths)["caption"]
+    few = changed(lawful, drift=lawful.drift.rows.assign(source="one.py"))
+    assert not by_length.shown(by_length.table(few.of_lengths[:1]))["share"].str.contains("[", regex=False).any()
+    assert "no interval, from 1 file;" in by_length.caption(few.of_lengths[:1])["caption"].replace(".", ";")
+
+
+def test_lengths_beside_a_fixed_one_go_from_half_of_it_to_three_times(settings, results):
+    assert LayerDriftSettings().other_lengths == "33-190"
+    drawn = results.lengths.rows.groupby("sample")["n_tokens"].first()
+    assert list(drawn) == [kvbook_lengths.drawn("11-58", index) for index in drawn.index]
+    assert set(results.lengths.rows["model"]) == {results.drift.about["models"][0]["name"]}
+    # Control: where the main run draws them, there is nothing beside.
+    assert by_layer.LENGTHS.run(settings.model_copy(update={"n_tokens": "8-16"})) is None
 
 
 def test_bounds_of_ours_are_tried_at_a_third_and_three_times(lawful):

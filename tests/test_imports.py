@@ -22,6 +22,7 @@ ORDER = (
     "kvbook.paths",
     "kvbook.progress",
     "kvbook.fingerprint",
+    "kvbook.lengths",
     "kvbook.settings",
     "kvbook.models",
     "kvbook.measuring",

@@ -9,7 +9,7 @@ import torch
 from matplotlib import pyplot as plt
 from torch.nn.functional import linear
 
-from kvbook import paths
+from kvbook import lengths, paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
 from kvbook.measuring.estimates import FEWEST_UNITS
@@ -31,7 +31,7 @@ from kvreport.publishing import citation, wording
 @pytest.fixture(scope="module")
 def settings(llama_folder, gpt2_folder, text_folder):
     return WhereDriftBeginsSettings.checked(
-        model=str(llama_folder), families=[str(gpt2_folder)], corpus=str(text_folder), n_samples=3, n_tokens=12,
+        model=str(llama_folder), families=[str(gpt2_folder)], corpus=str(text_folder), n_samples=4, n_tokens="9-14",
         max_rows=8, chunks="1,3", inner_sizes="16", threads="1", key_lengths="5,17",
     )  # fmt: skip
 
@@ -212,6 +212,7 @@ def factorial_rows(drifts) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "model": "m", "weights": "random", "dtype": "float32", "sample": sample, "source": f"{sample}.py", "n_tokens": 8,
+            "longer": 0,
             "cache": cache, "query": query, "relative_rms": drift * (1 + 0.1 * sample), "differing_share": float(drift > 0),
         }
         for (cache, query), drift in drifts.items()
@@ -380,6 +381,50 @@ def test_the_texts_length_is_told_from_those_beside_it():
     assert words._length_found(rows, 7).endswith("in no dtype at 7, 6 and 8 tokens.")
 
 
+def swept_rows(**least) -> pd.DataFrame:
+    """Two texts at lengths 2 to 11, equal bits below a length of their own."""
+    return pd.DataFrame(
+        {"attention": "sdpa", "model": "m", "dtype": dtype, "sample": sample, "n_tokens": n,
+         "logits_equal": int(n < start + sample), "cache_equal": int(n < 7)}
+        for dtype, start in least.items() for sample in (0, 1) for n in range(2, 12)
+    )  # fmt: skip
+
+
+def test_over_a_range_the_share_of_lengths_is_told():
+    rows = swept_rows(float32=3, bfloat16=9)
+    assert words._length_found(rows, "5-8").endswith("at this share of lengths from 5 to 8: 50% in fp32 and bf16.")
+    assert words._length_found(rows.assign(cache_equal=1), "5-8").endswith("0% in fp32 and bf16.")
+
+
+def test_the_share_of_lengths_with_equal_bits_is_told_for_each_text():
+    table = tables.identical_lengths(swept_rows(float32=3, bfloat16=9)).set_index("dtype")
+    counts = table.loc["float32", ["texts", "lengths", "identical", "least", "most"]].tolist()
+    assert counts == pytest.approx([2, 10, 0.15, 0.1, 0.2])
+    assert table.loc["bfloat16", "differing"] == [9, 10, 11]
+    shown = tables.lengths_shown(table.reset_index())
+    assert shown["lowest and highest text"].tolist() == ["10% to 20%", "70% to 80%"]
+    assert shown["lengths that differ in some text"].tolist() == ["3–11", "9–11"]
+    # Control: of one text there is nothing to compare, and equal lengths are not counted as differing.
+    one = tables.identical_lengths(swept_rows(float32=99).query("sample == 0"))
+    assert tables.lengths_shown(one)[
+        ["lowest and highest text", "lengths that differ in some text"]
+    ].to_numpy().tolist() == [["one text", "none"]]
+
+
+def test_every_text_has_its_own_length_and_the_factorial_one_token_more(results):
+    replayed, factorial = results.replayed.rows, results.factorial.rows
+    drawn = [lengths.drawn("9-14", index) for index in range(4)]
+    assert set(replayed["n_tokens"]) == {drawn[0]}
+    by_text = factorial.groupby(["sample", "longer"])["n_tokens"].agg(["min", "max"])
+    assert by_text["min"].unstack().to_numpy().tolist() == [[n, n + 1] for n in drawn]
+    assert (by_text["min"] == by_text["max"]).all()
+    assert set(results.drifts["n_tokens"]) == {
+        wording.between(drawn, "{}"),
+        wording.between([n + 1 for n in drawn], "{}"),
+    }
+    assert results.swept.rows.groupby("attention")["sample"].nunique().to_dict() == {"sdpa": 2, "eager": 1}
+
+
 @pytest.mark.parametrize(
     ("files", "said"), [(1, "of 1 file"), (3, "lowest to highest of 3 files"), (4, "over 4 files")]
 )
@@ -419,10 +464,10 @@ def test_a_query_alone_is_said_to_agree_only_where_every_row_does():
         (
             1e-7,
             0,
-            "Running the last token alone gives it other logits in 1 of 1 pairs of dtype and length; "
-            "a prefill's cache alone does in none.",
+            "Running the last token alone gives it other logits in 1 of 1 pairs of dtype and length. "
+            "A prefill's cache alone does in none.",
         ),
-        (0, 1e-7, "in 0 of 1 pairs of dtype and length; a prefill's cache alone does in 1 (fp32 at "),
+        (0, 1e-7, "in 0 of 1 pairs of dtype and length. A prefill's cache alone does in 1 (fp32 at "),
         (0, 0, "Neither"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from kvbook import lengths
 from kvbook.errors import UserError
 
 DType = Literal["float64", "float32", "float16", "bfloat16"]
@@ -97,6 +98,11 @@ class Settings(BaseModel):
 def numbers(value: Any) -> Any:
     """Split a string into whole numbers."""
     return [int(part) for part in several(value)] if isinstance(value, str) else value
+
+
+def text_length(at_least: int) -> Any:
+    """Make the type of a text's length: a number of tokens, or a range as text from which each text draws its own."""
+    return Annotated[lengths.Length, BeforeValidator(lambda value: lengths.parsed(value, at_least))]
 
 
 Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(numbers), Field(min_length=1)]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kvbook import lengths
 from kvbook.errors import UserError
 
 Part = Literal["train", "held-out"]
@@ -161,7 +162,7 @@ def describe(corpus: str, part: Part = "held-out") -> dict[str, str | int]:
     return about
 
 
-def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int, seed: int = 0) -> Iterator[Sample]:
+def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, seed: int = 0) -> Iterator[Sample]:
     """Cut a corpus into samples, lazily, so that memory does not grow with their number.
 
     From a folder come the first `n_tokens` tokens of each of the first `n_samples` files in name order, as issue 25420
@@ -169,16 +170,21 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int, seed: int = 0
     file gives `n_tokens` tokens in the first round, the next ones in the second, and so on; every sample has exactly
     `n_tokens`.  With seed 0 a file begins with its first tokens, with any other at a place that the seed draws.
 
+    Where `n_tokens` is a range, a sample is the beginning of what it would be at the range's largest length, so that
+    sample i has the same file, place and length whatever their number is.
+
     Parameters
     ----------
     corpus : str
         As for `documents`.
     tokenizer : transformers tokenizer
         Called with its defaults, so it adds the special tokens that a user's call would add.
-    n_samples, n_tokens : int
-        How many samples, of how many tokens.
+    n_samples : int
+        How many samples.
+    n_tokens : int or str
+        Of how many tokens each; a range such as ``"33-190"`` draws them for each sample, see `kvbook.lengths`.
     seed : int
-        Of which texts are taken: of the files' order, and of where in each file the first round begins.
+        Of which texts are taken: of the files' order, and of where in each file the first round begins.  Of drawn lengths.
 
     Raises
     ------
@@ -186,23 +192,25 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int, seed: int = 0
         When the corpus holds fewer samples than asked for.
     """
     made = 0
+    longest = lengths.longest(n_tokens)
     if corpus == "stdlib":
         encoded: list[tuple[str, list[int]]] = []
         # A file is encoded when the first round reaches it: most runs ask for few samples.
         for turn in itertools.count():
             for name, ids in encoded if turn else _encoded(corpus, tokenizer, encoded, seed):
-                if turn < (pieces := len(ids) // n_tokens):
+                if turn < (pieces := len(ids) // longest):
                     first = int.from_bytes(_drawn(seed, f"{name} begins")) if seed else 0
-                    start = (first + turn) % pieces * n_tokens
-                    yield Sample(made, name, start, ids[start : start + n_tokens])
+                    start = (first + turn) % pieces * longest
+                    yield Sample(made, name, start, ids[start : start + lengths.drawn(n_tokens, made, seed)])
                     made += 1
                     if made == n_samples:
                         return
-            if turn + 1 >= max(len(ids) // n_tokens for _, ids in encoded):
+            if turn + 1 >= max(len(ids) // longest for _, ids in encoded):
                 break
     else:
         for document in documents(corpus, seed=seed):
-            ids = tokenizer(document.text, truncation=True, max_length=n_tokens)["input_ids"]
+            length = lengths.drawn(n_tokens, made, seed)
+            ids = tokenizer(document.text, truncation=True, max_length=length)["input_ids"]
             # One token has no prefix to cache.
             if len(ids) >= 2:
                 yield Sample(made, document.name, 0, ids)
@@ -210,7 +218,7 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: int, seed: int = 0
                 if made == n_samples:
                     return
     raise UserError(
-        f"corpus {corpus!r} gives {made} samples of {n_tokens} tokens, {n_samples} were asked for: "
+        f"corpus {corpus!r} gives {made} samples of {lengths.said(n_tokens)} tokens, {n_samples} were asked for: "
         f"lower n_samples to at most {made}, or lower n_tokens"
     )
 

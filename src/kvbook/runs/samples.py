@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kvbook import progress
+from kvbook import lengths, progress
 from kvbook.models import corpus, loading, packages, placement, registry
 from kvbook.runs import records
 from kvbook.settings import Settings, TextSettings
@@ -42,18 +42,18 @@ def weights_of(settings: Settings, name: str) -> str:
     return settings.weights
 
 
-def identities(settings: TextSettings, names: Iterable[str], n_tokens: int = 1) -> list[dict[str, Any]]:
+def identities(settings: TextSettings, names: Iterable[str], n_tokens: lengths.Length = 1) -> list[dict[str, Any]]:
     """Name the models of a run, each once, and refuse what cannot be run before anything is."""
     placement.check(settings.device, settings.dtypes)
     models = []
     for name in dict.fromkeys(names):
         model = loading.identify(name, weights_of(settings, name), settings.seed) | {"asked_for": name}
-        loading.check_length(model, n_tokens)
+        loading.check_length(model, lengths.longest(n_tokens))
         models.append(model)
     return models
 
 
-def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: int) -> None:
+def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length) -> None:
     """Cut the texts once before a folder is made, so that a corpus which is too small leaves none."""
     for name in names:
         tokenizer = loading.tokenizer(name, weights_of(settings, name))
@@ -75,7 +75,7 @@ def pending(
     loaded: loading.Loaded,
     case: str,
     n_samples: int,
-    n_tokens: int,
+    n_tokens: lengths.Length,
     label: str,
 ) -> Iterator[Text]:
     """Go through the texts of one case that the run does not hold yet, saying how far."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from kvbook import lengths
 from kvbook.measuring.estimates import FEWEST_UNITS
 from kvbook.runs.records import Run
 
@@ -53,7 +54,7 @@ def machine(run: Run) -> str:
 def samples(run: Run) -> str:
     """Say how many samples of what."""
     settings = run.about["settings"]
-    return f"{settings['n_samples']} samples of {settings['n_tokens']} tokens of {corpus(run)}"
+    return f"{settings['n_samples']} samples of {lengths.said(settings['n_tokens'])} tokens of {corpus(run)}"
 
 
 def published(said: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, str]]:

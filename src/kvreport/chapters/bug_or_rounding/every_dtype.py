@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from kvbook import progress
+from kvbook import lengths, progress
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import records
 from kvreport.chapters.blog_past import past_tables
@@ -22,7 +22,7 @@ def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[di
     for name in dict.fromkeys(names):
         model = loading.identify(name, past_tables.weights_for(settings, name), settings.seed)
         # One symptom feeds the text a second time.
-        loading.check_length(model, 2 * settings.n_tokens)
+        loading.check_length(model, 2 * lengths.longest(settings.n_tokens))
         found.append(model | {"asked_for": name})
     _texts(settings, [model["asked_for"] for model in found])
     return found

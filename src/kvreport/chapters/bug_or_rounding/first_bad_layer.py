@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+from kvbook import lengths
 from kvbook.diagnosis import faults, probe
 from kvbook.diagnosis.rows import rows_of as measured_rows
 from kvbook.models import corpus, loading
@@ -53,7 +54,7 @@ def measure(settings: BugOrRoundingSettings, _made_of: dict[str, Any], writer: r
 def work(settings: BugOrRoundingSettings) -> Work:
     """Count the passes of each model in each dtype."""
     n_texts = (1 + len(_PLANT)) * settings.n_samples
-    return Work(settings.n_tokens, 2 * n_texts, n_texts, settings.dtypes)
+    return Work(lengths.middle(settings.n_tokens), 2 * n_texts, n_texts, settings.dtypes)
 
 
 EXPERIMENT = Experiment("first_bad_layer", BugOrRoundingSettings, inputs, measure, work=work)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from kvbook.settings import DTypes, TextSettings, several
+from kvbook.settings import DTypes, TextSettings, several, text_length
 
 
 class BugOrRoundingSettings(TextSettings):
@@ -16,8 +16,10 @@ class BugOrRoundingSettings(TextSettings):
         Repeats the symptoms that need no particular family.
     families : tuple of str
         Models, beside `model`, into which bugs are planted; those of the blog post also repeat its call.
-    n_samples, n_tokens : int
-        Texts, and tokens of each.
+    n_samples : int
+        Texts.
+    n_tokens : int or str
+        Tokens of each, or a range of which each text draws its own.
     dtypes : tuple of str
         Among float64, float32, float16, bfloat16; the finest decides most.
     """
@@ -26,5 +28,5 @@ class BugOrRoundingSettings(TextSettings):
         "gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon", "roberta",
     )  # fmt: skip
     n_samples: Annotated[int, Field(ge=1)] = 3
-    n_tokens: Annotated[int, Field(ge=4)] = 32
+    n_tokens: text_length(4) = "33-190"
     dtypes: DTypes = ("float64", "float32", "float16", "bfloat16")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvbook import lengths
 from kvbook.diagnosis import faults, probe
 from kvbook.measuring import caches
 from kvbook.measuring.in_fp64 import widened
@@ -267,7 +268,11 @@ def measure(settings: BugOrRoundingSettings, made_of: dict[str, Any], writer: re
 def work(settings: BugOrRoundingSettings) -> Work:
     """Count the passes of each model in each dtype."""
     # Each fault is planted and fed, mostly in two parts; the documents' own symptoms take a dozen passes.
-    return Work(settings.n_tokens, (2 * (len(faults.FAULTS) + 2) + 12) * settings.n_samples, dtypes=settings.dtypes)
+    return Work(
+        lengths.middle(settings.n_tokens),
+        (2 * (len(faults.FAULTS) + 2) + 12) * settings.n_samples,
+        dtypes=settings.dtypes,
+    )
 
 
 EXPERIMENT = Experiment("bug_or_rounding", BugOrRoundingSettings, inputs, measure, work=work)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
 from kvbook.models import corpus, packages
 from kvbook.runs import records, samples
@@ -82,7 +83,7 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
 
 def work(settings: LayerDriftSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    return Work(settings.n_tokens, 2 * settings.n_samples, settings.n_samples, settings.dtypes)
+    return Work(lengths.middle(settings.n_tokens), 2 * settings.n_samples, settings.n_samples, settings.dtypes)
 
 
 EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure, work=work)
@@ -114,4 +115,31 @@ def measure_trained(settings: LayerDriftSettings, made_of: dict[str, Any], write
 TRAINED = Experiment(
     "layer_drift_trained", LayerDriftSettings, inputs_trained, measure_trained,
     fields=frozenset({"device", "seed", "corpus", "dtypes", "n_tokens"}),
+)  # fmt: skip
+
+
+def _of_other_lengths(settings: LayerDriftSettings) -> LayerDriftSettings:
+    return settings.model_copy(update={"n_tokens": settings.other_lengths, "reference_model": settings.model})
+
+
+def inputs_lengths(settings: LayerDriftSettings) -> dict[str, Any] | None:
+    """Name the first model, the corpus and the lengths; None where the main experiment draws its lengths itself."""
+    if settings.other_lengths is None:
+        return None
+    return inputs(_of_other_lengths(settings)) | {"lengths": settings.other_lengths}
+
+
+def measure_lengths(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Score the last token both ways of texts whose lengths are drawn, with the first model."""
+    measure(_of_other_lengths(settings), made_of, writer)
+
+
+def work_lengths(settings: LayerDriftSettings) -> Work | None:
+    """Count the passes of the model in each dtype."""
+    return work(_of_other_lengths(settings)) if settings.other_lengths else None
+
+
+LENGTHS = Experiment(
+    "layer_drift_lengths", LayerDriftSettings, inputs_lengths, measure_lengths,
+    fields=frozenset({"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens"}), work=work_lengths,
 )  # fmt: skip

@@ -1,10 +1,12 @@
 """The claims of issue 25420: for each the rule by which it is judged, and what of the rows it looks at."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 
 import pandas as pd
 
+from kvbook import lengths
 from kvbook.measuring import agreement, estimates
 from kvreport.chapters.layer_drift import greedy_paths, tables
 from kvreport.chapters.layer_drift.results import Results
@@ -50,13 +52,20 @@ def _shares(rows: pd.DataFrame, column: str) -> list[Measured]:
     return [Measured(name, *estimates.share_over(some, some[column] > 0)) for name, some in _series(rows)]
 
 
-DIFFERING = Quantity("share of texts whose logits differ in a bit", "file", _SERIES)
+DIFFERING = Quantity("share of texts whose logits differ in a bit", "file", "model, dtype and choice of lengths")
 
 
 def _drift_everywhere(results: Results) -> Evidence:
-    found = _shares(_logits(results), "differing_share")
     # The share depends on the length: at some, a step of one row has the full pass's bits.
-    return Evidence(_weights(results), {DIFFERING: found}, f"at {results.drift.about['settings']['n_tokens']} tokens")
+    found = []
+    for run in results.of_lengths:
+        tokens = lengths.said(run.about.get("lengths", run.about["settings"]["n_tokens"]))
+        rows = run.rows[run.rows["place"] == "logits"]
+        found += [
+            dataclasses.replace(one, series=f"{one.series}, {tokens} tokens")
+            for one in _shares(rows, "differing_share")
+        ]
+    return Evidence(_weights(results), {DIFFERING: found})
 
 
 GROWTH = Quantity("growth per layer of the absolute drift", "file", _SERIES, "{:+.1%}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split, mitigations, timing
 from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
@@ -89,7 +90,7 @@ def work(settings: LayerDriftSettings) -> Work:
     """Count the passes of each model in each dtype."""
     n_variants = len(mitigations.NAMES) * (settings.n_mitigation_samples + 1)
     # The upcast copies of all variants are held together.
-    return Work(settings.n_tokens, 2 * n_variants, n_variants, tuple(dtypes(settings)), copies=4)
+    return Work(lengths.middle(settings.n_tokens), 2 * n_variants, n_variants, tuple(dtypes(settings)), copies=4)
 
 
 EXPERIMENT = Experiment(

@@ -7,11 +7,13 @@ import pandas as pd
 
 from kvbook.measuring.estimates import Resampled
 from kvbook.runs.records import Run
-from kvreport.chapters.layer_drift import by_layer, greedy_paths, mitigations, tables
+from kvreport.chapters.layer_drift import by_layer, by_length, greedy_paths, mitigations, tables
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.publishing import documents
 
-EXPERIMENTS = (by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, mitigations.EXPERIMENT, by_layer.TRAINED)
+EXPERIMENTS = (
+    by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, mitigations.EXPERIMENT, by_layer.TRAINED, by_layer.LENGTHS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,19 +28,32 @@ class Results:
         Of the experiment ``mitigations``; None where the settings leave it out.
     trained : Run or None
         Of the experiment ``layer_drift_trained``, or `drift` where that is of the trained model; None where neither is.
+    lengths : Run or None
+        Of the experiment ``layer_drift_lengths``; None where `drift` itself is of drawn lengths.
     """
 
     drift: Run
     greedy: Run
     mitigated: Run | None
     trained: Run | None = None
+    lengths: Run | None = None
 
     @classmethod
     def of(cls, settings: LayerDriftSettings) -> "Results":
         """Measure, or read what these settings have measured."""
-        drift, greedy, mitigated, trained = (experiment.run(settings) for experiment in EXPERIMENTS)
+        drift, greedy, mitigated, trained, lengths = (experiment.run(settings) for experiment in EXPERIMENTS)
         of_trained = {model["weights"] for model in drift.about["models"]} == {"package"}
-        return cls(drift, greedy, mitigated, drift if of_trained else trained)
+        return cls(drift, greedy, mitigated, drift if of_trained else trained, lengths)
+
+    @property
+    def of_lengths(self) -> list[Run]:
+        """The run at the fixed length, if there is one, and that at drawn lengths."""
+        return [run for run in (self.drift, self.lengths) if run]
+
+    @cached_property
+    def by_length(self) -> pd.DataFrame:
+        """`by_length.table`."""
+        return by_length.table(self.of_lengths)
 
     @cached_property
     def published(self) -> pd.DataFrame:

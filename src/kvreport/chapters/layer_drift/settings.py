@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvbook.settings import TextSettings
+from kvbook import lengths
+from kvbook.settings import TextSettings, text_length
 
 
 class LayerDriftSettings(TextSettings):
@@ -16,8 +17,8 @@ class LayerDriftSettings(TextSettings):
         A second model, drawn beside the first, with the same `weights`; the document's was GPT-2.
     n_samples : int
         How many samples.
-    n_tokens : int
-        Tokens of a sample; the last one is the one that is scored with and without a cache.
+    n_tokens : int or str
+        Tokens of a sample, or a range of them; the last one is the one that is scored with and without a cache.
     prompt : str
         Of the greedy decoding; the document's.
     n_prompts : int
@@ -28,10 +29,19 @@ class LayerDriftSettings(TextSettings):
 
     reference_model: Annotated[str, Field(min_length=1)] = "gpt2"
     n_samples: Annotated[int, Field(ge=1)] = 50
-    n_tokens: Annotated[int, Field(ge=2)] = 64
+    n_tokens: text_length(2) = 64
     prompt: Annotated[str, Field(min_length=1)] = "This is a "
     n_prompts: Annotated[int, Field(ge=1)] = 1
     n_new_tokens: Annotated[int, Field(ge=1)] = 40
+
+    @property
+    def other_lengths(self) -> lengths.Length | None:
+        """Lengths beside one that is fixed, from half of it to three times it; None where lengths are drawn anyway.
+
+        For the 64 tokens of the document: 33 to 190, so that few of them fill a block of a kernel.
+        """
+        low, high = lengths.bounds(self.n_tokens)
+        return f"{low // 2 + 1}-{3 * low - 2}" if low == high else None
 
     @property
     def n_mitigation_samples(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
 from kvbook.models import corpus
 from kvbook.runs import records, samples
@@ -100,7 +101,7 @@ def _flat(cache: Cache) -> torch.Tensor:
 
 def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
-    longer = settings.n_tokens + 1
+    longer = lengths.plus(settings.n_tokens, 1)
     models = samples.identities(settings, [settings.model], longer)
     samples.check_corpus(settings, [settings.model], settings.n_samples, longer)
     return {"models": models, "corpus": corpus.describe(settings.corpus)}
@@ -111,12 +112,13 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
     for dtype in settings.dtypes:
         loaded = samples.load(settings, settings.model, dtype)
         label = f"whose fault, {dtype}"
-        for text in samples.pending(settings, writer, loaded, dtype, settings.n_samples, settings.n_tokens + 1, label):
+        longer = lengths.plus(settings.n_tokens, 1)
+        for text in samples.pending(settings, writer, loaded, dtype, settings.n_samples, longer, label):
             with torch.inference_mode():
                 # The longer text's tokens are decoded as the shorter one's are, and one more.
                 begun = decoded(loaded.model, text.ids[:, :-2])
                 rows = [
-                    text.about | {"n_tokens": length} | row
+                    text.about | {"n_tokens": length, "longer": length - text.ids.shape[1] + 1} | row
                     for length in (text.ids.shape[1] - 1, text.ids.shape[1])
                     for row in compare(loaded.model, text.ids[:, :length], begun)
                 ]
@@ -127,11 +129,12 @@ def work(settings: WhereDriftBeginsSettings) -> Work:
     """Count the passes of each model in each dtype."""
     # Two lengths; three caches and what is read on top of each, alone or among all rows.
     n_texts = 2 * settings.n_samples
-    return Work(settings.n_tokens, 6 * n_texts, settings.n_tokens * settings.n_samples, settings.dtypes)
+    n_tokens = lengths.middle(settings.n_tokens)
+    return Work(n_tokens, 6 * n_texts, n_tokens * settings.n_samples, settings.dtypes)
 
 
 EXPERIMENT = Experiment(
     "cache_factorial", WhereDriftBeginsSettings, inputs, measure,
     fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}),
-    work=work,
+    work=work, revision=2,
 )  # fmt: skip

@@ -186,7 +186,9 @@ def figure_lengths(states: pd.DataFrame) -> Figure:
     grid = np.full((len(groups), len(lengths)), -1)
     for place, (_, rows) in enumerate(groups):
         for row in rows.itertuples():
-            grid[place, lengths.index(row.n_tokens)] = tables.SWEEP_STATES.index(row.state)
+            cell = place, lengths.index(row.n_tokens)
+            # Of several texts the one that differs most.
+            grid[cell] = max(grid[cell], tables.SWEEP_STATES.index(row.state))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.3 * len(groups)))
     _plot_states(ax, grid, np.append(lengths, lengths[-1] + 1) - 0.5, _SWEEP_COLOURS, _SWEEP_HATCHES)
     ax.set_yticks(np.arange(len(groups)) + 0.5, [f"{attention}, {DTYPES[dtype]}" for (attention, dtype), _ in groups])

@@ -1,6 +1,6 @@
-"""One text, cut at every length: at which lengths prefix + last token gives the full pass's bits.
+"""Texts, cut at every length: at which lengths prefix + last token gives the full pass's bits.
 
-Rows, one a (model, attention, dtype, length): see ``data/README.md``.
+Rows, one a (model, attention, dtype, sample, length): see ``data/README.md``.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook import progress
 from kvbook.measuring import agreement
 from kvbook.models import corpus
 from kvbook.runs import records, samples
@@ -49,41 +48,40 @@ def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
     longest = settings.longest
     models = samples.identities(settings, [settings.model], longest)
-    samples.check_corpus(settings, [settings.model], 1, longest)
-    return {"longest": longest, "models": models, "corpus": corpus.describe(settings.corpus)}
+    samples.check_corpus(settings, [settings.model], settings.n_swept, longest)
+    return {
+        "longest": longest,
+        "n_swept": settings.n_swept,
+        "models": models,
+        "corpus": corpus.describe(settings.corpus),
+    }
 
 
 def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
-    """Sweep the first text with the settings' first model."""
+    """Sweep the first text with the settings' first model in both attentions, and further ones in the model's own."""
     cases = [(attention, dtype) for attention in (None, "eager") for dtype in settings.dtypes]
-    for attention, dtype in progress.track(cases, len(cases), "every length: case"):
-        if f"{attention}|{dtype}" in writer.done:
-            continue
+    for attention, dtype in cases:
         loaded = samples.load(settings, settings.model, dtype, attention)
         implementation = loaded.model.config._attn_implementation
         if attention is None and implementation == "eager":
             continue  # the case behind is this one
-        sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.longest, settings.seed))
-        about = {
-            "model": loaded.name,
-            "weights": loaded.weights,
-            "attention": implementation,
-            "dtype": dtype,
-            "source": sample.source,
-        }
-        ids = torch.tensor([sample.ids], device=loaded.model.device)
-        with torch.inference_mode():
-            writer.append(f"{attention}|{dtype}", [about | row for row in compare(loaded.model, ids)])
+        n_texts = 1 if attention else settings.n_swept
+        case, label = f"{attention}|{dtype}", f"every length, {implementation}, {dtype}"
+        for text in samples.pending(settings, writer, loaded, case, n_texts, settings.longest, label):
+            about = text.about | {"attention": implementation}
+            with torch.inference_mode():
+                writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
 
 
 def work(settings: WhereDriftBeginsSettings) -> Work:
     """Count the passes of each model in each dtype."""
     # Stock attention and the eager one; half of the length on average.
-    return Work(settings.longest // 2, 2 * settings.longest, 2 * settings.longest, settings.dtypes)
+    n_passes = (1 + settings.n_swept) * settings.longest
+    return Work(settings.longest // 2, n_passes, n_passes, settings.dtypes)
 
 
 EXPERIMENT = Experiment(
     "length_sweep", WhereDriftBeginsSettings, inputs, measure,
     fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus"}),
-    work=work,
+    work=work, revision=2,
 )  # fmt: skip

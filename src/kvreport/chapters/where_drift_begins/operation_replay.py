@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from kvbook import lengths
 from kvbook.measuring import full_and_split, replay
 from kvbook.models import corpus
 from kvbook.runs import records, samples
@@ -92,7 +93,7 @@ def work(settings: WhereDriftBeginsSettings) -> Work:
     """Count the passes of each model in each dtype."""
     # Each of the passes is taken apart: what is compared counts about as much as what is computed.
     n_passes = 2 * 2 * (len(settings.chunks) + 4) * settings.n_replayed
-    return Work(settings.n_tokens, n_passes, dtypes=settings.dtypes)
+    return Work(lengths.middle(settings.n_tokens), n_passes, dtypes=settings.dtypes)
 
 
 EXPERIMENT = Experiment(

@@ -77,6 +77,11 @@ class Results:
         return tables.sweep_states(self.swept.rows)
 
     @cached_property
+    def identical(self) -> pd.DataFrame:
+        """`tables.identical_lengths`."""
+        return tables.identical_lengths(self.swept.rows)
+
+    @cached_property
     def forms(self) -> pd.DataFrame:
         """`tables.form_shares`."""
         return tables.form_shares(self.attention.rows)

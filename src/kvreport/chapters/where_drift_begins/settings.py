@@ -4,7 +4,11 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from kvbook.settings import Counts, TextSettings, several
+from kvbook import lengths
+from kvbook.settings import Counts, TextSettings, several, text_length
+
+# A text that is swept takes two passes for every length; over this many a range can be told.
+_MOST_SWEPT = 4
 
 
 class WhereDriftBeginsSettings(TextSettings):
@@ -18,12 +22,12 @@ class WhereDriftBeginsSettings(TextSettings):
         Texts of the factorial.
     n_replayed : int
         How many of them are replayed operation by operation: bits decide, and each text has every layer and chunk.
-    n_tokens : int
-        Tokens of a text; the factorial also runs on one token more.
+    n_tokens : int or str
+        Tokens of a text, or a range of which each text draws its own; the factorial also runs on one token more.
     max_rows : int
         The map of the matrix product goes from one row to this many.
     chunks : tuple of int
-        Rows of the replayed passes, beside all rows; those that do not lie below `n_tokens` are left out.
+        Rows of the replayed passes, beside all rows; those that do not lie below a text's length are left out.
     inner_sizes : tuple of int
         Inner sizes of the mapped matrix product.
     outer_size : int
@@ -37,7 +41,7 @@ class WhereDriftBeginsSettings(TextSettings):
     families: Annotated[tuple[str, ...], BeforeValidator(several)] = ("gpt2", "qwen2", "mpt", "falcon", "smollm2")
     n_samples: Annotated[int, Field(ge=1)] = 6
     n_replayed: Annotated[int, Field(ge=1)] = 1
-    n_tokens: Annotated[int, Field(ge=3)] = 64
+    n_tokens: text_length(3) = "33-190"
     max_rows: Annotated[int, Field(ge=2)] = 256
     chunks: Counts = (1, 3, 16)
     inner_sizes: Counts = (64, 320, 1536)
@@ -47,5 +51,11 @@ class WhereDriftBeginsSettings(TextSettings):
 
     @property
     def longest(self) -> int:
-        """Tokens up to which the sweep over lengths goes: half as far again as the texts, to see what comes behind them."""
-        return self.n_tokens * 3 // 2 + 2
+        """Tokens up to which the sweep over lengths goes: beyond the texts, and half as far again where they have one length."""
+        low, high = lengths.bounds(self.n_tokens)
+        return high * 3 // 2 + 2 if low == high else high + 1
+
+    @property
+    def n_swept(self) -> int:
+        """Texts that are cut at every length: half of those of the factorial, and no more than can be paid for."""
+        return max(1, min(_MOST_SWEPT, self.n_samples // 2))

@@ -4,6 +4,7 @@ import pandas as pd
 
 from kvbook.measuring import agreement, estimates, replay
 from kvreport.chapters.where_drift_begins import cache_factorial, operation_replay
+from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES
 
 # What becomes of an operation, from the least to the most.
@@ -129,9 +130,13 @@ def equal_shares(attention: pd.DataFrame) -> pd.Series:
 
 
 def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
-    """Average the drift of every way to score the last token, in units of the dtype's unit roundoff."""
+    """Average the drift of every way to score the last token, in units of the dtype's unit roundoff.
+
+    Texts at their length make one group, whatever it is, and the same with one token more another.
+    """
     table = []
-    for (dtype, n_tokens), rows in factorial.groupby(["dtype", "n_tokens"], sort=False):
+    for (dtype, _longer), rows in factorial.groupby(["dtype", "longer"], sort=False):
+        n_tokens = wording.between(rows["n_tokens"], "{}")
         units = rows.assign(
             way=rows["cache"] + "|" + rows["query"],
             units=rows["relative_rms"] / agreement.UNIT_ROUNDOFF[dtype],
@@ -150,7 +155,7 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
             table.append(
                 {
                     "dtype": dtype,
-                    "n_tokens": int(n_tokens),
+                    "n_tokens": n_tokens,
                     "cache": cache,
                     "query": query,
                     "drift": drift[way],
@@ -207,26 +212,47 @@ def first_shown(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def lengths_shown(lengths: pd.DataFrame, n_tokens: int) -> pd.DataFrame:
-    """Lay `sweep_states` out: count the equal lengths, and say what happens at `n_tokens` and at one token more."""
+def identical_lengths(swept: pd.DataFrame) -> pd.DataFrame:
+    """Give the share of lengths at which a cached step has the full pass's bits, and how it scatters over texts."""
     table = []
-    for (attention, dtype), rows in lengths.groupby(["attention", "dtype"], sort=False):
-        states = rows.set_index("n_tokens")["state"]
-        differing = list(states.index[states != EQUAL])
+    for (attention, dtype), rows in swept.groupby(["attention", "dtype"], sort=False):
+        of_texts = rows.groupby("sample")[["logits_equal", "cache_equal"]].mean()
+        in_all = rows.groupby("n_tokens")["logits_equal"].min()
         table.append(
             {
                 "attention": attention,
-                "dtype": DTYPES[dtype],
-                "logits equal": f"{len(rows) - len(differing)} of {len(rows)}",
-                "lengths that differ": (runs_of_numbers(differing) or "none")
-                if len(differing) <= _MOST_LENGTHS
-                else "many",
-                "prefill equal": f"{int(rows['cache_equal'].sum())} of {len(rows)}",
-                f"at {n_tokens} tokens": states.get(n_tokens, "not measured"),
-                f"at {n_tokens + 1} tokens": states.get(n_tokens + 1, "not measured"),
+                "dtype": dtype,
+                "texts": len(of_texts),
+                "lengths": len(in_all),
+                "identical": float(of_texts["logits_equal"].mean()),
+                "least": float(of_texts["logits_equal"].min()),
+                "most": float(of_texts["logits_equal"].max()),
+                "prefill": float(of_texts["cache_equal"].mean()),
+                "differing": sorted(in_all.index[in_all == 0]),
             }
         )
     return pd.DataFrame(table)
+
+
+def lengths_shown(identical: pd.DataFrame) -> pd.DataFrame:
+    """Lay `identical_lengths` out."""
+    return pd.DataFrame(
+        {
+            "attention": row.attention,
+            "dtype": DTYPES[row.dtype],
+            "lengths": row.lengths,
+            "texts": row.texts,
+            "step identical": wording.percent(row.identical),
+            "lowest and highest text": wording.between([row.least, row.most], "{:.0%}")
+            if row.texts > 1
+            else "one text",
+            "prefill identical": wording.percent(row.prefill),
+            "lengths that differ in some text": (runs_of_numbers(row.differing) or "none")
+            if len(row.differing) <= _MOST_LENGTHS
+            else "many",
+        }
+        for row in identical.itertuples()
+    )
 
 
 def factorial_shown(drifts: pd.DataFrame, faults: pd.DataFrame) -> pd.DataFrame:

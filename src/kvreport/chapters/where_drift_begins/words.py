@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from kvbook import lengths
 from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import attention_forms, cache_factorial, operation_replay, tables
 from kvreport.chapters.where_drift_begins.results import Results
@@ -21,11 +22,13 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
     asked = results.replayed.about["settings"]
     texts_replayed = f"{asked['n_replayed']} text{'s' * (asked['n_replayed'] > 1)}"
     replayed = (
-        f"{wording.models(results.replayed)}; {texts_replayed} of {asked['n_tokens']} tokens of "
+        f"{wording.models(results.replayed)}; {texts_replayed} of {lengths.said(asked['n_tokens'])} tokens of "
         f"{wording.corpus(results.replayed)}; {wording.machine(results.replayed)}"
     )
     first = results.replayed.rows.iloc[0]
     length = _length_found(results.swept.rows, asked["n_tokens"])
+    texts_swept = results.identical["texts"].max()
+    swept = "one text" if texts_swept == 1 else f"up to {texts_swept} texts"
     spread = brackets(results.factorial.rows)
     gemm, keys = results.mapped.about["settings"], results.attention.about["settings"]
     texts = (
@@ -59,16 +62,18 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "rows give other bits is coloured dark.",
         ),
         "fig-lengths": (
-            f"{_lengths_found(results.swept.rows)} One text cut at every length. Hatched: the prefix's keys and values "
-            "already differ from the full pass's; plain blue: they are equal, and the last token's own pass differs. "
-            f"{wording.models(results.swept)}; one text of {wording.corpus(results.swept)}; {wording.machine(results.swept)}.",
+            f"{_lengths_found(results.swept.rows)} {swept[:1].upper()}{swept[1:]} cut at every length. Hatched: the prefix's "
+            "keys and values already differ from the full pass's; plain blue: they are equal, and the last token's own pass "
+            "differs. "
+            f"{wording.models(results.swept)}; {swept} of {wording.corpus(results.swept)}; {wording.machine(results.swept)}.",
             "Strips against the number of tokens, one an attention implementation and dtype: where bits are equal the strip "
             "is light.",
         ),
         "tab-lengths": (
-            "At how many lengths the last token's logits on a cache have the full pass's bits, and the prefill's keys and "
-            f"values those of the full pass. {wording.models(results.swept)}; one text of {wording.corpus(results.swept)}; "
-            f"{wording.machine(results.swept)}.",
+            "Share of all lengths at which the last token's logits on a cache are bitwise identical to the full pass's, and "
+            "at which the prefill's keys and values are. All lengths are tried, so the share has no interval; the lowest and "
+            f"highest are those of single texts. {wording.models(results.swept)}; {swept} of "
+            f"{wording.corpus(results.swept)}; {wording.machine(results.swept)}.",
             "",
         ),
         "fig-attention-forms": (
@@ -146,12 +151,22 @@ def _gemm_found(states: pd.DataFrame) -> str:
     return f"Of {most} numbers of rows, a product gives some row other bits than all {most} at up to {wording.in_dtypes(said)}."
 
 
-def _length_found(swept: pd.DataFrame, n_tokens: int) -> str:
-    """Say what the sweep over lengths shows at the texts' length and beside it: how far another length would differ."""
+def _length_found(swept: pd.DataFrame, n_tokens: lengths.Length) -> str:
+    """Say what the sweep over lengths shows at the texts' length and beside it, or over the range of their lengths."""
     first = swept.iloc[0]
-    rows = swept[(swept["attention"] == first["attention"]) & swept["n_tokens"].between(n_tokens - 1, n_tokens + 1)]
+    swept = swept[swept["attention"] == first["attention"]]
+    low, high = lengths.bounds(n_tokens)
+    if low < high:
+        rows = swept[swept["n_tokens"].between(low, high)]
+        differs = 1 - rows.groupby("dtype", sort=False)["cache_equal"].mean()
+        return (
+            f"Each text has its own length ({{numref}}`fig-lengths`): with {first['attention']} attention, the keys and values "
+            f"of {first['model']}'s prefill differ from the full pass's at this share of lengths from {low} to {high}: "
+            f"{wording.in_dtypes({dtype: wording.percent(share) for dtype, share in differs.items()})}."
+        )
+    rows = swept[swept["n_tokens"].between(low - 1, low + 1)]
     together: dict[str, list[str]] = {}
-    for length, of in sorted(rows.groupby("n_tokens"), key=lambda pair: pair[0] != n_tokens):
+    for length, of in sorted(rows.groupby("n_tokens"), key=lambda pair: pair[0] != low):
         dtypes = [DTYPES[dtype] for dtype in of.loc[of["cache_equal"] == 0, "dtype"]]
         together.setdefault(wording.listed(dtypes) or "no dtype", []).append(str(length))
     said = ", ".join(f"in {dtypes} at {wording.listed(lengths)}" for dtypes, lengths in together.items())
@@ -163,16 +178,17 @@ def _length_found(swept: pd.DataFrame, n_tokens: int) -> str:
 
 def _lengths_found(swept: pd.DataFrame) -> str:
     """Say at how many lengths a cached step has the full pass's bits, by attention and dtype."""
-    lengths = swept["n_tokens"].nunique()
+    tried = swept["n_tokens"].nunique()
     if swept["logits_equal"].all():
-        return f"At all {lengths} lengths, in every dtype, a cached step's logits have the full pass's bits."
-    counts = swept.groupby(["dtype", "attention"], sort=False)["logits_equal"].sum()
+        return f"At all {tried} lengths, in every dtype, a cached step's logits have the full pass's bits."
+    in_all_texts = swept.groupby(["dtype", "attention", "n_tokens"], sort=False)["logits_equal"].min()
+    counts = in_all_texts.groupby(["dtype", "attention"], sort=False).sum()
     said = [
         f"in {DTYPES[dtype]} at {wording.listed([str(int(count)) for count in of])}"
         for dtype, of in counts.groupby("dtype", sort=False)
     ]
     kernels = wording.listed(list(dict.fromkeys(swept["attention"])))
-    return f"Of {lengths} lengths, a cached step has the full pass's bits {', '.join(said)} ({kernels} attention)."
+    return f"Of {tried} lengths, a cached step has the full pass's bits {', '.join(said)} ({kernels} attention)."
 
 
 def _forms_found(equal: pd.Series) -> str:
@@ -201,10 +217,10 @@ def _factorial_found(faults: pd.DataFrame) -> str:
         )
     where = [
         f"{wording.listed([DTYPES[dtype] for dtype in rows['dtype']])} at {n_tokens} tokens"
-        for n_tokens, rows in by_cache.groupby("n_tokens")
+        for n_tokens, rows in by_cache.groupby("n_tokens", sort=False)
     ]
     return (
-        f"Running the last token alone gives it other logits in {len(by_query)} of {pairs}; a prefill's cache alone "
+        f"Running the last token alone gives it other logits in {len(by_query)} of {pairs}. A prefill's cache alone "
         "does in " + (f"{len(by_cache)} ({'; '.join(where)})." if where else "none.")
     )
 
