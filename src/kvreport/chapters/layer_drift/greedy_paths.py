@@ -4,7 +4,8 @@ Two switches take the posted loop to the right one: what is fed on top of the ca
 the last token alone), and whether position ids are passed (the thread's explanation) or left to the model.  Beside them
 stand decoding without a cache, and the library's `generate`.
 
-The document's prompt comes first; further ones are the beginnings of texts.
+The document's prompt comes first; further ones are the beginnings of texts, and are decoded to the first token that differs
+from the one that is written without a cache.
 
 Rows, one a (model, dtype, prompt, method, step): see ``data/README.md``.
 """
@@ -146,27 +147,27 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
     """Decode by every method, for both models and every dtype."""
     todo = [(model, dtype) for model in made_of["models"] for dtype in settings.dtypes]
     for model, dtype in progress.track(todo, label="greedy decoding: model and dtype"):
-        loaded = samples.load(settings, model["asked_for"], dtype)
-        for prompt in progress.track(prompts(settings, loaded.tokenizer), label="prompt"):
+        loaded, limit = samples.load(settings, model["asked_for"], dtype), model["context_length"]
+        for place, prompt in enumerate(progress.track(prompts(settings, loaded.tokenizer), label="prompt")):
             text = loaded.tokenizer.decode(prompt)
-            for method in METHODS:
-                if (unit := f"{model['asked_for']}|{dtype}|{text}|{method}") in writer.done:
-                    continue
-                ids = torch.tensor([prompt], device=loaded.model.device)
-                about = {
-                    "model": loaded.name,
-                    "weights": loaded.weights,
-                    "dtype": dtype,
-                    "prompt": text,
-                    "method": method,
-                }
-                with torch.inference_mode():
-                    steps = _decode(method, loaded.model, ids, settings.n_new_tokens, model["context_length"])
-                    rows = [
-                        about | {"step": index, "text": loaded.tokenizer.decode([step["token"]])} | step
-                        for index, step in enumerate(steps)
-                    ]
-                writer.append(unit, rows)
+            if (unit := f"{model['asked_for']}|{dtype}|{text}") in writer.done:
+                continue
+            ids = torch.tensor([prompt], device=loaded.model.device)
+            about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "prompt": text}
+            # The document's prompt is decoded to its end.
+            whole = settings.seed == 0 and place == 0
+            rows, uncached = [], []
+            with torch.inference_mode():
+                for method in METHODS:
+                    for index, step in enumerate(_decode(method, loaded.model, ids, settings.n_new_tokens, limit)):
+                        decoded = loaded.tokenizer.decode([step["token"]])
+                        rows.append(about | {"method": method, "step": index, "text": decoded} | step)
+                        if method == UNCACHED:
+                            uncached.append(step["token"])
+                        elif not whole and step["token"] != uncached[index]:
+                            # Behind it the two decode different texts, and a loop that feeds all again takes long.
+                            break
+            writer.append(unit, rows)
 
 
 def work(settings: LayerDriftSettings) -> Work:
