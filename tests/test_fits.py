@@ -1,3 +1,5 @@
+import inspect
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -81,11 +83,91 @@ def test_paired_ratios_cancel_what_the_samples_share():
         assert (estimate.value, estimate.low, estimate.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_a_share_of_nothing_still_has_an_upper_end():
-    found = fits.share(0, 50)
-    assert found.value == 0
-    assert 0.05 < found.high < 0.10
+def tokens(n_files: int, per_file: int, hits: int) -> pd.DataFrame:
+    """Give rows of several tokens a file, the first so many of each of which hold."""
+    return pd.DataFrame(
+        [{"source": f"f{f}", "sample": f, "holds": place < hits} for f in range(n_files) for place in range(per_file)]
+    )
 
 
-def test_an_estimate_is_written_with_its_interval():
+@pytest.mark.parametrize("of", [fits.share_of_rows, lambda rows, holds: fits.share_over(rows, holds)[0]])
+def test_a_share_counts_files_and_not_their_rows(of):
+    few, many = (tokens(50, per_file, 0) for per_file in (1, 200))
+    for rows in (few, many):
+        found = of(rows, rows["holds"])
+        assert (found.value, found.low, found.kind) == (0, 0, "95 %")
+        assert 0.05 < found.high < 0.10
+    # Control: as many rows in as many files of their own tell more.
+    assert of(many.assign(source=range(len(many))), many["holds"]).high < 0.001
+
+
+def test_a_share_of_tokens_weighs_tokens_and_one_of_texts_weighs_texts():
+    rows = pd.concat([tokens(10, 9, 0), tokens(10, 1, 1).assign(source=lambda r: r["source"] + "b")])
+    assert fits.share_of_rows(rows, rows["holds"]).value == pytest.approx(0.1)
+    assert fits.share_over(rows, rows["holds"])[0].value == pytest.approx(0.5)
+
+
+def of_files(n_files: int) -> pd.DataFrame:
+    """Give forty rows of two variants in so many files; file f is f + 1 times as large."""
+    return pd.DataFrame(
+        [
+            {"sample": i, "source": f"f{i % n_files}", "variant": name, "layer": layer, "way": layer,
+             "value": (1 + i % n_files) * factor * layer}
+            for i in range(40) for layer in (2, 3, 4) for name, factor in (("stock", 1.0), ("half", 0.5 + i % n_files))
+        ]
+    )  # fmt: skip
+
+
+ESTIMATES = {
+    "mean_resampled": lambda rows: fits.mean_resampled(rows, "value"),
+    "log_mean_resampled": lambda rows: fits.log_mean_resampled(rows, "value"),
+    "paired_ratio": lambda rows: fits.paired_ratio(rows, "value", "half", "stock"),
+    "paired_median_ratio": lambda rows: fits.paired_median_ratio(rows, "value", "half", "stock"),
+    "growth_resampled": lambda rows: fits.growth_resampled(fits.resample(rows, "value")),
+    "ratio_resampled": lambda rows: fits.ratio_resampled(
+        *(fits.resample(rows[rows["variant"] == name], "value") for name in ("half", "stock"))
+    ),
+    "share_over": lambda rows: fits.share_over(rows, rows["value"] > 4)[0],
+    "share_of_rows": lambda rows: fits.share_of_rows(rows, rows["value"] > 4),
+    "median_of": lambda rows: fits.median_of(rows.groupby("source")["value"].mean().to_numpy()),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATES)
+@pytest.mark.parametrize("n_files", [1, 3, 4, 20])
+def test_forty_rows_of_fewer_than_four_files_have_a_range_and_no_interval(name, n_files):
+    found = ESTIMATES[name](of_files(n_files))
+    assert found.kind == ("range" if n_files < fits.FEWEST_UNITS else "95 %")
+    assert found.low <= found.value <= found.high
+    if n_files == 1:
+        assert found.low == pytest.approx(found.high)
+
+
+def test_no_estimate_over_samples_is_without_this_check():
+    others = {
+        "growth_per_layer",
+        "geometric_mean_ratio",
+        "percentiles",
+        "resample",
+        "common_share",
+        "sign_flips",
+        "flat",
+    }
+    functions = {
+        name for name, one in vars(fits).items()
+        if inspect.isfunction(one) and one.__module__ == fits.__name__ and not name.startswith("_")
+    }  # fmt: skip
+    assert functions - others == set(ESTIMATES)
+
+
+def test_the_range_of_a_few_files_is_that_of_each_of_them():
+    rows = of_files(3).query("variant == 'stock' and layer == 2")
+    found = fits.mean_resampled(rows, "value")
+    assert (found.low, found.high) == (2.0, 6.0)
+
+
+def test_an_estimate_says_whether_it_has_an_interval_or_a_range():
     assert fits.Estimate(1.234, 1.0, 1.5).text("{:.1f}") == "1.2 [1.0, 1.5]"
+    assert fits.Estimate(1.234, 1.0, 1.5, "range").text("{:.1f}") == "1.2 [1.0 to 1.5]"
+    flat = fits.flat(pd.DataFrame({"x": [fits.Estimate(1, 0, 2), fits.Estimate(1, 1, 1, "range")]}))
+    assert flat["x_kind"].tolist() == ["95 %", "range"]

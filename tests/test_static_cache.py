@@ -311,11 +311,11 @@ def test_the_crossover_is_where_the_lines_cross(rows):
 
 def test_the_kinds_of_cache_and_the_compilation_are_told_apart(rows):
     said = findings(rows)["fig-static-grid"]
-    assert "Eager, the static loop makes 1.00 [1.00, 1.00] times the dynamic one's" in said
-    assert "compiled and written for one row, 2.50 [2.50, 2.50] times the stock eager" in said
+    assert "Eager, the static loop makes 1.00 [1.00 to 1.00] times the dynamic one's" in said
+    assert "compiled and written for one row, 2.50 [2.50 to 2.50] times the stock eager" in said
     slow = findings(made_rows(TIMES | {("static", 0, 0): (0.05, 0.0)}))["fig-static-grid"]
-    assert "makes 0.50 [0.50, 0.50] times the dynamic one's" in slow
-    assert "one row, 5.00 [5.00, 5.00] times" in slow
+    assert "makes 0.50 [0.50 to 0.50] times the dynamic one's" in slow
+    assert "one row, 5.00 [5.00 to 5.00] times" in slow
     without = {way: took for way, took in TIMES.items() if way != ("static", 1, 1)}
     assert "one row" not in findings(made_rows(without))["fig-static-grid"]
 

@@ -20,6 +20,8 @@ CONFIDENCE = 0.95
 # value are given instead.
 FEWEST_UNITS = 4
 _DRAWS = 2000
+# What the ends beside a number are: those of an interval, or the lowest and highest of a few values.
+Kind = Literal["95 %", "range"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,12 @@ class Estimate:
     value: float
     low: float
     high: float
-    kind: Literal["95 %", "range"] = "95 %"
+    kind: Kind = "95 %"
 
     def text(self, form: str = "{:.2f}") -> str:
-        """Write it as ``value [low, high]``."""
-        return f"{form.format(self.value)} [{form.format(self.low)}, {form.format(self.high)}]"
+        """Write it as ``value [low, high]``, and with a range as ``value [low to high]``, so that the two are told apart."""
+        between = ", " if self.kind == "95 %" else " to "
+        return f"{form.format(self.value)} [{form.format(self.low)}{between}{form.format(self.high)}]"
 
 
 def _slope(layers: np.ndarray, logs: np.ndarray) -> np.ndarray:
@@ -84,16 +87,13 @@ def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Esti
     return Estimate(*(float(np.exp(logs.mean() + shift)) for shift in (0.0, -half, half)))
 
 
-def share(successes: int, trials: int) -> Estimate:
-    """Give a share with Wilson's interval.
-
-    Parameters
-    ----------
-    successes, trials : int
-        Counts.
-    """
-    interval = scipy.stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
-    return Estimate(successes / trials, float(interval.low), float(interval.high))
+def _wilson(p: float, n: int) -> Estimate:
+    """Give Wilson's interval of a share `p` of `n` trials."""
+    z = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2)
+    centre, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
+    low, high = ((centre + side * half) / (1 + z**2 / n) for side in (-1, 1))
+    # Rounding may leave an end a hair beyond what it stands for.
+    return Estimate(p, float(np.clip(low, 0, p)), float(np.clip(high, p, 1)))
 
 
 def share_over(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tuple[Estimate, int]:
@@ -111,17 +111,36 @@ def share_over(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tu
     Returns
     -------
     Estimate
-        The mean over units, with Wilson's interval for as many trials as there are units.
+        The mean over units, with Wilson's interval for as many trials as there are units, or of few units their range.
     int
         How many units.
     """
     means = holds.astype(float).groupby(rows[unit]).mean()
-    n, p = len(means), float(means.mean())
-    z = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2)
-    centre, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
-    low, high = ((centre + side * half) / (1 + z**2 / n) for side in (-1, 1))
-    # Rounding may leave an end a hair beyond what it stands for.
-    return Estimate(p, float(np.clip(low, 0, p)), float(np.clip(high, p, 1))), n
+    if len(means) < FEWEST_UNITS:
+        return Estimate(float(means.mean()), float(means.min()), float(means.max()), "range"), len(means)
+    return _wilson(float(means.mean()), len(means)), len(means)
+
+
+def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> Estimate:
+    """Give the share of all rows for which something holds, where units have many rows each, such as tokens.
+
+    The interval is a bootstrap over units.  Where no row holds or all do, resampling gives no width, and it is Wilson's with
+    each unit as one trial.  Parameters as for `share_over`.
+    """
+    of_units = holds.astype(float).groupby(rows[unit]).agg(["sum", "size"]).to_numpy()
+    whole = float(of_units[:, 0].sum() / of_units[:, 1].sum())
+    kind, weights = _weights(len(of_units), 0)
+    if kind == "95 %" and whole in (0.0, 1.0):
+        return _wilson(whole, len(of_units))
+    drawn = weights @ of_units
+    return percentiles(whole, drawn[:, 0] / drawn[:, 1], kind)
+
+
+def median_of(values: np.ndarray) -> Estimate:
+    """Give the median of repeats with its bootstrap interval, or of few repeats with their lowest and highest."""
+    kind, weights = _weights(len(values), 0)
+    drawn = values if kind == "range" else [np.median(np.repeat(values, times)) for times in weights]
+    return percentiles(float(np.median(values)), np.asarray(drawn), kind)
 
 
 @dataclass(frozen=True)
@@ -135,17 +154,19 @@ class Resampled:
     mean : ndarray, shape (n_layers,)
         Mean over the samples.
     draws : ndarray, shape (n_draws, n_layers)
-        The same mean over resampled files.
+        The same mean over resampled files; where these are too few to be resampled, the mean of each of them.
+    kind : {"95 %", "range"}
+        Which of the two.
     """
 
     layers: np.ndarray
     mean: np.ndarray
     draws: np.ndarray
+    kind: Kind = "95 %"
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """Give the percentile interval of each layer's mean."""
-        tail = (1 - CONFIDENCE) / 2
-        return tuple(np.quantile(self.draws, [tail, 1 - tail], axis=0))
+        """Give the percentile interval of each layer's mean, or the lowest and highest of few files."""
+        return tuple(np.quantile(self.draws, _ends(self.kind), axis=0))
 
 
 def resample(rows: pd.DataFrame, value: str, by: str = "layer", seed: int = 0) -> Resampled:
@@ -170,35 +191,49 @@ def _resampled(table: pd.DataFrame, seed: int) -> Resampled:
     """Bootstrap the columns' means; a row of the table is a sample, its index ``source`` and ``sample``."""
     files = table.groupby("source")
     sums, counts = files.sum().to_numpy(), files.size().to_numpy()
-    weights = _weights(len(counts), seed)
+    kind, weights = _weights(len(counts), seed)
     return Resampled(
         layers=table.columns.to_numpy(),
         mean=table.to_numpy().mean(0),
         draws=(weights @ sums) / (weights @ counts)[:, None],
+        kind=kind,
     )
 
 
 @functools.lru_cache
-def _weights(n_files: int, seed: int) -> np.ndarray:
-    """Draw how often each file is in each draw, shape (n_draws, n_files)."""
+def _weights(n_files: int, seed: int) -> tuple[Kind, np.ndarray]:
+    """Draw how often each file is in each draw, shape (n_draws, n_files); of few files each draw is one of them."""
+    if n_files < FEWEST_UNITS:
+        return "range", np.eye(n_files)
     drawn = np.random.default_rng(seed).multinomial(n_files, np.full(n_files, 1 / n_files), size=_DRAWS)
     # It is shared by whoever asks for as many files.
     drawn.flags.writeable = False
-    return drawn
+    return "95 %", drawn
 
 
-def percentiles(value: float, draws: np.ndarray) -> Estimate:
-    """Give a number with the interval that holds the middle 95 % of its bootstrap draws.
+def _ends(kind: Kind) -> list[float]:
+    """Give the quantiles of draws that are an estimate's ends."""
+    tail = 0.0 if kind == "range" else (1 - CONFIDENCE) / 2
+    return [tail, 1 - tail]
+
+
+def percentiles(value: float, draws: np.ndarray, kind: Kind = "95 %") -> Estimate:
+    """Give a number with the interval that holds the middle 95 % of its bootstrap draws, or with the range of few values.
 
     Parameters
     ----------
     value : float
         The estimate.
     draws : ndarray, shape (n_draws,)
-        The same of resampled data.
+        The same of resampled data, or of each of a few units.
+    kind : {"95 %", "range"}
+        Which of the two.
     """
-    tail = (1 - CONFIDENCE) / 2
-    return Estimate(float(value), *(float(end) for end in np.quantile(draws, [tail, 1 - tail])))
+    low, high = (float(end) for end in np.quantile(draws, _ends(kind)))
+    if kind == "range":
+        # What is fitted to all units together need not lie among what is fitted to each.
+        low, high = min(low, float(value)), max(high, float(value))
+    return Estimate(float(value), low, high, kind)
 
 
 def growth_resampled(resampled: Resampled) -> Estimate:
@@ -206,6 +241,7 @@ def growth_resampled(resampled: Resampled) -> Estimate:
     return percentiles(
         np.expm1(_slope(resampled.layers, np.log(resampled.mean))),
         np.expm1(_slope(resampled.layers, np.log(resampled.draws))),
+        resampled.kind,
     )
 
 
@@ -214,6 +250,7 @@ def ratio_resampled(numerator: Resampled, denominator: Resampled) -> Estimate:
     return percentiles(
         np.exp((np.log(numerator.mean) - np.log(denominator.mean)).mean()),
         np.exp((np.log(numerator.draws) - np.log(denominator.draws)).mean(1)),
+        numerator.kind,
     )
 
 
@@ -232,7 +269,7 @@ def paired_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> 
     both = resample(rows[rows["variant"].isin([variant, against])], value, by="variant")
     column = {name: index for index, name in enumerate(both.layers)}
     top, bottom = column[variant], column[against]
-    return percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom])
+    return percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom], both.kind)
 
 
 def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: str, seed: int = 0) -> Estimate:
@@ -242,12 +279,15 @@ def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: s
     """
     table = rows.pivot_table(index=["source", "sample"], columns="variant", values=value)
     ratios = (table[variant] / table[against]).groupby("source").apply(np.asarray)
+    whole = np.median(np.concatenate(list(ratios)))
+    if len(ratios) < FEWEST_UNITS:
+        return percentiles(whole, np.asarray([np.median(of_unit) for of_unit in ratios]), "range")
     generator = np.random.default_rng(seed)
     draws = [
         np.median(np.concatenate([ratios.iloc[i] for i in generator.integers(0, len(ratios), len(ratios))]))
         for _ in range(_DRAWS // 4)
     ]
-    return percentiles(np.median(np.concatenate(list(ratios))), np.asarray(draws))
+    return percentiles(whole, np.asarray(draws))
 
 
 def mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
@@ -262,13 +302,13 @@ def mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
     """
     # As `resample` with a single column, without a pivot table, which would take most of the time.
     only = _resampled(rows.groupby(["source", "sample"])[[value]].mean().dropna(), seed=0)
-    return percentiles(only.mean[0], only.draws[:, 0])
+    return percentiles(only.mean[0], only.draws[:, 0], only.kind)
 
 
 def log_mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
     """Give the geometric mean over samples, as `mean_resampled` gives the arithmetic one; `value` is positive."""
     of_logs = mean_resampled(rows.assign(logarithm=np.log(rows[value].to_numpy())), "logarithm")
-    return Estimate(*np.exp([of_logs.value, of_logs.low, of_logs.high]).tolist())
+    return Estimate(*np.exp([of_logs.value, of_logs.low, of_logs.high]).tolist(), of_logs.kind)
 
 
 def common_share(means: np.ndarray, mean_squares: np.ndarray) -> Estimate:
@@ -322,11 +362,11 @@ def sign_flips(means: np.ndarray) -> float:
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:
-    """Spread each column of estimates over three, value, low and high, for a CSV; what is None stays empty."""
+    """Spread each column of estimates over four, value, low, high and kind, for a CSV; what is None stays empty."""
     parts = []
     for name, column in table.items():
         if column.map(lambda x: isinstance(x, Estimate)).any():
-            for end in ("value", "low", "high"):
+            for end in ("value", "low", "high", "kind"):
                 parts.append(
                     column.map(lambda e, end=end: getattr(e, end, None)).rename(
                         name if end == "value" else f"{name}_{end}"

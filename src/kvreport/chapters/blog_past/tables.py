@@ -85,10 +85,10 @@ def by_variant(rows: pd.DataFrame) -> pd.DataFrame:
             dict(zip(keys, values, strict=True))
             | {
                 "held": float((part["held"] / (part["n_tokens"] - 1)).mean()),
-                "spread": fits.Estimate(float(resampled.mean[0]), float(low[0]), float(high[0])),
+                "spread": fits.Estimate(float(resampled.mean[0]), float(low[0]), float(high[0]), resampled.kind),
                 "largest": float(part["relative_spread"].max()),
                 "alone_equal": int((part["alone_max_abs"] == 0).sum()),
-                "flips": fits.share(int(part["top1_flip"].sum()), len(part)),
+                "flips": fits.share_over(part, part["top1_flip"] > 0)[0],
                 "texts": len(part),
             }
         )

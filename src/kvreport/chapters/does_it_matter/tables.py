@@ -49,19 +49,14 @@ def _means(rows: pd.DataFrame, value: str, change=lambda mean: mean) -> dict[str
     """Give a function of the mean by way, with its bootstrap interval over files."""
     resampled = estimates.resample(rows, value, by="way")
     return {
-        way: estimates.percentiles(change(resampled.mean[place]), change(resampled.draws[:, place]))
+        way: estimates.percentiles(change(resampled.mean[place]), change(resampled.draws[:, place]), resampled.kind)
         for place, way in enumerate(resampled.layers)
     }
 
 
 def _shares(rows: pd.DataFrame, value: str) -> dict[str, estimates.Estimate]:
-    """Give shares by way, with the wider of the bootstrap's interval and Wilson's."""
-    counts = rows.groupby("way")[value].agg(["sum", "size"])
-    wilson = {way: estimates.share(int(counts.loc[way, "sum"]), int(counts.loc[way, "size"])) for way in counts.index}
-    return {
-        way: estimates.Estimate(seen.value, min(seen.low, wilson[way].low), max(seen.high, wilson[way].high))
-        for way, seen in _means(rows, value).items()
-    }
+    """Give shares of tokens by way, with an interval over files."""
+    return {way: estimates.share_of_rows(part, part[value] > 0) for way, part in rows.groupby("way")}
 
 
 def by_file(rows: pd.DataFrame, columns: list[str]) -> list[np.ndarray]:
@@ -154,7 +149,7 @@ def margins_table(rows: pd.DataFrame) -> pd.DataFrame:
                     "tokens": len(inside),
                     "share_of_margins": len(inside) / len(part),
                     "flips": int(inside["flip"].sum()),
-                    "seen": estimates.share(int(inside["flip"].sum()), len(inside)) if len(inside) else None,
+                    "seen": estimates.share_of_rows(inside, inside["flip"] > 0) if len(inside) else None,
                     "predicted": _overtaken(margins[inside.index].to_numpy() if len(inside) else middle, loss),
                 }
             )
@@ -196,7 +191,7 @@ def partings_table(
         # On fixed texts assisted decoding is its verification, which reads as many tokens at once.
         fixed = variants.CHUNKS.name if way == first_divergence.ASSISTED else way
         same, expected = known.loc[(dtype, fixed), "same_top"], known.loc[(dtype, fixed), "expected_flips"]
-        row["flip_share"] = estimates.Estimate(1 - same.value, 1 - same.high, 1 - same.low)
+        row["flip_share"] = estimates.Estimate(1 - same.value, 1 - same.high, 1 - same.low, same.kind)
         row["expected_flips"] = expected
         row["position"] = 1 / expected.value if expected.value else np.inf
         row["expected"] = (1 - expected.value) ** steps

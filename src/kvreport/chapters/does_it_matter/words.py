@@ -45,19 +45,19 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "Every change, by dtype of the baseline: mean divergence in nats; share of tokens whose first choice is the "
             "baseline's; change of the perplexity. Behind ± stands half the 95 % interval. All statistics and their "
             "intervals are in the data under the figure above. "
-            f"{_setting(forced)}; {scored}; {by_files}, shares the wider of that and Wilson's.",
+            f"{_setting(forced)}; {scored}; {by_files}; a share of none or all has Wilson's, over files.",
             "",
         ),
         "tab-matter-tails": (
             "The tails, and other decisions: the divergence that 99 % of tokens stay below, in nats; root mean square change "
             "of the true token's probability, in percentage points; share of tokens at which the classification head decides "
-            f"as on the baseline. {_setting(forced)}; {scored}; {by_files}, shares the wider of that and Wilson's.",
+            f"as on the baseline. {_setting(forced)}; {scored}; {by_files}; a share of none or all has Wilson's, over files.",
             "",
         ),
         "fig-matter-margins": (
             f"{_margins_found(forced.rows)} Top: how far the first choice is ahead of the second, in ulps of the largest logit. "
             "Bottom: share of first choices that are lost at such a margin, seen (bins of "
-            f"{tables.FEWEST} comparisons or more, Wilson's interval, too narrow since the ways share their tokens) and "
+            f"{tables.FEWEST} comparisons or more, with an interval over files) and "
             "from the shifts alone, taken as independent of the margin. "
             f"{_setting(forced)}; {scored}; {len(_rounding(forced.rows))} ways together.",
             "Two panels over the margin on a logarithmic axis, a colour a dtype: above, a histogram of margins; below, the "

@@ -60,27 +60,17 @@ def ladder_shown(table: pd.DataFrame) -> pd.DataFrame:
 def error_ratios(rows: pd.DataFrame, error: str) -> pd.DataFrame:
     """Take the error of the whole switch against double precision over stock's, by dtype."""
     table = [
-        {"dtype": dtype, "ratio": _ratio(part.assign(variant=part["rung"]), error, "all", ladder.STOCK)}
+        {"dtype": dtype, "ratio": estimates.paired_ratio(part.assign(variant=part["rung"]), error, "all", ladder.STOCK)}
         for dtype, part in rows.groupby("dtype", sort=False)
     ]
     return pd.DataFrame(table)
-
-
-def _ratio(rows: pd.DataFrame, value: str, variant: str, against: str, of=estimates.paired_ratio) -> estimates.Estimate:
-    """Take a ratio with its interval, or of few sources with the lowest and highest that one of them has."""
-    estimate = of(rows, value, variant, against)
-    if rows["source"].nunique() >= estimates.FEWEST_UNITS:
-        return estimate
-    means = rows.pivot_table(index="source", columns="variant", values=value)
-    ratios = means[variant] / means[against]
-    return estimates.Estimate(estimate.value, float(ratios.min()), float(ratios.max()), "range")
 
 
 def costs(cost: pd.DataFrame) -> dict[str, estimates.Estimate]:
     """Take the switch's times over stock's: median over repeats of the ratio, with its interval."""
     rows = cost.assign(variant=cost["arithmetic"])
     return {
-        name: _ratio(rows, f"{name}_s", paths.EXACT, paths.STOCK, estimates.paired_median_ratio)
+        name: estimates.paired_median_ratio(rows, f"{name}_s", paths.EXACT, paths.STOCK)
         for name in ("prefill", "decode")
     }
 

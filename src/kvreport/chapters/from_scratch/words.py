@@ -166,7 +166,7 @@ def against(gap: Estimate) -> str:
     if gap.low > 0:
         return f"{gap.text('{:.3f}')} higher"
     if gap.high < 0:
-        return f"{Estimate(-gap.value, -gap.high, -gap.low).text('{:.3f}')} lower"
+        return f"{Estimate(-gap.value, -gap.high, -gap.low, gap.kind).text('{:.3f}')} lower"
     return f"not seen to differ ({gap.text(_NATS)})"
 
 

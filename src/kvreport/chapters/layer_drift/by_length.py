@@ -39,10 +39,7 @@ def shown(found: pd.DataFrame) -> pd.DataFrame:
             "tokens": found["tokens"],
             "dtype": found["dtype"].map(DTYPES),
             "bitwise identical": [f"{row.identical} of {row.texts}" for row in found.itertuples()],
-            "share": [
-                row.share.text() if row.files >= estimates.FEWEST_UNITS else f"{row.share.value:.2f}"
-                for row in found.itertuples()
-            ],
+            "share": found["share"].map(estimates.Estimate.text),
             "mean relative drift": found["relative_rms"].map("{:.2g}".format),
         }
     )
@@ -54,7 +51,7 @@ def caption(runs: list[Run]) -> dict[str, str]:
     counted = (
         f"95 % interval (Wilson's, at least {files} files)"
         if files >= estimates.FEWEST_UNITS
-        else f"no interval, from {files} file{'s' * (files > 1)}"
+        else f"lowest and highest of {files} file{'s' * (files > 1)}"
     )
     model = runs[0].about["models"][0]["name"]
     said = (

@@ -192,7 +192,7 @@ def mitigation_table(measured: pd.DataFrame) -> pd.DataFrame:
                     {
                         "dtype": dtype,
                         "variant": variant,
-                        "equal_share": estimates.share(int((own["logits_relative_rms"] == 0).sum()), len(own)),
+                        "equal_share": estimates.share_over(own, own["logits_relative_rms"] == 0)[0],
                         "drift_ratio": estimates.paired_ratio(rows, "logits_relative_rms", variant, "stock"),
                         "decode_ratio": estimates.paired_median_ratio(rows, "decode_s", variant, "stock"),
                         "full_ratio": estimates.paired_median_ratio(rows, "full_s", variant, "stock"),
@@ -218,7 +218,7 @@ def laws_table(ours: Iterable[pd.DataFrame], published: Iterable[pd.DataFrame]) 
             if is_ratio:
                 roundoffs = agreement.UNIT_ROUNDOFF[row["coarse"]] / agreement.UNIT_ROUNDOFF[row["fine"]]
                 estimate = estimates.Estimate(
-                    *(end / roundoffs for end in (estimate.value, estimate.low, estimate.high))
+                    *(end / roundoffs for end in (estimate.value, estimate.low, estimate.high)), estimate.kind
                 )
             table.append((RATIO if is_ratio else GROWTH, label, estimate, theirs))
     return pd.DataFrame(table, columns=["quantity", "label", "estimate", "published"])

@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from kvbook.measuring import agreement, estimates
@@ -169,7 +168,7 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
             found.append(
                 {
                     "case": CASES[case], "dtype": DTYPES[dtype], "way": way, "seams": int(rows["seam"].sum()),
-                    "equal": equal, "runs": len(rows), "estimate": estimates.share(equal, len(rows)),
+                    "equal": equal, "runs": len(rows), "estimate": estimates.share_over(rows, rows["equal"], "item")[0],
                 }
             )  # fmt: skip
     return pd.DataFrame(found)
@@ -256,20 +255,11 @@ def side_by_side(table: pd.DataFrame, cases: tuple[str, ...]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _share_over_files(rows: pd.DataFrame) -> estimates.Estimate:
-    files, value = rows["source"].nunique(), float(rows["unsafe"].mean())
-    if value in (0.0, 1.0):
-        # Resampling cuts that all agree would give an interval of no width; each file counts as one observation.
-        return estimates.share(int(value) * files, files)
-    low, high = estimates.resample(rows, "unsafe", by="all").interval()
-    return estimates.Estimate(value, float(low[0]), float(high[0]))
-
-
 def cut_shares(cuts: pd.DataFrame) -> pd.DataFrame:
     """Estimate the share of cuts after which the first part's ids do not begin the whole text's."""
     table = []
     for name, rows in cuts.groupby("tokenizer", sort=False):
-        rows = rows.assign(sample=np.arange(len(rows)), unsafe=1.0 - rows["safe"], all=0)
+        unsafe = rows["safe"] == 0
         for place in ("anywhere", *tokenizer_boundaries.KINDS):
             part = rows if place == "anywhere" else rows[rows["place"] == place]
             if part["source"].nunique() < estimates.FEWEST_UNITS:
@@ -278,7 +268,7 @@ def cut_shares(cuts: pd.DataFrame) -> pd.DataFrame:
                 {
                     "tokenizer": name,
                     "place": place,
-                    "estimate": _share_over_files(part),
+                    "estimate": estimates.share_of_rows(part, unsafe[part.index]),
                     "cuts": len(part),
                     "files": part["source"].nunique(),
                     "lost": float((part["prefix_tokens"] - part["shared_tokens"]).mean()),

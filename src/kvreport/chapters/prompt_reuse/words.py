@@ -69,7 +69,7 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
         "fig-reuse-outcomes": (
             f"{found['fig-reuse-outcomes']} In {finest} it is {counted['documented_finest']} by the documentation's recipe, and "
             f"{counted['continued_equal']} where the ids go on from the cached ones. Shares by case and dtype, with 95 % intervals "
-            "(Wilson); runs of one model and text are not independent, so the intervals are rather too narrow. "
+            "(Wilson's, counting texts and not runs; the range of fewer than four texts). "
             f"{setting}.",
             "Shares between 0 and 1 for each case: with the prefix's cache as it is, and with the longest common prefix.",
         ),
@@ -242,7 +242,9 @@ def _of_texts(runs: pd.DataFrame) -> dict[str, str]:
     }
     corpus = pick(posted, continuations.CORPUS)
     broken = corpus[corpus["seam"]]
-    said["corpus_seams"] = estimates.share(len(broken), len(corpus)).text("{:.0%}") if len(corpus) else "not run"
+    said["corpus_seams"] = (
+        estimates.share_over(corpus, corpus["seam"], "item")[0].text("{:.0%}") if len(corpus) else "not run"
+    )
     whole_ids = corpus[~corpus["seam"]]
     said["corpus_differ"] = (
         f"{int((~broken['equal']).sum())} of {len(broken)} with a seam and "

@@ -38,16 +38,17 @@ def _has(results: Results, *more: str) -> frozenset[str]:
 
 
 def _mean(values: Iterable[float], logarithmic: bool = True, series: str = "") -> list[Measured]:
-    """Average over units, with Student's interval; of one unit it has no ends, and of none there is no average."""
+    """Average over units, with Student's interval or the range of few units; of none there is no average."""
     given = np.asarray(list(values), dtype=float)
     logs = np.log(given) if logarithmic else given
     if not len(logs):
         return []
-    half = np.inf
-    if len(logs) > 1:
+    if len(logs) < estimates.FEWEST_UNITS:
+        ends, kind = [logs.mean(), logs.min(), logs.max()], "range"
+    else:
         half = stats.t.ppf((1 + estimates.CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
-    ends = [logs.mean() + shift for shift in (0.0, -half, half)]
-    estimate = estimates.Estimate(*(float(np.exp(end) if logarithmic else end) for end in ends))
+        ends, kind = [logs.mean() + shift for shift in (0.0, -half, half)], "95 %"
+    estimate = estimates.Estimate(*(float(np.exp(end) if logarithmic else end) for end in ends), kind)
     return [Measured(series, estimate, len(logs))]
 
 
@@ -126,7 +127,7 @@ def _static_slower(results: Results) -> Evidence:
     )
     beside = (
         f"{_graphs(rows)} graphs compiled by generate; in one loop static over dynamic, both eager, {eager}, compiled static "
-        f"over eager dynamic {compiled} (lowest and highest); on {_device(results)}"
+        f"over eager dynamic {compiled}; on {_device(results)}"
     )
     has = [SLOW_DEVICE] if _device(results) == "cpu" or "T4" in results.speed.about["machine"]["device_name"] else []
     return Evidence(_weights(results), {GENERATE: _mean(ratios)}, beside, _has(results, *has))

@@ -26,11 +26,6 @@ def label(cache: str, compiled: int, one_row: int, engine: str = speed.LOOP) -> 
     return f"{cache}, {form}{'compiled' if compiled else 'eager'}"
 
 
-def _interval(values: np.ndarray) -> estimates.Estimate:
-    """Give median, lowest and highest: of two or three runs nothing else can be said."""
-    return estimates.Estimate(float(np.median(values)), float(values.min()), float(values.max()))
-
-
 def decode_steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the decode steps of every way of the loop."""
     return rows[(rows["engine"] == speed.LOOP) & (rows["phase"] == speed.DECODE)]
@@ -71,7 +66,7 @@ def speeds(rows: pd.DataFrame, repeats: dict[Way, pd.Series]) -> pd.DataFrame:
     whole = rows[(rows["engine"] == speed.GENERATE) & (rows["phase"] == speed.WHOLE)]
     for (engine, cache, compiled, one_row), some in whole.groupby(_WAY, sort=False):
         values = (some["n_steps"] / some["seconds"]).to_numpy()
-        table.append([engine, cache, compiled, one_row, _interval(values), len(values), np.nan])
+        table.append([engine, cache, compiled, one_row, estimates.median_of(values), len(values), np.nan])
     loop = rows[rows["engine"] == speed.LOOP]
     for (cache, compiled, one_row), of_repeat in repeats.items():
         values = of_repeat.to_numpy()
@@ -79,16 +74,18 @@ def speeds(rows: pd.DataFrame, repeats: dict[Way, pd.Series]) -> pd.DataFrame:
             (loop["phase"] == speed.COMPILE) & (loop["cache"] == cache) & (loop["compiled"] == compiled)
             & (loop["one_row"] == one_row)
         ].sort_values("step")  # fmt: skip
-        table.append([speed.LOOP, cache, compiled, one_row, _interval(values), len(values), first["seconds"].sum()])
+        table.append(
+            [speed.LOOP, cache, compiled, one_row, estimates.median_of(values), len(values), first["seconds"].sum()]
+        )
     found = pd.DataFrame(table, columns=[*_WAY, "speed", "repeats", "first_s"])
     found["way"] = [label(row.cache, row.compiled, row.one_row, row.engine) for row in found.itertuples()]
     return found
 
 
 def ratio(repeats: dict[Way, pd.Series], way: Way, against: Way) -> estimates.Estimate:
-    """Give the ratio of two ways' tokens a second, over pairs of repeats of `per_repeat`: median, lowest and highest."""
+    """Give the ratio of two ways' tokens a second, over pairs of repeats of `per_repeat`: median."""
     pairs = repeats[way] / repeats[against]
-    return _interval(pairs.dropna().to_numpy())
+    return estimates.median_of(pairs.dropna().to_numpy())
 
 
 def against_generate(rows: pd.DataFrame, way: Way) -> estimates.Estimate:
@@ -103,22 +100,21 @@ def against_generate(rows: pd.DataFrame, way: Way) -> estimates.Estimate:
     steps = step_seconds(rows, *way)
     seconds = steps.groupby("repeat")["seconds"].sum() + prefill
     ours = (steps.groupby("repeat").size() + 1) / seconds
-    return _interval((ours / library).dropna().to_numpy())
+    return estimates.median_of((ours / library).dropna().to_numpy())
 
 
 def growth(steps: pd.DataFrame) -> estimates.Estimate:
     """Fit seconds of a step against the number of tokens, and give the growth over 100 tokens as a share of the start.
 
-    Least squares over all timed steps; the interval is Student's, and takes their errors as independent.
+    Least squares over the steps of each repeat, for steps of one repeat are not independent: median over repeats.
     """
     # One step in fifty is interrupted by the system; a median over the repeats would need more of them.
     kept = steps[steps["seconds"] <= steps["seconds"].quantile(0.98)]
-    fit = stats.linregress(kept["context"], kept["seconds"])
-    start = fit.intercept + fit.slope * kept["context"].min()
-    half = stats.t.ppf(0.975, len(kept) - 2) * fit.stderr
-    return estimates.Estimate(
-        *(float(100 * value / start) for value in (fit.slope, fit.slope - half, fit.slope + half))
-    )
+    found = []
+    for _, of_repeat in kept.groupby("repeat"):
+        fit = stats.linregress(of_repeat["context"], of_repeat["seconds"])
+        found.append(100 * fit.slope / (fit.intercept + fit.slope * of_repeat["context"].min()))
+    return estimates.median_of(np.asarray(found))
 
 
 def growths(rows: pd.DataFrame) -> dict[str, estimates.Estimate]:
@@ -279,7 +275,9 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
         row = {"way": label(cache, compiled, one_row), "first step": first}
         for phase in (speed.PREFILL, speed.DECODE):
             ms = 1e3 * some[some["phase"] == phase]["seconds"]
-            row[phase] = estimates.Estimate(*(float(ms.quantile(q)) for q in (0.5, 0.05, 0.95))) if len(ms) else None
+            row[phase] = (
+                estimates.Estimate(*(float(ms.quantile(q)) for q in (0.5, 0.05, 0.95)), "range") if len(ms) else None
+            )
         table.append(row)
     return pd.DataFrame(table)
 

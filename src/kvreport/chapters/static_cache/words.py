@@ -29,7 +29,9 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
     size = decoding.together(run.about["models"][0]["layers"])
     layers = "one layer, used" if size == 1 else f"{size} neighbouring layers (one without a cache), one graph"
     unit = f"{layers} for all" if asked["scope"] == "layer" else "the whole forward pass"
-    spread = "median, and from the lowest to the highest run"
+    repeats = asked["n_repeats"]
+    ends = "from the lowest to the highest of" if repeats < estimates.FEWEST_UNITS else "95 % interval over"
+    spread = f"median, {ends} {repeats} run{'s' * (repeats > 1)}"
     written = f"{wording.models(texts)}; {wording.machine(texts)}; one prompt, greedy, {asked['n_new_tokens']} tokens"
     found = findings(results)
     said = {

@@ -142,12 +142,9 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
             units=rows["relative_rms"] / agreement.UNIT_ROUNDOFF[dtype],
         )
         resampled = estimates.resample(units, "units", by="way")
-        (low, high), kind = resampled.interval(), "95 %"
-        if units["source"].nunique() < estimates.FEWEST_UNITS:
-            files = units.groupby(["source", "way"])["units"].mean().unstack("way")[list(resampled.layers)]
-            low, high, kind = files.min(), files.max(), "range"
+        low, high = resampled.interval()
         drift = {
-            way: estimates.Estimate(float(m), float(a), float(b), kind)
+            way: estimates.Estimate(float(m), float(a), float(b), resampled.kind)
             for way, m, a, b in zip(resampled.layers, resampled.mean, low, high, strict=True)
         }
         for way, of_way in units.groupby("way", sort=False):

@@ -81,7 +81,7 @@ def series_table(rows: pd.DataFrame) -> pd.DataFrame:
 def _share_closer(differing: pd.DataFrame) -> fits.Estimate | None:
     if differing.empty:
         return None
-    return fits.share(int((differing["error"] < differing["error_full"]).sum()), len(differing))
+    return fits.share_over(differing, differing["error"] < differing["error_full"])[0]
 
 
 def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -151,7 +151,9 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def scaled(estimate: fits.Estimate, by: float) -> fits.Estimate:
     """Divide an estimate by a positive number; 0 / 0 is no shift at all."""
-    return fits.Estimate(*(end / by if by else 0.0 for end in (estimate.value, estimate.low, estimate.high)))
+    return fits.Estimate(
+        *(end / by if by else 0.0 for end in (estimate.value, estimate.low, estimate.high)), estimate.kind
+    )
 
 
 def shift_table(rows: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
@@ -165,7 +167,7 @@ def shift_table(rows: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
         table.append(
             dict(zip(SERIES, series, strict=True))
             | {
-                "likelihood": fits.Estimate(-likelihood.value, -likelihood.high, -likelihood.low),
+                "likelihood": fits.Estimate(-likelihood.value, -likelihood.high, -likelihood.low, likelihood.kind),
                 "entropy": scaled(row["entropy"], row["entropy_rms"]),
             }
             | _common(followed.get(series))

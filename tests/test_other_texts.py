@@ -1,0 +1,130 @@
+"""Other texts of other lengths give the same outcomes in two chapters: what a claim is called, and what a symptom is.
+
+What these small models drift by depends on the processor, so the drift is planted: a step of one row is off by a few
+roundoffs, at every length or at some.
+"""
+
+from contextlib import contextmanager
+
+import pytest
+
+from kvbook import paths
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.models import loading
+from kvreport.chapters.bug_or_rounding import symptoms, tables
+from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
+from kvreport.chapters.layer_drift import by_layer, claims
+from kvreport.chapters.layer_drift.results import Results
+from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+
+# Seed and range of lengths; no length is in both.
+ONE, OTHER = (0, "8-15"), (1, "17-30")
+CLAIMS = ("drift-everywhere", "coarser-is-worse", "grows-with-depth", "greedy-keeps-its-choice")
+
+
+@pytest.fixture(scope="module")
+def corpus_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    for index in range(24):
+        (folder / f"{index:02}.py").write_text(
+            "\n".join(f"def f{index}_{k}(x):\n    return x {'+-*/%'[(index + k) % 5]} {index * k}" for k in range(9))
+        )
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def own_runs(tmp_path, monkeypatch):
+    # The planted difference is in no hash: no other test may find these runs.
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+
+
+@contextmanager
+def a_step_off(monkeypatch, off_by):
+    """Let layers be off in a step of one row, the first by so much and each by twice the one before; it may depend on length."""
+    load = loading.load
+
+    def planted(*args, **kwargs):
+        loaded = load(*args, **kwargs)
+        roundoff = UNIT_ROUNDOFF[loaded.dtype]
+
+        def hook(index):
+            def change(_module, _given, states):
+                return states * (1 + 2**index * off_by(held["tokens"], roundoff)) if states.shape[-2] == 1 else states
+
+            return change
+
+        held = {"tokens": 0}
+
+        def before(_module, args, kwargs):
+            cache = kwargs.get("past_key_values")
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            held["tokens"] = ids.shape[-1] + (cache.get_seq_length() if cache is not None else 0)
+
+        if loaded.model.config.model_type == "llama":
+            loaded.model.register_forward_pre_hook(before, with_kwargs=True)
+            for index, layer in enumerate(loaded.model.model.layers):
+                layer.mlp.register_forward_hook(hook(index))
+        return loaded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load", planted)
+        yield
+
+
+def verdicts(model, corpus_folder, draw) -> dict[str, str]:
+    """Judge the claims on layer drift from a few texts."""
+    seed, n_tokens = draw
+    settings = LayerDriftSettings.checked(
+        model=str(model), reference_model=str(model), corpus=corpus_folder, n_samples=12, n_tokens=n_tokens, seed=seed,
+        dtypes="float32,bfloat16",
+    )  # fmt: skip
+    results = Results(drift=by_layer.EXPERIMENT.run(settings), greedy=None, mitigated=None)
+    return {claim: claims.CHECKS[claim](results).verdict for claim in CLAIMS}
+
+
+def called(model, corpus_folder, draw) -> dict[tuple[str, str], str]:
+    """Say of every planted bug and symptom whether it is a bug; exact and rounding are told apart by the processor alone."""
+    seed, n_tokens = draw
+    settings = BugOrRoundingSettings.checked(
+        model=str(model), families=(), corpus=corpus_folder, n_samples=2, n_tokens=n_tokens, seed=seed,
+        dtypes="float64,float32",
+    )  # fmt: skip
+    table = tables.judged(symptoms.EXPERIMENT.run(settings).rows)
+    return {
+        (row.document, row.symptom): {"exact": "sound", "rounding": "sound"}.get(row.kind, row.kind)
+        for row in table.itertuples()
+    }
+
+
+def changed(one: dict, other: dict) -> list:
+    """List what has another outcome, and what one of the two lacks."""
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def test_claims_on_layer_drift_are_judged_alike_on_other_texts_and_lengths(llama_folder, corpus_folder, monkeypatch):
+    with a_step_off(monkeypatch, lambda tokens, roundoff: 2 * roundoff):
+        one, other = (verdicts(llama_folder, corpus_folder, draw) for draw in (ONE, OTHER))
+    assert changed(one, other) == []
+    assert one["drift-everywhere"] == "reproduced in kind"
+
+
+def test_control_drift_at_some_lengths_alone_is_judged_otherwise_at_others(llama_folder, corpus_folder, monkeypatch):
+    # As a kernel that works in blocks does it: off where a block is full.
+    with a_step_off(monkeypatch, lambda tokens, roundoff: 2 * roundoff * (tokens % 16 == 0)):
+        fixed, drawn = (verdicts(llama_folder, corpus_folder, draw) for draw in ((0, 16), OTHER))
+    assert fixed["drift-everywhere"] == "reproduced in kind"
+    assert "drift-everywhere" in changed(fixed, drawn)
+
+
+def test_symptoms_are_called_alike_on_other_texts_and_lengths(llama_folder, corpus_folder):
+    one, other = (called(llama_folder, corpus_folder, draw) for draw in (ONE, OTHER))
+    assert changed(one, other) == []
+    assert set(one.values()) == {"bug", "sound"}
+
+
+def test_control_a_bug_that_only_longer_texts_show_is_seen_to_change_what_they_are_called(
+    llama_folder, corpus_folder, monkeypatch
+):
+    with a_step_off(monkeypatch, lambda tokens, roundoff: 0.01 * (tokens > 16)):
+        one, other = (called(llama_folder, corpus_folder, draw) for draw in (ONE, OTHER))
+    assert (symptoms.ISSUE, symptoms.DRIFT) in changed(one, other)
