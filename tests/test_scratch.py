@@ -693,12 +693,12 @@ class TestFindings:
         longest = speed["length"] == speed.groupby("model")["length"].transform("max")
         speed["seconds"] = np.where((speed["way"] == POSTED) | ~longest, 1.0, 4.0)
         said = self.found(results, "fig-scratch-speed", speed=speed)
-        assert said.count("4.0 [4.0, 4.0] times") == 2
+        assert said.count("4.0 [4.0 to 4.0] times") == 2
         for length in speed.groupby("model")["length"].max():
             assert f", {length:,} characters)" in said
         assert f", {speed['length'].min():,} characters)" not in said
         alike = self.found(results, "fig-scratch-speed", speed=speed.assign(seconds=1.0))
-        assert alike.count("1.0 [1.0, 1.0] times") == 2
+        assert alike.count("1.0 [1.0 to 1.0] times") == 2
 
     def test_of_two_files_no_loss_is_claimed(self, results):
         loss = results.loss.rows
@@ -711,6 +711,6 @@ class TestFindings:
         speed = results.speed.rows.assign(seconds=lambda rows: np.where(rows["way"] == POSTED, 1.0, 3.0))
         loss = moved(results.loss.rows, WINDOW, -5.0)
         said = self.found(results, "fig-scratch-cost", speed=speed, loss=loss)
-        assert "takes 3.00 [3.00, 3.00] times the posted" in said
+        assert "takes 3.00 [3.00 to 3.00] times the posted" in said
         assert "higher" in said
         assert "lower" in self.found(results, "fig-scratch-cost", loss=moved(results.loss.rows, WINDOW, 5.0))
