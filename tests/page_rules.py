@@ -2,21 +2,24 @@
 
 import functools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
-from axe_playwright_python.sync_playwright import Axe
+from axe_playwright_python.base import AXE_SCRIPT
 from bs4 import BeautifulSoup
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import BrowserContext, Page
 
 WIDE = {"width": 1280, "height": 900}
 # The narrowest telephones still sold, and the most common width.
 NARROW = (320, 390)
 
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+# Those of its rules that colours decide: in a second theme nothing else can come out otherwise.
+OF_COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 
 # What a first visit may load: about 2.4 MB are the theme's icons, fonts and scripts, fetched once for the whole site.
 MOST_BYTES = 3_000_000
@@ -30,6 +33,11 @@ TIMEOUT_MS = 20_000
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Say nothing: a test's output is for faults."""
+
+    def end_headers(self) -> None:
+        """Let the browser keep what all pages share: fonts and scripts are then loaded once."""
+        self.send_header("Cache-Control", "max-age=3600")
+        super().end_headers()
 
 
 @contextmanager
@@ -46,19 +54,19 @@ def serve(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
-def faults(browser: Browser, address: str, path: str, folder: Path) -> list[str]:
+def faults(context: BrowserContext, address: str, path: str, folder: Path) -> list[str]:
     """List what is wrong with a page, in one visit.
 
     Parameters
     ----------
-    browser
-        A browser of Playwright.
+    context
+        Of a browser of Playwright that reaches no other machine; pages may share one, and then load what they share once.
     address
         Where the site is served.
     path
         The page within it.
     folder
-        The site's files, to follow links without visiting them.
+        The site's files, to weigh them and to follow links without visiting them.
 
     Returns
     -------
@@ -67,25 +75,26 @@ def faults(browser: Browser, address: str, path: str, folder: Path) -> list[str]
     """
     found: list[str] = []
     loaded: dict[str, int] = {}
-    context = browser.new_context(viewport=WIDE)
-    context.set_default_timeout(TIMEOUT_MS)
+    under_way = set()
     page = context.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
 
-    def only_ours(route) -> None:
-        if route.request.url.startswith(address):
-            route.continue_()
-        else:
-            found.append(f"foreign request: {route.request.url}")
-            route.abort()
+    def asked(request) -> None:
+        under_way.add(request)
+        if request.url.startswith("http") and not request.url.startswith(address):
+            found.append(f"foreign request: {request.url}")
 
     def answered(response) -> None:
         if response.status >= 400:
             found.append(f"failed request: {response.status} {response.url}")
-        elif response.status == 200:
-            loaded[response.url] = len(response.body())
+        elif response.status == 200 and response.url.startswith(address):
+            # Of the file, not of the answer: a page that comes after others has most of it from the browser's memory.
+            loaded[response.url] = (folder / unquote(urlparse(response.url).path).lstrip("/")).stat().st_size
 
-    context.route(lambda url: url.startswith("http"), only_ours)
+    page.on("request", asked)
     page.on("response", answered)
+    for ended in ("requestfinished", "requestfailed"):
+        page.on(ended, lambda request: under_way.discard(request))
     page.on("pageerror", lambda error: found.append(f"script error: {error}"))
     page.on(
         "console",
@@ -94,22 +103,39 @@ def faults(browser: Browser, address: str, path: str, folder: Path) -> list[str]
         ),
     )
     try:
-        page.goto(address + path, wait_until="networkidle")
+        page.set_viewport_size(WIDE)
+        page.emulate_media(color_scheme="dark")
+        page.goto(address + path)
+        _settle(page, under_way)
         # Before pictures that wait for a reader are made to load.
         found += _weight(loaded, address + path)
         found += [*_pictures(page), *_captions(page)]
-        found += _accessibility(page, "light")
+        page.evaluate(AXE_SCRIPT)
+        for theme, rules in (("dark", OF_COLOURS), ("light", WCAG)):
+            page.emulate_media(color_scheme=theme)
+            _draw(page)
+            if page.evaluate("document.documentElement.dataset.theme") != theme:
+                found.append(f"the {theme} theme is not shown to who asks for it")
+            found += _accessibility(page, theme, rules)
         for width in NARROW:
             found += _overflow(page, width)
-        page.set_viewport_size(WIDE)
-        page.emulate_media(color_scheme="dark")
-        page.reload(wait_until="networkidle")
-        if page.evaluate("document.documentElement.dataset.theme") != "dark":
-            found.append("the dark theme is not shown to who asks for it")
-        found += _accessibility(page, "dark")
+        _settle(page, under_way)
     finally:
-        context.close()
+        page.close()
     return [*found, *_links(folder, path)]
+
+
+def _draw(page: Page) -> None:
+    """Wait for two frames: what scripts change at the first is laid out at the second."""
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def _settle(page: Page, under_way: set) -> None:
+    """Wait until everything has come that the page has asked for."""
+    end = time.monotonic() + TIMEOUT_MS / 1000
+    while under_way:
+        assert time.monotonic() < end, f"still under way: {[request.url for request in under_way]}"
+        page.wait_for_timeout(10)
 
 
 def downloads(folder: Path, path: str) -> list[Path]:
@@ -158,17 +184,20 @@ def _weight(loaded: dict[str, int], address: str) -> list[str]:
 
 def _overflow(page: Page, width: int) -> list[str]:
     page.set_viewport_size({"width": width, "height": 800})
-    page.wait_for_timeout(100)
+    _draw(page)
     needed = page.evaluate("document.documentElement.scrollWidth")
     return [f"scrolls sideways at {width} px: needs {needed} px"] if needed > width else []
 
 
-def _accessibility(page: Page, theme: str) -> list[str]:
+def _accessibility(page: Page, theme: str, rules: dict[str, object]) -> list[str]:
+    # A colour that is still changing to another theme's would be judged halfway.
+    page.evaluate("Promise.allSettled(document.getAnimations().map(animation => animation.finished))")
     # preload: axe would fetch the style sheets once more, and some of their imports from where they are not.
-    result = Axe().run(page, options={"runOnly": {"type": "tag", "values": WCAG}, "preload": False})
+    options = {"runOnly": rules, "preload": False, "reporter": "no-passes", "resultTypes": ["violations"]}
+    result = page.evaluate("options => axe.run(options)", options)
     return [
         f"{theme} theme, {violation['id']}: {node['html'][:120]}"
-        for violation in result.response["violations"]
+        for violation in result["violations"]
         for node in violation["nodes"]
     ]
 

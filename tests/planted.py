@@ -1,12 +1,14 @@
 """Runs with rows that a test has made up, so that it can show what a table, a sentence or a verdict does with them."""
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
 
 from kvbook.runs.records import Run
+from kvreport.publishing.judging import Check, Verdict
 
 Results = TypeVar("Results")
 
@@ -26,3 +28,19 @@ def changed(results: Results, **rows: pd.DataFrame) -> Results:
     for name, run in runs.items():
         run.__dict__["rows"] = rows[name]
     return dataclasses.replace(results, **runs)
+
+
+class Judged(Mapping[str, Verdict]):
+    """A chapter's claims by name, each judged when it is looked up: most tests look at one, and each draws its bootstrap."""
+
+    def __init__(self, checks: Mapping[str, Check], results: Any) -> None:
+        self._checks, self._results = checks, results
+
+    def __getitem__(self, claim: str) -> Verdict:
+        return self._checks[claim](self._results)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checks)
+
+    def __len__(self) -> int:
+        return len(self._checks)

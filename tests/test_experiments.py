@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import changed, run_of
+from planted import Judged, changed, run_of
 from quoted import quoted
 
 from kvbook import lengths as kvbook_lengths
@@ -17,7 +17,7 @@ from kvbook.measuring import agreement, full_and_split
 from kvreport.chapters.layer_drift import by_layer, by_length, claims, greedy_paths, mitigations, words
 from kvreport.chapters.layer_drift.results import Results
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
-from kvreport.publishing import judging, verdicts
+from kvreport.publishing import verdicts
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +169,8 @@ def with_models(results: Results, models: list[dict]) -> Results:
     return dataclasses.replace(results, drift=run_of(results.drift.rows, **results.drift.about | {"models": models}))
 
 
-def judged(results: Results) -> dict[str, judging.Verdict]:
-    return {claim: check(results) for claim, check in claims.CHECKS.items()}
+def judged(results: Results) -> Judged:
+    return Judged(claims.CHECKS, results)
 
 
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(lawful):

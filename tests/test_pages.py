@@ -46,42 +46,52 @@ def browser():
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     assert found, "no Chromium: install it, or name one in KVBOOK_CHROMIUM (`make test` looks for it, and says more)"
     with sync_playwright() as playwright:
-        # Without its sandbox, because in a container Chromium has none to use; it visits only our own pages.
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        # Without its sandbox, because in a container Chromium has none to use; it visits only our own pages, and finds no other.
+        nowhere = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu", nowhere])
         yield browser
         browser.close()
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_a_page_is_as_it_must_be(browser, address, site, path):
-    assert page_rules.faults(browser, address, path, site) == []
-
-
-@pytest.fixture
-def chapter(browser, address):
-    context = browser.new_context(accept_downloads=True)
-    page = context.new_page()
-    page.goto(address + CHAPTER_PAGES[0])
-    yield page
+@pytest.fixture(scope="session")
+def reader(browser):
+    """Somebody who reads one page after the other, and whose browser keeps what they share."""
+    context = browser.new_context(viewport=page_rules.WIDE, accept_downloads=True)
+    yield context
     context.close()
 
 
-def test_every_chapter_shows_figures_tables_and_no_traceback(browser, address):
+@pytest.fixture
+def page(reader):
+    page = reader.new_page()
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_as_it_must_be(reader, address, site, path):
+    assert page_rules.faults(reader, address, path, site) == []
+
+
+@pytest.fixture
+def chapter(page, address):
+    page.goto(address + CHAPTER_PAGES[0])
+    return page
+
+
+def test_every_chapter_shows_figures_tables_and_no_traceback(page, address):
     for path in CHAPTER_PAGES:
-        page = browser.new_page()
         page.goto(address + path)
         assert page.locator("article figure img").count() > 0, path
         assert page.locator("article table.kvbook-table").count() > 0, path
         assert page.locator("article .traceback, article .stderr").count() == 0, path
-        page.close()
 
 
 def rows_shown(page):
     return page.locator("table#tab-atlas tbody tr:visible").count()
 
 
-def test_the_atlas_is_searched_and_chosen_from_and_is_whole_without_javascript(browser, address):
-    page = browser.new_page()
+def test_the_atlas_is_searched_and_chosen_from_and_is_whole_without_javascript(browser, page, address):
     page.goto(address + "chapters/12_atlas.html")
     bar = page.locator(".kvbook-filter-bar")
     everything = rows_shown(page)
@@ -97,7 +107,6 @@ def test_the_atlas_is_searched_and_chosen_from_and_is_whole_without_javascript(b
     }
     bar.get_by_label("Search").fill("no such architecture")
     assert rows_shown(page) == 0
-    page.close()
     context = browser.new_context(java_script_enabled=False)
     plain = context.new_page()
     plain.goto(address + "chapters/12_atlas.html")
@@ -137,23 +146,20 @@ def test_no_page_names_the_folders_of_the_machine_that_built_it(site):
     assert named == set()
 
 
-def found_by_search(browser, address, words):
+def found_by_search(page, address, words):
     """Give the addresses that the site's own search offers, in its order; empty when it says that there are none."""
-    page = browser.new_page()
     page.goto(f"{address}search.html?q={quote(words)}")
     page.locator("#search-results > p.search-summary, #search-results > .search-summary").wait_for()
     page.wait_for_function("!document.querySelector('#search-results > h2').innerText.includes('Searching')")
-    offered = page.eval_on_selector_all("#search-results ul.search a", "links => links.map(link => link.href)")
-    page.close()
-    return offered
+    return page.eval_on_selector_all("#search-results ul.search a", "links => links.map(link => link.href)")
 
 
-def test_search_for_static_cache_leads_to_the_chapter_on_it(browser, address):
-    assert any("chapters/05_static_cache.html" in link for link in found_by_search(browser, address, "static cache"))
+def test_search_for_static_cache_leads_to_the_chapter_on_it(page, address):
+    assert any("chapters/05_static_cache.html" in link for link in found_by_search(page, address, "static cache"))
 
 
-def test_control_search_for_what_is_nowhere_finds_nothing(browser, address):
-    assert found_by_search(browser, address, "zyzzyva") == []
+def test_control_search_for_what_is_nowhere_finds_nothing(page, address):
+    assert found_by_search(page, address, "zyzzyva") == []
 
 
 def test_every_file_offered_for_download_is_there_and_holds_something(site):
@@ -163,6 +169,7 @@ def test_every_file_offered_for_download_is_there_and_holds_something(site):
 
 
 def test_a_link_to_the_last_figure_leads_to_it_though_the_pictures_above_have_not_loaded(browser, address):
+    # Of a reader who comes for the first time: whatever was loaded before is there at once.
     page = browser.new_page(viewport=page_rules.WIDE)
     page.goto(address + CHAPTER_PAGES[0])
     name = page.locator("article figure:has(img)").last.get_attribute("id")
@@ -172,8 +179,7 @@ def test_a_link_to_the_last_figure_leads_to_it_though_the_pictures_above_have_no
     page.close()
 
 
-def test_the_gallery_leads_to_every_figure_of_every_chapter(browser, address):
-    page = browser.new_page()
+def test_the_gallery_leads_to_every_figure_of_every_chapter(page, address):
     shown = 0
     for path in CHAPTER_PAGES:
         page.goto(address + path)
@@ -182,7 +188,6 @@ def test_the_gallery_leads_to_every_figure_of_every_chapter(browser, address):
     assert page.locator(".kvbook-tile a > img").count() == shown > 0
     page.locator(".kvbook-tile a").first.click()
     page.wait_for_url("**/chapters/*.html#fig-*")
-    page.close()
 
 
 # What each harm adds to a page, and what is to be found then.
@@ -206,7 +211,7 @@ HARM = {
 
 
 @pytest.fixture(scope="module")
-def harmed_faults(browser, tmp_path_factory, site):
+def harmed_faults(reader, tmp_path_factory, site):
     """All harms on one page, visited once; what was found."""
     folder = shutil.copytree(site, tmp_path_factory.mktemp("harmed") / "html")
     page = folder / CHAPTER_PAGES[0]
@@ -214,7 +219,7 @@ def harmed_faults(browser, tmp_path_factory, site):
     own = BeautifulSoup(html, "html.parser").select_one("article figure img")["src"]
     page.write_text(html.replace("</article>", "".join(HARM.values()).replace("{own}", own) + "</article>", 1), "utf-8")
     with page_rules.serve(folder) as address:
-        return page_rules.faults(browser, address, CHAPTER_PAGES[0], folder)
+        return page_rules.faults(reader, address, CHAPTER_PAGES[0], folder)
 
 
 @pytest.mark.parametrize("fault", HARM)

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from planted import Judged
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -440,7 +441,7 @@ def judged(results):
     """Judge the runs as if their model were a stand-in."""
     loss = with_rows(results.loss, results.loss.rows, models=[results.model | {"weights": "stand-in"}])
     results = dataclasses.replace(results, loss=loss)
-    return {name: check(results) for name, check in claims.CHECKS.items()}
+    return Judged(claims.CHECKS, results)
 
 
 def moved(loss, way, by):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import changed, run_of
+from planted import Judged, changed, run_of
 from quoted import quoted
 from torch._dynamo.utils import counters
 
@@ -18,7 +18,7 @@ from kvreport.chapters.static_cache import claims, memory_bandwidth, shapes, spe
 from kvreport.chapters.static_cache import texts as written_texts
 from kvreport.chapters.static_cache.results import EXPERIMENTS, Results, Speeds
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
-from kvreport.publishing import documents, judging, verdicts
+from kvreport.publishing import documents, verdicts
 
 IDS = torch.tensor([[5, 17, 200, 31, 8]])
 N_NEW = 8
@@ -412,17 +412,12 @@ def findings(rows: pd.DataFrame) -> dict[str, str]:
     return words.findings(results_of(rows))
 
 
-def verdicts_on(seconds=TIMES, generate=None, graphs=0, repeats=5, last=200, **others) -> dict[str, judging.Verdict]:
-    results = results_of(made_rows(seconds, generate, graphs, repeats, last), **others)
-    return {name: check(results) for name, check in claims.CHECKS.items()}
-
-
-def judged(**made) -> dict[str, str]:
-    return {name: verdict.verdict for name, verdict in verdicts_on(**made).items()}
+def verdicts_on(seconds=TIMES, generate=None, graphs=0, repeats=5, last=200, **others) -> Judged:
+    return Judged(claims.CHECKS, results_of(made_rows(seconds, generate, graphs, repeats, last), **others))
 
 
 def test_what_a_cpu_can_say_of_the_document():
-    assert judged() == {
+    assert {claim: verdict.verdict for claim, verdict in verdicts_on().items()} == {
         "cache-speeds-up": "reproduced in kind",
         # A text of two hundred tokens shows no law.
         "linear-time": "not run",
@@ -471,13 +466,13 @@ OTHERWISE = {
 
 def test_another_real_model_than_the_documents_is_named_so():
     packaged = [{"weights": "package", "parameters": 134_515_008}]
-    assert judged(models=packaged)["cache-speeds-up"] == "reproduced on another real model"
+    assert verdicts_on(models=packaged)["cache-speeds-up"].verdict == "reproduced on another real model"
 
 
 @pytest.mark.parametrize("claim", OTHERWISE)
 def test_other_rows_give_another_verdict(claim):
     other, word = OTHERWISE[claim]
-    assert judged(**other)[claim.partition(",")[0]] == word
+    assert verdicts_on(**other)[claim.partition(",")[0]].verdict == word
 
 
 def test_two_repeats_decide_nothing_about_speed():
@@ -489,7 +484,7 @@ def test_two_repeats_decide_nothing_about_speed():
 def test_another_models_heads_are_not_held_against_the_documents_shapes():
     rows = shape_rows()
     other = rows.assign(keys_shape=rows["keys_shape"].str.replace("1x3x", "1x2x", regex=False))
-    assert judged(shapes=other)["shapes"] == "not run"
+    assert verdicts_on(shapes=other)["shapes"].verdict == "not run"
 
 
 def test_on_a_cpu_the_memory_of_the_generation_is_told_and_not_that_of_the_process():
