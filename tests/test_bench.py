@@ -30,9 +30,9 @@ def costs(switch: float) -> pd.DataFrame:
 
 
 @pytest.fixture
-def made_up(monkeypatch, tmp_path):
+def made_up(monkeypatch, tmp_path, llama_folder):
     """Replace what takes minutes by rows of known times, and note with which settings it was asked for."""
-    asked = []
+    asked, load = [], bench.loading.load
 
     def give(rows):
         return lambda settings: asked.append(settings) or SimpleNamespace(rows=rows)
@@ -43,6 +43,12 @@ def made_up(monkeypatch, tmp_path):
     read = pd.DataFrame({"kernel": "sum", "repeat": [0, 1], "n_bytes": 4e9, "seconds": [0.1, 0.08]})
     monkeypatch.setattr(bench, "_bandwidth", lambda settings: read)
     monkeypatch.setattr(bench, "_SCORED", 16)
+
+    def load_small(model, *, weights, **options):
+        # To draw weights of the true shape takes seconds each time.
+        return load(str(llama_folder) if weights == "random" else model, weights=weights, **options)
+
+    monkeypatch.setattr(bench.loading, "load", load_small)
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 320}
     monkeypatch.setattr(bench, "_BEYOND", {name: shape | small for name, shape in bench._BEYOND.items()})
     monkeypatch.setattr(bench.checks, "check", lambda asked: time.sleep(0.5))

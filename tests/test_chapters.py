@@ -18,13 +18,17 @@ def papermill(chapter, output, cwd, **parameters):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("cwd", [ROOT, CHAPTERS], ids=["from the root", "from chapters/"])
+@pytest.mark.parametrize(
+    ("cwd", "dtypes"), [(ROOT, "float32,bfloat16"), (CHAPTERS, "float32")], ids=["from the root", "from chapters/"]
+)
 @pytest.mark.slow
-def test_layer_drift_runs_on_a_folder_of_any_llama_checkpoint(cwd, llama_folder, gpt2_folder, text_folder, tmp_path):
+def test_layer_drift_runs_on_a_folder_of_any_llama_checkpoint(
+    cwd, dtypes, llama_folder, gpt2_folder, text_folder, tmp_path
+):
     chapter = "chapters/01_layer_drift.ipynb" if cwd == ROOT else "01_layer_drift.ipynb"
     done = papermill(
         chapter, tmp_path / "out.ipynb", cwd,
-        model=llama_folder, reference_model=gpt2_folder, corpus=text_folder, n_samples=3, n_tokens=12,
+        model=llama_folder, reference_model=gpt2_folder, corpus=text_folder, n_samples=3, n_tokens=12, dtypes=dtypes,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]

@@ -9,39 +9,14 @@ import pytest
 import small_gguf
 import torch
 from safetensors.torch import load_file, save_file
+from small_models import asked
 from transformers import BertConfig, BertLMHeadModel, LlamaForCausalLM, ViTConfig, ViTModel
 
 from kvbook import progress
 from kvbook.diagnosis import check, cores, faults, outcome, probe
 from kvbook.diagnosis.rows import in_batches, rows_of
-from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.models import corpus, loading, placement, tokenizers
-
-
-def asked(model, texts, **changes) -> CheckSettings:
-    given = {"model": str(model), "corpus": str(texts), "n_samples": 2, "n_tokens": 12} | changes
-    return CheckSettings.checked(**given)
-
-
-@pytest.fixture
-def planted(monkeypatch):
-    """Give a function that plants something into every model that a check loads."""
-    stock, undo = loading.load, []
-
-    def plant(change):
-        def load(*arguments, **options):
-            loaded = stock(*arguments, **options)
-            context = change(loaded.model)
-            context.__enter__()
-            undo.append(context)
-            return loaded
-
-        monkeypatch.setattr(loading, "load", load)
-
-    yield plant
-    for context in undo:
-        context.__exit__(None, None, None)
 
 
 def lacking(monkeypatch, *names):

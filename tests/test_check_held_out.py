@@ -3,7 +3,7 @@
 import inspect
 
 import pytest
-from test_check import asked, planted  # noqa: F401
+from small_models import asked
 
 from kvbook.atlas import configurations
 from kvbook.diagnosis import check, faults, outcome
@@ -32,7 +32,7 @@ def test_a_clean_architecture_gives_no_false_alarm_and_is_decided(folder, text_f
 
 
 @pytest.mark.parametrize("name", INJECTED)
-def test_an_injected_fault_is_found(folder, text_folder, planted, name):  # noqa: F811
+def test_an_injected_fault_is_found(folder, text_folder, planted, name):
     takes = []
 
     def plant(model):

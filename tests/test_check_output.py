@@ -6,7 +6,7 @@ import sys
 
 import jsonschema
 import pytest
-from test_check import asked, planted  # noqa: F401
+from small_models import asked
 
 from kvbook import paths
 from kvbook.diagnosis import check, faults
@@ -64,7 +64,7 @@ def test_a_sound_model_takes_at_most_a_dozen_lines_with_verdict_number_and_remed
     assert "\nnot tried float16; bfloat16" in text
 
 
-def test_a_bug_takes_at_most_a_dozen_lines_with_its_place_and_a_remedy(llama_folder, text_folder, planted):  # noqa: F811
+def test_a_bug_takes_at_most_a_dozen_lines_with_its_place_and_a_remedy(llama_folder, text_folder, planted):
     planted(faults.one_step_late)
     found = check.check(asked(llama_folder, text_folder))
     assert len(found.lines) <= 12

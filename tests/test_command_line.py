@@ -46,9 +46,8 @@ def test_so_it_is_in_a_process_of_its_own_where_libraries_are_imported_on_the_wa
     refused(kvbook("run", "layer_drift", "model=nosuch"))
 
 
-@pytest.mark.slow
-def test_an_experiment_runs_without_a_notebook(llama_folder, text_folder):
-    done = kvbook(
+def test_an_experiment_runs_without_a_notebook(kvbook_here, llama_folder, text_folder):
+    done = kvbook_here(
         "run", "layer_drift", f"model={llama_folder}", f"reference_model={llama_folder}", f"corpus={text_folder}",
         "n_samples=2", "n_tokens=8", "dtypes=fp32",
     )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import SMALL
+from small_models import SMALL
 from transformers import AutoConfig, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from kvbook import paths

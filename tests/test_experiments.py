@@ -134,7 +134,7 @@ def lawful(results, drift, mitigated):
     )
     # More files, so that intervals are narrow enough to decide.
     rows = pd.concat(
-        [rows.assign(sample=rows["sample"] + 5 * k, source=rows["source"] + str(k)) for k in range(20)]
+        [rows.assign(sample=rows["sample"] + 5 * k, source=rows["source"] + str(k)) for k in range(8)]
     ).reset_index(drop=True)
     whole = mitigated.rows["variant"] == "whole attention"
     measured = pd.concat(

@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from conftest import SMALL
+from small_models import SMALL
 from transformers import AutoModelForCausalLM, FalconConfig, GPT2Config, LlamaConfig, MptConfig, Qwen2Config
 
 from kvbook.measuring import agreement, replay

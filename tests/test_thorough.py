@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_check import asked
+from small_models import asked
 from transformers import DynamicCache, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, StaticCache
 
 from kvbook.atlas import configurations

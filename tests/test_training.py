@@ -1,5 +1,6 @@
 """The recipe, on a few steps of a shrunken model."""
 
+import itertools
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from kvbook import paths
-from kvbook.models import baselines, standins, training
+from kvbook.models import baselines, corpus, standins, training
 
 QUICK = training.Recipe(steps=6, tokens_per_step=64, short=16, long=32, warmup=2)
 
@@ -72,10 +73,9 @@ from kvbook.models import corpus, standins, training
 standins.LAYERS = 2
 files = corpus.stdlib_files
 corpus.stdlib_files = lambda part: itertools.islice(files(part), 3)
-slow = float(sys.argv[2])
 rate = training.Recipe.rate
 def pause(self, step):
-    time.sleep(slow)
+    time.sleep(0.5)
     return rate(self, step)
 training.Recipe.rate = pause
 recipe = training.Recipe(steps=8, tokens_per_step=64, short=16, long=32, warmup=2)
@@ -88,25 +88,33 @@ def losses(folder):
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path):
-    def environment(name):
-        return os.environ | {"KVBOOK_BUILD": str(tmp_path / name)}
+def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    recipe = training.Recipe(steps=8, tokens_per_step=64, short=16, long=32, warmup=2)
+    files = corpus.stdlib_files
+    monkeypatch.setattr(standins, "LAYERS", 2)
+    monkeypatch.setattr(corpus, "stdlib_files", lambda part: itertools.islice(files(part), 3))
 
-    def start(name, slow):
-        command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / name / "model"), slow]
-        return subprocess.Popen(command, env=environment(name), stderr=subprocess.DEVNULL)
+    def train(name):
+        monkeypatch.setattr(training, "WORK", tmp_path / name / "training")
+        training.train("gpt2", recipe, tmp_path / name / "model", every=2)
 
-    (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    assert start("whole", "0").wait() == 0
-    process = start("killed", "0.5")
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "killed" / "model")]
+    environment = os.environ | {"KVBOOK_BUILD": str(tmp_path / "killed")}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     while not list((tmp_path / "killed" / "training").glob("gpt2-*/step-4")):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed" / "model").exists()
-    assert start("killed", "0").wait() == 0
+    steps = []
+    with monkeypatch.context() as watched:
+        rate = training.Recipe.rate
+        watched.setattr(training.Recipe, "rate", lambda self, step: steps.append(step) or rate(self, step))
+        train("killed")
+    assert min(steps) >= 4, "it began anew"
+    train("whole")
     assert losses(tmp_path / "killed" / "model") == losses(tmp_path / "whole" / "model")
     whole, killed = (
         json.loads((tmp_path / name / "model" / "training.json").read_text()) for name in ("whole", "killed")

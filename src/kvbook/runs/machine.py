@@ -1,12 +1,12 @@
 """What a number was measured on: hardware, versions, threads, commit."""
 
 import functools
+import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
 
 import torch
-import transformers
 
 from kvbook import __version__, paths
 
@@ -63,7 +63,8 @@ def describe(device: str) -> dict[str, str | int]:
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        # Not by importing it, which takes a second that whoever draws a chapter would wait.
+        "transformers": importlib.metadata.version("transformers"),
         "kvbook": __version__,
     }
     if torch.device(device).type == "cuda":
