@@ -87,6 +87,21 @@ def test_a_quantized_matrix_is_read_too(file, llama, bpe, tmp_path):
     assert not torch.equal(read, torch.from_numpy(matrix))
 
 
+def test_a_file_is_read_once_and_the_library_is_left_as_it_was(write, monkeypatch):
+    import gguf
+
+    readings, stock = [], gguf.GGUFReader
+
+    def counted(file):
+        readings.append(file)
+        return stock(file)
+
+    monkeypatch.setattr(gguf, "GGUFReader", counted)
+    gguf_files.unpack(write(more={"output_norm.weight": np.full(32, 6.0)}))
+    assert len(readings) == 1
+    assert gguf.GGUFReader is counted
+
+
 def test_its_tokenizer_comes_with_it(file, bpe):
     loaded = loading.load(str(file))
     assert (

@@ -29,6 +29,7 @@ def settings(seed: int = 5) -> selftest.SelftestSettings:
     return selftest.SelftestSettings.checked(device="cpu", seed=seed)
 
 
+@pytest.mark.slow
 def test_every_part_gives_its_numbers_and_a_file_to_attach(small, tmp_path):
     done = selftest.run(settings())
     rows = done.rows.set_index(["part", "what"])

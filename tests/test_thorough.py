@@ -38,7 +38,19 @@ def mistral():
 # Clean models.
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3_text", "qwen2", "mpt", "llama4_text", "phi3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "gpt2",
+        "mistral",
+        "gemma3_text",
+        "qwen2",
+        "mpt",
+        pytest.param("llama4_text", marks=pytest.mark.slow),
+        "phi3",
+    ],
+)
 def test_a_clean_architecture_has_no_bug_on_any_path(name):
     found = verdicts(configurations.build(name, torch.float64), dtype="float64")
     assert set(found.values()) <= {"rounding", "not supported"}
