@@ -278,13 +278,14 @@ def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: s
     Parameters and the unit of resampling as for `paired_ratio`.
     """
     table = rows.pivot_table(index=["source", "sample"], columns="variant", values=value)
-    ratios = (table[variant] / table[against]).groupby("source").apply(np.asarray)
-    whole = np.median(np.concatenate(list(ratios)))
+    # A list: to take one item out of a series takes as long as the median of them all.
+    ratios = list((table[variant] / table[against]).groupby("source").apply(np.asarray))
+    whole = np.median(np.concatenate(ratios))
     if len(ratios) < FEWEST_UNITS:
         return percentiles(whole, np.asarray([np.median(of_unit) for of_unit in ratios]), "range")
     generator = np.random.default_rng(seed)
     draws = [
-        np.median(np.concatenate([ratios.iloc[i] for i in generator.integers(0, len(ratios), len(ratios))]))
+        np.median(np.concatenate([ratios[i] for i in generator.integers(0, len(ratios), len(ratios))]))
         for _ in range(_DRAWS // 4)
     ]
     return percentiles(whole, np.asarray(draws))
