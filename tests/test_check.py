@@ -276,6 +276,43 @@ def test_a_check_that_is_stopped_from_the_keyboard_says_so_and_is_no_bug(kvbook_
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvbook: stopped\n")
 
 
+def test_what_a_models_code_raises_is_one_line(kvbook_here, llama_folder, monkeypatch):
+    monkeypatch.setattr(LlamaForCausalLM, "forward", raising(AssertionError("one token at a time")))
+    assert "cannot be run with past_key_values (AssertionError: one token at a time)" in refused(
+        kvbook_here, llama_folder
+    )
+    lacks = AttributeError("'Output' object has no attribute 'past_key_values'", name="past_key_values")
+    monkeypatch.setattr(LlamaForCausalLM, "forward", raising(lacks))
+    assert "(its class returns none)" in refused(kvbook_here, llama_folder)
+
+
+def raising(error):
+    def forward(*_arguments, **_options):
+        raise error
+
+    return forward
+
+
+def test_a_full_pass_that_is_random_is_no_fault_of_the_cache(kvbook_here, llama_folder, text_folder, monkeypatch):
+    stock = LlamaForCausalLM.forward
+
+    def forward(self, *arguments, **options):
+        found = stock(self, *arguments, **options)
+        found.logits = torch.nn.functional.dropout(found.logits, 0.1, training=True)
+        return found
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    said = refused(kvbook_here, llama_folder, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
+    assert "gives other logits each time that it is called: switch off what is random in it" in said
+
+
+def test_a_context_of_minus_one_is_none(gpt2_folder):
+    config = loading.config_of(str(gpt2_folder))
+    assert loading.context_length(config) == 64
+    config.n_positions = -1
+    assert loading.context_length(config) is None
+
+
 @pytest.mark.slow
 def test_it_can_be_stopped_while_torch_is_imported(llama_folder):
     code = (

@@ -44,3 +44,24 @@ def test_an_injected_fault_is_found(folder, text_folder, planted, name):
     planted(plant)
     found = check.check(asked(folder, text_folder))
     assert found.status == outcome.BUG, found.lines
+
+
+@pytest.mark.parametrize("name", ["gemma3n_text", "hy_v4", "inkling_text"])
+def test_unusual_classes_are_decided_in_fp64(name, bpe, text_folder, tmp_path):
+    # Several residual streams, before the texts or behind; experts whose grouped product has no fp64; a configuration
+    # without use_cache.
+    configurations.build(name).save_pretrained(tmp_path)
+    tokenizers.for_family(bpe, "llama", 64).save_pretrained(tmp_path)
+    found = check.check(asked(tmp_path, text_folder))
+    assert found.status == outcome.SOUND, found.lines
+    assert "float64" in found.why
+    grouped = [each for each in found.not_tried if each.startswith("the grouped product of experts")]
+    assert len(grouped) == (name != "gemma3n_text")
+
+
+def test_a_small_bug_of_a_mixture_of_experts_is_found_in_fp64(bpe, text_folder, tmp_path):
+    # data/upstream/zamba2_time_steps.py: too small a difference for fp32.
+    configurations.build("nemotron_h").save_pretrained(tmp_path)
+    tokenizers.for_family(bpe, "llama", 64).save_pretrained(tmp_path)
+    found = check.check(asked(tmp_path, text_folder, n_tokens=24))
+    assert (found.status, len(found.drift)) == (outcome.BUG, 2)

@@ -143,6 +143,21 @@ def test_positions_that_are_added_to_the_embedding_are_suspicious_there(gpt2_fol
     assert suspicious_layer(rows) == 0
 
 
+def test_a_fault_behind_the_last_layer_is_in_no_layer(llama_folder):
+    model = loading.load(str(llama_folder), dtype="float64").model
+
+    def rows() -> pd.DataFrame:
+        return pd.DataFrame(rows_of(model, "float64", [corpus.Sample(0, "text", 0, list(range(11, 31)))]))
+
+    clean = rows()
+    head = model.lm_head.forward
+    model.lm_head.forward = lambda states: head(states) * (1 if states.shape[1] > 10 else 1 + torch.arange(320) / 320)
+    assert verdict.judge(rows()).kind == "bug"
+    assert suspicious_layer(rows()) is None
+    # Control: rounding is somewhere before the head.
+    assert suspicious_layer(clean) is not None
+
+
 def test_a_text_without_a_seam_has_none(bpe, family_folders):
     tokenizer = loading.tokenizer(str(family_folders["gpt2"]))
     assert faults.seam(tokenizer, tokenizer(TEXT)["input_ids"]) is not None

@@ -9,7 +9,7 @@ from small_models import asked
 from transformers import DynamicCache, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, StaticCache
 
 from kvbook.atlas import configurations
-from kvbook.diagnosis import check, faults, outcome, thorough
+from kvbook.diagnosis import check, faults, outcome, reference_pass, thorough
 from kvbook.models import loading, tokenizers
 
 IDS = list(range(11, 47))
@@ -64,6 +64,25 @@ def test_control_an_architecture_that_transformers_has_wrong_is_found():
     }
 
 
+def test_control_git_is_wrong_behind_padding_and_nowhere_else():
+    # data/upstream/git_padding.py: room in the mask for an image that was never fed.
+    only = ("chunked prefill", "left padding", "left padding, token by token")
+    found = verdicts(configurations.build("git", torch.float64), only, "float64")
+    assert found == dict.fromkeys(only[:2], "rounding") | {only[2]: "bug"}
+
+
+def test_a_choice_among_equal_scores_that_changes_with_the_length_is_not_blamed_on_the_cache(monkeypatch):
+    # Doge keeps the keys of the highest scores, and a token that comes twice has its score twice.
+    model, only = configurations.build("doge", torch.float64), ("chunked prefill",)
+    monkeypatch.setattr("test_thorough.IDS", [20, 21, 22, 23, 24, 25] * 4)
+    fault = reference_pass.fault(model, torch.tensor([[20, 21, 22, 23, 24, 25] * 3]))
+    assert fault == reference_pass.NOT_CAUSAL
+    assert verdicts(model, only, "float64") == {"chunked prefill": "not supported"}
+    # Control: without that look it would be called a bug.
+    monkeypatch.setattr(reference_pass, "fault", lambda *_: None)
+    assert verdicts(model, only, "float64") == {"chunked prefill": "bug"}
+
+
 def test_what_generate_does_with_a_cache_as_long_as_the_prompt_is_not_blamed_on_the_model(llama):
     (found,) = thorough.findings(
         list(thorough.rows_of(llama, "float32", IDS, [_path(llama, "generate, cache as long")], lambda _n: None))
@@ -97,6 +116,18 @@ def test_a_boundary_that_is_too_far_away_is_listed_and_not_tried():
     assert not [path for path in paths if path.name.startswith("sliding")]
 
 
+def test_a_fault_that_begins_at_a_length_of_no_meaning_is_found_in_a_long_text(llama):
+    only = ("chunked prefill", "long text, 63 tokens")
+    assert verdicts(llama, only) == dict.fromkeys(only, "rounding")
+    with faults._calls_on_a_cache(llama, lambda ids, held: faults._new_positions(ids, held - 1) if held > 40 else {}):
+        assert verdicts(llama, only) == dict(zip(only, ("rounding", "bug"), strict=True))
+
+
+def test_a_long_text_is_left_out_where_a_boundary_is_farther_away():
+    paths, _ = thorough.paths_of(MistralConfig(sliding_window=300), None)
+    assert [path.n_tokens for path in paths if path.n_tokens > thorough.LENGTH] == [301]
+
+
 def test_a_fault_that_begins_at_the_window_is_found_there_and_nowhere_else(mistral):
     def late(ids, held):
         # Positions fall back by one once the window is full.
@@ -115,6 +146,7 @@ def test_the_whole_check_is_a_bug_by_a_path_that_short_texts_do_not_show(
     tokenizers.for_family(bpe, "llama", 128).save_pretrained(tmp_path)
     clean = check.check(asked(tmp_path, text_folder, thorough=True))
     assert (clean.status, len(clean.drift)) == (outcome.SOUND, 4)
+    assert clean.not_tried == ["texts of more than 128 tokens: --tokens"]
     stock = MistralForCausalLM.forward
 
     def forward(self, input_ids=None, past_key_values=None, **options):

@@ -15,14 +15,13 @@ import transformers
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from kvbook import __version__, progress
-from kvbook.diagnosis import probe, thorough, verdict
+from kvbook.diagnosis import probe, reference_pass, thorough, verdict
 from kvbook.diagnosis.outcome import STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.rows import rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import costs
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
-from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, hub, loading, placement
 
 # What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is a
@@ -39,13 +38,14 @@ _NO_CACHE = "no cache came back: use_cache is false in the configuration, as it 
 _USE_CACHE = (
     'pass use_cache=True in the call, or write "use_cache": true into config.json; generate() asks for it by itself'
 )
-_NO_CACHE_ANYWAY = "no cache came back, though the configuration asks for one"
+_NO_CACHE_ANYWAY = "no cache came back, though one was asked for"
 _LOOK_AT_FORWARD = "look at what the model's forward returns, and whether it hands past_key_values on"
 _LOOK_AT_LAYER = (
     "look at positions, mask, and what the cache gives to attention, there and on the first call with a cache"
 )
 _NOTHING = "none needed; for equal bits run the model in `with kvbook.exact.row_invariant():`"
 _OTHER_PATHS = "windows, long texts, batch, padding, static cache, generate(): --thorough"
+_GROUPED = "the grouped product of experts in float64, which it lacks: they ran one after the other"
 _FINER = "add a finer dtype, float64 first of all (--dtypes), or more texts (--samples)"
 
 
@@ -77,7 +77,7 @@ def check(settings: CheckSettings) -> Outcome:
     if identity["parameters"] > _LARGE:
         _announce(config, identity, settings, texts)
     rows, again, deep, left_out = [], [], [], {}
-    use_cache = None
+    use_cache, apart = None, False
     planned = settings.dtypes or DTYPES
     open_paths, too_far = thorough.paths_of(config, limit) if settings.thorough else ([], [])
     paths = {path.name: path for path in open_paths}
@@ -85,20 +85,23 @@ def check(settings: CheckSettings) -> Outcome:
     for dtype in planned:
         try:
             loaded = loading.load(model, weights=settings.weights, dtype=dtype, device=settings.device, seed=seed)
-            use_cache = getattr(loaded.model.config, "use_cache", None)
+            use_cache = getattr(loaded.model.config.get_text_config(), "use_cache", None)
+            # Where the configuration says nothing, the caller does, as `generate` does.
+            asks = {"use_cache": True} if use_cache is None else {}
+            apart |= dtype == "float64" and _experts_one_by_one(loaded.model)
             with _in_one_line(identity["name"]), _counted(loaded.model, dtype, work):
-                found = list(rows_of(loaded.model, dtype, texts, seed, WAYS, _TOGETHER))
+                found = list(rows_of(loaded.model, dtype, texts, seed, WAYS, _TOGETHER, **asks))
                 _refuse_not_finite(identity["name"], loaded.model, found)
-                if not any(row["held"] for row in found):
+                if not asks and not any(row["held"] for row in found):
                     again += rows_of(loaded.model, dtype, texts, seed, WAYS, _TOGETHER, use_cache=True)
                 rows += found
                 certain = _is_certain(rows, seed)
             if open_paths and len({row["dtype"] for row in deep}) < _ENOUGH:
                 deep += _deep(loaded.model, dtype, texts, open_paths)
                 open_paths = thorough.still_open(open_paths, deep)
-            if (certain and worst(pd.DataFrame(rows), seed)[1].kind == "bug") or _is_wrong(deep):
+            if certain and worst(pd.DataFrame(rows), seed)[1].kind == "bug":
                 with _in_one_line(identity["name"]):
-                    _refuse_not_causal(identity["name"], loaded.model, texts[0])
+                    _refuse_reference(identity["name"], loaded.model, _most_wrong(found, texts))
         except _OfTheModelError:
             raise
         except UserError as error:
@@ -119,7 +122,8 @@ def check(settings: CheckSettings) -> Outcome:
         device=settings.device, threads=torch.get_num_threads(),
         texts=len(texts), tokens=max(len(text.ids) for text in texts),
         left_out={dtype: _reason(error) for dtype, error in left_out.items()},
-        not_tried=_not_tried(set(table["dtype"]) | set(left_out), settings.thorough, too_far),
+        not_tried=_not_tried(set(table["dtype"]) | set(left_out), texts, list(paths.values()), too_far)
+        + [_GROUPED] * apart,
         seconds=time.monotonic() - start,
         versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
         **fields,
@@ -173,7 +177,7 @@ def _finite(number: float) -> float | None:
 
 def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame | None) -> tuple[str | None, str]:
     if (rows["held"] == 0).all():
-        cause, remedy = (_NO_CACHE_ANYWAY, _LOOK_AT_FORWARD) if use_cache else (_NO_CACHE, _USE_CACHE)
+        cause, remedy = (_NO_CACHE, _USE_CACHE) if use_cache is False else (_NO_CACHE_ANYWAY, _LOOK_AT_FORWARD)
         if again is not None:
             cause += f"; with use_cache=True: {worst(again, seed)[1].kind}"
         return cause, remedy
@@ -194,13 +198,28 @@ def _is_certain(rows: list[dict[str, Any]], seed: int) -> bool:
     return finding.kind != "undecided" and len({row["dtype"] for row in rows}) >= _ENOUGH
 
 
+def _experts_one_by_one(model: PreTrainedModel) -> bool:
+    """Give experts a product that has float64, as transformers' default for many classes has not."""
+    if not model._can_set_experts_implementation() or model.config._experts_implementation != "grouped_mm":
+        return False
+    model.set_experts_implementation("eager")
+    return True
+
+
 def _wanted(settings: CheckSettings) -> int:
     return len(settings.dtypes) if settings.dtypes else _ENOUGH
 
 
-def _not_tried(seen: set[str], all_paths: bool, too_far: list[str]) -> list[str]:
+def _not_tried(seen: set[str], texts: list[corpus.Sample], paths: list[thorough.Path], too_far: list[str]) -> list[str]:
     dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype not in seen]
-    return dtypes + ([f"{path}: too long a text" for path in too_far] if all_paths else [_OTHER_PATHS])
+    if not paths:
+        return [*dtypes, _OTHER_PATHS]
+    longest = max(*(len(text.ids) for text in texts), *(path.n_tokens for path in paths))
+    return [
+        *dtypes,
+        *(f"{path}: too long a text" for path in too_far),
+        f"texts of more than {longest:,} tokens: --tokens",
+    ]
 
 
 def _deep(
@@ -209,10 +228,6 @@ def _deep(
     ids = [token for text in texts for token in text.ids]
     work = progress.Work(sum(path.n_tokens for path in paths), f"check, other paths in {dtype}")
     return list(thorough.rows_of(model, dtype, ids, paths, work.advance))
-
-
-def _is_wrong(deep: list[dict[str, Any]]) -> bool:
-    return bool(deep) and any(found.verdict == "bug" for found in thorough.findings(deep))
 
 
 def _with_paths(fields: dict[str, Any], found: list[PathFound], paths: dict[str, thorough.Path]) -> dict[str, Any]:
@@ -291,10 +306,14 @@ def _in_one_line(name: str) -> Iterator[None]:
     """Say in one line what a model's own code raises when it is called."""
     try:
         yield
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = hub.first_line(error)
+    except UserError:
+        raise
+    # Its code raises whatever its author chose.
+    except Exception as error:
+        none = isinstance(error, AttributeError) and error.name == "past_key_values"
+        reason = "its class returns none" if none else f"{type(error).__name__}: {hub.first_line(error)}"
         raise UserError(
-            f"{name} cannot be run with past_key_values ({type(error).__name__}: {reason}): this check is for models that take them"
+            f"{name} cannot be run with past_key_values ({reason}): this check is for models that take them"
         ) from error
 
 
@@ -320,15 +339,15 @@ def _refuse_not_finite(name: str, model: PreTrainedModel, rows: list[dict[str, A
         )
 
 
-def _refuse_not_causal(name: str, model: PreTrainedModel, text: corpus.Sample) -> None:
-    """Acquit the cache where the full pass itself changes earlier tokens with later ones: nothing could agree with it."""
-    ids = torch.tensor([text.ids], device=model.device)
-    half = ids.shape[1] // 2
-    with torch.inference_mode(), widened(model.dtype):
-        whole, first = (model(some, use_cache=False).logits[0, :half] for some in (ids, ids[:, :half]))
-    roundoff = torch.finfo(model.dtype).eps / 2
-    if not (probe.relative(whole, first, centred=True) <= verdict.LIMIT * roundoff).all():
-        raise _OfTheModelError(
-            f"{name} is not causal: the full pass gives earlier tokens other logits when later tokens follow, "
-            "so that no cache can agree with it"
-        )
+def _most_wrong(rows: list[dict[str, Any]], texts: list[corpus.Sample]) -> corpus.Sample:
+    index = max(rows, key=lambda row: row["drift"] if row["drift"] == row["drift"] else -1.0)["sample"]
+    return next(text for text in texts if text.index == index)
+
+
+def _refuse_reference(name: str, model: PreTrainedModel, text: corpus.Sample) -> None:
+    """Acquit the cache where nothing could agree with the full pass."""
+    fault = reference_pass.fault(model, torch.tensor([text.ids], device=model.device))
+    if fault == reference_pass.NOT_REPEATABLE:
+        raise _OfTheModelError(f"{name} {fault}: switch off what is random in it, such as dropout")
+    if fault == reference_pass.NOT_CAUSAL:
+        raise _OfTheModelError(f"{name} is not causal: the full pass {fault}, so that no cache can agree with it")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from kvbook.measuring import agreement
@@ -66,10 +67,18 @@ def _call(model: PreTrainedModel, ids: torch.Tensor, **options):
 
 def last_tokens(output) -> list[passes.LastToken]:
     """Take each text's last token, its hidden states and logits, from what a model returned."""
-    return [
-        passes.LastToken(torch.stack([state[row, -1] for state in output.hidden_states]), output.logits[row, -1])
-        for row in range(output.logits.shape[0])
-    ]
+    shape = output.logits.shape[:2]
+    states = [_one_width(state, shape)[:, -1] for state in output.hidden_states]
+    # Zeros up to the widest change no share of a difference in what it is a difference of.
+    hidden = [pad_sequence([state[row] for state in states], batch_first=True) for row in range(shape[0])]
+    return [passes.LastToken(*pair) for pair in zip(hidden, output.logits[:, -1], strict=True)]
+
+
+def _one_width(state: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Put several residual streams side by side; classes that have them keep them in front of the texts or behind."""
+    if state.dim() == 4 and state.shape[:2] != shape:
+        state = state.movedim(0, 2)
+    return state.flatten(2)
 
 
 def cached_rows(

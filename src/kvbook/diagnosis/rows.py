@@ -53,16 +53,23 @@ def rows_of(
 
 
 def suspicious_layer(rows: pd.DataFrame) -> int | None:
-    """Find the first place in the model whose drift is no rounding, in the finest dtype that is there."""
+    """Find the first place in the model whose drift is no rounding, in the finest dtype that is there.
+
+    None is the LM head: no hidden state is beyond rounding, and none drifts by so much more than the one before it as the
+    logits do.
+    """
     dtype = next(name for name in UNIT_ROUNDOFF if name in set(rows["dtype"]))
     roundoff = UNIT_ROUNDOFF[dtype]
-    layers = np.array(rows.loc[rows["dtype"] == dtype, "layers"].tolist()).max(0)
+    part = rows[rows["dtype"] == dtype]
+    layers = np.array(part["layers"].tolist()).max(0)
     if not layers.any():
         return None
     beyond = np.flatnonzero(~(layers <= verdict.LIMIT * roundoff))
     if len(beyond):
         return int(beyond[0])
-    return int(np.argmax(np.diff(np.log(np.maximum(layers, roundoff)), prepend=np.log(roundoff))))
+    places = np.maximum([*layers, part["drift"].max()], roundoff)
+    first = int(np.argmax(np.diff(np.log(places), prepend=np.log(roundoff))))
+    return first if first < len(layers) else None
 
 
 def worst(rows: pd.DataFrame, seed: int) -> tuple[str, verdict.Finding]:

@@ -1,6 +1,7 @@
 """The execution paths on which caches go wrong and short texts fed token by token do not show it: one verdict each."""
 
 import copy
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pandas as pd
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvbook.diagnosis import feeding, verdict
+from kvbook.diagnosis import feeding, reference_pass, verdict
 from kvbook.diagnosis.feeding import Fed, NoCache
 from kvbook.diagnosis.outcome import PathFound
 from kvbook.measuring.in_fp64 import widened
@@ -22,6 +23,8 @@ from kvbook.models import hub
 LENGTH, PADDING, NEW = 20, 3, 6
 # A boundary beyond it is not tried: the full passes on both sides of it would take too long.
 LONGEST = 8192
+# Tokens of the text that is tried where no boundary is known: a fault may begin at any length.
+LONG = 256
 # How many tokens before a boundary the cache is filled in one call, and how many after it are fed one by one.
 _BEFORE, _AFTER = 2, 1
 _CHUNKS = [5, 7, 1, 4, 3]
@@ -110,6 +113,10 @@ def paths_of(model_config: PretrainedConfig, context: int | None) -> tuple[list[
             continue
         remedy = f"keep texts below {at:,} tokens, or pass use_cache=False; look at the mask and the positions there"
         found.append(Path(name, at + _AFTER, _across(at), remedy))
+    at = min(LONG, (context or LONG) - _AFTER)
+    if at > max(path.n_tokens for path in found):
+        remedy = "give --tokens other lengths, to find where it begins; look at the mask and the positions there"
+        found.append(Path(f"long text, {at:,} tokens", at + _AFTER, _across(at), remedy))
     return found, too_far
 
 
@@ -123,6 +130,7 @@ def rows_of(
         more = generator.choice(ids, max(0, longest - len(ids))).tolist()
         text = torch.tensor([[*ids, *more]], device=model.device)
         fed = feeding.look_at(model, text[:, :LENGTH])
+        fault = functools.cache(lambda: reference_pass.fault(model, text[:, :LENGTH]))
         for path in paths:
             row = {"path": path.name, "dtype": dtype, "source": "text", "sample": 0, "drift": None, "lacks": None}
             try:
@@ -134,6 +142,10 @@ def rows_of(
                 row["lacks"] = f"raises {type(error).__name__}: {hub.first_line(error)}"[:150]
             if row["drift"] is not None and not path.promised(model) and not _is_small(row["drift"], model.dtype):
                 row |= {"drift": None, "lacks": "its class makes no promise about static caches"}
+            wrong = row["drift"] is not None and not _is_small(row["drift"], model.dtype)
+            # Beyond a boundary the passes have lengths of their own.
+            if wrong and path.n_tokens == LENGTH and fault():
+                row |= {"drift": None, "lacks": f"the full pass itself {fault()}"}
             done(path.n_tokens)
             yield row
 

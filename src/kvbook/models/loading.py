@@ -61,7 +61,8 @@ class Loaded:
 def context_length(config: PretrainedConfig) -> int | None:
     """Read from a configuration how many tokens a model can see, or None."""
     for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-        if (length := getattr(config, name, None)) is not None:
+        # XLNet's is -1: it has no limit.
+        if (length := getattr(config, name, None)) is not None and length > 0:
             # RoBERTa numbers its positions from behind the padding id.
             return length - config.pad_token_id - 1 if config.model_type == "roberta" else length
     return None
@@ -109,13 +110,18 @@ def describe(model: str, weights: str = "stand-in") -> dict[str, Any]:
 
 
 def _described(where: sources.Where) -> dict[str, Any]:
+    text = where.config.get_text_config()
+    if lacking := [name for name in ("num_hidden_layers", "hidden_size") if not hasattr(text, name)]:
+        raise UserError(
+            f"{where.name}: a configuration of type {where.config.model_type} has no {lacking[0]}: name another model"
+        )
     return {
         "name": where.name,
         "weights": where.source,
         "architecture": where.config.model_type,
         "parameters": parameter_count(where.config),
-        "layers": where.config.get_text_config().num_hidden_layers,
-        "width": where.config.get_text_config().hidden_size,
+        "layers": text.num_hidden_layers,
+        "width": text.hidden_size,
         "context_length": context_length(where.config),
     }
 
