@@ -7,12 +7,14 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib import pyplot as plt
+from planted import run_of
 from torch.nn.functional import linear
 
 from kvbook import lengths, paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
 from kvbook.measuring.estimates import FEWEST_UNITS
+from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import (
     attention_forms,
     cache_factorial,
@@ -481,3 +483,26 @@ def test_what_is_enough_to_change_the_logits_is_said_of_each_alone(by_query, by_
         }
     )
     assert said in words._factorial_found(tables.whose_fault(tables.factorial_table(rows)))
+
+
+def test_the_recorded_versions_of_torch_replay_equal_texts_and_the_oldest_comes_first():
+    runs = Results.by_torch()
+    versions = [tuple(int(part) for part in run.about["machine"]["torch"].partition("+")[0].split(".")) for run in runs]
+    assert versions == sorted(set(versions))
+    assert len(versions) >= 2
+    for name in ("settings", "models", "corpus", "commit"):
+        assert len({str(run.about[name]) for run in runs}) == 1, name
+    assert len({run.about["machine"]["processor"] for run in runs}) == 1
+    assert f"torch {'.'.join(map(str, versions[0]))} and" in words.of_torch(runs)["caption"]
+
+
+def test_each_version_of_torch_has_what_its_own_replay_found():
+    def run(torch: str, *differing) -> Run:
+        return run_of(replayed_rows(differing=differing), machine={"torch": f"{torch}+cpu"})
+
+    same, other = run("2.6.0", ("last 1", 0, "proj")), run("2.13.0", ("real decode step", 1, "proj"))
+    table = tables.by_torch([same, other]).set_index("torch")
+    assert table.loc["2.6.0", "calls that differ locally"] == "linear, last 1: 17%"
+    assert table.loc["2.6.0", "first operation"] == "none"
+    assert table.loc["2.13.0", "first operation"] == "layer 1 proj"
+    assert table.loc["2.13.0", "calls that differ locally"] == "none"

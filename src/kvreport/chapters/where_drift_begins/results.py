@@ -5,6 +5,7 @@ from functools import cached_property
 
 import pandas as pd
 
+from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import (
     attention_forms,
@@ -23,6 +24,9 @@ EXPERIMENTS = (
     attention_forms.EXPERIMENT,
     cache_factorial.EXPERIMENT,
 )
+
+# The role of recorded runs that differ in the version of torch alone.
+OLDER_TORCH = "an older torch"
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class Results:
     def of(cls, settings: WhereDriftBeginsSettings) -> "Results":
         """Measure, or read what these settings have measured."""
         return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+
+    @staticmethod
+    def by_torch() -> list[Run]:
+        """Read the recorded replays of equal texts on several versions of torch, the oldest first."""
+        return evidence.cited("where_drift_begins", OLDER_TORCH, [operation_replay.EXPERIMENT])["operation_replay"]
 
     @cached_property
     def states(self) -> pd.DataFrame:

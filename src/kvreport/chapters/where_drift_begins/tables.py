@@ -1,8 +1,11 @@
 """Tables behind the chapter on where drift begins."""
 
+from collections.abc import Iterable
+
 import pandas as pd
 
 from kvbook.measuring import agreement, estimates, replay
+from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import cache_factorial, operation_replay
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES
@@ -75,6 +78,35 @@ def first_differences(replayed: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(table)
+
+
+def by_torch(runs: Iterable[Run]) -> pd.DataFrame:
+    """Lay `first_differences` and the share of calls that differ by themselves out, one line a version, attention and dtype."""
+    found = []
+    for run in runs:
+        shares = kind_shares(run.rows)
+        for row in first_differences(run.rows).itertuples():
+            own = shares[(shares["attention"] == row.attention) & (shares["dtype"] == row.dtype)]
+            found.append(
+                {
+                    "torch": run.about["machine"]["torch"].partition("+")[0],
+                    "attention": row.attention,
+                    "dtype": DTYPES[row.dtype],
+                    "texts that differ": f"{row.differing} of {row.samples}",
+                    "first operation": row.first,
+                    "because of": row.cause,
+                    "calls that differ locally": _by_kind(own),
+                }
+            )
+    return pd.DataFrame(found)
+
+
+def _by_kind(shares: pd.DataFrame) -> str:
+    differing = shares[shares["differing"] > 0]
+    return (
+        "; ".join(f"{row['kind']}, {row['pass']}: {wording.percent(row['share'])}" for _, row in differing.iterrows())
+        or "none"
+    )
 
 
 def _place(layer: float, operation: str) -> str:

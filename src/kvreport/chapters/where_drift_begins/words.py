@@ -104,6 +104,20 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
     return wording.published(said)
 
 
+def of_torch(runs: list[Run]) -> dict[str, str]:
+    """Write name and caption of the table of several versions of torch, as `Page.table` takes them."""
+    first = runs[0]
+    asked = first.about["settings"]
+    versions = wording.listed([run.about["machine"]["torch"].partition("+")[0] for run in runs])
+    said = (
+        f"Equal texts replayed with torch {versions} on one kind of processor: the first operation of a decode step that is not "
+        "bitwise identical, and the share of calls that are not on inputs that are, by kind of operation and pass. Recorded "
+        f"runs {wording.listed([f'`{run.hash}`' for run in runs])}; {wording.models(first)}; {asked['n_replayed']} texts of "
+        f"{lengths.said(asked['n_tokens'])} tokens of {wording.corpus(first)}; {first.about['machine']['device_name']}."
+    )
+    return wording.published({"tab-older-torch": (said, "")})["tab-older-torch"]
+
+
 def _operations_found(states: pd.DataFrame) -> str:
     """Say in how many places of the first model an operation gives other bits by itself."""
     first = states.iloc[0]
