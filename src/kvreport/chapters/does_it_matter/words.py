@@ -246,6 +246,13 @@ def _over_the_dtype(axes: pd.DataFrame) -> dict[str, float]:
     return {dtype: cache.value / other.value for dtype, cache, other in moved[ways].dropna().itertuples()}
 
 
+def _at_ties(of_way: pd.DataFrame) -> str:
+    """Count the lost first choices that were no better than the second: the order of the vocabulary had decided."""
+    lost = of_way[of_way["flip"] > 0]
+    counts = lost["margin"].eq(0).groupby(lost["dtype"], sort=False).agg(["sum", "size"])
+    return "; ".join(f"{DTYPES[row.Index]} {row.sum} of {row.size}" for row in counts.itertuples()) or "none"
+
+
 def _of_partings(results: Results) -> dict[str, str]:
     forced, partings, curves = results.forced.rows, results.partings, results.curves
     ties = {dtype: (part["margin"] == 0).mean() for dtype, part in forced.groupby("dtype", sort=False)}
@@ -255,6 +262,7 @@ def _of_partings(results: Results) -> dict[str, str]:
         "smallest_margin": "; ".join(f"{DTYPES[dtype]} {laid_out.tokens(ulps)}" for dtype, ulps in smallest.items()),
         "one_in": _each(partings, CACHE, lambda row: laid_out.tokens(row.position)),
         "flips_seen": _each(partings, CACHE, lambda row: row.flip_share.text("{:.2%}")),
+        "flips_at_ties": _at_ties(forced[forced["way"] == CACHE]),
         "flips_expected": _each(partings, CACHE, lambda row: laid_out.spread(row.expected_flips)),
         "partings": _by_choice(
             {

@@ -355,6 +355,7 @@ def size_numbers(recorded: Results, verdicts: pd.DataFrame) -> dict[str, str]:
         "thread_held_out": held_out,
         "thread_minutes": f"{seconds / 60:.0f} minutes ({wording.machine(recorded.loss)})",
         "thread_posted_gap": against(recorded.gaps[POSTED, WINDOW]),
+        "thread_modulo_change": recorded.gaps[MODULO, POSTED].text(_NATS),
         "thread_window_loss": recorded.window_loss.text("{:.2f}"),
         "thread_stale_share": "not to be told" if share is None else share.text("{:.0%}"),
         "thread_held_gap": against(recorded.held_gap),

@@ -211,5 +211,6 @@ def recorded_numbers(speeds: Speeds) -> dict[str, str]:
         "recorded_made": f"{wording.models(run)}; {wording.machine(run)}; run {run.hash}",
         "recorded_generate": ", ".join(f"{generate[cache].text('{:.1f}')} ({cache})" for cache in generate.index),
         "recorded_fastest": _loop(speeds.table)[best].text("{:.0f}"),
+        "recorded_one_row": tables.ratio(speeds.per_repeat, best, _EAGER).text(),
         "recorded_over_generate": tables.against_generate(run.rows, best).text(),
     }
