@@ -2,6 +2,8 @@ import pytest
 
 from kvbook.errors import UserError
 from kvbook.models import corpus
+from kvreport.chapters.from_scratch.gpt import text as characters
+from kvreport.running import catalogue
 
 
 class Letters:
@@ -113,3 +115,21 @@ def test_another_seed_begins_each_file_elsewhere_and_still_reads_all_of_it():
     assert sorted(start for source, start in everything if source == shortest) == list(
         range(0, 640 * counts[shortest], 640)
     )
+
+
+def test_every_experiment_is_another_run_at_another_seed_but_for_those_that_draw_nothing():
+    # What reads no text and has one model of each kind: the bandwidth of memory, and the atlas.
+    drawn = {name for name, one in catalogue.EXPERIMENTS.items() if one.fields is None or "seed" in one.fields}
+    assert set(catalogue.EXPERIMENTS) - drawn == {"memory_bandwidth", "atlas"}
+
+
+def test_the_characters_of_another_seed_are_others_and_seed_0_begins_files_at_their_beginning():
+    vocabulary = characters.Vocabulary.of(document.text for document in characters.documents("stdlib", "held-out"))
+    one, same, other = (characters.samples("stdlib", vocabulary, 30, 200, seed) for seed in (0, 0, 1))
+    assert one == same
+    assert [sample.source for sample in one] == sorted(sample.source for sample in one)
+    assert {sample.start for sample in one} == {0}
+    assert {sample.start for sample in other} != {0}
+    shared = {(sample.source, sample.start) for sample in one} & {(sample.source, sample.start) for sample in other}
+    assert len(shared) < 5
+    assert all(len(sample.ids) == 200 for sample in (*one, *other))

@@ -127,7 +127,7 @@ def documents(corpus: str, part: Part = "held-out", seed: int = 0) -> Iterator[D
             if path.is_file() and not any(piece.startswith(".") for piece in path.relative_to(root).parts)
         )
     if seed:
-        files = sorted(files, key=lambda path: _drawn(seed, path.relative_to(root).as_posix()))
+        files = sorted(files, key=lambda path: place_in_order(seed, path.relative_to(root).as_posix()))
     for path in files:
         try:
             text = path.read_text("utf-8")
@@ -140,6 +140,17 @@ def documents(corpus: str, part: Part = "held-out", seed: int = 0) -> Iterator[D
 def _drawn(seed: int, name: str) -> bytes:
     # By a digest, so that the order of the others stays when files come and go.
     return hashlib.sha256(f"{seed} {name}".encode()).digest()
+
+
+def place_in_order(seed: int, name: str) -> bytes:
+    """Give what files are sorted by: nothing for seed 0, which keeps the order of names."""
+    return _drawn(seed, name) if seed else b""
+
+
+def start_of(seed: int, name: str, turn: int, pieces: int, length: int) -> int:
+    """Say where the piece begins that a file gives in its next turn; with seed 0 the first turn takes its beginning."""
+    first = int.from_bytes(_drawn(seed, f"{name} begins")) if seed else 0
+    return (first + turn) % pieces * length
 
 
 def describe(corpus: str, part: Part = "held-out") -> dict[str, str | int]:
@@ -199,8 +210,7 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
         for turn in itertools.count():
             for name, ids in encoded if turn else _encoded(corpus, tokenizer, encoded, seed):
                 if turn < (pieces := len(ids) // longest):
-                    first = int.from_bytes(_drawn(seed, f"{name} begins")) if seed else 0
-                    start = (first + turn) % pieces * longest
+                    start = start_of(seed, name, turn, pieces, longest)
                     yield Sample(made, name, start, ids[start : start + lengths.drawn(n_tokens, made, seed)])
                     made += 1
                     if made == n_samples:

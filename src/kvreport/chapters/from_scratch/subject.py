@@ -40,7 +40,7 @@ def load(settings: ScratchSettings, dtype: str) -> checkpoints.Loaded:
 
 def texts(settings: ScratchSettings, vocabulary: text.Vocabulary, block: int) -> list[text.corpus.Sample]:
     """Cut the held-out texts: `n_blocks` blocks and the character behind them."""
-    return text.samples(settings.corpus, vocabulary, settings.n_samples, settings.n_blocks * block + 1)
+    return text.samples(settings.corpus, vocabulary, settings.n_samples, settings.n_blocks * block + 1, settings.seed)
 
 
 def ids_of(samples: list[text.corpus.Sample], device: torch.device) -> torch.Tensor:

@@ -94,14 +94,18 @@ class Vocabulary:
         return "".join(self.characters[number] for number in ids)
 
 
-def samples(name: str, vocabulary: Vocabulary, n_samples: int, n_characters: int) -> list[corpus.Sample]:
-    """Cut the held-out part into samples: the first stretch of each file, then the second of each, and so on."""
-    encoded = [(document.name, vocabulary.encode(document.text)) for document in documents(name, "held-out")]
+def samples(name: str, vocabulary: Vocabulary, n_samples: int, n_characters: int, seed: int = 0) -> list[corpus.Sample]:
+    """Cut the held-out part into samples: one stretch of each file, then the next of each, and so on.
+
+    The seed draws the order of the files and where in each the first turn begins, as `corpus.samples` does.
+    """
+    held_out = sorted(documents(name, "held-out"), key=lambda document: corpus.place_in_order(seed, document.name))
+    encoded = [(document.name, vocabulary.encode(document.text)) for document in held_out]
     found: list[corpus.Sample] = []
-    longest = max(len(ids) for _, ids in encoded)
-    for start in range(0, longest, n_characters):
+    for turn in range(max(len(ids) for _, ids in encoded) // n_characters):
         for source, ids in encoded:
-            if len(ids) >= start + n_characters:
+            if turn < (pieces := len(ids) // n_characters):
+                start = corpus.start_of(seed, source, turn, pieces, n_characters)
                 found.append(corpus.Sample(len(found), source, start, ids[start : start + n_characters].tolist()))
                 if len(found) == n_samples:
                     return found
