@@ -1,0 +1,63 @@
+"""The how-to pages: their examples run, and print what the pages show."""
+
+import re
+import runpy
+import sys
+
+import pytest
+import torch
+
+from kvbook import paths
+
+EXAMPLES = sorted((paths.ROOT / "examples/howto").glob("*.py"))
+PAGES = sorted((paths.ROOT / "pages/howto").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return str(paths.DATA / "models/standins/llama")
+
+
+def masked(text: str) -> list[str]:
+    """Hide what depends on the model's tokenizer: counts of ids."""
+    return [re.sub(r"\b\d+(?= of| ids| positions|,| at)", "#", line) for line in text.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_on_a_stand_in_what_its_page_shows(example, checkpoint, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [example.name, checkpoint])
+    # Compiled, it takes minutes and prints the same lines.
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    capsys.readouterr()
+    runpy.run_path(str(example), run_name="__main__")
+    assert masked(capsys.readouterr().out) == masked(example.with_suffix(".txt").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_names_nothing_of_this_book_but_what_it_is_about(example):
+    code = [
+        line for line in example.read_text("utf-8").splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
+    assert len(code) <= 34
+    used = {line for line in code if "kvbook" in line}
+    assert not used or example.stem == "bit_reproducible"
+
+
+def test_every_example_has_a_page_and_every_page_an_example():
+    shown = {name for page in PAGES for name in re.findall(r"examples/howto/(\w+)\.py", page.read_text("utf-8"))}
+    assert shown == {example.stem for example in EXAMPLES}
+    assert len(PAGES) == len(EXAMPLES) == 7
+
+
+@pytest.mark.slow
+def test_control_an_example_that_breaks_its_rule_prints_something_else(checkpoint, monkeypatch, capsys, tmp_path):
+    code = (paths.ROOT / "examples/howto/past_the_window.py").read_text("utf-8")
+    wrong = tmp_path / "past_the_window.py"
+    # The old keys are kept, and only their front is cut off.
+    broken = code.replace("cache, fed = None, ids[:, -keep:]", "[layer.crop(-1) for layer in cache.layers]")
+    assert broken != code
+    wrong.write_text(broken, "utf-8")
+    monkeypatch.setattr(sys, "argv", ["x", checkpoint])
+    runpy.run_path(str(wrong), run_name="__main__")
+    assert "uncached loop: False" in capsys.readouterr().out
