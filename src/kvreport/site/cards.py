@@ -80,8 +80,10 @@ def _works(chapter: planning.Chapter) -> Iterator[Work]:
     from kvreport.running import catalogue
 
     for experiment in catalogue.EXPERIMENTS.values():
-        if experiment.work is not None and experiment.settings.__module__.split(".")[2] == chapter.name:
-            yield experiment.work(experiment.settings.checked(**chapter.values()))
+        asked = experiment.settings.__module__.split(".")[2] == chapter.name and experiment.work is not None
+        # What these settings leave out takes nothing.
+        if asked and (work := experiment.work(experiment.settings.checked(**chapter.values()))):
+            yield work
 
 
 def markdown(_context: Context) -> str:

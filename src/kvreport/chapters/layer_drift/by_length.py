@@ -56,7 +56,7 @@ def caption(runs: list[Run]) -> dict[str, str]:
     model = runs[0].about["models"][0]["name"]
     said = (
         f"Texts of {model} whose last token's logits are bitwise identical with and without a cache, at each length; in a "
-        f"range each text draws its own. Share with its {counted}. Chapter {{doc}}`06_where_drift_begins` says what a "
-        f"length does. {wording.corpus(runs[0])[:1].upper()}{wording.corpus(runs[0])[1:]}; {wording.machine(runs[0])}."
+        f"range each text draws its own. Share with its {counted}. {{numref}}`fig-lengths` says what a length "
+        f"does. {wording.corpus(runs[0])[:1].upper()}{wording.corpus(runs[0])[1:]}; {wording.machine(runs[0])}."
     )
     return wording.published({NAME: (said, "")})[NAME]
