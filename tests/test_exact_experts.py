@@ -150,3 +150,37 @@ def test_among_equals_the_first_are_chosen_however_many_come_behind_and_control_
         )
         assert torch.topk(distinct.view(2, 150), 150, dim=1).values.shape == (2, 150)
     assert not torch.equal(stock[0].indices, stock[1].indices), "control"
+
+
+@pytest.mark.parametrize("count", [8, 64, 65])
+def test_few_experts_are_chosen_as_many_are_and_for_one_token_as_for_many(count):
+    scores = torch.randint(0, 3, (40, count), generator=torch.Generator().manual_seed(6)).bfloat16()
+    expected = scores.sort(dim=-1, descending=True, stable=True)
+    with row_invariant():
+        together = torch.topk(scores, 2)
+        apart = torch.cat([torch.topk(row, 2).indices for row in scores.split(1)])
+    assert torch.equal(together.values, expected.values[:, :2])
+    assert torch.equal(together.indices, expected.indices[:, :2])
+    assert torch.equal(apart, together.indices)
+
+
+@pytest.mark.parametrize("keys", [8, 100, 127, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_probabilities_of_up_to_a_block_of_keys_are_those_that_masked_keys_behind_leave(keys, dtype):
+    scores = torch.randn(1, 3, 5, keys, generator=torch.Generator().manual_seed(8)).to(dtype)
+    longer = torch.nn.functional.pad(scores, (0, 300 - keys), value=torch.finfo(dtype).min)
+    with row_invariant():
+        found = scores.softmax(-1)
+        assert torch.equal(longer.softmax(-1)[..., :keys], found)
+        assert torch.equal(scores[:, 1:2, 2:3].softmax(-1), found[:, 1:2, 2:3])
+        assert torch.equal(scores.transpose(1, 3).softmax(1).transpose(1, 3), found)
+    assert torch.allclose(found, scores.softmax(-1), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_no_token_leaves_no_rows_and_rows_of_no_expert_are_zero():
+    weights, offs = torch.randn(3, 16, 32), torch.tensor([0, 2, 2], dtype=torch.int32)
+    with torch.inference_mode(), row_invariant():
+        assert torch.nn.functional.grouped_mm(torch.randn(0, 16), weights, offs=offs * 0).shape == (0, 32)
+        found = torch.nn.functional.grouped_mm(torch.ones(4, 16), weights, offs=offs)
+    assert torch.allclose(found[:2], weights[1].sum(0).expand(2, -1), atol=1e-5)
+    assert not found[2:].any()

@@ -20,13 +20,24 @@ def grouped_product(
             "row_invariant() does _grouped_mm only of rows that are sorted by expert with one matrix an expert: load the model "
             "with experts_implementation='eager'"
         )
-    out = x.new_zeros(len(x), weights.shape[2])
-    start = 0
+    start, found = 0, []
     for expert, stop in enumerate(offs.tolist()):
         if stop > start:
-            out[start:stop] = rows.product(x[start:stop], weights[expert])
+            found.append(rows.product(x[start:stop], weights[expert]))
         start = stop
-    return out
+    if start < len(x) or not found:
+        # Rows behind the last expert's are nobody's.
+        found.append(x.new_zeros(len(x) - start, weights.shape[2]))
+    return torch.cat(found) if len(found) > 1 else found[0]
+
+
+# Elements of which all are sorted at once: quicker than to look first whether there are equals.
+_FEW = 64
+
+
+def _has_equals(values: torch.Tensor, dim: int) -> bool:
+    ahead, behind = (values.narrow(dim, start, values.shape[dim] - 1) for start in (0, 1))
+    return bool((ahead == behind).any())
 
 
 def topk(
@@ -41,8 +52,8 @@ def topk(
     size = x.shape[dim] if x.dim() else 1
     if not x.dim() or not x.numel() or not 0 < k <= size:
         return stock(x, k, dim, largest, sorted)
-    values, indices = stock(x, min(k + 1, size), dim, largest, True)
-    ahead, behind = (values.narrow(dim, start, values.shape[dim] - 1) for start in (0, 1))
-    if bool((ahead == behind).any()):
+    if size > _FEW:
+        values, indices = stock(x, min(k + 1, size), dim, largest, True)
+    if size <= _FEW or _has_equals(values, dim):
         values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
     return values.narrow(dim, 0, k), indices.narrow(dim, 0, k)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import pad
 
 from kvbook.exact import visible
 from kvbook.exact.kernels import NotInvariant, base, key_of
@@ -53,11 +54,12 @@ def pointwise(operator: str) -> Callable[..., torch.Tensor]:
             pieces = [function(piece, *arguments, **options) for piece in flat.split(_PIECE)]
             return torch.cat(pieces).view(x.shape)
         quantum = _quantum(threads) if threads <= _FEW_THREADS else _TURN
-        if n % quantum == 0 and x.is_contiguous():
-            return kernel(x, *arguments, **options)
-        padded = x.new_ones(-(-n // quantum) * quantum)
-        padded[:n] = x.reshape(-1)
-        found = kernel(padded, *arguments, **options)[:n].view(x.shape)
+        if n % quantum == 0:
+            found = kernel(x.contiguous(), *arguments, **options)
+        else:
+            padded = x.new_ones(-(-n // quantum) * quantum)
+            padded[:n] = x.reshape(-1)
+            found = kernel(padded, *arguments, **options)[:n].view(x.shape)
         # Sums that follow take the order in which things lie, so that is kept.
         return found if x.is_contiguous() else torch.empty_like(x, dtype=found.dtype).copy_(found)
 
@@ -76,7 +78,8 @@ def in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch.Tensor], torch.Tensor]):
     """Take a softmax whose rows do not change with masked elements before, between or after their own."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    scores = x.movedim(dim, -1).to(wide)
+    last = dim in (-1, x.dim() - 1)
+    scores = (x if last else x.movedim(dim, -1)).to(wide)
     seen = visible.seen(scores) if scores.dim() in (3, 4) and scores.numel() else visible.Seen(())
     if seen.plain:
         out = _softmax(scores, exp)
@@ -87,11 +90,18 @@ def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch
     else:
         together, places = visible.drawn_together(scores, seen.visible)
         out = _softmax(together, exp).gather(-1, places).masked_fill_(~seen.visible, 0)
-    return out.to(wide if half_to_float else x.dtype).movedim(-1, dim), seen
+    out = out.to(wide if half_to_float else x.dtype)
+    return (out if last else out.movedim(-1, dim)), seen
 
 
 def _softmax(scores: torch.Tensor, exp: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    parts = exp(scores - scores.amax(-1, keepdim=True))
+    keys = scores.shape[-1]
+    parts = scores - scores.amax(-1, keepdim=True)
+    if 0 < keys <= _BLOCK:
+        # Made up to a block at once, by keys that weigh nothing: every operation costs a decode step its microseconds.
+        parts = exp(pad(parts, (0, _BLOCK - keys), value=-torch.inf))
+        return parts[..., :keys] / parts.sum(-1, keepdim=True)
+    parts = exp(parts)
     return parts / _in_blocks(parts)[..., None]
 
 
