@@ -20,12 +20,9 @@ _RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
 def parsed(value: Any, at_least: int = 1) -> Length:
-    """Read a number or a range, as a parameter may come; a range of one length is that number.
+    """Read a number or a range, as a parameter may come; what is neither, is empty or begins too low is a ValueError.
 
-    Raises
-    ------
-    ValueError
-        When it is neither, is empty, or begins below `at_least`.
+    A range of one length is that number.
     """
     number = isinstance(value, int) and not isinstance(value, bool)
     match = _RANGE.fullmatch(str(value)) if number or isinstance(value, str) else None
@@ -62,17 +59,7 @@ def plus(length: Length, more: int) -> Length:
 
 
 def drawn(length: Length, index: int, seed: int = 0) -> int:
-    """Give the number of tokens of one text.
-
-    Parameters
-    ----------
-    length : int or str
-        A number, which is the answer, or a range.
-    index : int
-        Of the text.  How many texts there are makes no difference.
-    seed : int
-        Of the draw.
-    """
+    """Give the number of tokens of one text, by its number; how many texts there are makes no difference."""
     low, high = bounds(length)
     digest = hashlib.sha256(f"{seed} length {index}".encode()).digest()
     return low + int.from_bytes(digest[:8]) % (high - low + 1)
