@@ -215,6 +215,16 @@ def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_n
     assert "" not in list(cells["parted, greedy"])
 
 
+def test_of_few_files_a_statistic_of_tokens_and_a_change_have_a_range():
+    for n_files, kind in ((3, "range"), (4, "95 %")):
+        files = [np.full((50, 2), float(number)) for number in range(n_files)]
+        found = tables.resampled(files, lambda kept: kept.mean())
+        assert found.kind == kind
+    assert (tables.resampled(files[:3], lambda kept: kept.mean()).low, found.value) == (0.0, 1.5)
+    assert laid_out.change(fits.Estimate(1.001, 0.999, 1.003, "range")) == "+0.10 [-0.10 to +0.30]"
+    assert laid_out.change(fits.Estimate(1.001, 0.999, 1.003)) == "+0.10 ± 0.20"
+
+
 def test_the_cache_is_held_against_the_dtype_and_not_against_nothing(axes):
     other = variants.OTHER_DTYPE.name
     alone = axes[axes["way"].isin([words.CACHE, other]) & (axes["dtype"] == "bfloat16")].copy()
@@ -265,6 +275,8 @@ def test_every_number_of_the_prose_and_every_figure_comes_from_the_rows(results,
         (fits.Estimate(1.7e-4, 1.5e-4, 1.9e-4), "(1.7 ± 0.2) × 10⁻⁴"),
         (fits.Estimate(2.0, 1.5, 2.5), "(2.0 ± 0.5)"),
         (fits.Estimate(0, 0, 0), "0"),
+        # A range is none that has a half.
+        (fits.Estimate(1.7e-4, 1.5e-4, 1.9e-4, "range"), "1.7 [1.5 to 1.9] × 10⁻⁴"),
     ],
 )
 def test_small_numbers_are_written_with_half_their_interval(estimate, written):

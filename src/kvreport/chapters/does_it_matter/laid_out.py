@@ -9,21 +9,27 @@ from kvreport.publishing.wording import DTYPES, power_of_ten
 
 
 def spread(estimate: Estimate) -> str:
-    """Write a small estimate and half its interval, as (1.7 ± 0.2) × 10⁻⁴; a skew interval, as 1.4 [0.0, 4.1] × 10⁻⁷."""
+    """Write a small estimate and half its interval, as (1.7 ± 0.2) × 10⁻⁴; a skew one or a range, as 1.4 [0.0, 4.1] × 10⁻⁷."""
     if estimate.value == 0:
         return "0"
     exponent = int(np.floor(np.log10(abs(estimate.value))))
     value, low, high = (number / 10.0**exponent for number in (estimate.value, estimate.low, estimate.high))
     power = f" × {power_of_ten(10.0**exponent, 0)[4:]}" if exponent else ""
     below, above = value - low, high - value
-    if max(below, above) > 1.5 * min(below, above) and round(max(below, above), 1) > 0.1:
-        return f"{value:.1f} [{low:.1f}, {high:.1f}]{power}"
+    skew = max(below, above) > 1.5 * min(below, above) and round(max(below, above), 1) > 0.1
+    if skew or estimate.kind == "range":
+        return Estimate(value, low, high, estimate.kind).text("{:.1f}") + power
     return f"({value:.1f} ± {(high - low) / 2:.1f}){power}"
 
 
 def _percent(estimate: Estimate) -> str:
     """Write a share in per cent with its interval, for a column whose header says so."""
-    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    return _times(estimate, 100).text("{:.1f}")
+
+
+def _times(estimate: Estimate, factor: float, less: float = 0) -> Estimate:
+    ends = (factor * (end - less) for end in (estimate.value, estimate.low, estimate.high))
+    return Estimate(*ends, estimate.kind)
 
 
 def _small(value: float) -> str:
@@ -63,6 +69,8 @@ def change(ratio: Estimate) -> str:
     """Write by how many per cent a ratio is off 1, and half its interval."""
     if ratio.low == ratio.high == 1:
         return "0"
+    if ratio.kind == "range":
+        return _times(ratio, 100, less=1).text("{:+.2f}")
     # Plus zero, for what rounds to minus zero.
     return f"{round(100 * (ratio.value - 1), 2) + 0:+.2f} ± {50 * (ratio.high - ratio.low):.2f}"
 

@@ -65,7 +65,10 @@ def by_file(rows: pd.DataFrame, columns: list[str]) -> list[np.ndarray]:
 
 
 def resampled(files: list[np.ndarray], statistic, seed: int = 0) -> estimates.Estimate:
-    """Give a statistic of all rows with its bootstrap interval over files."""
+    """Give a statistic of all rows with its bootstrap interval over files, or of few files with its range over them."""
+    if len(files) < estimates.FEWEST_UNITS:
+        whole = statistic(np.concatenate(files))
+        return estimates.percentiles(whole, np.array([statistic(file) for file in files]), "range")
     generator = np.random.default_rng(seed)
     picks = generator.integers(0, len(files), (_DRAWS, len(files)))
     draws = [statistic(np.concatenate([files[place] for place in pick])) for pick in picks]
@@ -187,7 +190,10 @@ def partings_table(
             if (curve := curves.get((dtype, choice, way))) is None:
                 continue
             row[f"{choice}_parted"] = f"{curve.parted} of {curve.pairs}"
-            row[choice] = estimates.Estimate(*curve.at(steps))
+            value, low, high = curve.at(steps)
+            # Each pair goes on from a prompt of its own.
+            few = curve.pairs < estimates.FEWEST_UNITS
+            row[choice] = estimates.Estimate(value, *((np.nan, np.nan, "range") if few else (low, high)))
         # On fixed texts assisted decoding is its verification, which reads as many tokens at once.
         fixed = variants.CHUNKS.name if way == first_divergence.ASSISTED else way
         same, expected = known.loc[(dtype, fixed), "same_top"], known.loc[(dtype, fixed), "expected_flips"]
