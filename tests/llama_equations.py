@@ -4,9 +4,14 @@ In the file, rows of queries and keys stand so that each pair that a position tu
 pairs half a head apart.  Agreement therefore says that the reader's reordering is right too.
 """
 
+import functools
+
 import numpy as np
 import torch
 from gguf import GGUFReader
+
+# To walk through a vocabulary takes seconds; a control asks for the same file again.
+_read = functools.lru_cache(maxsize=1)(GGUFReader)
 
 
 def _halves(blocks, start):
@@ -33,7 +38,7 @@ def numbers(tensor) -> torch.Tensor:
 
 def logits(file, ids, base: float | None = None) -> torch.Tensor:
     """Give the logits of all tokens; `base` other than the file's is for a control."""
-    reader = GGUFReader(file)
+    reader = _read(file)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     fact = {name: field.contents() for name, field in reader.fields.items() if name.startswith("llama.")}
     heads, groups = fact["llama.attention.head_count"], fact["llama.attention.head_count_kv"]
