@@ -59,6 +59,13 @@ def test_unusual_classes_are_decided_in_fp64(name, bpe, text_folder, tmp_path):
     assert len(grouped) == (name != "gemma3n_text")
 
 
+def test_tables_that_a_checkpoint_holds_in_fp32_are_no_bug_in_fp64(bpe, text_folder, tmp_path):
+    configurations.build("minimax").save_pretrained(tmp_path)
+    tokenizers.for_family(bpe, "llama", 64).save_pretrained(tmp_path)
+    found = check.check(asked(tmp_path, text_folder))
+    assert (found.status, list(found.left_out)) == (outcome.SOUND, ["float64"])
+
+
 def test_a_small_bug_of_a_mixture_of_experts_is_found_in_fp64(bpe, text_folder, tmp_path):
     # data/upstream/zamba2_time_steps.py: too small a difference for fp32.
     configurations.build("nemotron_h").save_pretrained(tmp_path)
