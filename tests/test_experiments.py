@@ -2,22 +2,21 @@
 
 import dataclasses
 
-import finding_rules
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from planted import Judged, changed, run_of
-from quoted import quoted
 
 from kvbook import lengths as kvbook_lengths
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
-from kvreport.chapters.layer_drift import by_layer, by_length, claims, greedy_paths, mitigations, words
+from kvreport.chapters.layer_drift import by_layer, by_length, claims, greedy_paths, mitigations
+from kvreport.chapters.layer_drift import statements as words
 from kvreport.chapters.layer_drift.results import Results
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
-from kvreport.publishing import verdicts
+from kvreport.publishing import statements, verdicts
 
 
 @pytest.fixture(scope="module")
@@ -256,11 +255,9 @@ def test_the_table_of_lengths_counts_texts_with_equal_bits_and_gives_few_files_n
     found = by_length.table(changed(lawful, lengths=equal).of_lengths).query("tokens == '11 to 58'")
     assert (found["share"].map(lambda share: share.value) == 0.2).all()
     assert by_length.shown(table)["share"].str.contains("[", regex=False).all()
-    assert "95 % interval" in by_length.caption(lawful.of_lengths)["caption"]
     few = changed(lawful, drift=lawful.drift.rows.assign(source="one.py"))
     assert by_length.shown(by_length.table(few.of_lengths[:1]))["share"].str.contains(" to ").all()
     assert not by_length.shown(table)["share"].str.contains(" to ").any()
-    assert "lowest and highest of 1 file." in by_length.caption(few.of_lengths[:1])["caption"]
 
 
 def test_lengths_beside_a_fixed_one_go_from_half_of_it_to_three_times(settings, results):
@@ -376,112 +373,38 @@ def test_a_run_that_cannot_start_leaves_nothing_behind(settings, tmp_path, monke
     assert not (tmp_path / "runs").exists()
 
 
-# Findings
+# Statements
 
 
-def found(figure: str, results: Results, **rows: pd.DataFrame) -> str:
-    return words.findings(changed(results, **rows))[figure]
+def outcomes(results: Results) -> dict[str, str]:
+    return {name: statements.check(one, results).outcome for name, one in words.STATEMENTS.items()}
 
 
-def test_every_figures_caption_begins_with_what_its_rows_show(results):
-    captions, findings = words.captions(results), words.findings(results)
-    assert finding_rules.broken(captions, findings) == []
-    swapped = findings | {"fig-layer-drift": findings["fig-cache-lengths"]}
-    assert finding_rules.broken(captions, swapped) == ["fig-layer-drift: the caption begins otherwise"]
-    without = dataclasses.replace(results, mitigated=None)
-    assert finding_rules.broken(words.captions(without), words.findings(without)) == []
-    fp32 = results.drift.rows[results.drift.rows["dtype"] == "float32"]
-    assert words.findings(changed(without, drift=fp32))
+def test_statements_hold_on_rows_that_follow_the_law_and_fail_on_rows_that_do_not(lawful):
+    four = pd.concat([lawful.greedy.rows.assign(prompt=f"prompt {k}") for k in range(8)], ignore_index=True)
+    lawful = changed(lawful, greedy=four)
+    found = outcomes(lawful)
+    for name in ("drift-grows", "posted-loop-writes-other-text", "positions-do-not-help", "last-token-helps"):
+        assert found[name] == "holds", name
+    falling = changed(lawful, drift=lawful.drift.rows.assign(max_abs=lambda r: r["max_abs"] * 1.3 ** -r["layer"]))
+    assert outcomes(falling)["drift-grows"] == "fails"
+    alike = changed(lawful, drift=lawful.drift.rows.assign(max_abs=lambda r: 1.1 ** r["layer"]))
+    assert outcomes(alike)["bf16-as-its-roundoff"] == "fails"
+    healed = four[four["method"] == "no cache"].assign(method=words.POSTED)
+    mended = changed(lawful, greedy=pd.concat([four[four["method"] != words.POSTED], healed]))
+    assert outcomes(mended)["posted-loop-writes-other-text"] == "fails"
 
 
-def test_the_numbers_are_those_that_prose_quotes_with_mitigations_and_without(results):
-    for of in (results, dataclasses.replace(results, mitigated=None)):
-        said = words.numbers(of)
-        assert set(said) == quoted("01_layer_drift")
-        assert all(said.values())
+def test_a_statement_of_few_files_is_not_resolved(lawful):
+    few = lawful.drift.rows[lawful.drift.rows["source"].isin(lawful.drift.rows["source"].unique()[:3])]
+    assert outcomes(changed(lawful, drift=few))["flips-are-rare"] == "not resolved"
 
 
-def test_the_captions_on_mitigations_count_their_own_samples(results):
-    # Half of those that are asked for.
-    said = words.captions(results)
-    assert "2 samples of 20 tokens" in said["fig-mitigations"]["caption"]
-    assert "5 samples of 20 tokens" in said["fig-layer-drift"]["caption"]
+def test_statements_about_what_was_not_run_say_so(lawful):
+    none = dataclasses.replace(lawful, drift=None, greedy=None)
+    assert set(outcomes(none).values()) == {"not run"}
 
 
-def test_the_order_of_dtypes_is_claimed_of_the_layers_that_have_it(lawful):
-    # Two models, hidden states 2 to 6.
-    assert "in every layer of both models (10 of 10)" in found("fig-layer-drift", lawful)
-    single = lawful.drift.rows[lawful.drift.rows["model"] == lawful.drift.rows["model"].iloc[0]]
-    assert "in every layer of this run's model (5 of 5)" in found("fig-layer-drift", lawful, drift=single)
-    reverse = lawful.drift.rows.assign(max_abs=lambda r: 1 / r["dtype"].map(agreement.UNIT_ROUNDOFF))
-    assert "in 0 of 10 layers of both models" in found("fig-layer-drift", lawful, drift=reverse)
-    one = lawful.drift.rows[lawful.drift.rows["dtype"] == "float16"]
-    assert "mean drift in fp16" in found("fig-layer-drift", lawful, drift=one)
-
-
-def test_drift_that_falls_with_depth_is_not_said_to_rise(lawful):
-    # Four series are published; two models in three dtypes are ours.
-    assert "in all 10 series" in found("fig-layer-drift-scale-free", lawful)
-    assert "in all 10 series" in found("fig-drift-laws", lawful)
-    falling = lawful.drift.rows.assign(max_abs=lambda r: r["max_abs"] * 1.2 ** -r["layer"])
-    assert "in 4 of 10 series" in found("fig-layer-drift-scale-free", lawful, drift=falling)
-    assert "in 4 of 10 series" in found("fig-drift-laws", lawful, drift=falling)
-
-
-def test_relative_drift_is_told_in_roundoffs_and_its_absence_as_such(lawful):
-    roundoff = lawful.drift.rows["dtype"].map(agreement.UNIT_ROUNDOFF)
-    three = lawful.drift.rows.assign(relative_rms=3 * roundoff)
-    assert "relative drift is 3 unit roundoffs" in found("fig-layer-drift-scale-free", lawful, drift=three)
-    none = lawful.drift.rows.assign(relative_rms=0.0)
-    assert "no state of this run drifts" in found("fig-layer-drift-scale-free", lawful, drift=none)
-
-
-def test_ratios_between_dtypes_are_told_over_those_of_the_roundoffs(lawful):
-    alike = lawful.drift.rows.assign(max_abs=lambda r: 1.1 ** r["layer"])
-    assert "from fp16 to bf16 about as the unit roundoff does (1 to 1.2 times that)" in words._rises(lawful.laws)
-    rises = words._rises(changed(lawful, drift=alike).laws)
-    assert "from fp16 to bf16 0.12 to 1.2 times as far as the unit roundoff" in rises
-
-
-@pytest.mark.parametrize(
-    ("times", "said"),
-    [
-        ([0.9, 1.2], "about as the unit roundoff does (0.9 to 1.2 times that)"),
-        ([0.2, 0.3], "by less than the unit roundoff (0.2 to 0.3 times that)"),
-        ([2.0, 3.0], "by more than the unit roundoff (2 to 3 times that)"),
-        ([0.2, 3.0], "0.2 to 3 times as far as the unit roundoff"),
-    ],
-)
-def test_a_rise_is_called_as_its_values_lie(times, said):
-    assert words._rise(times) == said
-
-
-def test_a_posted_loop_that_writes_the_uncached_tokens_is_said_to(lawful):
-    greedy = lawful.greedy.rows
-    as_uncached = greedy[greedy["method"] == "no cache"].assign(method="cache, as posted")
-    healed = pd.concat([greedy[greedy["method"] != "cache, as posted"], as_uncached])
-    assert "as posted, the cached loop writes the uncached loop's tokens in 0 of 6" in found("fig-greedy-paths", lawful)
-    assert "loop's tokens in 6 of 6 runs; fed" in found("fig-greedy-paths", lawful, greedy=healed)
-
-
-def test_the_cache_is_said_to_end_as_long_as_it_is(lawful):
-    greedy = lawful.greedy.rows
-    prompt = greedy.loc[(greedy["method"] == "cache, last token") & (greedy["step"] == 0), "cache_length"].iloc[0]
-    assert f"fed the last token alone, with {prompt + 9} positions" in found("fig-cache-lengths", lawful)
-    other = greedy.assign(cache_length=7)
-    assert "ends with 7 positions" in found("fig-cache-lengths", lawful, greedy=other)
-
-
-def test_a_mitigation_is_said_to_act_only_with_its_whole_interval(lawful):
-    rows = lawful.mitigated.rows
-    assert "2 lower" in found("fig-mitigations", lawful)
-    assert "whole attention" in found("fig-mitigations", lawful)
-    idle = rows.assign(logits_relative_rms=1e-3)
-    assert "none is seen to lower" in found("fig-mitigations", lawful, mitigated=idle)
-    assert "none raises it" in found("fig-mitigations", lawful, mitigated=idle)
-    two = rows[rows["source"].isin(rows["source"].unique()[:2])]
-    assert "so few files" in found("fig-mitigations", lawful, mitigated=two)
-    worse = rows.assign(logits_relative_rms=np.where(rows["variant"] == "rotary", 2e-3, 1e-3))
-    assert "2 raise it" in found("fig-mitigations", lawful, mitigated=worse)
-    still = rows.assign(logits_relative_rms=0.0)
-    assert "nothing drifts" in found("fig-mitigations", lawful, mitigated=still)
+def test_every_number_of_the_prose_can_be_computed_from_rows_of_any_model(lawful):
+    lawful = dataclasses.replace(lawful)
+    assert all(isinstance(give(lawful), str) for give in words.NUMBERS.values())

@@ -52,7 +52,7 @@ def refusal(call, *arguments, **named) -> str:
 
 
 def test_a_figure_is_four_files_and_one_picture_with_words(page, fig, shown, tmp_path):
-    page.figure(fig, "fig-drift", "A caption.", "A line.", ROWS)
+    page.figure(fig, "fig-drift", "A caption.", "A line.", table=ROWS)
     assert sorted(f.name for f in tmp_path.iterdir()) == [
         "fig-drift.csv", "fig-drift.pdf", "fig-drift.png", "fig-drift.svg"
     ]  # fmt: skip
@@ -70,7 +70,7 @@ def test_every_file_of_a_figure_is_drawn_once(page, monkeypatch):
     with plt.style.context(style.STYLE):
         fig, ax = plt.subplots()
         ax.plot([1, 2])
-        page.figure(fig, "fig-drift", "A caption.", "A line.", ROWS)
+        page.figure(fig, "fig-drift", "A caption.", "A line.", table=ROWS)
         # The layout, three files, and the picture in the page.
         assert len(drawn) == 5
         # The control: the engine that "none" stands for has each file drawn twice.
@@ -92,7 +92,7 @@ if sys.argv[2] == "style":
     style.use()
 fig, ax = plt.subplots()
 ax.plot([1, 2, 3], [1, 4, 2], marker="o")
-publish.Page("x", Path(sys.argv[1])).figure(fig, "fig-x", "c", "a", pd.DataFrame({"x": [1]}))
+publish.Page("x", Path(sys.argv[1])).figure(fig, "fig-x", "c", "a", table=pd.DataFrame({"x": [1]}))
 """
 
 
@@ -131,20 +131,20 @@ def test_the_picture_in_the_page_is_light_even_when_the_figure_is_dense(page, sh
         fig, ax = plt.subplots()
         ax.scatter(noise.normal(size=3000), noise.normal(size=3000), c=noise.normal(size=3000), s=4)
         assert len(publish._picture(fig, "png", publish.INLINE_DPI[0])) > publish.INLINE_BYTES
-        page.figure(fig, "fig-dense", "c", "a", ROWS)
+        page.figure(fig, "fig-dense", "c", "a", table=ROWS)
     picture = shown[0][0]["image/png"]
     assert len(picture) * 3 / 4 <= publish.INLINE_BYTES
 
 
 @pytest.mark.parametrize("name", ["layer-drift", "fig_drift", "fig-Drift", "tab-drift", "fig-", "../fig-x"])
 def test_a_name_that_no_link_could_use_is_refused(page, fig, name, tmp_path):
-    assert name in refusal(page.figure, fig, name, "c", "a", ROWS)
+    assert name in refusal(page.figure, fig, name, "c", "a", table=ROWS)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("caption", "alt", "missing"), [(" ", "a", "caption"), ("c", "", "alt")])
 def test_a_figure_without_words_is_refused(page, fig, caption, alt, missing, tmp_path):
-    assert f"no {missing}" in refusal(page.figure, fig, "fig-x", caption, alt, ROWS)
+    assert f"no {missing}" in refusal(page.figure, fig, "fig-x", caption, alt, table=ROWS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -219,7 +219,7 @@ def test_a_chapter_that_publishes_under_anothers_name_is_refused(monkeypatch):
 
 
 def test_metadata_survives_json(page, fig, shown):
-    page.figure(fig, "fig-drift", "c", "a", ROWS)
+    page.figure(fig, "fig-drift", "c", "a", table=ROWS)
     page.table(ROWS, "tab-drift", "c")
     assert json.loads(json.dumps(shown[1][1])) == shown[1][1]
 

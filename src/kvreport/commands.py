@@ -149,20 +149,26 @@ def evidence(
 
 
 def cite(
-    name: Annotated[str | None, typer.Argument(help="Of a figure or table, such as fig-layer-drift.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Of a figure, table or statement: fig-layer-drift, drift-grows.")
+    ] = None,
 ) -> None:
-    """Print the BibTeX entry of a figure or table of the executed book; without a name, of the book."""
+    """Print the BibTeX entry of a figure, a table or a statement; without a name, of the book."""
     from kvbook import paths
     from kvreport.publishing import checkout as origin
     from kvreport.publishing import citation, published
 
     book = origin.of(paths.ROOT)
-    entry = (
-        citation.of_book(book)
-        if name is None
-        else citation.of_published(citation.find(name, published.everything()), book)
-    )
-    typer.echo(entry, nl=False)
+    if name is None:
+        typer.echo(citation.of_book(book), nl=False)
+        return
+    # Statements speak of recorded rows: they can be cited before anything was executed.
+    sentences = published.sentences()
+    if name in {sentence.name for sentence in sentences}:
+        typer.echo(citation.of_sentence(citation.find(name, sentences), book), nl=False)
+        return
+    found = citation.find(name, [*published.everything(), *sentences])
+    typer.echo(citation.of_published(found, book), nl=False)
 
 
 def bench(

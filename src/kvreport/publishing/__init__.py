@@ -1,5 +1,6 @@
 """What chapters publish: figures, tables, numbers, rules, verdicts and citations."""
 
+import re
 from pathlib import Path
 
 # The look of every figure; here, so that whoever asks whether a chapter is fresh need not import what draws.
@@ -8,3 +9,10 @@ STYLE = Path(__file__).with_name("kvbook.mplstyle")
 # Set by kvreport.running.execution: the folder that the running chapter's files go to, and which chapter that is.
 FOLDER_VARIABLE = "KVBOOK_FIGURES"
 CHAPTER_VARIABLE = "KVBOOK_CHAPTER"
+# Set by it too, when the chapter runs with the book's own parameters: then figures and tables show what is published.
+BOOK_VARIABLE = "KVBOOK_SHOWS_PUBLISHED"
+
+
+def chapter_name(stem: str) -> str:
+    """Name the folder of code of a notebook: its own name without the number in front."""
+    return re.sub(r"^\d+_", "", stem)

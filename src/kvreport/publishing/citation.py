@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from kvbook.errors import UserError
 from kvreport.publishing.checkout import Origin
-from kvreport.publishing.published import Published
+from kvreport.publishing.published import Published, Sentence
 
 # {numref}`fig-x`, {cite:t}`key` and the like: a reference's program cannot follow them.
 _ROLE = re.compile(r"\{[\w:]+\}`([^`]*)`")
@@ -83,13 +83,45 @@ def of_published(item: Published, book: Origin) -> str:
     return _entry(f"{item.name}-{item.rows_hash[:8]}", fields)
 
 
-def find(name: str, items: Sequence[Published]) -> Published:
-    """Find a figure or a table by its name.
+def of_sentence(item: Sentence, book: Origin) -> str:
+    """Write the entry of one statement.
+
+    Parameters
+    ----------
+    item
+        From :func:`kvreport.publishing.published.sentences`.
+    book
+        From :func:`kvreport.publishing.checkout.of`.
+
+    Returns
+    -------
+    str
+        BibTeX. Its key ends in the hash of the rows that the statement was checked on.
+    """
+    made = [
+        f"statement {item.name}",
+        f"rows {item.rows_hash}",
+        f"checked on {', '.join(item.processors) or 'no processor'}",
+    ]
+    fields = {
+        "author": " and ".join(book.authors),
+        "title": f"{{{_tex(plain(item.text))}}}",
+        "howpublished": f"In the chapter “{_tex(plain(item.title))}” of {{{_tex(book.title)}}}, version {_tex(book.version)}",
+        "year": str(book.year),
+        "note": _tex("; ".join(made)),
+        "doi": book.doi,
+        "url": book.site + item.place if book.site else book.repository,
+    }
+    return _entry(f"{item.name}-{item.rows_hash[:8]}", fields)
+
+
+def find(name: str, items: Sequence[Published | Sentence]) -> Published | Sentence:
+    """Find a figure, a table or a statement by its name.
 
     Parameters
     ----------
     name
-        With or without ``fig-`` or ``tab-``.
+        Of a figure or table with or without ``fig-`` or ``tab-``.
     items
         Where to look.
 
@@ -110,7 +142,7 @@ def find(name: str, items: Sequence[Published]) -> Published:
     words = set(re.split(r"[^a-z0-9]+", asked)) - {""}
     near += [known for known in by_name if words & set(known.split("-")) and known not in near]
     offered = f"near it are {', '.join(near[: 2 * _OFFERED])}" if near else f"there are {', '.join(by_name)}"
-    raise UserError(f"no figure or table is called {name!r}: {offered}")
+    raise UserError(f"no figure, table or statement is called {name!r}: {offered}")
 
 
 def first_sentence(caption: str) -> str:

@@ -22,7 +22,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvbook.errors import UserError
-from kvbook.paths import FIGURES
-from kvreport.publishing import CHAPTER_VARIABLE, FOLDER_VARIABLE
+from kvbook.paths import FIGURES, RUNS
+from kvbook.runs.records import Run
+from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
 # download.
@@ -76,7 +77,27 @@ class Page:
         staged = os.environ.get(FOLDER_VARIABLE)
         self.folder = Path(folder or staged or FIGURES / "own" / chapter)
 
-    def figure(self, fig: Figure, name: str, caption: str, alt: str, table: pd.DataFrame) -> None:
+    def measured(self, runs: Mapping[str, Run | None]) -> None:
+        """Say which runs of this machine the chapter has: its page holds its statements against them.
+
+        Parameters
+        ----------
+        runs
+            By experiment; None for one that these settings leave out.
+        """
+        folders = {name: run.folder.relative_to(RUNS).as_posix() for name, run in runs.items() if run is not None}
+        _show({"text/plain": ""}, {"kvbook_runs": folders})
+
+    def figure(
+        self,
+        fig: Figure,
+        name: str,
+        caption: str | None = None,
+        alt: str | None = None,
+        *,
+        table: pd.DataFrame,
+        runs: Iterable[Run] = (),
+    ) -> None:
         """Save a figure as SVG, PDF and PNG, save the rows behind it as CSV, and show it.
 
         Parameters
@@ -86,14 +107,18 @@ class Page:
         name
             ``fig-`` and lower-case words; the target of ``{numref}`` in the prose.
         caption
-            MyST text: what the figure shows, with weights, dtype, machine and number of samples.
+            MyST text: what the figure shows, with weights, dtype, machine and number of samples.  Left out where the
+            notebook has it in markdown (:mod:`kvreport.publishing.captions`); then `alt` is too.
         alt
             The figure in words, for who cannot see it.
         table
             The rows that the figure was drawn from.
+        runs
+            Those that made the rows.
         """
         _check_name(name, "fig-")
-        _check_words(name, caption=caption, alt=alt)
+        if caption is not None:
+            _check_words(name, caption=caption, alt=alt or "")
         # Laid out once, for all files alike: at every one anew takes as long as drawing it.
         fig.draw_without_rendering()
         # No layout at all from here on: with the engine of no effect that "none" stands for, each file would be drawn twice.
@@ -105,17 +130,19 @@ class Page:
         width = round(fig.get_figwidth() * PAGE_PIXELS_PER_INCH)
         plt.close(fig)
         digests = self._write(name, files)
-        metadata = {"alt": alt, "caption": caption, "name": name, "files": digests, "width": width}
-        _show({"image/png": base64.b64encode(inline).decode(), "text/plain": alt}, {"image/png": metadata})
+        words = {} if caption is None else {"alt": alt, "caption": caption}
+        metadata = words | {"name": name, "files": digests, "width": width} | _made_by(runs)
+        _show({"image/png": base64.b64encode(inline).decode(), "text/plain": alt or name}, {"image/png": metadata})
 
     def table(
         self,
         df: pd.DataFrame,
         name: str,
-        caption: str,
+        caption: str | None = None,
         formats: Mapping[str, Format] | None = None,
         literal: Collection[str] = (),
         filtered: bool = False,
+        runs: Iterable[Run] = (),
     ) -> None:
         """Save a table's rows as CSV in full precision, and show them rounded.
 
@@ -134,15 +161,19 @@ class Page:
             Others are MyST.
         filtered
             Whether readers can search it and choose by its columns.
+        runs
+            Those that made the rows.
         """
         _check_name(name, "tab-")
-        _check_words(name, caption=caption)
+        if caption is not None:
+            _check_words(name, caption=caption)
         if unknown := sorted({*(formats or {}), *literal} - set(map(str, df.columns))):
             raise UserError(f"table {name} has no column {unknown[0]!r} to format; it has {', '.join(map(str, df))}")
         shown = pd.DataFrame({str(c): _written(df[c], (formats or {}).get(str(c))) for c in df.columns})
         digests = self._write(name, {"csv": _csv(df)})
         marked_up = shown.assign(**{column: [_quoted(text) for text in shown[column]] for column in literal})
-        metadata = {"caption": caption, "name": name, "csv": marked_up.to_csv(index=False), "files": digests}
+        metadata = {} if caption is None else {"caption": caption}
+        metadata |= {"name": name, "csv": marked_up.to_csv(index=False), "files": digests} | _made_by(runs)
         metadata |= {"filtered": True} if filtered else {}
         html = shown.to_html(index=False, border=0)
         _show(
@@ -177,6 +208,30 @@ class Page:
             partial.write_bytes(content)
             partial.replace(final)
         return {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
+
+
+def shows_published() -> bool:
+    """Tell whether figures and tables are drawn from published rows: in the book, run with its own parameters.
+
+    A re-execution with other parameters, or by hand, draws its own rows.
+    """
+    return bool(os.environ.get(BOOK_VARIABLE))
+
+
+def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
+    """Keep of each run what a reader asks for."""
+    kept = [
+        {
+            "experiment": run.about["experiment"],
+            "runs": run.about["hash"] if isinstance(run.about["hash"], list) else [run.about["hash"]],
+            "settings": run.about["settings"],
+            "models": [model["name"] for model in run.about.get("models", ())],
+            "machine": run.about.get("machine"),
+            "seeds": run.about.get("seeds", [run.about["settings"].get("seed", 0)]),
+        }
+        for run in runs
+    ]
+    return {"made_by": kept, "published": shows_published()} if kept else {}
 
 
 def _check_name(name: str, prefix: str) -> None:

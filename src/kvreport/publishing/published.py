@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvbook import paths
+from kvbook import fingerprint, paths
 from kvbook.errors import UserError
+from kvreport.publishing import captions, chapter_name, evaluated, statements
+from kvreport.publishing.captions import Caption
 
 # Sixteen hexadecimal digits, as for the folders of runs.
 _HASH_LENGTH = 16
@@ -72,20 +74,79 @@ class Published:
         return f"chapters/{self.chapter}.html#{self.name}"
 
 
-def of(executed: Path) -> list[Published]:
-    """List what one executed chapter published, in its order."""
+def of(executed: Path, source: Path | None = None) -> list[Published]:
+    """List what one executed chapter published, in its order; captions may stand in the notebook that it was made from."""
     notebook = json.loads(executed.read_text("utf-8"))
+    written = captions.of(source or paths.CHAPTERS / executed.name)
     about = {"chapter": executed.stem, "title": title(notebook), "run": notebook["metadata"]["kvbook"]}
     found = []
     for output in _outputs(notebook):
         metadata = output.get("metadata", {})
         figure, table = metadata.get("image/png", {}), metadata.get("text/html", {}).get("kvbook_table")
         if "name" in figure:
-            words = {key: figure[key] for key in ("name", "caption", "alt", "files")}
+            words = {key: figure[key] for key in ("name", "files")} | _words(figure, written)
             found.append(Published(**about, **words, picture=base64.b64decode(output["data"]["image/png"])))
         if table is not None:
-            words = {key: table[key] for key in ("name", "caption", "files")}
-            found.append(Published(**about, **words, alt=None, rows=table["csv"]))
+            words = {key: table[key] for key in ("name", "files")} | _words(table, written) | {"alt": None}
+            found.append(Published(**about, **words, rows=table["csv"]))
+    return found
+
+
+def _words(item: Mapping[str, Any], written: Mapping[str, Caption]) -> dict[str, Any]:
+    """Give caption and alternative text, from the outputs or from the notebook's markdown."""
+    if "caption" in item:
+        return {"caption": item["caption"], "alt": item.get("alt")}
+    if (name := item["name"]) not in written:
+        raise UserError(f"{name} has no caption: write one in the notebook, in a block :::{{caption}} {name}")
+    return {"caption": written[name].text, "alt": written[name].alt}
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A statement of a chapter, to be cited.
+
+    Attributes
+    ----------
+    name : str
+        Its id.
+    chapter, title : str
+        The chapter's file name without suffix, and its first heading.
+    text : str
+        The sentence, with its numbers.
+    rows_hash : str
+        The name of the published rows that it was checked on.
+    processors : tuple of str
+        Those whose rows bear it out.
+    """
+
+    name: str
+    chapter: str
+    title: str
+    text: str
+    rows_hash: str
+    processors: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """Where it stands in the site, from the site's root."""
+        return f"chapters/{self.chapter}.html#statement-{self.name}"
+
+
+def sentences(sources: Iterable[Path] | None = None) -> list[Sentence]:
+    """List the statements of all chapters, in their order."""
+    found = []
+    for source in sorted(paths.CHAPTERS.glob("*.ipynb")) if sources is None else sources:
+        if (book := evaluated.published(chapter_name(source.stem))) is None:
+            continue
+        notebook = json.loads(source.read_text("utf-8"))
+        rows_hash = fingerprint.of_values(book["rows"])[:_HASH_LENGTH]
+        for cell in notebook["cells"]:
+            text = "".join(cell["source"]) if cell["cell_type"] == "markdown" else ""
+            for match in statements.HOLDS.finditer(text):
+                one = book["statements"][match["id"]]
+                bearing = tuple(name for name, outcome in one["processors"].items() if outcome == "holds")
+                sentence = captions.filled(statements.sentence_before(text, match.start()), book["numbers"])
+                found.append(Sentence(match["id"], source.stem, title(notebook), sentence, rows_hash, bearing))
     return found
 
 

@@ -31,10 +31,10 @@ from kvbook.errors import UserError
 from kvbook.progress import PROGRESS_VARIABLE
 from kvbook.runs import privacy, records
 from kvbook.runs.threads import THREADS_VARIABLE
-from kvreport.publishing import CHAPTER_VARIABLE, FOLDER_VARIABLE
+from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE
 from kvreport.running import kernel, measuring
 from kvreport.running.build import Build, cores
-from kvreport.running.planning import Chapter, code_cells, read_notebook, versions
+from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read_notebook, versions
 from kvreport.running.screen import Job
 
 # How many chapters at a time; by default two, where that can do no harm.
@@ -194,6 +194,7 @@ def _execute(chapter: Chapter, why: str | None, build: Build, measured_s: float 
             CHAPTER_VARIABLE: chapter.stem,
             FOLDER_VARIABLE: str(staged),
             PROGRESS_VARIABLE: str(job.progress_file),
+            BOOK_VARIABLE: "1" if chapter.profile == DEFAULT_PROFILE else "",
             **kernel.QUIET,
         }
         if build.threads is not None:

@@ -24,7 +24,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +36,7 @@ from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.models import packages, registry
 from kvbook.runs import evidence
-from kvreport.publishing import STYLE
+from kvreport.publishing import STYLE, chapter_name
 
 PROFILE_VARIABLE = "PROFILE"
 DEFAULT_PROFILE = "default"
@@ -85,7 +84,7 @@ class Chapter:
     @property
     def name(self) -> str:
         """The name of its folder of code."""
-        return name_of(self.stem)
+        return chapter_name(self.stem)
 
     @property
     def source(self) -> Path:
@@ -184,11 +183,6 @@ class Chapter:
         return self.why_stale() is None
 
 
-def name_of(stem: str) -> str:
-    """Name the folder of code of a notebook: its own name without the number in front."""
-    return re.sub(r"^\d+_", "", stem)
-
-
 def plan(profile: str | None = None, folders: Folders | None = None) -> list[Chapter]:
     """List the book's chapters with their parameters."""
     folders = folders or Folders()
@@ -208,7 +202,7 @@ def _parameter_sets(folders: Folders, stems: list[str]) -> dict[str, dict[str, d
     """Collect the sets of all chapters and of the folder ``parameters/``: set, stem, values."""
     sets: dict[str, dict[str, dict[str, Any]]] = {DEFAULT_PROFILE: {}}
     for stem in stems:
-        about = _read_about(folders.code, name_of(stem)) or {}
+        about = _read_about(folders.code, chapter_name(stem)) or {}
         for name, values in (about.get("parameters") or {}).items():
             sets.setdefault(name, {})[stem] = values or {}
     for file in sorted(folders.parameters.glob("*.yaml")):

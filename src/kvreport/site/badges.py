@@ -26,7 +26,7 @@ def _write(app: Sphinx, exception: Exception | None) -> None:
             return
         # Late, and only where they are not there yet, for these bring torch.
         from kvbook.atlas import badges
-        from kvreport.chapters.atlas import results, tables
+        from kvreport.chapters.atlas import results
 
-        badges.write(tables.rows(results.recorded()), folder)
+        badges.write(results.Results.of_book().rows, folder)
         note.write_text(made_of, "utf-8")

@@ -18,7 +18,7 @@ def write(chapters: Iterable[Chapter], book: Origin) -> None:
     for chapter in chapters:
         place = folder(chapter)
         place.mkdir(parents=True, exist_ok=True)
-        for item in published.of(chapter.executed):
+        for item in published.of(chapter.executed, chapter.source):
             file, text = place / f"{item.name}.bib", citation.of_published(item, book)
             # Only when it differs: Sphinx reads a page again when a file that it offers is newer.
             if not file.is_file() or file.read_text("utf-8") != text:

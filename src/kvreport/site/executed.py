@@ -8,10 +8,11 @@ from sphinx.environment import BuildEnvironment
 
 from kvbook import fingerprint
 from kvbook.errors import UserError
+from kvbook.runs import evidence
 from kvreport.publishing import checkout as origin
 from kvreport.running import bench_table as bench
 from kvreport.running import execution, planning
-from kvreport.site import citations, pdf
+from kvreport.site import citations, pdf, sentences
 from kvreport.site.overlay import Files, overlay
 
 _CHAPTERS = "kvbook_chapters"
@@ -50,6 +51,8 @@ def _read_again_what_was_run_again(
             now[docname] = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
     # What a citation says of the book stands on every page too, and whether there are PDFs.
     now["book"] = f"{origin.of(Path(app.srcdir))} {pdf.wanted()}"
+    # What the chapters' statements are evaluated from.
+    now["evidence"] = fingerprint.of_values(evidence.manifest())
     # The last bench, which a page shows.
     now["bench"] = run.hash if (run := bench.latest()) else None
     before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
@@ -74,7 +77,9 @@ def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
         pdf=f"../{pdf.FOLDER}/{chapter.stem}.pdf" if pdf.wanted() else None,
     )
     try:
-        merged = overlay(json.loads(source[0]), json.loads(chapter.executed.read_text("utf-8")), files)
+        notebook, ran = json.loads(source[0]), json.loads(chapter.executed.read_text("utf-8"))
+        said = sentences.say(notebook, ran, chapter)
+        merged = overlay(said.notebook, ran, files, said.captions) if said else overlay(notebook, ran, files)
     except UserError as error:
         raise SystemExit(f"kvbook: chapter {chapter.stem}: {error}") from None
     source[0] = json.dumps(merged)

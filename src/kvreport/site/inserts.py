@@ -7,16 +7,19 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 from kvbook.errors import UserError
+from kvreport.publishing import captions, chapter_name, citation, evaluated
 from kvreport.publishing import checkout as origin
-from kvreport.publishing import citation
-from kvreport.site import cards, environment, gallery, ledger, modules, running, speed
+from kvreport.site import cards, environment, gallery, ledger, modules, running, sentences, speed
 from kvreport.site.context import Context
 
 # One on a line of its own; the line becomes the part.
 _MARK = re.compile(r"^<!-- part: (.+) -->$", re.MULTILINE)
+# A number of a chapter, on another page.
+_NUMBER = re.compile(r"\{glue:text\}`chapters/(\w+)\.ipynb::(\w+):s`")
 
 PARTS: dict[str, Callable[[Context], str]] = {
     "ledger": lambda context: ledger.markdown(ledger.verdicts(context.chapters)),
+    "outcomes": lambda context: sentences.outcomes(context.chapters),
     "gallery": gallery.markdown,
     "runs": environment.markdown,
     "memory": running.memory,
@@ -43,7 +46,12 @@ def fill(text: str, context: Context) -> str:
             raise UserError(f"a page asks for the part {mark[1]!r}; there are: {', '.join(PARTS)}")
         return PARTS[mark[1]](context)
 
-    return _MARK.sub(part, text)
+    def number(slot: re.Match[str]) -> str:
+        book = evaluated.published(chapter_name(slot[1]))
+        # Numbers of a chapter without statements stand in its outputs.
+        return slot[0] if book is None else captions.filled(f"{{glue:text}}`{slot[2]}`", book["numbers"])
+
+    return _NUMBER.sub(number, _MARK.sub(part, text))
 
 
 def _fill(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbook.errors import UserError
+from kvreport.publishing.captions import Caption
 
 Notebook = dict[str, Any]
 Cell = dict[str, Any]
@@ -29,6 +30,10 @@ INJECTED = "injected-parameters"
 
 # What a reader calls each file of a figure or table, in the order in which they are offered.
 _FILE_KINDS = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "data (CSV)"}
+
+# What begins the caption of a figure that a reader's own run drew.
+YOURS = "*Your run; the caption speaks of the book's.*"
+_COUNTS = {"n_samples": "texts", "n_tokens": "tokens each", "n_prompts": "prompts", "n_new_tokens": "tokens written"}
 
 # A cell of a table that MyST would read as the start of a list, a heading, a quotation or a directive: "-", "1.", "# x",
 # ":::{note}". Behind backticks that open a directive comes no further one; behind those of inline code there does.
@@ -63,9 +68,12 @@ class Files:
     pdf: str | None = None
 
 
-def overlay(source: Notebook, executed: Notebook, files: Files) -> Notebook:
-    """Join a source notebook with the outputs of its executed copy."""
+def overlay(
+    source: Notebook, executed: Notebook, files: Files, captions: Mapping[str, Caption] | None = None
+) -> Notebook:
+    """Join a source notebook with the outputs of its executed copy; captions are those that it has in markdown."""
     _refuse_failed(executed)
+    executed = _captioned(executed, captions or {})
     outputs = {cell["id"]: cell for cell in executed["cells"] if cell["cell_type"] == "code"}
     merged = copy.deepcopy(source)
     cells: list[Cell] = []
@@ -83,6 +91,23 @@ def overlay(source: Notebook, executed: Notebook, files: Files) -> Notebook:
     cells.append(_how_it_was_run(executed["metadata"]["kvbook"], files))
     merged["cells"] = cells
     return merged
+
+
+def _captioned(executed: Notebook, captions: Mapping[str, Caption]) -> Notebook:
+    """Give published outputs the words that stand in the source, and take out what is for programs alone."""
+    executed = copy.deepcopy(executed)
+    for cell in executed["cells"]:
+        if "outputs" in cell:
+            cell["outputs"] = [out for out in cell["outputs"] if "kvbook_runs" not in out.get("metadata", {})]
+        for output in cell.get("outputs", ()):
+            metadata = output.get("metadata", {})
+            for item in (metadata.get("image/png", {}), metadata.get("text/html", {}).get("kvbook_table") or {}):
+                if "name" in item and "caption" not in item:
+                    if (name := item["name"]) not in captions:
+                        raise UserError(f"{name} has no caption: write one in a block :::{{caption}} {name}")
+                    whose = "" if item.get("published", True) else f"{YOURS} "
+                    item |= {"caption": f"{whose}{captions[name].text}", "alt": captions[name].alt}
+    return executed
 
 
 def _refuse_failed(executed: Notebook) -> None:
@@ -144,12 +169,30 @@ def _offered(published: Mapping[str, Any], files: Files) -> Cell:
     text = (
         "::::::{container} kvbook-downloads\n"
         f"Download: {' · '.join(links)}\n\n"
-        f":::::{{dropdown}} Cite this {'figure' if 'alt' in published else 'table'}\n"
+        f":::::{{dropdown}} Cite this {'figure' if name.startswith('fig-') else 'table'}\n"
         f"```none\n{bibtex.read_text('utf-8')}```\n"
         ":::::\n"
+        f"{_made_by(published)}"
         "::::::"
     )
     return _markdown(f"downloads-{name}", text)
+
+
+def _made_by(published: Mapping[str, Any]) -> str:
+    """Write how a figure's rows were made: the one place for machine, versions, threads and lengths."""
+    lines = []
+    for made in published.get("made_by", ()):
+        settings, machine = made["settings"], made["machine"] or {}
+        facts = [f"`{made['experiment']}`", ", ".join(made["models"])]
+        facts += [f"{settings[key]} {words}" for key, words in _COUNTS.items() if key in settings]
+        if "dtypes" in settings:
+            facts.append(", ".join(settings["dtypes"]))
+        facts += [str(machine.get("device_name", ""))]
+        facts += [f"{name} {machine[name]}" for name in ("torch", "transformers", "python") if name in machine]
+        facts += [f"seed{'s' * (len(made['seeds']) > 1)} {', '.join(map(str, made['seeds']))}"]
+        facts += [f"run{'s' * (len(made['runs']) > 1)} {', '.join(run[:8] for run in made['runs'])}"]
+        lines.append(f"- {'; '.join(filter(None, facts))}")
+    return ":::::{dropdown} How this was run\n" + "\n".join(lines) + "\n:::::\n" if lines else ""
 
 
 def _download(label: str, file: Path, page: Path) -> str:

@@ -1,5 +1,6 @@
-"""What the chapter on the atlas measured: its run and the published one, and their tables."""
+"""What the chapter on the atlas measured, and the tables of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,36 +13,44 @@ from kvreport.chapters.atlas import survey, tables
 from kvreport.chapters.atlas.settings import AtlasSettings
 
 EXPERIMENTS = (survey.EXPERIMENT,)
-ROLE = "every architecture"
-
-
-def recorded() -> Run:
-    """Read the run of every architecture that the book cites."""
-    return evidence.cited("atlas", ROLE, EXPERIMENTS)[survey.EXPERIMENT.name][0]
 
 
 @dataclass(frozen=True)
 class Results:
-    """The chapter's runs and their tables; figures and words take them from here.
+    """The chapter's run and its tables; figures and statements take them from here.
 
     Attributes
     ----------
-    own, published : Run
-        Of the experiment ``atlas``: this machine's, and the one that the book cites.
+    run : Run
+        Of the experiment ``atlas``.
     """
 
-    own: Run
-    published: Run
+    run: Run
 
     @classmethod
     def of(cls, settings: AtlasSettings) -> "Results":
-        """Measure what the settings name, and read what the book cites."""
-        return cls(survey.EXPERIMENT.run(settings), recorded())
+        """Measure what the settings name."""
+        return cls(survey.EXPERIMENT.run(settings))
+
+    @classmethod
+    def of_runs(cls, runs: Mapping[str, Run]) -> "Results":
+        """Take the run by its experiment."""
+        return cls(runs[survey.EXPERIMENT.name])
+
+    @classmethod
+    def of_book(cls) -> "Results":
+        """Read what the book publishes."""
+        return cls.of_runs(next(iter(evidence.published("atlas", EXPERIMENTS).values())))
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The run by its experiment."""
+        return {survey.EXPERIMENT.name: self.run}
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The published rows, by architecture."""
-        return tables.rows(self.published)
+        """`tables.rows`."""
+        return tables.rows(self.run)
 
     @cached_property
     def survey(self) -> pd.DataFrame:
@@ -62,8 +71,3 @@ class Results:
     def operations(self) -> pd.DataFrame:
         """`tables.first_operations`."""
         return tables.first_operations(self.rows)
-
-    @cached_property
-    def compared(self) -> pd.DataFrame:
-        """`tables.compared`."""
-        return tables.compared(tables.rows(self.own), self.rows)

@@ -1,14 +1,11 @@
-"""The last token's logits at the fixed length and at drawn ones, side by side: a table and its caption."""
+"""The last token's logits at the fixed length and at drawn ones, side by side."""
 
 import pandas as pd
 
 from kvbook import lengths
 from kvbook.measuring import estimates
 from kvbook.runs.records import Run
-from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES
-
-NAME = "tab-drift-lengths"
 
 
 def table(runs: list[Run]) -> pd.DataFrame:
@@ -43,20 +40,3 @@ def shown(found: pd.DataFrame) -> pd.DataFrame:
             "mean relative drift": found["relative_rms"].map("{:.2g}".format),
         }
     )
-
-
-def caption(runs: list[Run]) -> dict[str, str]:
-    """Write name and caption of the table, as `Page.table` takes them."""
-    files = min(run.rows["source"].nunique() for run in runs)
-    counted = (
-        f"95 % interval (Wilson's, at least {files} files)"
-        if files >= estimates.FEWEST_UNITS
-        else f"lowest and highest of {files} file{'s' * (files > 1)}"
-    )
-    model = runs[0].about["models"][0]["name"]
-    said = (
-        f"Texts of {model} whose last token's logits are bitwise identical with and without a cache, at each length; in a "
-        f"range each text draws its own. Share with its {counted}. {{numref}}`fig-lengths` says what a length "
-        f"does. {wording.corpus(runs[0])[:1].upper()}{wording.corpus(runs[0])[1:]}; {wording.machine(runs[0])}."
-    )
-    return wording.published({NAME: (said, "")})[NAME]

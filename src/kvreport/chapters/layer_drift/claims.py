@@ -37,19 +37,21 @@ def _weights(results: Results) -> str:
     return weights_of(results.drift.about["models"])
 
 
-def _logits(results: Results, *dtypes: str) -> pd.DataFrame:
+def logits(results: Results, *dtypes: str) -> pd.DataFrame:
+    """Give the rows of the logits, of some dtypes or of all."""
     rows = results.drift.rows[results.drift.rows["place"] == "logits"]
     return rows[rows["dtype"].isin(dtypes)] if dtypes else rows
 
 
-def _series(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def series(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Go through models and dtypes, each with its name and rows."""
     for (model, dtype), some in rows.groupby(["model", "dtype"], sort=False):
         yield f"{model} {DTYPES[dtype]}", some
 
 
-def _shares(rows: pd.DataFrame, column: str) -> list[Measured]:
+def shares(rows: pd.DataFrame, column: str) -> list[Measured]:
     """Give the share of files in which a column is above 0, for each model and dtype."""
-    return [Measured(name, *estimates.share_over(some, some[column] > 0)) for name, some in _series(rows)]
+    return [Measured(name, *estimates.share_over(some, some[column] > 0)) for name, some in series(rows)]
 
 
 DIFFERING = Quantity("share of texts whose logits differ in a bit", "file", "model, dtype and choice of lengths")
@@ -62,8 +64,7 @@ def _drift_everywhere(results: Results) -> Evidence:
         tokens = lengths.said(run.about.get("lengths", run.about["settings"]["n_tokens"]))
         rows = run.rows[run.rows["place"] == "logits"]
         found += [
-            dataclasses.replace(one, series=f"{one.series}, {tokens} tokens")
-            for one in _shares(rows, "differing_share")
+            dataclasses.replace(one, series=f"{one.series}, {tokens} tokens") for one in shares(rows, "differing_share")
         ]
     return Evidence(_weights(results), {DIFFERING: found})
 
@@ -127,10 +128,10 @@ DIVERGENCE = Quantity(
 
 
 def _divergence(results: Results, *dtypes: str) -> Evidence:
-    rows = _logits(results, *dtypes)
+    rows = logits(results, *dtypes)
     found = [
         Measured(name, estimates.mean_resampled(some, "kl_nats"), some["source"].nunique())
-        for name, some in _series(rows)
+        for name, some in series(rows)
     ]
     return Evidence(
         _weights(results), {DIVERGENCE: found}, missing="" if found else f"none of {', '.join(dtypes)} was run"
@@ -189,7 +190,7 @@ FLIPS = Quantity("share of texts whose most probable next token changes", "file"
 
 
 def _greedy_keeps_its_choice(results: Results) -> Evidence:
-    return Evidence(_weights(results), {FLIPS: _shares(_logits(results), "top1_flip")})
+    return Evidence(_weights(results), {FLIPS: shares(logits(results), "top1_flip")})
 
 
 UPCAST = Quantity("drift of the logits under a mitigation, over stock's", "file", "mitigation and dtype")

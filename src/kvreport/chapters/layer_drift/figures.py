@@ -78,6 +78,33 @@ def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[d
     return fig
 
 
+def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> Figure:
+    """Draw a run's drift by layer over the published one, which stands faint behind it, each model of the run by itself."""
+    models = list(dict.fromkeys(means["model"]))
+    fig, axes = plt.subplots(len(models), 1, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.7 + 2.9 * len(models)))
+    for ax, model in zip(axes[:, 0], models, strict=True):
+        for rows, faint in ((book, True), (means[means["model"] == model], False)):
+            for dtype, series in rows.groupby("dtype"):
+                hidden = _hidden(series)
+                hidden = hidden[hidden["max_abs"] > 0]
+                look = {"linewidth": 5, "alpha": 0.3, "marker": ""} if faint else {}
+                if len(hidden):
+                    _line(ax, hidden["layer"], hidden["max_abs"], dtype, False, **look)
+        ax.set(yscale="log", xlabel="hidden state after layer", ylabel="largest absolute difference")
+        ax.text(0.015, 0.97, model, transform=ax.transAxes, va="top", fontweight="bold")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles = [
+        Line2D([], [], color=style.DTYPE_COLOURS[d], linewidth=3, label=DTYPES[d])
+        for d in dict.fromkeys(means["dtype"])
+    ]
+    handles += [
+        Line2D([], [], color=style.GREY, marker="o", label="this machine"),
+        Line2D([], [], color=style.GREY, linewidth=5, alpha=0.3, label="the book"),
+    ]
+    fig.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=9)
+    return fig
+
+
 def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axes:
     """Draw every series over its own geometric mean against depth, so that only the shape is left.
 
@@ -196,28 +223,6 @@ def figure_greedy(greedy: pd.DataFrame) -> Figure:
         for s, c in zip(_STATES, _STATE_COLOURS, strict=True)
     ]
     fig.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=9.5)
-    return fig
-
-
-def plot_cache_lengths(greedy: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw how many positions the cache holds after every step, for each method, of one model and dtype."""
-    for method, colour, line in (
-        ("cache, as posted", style.VERMILION, "-"),
-        ("cache, last token", style.BLUE, "-"),
-        (greedy_paths.GENERATE, style.BLACK, ":"),
-    ):
-        own = greedy[greedy["method"] == method].sort_values("step")
-        ax.plot(own["step"], own["cache_length"], color=colour, linestyle=line, label=method.removeprefix("cache, "))
-    ax.set(xlabel="decoding step", ylabel="positions in the cache")
-    ax.legend()
-    return ax
-
-
-def figure_cache_lengths(greedy: pd.DataFrame) -> Figure:
-    """Draw `plot_cache_lengths` for the first model and dtype; lengths depend on the prompt's tokens alone."""
-    keys = ["model", "dtype", "prompt"]
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 2.9))
-    plot_cache_lengths(greedy[(greedy[keys] == greedy.iloc[0][keys]).all(axis=1)], ax)
     return fig
 
 

@@ -1,11 +1,13 @@
 """What the chapter on layer drift measured: its runs, and each of its tables once."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pandas as pd
 
 from kvbook.measuring.estimates import Resampled
+from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.layer_drift import by_layer, by_length, greedy_paths, mitigations, tables
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
@@ -18,22 +20,17 @@ EXPERIMENTS = (
 
 @dataclass(frozen=True)
 class Results:
-    """The chapter's runs and tables; figures, words and claims take them from here.
+    """The chapter's runs and tables; figures, statements and claims take them from here.
 
     Attributes
     ----------
-    drift, greedy : Run
-        Of the experiments ``layer_drift`` and ``greedy_paths``.
-    mitigated : Run or None
-        Of the experiment ``mitigations``; None where the settings leave it out.
-    trained : Run or None
-        Of the experiment ``layer_drift_trained``, or `drift` where that is of the trained model; None where neither is.
-    lengths : Run or None
-        Of the experiment ``layer_drift_lengths``; None where `drift` itself is of drawn lengths.
+    drift, greedy, mitigated, trained, lengths : Run or None
+        Of the experiments ``layer_drift``, ``greedy_paths``, ``mitigations``, ``layer_drift_trained`` and
+        ``layer_drift_lengths``; None for one that is not there.
     """
 
-    drift: Run
-    greedy: Run
+    drift: Run | None
+    greedy: Run | None
     mitigated: Run | None
     trained: Run | None = None
     lengths: Run | None = None
@@ -41,9 +38,28 @@ class Results:
     @classmethod
     def of(cls, settings: LayerDriftSettings) -> "Results":
         """Measure, or read what these settings have measured."""
-        drift, greedy, mitigated, trained, lengths = (experiment.run(settings) for experiment in EXPERIMENTS)
-        of_trained = {model["weights"] for model in drift.about["models"]} == {"package"}
-        return cls(drift, greedy, mitigated, drift if of_trained else trained, lengths)
+        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in EXPERIMENTS})
+
+    @classmethod
+    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
+        """Take runs by their experiment."""
+        return cls(*(runs.get(experiment.name) for experiment in EXPERIMENTS))
+
+    @classmethod
+    def of_book(cls) -> "Results":
+        """Read what the book publishes."""
+        return cls.of_runs(next(iter(evidence.published("layer_drift", EXPERIMENTS).values())))
+
+    @property
+    def runs(self) -> dict[str, Run | None]:
+        """The runs by their experiment."""
+        found = (self.drift, self.greedy, self.mitigated, self.trained, self.lengths)
+        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, found, strict=True)}
+
+    @property
+    def comparable(self) -> "Results":
+        """The same with the trained model's drift in the place of a stand-in's, where it was measured."""
+        return self if self.trained is None else replace(self, drift=self.trained)
 
     @property
     def of_lengths(self) -> list[Run]:
@@ -71,16 +87,6 @@ class Results:
         return tables.layer_means(self.drift.rows)
 
     @cached_property
-    def trained_means(self) -> pd.DataFrame:
-        """`tables.layer_means` of the trained model."""
-        return tables.layer_means(self.trained.rows)
-
-    @cached_property
-    def trained_growth(self) -> pd.DataFrame:
-        """`tables.growth_table` of the trained model."""
-        return tables.growth_table(tables.fittable(self.trained.rows))
-
-    @cached_property
     def drawn(self) -> pd.DataFrame:
         """`tables.with_published`."""
         return tables.with_published(self.means, self.published)
@@ -104,11 +110,6 @@ class Results:
     def ratios(self) -> pd.DataFrame:
         """`tables.ratio_table`."""
         return tables.ratio_table(self.fittable)
-
-    @cached_property
-    def halves(self) -> pd.DataFrame:
-        """`tables.halves`."""
-        return tables.halves(self.fittable)
 
     @cached_property
     def laws(self) -> pd.DataFrame:

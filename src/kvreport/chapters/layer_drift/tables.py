@@ -250,20 +250,6 @@ def mitigation_grid(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def halves(series: dict[tuple[str, str], estimates.Resampled]) -> pd.DataFrame:
-    """Fit the growth of the first and of the second half of the inner layers apart: one law would give equal halves."""
-    table = []
-    for (model, dtype), resampled in series.items():
-        if len(resampled.layers) >= 6:
-            middle = len(resampled.layers) // 2
-            first, second = (
-                estimates.growth_per_layer(resampled.layers[part], resampled.mean[part]).value
-                for part in (slice(None, middle), slice(middle, None))
-            )
-            table.append({"model": model, "dtype": dtype, "first": first, "second": second})
-    return pd.DataFrame(table, columns=["model", "dtype", "first", "second"])
-
-
 def with_published(means: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """Put our means and the document's in one table, as they are drawn, told apart by a column ``published``."""
     return pd.concat([means.assign(published=False), published.assign(published=True)], ignore_index=True)

@@ -1,0 +1,74 @@
+"""Captions, written in markdown beside their figures and tables.
+
+In a chapter's notebook::
+
+    :::{caption} fig-layer-drift
+    :alt: Curves of drift against layer, a colour for each dtype.
+    Drift grows in every layer. {glue:text}`model`, {glue:text}`n` texts.
+    :::
+
+The alternative text is a figure's, in words, for who cannot see it.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbook.errors import UserError
+from kvreport.publishing import chapter_name, evaluated
+
+BLOCK = re.compile(
+    r"^:::\{caption\} (?P<name>\S+)\n(?::alt: (?P<alt>.+)\n)?(?P<text>(?:.|\n)*?)\n:::[ \t]*(?:\n|$)", re.MULTILINE
+)
+SLOT = re.compile(r"\{glue:text\}`(?P<key>[^`:]+)`")
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What stands below a figure or above a table.
+
+    Attributes
+    ----------
+    text : str
+        MyST.
+    alt : str
+        Empty for a table.
+    """
+
+    text: str
+    alt: str = ""
+
+
+def of(source: Path) -> dict[str, Caption]:
+    """Read the captions of a chapter's notebook, by the figure's or table's name, with their numbers filled in."""
+    found = evaluated.published(chapter_name(source.stem))
+    return {} if found is None else written(json.loads(source.read_text("utf-8")), found["numbers"])
+
+
+def written(notebook: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str, Caption]:
+    """Read the captions of a notebook, with these numbers filled in."""
+    found: dict[str, Caption] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            for block in BLOCK.finditer("".join(cell["source"])):
+                if (name := block["name"]) in found:
+                    raise UserError(f"{name} has two captions: keep one")
+                alt = block["alt"] or ""
+                if name.startswith("fig-") and not alt:
+                    raise UserError(f"the caption of {name} has no line `:alt:`: say in words what the figure shows")
+                found[name] = Caption(" ".join(filled(block["text"], numbers).split()), alt)
+    return found
+
+
+def filled(text: str, numbers: Mapping[str, str]) -> str:
+    """Put numbers in their places."""
+
+    def number(slot: re.Match[str]) -> str:
+        if slot["key"] not in numbers:
+            raise UserError(f"the number `{slot['key']}` is nowhere computed: add it to NUMBERS in statements.py")
+        return numbers[slot["key"]]
+
+    return SLOT.sub(number, text)

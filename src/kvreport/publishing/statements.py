@@ -1,0 +1,147 @@
+"""Statements: sentences of a chapter, each beside a check that published rows must pass.
+
+A chapter's folder holds ``statements.py`` with two mappings.  ``STATEMENTS`` has a check for each sentence that ends in
+``{holds}`id```; ``NUMBERS`` has the text of each ``{glue:text}`key```.  Both are evaluated from rows when a page is
+rendered, so that changing them executes nothing.
+"""
+
+import importlib
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Generic, Literal, TypeVar
+
+from kvbook.measuring.estimates import FEWEST_UNITS
+from kvreport.publishing import rules
+from kvreport.publishing.judging import FEW_UNITS, Measured
+from kvreport.publishing.rules import Condition, Side
+
+Scope = Literal["any model", "this model", "this processor"]
+Outcome = Literal["holds", "fails", "not resolved", "not run"]
+Comparison = Literal["agrees", "differs", "not resolved", "not comparable", "not run"]
+
+Results = TypeVar("Results")
+
+# Ends a sentence that is a statement.
+HOLDS = re.compile(r"\s*\{holds\}`(?P<id>[^`]+)`")
+
+# Where the whole interval must lie for a condition to fail: everywhere but there.
+_CONTRARY: dict[Side, Side] = {
+    "above": "at most", "below": "at least", "at least": "below", "at most": "above", "inside": "outside",
+    "outside": "inside",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Statement(Generic[Results]):
+    """The check of one sentence.
+
+    Attributes
+    ----------
+    must : Condition
+        Where the estimates must lie.
+    measure : callable
+        Takes a chapter's results and gives the estimates; none where the run has no rows for them.
+    scope : {"any model", "this model", "this processor"}
+        Whom the sentence speaks of.  Another run is comparable when it is of that model, and on that processor.
+    headline : bool
+        Whether the chapter opens with it or is cited for it: then it must rest on 30 units or more.
+    """
+
+    must: Condition
+    measure: Callable[[Results], Sequence[Measured]]
+    scope: Scope = "any model"
+    headline: bool = False
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the rows of one run say of a statement.
+
+    Attributes
+    ----------
+    outcome : {"holds", "fails", "not resolved", "not run"}
+        "Not resolved" when an interval contains the bound, or rests on fewer than four units.
+    told : str
+        The estimates, as a table shows them.
+    units : int or None
+        Independent units, the fewest of any estimate; None where nothing is sampled.
+    """
+
+    outcome: Outcome
+    told: str = ""
+    units: int | None = None
+
+
+def check(statement: Statement[Results], results: Results) -> Checked:
+    """Hold a statement against the results of a run."""
+    found = list(statement.measure(results))
+    if not found:
+        return Checked("not run")
+    condition = statement.must
+    counts = [one.units for one in found if one.units is not None]
+    units = min(counts, default=None)
+    told = _told(condition, found)
+    if units is not None and units < FEWEST_UNITS:
+        return Checked("not resolved", told, units)
+    estimates = [one.estimate for one in found]
+    if condition.holds(estimates):
+        return Checked("holds", told, units)
+    # "Every" fails by one, "any" only by all.
+    of = {"every": "any", "any": "every", "most": "most"}[condition.of]
+    contrary = Condition(condition.quantity, _CONTRARY[condition.side], condition.bound, of)
+    return Checked("fails" if contrary.holds(estimates) else "not resolved", told, units)
+
+
+def _told(condition: Condition, found: Sequence[Measured]) -> str:
+    form = condition.quantity.form
+
+    def one(measured: Measured) -> str:
+        estimate = measured.estimate
+        if math.isnan(estimate.value):
+            return f"{measured.series} cannot be estimated".strip()
+        value = form.format(estimate.value) if estimate.low == estimate.high else estimate.text(form)
+        return f"{measured.series} {value}".strip()
+
+    return ", ".join(map(one, found))
+
+
+def compare(published: Checked, own: Checked, comparable: bool) -> Comparison:
+    """Say whether another run agrees with the published outcome; values are shown and not judged."""
+    if own.outcome == "not run":
+        return "not run"
+    if not comparable:
+        return "not comparable"
+    if own.outcome == "not resolved":
+        return "not resolved"
+    return "agrees" if own.outcome == published.outcome else "differs"
+
+
+def module_of(chapter: str) -> ModuleType | None:
+    """Import the module of a chapter's statements; None where it has none."""
+    name = f"kvreport.chapters.{chapter}.statements"
+    if importlib.util.find_spec(f"kvreport.chapters.{chapter}") is None or importlib.util.find_spec(name) is None:
+        return None
+    return importlib.import_module(name)
+
+
+def bound_text(statement: Statement[Any]) -> str:
+    """Write a statement's check in words: what is estimated, and where it must lie."""
+    condition = statement.must
+    known: set[rules.Bound] = set()
+    clause = condition.said(condition.quantity.about, known)
+    return clause[:1].upper() + clause[1:]
+
+
+def is_few(checked: Mapping[str, Any]) -> bool:
+    """Tell whether an outcome rests on fewer units than a headline may."""
+    return checked["units"] is not None and checked["units"] < FEW_UNITS
+
+
+def sentence_before(text: str, end: int) -> str:
+    """Give the sentence that ends at a place of a text: the prose has one sentence a line, and now and then two."""
+    line = text[:end].rpartition("\n")[2]
+    return re.split(r"(?<=[.?!])\s+(?=[A-Z])", line)[-1].strip()

@@ -1,0 +1,151 @@
+"""A chapter's sentences with their numbers and marks, and what a reader's own run says of each statement.
+
+A sentence that ends in ``{holds}`id``` is a statement.  While its check holds on every published run nothing is shown but a
+link to it; else a mark that no reader overlooks, for the book must not be published so.
+"""
+
+import copy
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbook import paths
+from kvbook.errors import UserError
+from kvreport.publishing import captions, evaluated, statements
+from kvreport.publishing.captions import Caption
+from kvreport.running.planning import Chapter
+from kvreport.site.overlay import Notebook, table_directive
+
+YOUR_RUN = "<!-- part: your run -->"
+# Stands in a page where a statement is not borne out; a test looks for it.
+MARK = "⚠ not borne out by the published rows"
+TABLE = "tab-your-run"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a chapter says.
+
+    Attributes
+    ----------
+    notebook : dict
+        The source, its prose filled in and its captions taken out.
+    captions : dict of str to Caption
+        By figure and table.
+    """
+
+    notebook: Notebook
+    captions: dict[str, Caption]
+
+
+def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said | None:
+    """Fill in a chapter's prose; None where its words still come from its code."""
+    book = evaluated.published(chapter.name)
+    if book is None:
+        return None
+    own = evaluated.own(chapter.name, measured(executed))
+    used: Counter[str] = Counter()
+    filled = copy.deepcopy(source)
+    for cell in filled["cells"]:
+        if cell["cell_type"] == "markdown":
+            text = captions.BLOCK.sub("", "".join(cell["source"]))
+            text = captions.filled(text, book["numbers"])
+            used.update(match["id"] for match in statements.HOLDS.finditer(text))
+            text = statements.HOLDS.sub(lambda match: _mark(match["id"], book, own), text)
+            cell["source"] = text.replace(YOUR_RUN, _comparison(book, own))
+    _refuse_strangers(used, book)
+    if own is not None:
+        keep(chapter.name, own)
+    return Said(filled, captions.written(source, book["numbers"]))
+
+
+def measured(executed: Mapping[str, Any]) -> dict[str, str]:
+    """Read which runs an executed copy was made from: experiment to folder."""
+    for cell in executed["cells"]:
+        for output in cell.get("outputs", ()):
+            if (runs := output.get("metadata", {}).get("kvbook_runs")) is not None:
+                return runs
+    return {}
+
+
+def _refuse_strangers(used: Counter[str], book: Mapping[str, Any]) -> None:
+    if twice := sorted(name for name, count in used.items() if count > 1):
+        raise UserError(f"statement `{twice[0]}` stands twice: give the second sentence an id of its own")
+    if silent := sorted(set(book["statements"]) - set(used)):
+        raise UserError(f"statement `{silent[0]}` has a check and no sentence: end one with {{holds}}`{silent[0]}`")
+
+
+def _mark(name: str, book: Mapping[str, Any], own: Mapping[str, Any] | None) -> str:
+    if name not in book["statements"]:
+        raise UserError(f"the sentence `{name}` has no check: add it to STATEMENTS in statements.py")
+    found = book["statements"][name]
+    shown = f" []{{#{anchor(name)}}}[¶](#{anchor(name)}){{.kvbook-statement}}"
+    if set(found["processors"].values()) != {"holds"}:
+        shown += f" **({MARK}: {found['told'] or 'no rows'})**"
+    if own is not None and own["statements"][name]["comparison"] == "differs":
+        shown += f" ([your run differs](#{TABLE}))"
+    return shown
+
+
+def anchor(name: str) -> str:
+    """Name a statement's place on its page."""
+    return f"statement-{name}"
+
+
+def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None) -> str:
+    """Write the table of statements: what is published, what this machine's run says, and whether they agree."""
+    rows = [["statement", "checked", "published", "your run", "outcome"]]
+    for name, found in book["statements"].items():
+        here = own["statements"][name] if own else {"told": "", "comparison": "not run"}
+        label = f"[{name}](#{anchor(name)})"
+        rows.append([label, f"{found['rule']} ({found['scope']})", found["told"], here["told"], here["comparison"]])
+    counts = Counter(row[-1] for row in rows[1:])
+    line = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    table = table_directive(
+        {
+            "name": TABLE,
+            "caption": "Statements of this chapter, published and on this machine. Values are shown, not judged; "
+            "a statement about one model or processor is not comparable with others.",
+            "csv": _csv(rows),
+        }
+    )
+    return f"Of {len(rows) - 1} statements: {line}.\n\n{table}"
+
+
+def _csv(rows: Iterable[Iterable[str]]) -> str:
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows(rows)
+    return lines.getvalue()
+
+
+def file_of(chapter: str) -> Path:
+    """Name the file of a chapter's comparison."""
+    return paths.BUILD / "statements" / f"{chapter}.yours.json"
+
+
+def keep(chapter: str, own: Mapping[str, Any]) -> None:
+    """Write what this machine's run says of a chapter's statements."""
+    text = json.dumps(own, indent=1, ensure_ascii=False) + "\n"
+    file = file_of(chapter)
+    if not file.is_file() or file.read_text("utf-8") != text:
+        file.write_text(text, "utf-8")
+
+
+def outcomes(chapters: Iterable[Chapter]) -> str:
+    """Count in one line how this machine's runs compare with the book's."""
+    counts: Counter[str] = Counter()
+    for chapter in chapters:
+        if (book := evaluated.published(chapter.name)) is None:
+            continue
+        own = evaluated.own(chapter.name, measured(json.loads(chapter.executed.read_text("utf-8"))))
+        found = (
+            (one["comparison"] for one in own["statements"].values()) if own else ["not run"] * len(book["statements"])
+        )
+        counts.update(found)
+    line = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    return f"On the machine that built this site, of {counts.total()} statements: {line}."

@@ -1,0 +1,213 @@
+"""Statements: a sentence holds on the published rows, says so when it does not, and is held against a reader's run."""
+
+import copy
+import json
+
+import pytest
+
+from kvbook import paths
+from kvbook.errors import UserError
+from kvbook.measuring.estimates import Estimate
+from kvreport.publishing import captions, evaluated, statements
+from kvreport.publishing.judging import Measured, fact
+from kvreport.publishing.rules import Bound, Quantity, anyone, every
+from kvreport.publishing.statements import Checked, Statement
+from kvreport.running import planning
+from kvreport.site import sentences
+
+DRIFT = Quantity("drift", "text")
+BOUND = Bound(1.0, "ours", "a bound")
+WRITTEN = [chapter for chapter in planning.plan() if statements.module_of(chapter.name)]
+BY_NAME = pytest.mark.parametrize("chapter", WRITTEN, ids=lambda chapter: chapter.name)
+
+
+def prose(chapter) -> str:
+    cells = json.loads(chapter.source.read_text("utf-8"))["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+# The published book
+
+
+@BY_NAME
+def test_every_statement_holds_on_every_processor_that_is_published(chapter):
+    found = evaluated.published(chapter.name)["statements"]
+    fails = {name: one["told"] for name, one in found.items() if set(one["processors"].values()) != {"holds"}}
+    assert fails == {}
+
+
+@BY_NAME
+def test_sentences_checks_numbers_and_slots_belong_together(chapter):
+    module, text = statements.module_of(chapter.name), prose(chapter)
+    said = [match["id"] for match in statements.HOLDS.finditer(text)]
+    assert sorted(said) == sorted(module.STATEMENTS)
+    assert {match["key"] for match in captions.SLOT.finditer(text)} <= set(module.NUMBERS)
+    elsewhere = "".join(
+        path.read_text("utf-8") for path in [paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md")]
+    )
+    unused = {
+        key
+        for key in module.NUMBERS
+        if f"glue:text}}`{key}`" not in text and f"{chapter.stem}.ipynb::{key}:s" not in elsewhere
+    }
+    assert unused == set()
+
+
+@BY_NAME
+def test_headlines_rest_on_thirty_units_or_more(chapter):
+    found, known = evaluated.published(chapter.name)["statements"], statements.module_of(chapter.name).STATEMENTS
+    headlines = {name: found[name] for name, one in known.items() if one.headline}
+    assert headlines
+    assert {name: one["units"] for name, one in headlines.items() if statements.is_few(one)} == {}
+
+
+@BY_NAME
+def test_every_figure_and_table_has_its_caption_in_markdown_and_none_is_left_over(chapter):
+    cells = json.loads(chapter.source.read_text("utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    named = captions.of(chapter.source)
+    assert all(f'"{name}"' in code for name in named)
+    assert code.count("page.figure(") + code.count("page.table(") == len(named)
+
+
+# The check
+
+
+def checked(*estimates, must=None, units=40) -> str:
+    found = [Measured(f"series {k}", Estimate(*values), units) for k, values in enumerate(estimates)]
+    return statements.check(Statement(must or every(DRIFT, "above", BOUND), lambda _: found), None).outcome
+
+
+LOW, ACROSS, HIGH = (0.5, 0.4, 0.6), (1.0, 0.8, 1.2), (2.0, 1.5, 2.5)
+
+
+def test_a_statement_holds_fails_or_is_not_resolved_by_where_its_whole_interval_lies():
+    assert checked(HIGH) == "holds"
+    assert checked(LOW) == "fails"
+    assert checked(ACROSS) == "not resolved"
+    assert checked() == "not run"
+
+
+def test_every_fails_by_one_series_and_any_only_by_all():
+    assert checked(HIGH, LOW) == "fails"
+    assert checked(HIGH, ACROSS) == "not resolved"
+    some = anyone(DRIFT, "above", BOUND)
+    assert checked(HIGH, LOW, must=some) == "holds"
+    assert checked(LOW, ACROSS, must=some) == "not resolved"
+    assert checked(LOW, LOW, must=some) == "fails"
+
+
+@pytest.mark.parametrize("side", ["above", "below", "at least", "at most"])
+def test_each_side_has_its_contrary(side):
+    must = every(DRIFT, side, BOUND)
+    outcomes = {checked(LOW, must=must), checked(HIGH, must=must)}
+    assert outcomes == {"holds", "fails"}
+
+
+def test_a_band_is_left_by_the_whole_interval_only():
+    inside = every(DRIFT, "inside", Bound(1.5, "ours", "a band", "ratio"))
+    assert checked((1.0, 0.9, 1.1), must=inside) == "holds"
+    assert checked((1.5, 1.3, 1.7), must=inside) == "not resolved"
+    assert checked((3.0, 2.0, 4.0), must=inside) == "fails"
+
+
+def test_fewer_than_four_units_resolve_nothing_and_a_count_needs_none():
+    assert checked(HIGH, units=3) == "not resolved"
+    assert statements.check(Statement(every(DRIFT, "above", BOUND), lambda _: [fact(2)]), None).outcome == "holds"
+
+
+def test_a_run_agrees_differs_or_is_not_comparable():
+    holds, fails, open_, nothing = (Checked(outcome) for outcome in ("holds", "fails", "not resolved", "not run"))
+    assert statements.compare(holds, holds, True) == "agrees"
+    assert statements.compare(holds, fails, True) == "differs"
+    assert statements.compare(holds, open_, True) == "not resolved"
+    assert statements.compare(holds, fails, False) == "not comparable"
+    assert statements.compare(holds, nothing, False) == "not run"
+
+
+# The page
+
+
+BOOK = {
+    "numbers": {"growth": "10 %"},
+    "statements": {
+        "grows": {
+            "outcome": "holds", "told": "2 [1.5, 2.5]", "units": 40, "scope": "any model", "rule": "Drift lies above 1",
+            "processors": {"one": "holds"},
+        }
+    },
+}  # fmt: skip
+TEXT = """\
+Drift grows by {glue:text}`growth`. {holds}`grows`
+
+:::{caption} fig-x
+:alt: A line.
+It grows by {glue:text}`growth`,
+over two lines.
+:::
+
+<!-- part: your run -->
+"""
+
+
+@pytest.fixture
+def chapter(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "BUILD", tmp_path)
+    (tmp_path / "statements").mkdir()
+    book = copy.deepcopy(BOOK)
+    monkeypatch.setattr(evaluated, "published", lambda name: book)
+    monkeypatch.setattr(evaluated, "own", lambda name, folders: None)
+    return book
+
+
+def said(text=TEXT, executed=None) -> str:
+    notebook = {"cells": [{"cell_type": "markdown", "id": "a", "metadata": {}, "source": text}]}
+    found = sentences.say(notebook, executed or {"cells": []}, planning.plan()[0])
+    return found.notebook["cells"][0]["source"]
+
+
+def test_a_sentence_that_holds_shows_its_number_and_a_link_and_no_mark(chapter):
+    text = said()
+    assert "Drift grows by 10 %. []{#statement-grows}[¶](#statement-grows)" in text
+    assert sentences.MARK not in text
+    assert "caption}" not in text
+
+
+def test_a_sentence_that_fails_on_one_processor_shows_a_mark(chapter):
+    chapter["statements"]["grows"]["processors"]["another"] = "fails"
+    assert sentences.MARK in said()
+
+
+def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypatch):
+    own = {"statements": {"grows": {"outcome": "fails", "told": "0.5", "comparison": "differs"}}}
+    monkeypatch.setattr(evaluated, "own", lambda name, folders: own)
+    text = said()
+    assert f"[your run differs](#{sentences.TABLE})" in text
+    assert "Of 1 statements: 1 differs." in text
+    assert json.loads(sentences.file_of("layer_drift").read_text("utf-8")) == own
+    own["statements"]["grows"]["comparison"] = "agrees"
+    assert "your run differs" not in said()
+
+
+def test_captions_are_read_with_their_numbers_on_one_line():
+    notebook = {"cells": [{"cell_type": "markdown", "source": TEXT}]}
+    found = captions.written(notebook, BOOK["numbers"])
+    assert found == {"fig-x": captions.Caption("It grows by 10 %, over two lines.", "A line.")}
+
+
+FAULTS = {
+    "a sentence without a check": (TEXT + "More. {holds}`more`", "the sentence `more` has no check"),
+    "a check without a sentence": (TEXT.replace("{holds}`grows`", ""), "`grows` has a check and no sentence"),
+    "one id twice": (TEXT + "Again. {holds}`grows`", "`grows` stands twice"),
+    "a slot without a number": (TEXT.replace("`growth`.", "`nosuch`."), "the number `nosuch` is nowhere computed"),
+    "a figure without words": (TEXT.replace(":alt: A line.\n", ""), "no line `:alt:`"),
+    "two captions of one figure": (TEXT + ":::{caption} fig-x\n:alt: A.\nB.\n:::\n", "fig-x has two captions"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_does_not_belong_together_stops_the_build_in_one_line(chapter, fault):
+    text, message = FAULTS[fault]
+    with pytest.raises(UserError, match=message) as caught:
+        said(text)
+    assert "\n" not in str(caught.value)
