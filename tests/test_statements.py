@@ -182,7 +182,7 @@ def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypat
     own = {"statements": {"grows": {"outcome": "fails", "told": "0.5", "comparison": "differs"}}}
     monkeypatch.setattr(evaluated, "own", lambda name, folders: own)
     text = said()
-    assert f"[your run differs](#{sentences.TABLE})" in text
+    assert f"[your run differs](#{sentences.table_of('layer_drift')})" in text
     assert "Of 1 statements: 1 differs." in text
     assert json.loads(sentences.file_of("layer_drift").read_text("utf-8")) == own
     own["statements"]["grows"]["comparison"] = "agrees"

@@ -24,7 +24,6 @@ from kvreport.site.overlay import Notebook, table_directive
 YOUR_RUN = "<!-- part: your run -->"
 # Stands in a page where a statement is not borne out; a test looks for it.
 MARK = "⚠ not borne out by the published rows"
-TABLE = "tab-your-run"
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said | None:
             text = captions.BLOCK.sub("", "".join(cell["source"]))
             text = captions.filled(text, book["numbers"])
             used.update(match["id"] for match in statements.HOLDS.finditer(text))
-            text = statements.HOLDS.sub(lambda match: _mark(match["id"], book, own), text)
-            cell["source"] = text.replace(YOUR_RUN, _comparison(book, own))
+            text = statements.HOLDS.sub(lambda match: _mark(match["id"], book, own, chapter.name), text)
+            cell["source"] = text.replace(YOUR_RUN, _comparison(book, own, chapter.name))
     _refuse_strangers(used, book)
     if own is not None:
         keep(chapter.name, own)
@@ -80,7 +79,7 @@ def _refuse_strangers(used: Counter[str], book: Mapping[str, Any]) -> None:
         raise UserError(f"statement `{silent[0]}` has a check and no sentence: end one with {{holds}}`{silent[0]}`")
 
 
-def _mark(name: str, book: Mapping[str, Any], own: Mapping[str, Any] | None) -> str:
+def _mark(name: str, book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter: str) -> str:
     if name not in book["statements"]:
         raise UserError(f"the sentence `{name}` has no check: add it to STATEMENTS in statements.py")
     found = book["statements"][name]
@@ -88,8 +87,13 @@ def _mark(name: str, book: Mapping[str, Any], own: Mapping[str, Any] | None) -> 
     if set(found["processors"].values()) != {"holds"}:
         shown += f" **({MARK}: {found['told'] or 'no rows'})**"
     if own is not None and own["statements"][name]["comparison"] == "differs":
-        shown += f" ([your run differs](#{TABLE}))"
+        shown += f" ([your run differs](#{table_of(chapter)}))"
     return shown
+
+
+def table_of(chapter: str) -> str:
+    """Name the table that sets a reader's run beside a chapter's statements."""
+    return f"tab-your-run-{chapter.replace('_', '-')}"
 
 
 def anchor(name: str) -> str:
@@ -97,7 +101,7 @@ def anchor(name: str) -> str:
     return f"statement-{name}"
 
 
-def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None) -> str:
+def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter: str) -> str:
     """Write the table of statements: what is published, what this machine's run says, and whether they agree."""
     rows = [["statement", "checked", "published", "your run", "outcome"]]
     for name, found in book["statements"].items():
@@ -108,7 +112,7 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None) -> str:
     line = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
     table = table_directive(
         {
-            "name": TABLE,
+            "name": table_of(chapter),
             "caption": "Statements of this chapter, published and on this machine. Values are shown, not judged; "
             "a statement about one model or processor is not comparable with others.",
             "csv": _csv(rows),
