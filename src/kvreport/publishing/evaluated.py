@@ -29,7 +29,10 @@ def published(chapter: str) -> Evaluated | None:
         return None
     folders = [paths.RECORDED_RUNS / name for name in evidence.manifest().get(chapter, {}).get(evidence.PUBLISHED, ())]
     made_of = fingerprint.of_values(
-        [fingerprint.of_source([module.__name__]), *(fingerprint.of_file(folder / "run.json") for folder in folders)]
+        [
+            fingerprint.of_source([module.__name__, __name__]),
+            *(fingerprint.of_file(folder / "run.json") for folder in folders),
+        ]
     )
     file = paths.BUILD / "statements" / f"{chapter}.json"
     if file.is_file():
@@ -57,6 +60,7 @@ def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluat
         "statements": {
             name: asdict(found[first])
             | {"scope": module.STATEMENTS[name].scope, "rule": statements.bound_text(module.STATEMENTS[name])}
+            | {"quantity": module.STATEMENTS[name].must.quantity.about}
             | {"processors": {processor: one.outcome for processor, one in found.items()}}
             for name, found in checked.items()
         },

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
 from kvbook.measuring.estimates import FEWEST_UNITS
-from kvreport.publishing import rules
 from kvreport.publishing.judging import FEW_UNITS, Measured
 from kvreport.publishing.rules import Condition, Side
 
@@ -129,11 +128,8 @@ def module_of(chapter: str) -> ModuleType | None:
 
 
 def bound_text(statement: Statement[Any]) -> str:
-    """Write a statement's check in words: what is estimated, and where it must lie."""
-    condition = statement.must
-    known: set[rules.Bound] = set()
-    clause = condition.said(condition.quantity.about, known)
-    return clause[:1].upper() + clause[1:]
+    """Write in words where a statement's estimates must lie."""
+    return statement.must.said("it", set())
 
 
 def is_few(checked: Mapping[str, Any]) -> bool:

@@ -33,8 +33,8 @@ def _whose(place: Axes | Figure, dtypes: Iterable[str], **where) -> None:
         Line2D([], [], color=style.DTYPE_COLOURS[d], linewidth=3, label=DTYPES[d]) for d in dict.fromkeys(dtypes)
     ]
     handles += [
-        Line2D([], [], color=style.GREY, marker="o", linestyle="-", label="this run"),
-        Line2D([], [], color=style.GREY, marker="o", linestyle="--", markerfacecolor="white", label="published"),
+        Line2D([], [], color=style.GREY, marker="o", linestyle="-", label="our run"),
+        Line2D([], [], color=style.GREY, marker="o", linestyle="--", markerfacecolor="white", label="the issue"),
     ]
     place.legend(handles=handles, fontsize=9, **where)
 

@@ -202,6 +202,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "identical_bf16": _one(_identical("bfloat16"), "{:.0%}"),
     **{f"equal_{DTYPES[dtype]}": _count(LAST, dtype) for dtype in ("float32", "float16", "bfloat16")},
     "generate_fp32": _count(greedy_paths.GENERATE, "float32"),
+    "generate_bf16": _count(greedy_paths.GENERATE, "bfloat16"),
     "posted_fp32": _count(POSTED, "float32"),
     "posted_length": _cache_length(POSTED),
     "last_length": _cache_length(LAST),

@@ -202,7 +202,7 @@ def mitigation_table(measured: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table, columns=columns)
 
 
-GROWTH, RATIO = "growth a layer", "ratio of drift / that of unit roundoffs"
+GROWTH, RATIO = "growth per layer", "ratio of drift / that of unit roundoffs"
 
 
 def laws_table(ours: Iterable[pd.DataFrame], published: Iterable[pd.DataFrame]) -> pd.DataFrame:
@@ -213,7 +213,7 @@ def laws_table(ours: Iterable[pd.DataFrame], published: Iterable[pd.DataFrame]) 
         for _, row in fitted.iterrows():
             is_ratio = "coarse" in fitted.columns
             dtypes = f"{DTYPES[row['coarse']]} / {DTYPES[row['fine']]}" if is_ratio else DTYPES[row["dtype"]]
-            label = f"{row['model'].split('/')[-1]}, {dtypes}{', published' if theirs else ''}"
+            label = f"{row['model'].split('/')[-1]}, {dtypes}{', the issue' if theirs else ''}"
             estimate = row[column]
             if is_ratio:
                 roundoffs = agreement.UNIT_ROUNDOFF[row["coarse"]] / agreement.UNIT_ROUNDOFF[row["fine"]]
