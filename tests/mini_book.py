@@ -38,7 +38,7 @@ CODE = {
         f'page = publish.Page("{STEM}")\n'
         "fig, ax = plt.subplots()\n"
         'ax.plot(rows["x"], rows["y"], marker="o", label=label)\n'
-        'page.figure(fig, "fig-squares", f"Thirds of {n} squares.", f"A line through {n} points.", rows)\n'
+        'page.figure(fig, "fig-squares", f"Thirds of {n} squares.", f"A line through {n} points.", table=rows)\n'
     ),
     "table": 'page.table(rows, "tab-squares", "The rows behind {numref}`fig-squares`.", {"y": "{:.2f}"})\n',
     "numbers": 'page.numbers({"last-square": f"{rows.y.iloc[-1]:.2f}", "exact": "1e-3 [8.40, 9.5]"})\n',

@@ -131,7 +131,7 @@ def bugs(rows: Rows) -> pd.DataFrame:
         for row in rows if table.verdict(row) == BUG
         for path in PATHS if row.get(path) == BUG
     ]  # fmt: skip
-    return pd.DataFrame(found)
+    return pd.DataFrame(found, columns=["architecture", "path", "first wrong position", "drift in fp64"])
 
 
 def compared(own: Rows, published: Rows) -> pd.DataFrame:
