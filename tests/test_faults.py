@@ -321,7 +321,7 @@ def test_without_any_network_chapters_run_and_the_book_is_rendered(tmp_path):
     (root / "parameters" / "few.yaml").write_text(
         "01_layer_drift: {n_samples: 2, n_tokens: 8, dtypes: [float32, bfloat16]}\n"
     )
-    for folder in ("models", "documents"):
+    for folder in ("models", "documents", "runs", "evidence.yaml"):
         (root / "data" / folder).symlink_to(ROOT / "data" / folder)
     shutil.copy(ROOT / "references.bib", root)
     (root / "index.md").write_text(mini_book.INDEX + "\n```{bibliography}\n```\n")

@@ -123,7 +123,7 @@ def test_every_badge_that_the_atlas_links_is_there(site):
 
 
 def test_how_a_chapter_was_run_opens_with_the_keyboard(chapter):
-    summary = chapter.locator("details summary", has_text="How this was run")
+    summary = chapter.locator("details.kvbook-run summary", has_text="How this was run")
     facts = chapter.locator("details dd", has_text="torch")
     assert not facts.is_visible()
     summary.focus()
