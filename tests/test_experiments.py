@@ -401,7 +401,7 @@ def test_a_statement_of_few_files_is_not_resolved(lawful):
 
 
 def test_statements_about_what_was_not_run_say_so(lawful):
-    none = dataclasses.replace(lawful, drift=None, greedy=None)
+    none = dataclasses.replace(lawful, drift=None, greedy=None, lengths=None)
     assert set(outcomes(none).values()) == {"not run"}
 
 
