@@ -201,9 +201,9 @@ def try_out(name: str) -> dict[str, Any]:
 def main() -> int:
     """Try every architecture, and compare with the run that the book cites."""
     from kvbook.atlas import table
-    from kvreport.chapters.atlas import results, tables
+    from kvreport.chapters.atlas import results
 
-    called = {row["architecture"]: table.verdict(row) for row in tables.rows(results.recorded())}
+    called = {row["architecture"]: table.verdict(row) for row in results.Results.of_book().rows}
     faults = built = 0
     for name in sys.argv[1:] or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvbook.atlas import table
-from kvreport.chapters.atlas import results, tables
+from kvreport.chapters.atlas import results
 
 COUNT = 12
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def tried():
 
 @pytest.fixture(scope="module")
 def called():
-    return {row["architecture"]: table.verdict(row) for row in tables.rows(results.recorded())}
+    return {row["architecture"]: table.verdict(row) for row in results.Results.of_book().rows}
 
 
 def test_no_architecture_of_a_seeded_dozen_differs_silently_under_row_invariance(tried):

@@ -151,7 +151,7 @@ def test_a_name_that_does_not_exist_is_one_line_with_near_ones_and_status_2(exec
     done = kvbook(executed, "cite", name)
     assert done.returncode == 2
     assert done.stdout.count("\n") == 1
-    assert done.stdout.startswith(f"kvbook: no figure or table is called '{name}': {said}")
+    assert done.stdout.startswith(f"kvbook: no figure, table or statement is called '{name}': {said}")
 
 
 def test_before_anything_was_executed_the_command_says_what_to_do(tmp_path):
