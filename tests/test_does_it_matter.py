@@ -312,10 +312,10 @@ def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_
     with torch.inference_mode():
         for noise, parts in ((3, False), (4, True)):
             written = first_divergence.write(
-                subject.baseline.model, prompts, [0, 1, 2, 3], 12, first_divergence.Chooser("drawn", 3)
+                subject.baseline.model, prompts, [0, 1, 2, 3], 12, first_divergence.Chooser("sampled", 3)
             )
             other = first_divergence.write(
-                subject.baseline.model, prompts, [0, 1, 2, 3], 12, first_divergence.Chooser("drawn", noise)
+                subject.baseline.model, prompts, [0, 1, 2, 3], 12, first_divergence.Chooser("sampled", noise)
             )
             assert (written != other).any().item() == parts
 

@@ -153,7 +153,7 @@ def parting():
             "steps": 20 if dtype == "float32" else 4 + sample, "parted": int(dtype == "bfloat16" and sample % 2),
         }
         for dtype in SIZE for choice in first_divergence.CHOICES for way in ways for sample in range(6)
-        if (choice, way) != (first_divergence.DRAWN, first_divergence.ASSISTED)
+        if (choice, way) != (first_divergence.SAMPLED, first_divergence.ASSISTED)
     )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_n
         assert row["greedy_parted"] == ("0 of 6" if dtype == "float32" else "3 of 6")
     shown = laid_out.partings_shown(table.reset_index()).set_index(["way", "dtype"])
     cells = shown.loc[first_divergence.ASSISTED]
-    assert list(cells["parted, drawn"]) == ["", ""]
+    assert list(cells["parted, sampled"]) == ["", ""]
     assert "" not in list(cells["parted, greedy"])
 
 
@@ -317,7 +317,7 @@ def test_lost_choices_are_counted_with_the_largest_margin_lost_and_none_is_not_c
 
 
 def test_partings_are_counted_by_choice_and_texts_that_stay_together_are_not_said_to_part(parting):
-    assert "greedy 0 of 6 in fp32 and 3 of 6 in bf16, drawn 0 of 6 in fp32" in words._partings_found(parting.rows)
+    assert "greedy 0 of 6 in fp32 and 3 of 6 in bf16, sampled 0 of 6 in fp32" in words._partings_found(parting.rows)
     assert "none of 24 texts" in words._partings_found(parting.rows.assign(parted=0))
 
 

@@ -23,16 +23,13 @@ from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Steps before and behind the parting that are looked at.
 BEFORE, BEHIND = 8, 24
-# Pairs in a dtype, the first ones.
-MOST_PAIRS = 8
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Choose greedy paths that parted, at most `MOST_PAIRS` a dtype."""
+    """Choose greedy paths that parted."""
     wrote = (rows["way"] == first_divergence.WRITER) & (rows["choice"] == first_divergence.GREEDY)
     found = rows[wrote & (rows["parted"] == 1)]
-    columns = ["dtype", "sample", "source", "steps", "path", "instead"]
-    return found.groupby("dtype", sort=False).head(MOST_PAIRS)[columns]
+    return found[["dtype", "sample", "source", "steps", "path", "instead"]]
 
 
 def inputs(settings: DoesItMatterSettings) -> dict[str, Any] | None:
@@ -106,8 +103,8 @@ def follow(
 
 def work(settings: DoesItMatterSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    n_pairs = min(MOST_PAIRS, settings.n_samples)
-    return Work(settings.n_tokens, 3 * n_pairs, 2 * BEHIND * n_pairs, settings.dtypes)
+    # At most: as if every greedy path parted.
+    return Work(settings.n_tokens, 3 * settings.n_samples, 2 * BEHIND * settings.n_samples, settings.dtypes)
 
 
 EXPERIMENT = Experiment(

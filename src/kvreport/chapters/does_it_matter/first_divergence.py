@@ -11,7 +11,7 @@ nearly every draft is taken and every verification reads as many tokens at once 
 leaves the baseline it holds the baseline's tokens, so that it can be compared without a further pass.
 
 A choice is the largest logit, or the largest of logit + Gumbel noise, which is a sample at temperature 1.  The noise is the
-same for all ways, so two ways that draw differently do so because of their logits.
+same for all ways, so two ways that sample differently do so because of their logits.
 
 Rows, one a (model, dtype, choice, way, sample): see ``data/README.md``.
 """
@@ -31,8 +31,8 @@ from kvbook.runs.work import Work
 from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
-GREEDY, DRAWN = "greedy", "drawn"
-CHOICES = (GREEDY, DRAWN)
+GREEDY, SAMPLED = "greedy", "sampled"
+CHOICES = (GREEDY, SAMPLED)
 # The way that wrote the path.
 WRITER = variants.TOKENS.name
 # The one that `generate` writes with an assistant.
@@ -46,7 +46,7 @@ class Chooser:
 
     Parameters
     ----------
-    choice : {"greedy", "drawn"}
+    choice : {"greedy", "sampled"}
         How.
     seed : int
         Of the noise.

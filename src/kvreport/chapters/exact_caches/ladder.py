@@ -1,7 +1,6 @@
-"""Which part of the arithmetic has to be invariant: rungs from stock to all of it, with drift, error and time of each.
+"""Which part of the arithmetic has to be invariant: rungs from stock to all of it, with drift and error of each.
 
-Every text goes through all rungs before the next one comes, in an order that rotates.  Rows, one a (dtype, sample, rung):
-see ``data/README.md``.
+Rows, one a (dtype, sample, rung): see ``data/README.md``.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvbook import exact, progress
 from kvbook.exact.verification import fed
-from kvbook.measuring import in_fp64, timing
+from kvbook.measuring import in_fp64
 from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
@@ -45,7 +44,6 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
     """Take every text through all rungs, in every dtype."""
     truth = samples.load(settings, settings.model, "float64", "eager")
     texts = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens, settings.seed))
-    names = list(RUNGS)
     for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
         loaded = {kind: samples.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
         # Weights rounded as the subject's are, so that what is compared is arithmetic alone.
@@ -59,10 +57,9 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
                 reference = reference_model(ids, use_cache=False).logits[0]
             about = {"model": truth.name, "weights": truth.weights, "dtype": dtype, "sample": text.index,
                      "source": text.source, "n_tokens": ids.shape[1]}  # fmt: skip
-            turn = text.index % len(names)
             rows = [
-                about | {"rung": name} | _score(loaded[RUNGS[name][0]].model, RUNGS[name][1], ids, reference)
-                for name in names[turn:] + names[:turn]
+                about | {"rung": name} | _score(loaded[attention].model, parts, ids, reference)
+                for name, (attention, parts) in RUNGS.items()
             ]
             writer.append(unit, rows)
 
@@ -77,19 +74,13 @@ def _score(
     model: PreTrainedModel, parts: tuple[str, ...] | None, ids: torch.Tensor, reference: torch.Tensor
 ) -> dict[str, Any]:
     with torch.inference_mode(), _arithmetic(parts):
-        # What has not run yet is compared with its reference, or warmed up, here and not under the clock.
-        model(ids, use_cache=False)
-        full, full_s = timing.timed(lambda: model(ids, use_cache=False).logits[0], model.device)
-        sizes = [1] * ids.shape[1]
-        fed(model, ids[:, :4], [1] * 4, DynamicCache(config=model.config))
-        single, decode_s = timing.timed(lambda: fed(model, ids, sizes, DynamicCache(config=model.config)), model.device)
+        full = model(ids, use_cache=False).logits[0]
+        single = fed(model, ids, [1] * ids.shape[1], DynamicCache(config=model.config))
     errors = [(logits.double() - reference).square().mean().sqrt().item() for logits in (full, single)]
     return paths.against(full, single) | {
         "error_rms": errors[0],
         "step_error_rms": errors[1],
         "reference_rms": reference.square().mean().sqrt().item(),
-        "full_s": full_s,
-        "decode_s": decode_s / len(sizes),
     }
 
 
@@ -97,17 +88,12 @@ def work(settings: ExactCachesSettings) -> Work:
     """Count the passes of each model in each dtype."""
     n_texts = len(RUNGS) * settings.n_samples
     return Work(
-        settings.n_tokens,
-        2 * n_texts,
-        settings.n_tokens * n_texts,
-        settings.dtypes,
-        in_fp64=settings.n_samples,
-        copies=2,
+        settings.n_tokens, n_texts, settings.n_tokens * n_texts, settings.dtypes, in_fp64=settings.n_samples, copies=2
     )
 
 
 EXPERIMENT = Experiment(
-    "exact_ladder", ExactCachesSettings, inputs, measure, timed=True,
+    "exact_ladder", ExactCachesSettings, inputs, measure,
     fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}),
     work=work,
 )  # fmt: skip

@@ -46,7 +46,7 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
             "relative error on a logarithmic axis on the right.",
         ),
         "tab-exact-ladder": (
-            f"The same in numbers. Times are of this model, over stock's on the same text, medians. {one}.",
+            f"The same in numbers. {one}.",
             "",
         ),
         "tab-exact-promises": (
@@ -123,9 +123,7 @@ def numbers(results: Results) -> dict[str, str]:
     device = str(results.cost.about["machine"]["device"])
     ways, cost, table = results.ways.rows, results.cost.rows, results.shares
     exact, stock = (table[table["arithmetic"] == name] for name in (paths.EXACT, paths.STOCK))
-    times, rungs = results.costs, results.rungs
-    single = _stock_single(table)
-    steps = rungs[rungs["rung"] == "all"].set_index("dtype")["decode_ratio"]
+    times, single = results.costs, _stock_single(table)
     seconds = cost[cost["arithmetic"] == paths.STOCK][["prefill_s", "decode_s"]].median()
     return {
         "models": f"{ways['model'].nunique()}",
@@ -145,8 +143,6 @@ def numbers(results: Results) -> dict[str, str]:
         "step_error_ratio": _of_errors(results.errors["step_error_rms"]),
         "error_brackets": brackets(results.ladder.rows),
         "cost_brackets": brackets(cost, "repeat"),
-        "fp32_step_cost": f"{steps['float32']:.1f}" if "float32" in steps else "not measured",
-        "step_costs": "; ".join(f"{DTYPES[dtype]} {ratio:.1f}" for dtype, ratio in steps.items()),
         "decode_cost": times["decode"].text("{:.2f}"),
         "prefill_cost": times["prefill"].text("{:.2f}"),
         "cost_dtype": DTYPES[results.cost.about["settings"]["cost_dtype"]],
