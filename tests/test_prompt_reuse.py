@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.measuring import agreement
+from kvbook.measuring import agreement, caches
 from kvbook.models import loading, tokenizers
 from kvreport.chapters.prompt_reuse import (
     claims,
@@ -63,7 +63,7 @@ def folders(tmp_path_factory, bpes):
 def settings(folders, text_folder):
     return PromptReuseSettings.checked(
         model=str(folders["llama"]), second_model=str(folders["qwen2"]), corpus=str(text_folder), n_samples=3,
-        n_positions=12, n_new_tokens=8, dtypes=("float32", "bfloat16"),
+        n_prompts=0, n_positions=12, n_new_tokens=8, dtypes=("float32", "bfloat16"),
     )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def test_with_equal_row_counts_no_first_layer_key_differs(results):
 
 
 def test_the_vocabulary_joins_words_with_the_stop_and_the_prompts_show_it(results):
-    runs = results.runs
+    runs = results.written
     joined = runs[runs["case"] == continuations.JOINED]
     assert "get" in set(joined["item"])
     assert joined["seam"].all()
@@ -182,7 +182,7 @@ def test_the_vocabulary_joins_words_with_the_stop_and_the_prompts_show_it(result
 
 
 def test_with_a_seam_the_model_is_fed_one_token_too_few(results):
-    runs = results.runs
+    runs = results.written
     joined = runs[(runs["case"] == continuations.JOINED)].set_index("way")
     needed = joined["prompt_tokens"] - joined["shared_tokens"]
     assert (joined["fed_tokens"] == needed)[continuations.SAFE].all()
@@ -190,7 +190,7 @@ def test_with_a_seam_the_model_is_fed_one_token_too_few(results):
 
 
 def test_safe_reuse_restores_the_tokens_in_fp32_and_reuse_as_it_is_does_not(results):
-    runs = results.runs.query("dtype == 'float32'")
+    runs = results.written.query("dtype == 'float32'")
     assert runs.loc[runs["way"] == continuations.SAFE, "equal"].all()
     assert runs.loc[(runs["way"] == continuations.POSTED) & (runs["case"] == continuations.CONTINUED), "equal"].all()
     seams_posted = runs[(runs["way"] == continuations.POSTED) & (runs["case"] == continuations.JOINED)]
@@ -198,7 +198,7 @@ def test_safe_reuse_restores_the_tokens_in_fp32_and_reuse_as_it_is_does_not(resu
 
 
 def test_a_cache_as_long_as_the_prompt_is_fed_the_whole_prompt_again(results):
-    runs = results.runs
+    runs = results.written
     whole = runs[(runs["case"] == continuations.WHOLE)].set_index("way")
     assert (whole.loc[continuations.POSTED, "fed_tokens"] == whole.loc[continuations.POSTED, "prompt_tokens"]).all()
     assert (whole.loc[continuations.SAFE, "fed_tokens"] == 1).all()
@@ -206,13 +206,35 @@ def test_a_cache_as_long_as_the_prompt_is_fed_the_whole_prompt_again(results):
 
 
 def test_texts_side_by_side_are_marked_where_they_part_and_nowhere_else(results):
-    runs = results.runs
+    runs = results.written
     table = tables.side_by_side(runs, (continuations.JOINED,))
     for row in table.itertuples(index=False):
         plain, posted = row[2], row[3]
         assert tables.MARK not in plain
         before = posted.partition(tables.MARK)[0]
         assert plain == posted if tables.MARK not in posted else plain.startswith(before)
+
+
+def test_one_text_has_a_seam_after_its_space_and_none_before(settings, folders):
+    tokenizer = loading.tokenizer(str(folders["llama"]))
+    asked = settings.model_copy(update={"n_prompts": 3})
+    items = {(item.case, item.name): item for item in continuations.question_items(asked, tokenizer)}
+    seams = []
+    for question in continuations.questions(asked):
+        after, before = (items[case, question] for case in (continuations.DOCUMENTED, continuations.SPACE))
+        assert after.ids == before.ids
+        assert caches.shared_length(before.prefix_ids, before.ids) == len(before.prefix_ids)
+        seams.append(caches.shared_length(after.prefix_ids, after.ids) < len(after.prefix_ids))
+    # Control: this vocabulary joins the space with some first words, so the other cut is seen to matter.
+    assert any(seams)
+
+
+def test_seeds_share_no_question_and_what_is_not_there_is_refused(settings):
+    taken = [continuations.questions(settings.model_copy(update={"n_prompts": 20, "seed": seed})) for seed in range(3)]
+    assert len({question for of_seed in taken for question in of_seed}) == 60
+    with pytest.raises(UserError, match="60 questions") as error:
+        continuations.questions(settings.model_copy(update={"n_prompts": 20, "seed": 3}))
+    assert "\n" not in str(error.value)
 
 
 def test_white_space_can_be_seen():
@@ -335,7 +357,7 @@ def with_tokens(reuse: pd.DataFrame, where: pd.Series, like_no_reuse: bool) -> p
 def with_mismatch(results: Results, **rows: pd.DataFrame) -> Results:
     """Give results in whose vocabulary the thread's own prompts change the prefix's ids."""
     results = changed(results, **rows)
-    results.__dict__["runs"] = results.runs.assign(seam=True)
+    results.__dict__["written"] = results.written.assign(seam=True)
     return results
 
 
@@ -372,7 +394,7 @@ def four_prompts(results: Results, mismatched: dict[str, bool], continued: dict[
         for dtype in equal
         for item in range(4)
     ]  # fmt: skip
-    results.__dict__["runs"] = pd.DataFrame(runs)
+    results.__dict__["written"] = pd.DataFrame(runs)
     return results
 
 
@@ -396,7 +418,7 @@ def test_precision_explains_what_the_finest_dtype_does_not_show(results, mismatc
     found = claims.CHECKS["precision-explains"](planted)
     assert found.verdict == expected
     assert found.n == "4 prompts (few)"
-    planted.__dict__["runs"] = planted.runs[planted.runs["item"] < "3"]
+    planted.__dict__["written"] = planted.written[planted.written["item"] < "3"]
     assert claims.CHECKS["precision-explains"](planted).verdict == "undecided"
 
 
@@ -471,7 +493,7 @@ def test_layers_differ_by_as_much_and_in_as_many_series_as_the_rows_say(found, s
 
 
 def test_reuse_is_compared_over_the_cases_that_were_run_both_ways(results, found, reuse):
-    table = results.runs
+    table = results.written
     safe = table[table["way"] == continuations.SAFE]
     n = int(table[table["way"] == continuations.POSTED]["case"].isin(safe["case"]).sum())
     assert n < (table["way"] == continuations.POSTED).sum()

@@ -71,7 +71,7 @@ def _posted_runs(runs: pd.DataFrame, *cases: str) -> pd.DataFrame:
 
 def _mismatched(runs: pd.DataFrame) -> pd.DataFrame:
     """Keep the posted way where the ids do not continue: the thread's prompts, or their like in this vocabulary."""
-    posted = _posted_runs(runs, continuations.THREAD, continuations.JOINED)
+    posted = _posted_runs(runs, continuations.THREAD, continuations.JOINED, continuations.DOCUMENTED)
     return posted[posted["seam"]]
 
 
@@ -85,8 +85,8 @@ OWN = Quantity("share of runs on the thread's own prompts whose tokens differ")
 
 
 def _reused_cache_changes_text(results: Results) -> Evidence:
-    own = _posted_runs(results.runs, continuations.THREAD)
-    chosen = _mismatched(results.runs)
+    own = _posted_runs(results.written, continuations.THREAD)
+    chosen = _mismatched(results.written)
     beside = (
         f"on the prompts whose ids leave the prefix's, chosen for that, tokens differ in {_of(~chosen['equal'])} runs"
     )
@@ -102,8 +102,9 @@ CONTINUED = Quantity(
 
 
 def _precision_explains(results: Results) -> Evidence:
-    runs = results.runs
-    seams, continued = _mismatched(runs), _posted_runs(runs, continuations.CONTINUED)
+    runs = results.written
+    seams = _mismatched(runs)
+    continued = _posted_runs(runs, continuations.CONTINUED, continuations.SPACE)
     if seams.empty:
         return missing(_weights(results), "0 prompts whose ids leave the prefix's in this vocabulary")
     finest = _finest(results)
@@ -124,7 +125,7 @@ SAFE = Quantity("share of prompts of the documented example whose tokens are equ
 
 
 def _recipe_is_safe(results: Results) -> Evidence:
-    table = _posted_runs(results.runs, continuations.DOCUMENTED)
+    table = _posted_runs(results.written, continuations.DOCUMENTED)
     beside = f"the ids do not continue the prefix's in {_of(table['seam'])} runs of all dtypes"
     table = table[table["dtype"] == _finest(results)]
     found = {
@@ -140,7 +141,7 @@ LACKING = Quantity("texts with the cache whose ids leave the cached ones", form=
 
 
 def _answer_survives(results: Results) -> Evidence:
-    runs = results.runs
+    runs = results.written
     asked = runs[
         runs["case"].isin([continuations.THREAD, continuations.CHAT])
         & (runs["item"].astype(str) == "1")

@@ -14,20 +14,26 @@ Cases:
     the ids have one.
 ``chat template``
     The thread's prefix as a system's turn and its prompts as a user's, in the model's own chat template.  The cache was
-    filled with the first turn, behind which the ids of every template go on.  Absent where a model has no template.
+    filled with the first turn, after which the ids of every template go on.  Absent where a model has no template.
 ``whole prompt``
     The cache was filled with the whole prompt.
 ``corpus``
     Texts of the corpus, cut in two at a random character.
+``before the space``
+    The texts of ``documented``, cut one character earlier, so that the space begins the prompt.
+
+The experiment ``reused_questions`` has further questions after the same prefix: as ``documented``, ``before the space``, and
+in the ``chat template``.
 
 Ways: without any cache handed over; with the prefix's cache as it is; with what of it the prompt's ids share
 (`kvbook.measuring.caches.reusable`).
 
-Rows, one a (model, dtype, case, item, way, cache, step): see ``data/README.md``.
+Rows of both, one a (model, dtype, case, item, way, cache, step): see ``data/README.md``.
 """
 
 import copy
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +41,7 @@ import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook import progress
+from kvbook import paths, progress
 from kvbook.errors import UserError
 from kvbook.measuring import caches
 from kvbook.models import corpus, loading
@@ -50,14 +56,20 @@ NO_REUSE = "no reuse"
 POSTED = "prefix cache as it is"
 SAFE = "longest common prefix"
 THREAD, DOCUMENTED, JOINED, CONTINUED = "thread", "documented", "joined word", "continued ids"
-CHAT, WHOLE, CORPUS = "chat template", "whole prompt", "corpus"
+SPACE, CHAT, WHOLE, CORPUS = "before the space", "chat template", "whole prompt", "corpus"
 
+# Names of the thread's own prompts.
+OWN = ("0", "1")
+# Short questions, one a line, written for this book.
+QUESTIONS = paths.DATA / "questions.txt"
 # Words that the vocabulary joins with a full stop: how many to try, and how long they must be to be words.
 _N_WORDS, _WORD_LENGTH = 8, 3
 
 # Texts that are written for the thread's examples in a dtype, more or less, in all ways.
 _POSTED_TEXTS = 46
-# Tokens of a text before and behind the cut.
+# The same for each further question.
+_QUESTION_TEXTS = 9
+# Tokens of a text before and after the cut.
 _BEFORE, _BEHIND = 32, 12
 
 
@@ -81,6 +93,9 @@ class Item:
     ids: list[int]
 
 
+Items = Callable[[PromptReuseSettings, PreTrainedTokenizerBase], Iterator[Item]]
+
+
 def joined_words(tokenizer: PreTrainedTokenizerBase, stop: str = ".") -> list[str]:
     """List words that a vocabulary joins with the full stop before them, the most frequent first."""
     vocabulary = tokenizer.get_vocab()
@@ -92,50 +107,72 @@ def joined_words(tokenizer: PreTrainedTokenizerBase, stop: str = ".") -> list[st
     return [token[1:] for token in tokens if len(token) > _WORD_LENGTH]
 
 
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, **options) -> list[int]:
+    return list(tokenizer(text, **options)["input_ids"])
+
+
+def questions(settings: PromptReuseSettings) -> list[str]:
+    """Give further questions, which the thread does not have; seeds share none."""
+    listed = QUESTIONS.read_text("utf-8").splitlines()
+    begin = settings.seed * settings.n_prompts
+    if begin + settings.n_prompts > len(listed):
+        raise UserError(
+            f"n_prompts = {settings.n_prompts} with seed {settings.seed}: {QUESTIONS.name} has {len(listed)} questions; "
+            "lower either"
+        )
+    return listed[begin : begin + settings.n_prompts]
+
+
+def question_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
+    """Encode the further questions after the thread's prefix, cut at two places, and in the chat template."""
+    texts = documents.published("forum-reuse")["generation"]
+    for question in questions(settings):
+        whole = _encode(tokenizer, texts["documented_prefix"] + question)
+        yield Item(DOCUMENTED, question, _encode(tokenizer, texts["documented_prefix"]), whole)
+        yield Item(SPACE, question, _encode(tokenizer, texts["prefix"]), whole)
+        yield from _chat_items(tokenizer, texts["prefix"], {question: question})
+
+
 def posted_items(tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
     """Encode the examples of the thread and of the documentation, their variations, and a cache as long as the prompt."""
-
-    def encode(text: str, **options) -> list[int]:
-        return list(tokenizer(text, **options)["input_ids"])
-
     texts = documents.published("forum-reuse")["generation"]
-    prefix, documented = encode(texts["prefix"]), encode(texts["documented_prefix"])
+    prefix, documented = (_encode(tokenizer, texts[key]) for key in ("prefix", "documented_prefix"))
 
     def continued(name: str, prompt: str) -> Item:
-        return Item(CONTINUED, name, prefix, prefix + encode(prompt, add_special_tokens=False))
+        return Item(CONTINUED, name, prefix, prefix + _encode(tokenizer, prompt, add_special_tokens=False))
 
     for number, prompt in enumerate(texts["prompts"]):
-        yield Item(THREAD, str(number), prefix, encode(texts["prefix"] + prompt))
-        yield Item(DOCUMENTED, str(number), documented, encode(texts["documented_prefix"] + prompt))
+        yield Item(THREAD, str(number), prefix, _encode(tokenizer, texts["prefix"] + prompt))
+        yield Item(DOCUMENTED, str(number), documented, _encode(tokenizer, texts["documented_prefix"] + prompt))
         yield continued(str(number), prompt)
     behind = texts["prompts"][-1].partition(" ")[2]
     for word in joined_words(tokenizer, texts["prefix"][-1])[:_N_WORDS]:
-        whole = encode(f"{texts['prefix']}{word} {behind}")
+        whole = _encode(tokenizer, f"{texts['prefix']}{word} {behind}")
         # A tokenizer that cuts before the word in any case has the token for other uses.
         if caches.shared_length(prefix, whole) < len(prefix):
             yield Item(JOINED, word, prefix, whole)
             yield continued(word, f"{word} {behind}")
-    yield from _chat_items(tokenizer, texts)
-    whole = encode(texts["prefix"] + texts["prompts"][0])
+    yield from _chat_items(tokenizer, texts["prefix"], dict(zip(OWN, texts["prompts"], strict=True)))
+    whole = _encode(tokenizer, texts["prefix"] + texts["prompts"][0])
     yield Item(WHOLE, "0", whole, whole)
 
 
-def _chat_items(tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any]) -> Iterator[Item]:
+def _chat_items(tokenizer: PreTrainedTokenizerBase, prefix: str, prompts: dict[str, str]) -> Iterator[Item]:
     if tokenizer.chat_template is None:
         return
 
     def encode(turns: list[dict[str, str]], **options) -> list[int]:
         return list(tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
 
-    system = {"role": "system", "content": texts["prefix"]}
+    system = {"role": "system", "content": prefix}
     try:
-        prefix = encode([system])
+        cached = encode([system])
     # A template that knows no system's turn raises whatever it likes.
     except Exception:
         return
-    for number, prompt in enumerate(texts["prompts"]):
+    for name, prompt in prompts.items():
         whole = encode([system, {"role": "user", "content": prompt}], add_generation_prompt=True)
-        yield Item(CHAT, str(number), prefix, whole)
+        yield Item(CHAT, name, cached, whole)
 
 
 def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
@@ -197,7 +234,8 @@ def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iter
     yield NO_REUSE, "", generate(model, item.ids, n_new_tokens)
     # The prompt may be fed a second time on top of a cache that holds it.
     room = len(item.prefix_ids) + len(item.ids) + n_new_tokens
-    for kind in ("dynamic", "static") if item.case in (THREAD, CHAT, WHOLE) else ("dynamic",):
+    both = item.case in (THREAD, CHAT, WHOLE) and item.name in OWN
+    for kind in ("dynamic", "static") if both else ("dynamic",):
         filled = fill(model, item.prefix_ids, kind, room)
         # As the thread does: the filled cache is kept, every prompt gets a copy.
         yield POSTED, kind, generate(model, item.ids, n_new_tokens, copy.deepcopy(filled))
@@ -206,47 +244,76 @@ def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iter
         yield SAFE, kind, generate(model, item.ids, n_new_tokens, caches.reusable(filled, item.prefix_ids, item.ids))
 
 
-def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
-    """Name the models, the thread's texts and the corpus, and refuse what cannot be run."""
-    models = split_keys.identities(settings)
+def _refuse_long(settings: PromptReuseSettings, models: list[dict[str, Any]], items_of: Items) -> None:
+    """Refuse texts that are longer than a model's context; the corpus is cut before a folder is made."""
     for model in models:
         tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
-        # The corpus is cut before a folder is made, so that one which is too small leaves none.
-        longest = max(len(item.ids) for items in (posted_items(tokenizer), corpus_items(settings, tokenizer))
-                      for item in items)  # fmt: skip
+        longest = max((len(item.ids) for item in items_of(settings, tokenizer)), default=0)
         limit = model["context_length"]
         if limit is not None and 2 * longest + settings.n_new_tokens > limit:
             raise UserError(
                 f"{2 * longest + settings.n_new_tokens} tokens are more than the context of {model['name']}, {limit}: "
                 "lower n_new_tokens"
             )
+
+
+def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
+    """Name the models, the thread's texts and the corpus, and refuse what cannot be run."""
+    models = split_keys.identities(settings)
+    _refuse_long(settings, models, _all_items)
     texts = documents.published("forum-reuse")["generation"]
     return {"texts": texts, "models": models, "corpus": corpus.describe(settings.corpus)}
 
 
+def inputs_questions(settings: PromptReuseSettings) -> dict[str, Any] | None:
+    """Name the models and the questions; None where none is asked for."""
+    if not settings.n_prompts:
+        return None
+    models = split_keys.identities(settings)
+    _refuse_long(settings, models, question_items)
+    texts = documents.published("forum-reuse")["generation"]
+    return {"texts": texts, "questions": questions(settings), "models": models}
+
+
+def _all_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
+    yield from posted_items(tokenizer)
+    yield from corpus_items(settings, tokenizer)
+
+
 def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Continue every example in every way, for all models and dtypes; the corpus in the first dtype alone."""
-    for model in made_of["models"]:
-        for dtype in settings.dtypes:
-            loaded = samples.load(settings, model["asked_for"], dtype)
-            items = list(posted_items(loaded.tokenizer))
-            # Cut texts ask about ids, which have no dtype: the first one is enough.
-            if dtype == settings.dtypes[0]:
-                items += corpus_items(settings, loaded.tokenizer)
-            for item in progress.track(items, label=f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
-                unit = f"{model['asked_for']}|{dtype}|{item.case}|{item.name}"
-                if unit in writer.done:
-                    continue
-                about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "case": item.case,
-                         "item": item.name}  # fmt: skip
-                with torch.inference_mode():
-                    found = continuations(loaded.model, item, settings.n_new_tokens)
-                    rows = [
-                        about | row
-                        for way, kind, continuation in found
-                        for row in _rows(loaded.tokenizer, item, way, kind, continuation)
-                    ]
-                writer.append(unit, rows)
+    for model, dtype in itertools.product(made_of["models"], settings.dtypes):
+        # Cut texts ask about ids, which have no dtype: the first one is enough.
+        of_ids_alone = {CORPUS} if dtype != settings.dtypes[0] else set()
+        _continue_all(settings, model, dtype, writer, _all_items, of_ids_alone)
+
+
+def measure_questions(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Continue every question in every way, for all models and dtypes."""
+    for model, dtype in itertools.product(made_of["models"], settings.dtypes):
+        _continue_all(settings, model, dtype, writer, question_items)
+
+
+def _continue_all(
+    settings: PromptReuseSettings, model: dict[str, Any], dtype: str, writer: records.Writer, items_of: Items,
+    left_out: Collection[str] = (),
+) -> None:  # fmt: skip
+    loaded = samples.load(settings, model["asked_for"], dtype)
+    items = [item for item in items_of(settings, loaded.tokenizer) if item.case not in left_out]
+    for item in progress.track(items, label=f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
+        unit = f"{model['asked_for']}|{dtype}|{item.case}|{item.name}"
+        if unit in writer.done:
+            continue
+        about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "case": item.case,
+                 "item": item.name}  # fmt: skip
+        with torch.inference_mode():
+            found = continuations(loaded.model, item, settings.n_new_tokens)
+            rows = [
+                about | row
+                for way, kind, continuation in found
+                for row in _rows(loaded.tokenizer, item, way, kind, continuation)
+            ]
+        writer.append(unit, rows)
 
 
 def _rows(
@@ -279,11 +346,26 @@ def work(settings: PromptReuseSettings) -> Work:
     return Work(_BEFORE + _BEHIND, 2 * n_texts, n_texts * settings.n_new_tokens, settings.dtypes)
 
 
+def work_questions(settings: PromptReuseSettings) -> Work | None:
+    """Count the passes of each model in each dtype."""
+    n_texts = _QUESTION_TEXTS * settings.n_prompts
+    return Work(_BEFORE, 2 * n_texts, n_texts * settings.n_new_tokens, settings.dtypes) if n_texts else None
+
+
 EXPERIMENT = Experiment(
     "prompt_reuse",
     PromptReuseSettings,
     inputs,
     measure,
-    fields=frozenset(PromptReuseSettings.model_fields) - {"n_positions"},
+    fields=frozenset(PromptReuseSettings.model_fields) - {"n_positions", "n_prompts"},
     work=work,
+)
+
+REUSED_QUESTIONS = Experiment(
+    "reused_questions",
+    PromptReuseSettings,
+    inputs_questions,
+    measure_questions,
+    fields=frozenset(PromptReuseSettings.model_fields) - {"n_positions", "n_samples", "corpus"},
+    work=work_questions,
 )

@@ -1,10 +1,12 @@
 """What the chapter on reusing a prompt's cache measured: its runs, and each of its tables once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
+from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.prompt_reuse import continuations, first_layer, split_keys, tables, tokenizer_boundaries
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
@@ -14,28 +16,47 @@ EXPERIMENTS = (
     first_layer.EXPERIMENT,
     continuations.EXPERIMENT,
     tokenizer_boundaries.EXPERIMENT,
+    continuations.REUSED_QUESTIONS,
 )
 
 
 @dataclass(frozen=True)
 class Results:
-    """The chapter's runs and tables; figures, words and claims take them from here.
+    """The chapter's runs and tables; figures, statements and claims take them from here.
 
     Attributes
     ----------
-    split, layer, reuse, cuts : Run
-        Of the experiments ``split_keys``, ``first_layer``, ``prompt_reuse`` and ``seams``.
+    split, layer, reuse, cuts, questions : Run or None
+        Of the experiments ``split_keys``, ``first_layer``, ``prompt_reuse``, ``seams`` and ``reused_questions``; None for
+        one that is not there.
     """
 
-    split: Run
-    layer: Run
-    reuse: Run
-    cuts: Run
+    split: Run | None
+    layer: Run | None
+    reuse: Run | None
+    cuts: Run | None
+    questions: Run | None = None
 
     @classmethod
     def of(cls, settings: PromptReuseSettings) -> "Results":
         """Measure, or read what these settings have measured."""
         return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+
+    @classmethod
+    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
+        """Take runs by their experiment."""
+        return cls(*(runs.get(experiment.name) for experiment in EXPERIMENTS))
+
+    @classmethod
+    def of_book(cls) -> "Results":
+        """Read what the book publishes."""
+        return cls.of_runs(next(iter(evidence.published("prompt_reuse", EXPERIMENTS).values())))
+
+    @property
+    def runs(self) -> dict[str, Run | None]:
+        """The runs by their experiment."""
+        found = (self.split, self.layer, self.reuse, self.cuts, self.questions)
+        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, found, strict=True)}
 
     @cached_property
     def counts(self) -> pd.DataFrame:
@@ -68,26 +89,26 @@ class Results:
         return tables.switches(self.split.rows)
 
     @cached_property
-    def runs(self) -> pd.DataFrame:
-        """`tables.runs`."""
-        return tables.runs(self.reuse.rows)
+    def written(self) -> pd.DataFrame:
+        """`tables.written`, of the thread's prompts, the corpus and the further questions."""
+        return tables.written(pd.concat([run.rows for run in (self.reuse, self.questions) if run]))
 
     @cached_property
     def texts(self) -> pd.DataFrame:
         """`tables.side_by_side`, of the cases that the page shows."""
         return tables.side_by_side(
-            self.runs, (continuations.THREAD, continuations.CHAT, continuations.JOINED, continuations.WHOLE)
+            self.written, (continuations.THREAD, continuations.CHAT, continuations.JOINED, continuations.WHOLE)
         )
 
     @cached_property
     def seams(self) -> pd.DataFrame:
         """`tables.seam_table`."""
-        return tables.seam_table(self.runs)
+        return tables.seam_table(self.written)
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:
         """`tables.outcomes`."""
-        return tables.outcomes(self.runs)
+        return tables.outcomes(self.written)
 
     @cached_property
     def cut_shares(self) -> pd.DataFrame:

@@ -18,6 +18,8 @@ class PromptReuseSettings(TextSettings):
         ``"stdlib"`` or a folder of text files; where texts are cut in two.
     n_samples : int
         Texts that are cut in two and continued with and without the first part's cache.
+    n_prompts : int
+        Questions that follow the thread's prefix, beside its own two; each seed takes others.
     n_positions : int
         Places in each file at which it is asked whether a cut changes the ids.
     dtypes : tuple of str
@@ -28,6 +30,7 @@ class PromptReuseSettings(TextSettings):
 
     second_model: Annotated[str, Field(min_length=1)] = "qwen2"
     n_samples: Annotated[int, Field(ge=1)] = 10
+    n_prompts: Annotated[int, Field(ge=0)] = 4
     n_positions: Annotated[int, Field(ge=1)] = 40
     dtypes: DTypes = ("float32", "bfloat16")
     n_new_tokens: Annotated[int, Field(ge=1)] = 20

@@ -111,11 +111,13 @@ def _counted(rows: pd.DataFrame) -> str:
 _RUN = ["model", "dtype", "case", "item"]
 
 
-def runs(reuse: pd.DataFrame) -> pd.DataFrame:
+def written(reuse: pd.DataFrame) -> pd.DataFrame:
     """Bring each continuation to one row and hold it against the one without reuse."""
     table = []
     keys = [*_RUN, "way", "cache"]
-    for values, rows in reuse.assign(cache=reuse["cache"].fillna("")).groupby(keys, sort=False):
+    # The thread's own prompts are in the run of every seed.
+    reuse = reuse.assign(cache=reuse["cache"].fillna("")).drop_duplicates([*keys, "step"])
+    for values, rows in reuse.groupby(keys, sort=False):
         rows = rows.sort_values("step")
         counted = ["prefix_tokens", "prompt_tokens", "shared_tokens", "fed_tokens", "cache_length"]
         table.append(
@@ -150,7 +152,8 @@ def runs(reuse: pd.DataFrame) -> pd.DataFrame:
 CASES = {
     continuations.THREAD: "thread",
     continuations.JOINED: "first word joins the stop",
-    continuations.DOCUMENTED: "space at the prefix's end",
+    continuations.DOCUMENTED: "cut after the space",
+    continuations.SPACE: "cut before the space",
     continuations.CONTINUED: "ids continued",
     continuations.CHAT: "chat template, system's turn cached",
     continuations.WHOLE: "cache holds the whole prompt",
@@ -210,6 +213,7 @@ def seam_table(table: pd.DataFrame) -> pd.DataFrame:
                 }
             )  # fmt: skip
     own = table[(table["way"] == continuations.NO_REUSE) & (table["dtype"] == table["dtype"].iloc[0])]
+    own = own[own["item"].isin(continuations.OWN) | (own["case"] == continuations.JOINED)]
     for row in own[
         own["case"].isin([continuations.THREAD, continuations.JOINED, continuations.DOCUMENTED])
     ].itertuples():
@@ -232,8 +236,9 @@ def shown(text: str) -> str:
 
 
 def side_by_side(table: pd.DataFrame, cases: tuple[str, ...]) -> pd.DataFrame:
-    """Put the continuations of each prompt beside one another, the place marked at which each leaves the first."""
+    """Put the continuations of the thread's prompts beside one another, the place marked at which each leaves the first."""
     rows = table[(table["dtype"] == table["dtype"].iloc[0]) & table["cache"].isin(["", "dynamic"])]
+    rows = rows[rows["item"].isin(continuations.OWN) | (rows["case"] == continuations.JOINED)]
     prompts = documents.published(DOCUMENT)["generation"]["prompts"]
     found = []
     for case in cases:

@@ -23,7 +23,7 @@ def captions(results: Results) -> dict[str, dict[str, str]]:
     setting = f"{wording.models(reuse)}; {_dtypes(reuse)}; greedy, at most {asked['n_new_tokens']} tokens; {wording.machine(reuse)}"
     finest = DTYPES[asked["dtypes"][0]]
     files, places = cuts.rows["source"].nunique(), cuts.about["settings"]["n_positions"]
-    counted = _of_texts(results.runs)
+    counted = _of_texts(results.written)
     found = findings(results)
     said = {
         "tab-element-counts": (
@@ -97,7 +97,7 @@ def findings(results: Results) -> dict[str, str]:
     return {
         "fig-rows-fed": _rows_fed(results),
         "fig-split-layers": _by_layer(results.layers),
-        "fig-reuse-outcomes": _outcomes(results.runs),
+        "fig-reuse-outcomes": _outcomes(results.written),
         "fig-cut-shares": _cuts(results.cut_shares),
     }
 
@@ -166,7 +166,7 @@ def _cuts(shares: pd.DataFrame) -> str:
 
 def numbers(results: Results) -> dict[str, str]:
     """Write every number that the chapter's prose quotes, by its glue key."""
-    return _of_keys(results) | _of_texts(results.runs) | _of_cuts(results.cut_shares)
+    return _of_keys(results) | _of_texts(results.written) | _of_cuts(results.cut_shares)
 
 
 def _of_keys(results: Results) -> dict[str, str]:
