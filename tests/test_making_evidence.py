@@ -94,6 +94,14 @@ def test_seeds_are_joined_with_samples_numbered_on_and_counted_together(asked):
     assert run.about["seeds"] == [0, 1]
 
 
+def test_a_documents_own_text_stands_once_among_joined_seeds():
+    pieces, begin = [], 0
+    for _ in range(2):
+        rows, begin = evidence._numbered_on(pd.DataFrame({"sample": ["posted", "0", "1"]}), begin)
+        pieces += rows["sample"].tolist()
+    assert pieces == ["posted", "0", "1", "2", "3"]
+
+
 def test_processors_are_kept_apart_and_runs_that_differ_in_more_than_the_seed_are_not_joined(asked):
     making.make(timed=False)
     runs = [records.load(paths.RECORDED_RUNS / name) for name in evidence.manifest()["chapter"][evidence.PUBLISHED]]

@@ -1,6 +1,5 @@
 """The experiment of the blog post about past_key_values, on small checkpoints in local folders."""
 
-import finding_rules
 import pandas as pd
 import pytest
 import torch
@@ -17,10 +16,11 @@ from transformers import (
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.models import tokenizers
-from kvreport.chapters.blog_past import claims, figures, past_tables, tables, words
+from kvreport.chapters.blog_past import claims, figures, past_tables, statements, tables
 from kvreport.chapters.blog_past.results import Results
 from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.publishing import documents, verdicts
+from kvreport.publishing.statements import check
 
 SHAPE = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 
@@ -171,7 +171,6 @@ def test_a_family_without_a_stand_in_is_run_untrained_and_the_rows_say_so(settin
     monkeypatch.setattr(paths, "STANDINS", tmp_path)
     alone = past_tables.EXPERIMENT.run(settings.model_copy(update={"families": ("mpt",), "n_samples": 1}))
     assert alone.rows.groupby("family")["weights"].first().to_dict() == {"gpt2": "local", "mpt": "untrained"}
-    assert "random weights" in words.captions(Results(alone))["fig-past-variants"]["caption"]
     # Weights that are not the document's show a mechanism, and no verdict may say more.
     assert word(alone.rows, "mpt-cannot") == "undecided"
     more = pd.concat([alone.rows.assign(source=f"{k}", sample=f"{k}") for k in range(5)])
@@ -247,7 +246,8 @@ def test_a_quantized_difference_is_held_against_the_posts_own_thousandth_in_ever
     eight = run.rows.assign(quantization="8bit", relative_rms=6e-3)
     assert word(pd.concat([rows, eight]), "quantization-keeps-past") == "refuted in kind"
     assert (
-        "MPT in 8 bits 6.0e-03" in claims.CHECKS["quantization-keeps-past"](results_of(pd.concat([rows, eight]))).here
+        "small-mpt in 8 bits 6.0e-03"
+        in claims.CHECKS["quantization-keeps-past"](results_of(pd.concat([rows, eight]))).here
     )
 
 
@@ -263,12 +263,36 @@ def test_the_ratio_of_falcons_two_tables_is_told_beside_the_posts(run):
     assert "published 2.4, here not run" in four_over_eight("4bit")
 
 
-def test_words_can_be_written_for_these_rows_and_for_one_model_alone(run, settings):
+QUANTIZED = {"four-bits-too", "eight-bits-in-small-models", "eight-bits-cost-more"}
+
+
+def outcomes(rows: pd.DataFrame) -> dict[str, str]:
+    return {name: check(one, results_of(rows)).outcome for name, one in statements.STATEMENTS.items()}
+
+
+def test_statements_hold_on_untrained_checkpoints_too_and_what_was_not_run_is_not_judged(run, settings):
+    found = outcomes(run.rows)
+    assert {name for name, outcome in found.items() if outcome != "holds"} == QUANTIZED
+    assert {found[name] for name in QUANTIZED} == {"not run"}
     alone = past_tables.EXPERIMENT.run(settings.model_copy(update={"families": ()}))
-    for each in (Results(run), Results(alone)):
-        assert all(isinstance(value, str) and value for value in words.numbers(each).values())
-        assert finding_rules.broken(words.captions(each), words.findings(each)) == []
+    assert set(outcomes(alone.rows).values()) == {"holds", "not run"}
     assert {check(Results(alone)).verdict for check in claims.CHECKS.values()} >= {"not run"}
+
+
+def test_control_each_statement_fails_on_rows_that_contradict_it(run):
+    rows = run.rows
+    has_past = rows["variant"].isin([past_tables.NATIVE, past_tables.DECODER])
+    swapped = outcomes(rows.assign(relative_rms=has_past.map({True: 1.0, False: 1e-9})))
+    for name in ("with-a-past-it-is-rounding", "mask-loses-context", "positions-lost-too", "deeper-layers-lose"):
+        assert swapped[name] == "fails", name
+    assert outcomes(rows.assign(relative_rms=1.0))["one-layer-loses-nothing"] == "fails"
+    for bits, name in (("4bit", "four-bits-too"), ("8bit", "eight-bits-in-small-models")):
+        assert outcomes(rows.assign(quantization=bits, relative_rms=1.0, weights="stand-in"))[name] == "fails"
+    exact = rows.assign(quantization="8bit", relative_spread=0.0, weights="package")
+    assert outcomes(exact)["eight-bits-cost-more"] == "fails"
+    assert outcomes(rows.assign(alone_max_abs=1.0))["no-past-is-the-last-token-alone"] == "fails"
+    both = rows["variant"] == past_tables.BOTH
+    assert outcomes(rows.assign(max_abs=rows["max_abs"] + both))["mask-hides-positions"] == "fails"
 
 
 def test_figures_draw_what_the_tables_hold(run):
@@ -281,20 +305,10 @@ def test_figures_draw_what_the_tables_hold(run):
         == (results.variants.query("layers == 3 or family == 'gpt2'")["largest"] > 0).sum()
     )
     assert len(figures.figure_published(results.beside).axes) == 8
+    behind = figures.figure_variants(results.variants, results.variants)
+    assert len(behind.axes[0].containers) == 2 * len(variants.axes[0].containers)
     depth = results.variants[results.variants["family"] == "roberta"]
     assert len(figures.figure_depth(depth).axes[0].containers) == 1
-
-
-def test_the_families_are_told_apart_by_numbers_of_the_posted_text(run, settings):
-    rows = run.rows.assign(**{"absolute mean": run.rows["family"].ne("gpt2") * 2.0 + 1.0})
-    said = words.findings(results_of(rows))["fig-past-published"]
-    # The other families of this run are not quantized, and the post's MPT and Falcon were: RoBERTa alone is left.
-    assert "GPT-2 differs by 1 on average" in said
-    assert "the other families differ by 3 or more" in said
-    alone = past_tables.EXPERIMENT.run(settings.model_copy(update={"families": ()})).rows
-    assert "the other families were not run" in words.findings(results_of(alone))["fig-past-published"]
-    without = run.rows[run.rows["family"] != "gpt2"]
-    assert "GPT-2 was not run" in words.findings(results_of(without))["fig-past-published"]
 
 
 def test_the_claim_on_roberta_compares_the_two_ways_text_by_text(run):
@@ -305,36 +319,6 @@ def test_the_claim_on_roberta_compares_the_two_ways_text_by_text(run):
     assert "1 layer 0.5" in claims.CHECKS["roberta-number-shows-it"](results_of(rows)).here
     as_far = run.rows.assign(relative_spread=1.0 + 8.0 * first)
     assert word(as_far, "roberta-number-shows-it") == "undecided"
-
-
-def test_models_with_their_past_and_without_it_are_kept_apart(run):
-    native = run.rows["variant"].isin([past_tables.NATIVE, past_tables.DECODER])
-    rows = run.rows.assign(relative_spread=native.map({True: 0.25, False: 0.75}))
-    said = words.findings(results_of(rows))["fig-past-variants"]
-    assert "with their past differ today by at most 0.25" in said
-    assert "RoBERTa, MPT and Falcon as in mid-2023 by 0.75 or more" in said
-    said = words.findings(results_of(rows.assign(relative_spread=1 - rows["relative_spread"])))["fig-past-variants"]
-    assert "with their past differ today by at most 0.75" in said
-    assert "as in mid-2023 by 0.25 or more" in said
-    # Only families that were run are named, and a past handed to a bidirectional model is no causal model's.
-    some = rows[rows["family"].isin(["gpt2", "falcon"])]
-    assert "; Falcon as in mid-2023" in words.findings(results_of(some))["fig-past-variants"]
-    handed = rows.assign(relative_spread=rows["relative_spread"].mask(rows["variant"] == past_tables.HANDED, 9.0))
-    assert (
-        words.findings(results_of(handed))["fig-past-variants"] == words.findings(results_of(rows))["fig-past-variants"]
-    )
-    assert "mid-2023" not in words.findings(results_of(rows[native]))["fig-past-variants"]
-    assert "no model was run" in words.findings(results_of(rows.assign(quantization="4bit")))["fig-past-variants"]
-
-
-def test_depth_is_told_by_layers_and_its_absence_as_such(run):
-    handed = run.rows["variant"] == past_tables.HANDED
-    rows = run.rows.assign(relative_spread=run.rows["layers"].where(handed, 9.0))
-    said = words.findings(results_of(rows))["fig-past-depth"]
-    assert "by 1 of their spread with 1 layer" in said
-    assert "by 2 to 3 with 2 to 3" in said
-    assert "no past at all changes them by 9" in said
-    assert "No bidirectional model" in words.findings(results_of(rows[~handed]))["fig-past-depth"]
 
 
 def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(settings, tmp_path, monkeypatch):

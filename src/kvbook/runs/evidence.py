@@ -18,6 +18,8 @@ from kvbook.errors import UserError
 from kvbook.runs import records
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from kvbook.runs.experiment import Experiment
 
 Manifest = dict[str, dict[str, list[str]]]
@@ -110,8 +112,7 @@ def joined(runs: Sequence[records.Run]) -> records.Run:
     for run in runs:
         rows = run.rows
         if "sample" in rows:
-            rows = rows.assign(sample=rows["sample"] + begin)
-            begin = rows["sample"].max() + 1
+            rows, begin = _numbered_on(rows, begin)
         pieces.append(rows.assign(seed=run.about["settings"]["seed"]))
     counts = {key: value * len(runs) for key, value in runs[0].about["settings"].items() if key in COUNTED}
     about = runs[0].about | {
@@ -124,6 +125,19 @@ def joined(runs: Sequence[records.Run]) -> records.Run:
     # What the property would read from one file.
     whole.__dict__["rows"] = pd.concat(pieces, ignore_index=True)
     return whole
+
+
+def _numbered_on(rows: "pd.DataFrame", begin: int) -> "tuple[pd.DataFrame, int]":
+    """Number samples from a place on; those with a name, a document's own text, do not depend on the seed and stand once."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(rows["sample"], errors="coerce")
+    if numbers.notna().all():
+        return rows.assign(sample=numbers + begin), int(numbers.max()) + begin + 1
+    if begin:
+        rows, numbers = rows[numbers.notna()], numbers[numbers.notna()]
+    named = (numbers + begin).map("{:.0f}".format).where(numbers.notna(), rows["sample"])
+    return rows.assign(sample=named), int(numbers.max()) + begin + 1
 
 
 def _but_for_the_seed(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ _DIFFERENCE = (
 )
 # A sum over a few hundred numbers in each of a dozen layers gives tens of roundoffs; a missing context gives hundreds in
 # the coarsest dtype.
-_ROUNDING = Bound(100, "ours", "more roundoffs than a dozen layers pile up")
-_NO_TEXT = Bound(0, "arithmetic", "in no text")
+ROUNDING = Bound(100, "ours", "more roundoffs than a dozen layers pile up")
+NO_TEXT = Bound(0, "arithmetic", "in no text")
 
 
 def _of(results: Results, family: str, variant: str, quantization: str | None = None) -> pd.DataFrame:
@@ -35,7 +35,8 @@ def _mean(series: str, rows: pd.DataFrame, value: str = "roundoffs") -> Measured
     return Measured(series, estimates.mean_resampled(rows, value), rows["source"].nunique())
 
 
-def _by(rows: pd.DataFrame, column: str, named: Callable[[object], str], value: str = "roundoffs") -> list[Measured]:
+def by(rows: pd.DataFrame, column: str, named: Callable[[object], str], value: str = "roundoffs") -> list[Measured]:
+    """Estimate a column's mean for each value of another one."""
     return [_mean(named(key), part, value) for key, part in rows.groupby(column, sort=False)]
 
 
@@ -48,11 +49,13 @@ def _spread(rows: pd.DataFrame) -> str:
     return f"{rows['relative_spread'].median():.2g} of the logits' spread in the median"
 
 
-def _layers(count: object) -> str:
+def layers(count: object) -> str:
+    """Write a number of layers."""
     return f"{count} layer{'s' * (count != 1)}"
 
 
-def _bits(quantization: object) -> str:
+def bits(quantization: object) -> str:
+    """Write what the weights are stored in."""
     return {"4bit": "4 bits", "8bit": "8 bits", "none": "no quantization"}[str(quantization)]
 
 
@@ -77,7 +80,7 @@ def _roberta_fails_bidirectional(results: Results) -> Evidence:
     handed = handed[handed["layers"] > 1]
     if handed.empty or causal.empty:
         return missing("stand-in", "0 runs of RoBERTa with a past handed over, or made causal")
-    found = {HANDED: _by(handed, "layers", _layers), CAUSAL: [_mean("", causal)]}
+    found = {HANDED: by(handed, "layers", layers), CAUSAL: [_mean("", causal)]}
     return Evidence(_weights(results, "roberta"), found)
 
 
@@ -95,7 +98,7 @@ def _roberta_number_shows_it(results: Results) -> Evidence:
     over = handed.assign(over=handed["relative_spread"] / handed["sample"].map(without))
     found = {
         POSTED: [_not_alone(posted)],
-        AGAINST_POSTED: _by(over, "layers", _layers, "over"),
+        AGAINST_POSTED: by(over, "layers", layers, "over"),
         HELD: [fact((posted["held"] > 0).mean())],
     }
     return Evidence(_weights(results, "roberta"), found, f"of {len(posted)} texts; posted call {_spread(posted)}")
@@ -109,10 +112,10 @@ def _quantization_keeps_past(results: Results) -> Evidence:
     ours = rows[rows["family"] == "gpt2"]
     if ours.empty:
         return missing("stand-in", "0 runs of GPT-2 in 4 or 8 bits")
-    others = rows.drop(ours.index).groupby(["family", "quantization"], sort=False)["relative_rms"].mean()
-    said = ", ".join(f"{tables.FAMILIES[name]} in {_bits(bits)} {value:.1e}" for (name, bits), value in others.items())
-    beside = f"other families, whose scatter is not explained: {said}" if said else ""
-    return Evidence(_weights(results, "gpt2"), {RELATIVE: _by(ours, "quantization", _bits, "relative_rms")}, beside)
+    others = rows.drop(ours.index).groupby(["model", "quantization"], sort=False)["relative_rms"].mean()
+    said = ", ".join(f"{name} in {bits(kind)} {value:.1e}" for (name, kind), value in others.items())
+    beside = f"other models, whose scatter is not explained: {said}" if said else ""
+    return Evidence(_weights(results, "gpt2"), {RELATIVE: by(ours, "quantization", bits, "relative_rms")}, beside)
 
 
 OFF = Quantity("texts in which MPT with use_cache off differs from the last token alone", form="{:.0f}")
@@ -123,7 +126,7 @@ def _mpt_cannot(results: Results) -> Evidence:
     off, on = _of(results, "mpt", past_tables.CACHE_OFF), _of(results, "mpt", past_tables.NATIVE)
     if off.empty:
         return missing("stand-in", "0 runs of MPT")
-    found = {OFF: [_not_alone(off)], ON: _by(on, "quantization", _bits)}
+    found = {OFF: [_not_alone(off)], ON: by(on, "quantization", bits)}
     return Evidence(_weights(results, "mpt"), found, f"of {len(off)} texts and quantizations; off, {_spread(off)}")
 
 
@@ -137,7 +140,7 @@ def _falcon_cannot(results: Results) -> Evidence:
     if native.empty:
         return missing("stand-in", "0 runs of Falcon")
     variants = {TODAY: past_tables.NATIVE, MASK: past_tables.UPPER_LEFT, ROTARY: past_tables.NO_OFFSET}
-    found = {quantity: _by(_of(results, "falcon", name), "quantization", _bits) for quantity, name in variants.items()}
+    found = {quantity: by(_of(results, "falcon", name), "quantization", bits) for quantity, name in variants.items()}
     return Evidence(_weights(results, "falcon"), found, _four_over_eight(results))
 
 
@@ -158,9 +161,9 @@ def _cannot(native: Quantity, *conditions, unseen: str) -> Rule:
     """A family cannot use its past: true where it fails natively, another cause where only a switch makes it fail."""
     return Rule(
         (
-            other_cause(every(native, "below", _ROUNDING), *conditions),
-            reproduced(every(native, "above", _ROUNDING)),
-            refuted(every(native, "below", _ROUNDING)),
+            other_cause(every(native, "below", ROUNDING), *conditions),
+            reproduced(every(native, "above", ROUNDING)),
+            refuted(every(native, "below", ROUNDING)),
         ),
         unseen=unseen,
     )
@@ -170,14 +173,14 @@ _THOUSANDTH = Bound(0.001, "document", "“at most 0.1%”")
 
 CHECKS = {
     "gpt2-compatible": Check(
-        Rule((reproduced(every(NATIVE, "below", _ROUNDING)), refuted(every(NATIVE, "above", _ROUNDING)))),
+        Rule((reproduced(every(NATIVE, "below", ROUNDING)), refuted(every(NATIVE, "above", ROUNDING)))),
         _gpt2_compatible,
     ),
     "roberta-fails-bidirectional": Check(
         Rule(
             (
-                reproduced(every(HANDED, "above", _ROUNDING), every(CAUSAL, "below", _ROUNDING)),
-                refuted(every(HANDED, "below", _ROUNDING)),
+                reproduced(every(HANDED, "above", ROUNDING), every(CAUSAL, "below", ROUNDING)),
+                refuted(every(HANDED, "below", ROUNDING)),
             )
         ),
         _roberta_fails_bidirectional,
@@ -186,7 +189,7 @@ CHECKS = {
         Rule(
             (
                 other_cause(
-                    every(POSTED, "at most", _NO_TEXT),
+                    every(POSTED, "at most", NO_TEXT),
                     every(AGAINST_POSTED, "below", Bound(1, "arithmetic", "less than the posted difference")),
                 ),
                 reproduced(every(HELD, "at least", Bound(1, "arithmetic", "in every text"))),
@@ -200,15 +203,15 @@ CHECKS = {
     ),
     "mpt-cannot": Check(
         _cannot(
-            ON, every(OFF, "at most", _NO_TEXT), unseen="the post does not print the configuration of its checkpoint"
+            ON, every(OFF, "at most", NO_TEXT), unseen="the post does not print the configuration of its checkpoint"
         ),
         _mpt_cannot,
     ),
     "falcon-cannot": Check(
         _cannot(
             TODAY,
-            every(MASK, "above", _ROUNDING),
-            every(ROTARY, "above", _ROUNDING),
+            every(MASK, "above", ROUNDING),
+            every(ROTARY, "above", ROUNDING),
             unseen="that the post ran the code of mid-2023 is taken from its date, and the ratio of its two tables is open",
         ),
         _falcon_cannot,

@@ -15,23 +15,27 @@ _QUANTIZATIONS = {
 }
 
 
-def figure_variants(table: pd.DataFrame) -> Figure:
-    """Draw the difference of every variant, a line each, on a logarithmic axis."""
-    # The depths of the bidirectional model have a figure of their own; here its whole depth is enough.
-    deepest = table.groupby(["model", "variant"])["layers"].transform("max")
-    shown = table[(table["variant"] != past_tables.HANDED) | (table["layers"] == deepest)]
+def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
+    """Draw the difference of every variant, a line each, on a logarithmic axis; a published table stands faint behind it."""
+    shown = _whole(table)
     labels = list(dict.fromkeys(shown["model"] + ": " + shown["variant"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.36 * len(labels)))
-    for row in shown.itertuples():
-        _, colour, marker = _QUANTIZATIONS[row.quantization]
-        shift = (list(_QUANTIZATIONS).index(row.quantization) - 1) * 0.2
-        estimate = row.spread
-        if estimate.value > 0:
-            low = max(estimate.low, estimate.value / 100)
-            ax.errorbar(
-                estimate.value, labels.index(f"{row.model}: {row.variant}") + shift,
-                xerr=[[estimate.value - low], [estimate.high - estimate.value]], fmt=marker, color=colour,
-            )  # fmt: skip
+    for rows, faint in ((_whole(table[:0] if book is None else book), True), (shown, False)):
+        for row in rows.itertuples():
+            place = f"{row.model}: {row.variant}"
+            # The book may have models that this run lacks.
+            if place not in labels:
+                continue
+            _, colour, marker = _QUANTIZATIONS[row.quantization]
+            y = labels.index(place) + (list(_QUANTIZATIONS).index(row.quantization) - 1) * 0.2
+            estimate = row.spread
+            if estimate.value > 0:
+                low = max(estimate.low, estimate.value / 100)
+                look = {"linewidth": 6, "alpha": 0.3, "markersize": 11} if faint else {}
+                ax.errorbar(
+                    estimate.value, y, xerr=[[estimate.value - low], [estimate.high - estimate.value]], fmt=marker,
+                    color=colour, **look,
+                )  # fmt: skip
     ax.set_yticks(range(len(labels)), labels, fontsize=9)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.set(xscale="log", xlabel="difference / spread of the logits")
@@ -41,8 +45,18 @@ def figure_variants(table: pd.DataFrame) -> Figure:
         for key, (label, colour, marker) in _QUANTIZATIONS.items()
         if key in set(shown["quantization"])
     ]
-    fig.legend(handles=handles, loc="outside upper right", ncols=3, fontsize=9)
+    if book is not None:
+        handles.append(
+            Line2D([], [], color=style.GREY, marker="o", markersize=11, alpha=0.3, linestyle="", label="the book")
+        )
+    fig.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=9)
     return fig
+
+
+def _whole(table: pd.DataFrame) -> pd.DataFrame:
+    """Leave out models that were cut to their first layers: their depths have a figure of their own."""
+    deepest = table.groupby(["model", "variant"])["layers"].transform("max")
+    return table[(table["variant"] != past_tables.HANDED) | (table["layers"] == deepest)]
 
 
 def figure_depth(table: pd.DataFrame) -> Figure:
@@ -88,7 +102,7 @@ def figure_published(beside: pd.DataFrame) -> Figure:
         row[0].set_ylabel("absolute difference")
     handles = [
         Line2D([], [], color=style.GREY, marker="o", markerfacecolor="white", linestyle="", label="published"),
-        Line2D([], [], color=style.BLUE, marker="o", linestyle="", label="this run"),
+        Line2D([], [], color=style.BLUE, marker="o", linestyle="", label="ours"),
     ]
     fig.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=9)
     return fig
