@@ -8,10 +8,10 @@ import torch
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.models import listing, loading, packages, registry
-from kvreport.chapters.models import figures, greedy_samples, tables, words
+from kvreport.chapters.models import figures, greedy_samples, statements, tables
 from kvreport.chapters.models.results import Results
 from kvreport.chapters.models.settings import ModelsSettings
-from kvreport.publishing import citation
+from kvreport.publishing.statements import check
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_labels_are_moved_apart_in_order_and_only_as_far_as_needed():
 
 @pytest.mark.parametrize("written", ["a\nb", "a\tb", "  a", "x\x0by\x85z", "a`b``c", "`", "\ufffd"])
 def test_what_a_model_writes_fits_a_tables_cell_as_code(written):
-    cell = words.FORMATS["tab-models-samples"]["text"](written)
+    cell = tables.FORMATS["tab-models-samples"]["text"](written)
     assert len(cell.splitlines()) == 1
     fence = cell.split(" ")[0]
     assert set(fence) == {"`"}
@@ -154,29 +154,15 @@ def test_the_list_names_every_hub_id_and_every_stand_in_that_is_there():
     assert sum("ships with the book" in line for line in lines) == len(listing.shipped())
 
 
-def test_captions_and_numbers_come_from_the_records(results):
-    captions = words.captions(results)
-    assert (
-        "Weights: stand-ins trained for this book; weights from a local folder; fp32"
-        in captions["tab-models-samples"]["caption"]
-    )
-    assert "pseudo-likelihood" in captions["tab-models-bits"]["caption"]
-    better = scored(results, results.scores.assign(model=0.5))
-    before, after = (words.numbers(each)["below_bigram"] for each in (results, better))
-    assert before != after == "75%"
+def test_a_stand_in_that_learnt_less_than_a_quarter_beyond_pairs_contradicts_the_page(results):
+    statement = statements.STATEMENTS["stand-ins-have-learnt"]
+    assert check(statement, results).outcome == "holds"
+    for bits, outcome in ((0.5, "holds"), (9.0, "fails")):
+        assert check(statement, scored(results, results.scores.assign(model=bits))).outcome == outcome
 
 
-def test_a_family_without_a_stand_in_is_said(results):
-    titles = [family.title for family in registry.families().values()]
-    every = pd.concat([results.scores.iloc[[0]].assign(family=title) for title in titles])
-    assert words.numbers(scored(results, every))["missing"] == "every family has one"
-    assert words.numbers(scored(results, every[every["family"] != "MPT"]))["missing"].startswith("MPT has none")
-
-
-def test_the_figure_begins_with_how_many_stand_ins_are_below_xz(results):
-    scores = results.scores
-    caption = words.captions(results)["fig-models-training"]["caption"]
-    assert caption.startswith("On held-out text the causal stand-ins reach")
-    assert not citation.first_sentence(caption).endswith("…")
-    assert "bits per byte; 0 of 6 need fewer than the" in words._training_found(scores.assign(model=9.0))
-    assert "bits per byte; 6 of 6 need fewer than the" in words._training_found(scores.assign(model=0.1))
+def test_numbers_come_from_the_records(results):
+    said = {name: give(results) for name, give in statements.NUMBERS.items()}
+    assert said["families"] == str(len(listing.shipped()))
+    assert said["prompt"] == "` def f(x `"
+    assert all(said.values())

@@ -1,5 +1,7 @@
 """Tables behind the page on the models."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import torch
@@ -16,6 +18,16 @@ STORED = (
     ("8-bit", "8bit", torch.bfloat16),
     ("4-bit", "4bit", torch.bfloat16),
 )
+_GIB = 2**30
+_COUNTS = {"parameters": lambda count: f"{count / 1e6:,.{1 if count < 1e8 else 0}f} M", "vocabulary": "{:,}"}
+# How each column is written, by table.
+FORMATS = {
+    "tab-models-documents": _COUNTS,
+    "tab-models-memory": {name: lambda n_bytes: _gib(n_bytes) for name, _, _ in STORED},
+    "tab-models-stand-ins": _COUNTS,
+    "tab-models-bits": dict.fromkeys(("stand-in", "unigram", "bigram, backoff", "xz -9"), "{:.2f}"),
+    "tab-models-samples": {"text": lambda text: as_code(on_one_line(text)), "probability": "{:.2f}"},
+}
 # The last steps of a training curve are averaged over this share of its length, the first over fewer.
 _WINDOW = 0.1
 
@@ -140,3 +152,32 @@ def on_one_line(text: str) -> str:
     shown = "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in text)
     # Browsers show blanks that stand together as one, unless they are of the kind that does not break.
     return shown.replace("\n", "⏎").replace("\t", "→").replace("  ", "\u00a0\u00a0")
+
+
+def _gib(n_bytes: float) -> str:
+    return f"{n_bytes / _GIB:.{1 if n_bytes >= _GIB else 2}f}"
+
+
+def as_code(text: str) -> str:
+    """Mark text as code, between more backticks than stand together anywhere in it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    # The blanks are Markdown's own, for text that begins or ends with a backtick.
+    return f"{'`' * (longest + 1)} {text} {'`' * (longest + 1)}"
+
+
+def bits_table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Cut the stand-ins' scores out of their table, under the names that a reader knows."""
+    names = {"model": "stand-in", "bigram_backoff": "bigram, backoff", "xz_9": "xz -9"}
+    return scores[["family", "objective", "tokenizer", "model", "unigram", "bigram_backoff", "xz_9"]].rename(
+        columns=names
+    )
+
+
+def documents_table(architectures: pd.DataFrame) -> pd.DataFrame:
+    """Cut what a hub id itself says out of the table of architectures."""
+    return architectures[["hub id", "used by", "parameters", "layers", "width", "heads", "KV heads", "vocabulary"]]
+
+
+def shape_table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Cut the stand-ins' shapes out of their table."""
+    return scores.drop(columns=["model", "unigram", "bigram_backoff", "xz_9", "objective"])
