@@ -1,11 +1,16 @@
 """What the experiments on bug or rounding share: every model in every dtype on the same texts, a unit of rows for each."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from transformers import Cache, PreTrainedModel
 
 from kvbook import lengths, progress
+from kvbook.diagnosis import probe
+from kvbook.measuring import full_and_split
+from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import records
 from kvreport.chapters.blog_past import past_tables
@@ -42,6 +47,19 @@ def _texts(settings: BugOrRoundingSettings, names: list[str]) -> dict[str, list[
             )
         found[name] = by_tokenizer[key]
     return found
+
+
+def step(model: PreTrainedModel, ids: torch.Tensor, prefix: Cache) -> full_and_split.LastToken:
+    """Feed a text's last token on top of a copy of what all tokens before it have written."""
+    past = copy.deepcopy(prefix)
+    with widened(model.dtype):
+        return probe.last_tokens(model(ids[:, -1:], past_key_values=past, use_cache=True, output_hidden_states=True))[0]
+
+
+def written(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
+    """Write keys and values of all tokens but the last."""
+    with widened(model.dtype):
+        return model(ids[:, :-1], use_cache=True).past_key_values
 
 
 def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: RowsOf, writer: records.Writer) -> None:

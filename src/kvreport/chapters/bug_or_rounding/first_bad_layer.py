@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+
 from kvbook import lengths
 from kvbook.diagnosis import faults, probe
-from kvbook.diagnosis.rows import rows_of as measured_rows
 from kvbook.models import corpus, loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -35,17 +36,18 @@ def measure(settings: BugOrRoundingSettings, _made_of: dict[str, Any], writer: r
     """Measure the first model, clean and with each bug."""
 
     def rows_of(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dict[str, Any]]:
-        layer = planted_in(loaded.model.config.num_hidden_layers)
-        for bug in (CLEAN, *_PLANT):
-            with _PLANT[bug](loaded.model, layers={layer - 1}) if bug in _PLANT else nullcontext():
-                rows = list(
-                    measured_rows(loaded.model, loaded.dtype, texts, settings.seed, (probe.SPLIT,), use_cache=True)
-                )
-            for row in rows:
-                for place, drift in enumerate(row["layers"]):
+        model, layer = loaded.model, planted_in(loaded.model.config.num_hidden_layers)
+        for text in texts:
+            ids = torch.tensor([text.ids], device=model.device)
+            # No bug changes the pass that fills the cache.
+            full, prefix = probe.full_pass(model, ids), every_dtype.written(model, ids)
+            for bug in (CLEAN, *_PLANT):
+                with _PLANT[bug](model, layers={layer - 1}) if bug in _PLANT else nullcontext():
+                    found = every_dtype.step(model, ids, prefix)
+                for place, drift in enumerate(probe.relative(full.hidden, found.hidden).tolist()):
                     yield {
-                        "bug": bug, "planted_in": layer if bug in _PLANT else None, "sample": row["sample"],
-                        "source": row["source"], "layer": place, "drift": drift,
+                        "bug": bug, "planted_in": layer if bug in _PLANT else None, "sample": text.index,
+                        "source": text.source, "layer": place, "drift": drift,
                     }  # fmt: skip
 
     every_dtype.measure(settings, [settings.model], rows_of, writer)
@@ -53,8 +55,8 @@ def measure(settings: BugOrRoundingSettings, _made_of: dict[str, Any], writer: r
 
 def work(settings: BugOrRoundingSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    n_texts = (1 + len(_PLANT)) * settings.n_samples
-    return Work(lengths.middle(settings.n_tokens), 2 * n_texts, n_texts, settings.dtypes)
+    n_steps = (1 + len(_PLANT)) * settings.n_samples
+    return Work(lengths.middle(settings.n_tokens), 2 * settings.n_samples, n_steps, settings.dtypes)
 
 
 EXPERIMENT = Experiment("first_bad_layer", BugOrRoundingSettings, inputs, measure, work=work)

@@ -3,6 +3,7 @@
 Rows, one a (model, dtype, document, symptom, text): see ``data/README.md``.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook import lengths
 from kvbook.diagnosis import faults, probe
@@ -61,6 +62,8 @@ _BLOCKS = 2
 _ROWS = 3
 # What changes the pass without a cache too.
 _OWN_FULL = {"stale window", faults.SEAM}
+# What changes the pass that fills the cache; all others leave it alone, and it is run once for them.
+_OWN_PREFIX = _OWN_FULL | {"cache never returned"}
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,20 @@ def planted(
             found, held = probe.cached(model, ids, [ids.shape[1] - 1, 1], use_cache=True)
             pair = Pair(PLANTED, NARROW_INSIDE, text.source, text.index, ids.shape[1], _of_logits(stock, found.logits))
             yield pair, {"held": held, "fed": held, "alone": 0}
+        prefix = every_dtype.written(model, ids)
         for name in names:
+            if name not in _OWN_PREFIX:
+                with faults.FAULTS[name].plant(model) if name in faults.FAULTS else nullcontext():
+                    drift = _of_logits(full.logits, every_dtype.step(model, ids, prefix).logits)
+                held = ids.shape[1] - 1
+                pair = Pair(PLANTED, name, text.source, text.index, ids.shape[1], drift)
+                yield pair, {"held": held, "fed": held, "alone": 0}
+                continue
             whole, fed = (faults.seam(tokenizer, text.ids) if name == faults.SEAM else None) or (text.ids, text.ids)
             if name == faults.SEAM and whole == fed:
                 continue
             with faults.FAULTS[name].plant(model) if name in faults.FAULTS else nullcontext():
-                # A clean model is asked for its cache: what its configuration says is a matter of its own.
+                # A model is asked for its cache: what its configuration says is a matter of its own.
                 options = {} if name == "cache never returned" else {"use_cache": True}
                 (reading,) = probe.readings(
                     model, torch.tensor([whole], device=model.device), torch.tensor([fed], device=model.device),
@@ -137,15 +148,16 @@ def of_any_model(
         about = (text.source, text.index, ids.shape[1])
         full = model(ids, use_cache=False).logits[0, -1]
         prefix = model(ids[:, :-1], use_cache=True).past_key_values
-        again = model(ids[:, :-1], use_cache=True).past_key_values
+        whole = model(ids, use_cache=True).past_key_values
+        again = copy.deepcopy(prefix)
         dynamic = model(ids[:, -1:], past_key_values=prefix, use_cache=True).logits[0, -1]
         yield Pair(ISSUE, DRIFT, *about, _of_logits(full, dynamic))
         # The opening post's loop: on top of the cache comes everything once more.
         fed_again = model(ids, past_key_values=again, use_cache=True).logits[0, -1]
         yield Pair(ISSUE, FED_AGAIN, *about, _of_logits(full, fed_again))
-        yield Pair(REUSE, KEYS, *about, _keys_drift(model, ids))
+        yield Pair(REUSE, KEYS, *about, _keys_drift(model, ids, whole))
         written = model.generate(
-            ids, past_key_values=model(ids, use_cache=True).past_key_values, attention_mask=torch.ones_like(ids),
+            ids, past_key_values=whole, attention_mask=torch.ones_like(ids),
             do_sample=False, max_new_tokens=1, return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
         yield Pair(REUSE, WHOLE, *about, _of_logits(full, written.logits[0][0]))
@@ -174,9 +186,8 @@ def broken_items(tokenizer: PreTrainedTokenizerBase) -> list[continuations.Item]
     return joined or [item for item in broken if item.case == continuations.DOCUMENTED]
 
 
-def _keys_drift(model: PreTrainedModel, ids: torch.Tensor) -> float:
-    """Compare the first layer's keys of a text's last tokens, fed whole and behind the tokens before them."""
-    whole = model(ids, use_cache=True).past_key_values
+def _keys_drift(model: PreTrainedModel, ids: torch.Tensor, whole: Cache) -> float:
+    """Compare the first layer's keys of a text's last tokens, fed whole and on top of the tokens before them."""
     parts = model(ids[:, :-_ROWS], use_cache=True).past_key_values
     parts = model(ids[:, -_ROWS:], past_key_values=parts, use_cache=True).past_key_values
     first, second = (cache.layers[0].keys[:, :, -_ROWS:].flatten() for cache in (whole, parts))
@@ -267,10 +278,10 @@ def measure(settings: BugOrRoundingSettings, made_of: dict[str, Any], writer: re
 
 def work(settings: BugOrRoundingSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    # Each fault is planted and fed, mostly in two parts; the documents' own symptoms take a dozen passes.
+    # The full pass, that which fills the cache, and the faults that change one; half are the documents' own symptoms.
     return Work(
         lengths.middle(settings.n_tokens),
-        (2 * (len(faults.FAULTS) + 2) + 12) * settings.n_samples,
+        20 * settings.n_samples,
         dtypes=settings.dtypes,
     )
 
