@@ -150,7 +150,6 @@ def test_no_estimate_over_samples_is_without_this_check():
         "percentiles",
         "resample",
         "common_share",
-        "sign_flips",
         "flat",
     }
     functions = {

@@ -341,27 +341,6 @@ def _share_of(products: np.ndarray, mean_squares: np.ndarray) -> float:
     return (products.sum() - np.trace(products)) / (n * (n - 1)) / mean_squares.mean()
 
 
-def sign_flips(means: np.ndarray) -> float:
-    """Give the p-value of no common shift: how often the mean is as long when each file's sign is thrown like a coin.
-
-    Parameters
-    ----------
-    means : ndarray, shape (n_files, n)
-        Each file's mean difference.
-    """
-    products = means @ means.T
-
-    def squared_length(signs: np.ndarray, axis: int) -> np.ndarray:
-        signs = np.moveaxis(signs, axis, -1)
-        return ((signs @ products) * signs).sum(-1)
-
-    found = scipy.stats.permutation_test(
-        (np.ones(len(means)),), squared_length, permutation_type="samples", alternative="greater", vectorized=True,
-        n_resamples=9999, rng=0,
-    )  # fmt: skip
-    return float(found.pvalue)
-
-
 def flat(table: pd.DataFrame) -> pd.DataFrame:
     """Spread each column of estimates over four, value, low, high and kind, for a CSV; what is None stays empty."""
     parts = []

@@ -3,8 +3,6 @@
 Colour is the dtype, or where rows name the dtype, the path; filled is the cached path, hollow the uncached one.
 """
 
-from collections.abc import Callable
-
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,6 +18,12 @@ from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
 
+# Of a ratio's axis, by the most that it may span.
+_TICKS = (
+    (2, (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6)),
+    (8, (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)),
+    (float("inf"), (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100)),
+)
 _PATHS = {path_errors.CACHED: (style.BLUE, "o", True), path_errors.EAGER: (style.VERMILION, "s", False)}
 
 
@@ -41,14 +45,14 @@ def _pair(ax: Axes, x: pd.Series, rows: pd.DataFrame, dtype: str, unit: float = 
 
 
 def plot_layers(layers: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the error of both paths against the layer, on one model, with what the reference is worth far below."""
-    # An error of zero, as behind most embeddings, has no place on a logarithmic axis.
+    """Draw the error of both paths against the layer, on one model, with the reference's own error far below."""
+    # An error of zero, as after most embeddings, has no place on a logarithmic axis.
     for dtype, rows in layers[layers["path"] == path_errors.CACHED].groupby("dtype", sort=False):
         drawn = rows[(rows["error"] > 0) & (rows["error_full"] > 0)]
         _pair(ax, drawn["layer"], drawn, dtype)
     for path, marker, label in (
         (path_errors.AS_LOADED, "x", "loaded in fp64"),
-        (path_errors.CHECK, "+", "the reference's own two paths"),
+        (path_errors.CHECK, "+", "the reference, with and without a cache"),
     ):
         own = layers[(layers["path"] == path) & (layers["error"] > 0)]
         if own.empty:
@@ -56,7 +60,7 @@ def plot_layers(layers: pd.DataFrame, ax: Axes) -> Axes:
         ax.plot(own["layer"], own["error"], color=style.BLACK, marker=marker, linestyle=":", linewidth=1)
         last = own.iloc[-1]
         ax.annotate(
-            label, (last["layer"], last["error"]), xytext=(0, -12 if path == path_errors.AS_LOADED else 7),
+            label, (last["layer"], last["error"]), xytext=(0, -22 if path == path_errors.AS_LOADED else 7),
             textcoords="offset points", ha="right", fontsize=9,
         )  # fmt: skip
     ax.set(yscale="log", xlabel="hidden state after layer (last: logits)", ylabel="relative error")
@@ -74,33 +78,33 @@ def figure_layers(layers: pd.DataFrame) -> Figure:
     return fig
 
 
-def _labels(table: pd.DataFrame) -> list[str]:
-    return list(dict.fromkeys(table["model"] + ", " + table["dtype"].map(DTYPES)))
+def _labels(table: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """Name each pair of model and dtype; of one model the dtype says enough."""
+    pairs = dict.fromkeys(zip(table["model"], table["dtype"], strict=True))
+    several = len({model for model, _ in pairs}) > 1
+    return {(model, dtype): f"{model}, {DTYPES[dtype]}" if several else DTYPES[dtype] for model, dtype in pairs}
 
 
-def _plot_paths(
-    table: pd.DataFrame, column: str, ax: Axes, form: str | None = None, write: Callable[[str], bool] = bool
-) -> Axes:
+def _plot_paths(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
     labels = _labels(table)
-    for path, (colour, marker, filled) in _PATHS.items():
-        for row in table[table["path"] == path].itertuples():
-            estimate: fits.Estimate | None = getattr(row, column)
-            if estimate is None or pd.isna(estimate):
-                continue
-            place = labels.index(f"{row.model}, {DTYPES[row.dtype]}") + (-0.14 if filled else 0.2)
-            ax.errorbar(
-                estimate.value, place, xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
-                fmt=marker, color=colour, markerfacecolor=colour if filled else "white",
-            )  # fmt: skip
-            if form and write(path):
-                ax.annotate(
-                    form.format(estimate.value), (estimate.value, place), xytext=(0, 5), textcoords="offset points",
-                    ha="center", fontsize=8.5, color=colour,
-                )  # fmt: skip
-    ax.set_yticks(range(len(labels)), labels)
-    ax.set_ylim(len(labels) - 0.4, -0.7)
+    for row in table[table["path"].isin(_PATHS)].itertuples():
+        colour, marker, filled = _PATHS[row.path]
+        estimate: fits.Estimate | None = getattr(row, column)
+        if estimate is None or pd.isna(estimate):
+            continue
+        ax.errorbar(
+            estimate.value, _place(labels, row),
+            xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
+            fmt=marker, color=colour, markerfacecolor=colour if filled else "white", zorder=3,
+        )  # fmt: skip
+    ax.set_yticks(range(len(labels)), labels.values())
+    ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     return ax
+
+
+def _place(labels: dict[tuple[str, str], str], row) -> float:
+    return list(labels).index((row.model, row.dtype)) + (-0.17 if _PATHS[row.path][2] else 0.17)
 
 
 def _path_handles() -> list[Line2D]:
@@ -110,20 +114,31 @@ def _path_handles() -> list[Line2D]:
     ]
 
 
-def figure_ratios(series: pd.DataFrame) -> Figure:
-    """Draw each path's error over that of the uncached one."""
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(_labels(series))))
-    _plot_paths(series, "ratio", ax, "{:.2f}", lambda path: path == path_errors.CACHED)
+def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
+    """Draw each path's error over that of the uncached one, each text as a tick; the published estimates faint behind."""
+    labels = _labels(series)
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.4 + 0.5 * len(labels)))
+    _plot_paths(series, "ratio", ax)
+    texts = texts[texts["path"].isin(_PATHS) & (texts["error"] > 0) & (texts["error_full"] > 0)]
+    for row in texts.itertuples():
+        ax.plot(row.ratio, _place(labels, row), "|", markeredgecolor=_PATHS[row.path][0], alpha=0.3, markersize=9)
+    handles = _path_handles()
+    if book is not None:
+        own = series[["model", "dtype", "path"]]
+        for row in own.merge(book[["dtype", "path", "ratio"]], on=["dtype", "path"]).itertuples():
+            if row.path in _PATHS and row.ratio is not None:
+                ax.plot(
+                    [row.ratio.low, row.ratio.high], [_place(labels, row)] * 2, color=_PATHS[row.path][0], alpha=0.3,
+                    linewidth=9, linestyle="-", solid_capstyle="butt",
+                )  # fmt: skip
+        handles.append(Line2D([], [], color=style.GREY, alpha=0.3, linewidth=9, linestyle="-", label="the book"))
     ax.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
-    ax.set(xscale="log", xlabel="error / error without a cache\n(left of 1: closer to the truth)")
-    ticks = [0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 2, 2.8, 4]
-    low, high = ax.get_xlim()
-    shown = [t for t in ticks if low <= t <= high]
-    # Narrow intervals show few of the coarse ticks, wide ones too many of the fine ones.
-    shown = [t for t in shown if t not in (0.8, 0.9, 1.1, 1.2)] if len(shown) > 5 else shown
-    ax.set_xticks(shown, [f"{t:g}" for t in shown])
+    ax.set(xscale="log", xlabel="error / error without a cache\n(left of 1: closer to fp64)")
     ax.xaxis.set_minor_locator(plt.NullLocator())
-    fig.legend(handles=_path_handles(), loc="outside upper center", ncols=2, fontsize=9)
+    low, high = ax.get_xlim()
+    ticks = next(ticks for most, ticks in _TICKS if high / low < most)
+    ax.set_xticks(shown := [tick for tick in ticks if low <= tick <= high], [f"{tick:g}" for tick in shown])
+    fig.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
     return fig
 
 
@@ -144,14 +159,16 @@ def figure_shared(layers: pd.DataFrame) -> Figure:
     top.set(ylabel="correlation of the errors", ylim=(min(-0.05, cached["correlation"].min() - 0.05), 1.05))
     bottom.axhline(analysis.INDEPENDENT, color=style.GREY, linewidth=1, linestyle=":")
     bottom.annotate(
-        "nothing in common", (1, analysis.INDEPENDENT), xytext=(0, 4), textcoords="offset points", ha="right",
+        "independent errors", (1, analysis.INDEPENDENT), xytext=(0, 4), textcoords="offset points", ha="right",
         fontsize=9, color=style.GREY,
     )  # fmt: skip
     bottom.set(xlabel="depth (layer / layers; last: logits)", ylabel="drift / error", ylim=(0, 1.6))
-    handles = _dtype_handles(cached["dtype"]) + [
-        Line2D([], [], color=style.GREY, marker=style.MARKERS[i % len(style.MARKERS)], linestyle="", label=model)
-        for i, model in enumerate(models)
-    ]
+    handles = _dtype_handles(cached["dtype"])
+    if len(models) > 1:
+        handles += [
+            Line2D([], [], color=style.GREY, marker=style.MARKERS[i % len(style.MARKERS)], linestyle="", label=model)
+            for i, model in enumerate(models)
+        ]
     fig.legend(handles=handles, loc="outside upper center", ncols=6, fontsize=9, columnspacing=1.2)
     return fig
 
@@ -168,12 +185,12 @@ def figure_positions(positions: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_shift(shift: pd.DataFrame, least_explained: float) -> Figure:
+def figure_shift(shift: pd.DataFrame) -> Figure:
     """Draw what of the difference from the uncached pass has a direction."""
     fig, axes = plt.subplots(1, 3, sharey=True, figsize=(style.WIDTH, 1.6 + 0.36 * len(_labels(shift))))
-    bound = least_explained**0.5
+    least = analysis.LEAST_EXPLAINED
     for ax, column, band, label in zip(
-        axes, ("likelihood", "entropy", "common"), (bound, bound, least_explained),
+        axes, ("likelihood", "entropy", "common"), (least**0.5, least**0.5, least),
         ("log likelihood\n(mean / rms)", "entropy\n(mean / rms)", "in common\n(share)"), strict=True,
     ):  # fmt: skip
         ax.axvspan(-band, band, color=style.SKY, alpha=0.25, linewidth=0)

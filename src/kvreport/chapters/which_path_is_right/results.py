@@ -1,10 +1,12 @@
 """What the chapter on which path is right measured: its run, and each of its tables once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
+from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.which_path_is_right import path_errors, tables
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
@@ -14,20 +16,35 @@ EXPERIMENTS = (path_errors.EXPERIMENT,)
 
 @dataclass(frozen=True)
 class Results:
-    """The chapter's run and its tables; figures, words and claims take them from here.
+    """The chapter's run and tables; figures, statements and claims take them from here.
 
     Attributes
     ----------
-    errors : Run
-        Of the experiment ``path_errors``.
+    errors : Run or None
+        Of the experiment ``path_errors``; None where it is not there.
     """
 
-    errors: Run
+    errors: Run | None
 
     @classmethod
     def of(cls, settings: WhichPathSettings) -> "Results":
         """Measure, or read what these settings have measured."""
         return cls(path_errors.EXPERIMENT.run(settings))
+
+    @classmethod
+    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
+        """Take the run by its experiment."""
+        return cls(runs.get(path_errors.EXPERIMENT.name))
+
+    @classmethod
+    def of_book(cls) -> "Results":
+        """Read what the book publishes."""
+        return cls.of_runs(next(iter(evidence.published("which_path_is_right", EXPERIMENTS).values())))
+
+    @property
+    def runs(self) -> dict[str, Run | None]:
+        """The run by its experiment."""
+        return {path_errors.EXPERIMENT.name: self.errors}
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -35,14 +52,24 @@ class Results:
         return self.errors.rows
 
     @cached_property
+    def files(self) -> dict[str, int]:
+        """How many files each model read; they are what intervals count."""
+        return self.rows.groupby("model", sort=False)["source"].nunique().to_dict()
+
+    @cached_property
     def layers(self) -> pd.DataFrame:
         """`tables.layer_table`, the reference's own paths included."""
         return tables.layer_table(self.rows)
 
     @cached_property
+    def texts(self) -> pd.DataFrame:
+        """`tables.by_sample` of the dtypes under test."""
+        return tables.by_sample(tables.measured(self.rows))
+
+    @cached_property
     def series(self) -> pd.DataFrame:
         """`tables.series_table`."""
-        return tables.series_table(self.rows)
+        return tables.series_table(self.rows, self.texts)
 
     @cached_property
     def positions(self) -> pd.DataFrame:
@@ -61,8 +88,8 @@ class Results:
 
     @cached_property
     def shift(self) -> pd.DataFrame:
-        """`tables.shift_table`."""
-        return tables.shift_table(self.rows, self.quality)
+        """`tables.shift_table`, without the control."""
+        return tables.shift_table(self.rows, self.quality[self.quality["path"] != path_errors.OFF_BY_ONE])
 
     @cached_property
     def reference(self) -> pd.DataFrame:

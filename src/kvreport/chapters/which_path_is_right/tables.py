@@ -9,9 +9,9 @@ from kvreport.chapters.which_path_is_right import path_errors
 from kvreport.publishing.wording import DTYPES, power_of_ten
 
 SERIES = ["model", "dtype", "path"]
-# Two errors of one size that have nothing in common are this many times as far apart as each is from the truth.
+# Two independent errors of one size are this many times as far apart as each is from the reference.
 INDEPENDENT = 2**0.5
-# A shift that explains less of the mean square than this is one that the scatter drowns.
+# A shift that explains less of the mean square than this is lost in the scatter.
 LEAST_EXPLAINED = 0.1
 
 
@@ -25,7 +25,7 @@ def _root_mean_square(values: pd.Series) -> float:
 
 
 def _pooled(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Pool errors over rows: root mean squares, and the correlation of all errors one behind the other."""
+    """Pool errors over rows: root mean squares, and the correlation of all errors, concatenated."""
     squares = rows[by].assign(
         error_full=rows["error_full"] ** 2, error=rows["error"] ** 2, drift=rows["drift"] ** 2,
         product=rows["correlation"].fillna(0) * rows["error_full"] * rows["error"], n=1,
@@ -48,9 +48,8 @@ def by_sample(rows: pd.DataFrame) -> pd.DataFrame:
     return _pooled(rows[rows["place"] == "logits"], [*SERIES, "sample", "source"])
 
 
-def series_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Compare each path's error with the uncached one's, text by text."""
-    samples = by_sample(measured(rows))
+def series_table(rows: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """Compare each path's error with the uncached one's, text by text, from `by_sample`."""
     positions = measured(rows)[measured(rows)["place"] == "logits"]
     positions = positions[positions["error"] != positions["error_full"]]
     positions = positions.assign(closer=(positions["error"] < positions["error_full"]).astype(float))
@@ -169,25 +168,19 @@ def shift_table(rows: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
             | {
                 "likelihood": fits.Estimate(-likelihood.value, -likelihood.high, -likelihood.low, likelihood.kind),
                 "entropy": scaled(row["entropy"], row["entropy_rms"]),
+                "common": _common(followed[series]),
             }
-            | _common(followed.get(series))
         )
     return pd.DataFrame(table)
 
 
-def _common(vocabulary: pd.DataFrame | None) -> dict[str, fits.Estimate | float | None]:
-    nothing = {"common": None, "p": None}
-    if vocabulary is None:
-        return nothing
+def _common(vocabulary: pd.DataFrame) -> fits.Estimate | None:
     # A file's samples are averaged first: they are not independent of each other.
     means = vocabulary.pivot_table(index="source", columns="token", values="shift")
     squares = (vocabulary.assign(square=vocabulary["shift_rms"] ** 2)).groupby("source")["square"].mean()
     if len(means) < fits.FEWEST_UNITS or not (squares > 0).all():
-        return nothing
-    return {
-        "common": fits.common_share(means.to_numpy(), squares.loc[means.index].to_numpy()),
-        "p": fits.sign_flips(means.to_numpy()),
-    }
+        return None
+    return fits.common_share(means.to_numpy(), squares.loc[means.index].to_numpy())
 
 
 def reference_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -240,11 +233,11 @@ def quality_shown(table: pd.DataFrame) -> pd.DataFrame:
         {
             "model": table["model"],
             "dtype": table["dtype"].map(DTYPES),
-            "nats a token, no cache": table["nats_full"].map("{:.4f}".format),
-            "cached less no cache": table["difference"].map(_signed),
-            "KL from fp64: no cache, cached": table["kl_full"].map(power_of_ten) + ", " + table["kl"].map(power_of_ten),
-            "first choice as fp64's: no cache, cached": [
-                f"{row.top1_full}, {row.top1} of {row.rows}" for row in table.itertuples()
+            "nats per token, no cache": table["nats_full"].map("{:.4f}".format),
+            "cached minus no cache": table["difference"].map(_signed),
+            "KL to fp64: no cache, cached": table["kl_full"].map(power_of_ten) + ", " + table["kl"].map(power_of_ten),
+            "top-1 token as in fp64: no cache, cached": [
+                f"{row.top1_full:,}, {row.top1:,} of {row.rows:,}" for row in table.itertuples()
             ],
         }
     )
