@@ -339,7 +339,7 @@ def results(settings):
 
 @pytest.fixture(scope="module")
 def recorded():
-    return Results.recorded()
+    return Results.of_book()
 
 
 @pytest.fixture(scope="module")

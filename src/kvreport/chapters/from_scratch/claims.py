@@ -1,9 +1,8 @@
 """The claims of the forum thread about a model from scratch: each one's rule, and what of the rows it looks at."""
 
-import pandas as pd
 
 from kvbook.measuring import agreement, estimates
-from kvreport.chapters.from_scratch import logits, speed, tables, words
+from kvreport.chapters.from_scratch import logits, speed, tables
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW
 from kvreport.chapters.from_scratch.results import Results
 from kvreport.publishing.judging import Check, Evidence, Measured, fact, facts, missing
@@ -11,19 +10,19 @@ from kvreport.publishing.rules import Bound, Quantity, Rule, every, refuted, rep
 
 _APPEND, _MASK, _PROMPT, _MODULO = FIXES
 _NATS = "{:+.4f}"
-_WORSE = Bound(0.01, "ours", "nats a character, a percent of likelihood")
+WORSE = Bound(0.01, "ours", "nats a character, a percent of likelihood")
 _MENDS = Bound(-0.01, "ours", "nats a character, a percent of likelihood")
-_ROUNDING = Bound(tables.MOST_ROUNDOFFS, "ours", "more than roundings pile up to")
-_NONE = Bound(0, "arithmetic", "none")
-_HALF = Bound(0.5, "arithmetic", "more often than not", "share")
-_THRICE = Bound(3, "document", "“>3x”")
+ROUNDING = Bound(tables.MOST_ROUNDOFFS, "ours", "more than roundings pile up to")
+NONE = Bound(0, "arithmetic", "none")
+HALF = Bound(0.5, "arithmetic", "more often than not", "share")
+THRICE = Bound(3, "document", "“>3x”")
 
 
 def _weights(results: Results) -> str:
     return results.model["weights"]
 
 
-def _lost(results: Results, way: str, against: str) -> list[Measured]:
+def lost(results: Results, way: str, against: str) -> list[Measured]:
     """Give what a way loses past the first block, in nats a character."""
     files = results.behind.index.get_level_values("source").nunique()
     return [Measured("", results.gaps[way, against], files)]
@@ -37,7 +36,7 @@ GAP = Quantity(
 def _cached_is_worse(results: Results) -> Evidence:
     share = results.closed[tables.ABSOLUTE]
     beside = "" if share is None else f"{share.text('{:.0%}')} of it from stale keys and values"
-    return Evidence(_weights(results), {GAP: _lost(results, POSTED, WINDOW)}, beside)
+    return Evidence(_weights(results), {GAP: lost(results, POSTED, WINDOW)}, beside)
 
 
 CHANGE = Quantity("change of the posted cache's loss under the remedy, in nats a character", "file", form=_NATS)
@@ -45,8 +44,8 @@ CHANGE = Quantity("change of the posted cache's loss under the remedy, in nats a
 
 def _remedy(results: Results, fix: str, more: str = "") -> Evidence:
     """Give what a remedy does to the loss, and in how many steps the logits stay equal."""
-    beside = f"logits of one text equal bit for bit in {words.equal_steps(results.equal, fix)}{more}"
-    return Evidence(_weights(results), {CHANGE: _lost(results, fix, POSTED)}, beside)
+    beside = f"logits of one text equal bit for bit in {tables.equal_steps(results.equal, fix)}{more}"
+    return Evidence(_weights(results), {CHANGE: lost(results, fix, POSTED)}, beside)
 
 
 def _roll_scrambles(results: Results) -> Evidence:
@@ -67,7 +66,7 @@ def _prompt_is_the_cause(results: Results) -> Evidence:
 def _positions_misalign(results: Results) -> Evidence:
     share = results.closed[_MODULO]
     beside = "there is no gap to the window" if share is None else f"closes {share.text('{:z.1%}')} of the gap"
-    return Evidence(_weights(results), {CHANGE: _lost(results, _MODULO, POSTED)}, beside)
+    return Evidence(_weights(results), {CHANGE: lost(results, _MODULO, POSTED)}, beside)
 
 
 SKIPPED = Quantity(
@@ -113,30 +112,17 @@ def _three_times_faster(results: Results) -> Evidence:
     return Evidence("another machine", {RATIO: [Measured("", results.run_ratios[speed.ALL_ROWS], count)]}, beside)
 
 
-def beside(this: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
-    """Set the verdicts of one run beside those of another."""
-    return pd.DataFrame(
-        {
-            "claim": recorded["claim"],
-            "n there": recorded["n"],
-            "at the thread's size": recorded["here"],
-            "verdict there": recorded["verdict"],
-            "verdict of this run": this["verdict"],
-        }
-    )
-
-
 _REMEDY = Rule((reproduced(every(CHANGE, "below", _MENDS)), refuted(every(CHANGE, "above", _MENDS))))
 
 CHECKS = {
     "cached-is-worse": Check(
-        Rule((reproduced(every(GAP, "above", _WORSE)), refuted(every(GAP, "below", _WORSE)))),
+        Rule((reproduced(every(GAP, "above", WORSE)), refuted(every(GAP, "below", WORSE)))),
         _cached_is_worse,
     ),
     "roll-scrambles": Check(_REMEDY, _roll_scrambles),
     "mask-missing": Check(_REMEDY, _mask_missing),
     "prompt-skipped": Check(
-        Rule((reproduced(every(SKIPPED, "above", _ROUNDING)), refuted(every(SKIPPED, "below", _ROUNDING)))),
+        Rule((reproduced(every(SKIPPED, "above", ROUNDING)), refuted(every(SKIPPED, "below", ROUNDING)))),
         _prompt_skipped,
     ),
     "prompt-is-the-cause": Check(_REMEDY, _prompt_is_the_cause),
@@ -144,14 +130,14 @@ CHECKS = {
     "outputs-match": Check(
         Rule(
             (
-                refuted(every(PARTED, "above", _NONE), one_is_enough=True),
-                reproduced(every(PARTED, "at most", _NONE), every(EQUAL, "above", _HALF)),
+                refuted(every(PARTED, "above", NONE), one_is_enough=True),
+                reproduced(every(PARTED, "at most", NONE), every(EQUAL, "above", HALF)),
             )
         ),
         _outputs_match,
     ),
     "three-times-faster": Check(
-        Rule((reproduced(every(RATIO, "above", _THRICE)), refuted(every(RATIO, "below", _THRICE)))),
+        Rule((reproduced(every(RATIO, "above", THRICE)), refuted(every(RATIO, "below", THRICE)))),
         _three_times_faster,
     ),
 }

@@ -13,11 +13,12 @@ from matplotlib.lines import Line2D
 from kvreport.chapters.from_scratch import tables
 from kvreport.chapters.from_scratch.gpt.paths import POSTED, WINDOW, refill_name
 from kvreport.chapters.from_scratch.speed import ALL_ROWS, REPLYS_MODEL, TRAINED
-from kvreport.chapters.from_scratch.words import LINEAR_NATS
 from kvreport.publishing import style
 from kvreport.publishing.style import plot_estimates
 from kvreport.publishing.wording import DTYPES
 
+# The figure of costs is linear up to here on either side of 0.
+LINEAR_NATS = 0.02
 REFILL = "refill"
 LOOKS = {
     WINDOW: (style.BLACK, "o"),
@@ -99,7 +100,7 @@ def figure_loss(buckets: pd.DataFrame) -> Figure:
     left.set_ylabel("loss (nats a character)")
     plot_buckets(buckets, "gap", (tables.ABSOLUTE, POSTED, half), right)
     right.axhline(0, color=style.BLACK, linewidth=1)
-    right.set_ylabel("loss less the window's")
+    right.set_ylabel("loss minus the window's")
     found = dict(zip(*reversed(left.get_legend_handles_labels()), strict=True))
     found |= dict(zip(*reversed(right.get_legend_handles_labels()), strict=True))
     fig.legend(found.values(), found.keys(), loc="outside upper center", ncols=2, fontsize=9)
@@ -111,7 +112,7 @@ def figure_causes(causes: pd.DataFrame) -> Figure:
     fig, ax = plt.subplots(figsize=(style.WIDTH, 0.9 + 0.38 * len(causes)))
     plot_estimates(causes, ax, reference=0.0, form="{:+.3f}")
     ax.margins(x=0.09)
-    ax.set_xlabel("loss less the window's (nats)")
+    ax.set_xlabel("loss minus the window's (nats)")
     return fig
 
 
@@ -131,7 +132,7 @@ def figure_sizes(sizes: pd.DataFrame) -> Figure:
     ax.set_yticks(range(len(labels)), labels)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
-    ax.set_xlabel("loss less the window's (nats)")
+    ax.set_xlabel("loss minus the window's (nats)")
     fig.legend(loc="outside upper center", ncols=2, fontsize=9)
     return fig
 
@@ -199,7 +200,7 @@ def figure_cost(costs: pd.DataFrame) -> Figure:
     ax.xaxis.set_minor_formatter("")
     ax.set(
         xlabel="time past the block / the posted cache's",
-        ylabel=f"loss less the window's (nats)\nlinear within ±{LINEAR_NATS}",
+        ylabel=f"loss minus the window's (nats)\nlinear within ±{LINEAR_NATS}",
     )
     fig.legend(loc="outside upper center", ncols=2, fontsize=9)
     return fig

@@ -1,5 +1,6 @@
 """What the chapter on the thread about a model from scratch measured: its runs, and each of its tables once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,7 @@ EXPERIMENTS = (logits.EXPERIMENT, loss.EXPERIMENT, loss.HELD, texts.EXPERIMENT, 
 
 @dataclass(frozen=True)
 class Results:
-    """Runs of the chapter and their tables; figures, words and claims take them from here.
+    """Runs of the chapter and their tables; figures, statements and claims take them from here.
 
     Attributes
     ----------
@@ -35,18 +36,23 @@ class Results:
     @classmethod
     def of(cls, settings: ScratchSettings) -> "Results":
         """Measure, or read what these settings have measured."""
-        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in EXPERIMENTS})
 
     @classmethod
-    def recorded(cls) -> "Results":
-        """Read the recorded runs of the thread's own size."""
-        cited = evidence.cited("from_scratch", "the thread's size", EXPERIMENTS)
-        return cls(*(cited[experiment.name][0] for experiment in EXPERIMENTS))
+    def of_runs(cls, runs: Mapping[str, Run]) -> "Results":
+        """Take runs by their experiment."""
+        return cls(*(runs[experiment.name] for experiment in EXPERIMENTS))
+
+    @classmethod
+    def of_book(cls) -> "Results":
+        """Read what the book publishes, which is of the thread's own size."""
+        return cls.of_runs(next(iter(evidence.published("from_scratch", EXPERIMENTS).values())))
 
     @property
-    def runs(self) -> tuple[Run, ...]:
-        """All runs."""
-        return self.logits, self.loss, self.held, self.texts, self.speed
+    def runs(self) -> dict[str, Run]:
+        """The runs by their experiment."""
+        found = (self.logits, self.loss, self.held, self.texts, self.speed)
+        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, found, strict=True)}
 
     @property
     def model(self) -> dict[str, Any]:
@@ -82,11 +88,6 @@ class Results:
     def buckets(self) -> pd.DataFrame:
         """`tables.bucket_table`."""
         return tables.bucket_table(self.loss.rows)
-
-    @cached_property
-    def scored_behind(self) -> int:
-        """`tables.scored_behind`."""
-        return tables.scored_behind(self.loss.rows)
 
     @cached_property
     def behind(self) -> pd.DataFrame:

@@ -7,6 +7,8 @@ import pandas as pd
 from kvbook.measuring import agreement, estimates
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW, refill_name
 from kvreport.chapters.from_scratch.speed import ALL_ROWS, PAST, RUN, STEP
+from kvreport.publishing import wording
+from kvreport.publishing.wording import DTYPES
 
 ABSOLUTE = "window, absolute positions"
 REPLY = "reply's cache"
@@ -41,6 +43,19 @@ def equal_table(logits: pd.DataFrame) -> pd.DataFrame:
     """Count for each comparison and dtype the ``steps``, and those whose logits are ``equal`` bit for bit."""
     groups = logits.groupby(["comparison", "dtype"], sort=False)["max_abs"]
     return pd.DataFrame({"equal": groups.agg(lambda values: int((values == 0).sum())), "steps": groups.size()})
+
+
+def _in_each(counts: Mapping[str, str]) -> str:
+    """Write the steps of each dtype, once where they are as many in each."""
+    dtypes = wording.listed([DTYPES[dtype] for dtype in counts])
+    if len(counts) > 1 and len(set(counts.values())) == 1:
+        return f"{next(iter(counts.values()))} steps, each in {dtypes}"
+    return wording.in_dtypes({dtype: f"{count} steps" for dtype, count in counts.items()})
+
+
+def equal_steps(equal: pd.DataFrame, comparison: str) -> str:
+    """Write in how many steps a comparison's logits are equal bit for bit, from `tables.equal_table`."""
+    return _in_each({row.Index: f"{row.equal} of {row.steps}" for row in equal.loc[comparison].itertuples()})
 
 
 def behind_table(loss: pd.DataFrame) -> pd.DataFrame:
@@ -87,11 +102,6 @@ def closed_table(
         rows = pd.concat(part.rename("nats").reset_index().assign(variant=name) for name, part in parts.items())
         closed[way] = estimates.paired_ratio(rows, "nats", "closed", "gap")
     return closed
-
-
-def scored_behind(loss: pd.DataFrame) -> int:
-    """Count the characters past the first block behind which each way is scored, in all texts together."""
-    return int(loss[loss["read_from"] >= loss["block"]].groupby("way")["n_scored"].sum().max())
 
 
 def held_gap(held: pd.DataFrame) -> estimates.Estimate:
@@ -208,3 +218,8 @@ def excerpts(texts: pd.DataFrame, n_characters: int = 72) -> pd.DataFrame:
         for text, block in zip(rows["text"], rows["block"], strict=True)
     ]
     return pd.DataFrame({"way": rows["way"].to_numpy(), "text behind the first block": shown})
+
+
+def as_code(text: str) -> str:
+    """Write a piece of text for a table's cell, so that nothing in it is taken for markup."""
+    return f"`` {text.replace('`', '’')} ``"
