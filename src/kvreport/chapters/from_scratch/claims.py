@@ -1,6 +1,5 @@
 """The claims of the forum thread about a model from scratch: each one's rule, and what of the rows it looks at."""
 
-
 from kvbook.measuring import agreement, estimates
 from kvreport.chapters.from_scratch import logits, speed, tables
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW
