@@ -1,0 +1,118 @@
+"""The prose of pages that are written by hand: short sentences, few numbers, the field's words, short captions."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from kvbook import paths
+from kvreport.publishing import captions, statements
+from kvreport.running import planning
+
+# What readers stumbled over, and what they know instead.
+PHRASES = {
+    r"other bits": "not bitwise identical",
+    r"texts? parts?\b|parting": "outputs diverge",
+    r"first choice": "top-1 flip, most probable token",
+    r"rows fed": "query length",
+    r"handed on": "propagated",
+    r"encoded anew": "re-tokenized",
+    r"behind layer|behind the (first|last) (layer|block)": "after layer",
+    r"growth a layer": "growth per layer",
+    r"by the whole interval": "the 95 % CI excludes",
+    r"planted (bug|fault)": "injected bug",
+    r"cause taken away": "cause removed",
+    r"true shape": "full-size architecture",
+    r"the switch\b": "row-invariant mode",
+    r"made causal by": "is_decoder=True",
+    r"not to be told from": "not distinguishable from",
+    r"the document says": "the issue reports",
+    r"less the window's": "minus the window's",
+}  # fmt: skip
+LONGEST, MEDIAN, CAPTION = 35, 15, 60
+# Two a sentence; a list of a document's own steps or settings may have more.
+NUMBERS = 2
+# Slots that hold a name.
+NAMES = re.compile(r"model$|version|names|prompt$")
+
+
+def pages() -> list[Path]:
+    """List the chapters whose rows check their sentences, and the how-to pages."""
+    chapters = [chapter.source for chapter in planning.plan() if statements.module_of(chapter.name)]
+    return [*chapters, *sorted((paths.ROOT / "pages" / "howto").glob("*.md"))]
+
+
+def markdown(page: Path) -> str:
+    text = page.read_text("utf-8")
+    if page.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return text
+
+
+def sentences(text: str) -> list[str]:
+    """Split running text into sentences: no captions, code, tables, directives or headings."""
+    text = re.sub(r"^(:{3,}|`{3,})\{?.*?^\1\s*$", "", text, flags=re.M | re.S)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    lines = [line for line in text.splitlines() if not re.match(r"\s*(#|\||\()", line)]
+    found: list[str] = []
+    for line in lines:
+        line = re.sub(r"^\s*([-*]|\d+\.)\s+", "", line)
+        line = re.sub(r"\s*\{holds\}`[^`]*`", "", line)
+        found += [one for one in re.split(r"(?<=[.?!])\**\s+(?=[A-Z*{`])", line) if re.search(r"\w", one)]
+    return found
+
+
+def words(sentence: str) -> list[str]:
+    plain = re.sub(r"\{[\w:]+\}`[^`]*`", "x", sentence)
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain)
+    return [word for word in plain.split() if re.search(r"\w", word)]
+
+
+def numbers(sentence: str) -> int:
+    """Count values: those of runs, and those written out; names such as fp32 or GPT-2 are none."""
+    sentence = re.sub(r"\b(4|8|16|32|64)([ -]and (4|8|16))?[ -]bits?\b", "", sentence)
+    glued = len([key for key in re.findall(r"\{glue:text\}`([^`]*)`", sentence) if not NAMES.search(key)])
+    plain = re.sub(r"\{[\w:]+\}`[^`]*`|`[^`]*`|\[[^\]]*\]\([^)]*\)", "", sentence)
+    plain = re.sub(r"(\d) ?× ?10", r"\1", plain)
+    return glued + len(re.findall(r"(?<![\w.,/⁻-])\d[\d,.]*(?![\w-])", plain))
+
+
+PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+
+
+@PAGES
+def test_sentences_are_short_and_have_few_numbers(page):
+    said = sentences(markdown(page))
+    counts = [len(words(sentence)) for sentence in said]
+    print(f"{page.name}: {sum(counts)} words, {statistics.median(counts)} a sentence, {max(counts)} in the longest")
+    assert {s: n for s, n in zip(said, counts, strict=True) if n > LONGEST} == {}
+    assert statistics.median(counts) <= MEDIAN
+    assert {s: numbers(s) for s in said if numbers(s) > NUMBERS} == {}
+
+
+@PAGES
+def test_no_phrase_stands_that_readers_stumbled_over(page):
+    text = re.sub(r"\{[\w:]+\}`[^`]*`|^:::.*$|^\(.*\)=$", "", markdown(page), flags=re.M)
+    found = {match.group(): better for phrase, better in PHRASES.items() if (match := re.search(phrase, text))}
+    assert found == {}
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.suffix == ".ipynb"], ids=lambda page: page.stem)
+def test_captions_are_short(page):
+    long = {}
+    for name, caption in captions.of(page).items():
+        if len(words(caption.text)) > CAPTION:
+            long[name] = len(words(caption.text))
+    assert long == {}
+
+
+def test_control_what_the_rules_forbid_is_found():
+    (one,) = sentences(" ".join(["word"] * 40) + ".")
+    assert len(words(one)) == 40
+    assert numbers("It takes {glue:text}`a`, 3 and 4.5 of 10 steps.") == 4
+    assert numbers("In fp32 GPT-2 took `3` steps, see {numref}`fig-2`.") == 0
+    assert len(sentences("One is here. Two is there.\n\n:::{caption} x\nNot a sentence.\n:::\n\n| a | table |\n")) == 2
+    assert re.search(next(iter(PHRASES)), "gets other bits")
