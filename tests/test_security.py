@@ -264,6 +264,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 # What each job may do beyond reading the repository.
 ALLOWED = {
     ("publish.yml", "build"): {"pages": "read"},
+    ("release.yml", "release"): {"contents": "write"},
     ("publish.yml", "deploy"): {"pages": "write", "id-token": "write"},
 }
 
