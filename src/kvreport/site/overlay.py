@@ -130,8 +130,8 @@ def _shown(cell: Cell, files: Files) -> Iterator[Cell]:
             count += 1
             look = cell["metadata"].setdefault("mystnb", {})
             look["figure"] = {"name": figure["name"], "caption": figure["caption"]}
-            # dark-light: in the dark theme too a figure keeps its own colours; they are what its legend
-            # names.
+            # dark-light: the theme leaves the figure alone, and kvbook.css turns its light and dark round, not its hues,
+            # which its legend names.
             look["image"] = {"alt": figure["alt"], "classes": "dark-light"}
             after.append(_offered(figure, files))
         if table is None:
