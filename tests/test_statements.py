@@ -2,12 +2,14 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring.estimates import Estimate
+from kvbook.runs.records import Run
 from kvreport.publishing import captions, evaluated, statements
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.rules import Bound, Quantity, anyone, every
@@ -123,6 +125,15 @@ def test_a_run_agrees_differs_or_is_not_comparable():
     assert statements.compare(holds, open_, True) == "not resolved"
     assert statements.compare(holds, fails, False) == "not comparable"
     assert statements.compare(holds, nothing, False) == "not run"
+
+
+def test_an_experiment_without_a_model_leaves_a_run_comparable():
+    named = Run({"models": [{"name": "small"}], "machine": {"processor": "one"}}, Path())
+    shapes = Run({"machine": {"processor": "one"}}, Path())
+    book = {"models": ["small"], "processor": "one"}
+    assert evaluated._is_in_scope("this processor", {"drift": named, "shapes": shapes}, book)
+    # Control: another model is told from it.
+    assert not evaluated._is_in_scope("this processor", {"shapes": shapes}, book)
 
 
 # The page

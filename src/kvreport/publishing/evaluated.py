@@ -77,7 +77,8 @@ def _number(chapter: str, key: str, give: Callable[[Any], str], results: Any) ->
 
 
 def _models(runs: Mapping[str, records.Run]) -> set[str]:
-    return {model["name"] for run in runs.values() for model in run.about["models"]}
+    # An experiment on shapes alone names no model.
+    return {model["name"] for run in runs.values() for model in run.about.get("models", ())}
 
 
 def own(chapter: str, folders: Mapping[str, str]) -> Evaluated | None:
