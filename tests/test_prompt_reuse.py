@@ -3,12 +3,10 @@
 import dataclasses
 import json
 
-import finding_rules
 import pandas as pd
 import pytest
 import torch
 from planted import changed
-from quoted import quoted
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kvbook import paths
@@ -18,15 +16,17 @@ from kvbook.models import loading, tokenizers
 from kvreport.chapters.prompt_reuse import (
     claims,
     continuations,
+    figures,
     first_layer,
     split_keys,
+    statements,
     tables,
     tokenizer_boundaries,
-    words,
 )
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents, verdicts
+from kvreport.publishing import statements as checking
 
 # Full stop and word are one piece in this text, so its vocabulary joins them as Llama-3's does.
 TEXT = "def f(x):\n    return x.get(1).set(2).append(3)\n# You are a helpful assistant. What is it? Help me.\n"
@@ -157,10 +157,10 @@ def test_the_published_numbers_of_elements_are_those_of_the_true_shapes(results)
 
 def test_the_table_of_counts_shows_no_name_of_the_code(results):
     table = results.counts
-    shown = words.counts_shown(table)
+    shown = tables.counts_shown(table)
     assert not any("_" in name for name in shown.columns)
     assert any("_" in name for name in table.columns)
-    assert shown["elements a token"].equals(table["per_token"])
+    assert shown["elements per token"].equals(table["per_token"])
 
 
 def test_with_equal_row_counts_no_first_layer_key_differs(results):
@@ -456,60 +456,84 @@ def test_a_systems_turn_is_a_prefix_of_the_chat_in_ids(folders):
         assert continuations.CHAT not in {item.case for item in continuations.posted_items(tokenizer)}
 
 
-def test_words_can_be_written_for_these_rows(results):
-    said = words.numbers(results)
-    assert all(isinstance(value, str) and value for value in said.values())
-    assert set(said) == quoted("02_prompt_reuse")
-    assert finding_rules.broken(words.captions(results), words.findings(results)) == []
+# Statements
 
 
-@pytest.fixture
-def found(results):
-    """Give a function from changed rows to the findings on them."""
-    return lambda **rows: words.findings(changed(results, **rows))
+def checked(name: str, results: Results) -> str:
+    return checking.check(statements.STATEMENTS[name], results).outcome
 
 
-def test_row_counts_are_blamed_only_where_keys_differ(found, layer):
-    one = layer.rows.assign(n_differing=lambda r: r["rows_fed"].eq(1) * 3)
-    said = found(layer=one)["fig-rows-fed"]
-    assert ", 1 make first-layer keys differ; at the thread's own, 14 and 15, no element does" in said
-    own = layer.rows.assign(n_differing=lambda r: (r["rows_fed"].eq(15) & (r["variant"] == split_keys.POSTED)) * 3)
-    assert "15 make first-layer keys differ" in found(layer=own)["fig-rows-fed"]
-    assert "no element does" not in found(layer=own)["fig-rows-fed"]
-    assert "At none of" in found(layer=layer.rows.assign(n_differing=0))["fig-rows-fed"]
+def with_texts(equal: dict[tuple[str, str, str], bool], n: int = 40, seam: bool = True) -> Results:
+    """Give results of prompts whose tokens are equal or not, by case, way and dtype."""
+    results = Results(None, None, None, None)
+    rows = [
+        {"model": "small", "case": case, "way": way, "dtype": dtype, "item": str(item), "equal": same,
+         "seam": seam and case == continuations.DOCUMENTED}
+        for (case, way, dtype), same in equal.items() for item in range(n)
+    ]  # fmt: skip
+    results.__dict__["written"] = pd.DataFrame(rows)
+    return results
 
 
-def test_layers_differ_by_as_much_and_in_as_many_series_as_the_rows_say(found, split):
-    n = len(split.rows[["model", "dtype"]].drop_duplicates())
-    roundoff = split.rows["dtype"].map(agreement.UNIT_ROUNDOFF)
-    half = split.rows.assign(n_differing=lambda r: r["n_elements"] / 2, relative_rms=4 * roundoff)
-    said = found(split=half)["fig-split-layers"]
-    assert f"in all {n} pairs" in said
-    assert "up to 4 unit roundoffs and in up to 50%" in said
-    first = half.assign(n_differing=half["n_differing"].where(half["dtype"] == half["dtype"].iloc[0], 0))
-    assert f"of {n} pairs" in found(split=first)["fig-split-layers"]
-    none = split.rows.assign(n_differing=0, relative_rms=0.0)
-    assert "no key or value of the response differs" in found(split=none)["fig-split-layers"]
+@pytest.mark.parametrize(
+    ("name", "case", "way", "dtype", "same"),
+    [
+        ("recipe-changes-text", continuations.DOCUMENTED, continuations.POSTED, "float32", False),
+        ("cut-before-the-space-keeps", continuations.SPACE, continuations.POSTED, "float32", True),
+        ("template-keeps", continuations.CHAT, continuations.POSTED, "float32", True),
+        ("common-prefix-restores", continuations.DOCUMENTED, continuations.SAFE, "float32", True),
+    ],
+)
+def test_a_statement_on_texts_holds_on_its_rows_and_fails_on_the_contrary(name, case, way, dtype, same):
+    assert checked(name, with_texts({(case, way, dtype): same})) == "holds"
+    assert checked(name, with_texts({(case, way, dtype): not same})) == "fails"
+    assert checked(name, with_texts({(case, way, dtype): same}, n=3)) == "not resolved"
+    other = {(continuations.THREAD, way, dtype): same}
+    assert checked(name, with_texts(other)) == "not run"
 
 
-def test_reuse_is_compared_over_the_cases_that_were_run_both_ways(results, found, reuse):
-    table = results.written
-    safe = table[table["way"] == continuations.SAFE]
-    n = int(table[table["way"] == continuations.POSTED]["case"].isin(safe["case"]).sum())
-    assert n < (table["way"] == continuations.POSTED).sum()
-    posted = reuse.rows["way"] == continuations.POSTED
-    equal = with_tokens(reuse.rows, posted, like_no_reuse=True)
-    assert f"in all {n} runs with the prefix's cache as it is" in found(reuse=equal)["fig-reuse-outcomes"]
-    different = with_tokens(reuse.rows, posted, like_no_reuse=False)
-    assert f"in 0 of {n} runs with the prefix's cache" in found(reuse=different)["fig-reuse-outcomes"]
+def test_ids_that_do_not_continue_are_counted_by_prompt():
+    rows = {(continuations.DOCUMENTED, continuations.POSTED, "float32"): False}
+    assert checked("ids-do-not-continue", with_texts(rows)) == "holds"
+    assert checked("ids-do-not-continue", with_texts(rows, seam=False)) == "fails"
 
 
-def test_cuts_are_told_by_their_place_and_not_from_too_few_files(found, cuts):
-    safe, unsafe = (found(cuts=cuts.rows.assign(safe=value))["fig-cut-shares"] for value in (1, 0))
-    assert "in 0% of all cuts" in safe
-    assert "in 100% of all cuts" in unsafe
-    two = cuts.rows[cuts.rows["source"].isin(cuts.rows["source"].unique()[:2])]
-    assert "too few files" in found(cuts=two)["fig-cut-shares"]
+def test_rounding_in_bf16_needs_one_prompt_that_differs():
+    rows = {(case, continuations.POSTED, "bfloat16"): True for case in (continuations.SPACE, continuations.CHAT)}
+    assert checked("rounding-in-bf16", with_texts(rows)) == "fails"
+    rows[continuations.CHAT, continuations.POSTED, "bfloat16"] = False
+    assert checked("rounding-in-bf16", with_texts(rows)) == "holds"
+
+
+def test_statements_on_keys_follow_their_rows(results):
+    assert checked("first-layer-ignores-the-cache", results) == "holds"
+    assert checked("equal-query-lengths-equal-keys", results) == "holds"
+    assert checked("whole-prompt-fed-again", results) == "holds"
+    # Controls: a first layer that sees the cache, a switch that helps, and a prompt that is fed in part.
+    split, layer = results.split.rows, results.layer.rows
+    seen = split.assign(n_differing=split["n_differing"] + (split["variant"] == split_keys.OVERWRITTEN))
+    assert checked("first-layer-ignores-the-cache", changed(results, split=seen)) == "fails"
+    helped = split.assign(n_differing=(split["variant"] == split_keys.POSTED) * 3)
+    assert checked("linear-layers-are-not", changed(results, split=helped)) == "fails"
+    assert checked("the-prompts-cache-is-the-cause", changed(results, split=helped)) == "holds"
+    assert checked("the-prompts-cache-is-the-cause", changed(results, split=split.assign(n_differing=1))) == "fails"
+    assert checked("equal-query-lengths-equal-keys", changed(results, layer=layer.assign(n_differing=1))) == "fails"
+    partly = results.reuse.rows.assign(fed_tokens=1)
+    assert checked("whole-prompt-fed-again", changed(results, reuse=partly)) == "fails"
+
+
+@pytest.mark.parametrize(("safe", "outcome"), [(0, "holds"), (1, "fails")])
+def test_cuts_that_change_ids_are_told_from_cuts_that_do_not(results, cuts, safe, outcome):
+    planted = changed(results, cuts=cuts.rows.assign(safe=safe))
+    assert checked("any-cut", planted) == outcome
+
+
+def test_the_figure_draws_each_way_and_the_book_behind(results):
+    table = results.outcomes
+    own = figures.figure_outcomes(table).axes[0]
+    assert len(own.containers) == len(own.texts) == len(table)
+    both = figures.figure_outcomes(table, table.head(3)).axes[0]
+    assert len(both.lines) - len(own.lines) == 3
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from kvreport.publishing.wording import DTYPES
 
 
 def figure_rows_fed(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Draw the share of differing first-layer keys against the number of rows fed."""
+    """Draw the share of differing first-layer keys against the query length of the second part."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.4))
     models = list(dict.fromkeys(table["model"]))
     stock = table[table["variant"] == split_keys.POSTED]
@@ -30,7 +30,7 @@ def figure_rows_fed(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
         )  # fmt: skip
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    ax.set(xlabel="rows fed in the second part", ylabel="share of keys that differ", ylim=(-0.03, 1.03))
+    ax.set(xlabel="tokens fed in the second part", ylabel="share of keys that differ", ylim=(-0.03, 1.03))
     handles = [Line2D([], [], color=DTYPE_COLOURS[d], label=DTYPES[d]) for d in dict.fromkeys(stock["dtype"])]
     handles += [
         Line2D([], [], color=style.GREY, marker=style.MARKERS[i], linestyle=("-", ":")[i % 2], label=model)
@@ -69,8 +69,8 @@ def figure_layers(curves: pd.DataFrame) -> Figure:
     axes[1, 0].set_ylabel("relative difference\n/ unit roundoff")
     handles = [Line2D([], [], color=DTYPE_COLOURS[d], label=DTYPES[d]) for d in dict.fromkeys(curves["dtype"])]
     handles += [
-        Line2D([], [], color=style.GREY, marker="o", markersize=3.5, label="response rows"),
-        Line2D([], [], color=style.GREY, marker="s", markersize=3.5, linestyle=":", label="prompt rows"),
+        Line2D([], [], color=style.GREY, marker="o", markersize=3.5, label="response"),
+        Line2D([], [], color=style.GREY, marker="s", markersize=3.5, linestyle=":", label="prompt"),
     ]
     fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
     return fig
@@ -79,18 +79,30 @@ def figure_layers(curves: pd.DataFrame) -> Figure:
 _WAYS = {continuations.POSTED: (style.VERMILION, "s"), continuations.SAFE: (style.BLUE, "o")}
 
 
-def figure_outcomes(table: pd.DataFrame) -> Figure:
-    """Draw the share of runs with equal tokens for every case and dtype, from `tables.outcomes`."""
+def figure_outcomes(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
+    """Draw the share of runs with equal tokens for every case and dtype; the published shares faint behind."""
     labels = list(dict.fromkeys(table["case"] + ", " + table["dtype"]))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.36 * len(labels)))
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.4 * len(labels)))
+
+    def place(row) -> float:
+        return labels.index(f"{row.case}, {row.dtype}") + (-0.16 if row.way == continuations.POSTED else 0.16)
+
     for row in table.itertuples():
         colour, marker = _WAYS[row.way]
-        place = labels.index(f"{row.case}, {row.dtype}") + (-0.14 if row.way == continuations.POSTED else 0.14)
         estimate = row.estimate
         ax.errorbar(
-            estimate.value, place, xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
+            estimate.value, place(row), xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
             fmt=marker, color=colour,
         )  # fmt: skip
+        ax.annotate(
+            f"{row.equal}/{row.runs}", (1.04, place(row)), va="center", fontsize=8, color=colour, annotation_clip=False
+        )
+    if book is not None:
+        for row in book[(book["case"] + ", " + book["dtype"]).isin(labels)].itertuples():
+            ax.plot(
+                [row.estimate.low, row.estimate.high], [place(row)] * 2, color=_WAYS[row.way][0], alpha=0.3,
+                linewidth=7, linestyle="-", solid_capstyle="butt",
+            )  # fmt: skip
     ax.set_yticks(range(len(labels)), labels, fontsize=9)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.set(xlabel="share of runs with equal tokens", xlim=(-0.03, 1.03))
@@ -98,7 +110,9 @@ def figure_outcomes(table: pd.DataFrame) -> Figure:
     handles = [
         Line2D([], [], color=colour, marker=marker, linestyle="", label=way) for way, (colour, marker) in _WAYS.items()
     ]
-    fig.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=9)
+    if book is not None:
+        handles.append(Line2D([], [], color=style.GREY, alpha=0.3, linewidth=7, linestyle="-", label="the book"))
+    fig.legend(handles=handles, loc="outside upper right", ncols=3, fontsize=9)
     return fig
 
 

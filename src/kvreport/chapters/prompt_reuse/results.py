@@ -97,8 +97,12 @@ class Results:
     def texts(self) -> pd.DataFrame:
         """`tables.side_by_side`, of the cases that the page shows."""
         return tables.side_by_side(
-            self.written, (continuations.THREAD, continuations.CHAT, continuations.JOINED, continuations.WHOLE)
-        )
+            self.written,
+            (
+                continuations.THREAD, continuations.DOCUMENTED, continuations.JOINED, continuations.CHAT,
+                continuations.WHOLE,
+            ),
+        )  # fmt: skip
 
     @cached_property
     def seams(self) -> pd.DataFrame:

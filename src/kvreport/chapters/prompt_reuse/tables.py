@@ -45,6 +45,11 @@ def count_arithmetic(first_layer: pd.DataFrame, shapes: dict[str, dict[str, Any]
     return pd.DataFrame(table)
 
 
+def counts_shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Name the columns of `count_arithmetic` as a reader does."""
+    return table.rename(columns={"per_token": "elements per token", "published_differing": "published, differing"})
+
+
 def rows_fed_table(first_layer: pd.DataFrame) -> pd.DataFrame:
     """Give the share of the second part's keys that differ, by the number of rows fed."""
     table = first_layer[first_layer["part"] == "response"].assign(
@@ -150,12 +155,12 @@ def written(reuse: pd.DataFrame) -> pd.DataFrame:
 
 
 CASES = {
-    continuations.THREAD: "thread",
+    continuations.THREAD: "the thread's own prompts",
     continuations.JOINED: "first word joins the stop",
     continuations.DOCUMENTED: "cut after the space",
     continuations.SPACE: "cut before the space",
     continuations.CONTINUED: "ids continued",
-    continuations.CHAT: "chat template, system's turn cached",
+    continuations.CHAT: "chat template, system turn",
     continuations.WHOLE: "cache holds the whole prompt",
     continuations.CORPUS: "corpus, cut anywhere",
 }
@@ -246,7 +251,10 @@ def side_by_side(table: pd.DataFrame, cases: tuple[str, ...]) -> pd.DataFrame:
             if case == continuations.JOINED:
                 prompt = f"{item} {prompts[-1].partition(' ')[2]}"
             else:
-                more = {continuations.WHOLE: ", wholly cached", continuations.CHAT: ", in the chat template"}
+                more = {
+                    continuations.DOCUMENTED: ", after a space", continuations.WHOLE: ", wholly cached",
+                    continuations.CHAT: ", in the chat template",
+                }  # fmt: skip
                 prompt = prompts[int(item)] + more.get(case, "")
             line = {"model": model, "prompt": prompt}
             for run in group.itertuples():
