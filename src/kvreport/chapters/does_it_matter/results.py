@@ -1,11 +1,13 @@
 """What the chapter on whether the difference matters measured: its runs, and each of its tables once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
 from kvbook.measuring.survival import Survival
+from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.does_it_matter import (
     after_divergence,
@@ -23,25 +25,40 @@ EXPERIMENTS = (
 
 @dataclass(frozen=True)
 class Results:
-    """The chapter's runs and their tables; figures and words take them from here.
+    """The chapter's runs and their tables; figures and statements take them from here.
 
     Attributes
     ----------
-    forced, positions, parting : Run
-        Of the experiments ``teacher_forced``, ``drift_by_position`` and ``first_divergence``.
-    behind : Run or None
-        Of ``after_divergence``; None where no text parted.
+    forced, positions, parting, behind : Run or None
+        Of the experiments ``teacher_forced``, ``drift_by_position``, ``first_divergence`` and ``after_divergence``; None for
+        one that is not there, such as the last one where no text diverged.
     """
 
-    forced: Run
-    positions: Run
-    parting: Run
+    forced: Run | None
+    positions: Run | None
+    parting: Run | None
     behind: Run | None
 
     @classmethod
     def of(cls, settings: DoesItMatterSettings) -> "Results":
         """Measure, or read what these settings have measured."""
-        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in EXPERIMENTS})
+
+    @classmethod
+    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
+        """Take runs by their experiment."""
+        return cls(*(runs.get(experiment.name) for experiment in EXPERIMENTS))
+
+    @classmethod
+    def of_book(cls) -> "Results":
+        """Read what the book publishes."""
+        return cls.of_runs(next(iter(evidence.published("does_it_matter", EXPERIMENTS).values())))
+
+    @property
+    def runs(self) -> dict[str, Run | None]:
+        """The runs by their experiment."""
+        found = (self.forced, self.positions, self.parting, self.behind)
+        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, found, strict=True)}
 
     @property
     def written(self) -> int:
@@ -63,6 +80,12 @@ class Results:
     def margins(self) -> pd.DataFrame:
         """`tables.margins_table`."""
         return tables.margins_table(self.forced.rows)
+
+    @cached_property
+    def flips_by_rounding(self) -> pd.DataFrame:
+        """Rows in which nothing but rounding has flipped the top-1 token."""
+        rows = self.forced.rows
+        return rows[(rows["flip"] > 0) & rows["way"].isin(tables.ROUNDING)]
 
     @cached_property
     def curves(self) -> dict[tuple[str, str, str], Survival]:

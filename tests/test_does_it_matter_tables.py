@@ -1,4 +1,4 @@
-"""The chapter's statistics are those that their names say, and its words follow the rows."""
+"""The chapter's statistics are those that their names say, and its statements fail on rows that contradict them."""
 
 import dataclasses
 
@@ -6,20 +6,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from planted import changed, run_of
-from quoted import quoted
 
 from kvbook.measuring import estimates as fits
 from kvreport.chapters.does_it_matter import (
-    drift_by_position,
     figures,
     first_divergence,
     laid_out,
     tables,
     variants,
-    words,
 )
+from kvreport.chapters.does_it_matter import statements as said
 from kvreport.chapters.does_it_matter.results import Results
-from kvreport.publishing import citation
+from kvreport.publishing import statements
 
 ABOUT = {
     "settings": {"n_samples": 6, "n_tokens": 40, "dtypes": ["float32", "bfloat16"]},
@@ -109,6 +107,13 @@ def test_expected_flips_are_those_of_independent_margins_and_shifts(size):
     assert tables.expected_flips(margins, shifts) == pytest.approx(exact, rel=0.15)
 
 
+def test_a_change_that_shifts_nothing_is_expected_to_flip_nothing_where_margins_are_zero():
+    margins = np.repeat([0.0, 0.0625, 0.125, 4.0], 25)
+    assert tables.expected_flips(margins, np.zeros(100)) == 0
+    # A loss as large as the smallest margin that is not 0 takes those below it.
+    assert tables.expected_flips(margins, np.full(100, -0.0625)) == pytest.approx(0.5)
+
+
 def test_control_counting_flips_alone_says_nothing_where_none_was_seen():
     generator = np.random.default_rng(5)
     margins, shifts = generator.exponential(1.0, 4000), generator.normal(0, 1e-6, 4000)
@@ -131,17 +136,6 @@ def test_a_loss_that_just_takes_a_margin_leaves_a_tie():
     # A margin of 1: one loss is larger and two leave a tie.  A margin of 0: three losses are larger.
     assert tables._overtaken(np.array([1.0]), losses) == pytest.approx(1 / 4 + 2 / 8)
     assert tables._overtaken(np.array([0.0]), losses) == pytest.approx(3 / 4)
-
-
-def test_a_divergence_is_placed_below_the_next_larger_published_one():
-    published = tables.elsewhere()
-    first, last = published.iloc[0], published.iloc[-1]
-    assert first["mean_kl_nats"] == published["mean_kl_nats"].min()
-    assert tables.smaller_than(fits.Estimate(0, 0, first["mean_kl_nats"] / 2), published) == first["what"]
-    assert (
-        tables.smaller_than(fits.Estimate(0, 0, first["mean_kl_nats"] * 1.01), published) == published["what"].iloc[1]
-    )
-    assert tables.smaller_than(fits.Estimate(1, 1, last["mean_kl_nats"] * 2), published) == "none of these"
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +190,10 @@ def test_growth_of_what_grows_in_proportion_is_the_ratio_of_the_places(positions
 def test_partings_put_seen_and_expected_side_by_side(results):
     table = results.partings
     wrote = table[table["way"] == first_divergence.WRITER].set_index("dtype")
-    assert wrote.loc["float32", "greedy_parted"] == "0 of 6"
-    assert wrote.loc["bfloat16", "greedy_parted"] == "3 of 6"
-    assert wrote.loc["float32", "position"] > 100 * wrote.loc["bfloat16", "position"]
-    assert wrote.loc["bfloat16", "expected"] < wrote.loc["float32", "expected"] < 1
+    assert wrote.loc["float32", "greedy"].value == 1
+    assert wrote.loc["bfloat16", "greedy"].value < 1
+    fp32, bf16 = (wrote.loc[dtype, "expected_flips"].value for dtype in SIZE)
+    assert 0 < 100 * fp32 < bf16
 
 
 def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_not_draw(axes, results):
@@ -208,11 +202,11 @@ def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_n
     for dtype in SIZE:
         row = table.loc[(dtype, first_divergence.ASSISTED)]
         assert row["expected_flips"] == known[dtype, variants.CHUNKS.name]
-        assert row["greedy_parted"] == ("0 of 6" if dtype == "float32" else "3 of 6")
-    shown = laid_out.partings_shown(table.reset_index()).set_index(["way", "dtype"])
+        assert (row["greedy"].value == 1) == (dtype == "float32")
+    shown = laid_out.partings_shown(table.reset_index()).set_index(["change", "dtype"])
     cells = shown.loc[first_divergence.ASSISTED]
-    assert list(cells["parted, sampled"]) == ["", ""]
-    assert "" not in list(cells["parted, greedy"])
+    assert list(cells["equal, sampled (%)"]) == ["", ""]
+    assert "" not in list(cells["equal, greedy (%)"])
 
 
 def test_of_few_files_a_statistic_of_tokens_and_a_change_have_a_range():
@@ -225,48 +219,24 @@ def test_of_few_files_a_statistic_of_tokens_and_a_change_have_a_range():
     assert laid_out.change(fits.Estimate(1.001, 0.999, 1.003)) == "+0.10 ± 0.20"
 
 
-def test_the_cache_is_held_against_the_dtype_and_not_against_nothing(axes):
-    other = variants.OTHER_DTYPE.name
-    alone = axes[axes["way"].isin([words.CACHE, other]) & (axes["dtype"] == "bfloat16")].copy()
-    for factor, said in ((1.0, "50%"), (1e-6, "<1%"), (2.0, "100%")):
-        sizes = {words.CACHE: factor, other: 2.0}
-        alone["kl"] = [fits.Estimate(sizes[way], 0, 9) for way in alone["way"]]
-        assert words.over_the_dtype(alone) == f"{said} in bf16"
-    assert words.over_the_dtype(alone[alone["way"] == words.CACHE]) == "not run"
-
-
-@pytest.mark.parametrize(
-    ("cache", "said"),
-    [
-        (1e-6, "next to nothing"), (0.5, "less than a change of dtype"), (2.0, "about as much as a change of dtype"),
-        (9.0, "more than a change of dtype"),
-    ],
-)  # fmt: skip
-def test_the_short_answer_follows_the_caches_divergence_over_the_dtypes(axes, cache, said):
-    sizes = {words.CACHE: cache, variants.OTHER_DTYPE.name: 2.0}
-    alone = axes[axes["way"].isin(sizes) & (axes["dtype"] == "bfloat16")].copy()
-    alone["kl"] = [fits.Estimate(sizes[way], 0, 9) for way in alone["way"]]
-    assert words.in_short(alone) == f"It moves predictions {said} in bf16."
-    assert words.in_short(alone[alone["way"] == words.CACHE]) == "That was not run."
-
-
 @pytest.mark.parametrize("parted", [True, False])
-def test_every_number_of_the_prose_and_every_figure_comes_from_the_rows(results, parted):
+def test_figures_and_tables_are_made_of_the_rows(results, parted):
     results = results if parted else dataclasses.replace(results, behind=None)
-    said = words.numbers(results)
-    assert set(said) == quoted("10_does_it_matter")
-    assert ("not seen" in said["behind_parting"]) != parted
-    captions = words.captions(results)
-    assert all("torch" in caption["caption"] for caption in captions.values())
-    assert len(figures.figure_axes(results.axes, results.published).axes) == 1
     assert len(figures.figure_margins(results.margins).axes) == 2
-    assert len(figures.figure_partings(results.curves, results.partings, results.written).axes) == 2
+    assert len(figures.figure_partings(results.curves, results.written).axes) == 2
     assert len(figures.figure_drift_and_snowball(results.along, results.snowball).axes) == 1 + parted
     for shown in (
         laid_out.axes_shown(results.axes), laid_out.tails_shown(results.axes), laid_out.partings_shown(results.partings),
     ):  # fmt: skip
         assert shown.notna().all(axis=None)
     assert not tables.curves_table(results.curves).empty
+
+
+def test_what_is_exactly_zero_stands_beside_the_logarithmic_axis(results):
+    assert len(figures.figure_axes(results.axes, results.published).axes) == 1
+    none = results.axes.assign(kl=[fits.Estimate(0, 0, 0), *results.axes["kl"][1:]])
+    zero, log = figures.figure_axes(none, book=results.axes).axes
+    assert (zero.get_xscale(), log.get_xscale()) == ("linear", "log")
 
 
 @pytest.mark.parametrize(
@@ -283,48 +253,81 @@ def test_small_numbers_are_written_with_half_their_interval(estimate, written):
     assert laid_out.spread(estimate) == written
 
 
-def test_every_figure_begins_with_a_finding_that_a_title_can_hold(results):
-    for name, said in words.captions(results).items():
-        if name.startswith("fig-"):
-            assert not citation.first_sentence(said["caption"]).endswith("…"), name
+# Statements
 
 
-@pytest.mark.parametrize(("factor", "word"), [(1e-3, ""), (1e3, ""), (1, " (not to be told from 1)")])
-def test_the_cache_is_set_beside_the_other_dtype_as_the_interval_lies(forced, factor, word):
-    rows = forced.rows.copy()
-    kl = np.exp(np.random.default_rng(3).normal(0, 1, len(rows)))
-    rows["kl"] = np.where(rows["way"] == words.CACHE, factor * kl, kl)
-    said = words._axes_found(rows)
-    assert said.count("times as far") == len(SIZE)
-    assert said.count("times as far (not to be told from 1)") == (len(SIZE) if word else 0)
+KL = {
+    variants.OTHER_DTYPE: 1e-3, variants.KV_FP8: 5e-3, variants.KV_INT8: 2e-3, variants.KV_INT4: 0.1,
+    variants.WEIGHTS_8: 0.02, variants.WEIGHTS_4: 0.4, variants.LOST: 0.17,
+}  # fmt: skip
 
 
-def test_lost_choices_are_counted_with_the_largest_margin_lost_and_none_is_not_called_some(forced):
-    kept = forced.rows.assign(flip=0.0)
-    assert "no first choice is seen to be lost" in words._margins_found(kept)
-    lost = kept.copy()
-    at = lost[(lost["dtype"] == "bfloat16") & (lost["way"] == words.CACHE)].index[0]
-    lost.loc[at, ["flip", "margin"]] = 1.0, 5 * lost.loc[at, "ulp"]
-    counts = "0 of 720 times in fp32 and 1 of 720 times in bf16, "
-    assert f"{counts}all at margins of at most 5 ulps." in words._margins_found(lost)
-    assert f"{counts}all at exact ties." in words._margins_found(lost.assign(margin=0.0))
-    tied = kept[(kept["dtype"] == "bfloat16") & (kept["way"] == words.CACHE)].index[1]
-    lost.loc[tied, ["flip", "margin"]] = 1.0, 0.0
-    assert "all at margins of at most 5 ulps (1 exact tie)." in words._margins_found(lost)
-    # A way that does more than round has no say.
-    other = kept.assign(flip=(kept["way"] == variants.LOST.name).astype(float))
-    assert "no first choice is seen to be lost" in words._margins_found(other)
+@pytest.fixture(scope="module")
+def lawful(forced, positions, parting, behind):
+    """Rows that bear out every statement, of enough files and prompts."""
+    rows = pd.concat([forced.rows.assign(source=lambda r, k=k: r["source"] + str(k)) for k in range(6)])
+    rows["sample"] = rows.groupby("source", sort=False).ngroup()
+    rounding = rows["dtype"].map({"float32": 1e-11, "bfloat16": 1.5e-3})
+    by_way = rows["way"].map({way.name: kl for way, kl in KL.items()}).fillna(rounding)
+    by_way *= rows["way"].map({variants.STATIC.name: 0.1, variants.BATCHED.name: 0}).fillna(1)
+    rows = rows.assign(kl=by_way * np.random.default_rng(1).uniform(0.8, 1.2, len(rows)), flip=0.0)
+    rows["dlogp"] *= 1e-3
+    first = rows[(rows["dtype"] == "bfloat16") & (rows["way"] == said.CACHE)].index[0]
+    rows.loc[first, ["flip", "margin"]] = 1.0, 0.0
+    prompts = pd.concat([parting.rows.assign(sample=lambda r, k=k: 6 * k + r["sample"]) for k in range(8)])
+    prompts = prompts.assign(
+        steps=20, parted=((prompts["dtype"] == "bfloat16") & (prompts["sample"] % 5 > 0)).astype(int)
+    )
+    texts = pd.concat([frame.rows.assign(source=f"{k}.py", sample=k) for k in range(6) for frame in (behind,)])
+    level = pd.concat([positions.rows.assign(source=lambda r, k=k: r["source"] + str(k), kl=1e-3) for k in range(6)])
+    return Results(run(rows), run(level), run(prompts), run(texts))
 
 
-def test_partings_are_counted_by_choice_and_texts_that_stay_together_are_not_said_to_part(parting):
-    assert "greedy 0 of 6 in fp32 and 3 of 6 in bf16, sampled 0 of 6 in fp32" in words._partings_found(parting.rows)
-    assert "none of 24 texts" in words._partings_found(parting.rows.assign(parted=0))
+def outcome(results, name):
+    return statements.check(said.STATEMENTS[name], results).outcome
 
 
-def test_growth_is_called_less_than_the_positions_only_where_its_interval_is(results):
-    level = results.positions.rows.assign(kl=1e-3)
-    said = words._drift_found(changed(results, positions=level))
-    assert "changes 1.00-fold in fp32 and bf16, less than the position's 5.6-fold" in said
-    assert f"({drift_by_position.CHUNKS.name})" in said
-    assert "not everywhere less" in words._drift_found(results)
-    assert "No growth" in words._drift_found(changed(results, positions=level.assign(kl=0.0)))
+def of(way, dtype=None):
+    name = way if isinstance(way, str) else way.name
+    return lambda rows: (rows["way"] == name) & (rows["dtype"] == dtype if dtype else True)
+
+
+# Which run, which rows of it, and what is planted there.
+CONTRARY = {
+    "perplexity-stays": ("forced", of(said.CACHE), {"dlogp": -0.05}),
+    "bf16-as-the-dtype": ("forced", of(said.CACHE, "bfloat16"), {"kl": 0.01}),
+    "fp32-far-below-the-dtype": ("forced", of(said.CACHE, "float32"), {"kl": 1e-3}),
+    "few-bits-move-further": ("forced", of(variants.WEIGHTS_8), {"kl": 1e-3}),
+    "int8-as-the-cache": ("forced", of(variants.KV_INT8), {"kl": 0.1}),
+    "static-moves-less": ("forced", of(variants.STATIC), {"kl": 1.0}),
+    "a-batch-changes-nothing": ("forced", of(variants.BATCHED), {"kl": 1e-12}),
+    "rounding-shrinks": ("forced", of(said.CACHE, "float32"), {"kl": 1e-3}),
+    "a-fault-stays": ("forced", of(said.FAULT, "float32"), {"kl": 1e-9}),
+    "a-fault-looks-like-few-bits": ("forced", of(variants.WEIGHTS_4), {"kl": 1e-3}),
+    "flips-at-small-margins": ("forced", of(said.CACHE, "bfloat16"), {"flip": 1.0, "margin": 9.0}),
+    "fp32-expects-no-flip": ("forced", of(said.CACHE, "float32"), {"shift": -1.0}),
+    "bf16-texts-diverge": ("parting", of(said.CACHE, "bfloat16"), {"parted": 0}),
+    "fp32-texts-stay": ("parting", of(said.CACHE, "float32"), {"parted": 1, "steps": 3}),
+    "sampled-texts-diverge": ("parting", of(said.CACHE, "bfloat16"), {"parted": 0}),
+    "assisted-texts-diverge": ("parting", of(said.ASSISTED, "bfloat16"), {"parted": 0}),
+    "length-adds-little": ("positions", lambda rows: rows["bin"] > 10, {"kl": 1.0}),
+    "texts-go-their-own-way": ("behind", lambda rows: rows["offset"] > 0, {"kl_free": 1e-3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", said.STATEMENTS)
+def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not(lawful, name):
+    assert outcome(lawful, name) == "holds"
+    which, where, planted = CONTRARY[name]
+    rows = getattr(lawful, which).rows.copy()
+    rows.loc[where(rows), list(planted)] = list(planted.values())
+    # Texts that all diverge at once have no interval.
+    assert outcome(changed(lawful, **{which: rows}), name) in ("fails", "not resolved")
+
+
+def test_statements_about_what_was_not_run_say_so():
+    assert {outcome(Results(None, None, None, None), name) for name in said.STATEMENTS} == {"not run"}
+
+
+def test_every_number_of_the_prose_can_be_computed_from_rows_of_any_model(lawful):
+    assert all(isinstance(give(lawful), str) for give in said.NUMBERS.values())
