@@ -1,21 +1,22 @@
-"""The chapter on exact caches: its rows are what the ways give, and its words follow the rows."""
+"""The chapter on exact caches: its rows are what the ways give, and its statements fail on rows that contradict them."""
 
-import re
+import dataclasses
 
+import pandas as pd
 import pytest
 import torch
 from planted import changed
-from quoted import quoted
 
 from kvbook import paths as folders
 from kvbook.errors import UserError
 from kvbook.measuring import estimates as fits
 from kvreport.chapters.exact_caches import cost as exact_cost
-from kvreport.chapters.exact_caches import figures, paths, tables, words
+from kvreport.chapters.exact_caches import figures, paths, tables
 from kvreport.chapters.exact_caches import ladder as exact_ladder
+from kvreport.chapters.exact_caches import statements as said
 from kvreport.chapters.exact_caches.results import Results
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
-from kvreport.publishing import citation, wording
+from kvreport.publishing import statements
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +116,6 @@ def test_of_few_repeats_or_files_the_lowest_and_highest_are_given(cost, ladder):
     few, stock = cost.rows[cost.rows["repeat"] < 3].copy(), cost.rows["arithmetic"] == paths.STOCK
     few["decode_s"] = few["repeat"].map({0: 1.0, 1: 2.0, 2: 5.0}).where(~stock, 1.0)
     assert tables.costs(few)["decode"] == fits.Estimate(2.0, 1.0, 5.0, "range")
-    assert wording.brackets(few, "repeat") == "lowest to highest of 3 repeats"
-    assert wording.brackets(cost.rows, "repeat") == "95 % interval (bootstrap over 6 repeats)"
     rows = ladder.rows[ladder.rows["dtype"] == "float32"].copy()
     rows["source"], rows["error_rms"] = rows["sample"], 1.0
     rows.loc[rows["rung"] == "all", "error_rms"] = rows["sample"] + 1.0
@@ -134,57 +133,6 @@ def test_the_timed_prefill_scores_the_last_token_from_a_copy_of_its_row(llama, i
     assert strides[0] == (32, 32, 1)
 
 
-def verdicts(results):
-    return dict(results.promises[["promise", "verdict"]].to_numpy())
-
-
-def test_a_single_differing_bit_breaks_the_promise(results):
-    lawful = results.ways.rows.copy()
-    stock = lawful["arithmetic"] == paths.STOCK
-    # Whether models this small drift depends on the processor.
-    lawful.loc[stock, "equal_rows"] = 0
-    first, control, *_ = verdicts(changed(results, ways=lawful)).values()
-    assert (first, control) == ("kept", "kept")
-    broken = lawful.copy()
-    broken.loc[broken[~stock].index[-1], "equal_rows"] -= 1
-    assert next(iter(verdicts(changed(results, ways=broken)).values())) == "broken"
-    harmless = lawful.assign(equal_rows=lawful["rows"])
-    assert list(verdicts(changed(results, ways=harmless)).values())[1] == "broken"
-
-
-def test_slow_rows_break_the_promise_of_speed_and_fast_ones_keep_it(results):
-    rows = results.cost.rows.copy()
-    for seconds, word in ((1.0, "kept"), (3.0, "broken")):
-        rows.loc[rows["arithmetic"] == paths.STOCK, ["prefill_s", "decode_s"]] = 1.0
-        rows.loc[rows["arithmetic"] == paths.EXACT, ["prefill_s", "decode_s"]] = seconds
-        assert list(verdicts(changed(results, cost=rows)).values())[-2:] == [word, word]
-
-
-def test_words_and_figures_come_from_the_rows(results):
-    said, rows = words.numbers(results), results.ways.rows
-    assert said["models"] == "2"
-    assert said["n_ways"] == "7"
-    assert said["stop_in_short"] == "On a CPU, yes."
-    assert words._stopped("cuda:1") == "On a GPU, yes."
-    assert said["stock_steps"].endswith(f" of {2 * 2 * 2 * 20}")
-    assert results.promises["promise"].str.contains("decode in bf16 takes at most").any()
-    none_equal = words.numbers(changed(results, ways=rows.assign(equal_rows=0)))
-    assert none_equal["stop_in_short"] == "Not everywhere."
-    assert none_equal["stock_exact_ways"] == "none"
-    all_stock = words.numbers(changed(results, ways=rows.assign(equal_rows=rows["rows"])))
-    assert "generate" in all_stock["stock_exact_ways"]
-    assert said["exact_rows"].startswith("1,") or "of" in said["exact_rows"]
-    captions = words.captions(results)
-    assert all("torch" in caption["caption"] for caption in captions.values())
-    assert len(figures.figure_ways(results.shares).axes) == 2
-    assert len(figures.figure_ladder(results.rungs).axes) == 2
-    assert tables.ways_table(results.shares)["largest difference"].max() == rows["max_abs"].max()
-
-
-def test_every_computed_number_is_quoted_and_every_quoted_one_computed(results):
-    assert set(words.numbers(results)) == quoted("07_exact_caches")
-
-
 @pytest.mark.parametrize(
     "change", [{"families": ["nosuch"]}, {"n_tokens": 60}, {"device": "cuda:99"}, {"n_samples": 9}]
 )
@@ -200,44 +148,74 @@ def test_settings_that_cannot_be_run_are_refused_in_one_line_and_leave_nothing(s
         ExactCachesSettings.checked(dtypes=["float64"])
 
 
-def test_the_caption_says_all_rows_only_where_all_rows_are_equal(results):
-    rows = results.ways.rows
-    stock = rows["arithmetic"] == paths.STOCK
-    equal = rows.assign(equal_rows=rows["rows"].where(~stock, 0))
+def test_figures_and_tables_are_made_of_the_rows(results):
+    assert len(figures.figure_ways(results.shares).axes) == 2
+    assert len(figures.figure_ways(results.shares, book=results.shares).axes) == 2
+    assert len(figures.figure_ladder(results.rungs).axes) == 2
+    shown = tables.ways_table(results.shares)
+    assert list(shown["fed"]) == list(dict.fromkeys(results.shares["way"]))
+    assert (shown["row-invariant, fp32"].iloc[0], shown["row-invariant, fp32"].iloc[-1]) == ("40 of 40", "20 of 20")
+    assert tables.cost_shown(results.cost.rows)["phase"].tolist() == ["prefill", "decode"]
+    assert (tables.ladder_shown(results.rungs)["identical rows"].iloc[5]) == "40 of 40"
 
-    def found(rows):
-        return words._ways_found(changed(results, ways=rows))
 
-    assert re.match(
-        r"Under the switch all [\d,]+ rows .* stock's steps, by model, 0% in fp32 and bf16\.$", found(equal)
+@pytest.mark.parametrize(("share", "written"), [(0.0, "0"), (0.1, "<1"), (99.9, ">99"), (100.0, "100"), (40.4, "40")])
+def test_some_rows_are_not_rounded_to_none_and_most_not_to_all(share, written):
+    assert figures._whole(share) == written
+
+
+# Statements
+
+
+@pytest.fixture(scope="module")
+def lawful(results):
+    """Rows that bear out every statement, of forty files."""
+    ways, rungs = (
+        pd.concat([run.rows.assign(source=lambda r, k=k: r["source"] + str(k)) for k in range(20)])
+        for run in (results.ways, results.ladder)
     )
-    one = equal["model"] == equal["model"].iloc[0]
-    by_model = equal.assign(equal_rows=equal["rows"].where(~stock | one, 0))
-    assert found(by_model).endswith("by model, 0% to 100% in fp32 and bf16.")
-    broken = equal.copy()
-    broken.loc[broken[~stock].index[-1], "equal_rows"] -= 1
-    assert found(broken).startswith("Under the switch not all, but ")
+    stock = (ways["arithmetic"] == paths.STOCK) & (ways["dtype"] == "float32")
+    ways = ways.assign(equal_rows=ways["rows"].where(~stock, 0))
+    attention = (rungs["rung"] == "attention") & (rungs["dtype"] == "float32")
+    rungs = rungs.assign(equal_rows=rungs["rows"].where(~attention, 0), error_rms=1.0, step_error_rms=1.0)
+    return changed(results, ways=ways, ladder=rungs)
 
 
-def test_the_caption_names_the_fewest_parts_that_make_all_rows_equal_or_none(results):
-    all_equal = results.ladder.rows.assign(equal_rows=results.ladder.rows["rows"])
-
-    def found(*equal):
-        rows = all_equal["rows"].where(all_equal["rung"].isin(equal), 0)
-        return words._ladder_found(changed(results, ladder=all_equal.assign(equal_rows=rows)))
-
-    assert "Equal bits take “stock” in fp32 and bf16. The switch" in found(*exact_ladder.RUNGS)
-    assert "Equal bits take “attention” in fp32 and bf16. The switch" in found("all", "attention")
-    assert "take “all” in fp32 and bf16; “stock, eager” has them in fp32 and bf16 too. The" in found(
-        "all", "stock, eager"
-    )
-    assert "Equal bits take “all” in fp32 and bf16. The switch" in found("all")
-    assert "nothing tried in fp32 and bf16. The switch" in found()
-    worse = all_equal.assign(error_rms=all_equal["error_rms"].where(all_equal["rung"] != "stock", 1e-30))
-    assert "error is 1.00 of stock's" not in words._ladder_found(changed(results, ladder=worse))
+def outcome(results, name):
+    return statements.check(said.STATEMENTS[name], results).outcome
 
 
-def test_every_figure_begins_with_a_finding_that_a_title_can_hold(results):
-    for name, said in words.captions(results).items():
-        if name.startswith("fig-"):
-            assert not citation.first_sentence(said["caption"]).endswith("…"), name
+# Which run, which rows of it, and what is planted there.
+CONTRARY = {
+    "no-row-differs": ("ways", lambda r: r["arithmetic"] == paths.EXACT, {"equal_rows": 0}),
+    "stock-differs-in-fp32": ("ways", lambda r: r["arithmetic"] == paths.STOCK, {"equal_rows": 20}),
+    "attention-is-enough-in-bf16": ("ladder", lambda r: r["rung"] == "attention", {"equal_rows": 19}),
+    "attention-is-not-enough-in-fp32": ("ladder", lambda r: r["rung"] == "attention", {"equal_rows": 20}),
+    "products-and-attention-are-enough": ("ladder", lambda r: r["rung"] == "products + attention", {"equal_rows": 0}),
+    "error-is-no-larger": ("ladder", lambda r: r["rung"] == "all", {"step_error_rms": 1.2}),
+}
+
+
+@pytest.mark.parametrize("name", said.STATEMENTS)
+def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not(lawful, name):
+    assert outcome(lawful, name) == "holds"
+    which, where, planted = CONTRARY[name]
+    rows = getattr(lawful, which).rows.reset_index(drop=True)
+    rows.loc[where(rows), list(planted)] = list(planted.values())
+    assert outcome(changed(lawful, **{which: rows}), name) == "fails"
+
+
+def test_a_single_differing_row_of_one_model_is_seen(lawful):
+    rows = lawful.ways.rows.reset_index(drop=True)
+    rows.loc[rows[rows["arithmetic"] == paths.EXACT].index[-1], "equal_rows"] -= 1
+    assert outcome(changed(lawful, ways=rows), "no-row-differs") == "fails"
+
+
+def test_statements_and_prices_that_were_not_run_say_so(lawful):
+    assert {outcome(Results(None, None, None), name) for name in said.STATEMENTS} == {"not run"}
+    assert "in decode" in said.NUMBERS["price"](lawful)
+    assert said.NUMBERS["price"](dataclasses.replace(lawful, cost=None)) == "not timed for the book yet"
+
+
+def test_every_number_of_the_prose_can_be_computed_from_rows_of_any_model(lawful):
+    assert all(isinstance(give(lawful), str) for give in said.NUMBERS.values())

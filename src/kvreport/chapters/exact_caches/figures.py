@@ -1,58 +1,66 @@
-"""Figures of the chapter on exact caches. Colour is the dtype; filled is under the switch, hollow is stock."""
+"""Figures of the chapter on exact caches. Colour is the dtype; in the map it is the share of identical rows."""
 
 import textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from kvreport.chapters.exact_caches import paths
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
 
+_SHADES = LinearSegmentedColormap.from_list("identical", ["white", "#7ab8dc"])
 
-def figure_ways(shares: pd.DataFrame) -> Figure:
-    """Draw the share of equal rows for every way, dtype and model."""
-    dtypes, ways = (list(dict.fromkeys(shares[name])) for name in ("dtype", "way"))
-    models = list(dict.fromkeys(shares["model"]))
+
+def _grid(shares: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    """Lay the percentages of one dtype out: a row for each model with stock arithmetic, and one for the mode over all."""
+    of_dtype = shares[shares["dtype"] == dtype]
+    stock, exact = (of_dtype[of_dtype["arithmetic"] == name] for name in (paths.STOCK, paths.EXACT))
+    grid = 100 * stock.pivot(index="model", columns="way", values="share")
+    grid.loc["row-invariant: the lowest"] = 100 * exact.groupby("way")["share"].min()
+    order = [*dict.fromkeys(stock["model"]), "row-invariant: the lowest"]
+    return grid.loc[order, list(dict.fromkeys(shares["way"]))]
+
+
+def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
+    """Map the share of identical rows by model and way, from `tables.shares`; the book's stands in brackets."""
+    dtypes = list(dict.fromkeys(shares["dtype"]))
+    grids = {dtype: _grid(shares, dtype) for dtype in dtypes}
+    lines = len(grids[dtypes[0]])
+    height = 0.3 if book is None else 0.42
     fig, axes = plt.subplots(
-        len(dtypes), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 1.3 + 1.25 * len(dtypes))
+        len(dtypes), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.9 + len(dtypes) * (0.35 + height * lines))
     )
-    shift = {model: (index + 1) / (len(models) + 1) - 0.5 for index, model in enumerate(models)}
-    for ax, dtype in zip(axes[:, 0], dtypes, strict=True):
-        for row in shares[shares["dtype"] == dtype].itertuples():
-            stock = row.arithmetic == paths.STOCK
-            ax.plot(
-                ways.index(row.way) + 0.8 * shift[row.model], row.share, linestyle="", markersize=6 if stock else 3.5,
-                marker=style.MARKERS[models.index(row.model) % len(style.MARKERS)], color=DTYPE_COLOURS[dtype],
-                markerfacecolor="white" if stock else DTYPE_COLOURS[dtype], zorder=2 if stock else 3,
-            )  # fmt: skip
-        ax.set(ylim=(-0.12, 1.12), yticks=[0, 0.5, 1])
-        ax.set_ylabel(DTYPES[dtype], color=DTYPE_COLOURS[dtype])
-        for edge in np.arange(0.5, len(ways) - 1):
-            ax.axvline(edge, color="#dddddd", linewidth=0.8)
-        ax.grid(axis="x", visible=False)
-    fig.supylabel("share of equal rows", fontsize=10)
-    axes[-1, 0].set_xticks(range(len(ways)), [textwrap.fill(way, 9) for way in ways], fontsize=8)
-    handles = [
-        Line2D([], [], color=style.GREY, marker=style.MARKERS[i % len(style.MARKERS)], linestyle="", label=model)
-        for i, model in enumerate(models)
-    ]
-    handles += [
-        Line2D(
-            [], [], color=style.GREY, marker="o", linestyle="", markerfacecolor="white", markersize=6, label="stock"
-        ),
-        Line2D([], [], color=style.GREY, marker="o", linestyle="", markersize=3.5, label="switch on"),
-    ]
-    fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=8.5)
+    for ax, (dtype, grid) in zip(axes[:, 0], grids.items(), strict=True):
+        ax.pcolormesh(grid.to_numpy(), cmap=_SHADES, vmin=0, vmax=100, edgecolors="#dddddd", linewidth=0.6)
+        theirs = None if book is None or dtype not in set(book["dtype"]) else _grid(book, dtype)
+        for (line, column), share in np.ndenumerate(grid.to_numpy()):
+            model, way = grid.index[line], grid.columns[column]
+            # Rounded away from 0 and 100, which are said of none and of all.
+            text = _whole(share)
+            if theirs is not None and model in theirs.index and way in theirs:
+                text += f"\n({_whole(theirs.loc[model, way])})"
+            ax.text(column + 0.5, line + 0.5, text, ha="center", va="center", fontsize=8.5)
+        ax.axhline(len(grid) - 1, color="black", linewidth=1)
+        ax.set_yticks(np.arange(len(grid)) + 0.5, grid.index, fontsize=8.5)
+        ax.set_xticks(np.arange(grid.shape[1]) + 0.5, [textwrap.fill(way, 9) for way in grid.columns], fontsize=8.5)
+        ax.set_ylim(len(grid), 0)
+        ax.set_title(DTYPES[dtype], loc="left", fontsize=10, fontweight="bold", color=DTYPE_COLOURS[dtype], pad=3)
+        ax.tick_params(length=0)
+        ax.grid(visible=False)
     return fig
 
 
+def _whole(share: float) -> str:
+    return "<1" if 0 < share < 0.5 else ">99" if 99.5 <= share < 100 else f"{share:.0f}"
+
+
 def figure_ladder(table: pd.DataFrame) -> Figure:
-    """Draw share of equal rows and error for every rung."""
+    """Draw share of identical rows and error for every rung."""
     rungs, dtypes = (list(dict.fromkeys(table[name])) for name in ("rung", "dtype"))
     fig, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(style.WIDTH, 3.4))
     for index, (dtype, rows) in enumerate(table.groupby("dtype", sort=False)):
@@ -60,7 +68,7 @@ def figure_ladder(table: pd.DataFrame) -> Figure:
         drawn = {"color": DTYPE_COLOURS[dtype], "marker": style.MARKERS[index], "linestyle": "", "markersize": 5}
         left.plot(rows["share"], place, **drawn)
         right.plot(rows["error"], place, label=DTYPES[dtype], **drawn)
-    left.set(xlabel="share of equal rows", xlim=(-0.07, 1.07))
+    left.set(xlabel="share of identical rows", xlim=(-0.07, 1.07))
     left.set_yticks(range(len(rungs)), rungs)
     left.invert_yaxis()
     right.set(xscale="log", xlabel="relative error")

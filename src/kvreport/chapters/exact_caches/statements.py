@@ -1,0 +1,167 @@
+"""The numbers and statements of the chapter on exact caches."""
+
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+
+from kvbook.measuring import estimates
+from kvbook.measuring.estimates import Estimate
+from kvbook.runs.records import Run
+from kvreport.chapters.exact_caches import paths, results, tables
+from kvreport.chapters.exact_caches.results import Results
+from kvreport.publishing.judging import Measured
+from kvreport.publishing.rules import Bound, Quantity, every
+from kvreport.publishing.statements import Statement
+from kvreport.publishing.wording import DTYPES, between
+
+EXPERIMENTS = results.EXPERIMENTS
+SINGLE = "token by token"
+_NONE = Bound(0, "arithmetic", "none")
+_QUARTER = Bound(0.25, "ours", "one in four", "share")
+
+Measure = Callable[[Results], list[Measured]]
+
+
+def comparable(runs: Mapping[str, Run]) -> dict[str, Run]:
+    """Compare a run as it is."""
+    return dict(runs)
+
+
+def _counted(series: str, rows: pd.DataFrame) -> Measured:
+    """Count rows that are not bitwise identical: a count of all that was run, on so many files."""
+    count = float((rows["rows"] - rows["equal_rows"]).sum())
+    return Measured(series, Estimate(count, count, count), rows["source"].nunique())
+
+
+def _differing(found: Results) -> list[Measured]:
+    """Count the rows that differ in row-invariant mode, by model and dtype."""
+    if found.ways is None:
+        return []
+    rows = found.ways.rows[found.ways.rows["arithmetic"] == paths.EXACT]
+    return [
+        _counted(f"{model} {DTYPES[dtype]}", part)
+        for (model, dtype), part in rows.groupby(["model", "dtype"], sort=False)
+    ]
+
+
+def _stock(found: Results, dtype: str, way: str = SINGLE) -> list[Measured]:
+    """Measure the share of texts all of whose rows are identical with stock arithmetic, by model."""
+    if found.ways is None:
+        return []
+    rows = found.ways.rows
+    rows = rows[(rows["arithmetic"] == paths.STOCK) & (rows["way"] == way) & (rows["dtype"] == dtype)]
+    return [
+        Measured(model, *estimates.share_over(part, part["equal_rows"] == part["rows"]))
+        for model, part in rows.groupby("model", sort=False)
+    ]
+
+
+def _rung(rung: str, *dtypes: str) -> Measure:
+    """Count the rows that differ on a rung of the ladder, by dtype."""
+
+    def measure(found: Results) -> list[Measured]:
+        if found.ladder is None:
+            return []
+        rows = found.ladder.rows[(found.ladder.rows["rung"] == rung) & found.ladder.rows["dtype"].isin(dtypes)]
+        return [_counted(DTYPES[dtype], part) for dtype, part in rows.groupby("dtype", sort=False)]
+
+    return measure
+
+
+def _attention_alone(found: Results) -> list[Measured]:
+    """Measure the share of texts all of whose rows are identical in fp32 when attention alone is row-invariant."""
+    if found.ladder is None:
+        return []
+    rows = found.ladder.rows[(found.ladder.rows["rung"] == "attention") & (found.ladder.rows["dtype"] == "float32")]
+    return [Measured("", *estimates.share_over(rows, rows["equal_rows"] == rows["rows"]))] if len(rows) else []
+
+
+def _errors(*columns: str) -> Measure:
+    """Measure the mode's error against double precision over stock's, by dtype."""
+
+    def measure(found: Results) -> list[Measured]:
+        if found.ladder is None:
+            return []
+        units = found.ladder.rows["source"].nunique()
+        return [
+            Measured(
+                f"{tables.ERRORS[column]}, {DTYPES[row.dtype]}" if len(columns) > 1 else DTYPES[row.dtype],
+                row.ratio,
+                units,
+            )
+            for column in columns
+            for row in found.errors[column].itertuples()
+        ]
+
+    return measure
+
+
+_TEXTS = "share of texts whose rows are all bitwise identical"
+_DIFFER = "rows that are not bitwise identical"
+STATEMENTS: dict[str, Statement[Results]] = {
+    "no-row-differs": Statement(
+        every(Quantity(f"{_DIFFER} in row-invariant mode", "file", "model and dtype", "{:.0f}"), "at most", _NONE),
+        _differing, headline=True,
+    ),
+    "stock-differs-in-fp32": Statement(
+        every(Quantity(f"{_TEXTS}, stock, token by token", "file", "model"), "below", _QUARTER),
+        lambda found: _stock(found, "float32"), scope="this processor",
+    ),
+    "attention-is-enough-in-bf16": Statement(
+        every(Quantity(f"{_DIFFER} with row-invariant attention alone", "file", form="{:.0f}"), "at most", _NONE),
+        _rung("attention", "bfloat16"), scope="this processor",
+    ),
+    "attention-is-not-enough-in-fp32": Statement(
+        every(Quantity(f"{_TEXTS} with row-invariant attention alone", "file"), "below", _QUARTER),
+        _attention_alone, scope="this processor",
+    ),
+    "products-and-attention-are-enough": Statement(
+        every(Quantity(f"{_DIFFER} with both parts row-invariant", "file", "dtype", "{:.0f}"), "at most", _NONE),
+        _rung("products + attention", "float32", "bfloat16"), scope="this processor",
+    ),
+    "error-is-no-larger": Statement(
+        every(
+            Quantity("error against fp64 in row-invariant mode, over stock's", "file", "pass and dtype"), "at most",
+            Bound(1.1, "ours", "a tenth more"),
+        ),
+        _errors(*tables.ERRORS), headline=True,
+    ),
+}  # fmt: skip
+
+
+def _rows(arithmetic: str, way: str | None = None, dtype: str | None = None) -> Callable[[Results], str]:
+    """Count identical rows of all."""
+
+    def give(found: Results) -> str:
+        table = found.shares[found.shares["arithmetic"] == arithmetic]
+        table = table[(table["way"] == (way or table["way"])) & (table["dtype"] == (dtype or table["dtype"]))]
+        return f"{table['equal_rows'].sum():,} of {table['rows'].sum():,}"
+
+    return give
+
+
+def _price(found: Results) -> str:
+    # Until a quiet machine has timed it.
+    if found.cost is None:
+        return "not timed for the book yet"
+    return " and ".join(f"{ratio.text('{:.2f}')} in {name}" for name, ratio in found.costs.items())
+
+
+def _ratio(column: str) -> Callable[[Results], str]:
+    return lambda found: between((one.estimate.value for one in _errors(column)(found)), "{:.2f}")
+
+
+NUMBERS: dict[str, Callable[[Results], str]] = {
+    "model": lambda found: found.ladder.about["models"][0]["name"],
+    "models": lambda found: str(found.ways.rows["model"].nunique()),
+    "n_texts": lambda found: str(found.ways.rows["sample"].nunique()),
+    "n_tokens": lambda found: str(found.ways.rows["n_tokens"].max()),
+    "n_ways": lambda found: str(found.ways.rows["way"].nunique()),
+    "n_rungs_texts": lambda found: str(found.ladder.rows["sample"].nunique()),
+    "exact_rows": _rows(paths.EXACT),
+    "stock_steps_fp32": _rows(paths.STOCK, SINGLE, "float32"),
+    "stock_steps_bf16": _rows(paths.STOCK, SINGLE, "bfloat16"),
+    "error_ratio": _ratio("error_rms"),
+    "step_error_ratio": _ratio("step_error_rms"),
+    "price": _price,
+}
