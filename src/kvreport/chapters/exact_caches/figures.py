@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from kvreport.chapters.exact_caches import paths
+from kvreport.chapters.exact_caches import ladder, paths
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
@@ -67,10 +67,12 @@ def figure_ladder(table: pd.DataFrame) -> Figure:
         place = rows["rung"].map(rungs.index) + 0.18 * (index - (len(dtypes) - 1) / 2)
         drawn = {"color": DTYPE_COLOURS[dtype], "marker": style.MARKERS[index], "linestyle": "", "markersize": 5}
         left.plot(rows["share"], place, **drawn)
-        right.plot(rows["error"], place, label=DTYPES[dtype], **drawn)
+        stock = rows.loc[rows["rung"] == ladder.STOCK, "error"].iloc[0]
+        right.plot(rows["error"] / stock, place, label=DTYPES[dtype], **drawn)
     left.set(xlabel="share of identical rows", xlim=(-0.07, 1.07))
     left.set_yticks(range(len(rungs)), rungs)
     left.invert_yaxis()
-    right.set(xscale="log", xlabel="relative error")
+    right.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
+    right.set_xlabel("error / stock's")
     fig.legend(loc="outside upper center", ncols=3)
     return fig
