@@ -1,10 +1,12 @@
 """What the chapter on bug or rounding measured: its runs, and each of its tables once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
+from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.bug_or_rounding import first_bad_layer, symptoms, tables
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
@@ -14,21 +16,41 @@ EXPERIMENTS = (symptoms.EXPERIMENT, first_bad_layer.EXPERIMENT)
 
 @dataclass(frozen=True)
 class Results:
-    """The chapter's runs and their tables; figures and words take them from here.
+    """The chapter's runs and their tables; figures and statements take them from here.
 
     Attributes
     ----------
-    drifts, by_layer : Run
-        Of the experiments ``bug_or_rounding`` and ``first_bad_layer``.
+    drifts, by_layer : Run or None
+        Of the experiments ``bug_or_rounding`` and ``first_bad_layer``; None for one that is not there.
     """
 
-    drifts: Run
-    by_layer: Run
+    drifts: Run | None
+    by_layer: Run | None
 
     @classmethod
     def of(cls, settings: BugOrRoundingSettings) -> "Results":
         """Measure, or read what these settings have measured."""
-        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in EXPERIMENTS})
+
+    @classmethod
+    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
+        """Take runs by their experiment."""
+        return cls(*(runs.get(experiment.name) for experiment in EXPERIMENTS))
+
+    @classmethod
+    def of_book(cls) -> "Results":
+        """Read what the book publishes."""
+        return cls.of_runs(next(iter(evidence.published("bug_or_rounding", EXPERIMENTS).values())))
+
+    @property
+    def runs(self) -> dict[str, Run | None]:
+        """The runs by their experiment."""
+        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, (self.drifts, self.by_layer), strict=True)}
+
+    @property
+    def model(self) -> str:
+        """The first model: the one that is drawn boldly."""
+        return self.drifts.about["models"][0]["name"]
 
     @cached_property
     def judged(self) -> pd.DataFrame:
@@ -51,6 +73,16 @@ class Results:
         return tables.lines(self.drifts.rows)
 
     @cached_property
+    def in_fp64(self) -> pd.DataFrame:
+        """`tables.in_fp64`."""
+        return tables.in_fp64(self.drifts.rows)
+
+    @cached_property
     def layers(self) -> pd.DataFrame:
         """`tables.layers`."""
         return tables.layers(self.by_layer.rows)
+
+    @cached_property
+    def first_layers(self) -> pd.DataFrame:
+        """`tables.first_layers`."""
+        return tables.first_layers(self.by_layer.rows)

@@ -60,6 +60,8 @@ WITHOUT_THE_CAUSE = frozenset({CUT, WITHIN, "RoBERTa made causal", "MPT, use_cac
 _BLOCKS = 2
 # Tokens of the second part in which the first layer's keys are compared; few, since on CPUs few rows are what differs.
 _ROWS = 3
+# Everything that is planted, nothing among it.
+NAMES = (CLEAN, *faults.FAULTS, faults.SEAM)
 # What changes the pass without a cache too.
 _OWN_FULL = {"stale window", faults.SEAM}
 # What changes the pass that fills the cache; all others leave it alone, and it is run once for them.

@@ -9,6 +9,17 @@ from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvreport.chapters.bug_or_rounding import first_bad_layer, symptoms
 
 _KEYS = ["document", "symptom", "model", "weights"]
+# What rows call otherwise than a reader would.
+_NAMES = {
+    symptoms.ANEW: "prefix reused, text re-tokenized", symptoms.CUT: "prefix cropped to the shared ids",
+    symptoms.LAST_ONLY: "only the last character fed",
+    "RoBERTa made causal": "RoBERTa, is_decoder=True",
+}  # fmt: skip
+
+
+def named(symptom: str) -> str:
+    """Name a symptom for readers."""
+    return _NAMES.get(symptom, symptom)
 
 
 def judged(rows: pd.DataFrame) -> pd.DataFrame:
@@ -25,7 +36,7 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
                 "slope": finding.slope,
                 "finest": finest,
                 "drift": finding.drift.get(finest),
-                "texts": part["sample"].nunique(),
+                "files": part["source"].nunique(),
             }
         )
     return pd.DataFrame(table)
@@ -60,16 +71,25 @@ def planted_grid(planted: pd.DataFrame) -> pd.DataFrame:
     return grid.fillna("does not apply").rename_axis(columns=None).reset_index().rename(columns={"symptom": "planted"})
 
 
+def in_fp64(rows: pd.DataFrame) -> pd.DataFrame:
+    """Take the rows in fp64, with the drift in roundoffs and whether it is more than rounding can be."""
+    found = rows[rows["dtype"] == "float64"]
+    roundoffs = found["drift"] / UNIT_ROUNDOFF["float64"]
+    return found.assign(roundoffs=roundoffs, beyond=roundoffs > verdict.LIMIT)
+
+
 def layers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average the drift behind every layer over texts."""
+    """Average the drift after every layer over texts."""
     return rows.groupby(["dtype", "bug", "layer"], sort=False)["drift"].mean().reset_index()
 
 
-def first_beyond(rows: pd.DataFrame, dtype: str, bug: str) -> int | None:
-    """Find the first layer whose drift is more than rounding can be."""
-    part = rows[(rows["dtype"] == dtype) & (rows["bug"] == bug)]
-    beyond = part[part["drift"] > verdict.LIMIT * UNIT_ROUNDOFF[dtype]]
-    return int(beyond["layer"].min()) if len(beyond) else None
+def first_layers(rows: pd.DataFrame) -> pd.DataFrame:
+    """Find for every text the first layer whose drift is more than rounding can be; NaN where there is none."""
+    beyond = rows["drift"] > verdict.LIMIT * rows["dtype"].map(UNIT_ROUNDOFF)
+    keys = ["dtype", "bug", "planted_in", "source", "sample"]
+    return (
+        rows["layer"].where(beyond).groupby([rows[key] for key in keys], sort=False, dropna=False).min().reset_index()
+    )
 
 
 @dataclass(frozen=True)
@@ -99,84 +119,91 @@ class Advice:
 ADVICE = (
     Advice(
         "With and without a cache the logits differ in the last digits", (symptoms.ISSUE, symptoms.DRIFT), "rounding",
-        "Kernels give a row other bits when other rows come with it",
-        "Nothing, or switch it off: {doc}`exact caches <07_exact_caches>`",
+        "Kernels add in another order when the number of tokens changes",
+        "Nothing, or use {doc}`exact caches <07_exact_caches>`",
         "{doc}`layer drift <01_layer_drift>`, {doc}`where drift begins <06_where_drift_begins>`",
     ),
     Advice(
+        "In bf16 the text diverges after a while, although the ids are right", (symptoms.ISSUE, symptoms.DRIFT), "rounding",
+        "As above; at a near-tie a rounding decides the next token",
+        "Compare a loss or a divergence instead of tokens",
+        "{doc}`does it matter <10_does_it_matter>`",
+    ),
+    Advice(
         "Static and dynamic cache differ", (symptoms.STATIC, symptoms.STATIC_DYNAMIC), "rounding",
-        "Attention over more keys, some of them masked, adds up in another order", "Nothing, or as above",
-        "{doc}`static caches <05_static_cache>`, {doc}`exact caches <07_exact_caches>`",
+        "Attention over more keys, some of them masked, can add in another order", "Nothing, or as above",
+        "{doc}`where drift begins <06_where_drift_begins>`, {doc}`static caches <05_static_cache>`",
     ),
     Advice(
         "The first layer's keys differ between a text in one part and in two", (symptoms.REUSE, symptoms.KEYS), "rounding",
-        "No cached value enters there: the matrix product has other rows", "Nothing", "{doc}`prompt reuse <02_prompt_reuse>`",
-    ),
-    Advice(
-        "Texts go wrong from the second token on; the cache grows faster than the text",
-        (symptoms.ISSUE, symptoms.FED_AGAIN), "bug", "The whole text is fed again on top of the cache",
-        "Feed only what the cache does not hold; its length must be that of the text", "{doc}`layer drift <01_layer_drift>`",
-    ),
-    Advice(
-        "A reused prompt's cache gives another text", (symptoms.REUSE, symptoms.ANEW), "bug",
-        "Tokenizer seam: encoded whole, the text has other ids at the joint",
-        "`python -m kvbook check MODEL --prefix … --rest …`; keep the shared ids alone (`kvbook.measuring.caches.reusable`)",
+        "No cached value enters there; the matrix product has another number of rows", "Nothing",
         "{doc}`prompt reuse <02_prompt_reuse>`",
     ),
     Advice(
-        "`generate` with a cache that holds the whole prompt gives another text, and no error",
+        "Text goes wrong from the second token on, and the cache grows faster than the text",
+        (symptoms.ISSUE, symptoms.FED_AGAIN), "bug", "The whole text is fed again on top of the cache",
+        "Feed only the tokens that the cache does not hold", "{doc}`layer drift <01_layer_drift>`",
+    ),
+    Advice(
+        "Reusing a prompt's cache gives another text", (symptoms.REUSE, symptoms.ANEW), "bug",
+        "Tokenizer boundary mismatch: tokenized whole, the text has other ids at the joint",
+        "`kvbook check MODEL --prefix … --rest …` shows it; keep the shared ids (`kvbook.measuring.caches.reusable`)",
+        "{doc}`prompt reuse <02_prompt_reuse>`",
+    ),
+    Advice(
+        "`generate` on a cache that holds the whole prompt gives another text, and no error",
         (symptoms.REUSE, symptoms.WHOLE), "bug", "It feeds the whole prompt a second time",
-        "Leave the last token out of the cache (`kvbook.measuring.caches.reusable`)", "{doc}`prompt reuse <02_prompt_reuse>`",
+        "Crop the cache by one token first", "{doc}`the atlas <12_atlas>`",
     ),
     Advice(
-        "My own cache is right up to the block and worse behind it", (symptoms.SCRATCH, symptoms.PAST_BLOCK), "bug",
-        "Stale entries: they were computed from tokens that have left the window, at positions that it does not have",
-        "Fill the cache anew from part of the window, or use a model made for it", "{doc}`from scratch <03_from_scratch>`",
+        "My own cache is right up to `block_size` and worse after it", (symptoms.SCRATCH, symptoms.PAST_BLOCK), "bug",
+        "Stale entries: they were computed from tokens that have left the window",
+        "Refill the cache from part of the window", "{doc}`from scratch <03_from_scratch>`",
     ),
     Advice(
-        "My own cache is wrong for longer prompts", (symptoms.SCRATCH, symptoms.LAST_ONLY), "bug",
+        "My own cache is wrong for prompts of several tokens", (symptoms.SCRATCH, symptoms.LAST_ONLY), "bug",
         "Only the prompt's last token was fed",
         "Feed the whole prompt first, with a causal mask", "{doc}`from scratch <03_from_scratch>`",
     ),
     Advice(
-        "With past the model speaks as if it had no context; the returned past is None",
-        (symptoms.BLOG, "MPT, use_cache false"), "bug", "`use_cache` is false in the configuration, MPT's default",
-        'Pass `use_cache=True`, or write `"use_cache": true` into `config.json`', "{doc}`past tables <04_blog_past>`",
+        "With a cache the model has no context, and `past_key_values` is None",
+        (symptoms.BLOG, "MPT, use_cache false"), "bug", "`use_cache` is false in the configuration, as is MPT's default",
+        "Pass `use_cache=True`", "{doc}`past tables <04_blog_past>`",
     ),
     Advice(
-        "A model with code of its own fails with past, and `generate` seems fine",
+        "A model with code of its own fails with a cache",
         (symptoms.BLOG, "Falcon of mid-2023"), "bug",
-        "A causal mask aligned to the upper left for one query, and positions that start again at 0",
-        "No causal mask for a single query; positions from the cache's length; see that the cache is handed over at all",
+        "A causal mask aligned to the upper left, and positions that start again at 0",
+        "No causal mask for a single query; positions from the cache's length",
         "{doc}`past tables <04_blog_past>`",
     ),
     Advice(
-        "A model that sees both sides fails with past", (symptoms.BLOG, "RoBERTa, past by hand"), "bug",
-        "What was cached has not seen the tokens that came later", "Do not cache it; a causal model can be cached",
-        "{doc}`past tables <04_blog_past>`",
+        "A bidirectional model fails with a cache", (symptoms.BLOG, "RoBERTa, past by hand"), "bug",
+        "Cached states have not seen the tokens that came later", "Do not cache it", "{doc}`past tables <04_blog_past>`",
     ),
     Advice(
-        "Logits agree in 16 bits, or as well as 16 bits do, and not in fp32", (symptoms.PLANTED, first_bad_layer.NARROW), "bug",
-        "Something is stored narrower than the model computes", "Look at the cache's dtype in the first suspicious layer",
-        "{numref}`fig-bug-layer`",
+        "Logits agree in 16 bits and not in fp32", (symptoms.PLANTED, first_bad_layer.NARROW), "bug",
+        "Something is stored in fewer bits than the model computes with",
+        "Look at the cache's dtype in the first bad layer", "{numref}`fig-bug-layer`",
     ),
 )  # fmt: skip
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:
-    """Make the decision table: advice under the verdict that this run's rows give."""
+    """Make the decision table: advice under the verdict that these rows give."""
     lines_of = []
     for advice in ADVICE:
         document, symptom = advice.symptom
         found = table[(table["document"] == document) & (table["symptom"] == symptom)]
         kinds = set(found["kind"])
-        here = ", ".join(sorted(kinds)) or "not run"
-        withheld = bool(kinds) and kinds != {advice.kind}
+        # What is bitwise identical on some texts may round on others.
+        fits = not kinds or kinds == {advice.kind} or (advice.kind == "rounding" and kinds <= {"rounding", "exact"})
         lines_of.append(
             {
                 "your symptom": advice.seen,
-                "what it is": f"**{here}**: " + ("this run does not show why" if withheld else advice.cause),
-                "what to do": ("run the check on your model" if withheld else advice.remedy)
+                "what it is": f"**{', '.join(sorted(kinds)) or 'not run'}**: "
+                + (advice.cause if fits else "this run does not show why"),
+                "what to do": (advice.remedy if fits else "Run `kvbook check` on your model")
                 + f". See {advice.evidence}.",
             }
         )
