@@ -1,5 +1,6 @@
 """What the chapter on where drift begins measured: its runs, and each of its tables once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,49 +32,76 @@ OLDER_TORCH = "an older torch"
 
 @dataclass(frozen=True)
 class Results:
-    """The chapter's runs and their tables; figures and words take them from here.
+    """The chapter's runs and their tables; figures and statements take them from here.
 
     Attributes
     ----------
-    replayed, mapped, swept, attention, factorial : Run
-        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``, ``cache_factorial``.
+    replayed, mapped, swept, attention, factorial : Run or None
+        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``, ``cache_factorial``;
+        None for one that is not there.
     """
 
-    replayed: Run
-    mapped: Run
-    swept: Run
-    attention: Run
-    factorial: Run
+    replayed: Run | None
+    mapped: Run | None
+    swept: Run | None
+    attention: Run | None
+    factorial: Run | None
 
     @classmethod
     def of(cls, settings: WhereDriftBeginsSettings) -> "Results":
         """Measure, or read what these settings have measured."""
-        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in EXPERIMENTS})
+
+    @classmethod
+    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
+        """Take runs by their experiment."""
+        return cls(*(runs.get(experiment.name) for experiment in EXPERIMENTS))
+
+    @classmethod
+    def of_book(cls) -> "Results":
+        """Read what the book publishes."""
+        return cls.of_runs(next(iter(evidence.published("where_drift_begins", EXPERIMENTS).values())))
 
     @staticmethod
     def by_torch() -> list[Run]:
         """Read the recorded replays of equal texts on several versions of torch, the oldest first."""
         return evidence.cited("where_drift_begins", OLDER_TORCH, [operation_replay.EXPERIMENT])["operation_replay"]
 
+    @property
+    def runs(self) -> dict[str, Run | None]:
+        """The runs by their experiment."""
+        found = (self.replayed, self.mapped, self.swept, self.attention, self.factorial)
+        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, found, strict=True)}
+
+    @property
+    def model(self) -> str:
+        """The first model, of which more is shown than of the others."""
+        return self.replayed.about["models"][0]["name"]
+
     @cached_property
-    def states(self) -> pd.DataFrame:
-        """`tables.operation_states`."""
-        return tables.operation_states(self.replayed.rows)
+    def operations(self) -> pd.DataFrame:
+        """`tables.operation_shares`."""
+        return tables.operation_shares(self.replayed.rows)
+
+    @cached_property
+    def by_text(self) -> pd.DataFrame:
+        """`tables.kinds_by_text`."""
+        return tables.kinds_by_text(self.replayed.rows)
 
     @cached_property
     def shares(self) -> pd.DataFrame:
         """`tables.kind_shares`."""
-        return tables.kind_shares(self.replayed.rows)
+        return tables.kind_shares(self.by_text)
+
+    @cached_property
+    def first_by_text(self) -> pd.DataFrame:
+        """`tables.first_by_text`."""
+        return tables.first_by_text(self.replayed.rows)
 
     @cached_property
     def first(self) -> pd.DataFrame:
         """`tables.first_differences`."""
-        return tables.first_differences(self.replayed.rows)
-
-    @cached_property
-    def unequal(self) -> pd.DataFrame:
-        """`tables.inputs_unequal`."""
-        return tables.inputs_unequal(self.replayed.rows)
+        return tables.first_differences(self.first_by_text)
 
     @cached_property
     def products(self) -> pd.DataFrame:
@@ -82,8 +110,8 @@ class Results:
 
     @cached_property
     def lengths(self) -> pd.DataFrame:
-        """`tables.sweep_states`."""
-        return tables.sweep_states(self.swept.rows)
+        """`tables.length_shares`."""
+        return tables.length_shares(self.swept.rows)
 
     @cached_property
     def identical(self) -> pd.DataFrame:
@@ -96,7 +124,7 @@ class Results:
         return tables.form_shares(self.attention.rows)
 
     @cached_property
-    def equal(self) -> pd.Series:
+    def equal(self) -> pd.DataFrame:
         """`tables.equal_shares`."""
         return tables.equal_shares(self.attention.rows)
 
@@ -104,8 +132,3 @@ class Results:
     def drifts(self) -> pd.DataFrame:
         """`tables.factorial_table`."""
         return tables.factorial_table(self.factorial.rows)
-
-    @cached_property
-    def faults(self) -> pd.DataFrame:
-        """`tables.whose_fault`."""
-        return tables.whose_fault(self.drifts)
