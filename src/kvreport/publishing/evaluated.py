@@ -91,12 +91,14 @@ def own(chapter: str, folders: Mapping[str, str]) -> Evaluated | None:
         return None
     book = published(chapter)
     runs = {name: records.load(paths.RUNS / folder) for name, folder in folders.items()}
-    comparable = module.Results.of_runs(module.comparable(runs))
+    # What of a run is to be compared; without a word of the module's, all of it as it is.
+    counterpart = getattr(module, "comparable", dict)(runs)
+    comparable = module.Results.of_runs(counterpart)
     found = {}
     for name, statement in module.STATEMENTS.items():
         here = statements.check(statement, comparable)
         there = statements.Checked(**{key: book["statements"][name][key] for key in ("outcome", "told", "units")})
-        fits = _is_in_scope(statement.scope, module.comparable(runs), book)
+        fits = _is_in_scope(statement.scope, counterpart, book)
         found[name] = asdict(here) | {"comparison": statements.compare(there, here, fits)}
     return {"statements": found}
 

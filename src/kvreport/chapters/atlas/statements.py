@@ -1,9 +1,8 @@
 """The numbers and statements of the chapter on the atlas."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from kvbook.atlas import configurations, feeding, table
-from kvbook.runs.records import Run
 from kvreport.chapters.atlas import results, tables
 from kvreport.chapters.atlas.results import Results
 from kvreport.publishing import wording
@@ -17,11 +16,6 @@ _WHOLE = 150
 _NONE = Bound(0, "arithmetic", "none")
 _MOST = Bound(0.5, "arithmetic", "more often than not", "share")
 _NINE_IN_TEN = Bound(0.9, "ours", "nine in ten", "share")
-
-
-def comparable(runs: Mapping[str, Run]) -> dict[str, Run]:
-    """Compare a run as it is."""
-    return dict(runs)
 
 
 def _share(count: Callable[[Results], int], total: Callable[[Results], int]) -> Callable[[Results], list[Measured]]:

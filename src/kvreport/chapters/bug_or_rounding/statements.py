@@ -1,13 +1,12 @@
 """The numbers and statements of the chapter on bug or rounding."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import pandas as pd
 
 from kvbook import lengths
 from kvbook.diagnosis import verdict
 from kvbook.measuring import estimates
-from kvbook.runs.records import Run
 from kvreport.chapters.bug_or_rounding import first_bad_layer, results, symptoms, tables
 from kvreport.chapters.bug_or_rounding.results import Results
 from kvreport.publishing.judging import Measured, fact
@@ -45,11 +44,6 @@ _AS_CLEAN = Quantity("share of texts that drift exactly as in the clean model", 
 _FOUND = Quantity("share of texts whose first layer beyond rounding is the injected one", "file", "bug", "{:.0%}")
 _ACCUSED = Quantity("share of texts with a layer beyond rounding in the clean model", "file", form="{:.0%}")
 _LAST_AS_CLEAN = Quantity("share of texts whose last layer drifts exactly as in the clean model", "file", form="{:.0%}")
-
-
-def comparable(runs: Mapping[str, Run]) -> dict[str, Run]:
-    """Compare a run as it is."""
-    return dict(runs)
 
 
 def _drifts(found: Results, document: str | None, names: Collection[str] | None) -> pd.DataFrame:

@@ -1,12 +1,11 @@
 """The numbers and statements of the chapter on exact caches."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
 from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
-from kvbook.runs.records import Run
 from kvreport.chapters.exact_caches import paths, results, tables
 from kvreport.chapters.exact_caches.results import Results
 from kvreport.publishing.judging import Measured
@@ -21,11 +20,6 @@ _QUARTER = Bound(0.25, "ours", "one in four", "share")
 _HALF = Bound(0.5, "arithmetic", "less often than not", "share")
 
 Measure = Callable[[Results], list[Measured]]
-
-
-def comparable(runs: Mapping[str, Run]) -> dict[str, Run]:
-    """Compare a run as it is."""
-    return dict(runs)
 
 
 def _counted(series: str, rows: pd.DataFrame) -> Measured:

@@ -1,11 +1,10 @@
 """The numbers and statements of the chapter on reusing a prompt's cache."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pandas as pd
 
 from kvbook.measuring import estimates
-from kvbook.runs.records import Run
 from kvreport.chapters.prompt_reuse import continuations, results, split_keys
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing.judging import Measured, fact
@@ -21,11 +20,6 @@ _NINE_IN_TEN = Bound(0.9, "ours", "nine in ten", "share")
 _FINE, _COARSE = "float32", "bfloat16"
 # Cases whose ids continue the cached ones, in any vocabulary.
 _CONTINUES = (continuations.SPACE, continuations.CHAT)
-
-
-def comparable(runs: Mapping[str, Run]) -> dict[str, Run]:
-    """Compare a run as it is."""
-    return dict(runs)
 
 
 def _picked(found: Results, case: str, way: str, *dtypes: str) -> pd.DataFrame:

@@ -1,11 +1,10 @@
 """The numbers and statements of the chapter on which path is right."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pandas as pd
 
 from kvbook.measuring import estimates
-from kvbook.runs.records import Run
 from kvreport.chapters.which_path_is_right import path_errors, results, tables
 from kvreport.chapters.which_path_is_right.results import Results
 from kvreport.publishing.judging import UNFITTED, Measured, fact
@@ -17,11 +16,6 @@ EXPERIMENTS = results.EXPERIMENTS
 _SERIES = "model and dtype"
 _NONE = Bound(0, "arithmetic", "nothing in common")
 _QUARTER = Bound(1.25, "ours", "within a quarter", "ratio")
-
-
-def comparable(runs: Mapping[str, Run]) -> dict[str, Run]:
-    """Compare a run as it is."""
-    return dict(runs)
 
 
 def _of(
