@@ -109,7 +109,8 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
         label = f"[{name}](#{anchor(name)})"
         rows.append([label, f"{found['rule']} ({found['scope']})", found["told"], here["told"], here["comparison"]])
     counts = Counter(row[-1] for row in rows[1:])
-    line = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    plural = {"agrees": "agree", "differs": "differ"}
+    line = ", ".join(f"{count} {plural.get(outcome, outcome)}" for outcome, count in counts.most_common())
     table = table_directive(
         {
             "name": table_of(chapter),
@@ -151,5 +152,6 @@ def outcomes(chapters: Iterable[Chapter]) -> str:
             (one["comparison"] for one in own["statements"].values()) if own else ["not run"] * len(book["statements"])
         )
         counts.update(found)
-    line = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    plural = {"agrees": "agree", "differs": "differ"}
+    line = ", ".join(f"{count} {plural.get(outcome, outcome)}" for outcome, count in counts.most_common())
     return f"On the machine that built this site, of {counts.total()} statements: {line}."
