@@ -109,8 +109,7 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
         label = f"[{name}](#{anchor(name)})"
         rows.append([label, f"{found['rule']} ({found['scope']})", found["told"], here["told"], here["comparison"]])
     counts = Counter(row[-1] for row in rows[1:])
-    plural = {"agrees": "agree", "differs": "differ"}
-    line = ", ".join(f"{count} {plural.get(outcome, outcome)}" for outcome, count in counts.most_common())
+    line = _counted(counts)
     table = table_directive(
         {
             "name": table_of(chapter),
@@ -141,6 +140,14 @@ def keep(chapter: str, own: Mapping[str, Any]) -> None:
         file.write_text(text, "utf-8")
 
 
+def _counted(counts: Counter[str]) -> str:
+    """Write how many statements have each outcome; of several they agree or differ."""
+    plural = {"agrees": "agree", "differs": "differ"}
+    return ", ".join(
+        f"{n} {outcome if n == 1 else plural.get(outcome, outcome)}" for outcome, n in counts.most_common()
+    )
+
+
 def outcomes(chapters: Iterable[Chapter]) -> str:
     """Count in one line how this machine's runs compare with the book's."""
     counts: Counter[str] = Counter()
@@ -152,6 +159,5 @@ def outcomes(chapters: Iterable[Chapter]) -> str:
             (one["comparison"] for one in own["statements"].values()) if own else ["not run"] * len(book["statements"])
         )
         counts.update(found)
-    plural = {"agrees": "agree", "differs": "differ"}
-    line = ", ".join(f"{count} {plural.get(outcome, outcome)}" for outcome, count in counts.most_common())
+    line = _counted(counts)
     return f"On the machine that built this site, of {counts.total()} statements: {line}."
