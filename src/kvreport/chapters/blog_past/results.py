@@ -1,21 +1,19 @@
 """What the chapter on the blog post about past_key_values measured: its run, and each of its tables once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
-from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.blog_past import past_tables, tables
-from kvreport.chapters.blog_past.settings import PastTablesSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (past_tables.EXPERIMENT,)
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(ChapterResults):
     """The chapter's run and its tables; figures, statements and claims take them from here.
 
     Attributes
@@ -24,27 +22,9 @@ class Results:
         Of the experiment ``past_tables``.
     """
 
+    EXPERIMENTS = EXPERIMENTS
+
     past: Run
-
-    @classmethod
-    def of(cls, settings: PastTablesSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls(past_tables.EXPERIMENT.run(settings))
-
-    @classmethod
-    def of_runs(cls, runs: Mapping[str, Run]) -> "Results":
-        """Take the run by its experiment."""
-        return cls(runs[past_tables.EXPERIMENT.name])
-
-    @classmethod
-    def of_book(cls) -> "Results":
-        """Read what the book publishes."""
-        return cls.of_runs(next(iter(evidence.published("blog_past", EXPERIMENTS).values())))
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        """The run by its experiment."""
-        return {past_tables.EXPERIMENT.name: self.past}
 
     @cached_property
     def rows(self) -> pd.DataFrame:

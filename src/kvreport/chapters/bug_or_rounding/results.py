@@ -1,21 +1,19 @@
 """What the chapter on bug or rounding measured: its runs, and each of its tables once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
-from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.bug_or_rounding import first_bad_layer, symptoms, tables
-from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (symptoms.EXPERIMENT, first_bad_layer.EXPERIMENT)
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(ChapterResults):
     """The chapter's runs and their tables; figures and statements take them from here.
 
     Attributes
@@ -24,28 +22,10 @@ class Results:
         Of the experiments ``bug_or_rounding`` and ``first_bad_layer``; None for one that is not there.
     """
 
+    EXPERIMENTS = EXPERIMENTS
+
     drifts: Run | None
     by_layer: Run | None
-
-    @classmethod
-    def of(cls, settings: BugOrRoundingSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in EXPERIMENTS})
-
-    @classmethod
-    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
-        """Take runs by their experiment."""
-        return cls(*(runs.get(experiment.name) for experiment in EXPERIMENTS))
-
-    @classmethod
-    def of_book(cls) -> "Results":
-        """Read what the book publishes."""
-        return cls.of_runs(next(iter(evidence.published("bug_or_rounding", EXPERIMENTS).values())))
-
-    @property
-    def runs(self) -> dict[str, Run | None]:
-        """The runs by their experiment."""
-        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, (self.drifts, self.by_layer), strict=True)}
 
     @property
     def model(self) -> str:

@@ -1,22 +1,20 @@
 """What the chapter on exact caches measured: its runs, and each of its tables once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
-from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.exact_caches import cost, ladder, paths, tables
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (paths.EXPERIMENT, ladder.EXPERIMENT, cost.EXPERIMENT)
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(ChapterResults):
     """The chapter's runs and their tables; figures and statements take them from here.
 
     Attributes
@@ -25,30 +23,11 @@ class Results:
         Of the experiments ``exact_ways``, ``exact_ladder`` and ``exact_cost``; None for one that is not there.
     """
 
+    EXPERIMENTS = EXPERIMENTS
+
     ways: Run | None
     ladder: Run | None
     cost: Run | None
-
-    @classmethod
-    def of(cls, settings: ExactCachesSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in EXPERIMENTS})
-
-    @classmethod
-    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
-        """Take runs by their experiment."""
-        return cls(*(runs.get(experiment.name) for experiment in EXPERIMENTS))
-
-    @classmethod
-    def of_book(cls) -> "Results":
-        """Read what the book publishes."""
-        return cls.of_runs(next(iter(evidence.published("exact_caches", EXPERIMENTS).values())))
-
-    @property
-    def runs(self) -> dict[str, Run | None]:
-        """The runs by their experiment."""
-        found = (self.ways, self.ladder, self.cost)
-        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, found, strict=True)}
 
     @cached_property
     def shares(self) -> pd.DataFrame:

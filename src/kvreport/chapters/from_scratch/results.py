@@ -1,6 +1,5 @@
 """What the chapter on the thread about a model from scratch measured: its runs, and each of its tables once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,17 +7,16 @@ from typing import Any
 import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
-from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.from_scratch import logits, loss, speed, tables, texts
 from kvreport.chapters.from_scratch.gpt.paths import refill_name
-from kvreport.chapters.from_scratch.settings import ScratchSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (logits.EXPERIMENT, loss.EXPERIMENT, loss.HELD, texts.EXPERIMENT, speed.EXPERIMENT)
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(ChapterResults):
     """Runs of the chapter and their tables; figures, statements and claims take them from here.
 
     Attributes
@@ -27,32 +25,13 @@ class Results:
         Of the experiments ``scratch_logits``, ``scratch_loss``, ``scratch_held``, ``scratch_texts``, ``scratch_speed``.
     """
 
+    EXPERIMENTS = EXPERIMENTS
+
     logits: Run
     loss: Run
     held: Run
     texts: Run
     speed: Run
-
-    @classmethod
-    def of(cls, settings: ScratchSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in EXPERIMENTS})
-
-    @classmethod
-    def of_runs(cls, runs: Mapping[str, Run]) -> "Results":
-        """Take runs by their experiment."""
-        return cls(*(runs[experiment.name] for experiment in EXPERIMENTS))
-
-    @classmethod
-    def of_book(cls) -> "Results":
-        """Read what the book publishes, which is of the thread's own size."""
-        return cls.of_runs(next(iter(evidence.published("from_scratch", EXPERIMENTS).values())))
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        """The runs by their experiment."""
-        found = (self.logits, self.loss, self.held, self.texts, self.speed)
-        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, found, strict=True)}
 
     @property
     def model(self) -> dict[str, Any]:

@@ -1,17 +1,15 @@
 """What the chapter on layer drift measured: its runs, and each of its tables once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pandas as pd
 
 from kvbook.measuring.estimates import Resampled
-from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.layer_drift import by_layer, by_length, greedy_paths, mitigations, tables
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.publishing import documents
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (
     by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, mitigations.EXPERIMENT, by_layer.TRAINED, by_layer.LENGTHS,
@@ -19,7 +17,7 @@ EXPERIMENTS = (
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(ChapterResults):
     """The chapter's runs and tables; figures, statements and claims take them from here.
 
     Attributes
@@ -29,32 +27,13 @@ class Results:
         ``layer_drift_lengths``; None for one that is not there.
     """
 
+    EXPERIMENTS = EXPERIMENTS
+
     drift: Run | None
     greedy: Run | None
     mitigated: Run | None
     trained: Run | None = None
     lengths: Run | None = None
-
-    @classmethod
-    def of(cls, settings: LayerDriftSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in EXPERIMENTS})
-
-    @classmethod
-    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
-        """Take runs by their experiment."""
-        return cls(*(runs.get(experiment.name) for experiment in EXPERIMENTS))
-
-    @classmethod
-    def of_book(cls) -> "Results":
-        """Read what the book publishes."""
-        return cls.of_runs(next(iter(evidence.published("layer_drift", EXPERIMENTS).values())))
-
-    @property
-    def runs(self) -> dict[str, Run | None]:
-        """The runs by their experiment."""
-        found = (self.drift, self.greedy, self.mitigated, self.trained, self.lengths)
-        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, found, strict=True)}
 
     @property
     def comparable(self) -> "Results":

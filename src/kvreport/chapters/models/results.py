@@ -1,21 +1,19 @@
 """What the page on the models shows: its run, and each of its tables once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
-from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.models import greedy_samples, tables
-from kvreport.chapters.models.settings import ModelsSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (greedy_samples.EXPERIMENT,)
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(ChapterResults):
     """The page's run and its tables; figures and statements take them from here.
 
     Attributes
@@ -24,27 +22,9 @@ class Results:
         Of the experiment ``greedy_samples``.
     """
 
+    EXPERIMENTS = EXPERIMENTS
+
     greedy: Run
-
-    @classmethod
-    def of(cls, settings: ModelsSettings) -> "Results":
-        """Let the models write, or read what they wrote with these settings."""
-        return cls(greedy_samples.EXPERIMENT.run(settings))
-
-    @classmethod
-    def of_runs(cls, runs: Mapping[str, Run]) -> "Results":
-        """Take the run by its experiment."""
-        return cls(runs[greedy_samples.EXPERIMENT.name])
-
-    @classmethod
-    def of_book(cls) -> "Results":
-        """Read what the book publishes."""
-        return cls.of_runs(next(iter(evidence.published("models", EXPERIMENTS).values())))
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        """The run by its experiment."""
-        return {greedy_samples.EXPERIMENT.name: self.greedy}
 
     @cached_property
     def architectures(self) -> pd.DataFrame:

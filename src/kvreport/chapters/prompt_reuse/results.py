@@ -1,15 +1,13 @@
 """What the chapter on reusing a prompt's cache measured: its runs, and each of its tables once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
-from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.prompt_reuse import continuations, first_layer, split_keys, tables, tokenizer_boundaries
-from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (
     split_keys.EXPERIMENT,
@@ -21,7 +19,7 @@ EXPERIMENTS = (
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(ChapterResults):
     """The chapter's runs and tables; figures, statements and claims take them from here.
 
     Attributes
@@ -31,32 +29,13 @@ class Results:
         one that is not there.
     """
 
+    EXPERIMENTS = EXPERIMENTS
+
     split: Run | None
     layer: Run | None
     reuse: Run | None
     cuts: Run | None
     questions: Run | None = None
-
-    @classmethod
-    def of(cls, settings: PromptReuseSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
-
-    @classmethod
-    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
-        """Take runs by their experiment."""
-        return cls(*(runs.get(experiment.name) for experiment in EXPERIMENTS))
-
-    @classmethod
-    def of_book(cls) -> "Results":
-        """Read what the book publishes."""
-        return cls.of_runs(next(iter(evidence.published("prompt_reuse", EXPERIMENTS).values())))
-
-    @property
-    def runs(self) -> dict[str, Run | None]:
-        """The runs by their experiment."""
-        found = (self.split, self.layer, self.reuse, self.cuts, self.questions)
-        return {experiment.name: run for experiment, run in zip(EXPERIMENTS, found, strict=True)}
 
     @cached_property
     def counts(self) -> pd.DataFrame:

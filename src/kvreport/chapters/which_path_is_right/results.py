@@ -1,21 +1,19 @@
 """What the chapter on which path is right measured: its run, and each of its tables once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
-from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.which_path_is_right import path_errors, tables
-from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (path_errors.EXPERIMENT,)
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(ChapterResults):
     """The chapter's run and tables; figures, statements and claims take them from here.
 
     Attributes
@@ -24,27 +22,9 @@ class Results:
         Of the experiment ``path_errors``; None where it is not there.
     """
 
+    EXPERIMENTS = EXPERIMENTS
+
     errors: Run | None
-
-    @classmethod
-    def of(cls, settings: WhichPathSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls(path_errors.EXPERIMENT.run(settings))
-
-    @classmethod
-    def of_runs(cls, runs: Mapping[str, Run | None]) -> "Results":
-        """Take the run by its experiment."""
-        return cls(runs.get(path_errors.EXPERIMENT.name))
-
-    @classmethod
-    def of_book(cls) -> "Results":
-        """Read what the book publishes."""
-        return cls.of_runs(next(iter(evidence.published("which_path_is_right", EXPERIMENTS).values())))
-
-    @property
-    def runs(self) -> dict[str, Run | None]:
-        """The run by its experiment."""
-        return {path_errors.EXPERIMENT.name: self.errors}
 
     @property
     def rows(self) -> pd.DataFrame:

@@ -1,0 +1,42 @@
+"""What all chapters' results have in common: runs by experiment, measured here, given, or published."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+from kvbook.runs import evidence
+from kvbook.runs.experiment import Experiment
+from kvbook.runs.records import Run
+from kvbook.settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class ChapterResults:
+    """A chapter's runs, a field for each of its experiments in their order, None for one that is not there.
+
+    A chapter derives a frozen dataclass from it and adds its tables, each computed once.
+    """
+
+    EXPERIMENTS: ClassVar[tuple[Experiment, ...]]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Measure, or read what these settings have measured."""
+        return cls.of_runs({experiment.name: experiment.run(settings) for experiment in cls.EXPERIMENTS})
+
+    @classmethod
+    def of_runs(cls, runs: Mapping[str, Run | None]) -> Self:
+        """Take runs by their experiment."""
+        return cls(*(runs.get(experiment.name) for experiment in cls.EXPERIMENTS))
+
+    @classmethod
+    def of_book(cls) -> Self:
+        """Read what the book publishes, of the processor that the manifest names first."""
+        chapter = cls.__module__.split(".")[-2]
+        return cls.of_runs(next(iter(evidence.published(chapter, cls.EXPERIMENTS).values())))
+
+    @property
+    def runs(self) -> dict[str, Run | None]:
+        """The runs by their experiment."""
+        names = (experiment.name for experiment in self.EXPERIMENTS)
+        return {name: getattr(self, field.name) for name, field in zip(names, dataclasses.fields(self), strict=True)}
