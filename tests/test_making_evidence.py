@@ -111,6 +111,12 @@ def test_processors_are_kept_apart_and_runs_that_differ_in_more_than_the_seed_ar
     assert isinstance(evidence.joined(runs).rows, pd.DataFrame)
 
 
+def test_each_experiment_is_printed_from_the_first_processor_that_has_it():
+    first, second = {"drift": "first's drift"}, {"drift": "second's drift", "times": "second's times"}
+    assert evidence.printed({"one": first, "two": second}) == {"drift": "first's drift", "times": "second's times"}
+    assert evidence.printed({"two": second, "one": first}) == second
+
+
 def test_a_wrong_chapter_or_experiment_is_one_line(asked):
     with pytest.raises(UserError, match="no chapter 'nosuch'"):
         making.make(timed=False, only=["nosuch"])

@@ -3,7 +3,7 @@
 ``data/evidence.yaml`` names for each chapter and role the folders in ``data/runs``::
 
     static_cache:
-      the notebook's 200 tokens:
+      published:
         - static_speed/amd-epyc-2-threads__smollm2__1b5c2d0a
 """
 
@@ -89,13 +89,21 @@ def _read(folder: str, current: int) -> records.Run:
 def published(chapter: str, experiments: "Iterable[Experiment]") -> dict[str, dict[str, records.Run]]:
     """Read what a chapter publishes, by processor and experiment; the runs of several seeds are joined.
 
-    The processor that the manifest names first comes first: it is the one whose numbers are printed.
+    The processor that the manifest names first comes first; see `printed`.
     """
     found: dict[str, dict[str, list[records.Run]]] = {}
     for name, runs in cited(chapter, PUBLISHED, experiments).items():
         for run in runs:
             found.setdefault(run.about["machine"]["processor"], {}).setdefault(name, []).append(run)
     return {processor: {name: joined(runs) for name, runs in by_name.items()} for processor, by_name in found.items()}
+
+
+def printed(by_processor: "Mapping[str, Mapping[str, records.Run]]") -> dict[str, records.Run]:
+    """Choose the runs whose numbers are printed: each experiment's on the first processor that has it."""
+    found: dict[str, records.Run] = {}
+    for runs in by_processor.values():
+        found = dict(runs) | found
+    return found
 
 
 def joined(runs: Sequence[records.Run]) -> records.Run:

@@ -21,8 +21,9 @@ Evaluated = dict[str, Any]
 def published(chapter: str) -> Evaluated | None:
     """Evaluate a chapter on what it publishes, once for each processor; None where it has no statements.
 
-    Numbers are those of the first processor.  Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``
-    and ``processors``, the outcome on each; ``rows`` has the digests of the published rows.
+    Numbers are of the runs that are printed.  Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``,
+    ``processors``, the outcome on each, and ``processor``, the first that has rows for it, whose outcome is printed; ``rows``
+    has the digests of the published rows.
     """
     module = statements.module_of(chapter)
     if module is None:
@@ -50,23 +51,26 @@ def published(chapter: str) -> Evaluated | None:
 def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluated:
     by_processor = evidence.published(chapter, module.EXPERIMENTS)
     results = {processor: module.Results.of_runs(runs) for processor, runs in by_processor.items()}
-    first = next(iter(results))
-    checked = {
-        name: {processor: statements.check(statement, of) for processor, of in results.items()}
-        for name, statement in module.STATEMENTS.items()
-    }
+    shown = evidence.printed(by_processor)
+    numbers = module.Results.of_runs(shown)
     return {
-        "numbers": {key: _number(chapter, key, give, results[first]) for key, give in module.NUMBERS.items()},
-        "statements": {
-            name: asdict(found[first])
-            | {"scope": module.STATEMENTS[name].scope, "rule": statements.bound_text(module.STATEMENTS[name])}
-            | {"quantity": module.STATEMENTS[name].must.quantity.about}
-            | {"processors": {processor: one.outcome for processor, one in found.items()}}
-            for name, found in checked.items()
-        },
-        "processor": first,
-        "models": sorted(_models(by_processor[first])),
+        "numbers": {key: _number(chapter, key, give, numbers) for key, give in module.NUMBERS.items()},
+        "statements": {name: _checked(statement, results) for name, statement in module.STATEMENTS.items()},
+        "models": sorted(_models(shown)),
         "rows": [json.loads((folder / "run.json").read_text("utf-8"))["rows_sha256"] for folder in folders],
+    }
+
+
+def _checked(statement: statements.Statement[Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a statement on each processor."""
+    found = {processor: statements.check(statement, of) for processor, of in results.items()}
+    printed = next((name for name, one in found.items() if one.outcome != "not run"), next(iter(found)))
+    return asdict(found[printed]) | {
+        "scope": statement.scope,
+        "rule": statements.bound_text(statement),
+        "quantity": statement.must.quantity.about,
+        "processor": printed,
+        "processors": {processor: one.outcome for processor, one in found.items()},
     }
 
 
@@ -98,15 +102,14 @@ def own(chapter: str, folders: Mapping[str, str]) -> Evaluated | None:
     for name, statement in module.STATEMENTS.items():
         here = statements.check(statement, comparable)
         there = statements.Checked(**{key: book["statements"][name][key] for key in ("outcome", "told", "units")})
-        fits = _is_in_scope(statement.scope, counterpart, book)
+        fits = _is_in_scope(statement.scope, counterpart, book["models"], book["statements"][name]["processor"])
         found[name] = asdict(here) | {"comparison": statements.compare(there, here, fits)}
     return {"statements": found}
 
 
-def _is_in_scope(scope: statements.Scope, runs: Mapping[str, records.Run], book: Evaluated) -> bool:
+def _is_in_scope(scope: statements.Scope, runs: Mapping[str, records.Run], models: list[str], processor: str) -> bool:
     if scope == "any model":
         return True
-    if _models(runs) != set(book["models"]):
+    if _models(runs) != set(models):
         return False
-    processors = {run.about["machine"]["processor"] for run in runs.values()}
-    return scope == "this model" or processors == {book["processor"]}
+    return scope == "this model" or {run.about["machine"]["processor"] for run in runs.values()} == {processor}

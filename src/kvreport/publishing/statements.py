@@ -132,6 +132,17 @@ def bound_text(statement: Statement[Any]) -> str:
     return statement.must.said("it", set())
 
 
+def is_borne_out(checked: Mapping[str, Any]) -> bool:
+    """Tell whether a sentence may stand as it is written.
+
+    It must hold on the processor whose outcome is printed.  A run on another one, of fewer units perhaps, must not contradict
+    it, unless the sentence speaks of one processor alone.
+    """
+    outcomes, printed = checked["processors"], checked["processor"]
+    others = () if checked["scope"] == "this processor" else [outcomes[name] for name in outcomes if name != printed]
+    return outcomes[printed] == "holds" and "fails" not in others
+
+
 def is_few(checked: Mapping[str, Any]) -> bool:
     """Tell whether an outcome rests on fewer units than a headline may."""
     return checked["units"] is not None and checked["units"] < FEW_UNITS

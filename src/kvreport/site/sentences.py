@@ -84,7 +84,7 @@ def _mark(name: str, book: Mapping[str, Any], own: Mapping[str, Any] | None, cha
         raise UserError(f"the sentence `{name}` has no check: add it to STATEMENTS in statements.py")
     found = book["statements"][name]
     shown = f" []{{#{anchor(name)}}}[¶](#{anchor(name)}){{.kvbook-statement}}"
-    if set(found["processors"].values()) != {"holds"}:
+    if not statements.is_borne_out(found):
         shown += f" **({MARK}: {found['told'] or 'no rows'})**"
     if own is not None and own["statements"][name]["comparison"] == "differs":
         shown += f" ([your run differs](#{table_of(chapter)}))"
@@ -107,7 +107,8 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
     for name, found in book["statements"].items():
         here = own["statements"][name] if own else {"told": "", "comparison": "not run"}
         label = f"[{name}](#{anchor(name)})"
-        rows.append([label, f"{found['rule']} ({found['scope']})", found["told"], here["told"], here["comparison"]])
+        there = "; ".join([found["told"], *_elsewhere(found)])
+        rows.append([label, f"{found['rule']} ({found['scope']})", there, here["told"], here["comparison"]])
     counts = Counter(row[-1] for row in rows[1:])
     line = _counted(counts)
     table = table_directive(
@@ -119,6 +120,12 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
         }
     )
     return f"Of {len(rows) - 1} statements: {line}.\n\n{table}"
+
+
+def _elsewhere(found: Mapping[str, Any]) -> list[str]:
+    """Say on which other processors the published rows do not bear a statement out."""
+    others = {name: outcome for name, outcome in found["processors"].items() if name != found["processor"]}
+    return [f"{outcome} on {name}" for name, outcome in others.items() if outcome not in ("holds", "not run")]
 
 
 def _csv(rows: Iterable[Iterable[str]]) -> str:
