@@ -13,7 +13,6 @@ from typing import get_args
 
 from kvbook import paths
 from kvreport.publishing.judging import Word
-from kvreport.publishing.verdicts import SHOWN
 from kvreport.running.planning import Chapter
 from kvreport.site.overlay import table_directive
 
@@ -39,7 +38,7 @@ def _document(table: str) -> str:
 
 
 def markdown(rows: Iterable[dict[str, str]]) -> str:
-    """Write the ledger: how many verdicts of each kind, then every claim, folded away by document."""
+    """Write the ledger: how many verdicts of each kind, then every claim in one table."""
     rows = list(rows)
     if not rows:
         return "No chapter has published verdicts yet."
@@ -59,22 +58,18 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
     header = ["verdict", *(f"[{document}](#{tables[0]})" for document, tables in documents.items())]
     caption = "Verdicts on the documents' claims, counted; each document's name leads to its claims in the chapter."
     parts.append(_table("tab-ledger", caption, header, summary))
-    for document, (table, *further) in documents.items():
-        claims = [[row[column] for column in SHOWN] for row in rows if row["document"] == document]
-        also = "".join(f", some of them judged [in a further chapter](#{other})" for other in further)
-        caption = (
-            f"Claims of [{document}](#{table}) in our words and its own{also}, the rule by which each is judged, of how many "
-            "independent units, and what it published beside what this run says."
-        )
-        parts.append(
-            f":::::{{dropdown}} The {len(claims)} claims of {document}\n"
-            + _table(f"tab-ledger-{document}", caption, SHOWN, claims)
-            + "\n:::::"
-        )
+    claims = [[row["verdict"], f"[{row['document']}](#{row['table']})", row["n"], row["claim"]] for row in rows]
+    caption = (
+        "Every claim in our words and its own, with its verdict. A document's name leads to the rule, the numbers and what it "
+        "published; n counts independent units."
+    )
+    parts.append(_table("tab-ledger-claims", caption, ["verdict", "document", "n", "claim"], claims, filtered=True))
     return "\n\n".join(parts)
 
 
-def _table(name: str, caption: str, header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+def _table(
+    name: str, caption: str, header: Sequence[str], rows: Iterable[Iterable[object]], filtered: bool = False
+) -> str:
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows([header, *rows])
-    return table_directive({"caption": caption, "name": name, "csv": lines.getvalue()})
+    return table_directive({"caption": caption, "name": name, "csv": lines.getvalue(), "filtered": filtered})

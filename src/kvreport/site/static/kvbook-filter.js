@@ -1,4 +1,5 @@
-/* A table that says so gets a search box, and a choice for every column of few different values; without this it is whole. */
+/* A table that says so gets a search box, a choice for every column of few different values, and heads that sort; without
+   this it is whole. */
 (() => {
   const FEW = 8;
 
@@ -47,7 +48,35 @@
     frame.before(bar);
   }
 
+  const key = (row, column) => row.cells[column].textContent.trim();
+
+  function compare(a, b) {
+    return a.localeCompare(b, "en", { numeric: true, sensitivity: "base" });
+  }
+
+  function sortable(table) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "kvbook-sort";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const rows = [...table.tBodies[0].rows];
+        rows.sort((a, b) => (down ? -1 : 1) * compare(key(a, column), key(b, column)));
+        table.tBodies[0].append(...rows);
+      });
+    });
+  }
+
   document.addEventListener("DOMContentLoaded", () => {
-    document.querySelectorAll("table.kvbook-filter").forEach(enable);
+    document.querySelectorAll("table.kvbook-filter").forEach((table, number) => {
+      enable(table, number);
+      sortable(table);
+    });
   });
 })();
