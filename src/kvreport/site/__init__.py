@@ -39,6 +39,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", _add_static)
     app.add_css_file("kvbook.css")
     app.add_js_file("kvbook-filter.js", loading_method="defer")
+    app.add_js_file("kvbook-memory.js", loading_method="defer")
     for part in (numrefs, repository, executed, inserts, signatures, clean_assets, pictures, social, badges, pdf):
         part.connect(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}

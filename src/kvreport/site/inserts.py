@@ -21,6 +21,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "ledger": lambda context: ledger.markdown(ledger.verdicts(context.chapters)),
     "outcomes": lambda context: sentences.outcomes(context.chapters),
     "gallery": gallery.markdown,
+    "hero": gallery.hero,
     "runs": environment.markdown,
     "memory": running.memory,
     "cards": cards.markdown,
