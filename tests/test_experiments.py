@@ -395,13 +395,21 @@ def test_statements_hold_on_rows_that_follow_the_law_and_fail_on_rows_that_do_no
     assert outcomes(mended)["posted-loop-writes-other-text"] == "fails"
 
 
+def test_an_upcast_that_leaves_most_of_the_drift_bears_its_statement_out_and_one_that_leaves_none_does_not(lawful):
+    rows = lawful.mitigated.rows
+    stock = rows["variant"] == "stock"
+    for left, outcome in ((0.9, "holds"), (0.01, "fails")):
+        planted = rows.assign(logits_relative_rms=np.where(stock, 1e-3, left * 1e-3))
+        assert outcomes(changed(lawful, mitigated=planted))["no-upcast-removes-it"] == outcome
+
+
 def test_a_statement_of_few_files_is_not_resolved(lawful):
     few = lawful.drift.rows[lawful.drift.rows["source"].isin(lawful.drift.rows["source"].unique()[:3])]
     assert outcomes(changed(lawful, drift=few))["flips-are-rare"] == "not resolved"
 
 
 def test_statements_about_what_was_not_run_say_so(lawful):
-    none = dataclasses.replace(lawful, drift=None, greedy=None, lengths=None)
+    none = dataclasses.replace(lawful, drift=None, greedy=None, lengths=None, mitigated=None)
     assert set(outcomes(none).values()) == {"not run"}
 
 

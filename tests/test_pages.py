@@ -115,6 +115,45 @@ def test_the_atlas_is_searched_and_chosen_from_and_is_whole_without_javascript(b
     context.close()
 
 
+def test_claims_are_sorted_by_a_click_and_chosen_by_verdict(page, address):
+    page.goto(address)
+    table = page.locator("table#tab-ledger-claims")
+    verdict = table.get_by_role("button", name="verdict")
+
+    def verdicts() -> list[str]:
+        return [cell.inner_text() for cell in table.locator("tbody tr:visible td:nth-child(1)").all()]
+
+    before = verdicts()
+    assert before != sorted(before, key=str.lower), "sorting would show nothing"
+    verdict.click()
+    assert verdicts() == sorted(before, key=str.lower)
+    verdict.click()
+    assert verdicts() == sorted(before, key=str.lower, reverse=True)
+    page.locator(".kvbook-filter-bar").get_by_label("verdict").select_option(before[0])
+    assert set(verdicts()) == {before[0]}
+
+
+def test_the_memory_of_a_model_follows_dtype_length_and_batch(browser, page, address):
+    page.goto(address + "pages/howto/memory.html")
+    row = page.locator("table#tab-memory-needed tbody tr", has_text="CodeLlama-7b")
+    cells = row.locator("td")
+    # By hand: 6,738,546,688 parameters, and 32 layers of keys and values, 4,096 wide, in two bytes each.
+    weights, token = 2 * 6_738_546_688 / 2**30, 2 * 2 * 32 * 4096 / 2**30
+    assert float(cells.nth(6).inner_text()) == pytest.approx(weights + 4096 * token, abs=0.06)
+    assert cells.nth(7).inner_text() == "L4"
+    page.get_by_label("tokens").fill("16384")
+    page.get_by_label("texts in the batch").fill("4")
+    assert float(cells.nth(6).inner_text()) == pytest.approx(weights + 4 * 16384 * token, abs=0.06)
+    assert cells.nth(7).inner_text() == "A100 80 GB"
+    page.get_by_label("dtype").select_option("fp32")
+    assert cells.nth(7).inner_text() == "none of them"
+    context = browser.new_context(java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(address + "pages/howto/memory.html")
+    assert plain.locator("table#tab-memory-needed tbody tr").first.locator("td").count() == 6
+    context.close()
+
+
 def test_every_badge_that_the_atlas_links_is_there(site):
     page = BeautifulSoup((site / "chapters/12_atlas.html").read_text("utf-8"), "html.parser")
     linked = [link["href"] for link in page.select("table#tab-atlas a[href$='.svg']")]

@@ -397,7 +397,8 @@ def test_the_ledger_says_what_the_chapters_published(tmp_path):
     text = ledger.markdown(rows)
     assert text.startswith("Claims checked: 1; documents: 1; verdicts: 1 refuted.")
     assert "verdict,[some-thread](#tab-claims-some-thread)\nrefuted,1" in text
-    assert 'refuted,"Water, it is said, is wet.",3 seas,2,1,Refuted when dry.' in text
+    assert 'refuted,[some-thread](#tab-claims-some-thread),3 seas,"Water, it is said, is wet."' in text
+    assert ":class: kvbook-table kvbook-filter" in text
 
 
 def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):

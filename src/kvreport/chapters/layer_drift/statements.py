@@ -107,6 +107,17 @@ _TIMES = Quantity("drift of bf16 over that of fp16, over the ratio of their roun
 _LESS = Quantity("drift of fp16 over that of fp32, over the ratio of their roundoffs", "file", "model")
 POSTED, POSITIONS, LAST, LAST_POSITIONS = greedy_paths.LOOPS
 
+
+def _left_by_upcasts(found: Results) -> list[Measured]:
+    """Measure what each upcast leaves of the drift, by dtype."""
+    if found.mitigated is None:
+        return []
+    units = found.mitigated.rows["source"].nunique()
+    return [
+        Measured(f"{row.variant}, {DTYPES[row.dtype]}", row.drift_ratio, units) for row in found.effects.itertuples()
+    ]
+
+
 STATEMENTS: dict[str, Statement[Results]] = {
     "every-dtype-drifts": Statement(
         every(claims.DIFFERING, "above", _HALF), _has_drift(_differing), scope="this processor"
@@ -144,6 +155,13 @@ STATEMENTS: dict[str, Statement[Results]] = {
         Condition(_share(LAST), "below", Bound(0.95, "ours", "at least one prompt in twenty", "share")),
         _equal(LAST, "bfloat16"),
         scope="this model",
+    ),
+    "no-upcast-removes-it": Statement(
+        every(
+            Quantity("drift of the logits with one upcast, over stock's", "file", "upcast and dtype"), "above",
+            Bound(0.5, "ours", "half of the drift"),
+        ),
+        _left_by_upcasts,
     ),
 }  # fmt: skip
 

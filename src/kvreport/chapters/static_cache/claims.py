@@ -126,16 +126,11 @@ def _static_slower(results: Results) -> Evidence:
         for done in (False, True)
     )
     beside = (
-        f"{_graphs(rows)} graphs compiled by generate; in one loop static over dynamic, both eager, {eager}, compiled static "
-        f"over eager dynamic {compiled}; on {_device(results)}"
+        f"{tables.graphs_of_generate(rows)} graphs compiled by generate; in one loop static over dynamic, both eager, "
+        f"{eager}, compiled static over eager dynamic {compiled}; on {_device(results)}"
     )
     has = [SLOW_DEVICE] if _device(results) == "cpu" or "T4" in results.speed.about["machine"]["device_name"] else []
     return Evidence(_weights(results), {GENERATE: _mean(ratios)}, beside, _has(results, *has))
-
-
-def _graphs(rows: pd.DataFrame) -> int:
-    """Count the graphs that torch compiled during `generate` with a static cache."""
-    return int(rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max())
 
 
 FIRST_GRAPHS = Quantity("graphs compiled at the first two steps with a dynamic cache", form="{:.0f}")
@@ -149,7 +144,7 @@ def _dynamic_not_compilable(results: Results) -> Evidence:
     later = steps[steps["phase"] == speed.DECODE]
     found = {
         FIRST_GRAPHS: [fact(steps[steps["phase"] == speed.COMPILE]["graphs"].sum())],
-        LATER_GRAPHS: [fact(later["graphs"].sum())],
+        LATER_GRAPHS: [fact(tables.late_graphs(rows))],
         STEPS: [fact(len(later))],
     }
     other, static = (tables.other_tokens(rows, (cache, True, False)) for cache in ("dynamic", "static"))
@@ -166,7 +161,10 @@ GRAPHS = Quantity("graphs compiled by generate with a static cache", form="{:.0f
 
 def _compiled_by_itself(results: Results) -> Evidence:
     return Evidence(
-        _weights(results), {GRAPHS: [fact(_graphs(results.speed.rows))]}, f"on {_device(results)}", _has(results)
+        _weights(results),
+        {GRAPHS: [fact(tables.graphs_of_generate(results.speed.rows))]},
+        f"on {_device(results)}",
+        _has(results),
     )
 
 
@@ -187,7 +185,7 @@ BYTES = Quantity("bytes of a static cache over those of a dynamic one, after the
 
 
 def _static_more_memory(results: Results) -> Evidence:
-    early = results.shapes.rows.groupby("cache")["kv_bytes"].last()
+    early = results.early_bytes
     full = results.memory.rows.pivot_table(index="n_tokens", columns="cache", values="kv_bytes")
     beside = (
         f"{early['static'] / 2**20:.1f} MiB against {early['dynamic'] / 2**20:.2f}; when all {full.index.max():,} places are "

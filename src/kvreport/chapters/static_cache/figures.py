@@ -103,3 +103,21 @@ def figure_length(steps: pd.DataFrame) -> Figure:
     style.plain_logarithm(ax.yaxis)
     fig.legend(loc="outside upper center", ncols=2, fontsize=9)
     return fig
+
+
+def figure_gains(gains: pd.DataFrame, book: pd.DataFrame) -> Figure:
+    """Draw ways of the loop over its eager dynamic one, from `tables.gains`; the book's stand faint behind."""
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.38 * len(book)))
+    ways = list(book["way"])
+    ways += [way for way in gains["way"] if way not in ways]
+    for table, look in ((book, {"alpha": 0.3, "markersize": 11, "linewidth": 6}), (gains, {"markersize": 6})):
+        for row in table.itertuples():
+            ax.errorbar(
+                row.gain.value, ways.index(row.way), xerr=[[row.gain.value - row.gain.low], [row.gain.high - row.gain.value]],
+                fmt="o", color=style.BLUE, **look,
+            )  # fmt: skip
+    ax.axvline(1, color=style.GREY, linestyle="--", linewidth=1)
+    ax.set_yticks(range(len(ways)), ways, fontsize=9.5)
+    ax.set(xlabel="tokens/s over those of the eager loop with a dynamic cache", xlim=(0, None))
+    ax.grid(axis="y", visible=False)
+    return fig

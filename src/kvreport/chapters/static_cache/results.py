@@ -5,11 +5,9 @@ from functools import cached_property
 
 import pandas as pd
 
-from kvbook.measuring.estimates import Estimate
-from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.chapters.static_cache import memory, memory_bandwidth, shapes, speed, tables, texts
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (
     speed.EXPERIMENT,
@@ -42,6 +40,11 @@ class Speeds:
         """`tables.per_repeat`."""
         return tables.per_repeat(self.rows)
 
+    @property
+    def fastest(self) -> tables.Way:
+        """The way of the loop with the most tokens a second."""
+        return max(self.per_repeat, key=lambda way: self.per_repeat[way].median())
+
     @cached_property
     def table(self) -> pd.DataFrame:
         """`tables.speeds`."""
@@ -49,36 +52,28 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Results:
-    """The chapter's runs and tables; figures, words and claims take them from here.
+class Results(ChapterResults):
+    """The chapter's runs and tables; figures, statements and claims take them from here.
 
     Attributes
     ----------
-    speed, bandwidth, memory, shapes, texts : Run
-        Of the experiments ``static_speed``, ``memory_bandwidth``, ``static_memory``, ``static_shapes``, ``static_texts``.
+    speed, bandwidth, memory, shapes, texts : Run or None
+        Of the experiments ``static_speed``, ``memory_bandwidth``, ``static_memory``, ``static_shapes``, ``static_texts``; None
+        for one that is not there.
     """
 
-    speed: Run
-    bandwidth: Run
-    memory: Run
-    shapes: Run
-    texts: Run
+    EXPERIMENTS = EXPERIMENTS
 
-    @classmethod
-    def of(cls, settings: StaticCacheSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+    speed: Run | None
+    bandwidth: Run | None
+    memory: Run | None
+    shapes: Run | None
+    texts: Run | None
 
     @cached_property
     def speeds(self) -> Speeds:
-        """Tables of this machine's times."""
+        """Tables of the times."""
         return Speeds(self.speed)
-
-    @cached_property
-    def recorded(self) -> Speeds:
-        """Tables of the recorded times, of as many tokens as the document's."""
-        cited = evidence.cited("static_cache", "the notebook's 200 tokens", [speed.EXPERIMENT])
-        return Speeds(cited[speed.EXPERIMENT.name][0])
 
     @cached_property
     def bound(self) -> tables.Limit:
@@ -87,13 +82,21 @@ class Results:
 
     @cached_property
     def beside_published(self) -> pd.DataFrame:
-        """`tables.beside_published`."""
-        return tables.beside_published(self.speeds.table, "this run")
+        """`tables.beside_published`, with the device and the threads for a name."""
+        machine = self.speed.about["machine"]
+        threads = f", {machine['threads']} threads" if machine["device"] == "cpu" else ""
+        return tables.beside_published(self.speeds.table, f"ours: {machine['device'].upper()}{threads}")
 
     @cached_property
-    def growths(self) -> dict[str, Estimate]:
-        """`tables.growths`."""
-        return tables.growths(self.speed.rows)
+    def early_bytes(self) -> pd.Series:
+        """Bytes of keys and values behind the document's five steps, by cache."""
+        return self.shapes.rows.groupby("cache")["kv_bytes"].last()
+
+    @property
+    def kv_per_token(self) -> int:
+        """Bytes of the keys and values of a token, from the configuration."""
+        longest = self.memory.rows.loc[self.memory.rows["predicted_bytes"].idxmax()]
+        return int(longest["predicted_bytes"] / longest["n_tokens"])
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -84,8 +84,20 @@ def speeds(rows: pd.DataFrame, repeats: dict[Way, pd.Series]) -> pd.DataFrame:
 
 def ratio(repeats: dict[Way, pd.Series], way: Way, against: Way) -> estimates.Estimate:
     """Give the ratio of two ways' tokens a second, over pairs of repeats of `per_repeat`: median."""
-    pairs = repeats[way] / repeats[against]
-    return estimates.median_of(pairs.dropna().to_numpy())
+    return median(repeats[way] / repeats[against])
+
+
+def gains(repeats: dict[Way, pd.Series]) -> pd.DataFrame:
+    """Give every way of the loop over the eager one with a dynamic cache, the slowest first: free of the machine's own speed."""
+    found = pd.DataFrame(
+        [
+            (label(*way), ratio(repeats, way, ("dynamic", False, False)))
+            for way in repeats
+            if way != ("dynamic", False, False)
+        ],
+        columns=["way", "gain"],
+    )
+    return found.sort_values("gain", key=lambda column: column.map(lambda one: one.value), ignore_index=True)
 
 
 def against_generate(rows: pd.DataFrame, way: Way) -> estimates.Estimate:
@@ -100,7 +112,7 @@ def against_generate(rows: pd.DataFrame, way: Way) -> estimates.Estimate:
     steps = step_seconds(rows, *way)
     seconds = steps.groupby("repeat")["seconds"].sum() + prefill
     ours = (steps.groupby("repeat").size() + 1) / seconds
-    return estimates.median_of((ours / library).dropna().to_numpy())
+    return median(ours / library)
 
 
 def growth(steps: pd.DataFrame) -> estimates.Estimate:
@@ -108,18 +120,39 @@ def growth(steps: pd.DataFrame) -> estimates.Estimate:
 
     Least squares over the steps of each repeat, for steps of one repeat are not independent: median over repeats.
     """
+    return median(growth_by_repeat(steps))
+
+
+def growth_by_repeat(steps: pd.DataFrame) -> pd.Series:
+    """Give the growth of each repeat."""
     # One step in fifty is interrupted by the system; a median over the repeats would need more of them.
     kept = steps[steps["seconds"] <= steps["seconds"].quantile(0.98)]
-    found = []
-    for _, of_repeat in kept.groupby("repeat"):
+    found = {}
+    for repeat, of_repeat in kept.groupby("repeat"):
         fit = stats.linregress(of_repeat["context"], of_repeat["seconds"])
-        found.append(100 * fit.slope / (fit.intercept + fit.slope * of_repeat["context"].min()))
-    return estimates.median_of(np.asarray(found))
+        found[repeat] = 100 * fit.slope / (fit.intercept + fit.slope * of_repeat["context"].min())
+    return pd.Series(found)
 
 
-def growths(rows: pd.DataFrame) -> dict[str, estimates.Estimate]:
-    """Give `growth` of the eager steps with each kind of cache."""
-    return {cache: growth(step_seconds(rows, cache, False)) for cache in KINDS}
+def median(repeats: pd.Series) -> estimates.Estimate:
+    """Give the median of what each repeat has, with its interval."""
+    return estimates.median_of(repeats.dropna().to_numpy())
+
+
+def graphs_of_generate(rows: pd.DataFrame) -> int:
+    """Count the graphs that torch compiled during `generate` with a static cache."""
+    return int(rows[(rows["engine"] == speed.GENERATE) & (rows["cache"] == "static")]["graphs"].max())
+
+
+def late_graphs(rows: pd.DataFrame) -> int:
+    """Count the graphs compiled with a dynamic cache at the steps behind the first two."""
+    steps = decode_steps(rows)
+    return int(steps[(steps["cache"] == "dynamic") & (steps["compiled"] == 1)]["graphs"].sum())
+
+
+def head_ms(rows: pd.DataFrame, engine: str) -> float:
+    """Give the median milliseconds of the head on the last row, as a view or as a copy."""
+    return float(1e3 * rows[rows["engine"] == engine]["seconds"].median())
 
 
 def crossover(rows: pd.DataFrame, compiled: bool) -> str:
@@ -231,7 +264,7 @@ def partings(rows: pd.DataFrame) -> pd.DataFrame:
             table.append(
                 {
                     "dtype": dtype, "cache": cache, "against": against, "tokens": len(one),
-                    "step": np.nan if step is None else step,
+                    "share": 1.0 if step is None else step / len(one), "step": np.nan if step is None else step,
                     "margin": np.nan if step is None else float(one["margin"].iloc[step]),
                     "logits_rms": np.nan if step is None else float(one["logits_rms"].iloc[step]),
                 }
