@@ -10,7 +10,7 @@ from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring.estimates import Estimate
 from kvbook.runs.records import Run
-from kvreport.publishing import captions, evaluated, statements
+from kvreport.publishing import captions, evaluated, judging, statements
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.rules import Bound, Quantity, anyone, every
 from kvreport.publishing.statements import Checked, Statement
@@ -56,11 +56,19 @@ def test_sentences_checks_numbers_and_slots_belong_together(chapter):
 
 
 @BY_NAME
-def test_headlines_rest_on_thirty_units_or_more(chapter):
+def test_headlines_rest_on_thirty_units_or_ten_repeats(chapter):
     found, known = evaluated.published(chapter.name)["statements"], statements.module_of(chapter.name).STATEMENTS
     headlines = {name: found[name] for name, one in known.items() if one.headline}
     assert headlines
-    assert {name: one["units"] for name, one in headlines.items() if statements.is_few(one)} == {}
+    units = {name: (headlines[name]["units"], known[name].must.quantity.unit) for name in headlines}
+    assert {name: of for name, of in units.items() if of[0] is not None and judging.is_few(*of)} == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "unit", "few"), [(29, "file", True), (30, "file", False), (9, "repeat", True), (10, "repeat", False)]
+)
+def test_texts_must_be_thirty_and_repeats_ten(count, unit, few):
+    assert judging.is_few(count, unit) is few
 
 
 @BY_NAME

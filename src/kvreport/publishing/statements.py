@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
 from kvbook.measuring.estimates import FEWEST_UNITS
-from kvreport.publishing.judging import FEW_UNITS, Measured
+from kvreport.publishing.judging import Measured
 from kvreport.publishing.rules import Condition, Side
 
 Scope = Literal["any model", "this model", "this processor"]
@@ -47,7 +47,7 @@ class Statement(Generic[Results]):
     scope : {"any model", "this model", "this processor"}
         Whom the sentence speaks of.  Another run is comparable when it is of that model, and on that processor.
     headline : bool
-        Whether the chapter opens with it or is cited for it: then it must rest on 30 units or more.
+        Whether the chapter opens with it or is cited for it: then it must rest on 30 units or more, or on 10 repeats of a time.
     """
 
     must: Condition
@@ -141,11 +141,6 @@ def is_borne_out(checked: Mapping[str, Any]) -> bool:
     outcomes, printed = checked["processors"], checked["processor"]
     others = () if checked["scope"] == "this processor" else [outcomes[name] for name in outcomes if name != printed]
     return outcomes[printed] == "holds" and "fails" not in others
-
-
-def is_few(checked: Mapping[str, Any]) -> bool:
-    """Tell whether an outcome rests on fewer units than a headline may."""
-    return checked["units"] is not None and checked["units"] < FEW_UNITS
 
 
 def sentence_before(text: str, end: int) -> str:

@@ -107,8 +107,8 @@ def _limit_share(found: Results) -> list[Measured]:
 
 
 STATEMENTS: dict[str, Statement[Results]] = {
-    "cache-pays": Statement(every(_SPEEDS, "above", _AS_FAST), _over(DYNAMIC, NONE)),
-    "static-alone": Statement(every(_SPEEDS, "inside", _NEARLY), _over(STATIC, DYNAMIC)),
+    "cache-pays": Statement(every(_SPEEDS, "above", _AS_FAST), _over(DYNAMIC, NONE), headline=True),
+    "static-alone": Statement(every(_SPEEDS, "inside", _NEARLY), _over(STATIC, DYNAMIC), headline=True),
     "static-compiled": Statement(
         every(_SPEEDS, "inside", _HALF_MORE), _over(COMPILED_STATIC, COMPILED_DYNAMIC), "this processor"
     ),
