@@ -207,8 +207,30 @@ def test_a_row_count_is_used_only_if_its_bits_equal_the_tiles(monkeypatch, parts
     monkeypatch.setattr(rows, "_known", {})
     weight = torch.randn(32, 24)
     counts = rows._row_counts(weight, None, parts)
-    assert [size for _, _, size in counts.plan(101, weight, None)] == [64, 16, 16, 16]
-    assert [size for _, _, size in counts.plan(1, weight, None)] == [16]
+    assert [piece.size for piece in counts.plan(101, weight, None)] == [64, 16, 16, 16]
+    assert [piece.size for piece in counts.plan(1, weight, None)] == [16]
+
+
+def test_a_count_that_is_refused_is_tried_on_fewer_columns(monkeypatch):
+    def depends_on_columns(x, weight, bias, parts):
+        out = torch.stack([(row[:, None] * weight).sum(0) for row in x])
+        # What a library with kernels of its own for wide matrices might do.
+        return out if len(x) <= 16 or weight.shape[1] <= 256 else out * (1 + 1e-6)
+
+    monkeypatch.setattr(rows, "_product", depends_on_columns)
+    monkeypatch.setattr(rows, "_known", {})
+    weight, bias, x = torch.randn(8, 1024), torch.randn(1024), torch.randn(37, 8)
+    pieces = rows._row_counts(weight, None, 1).plan(37, weight, None)
+    assert [(piece.start, piece.count, piece.size, piece.cuts) for piece in pieces] == [(0, 32, 32, 4), (32, 5, 8, 1)]
+    assert torch.equal(rows.product(x, weight)[:16], depends_on_columns(x[:16], weight, bias, 1))
+    # Control: uncut, the wide product of so many rows has other bits.
+    assert not torch.equal(depends_on_columns(x, weight, bias, 1)[:16], depends_on_columns(x[:16], weight, bias, 1))
+
+
+def test_columns_are_cut_with_their_bias_and_put_together_in_order():
+    x, weight, bias = torch.randn(3, 8), torch.randn(8, 12), torch.randn(12)
+    torch.testing.assert_close(rows._in_columns(x, weight, bias, 1, 4), x @ weight + bias)
+    torch.testing.assert_close(rows._in_columns(x, weight, None, 2, 4), x @ weight)
 
 
 def test_where_rows_of_a_tile_are_not_alike_every_row_goes_alone(monkeypatch):

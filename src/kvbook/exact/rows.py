@@ -3,7 +3,8 @@
 A library picks another algorithm, so another order of additions, for another number of rows.  Here a product only ever
 runs on row counts of a short list.  One of them, the tile, is the reference.  Every other count is compared with it
 bit for bit the first time that it is wanted, with the shapes, strides, dtype and threads of the product at hand, and is
-used only if no bit differs.  What the machine does not grant is paid for with padding.
+used only if no bit differs.  A count that is refused is tried again with the matrix cut into fewer columns, for what a
+library chooses depends on these too.  What the machine does not grant is paid for with padding.
 
 In 32 bits, where every addition rounds, a library adds up a stock product of one row in several sums side by side, and
 that of many rows in one, whose error is larger.  There the inner dimension is cut into parts, each a product of its own in
@@ -32,21 +33,45 @@ class Sizes(NamedTuple):
         Below it, ascending: what a decode step would like to run on.
     large : tuple of int
         Above it, descending: what keeps a prefill fast.
+    cuts : tuple of int
+        Into how many pieces a matrix's columns may be cut for a large count, ascending.
     """
 
     tile: int
     small: tuple[int, ...]
     large: tuple[int, ...]
+    cuts: tuple[int, ...] = (1,)
+
+
+class Piece(NamedTuple):
+    """Rows that are multiplied at once.
+
+    Attributes
+    ----------
+    start, count : int
+        The first of them, and how many.
+    size : int
+        How many rows they are made up to.
+    cuts : int
+        Into how many pieces the matrix's columns are cut.
+    """
+
+    start: int
+    count: int
+    size: int
+    cuts: int = 1
 
 
 TILE = 16
-HOST = Sizes(TILE, (1, 2, 4, 8), (256, 64))
+HOST = Sizes(TILE, (1, 2, 4, 8), (512, 384, 256, 192, 128, 64, 32), (1, 2, 4))
 # Reading the weights takes as long for this many rows as for one, and starting a kernel is what many small products cost.
 GPU = Sizes(128, (1, 16, 64), (1024, 512, 256))
 # Vector units and caches work on lines of this many bytes; a library may start differently inside one.  cuBLAS looks at up to
 # so many.
 _LINE, _LINE_ON_A_GPU = 64, 256
 _PARTS = (8, 4, 2)
+# Matrices of fewer columns are cheap on any number of rows.
+_CUT_COLUMNS = 256
 # How many rows of plain random numbers are compared at the least.
 _PLAIN_ROWS = 64
 
@@ -60,6 +85,17 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, p
         half = len(sums) // 2
         sums = sums[:half] + sums[half:]
     return sums[0] if bias is None else sums[0] + bias
+
+
+def _in_columns(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parts: int, cuts: int
+) -> torch.Tensor:
+    """Multiply with one piece of the columns after the other."""
+    if cuts == 1:
+        return _product(x, weight, bias, parts)
+    biases = [None] * cuts if bias is None else bias.chunk(cuts)
+    pieces = zip(weight.chunk(cuts, 1), biases, strict=True)
+    return torch.cat([_product(x, some, summand, parts) for some, summand in pieces], 1)
 
 
 def _parts_of(weight: torch.Tensor) -> int:
@@ -104,43 +140,51 @@ class RowCounts:
         In how many the inner dimension is summed.
     sizes : Sizes
         Counts to try.
-    verdicts : dict of int to bool
-        For every count that was tried, whether its bits equal the reference's.
+    verdicts : dict of (int, int) to bool
+        For every count and number of cuts that was tried, whether the bits equal the reference's.
     """
 
     tile: int
     parts: int
     sizes: Sizes
-    verdicts: dict[int, bool] = field(default_factory=dict)
-    _plans: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    verdicts: dict[tuple[int, int], bool] = field(default_factory=dict)
+    _plans: dict[int, list[Piece]] = field(default_factory=dict)
 
-    def allows(self, count: int, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    def allows(self, count: int, weight: torch.Tensor, bias: torch.Tensor | None, cuts: int = 1) -> bool:
         """Tell whether a count gives the reference's bits, by trying it the first time."""
         if count == self.tile:
             return True
-        if count not in self.verdicts:
-            self.verdicts[count] = all(
-                self._in_pieces(self.tile, *told).equal(self._in_pieces(count, *told))
+        if (count, cuts) not in self.verdicts:
+            self.verdicts[count, cuts] = all(
+                self._in_pieces(self.tile, 1, *told).equal(self._in_pieces(count, cuts, *told))
                 for told in _tellings(max(count, self.tile), weight, bias)
             )
-        return self.verdicts[count]
+        return self.verdicts[count, cuts]
 
-    def _in_pieces(self, rows: int, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
-        return torch.cat([_product(lined_up(part), *others, self.parts) for part in x.split(rows)])
+    def _in_pieces(self, rows: int, cuts: int, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        return torch.cat([_in_columns(lined_up(part), *others, self.parts, cuts) for part in x.split(rows)])
 
-    def plan(self, rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> list[tuple[int, int, int]]:
-        """Cut a number of rows into pieces: where each begins, how many rows it has, how many it is padded to."""
+    def plan(self, rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> list[Piece]:
+        """Cut a number of rows into pieces."""
         if rows not in self._plans:
             pieces, start = [], 0
             for size in (*self.sizes.large, self.tile):
-                while rows - start >= size and self.allows(size, weight, bias):
-                    pieces.append((start, size, size))
-                    start += size
+                if rows - start >= size and (cuts := self._fewest_cuts(size, weight, bias)):
+                    pieces += [Piece(at, size, size, cuts) for at in range(start, rows - size + 1, size)]
+                    start = rows - (rows - start) % size
             if rest := rows - start:
                 fits = (size for size in self.sizes.small if size >= rest and self.allows(size, weight, bias))
-                pieces.append((start, rest, next(fits, self.tile)))
+                pieces.append(Piece(start, rest, next(fits, self.tile)))
             self._plans[rows] = pieces
         return self._plans[rows]
+
+    def _fewest_cuts(self, size: int, weight: torch.Tensor, bias: torch.Tensor | None) -> int | None:
+        """Find into how few pieces the columns must be cut for a count to be allowed; None where no number will do."""
+        columns = weight.shape[1]
+        # Of the tile itself, and of a narrow matrix, nothing is cut.
+        narrow = size == self.tile or columns < _CUT_COLUMNS
+        tried = (1,) if narrow else (cuts for cuts in self.sizes.cuts if columns % cuts == 0)
+        return next((cuts for cuts in tried if self.allows(size, weight, bias, cuts)), None)
 
 
 def sizes_on(device: torch.device) -> Sizes:
@@ -227,26 +271,26 @@ def product(
         bias = lined_up(bias)
     pieces = _row_counts(weight, bias, parts).plan(rows, weight, bias)
     if len(pieces) == 1:
-        _, count, size = pieces[0]
+        _, count, size, cuts = pieces[0]
         if count == size:
-            return _product(lined_up(x), weight, bias, parts)
+            return _in_columns(lined_up(x), weight, bias, parts, cuts)
         if count == 1:
             return for_one(weight, bias, parts)(x, bias)
     out = x.new_empty(rows, weight.shape[1])
-    for start, count, size in pieces:
+    for start, count, size, cuts in pieces:
         if count == size:
             piece = lined_up(x[start : start + count])
         else:
             piece = x.new_zeros(size, x.shape[1])
             piece[:count] = x[start : start + count]
-        out[start : start + count] = _product(piece, weight, bias, parts)[:count]
+        out[start : start + count] = _in_columns(piece, weight, bias, parts, cuts)[:count]
     return out
 
 
 def for_one(weight: torch.Tensor, bias: torch.Tensor | None, parts: int | None = None) -> Callable[..., torch.Tensor]:
     """Give the product of a single row with a matrix, with all that can be looked up beforehand looked up."""
     parts = 1 if not weight.numel() else _parts_of(weight) if parts is None else parts
-    size = _row_counts(weight, bias, parts).plan(1, weight, bias)[0][2] if weight.numel() else 1
+    size = _row_counts(weight, bias, parts).plan(1, weight, bias)[0].size if weight.numel() else 1
     kernel = base("aten::mm" if bias is None else "aten::addmm", key_of(weight))
     columns = weight.shape[1]
 
