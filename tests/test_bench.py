@@ -177,7 +177,7 @@ def test_a_bench_can_be_recorded(made_up, settings):
     assert {"settings", "source", "models", "machine", "commit"} <= set(run.about)
 
 
-def test_a_page_shows_the_bench_that_was_finished_last_or_says_that_there_is_none(
+def test_a_page_shows_the_last_bench_of_each_processor_or_says_that_there_is_none(
     made_up, settings, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(paths, "RECORDED_RUNS", tmp_path / "recorded")
@@ -186,10 +186,22 @@ def test_a_page_shows_the_bench_that_was_finished_last_or_says_that_there_is_non
     monkeypatch.setattr(records, "_now", lambda: "2099-01-02T00:00:00+00:00")
     first = bench.run(settings.model_copy(update={"seed": 81}))
     monkeypatch.setattr(records, "_now", lambda: "2099-01-01T00:00:00+00:00")
-    bench.run(settings.model_copy(update={"seed": 82}))
-    assert tables.latest().hash == first.hash
+    earlier = bench.run(settings.model_copy(update={"seed": 82}))
+    ((processor, last),) = tables.latest().items()
+    assert last.hash == first.hash
     page = speed.markdown(None)
     assert f"run `{first.hash}`" in page
+    assert f"run `{earlier.hash}`" not in page
+    # The earlier one from another processor, on which one ratio was not measured.
+    there = records.Run(
+        earlier.about | {"machine": earlier.about["machine"] | {"processor": "another"}}, earlier.folder
+    )
+    there.__dict__["rows"] = earlier.rows.iloc[1:].assign(ratio=7.0)
+    both = tables.beside({"another": there, processor: last})
+    assert list(both.columns) == ["what", "against", "another", processor]
+    assert both["what"].tolist() == last.rows["what"].tolist()
+    assert both["another"].iloc[0] == ""
+    assert both["another"].iloc[1].startswith("7.00 [")
     assert ":name: tab-speed" in page
     # Prefill and decode step, and a decode step of each model beyond the book's.
     assert page.count("row-invariant") == 2 + len(bench._BEYOND)

@@ -88,7 +88,7 @@ class BenchSettings(Settings):
     dtype: DTypeName = "bfloat16"
     n_samples: Annotated[int, Field(ge=2)] = 40
     n_new_tokens: Annotated[int, Field(ge=4)] = 64
-    n_repeats: Annotated[int, Field(ge=2)] = 5
+    n_repeats: Annotated[int, Field(ge=2)] = 10
     book: bool = False
     profile: str = "smoke"
 
@@ -214,7 +214,7 @@ def statistic_by_statistic(one: Reads, other: Reads, ids: torch.Tensor) -> dict[
 
 
 def _statistics(settings: BenchSettings) -> Iterator[dict]:
-    """Compare the statistics of chapter 10 with the two passes that they are of, and with a script a statistic."""
+    """Compare the statistics of "Does it matter?" with the two passes that they are of, and with a script a statistic."""
     loaded = loading.load(
         settings.shape, weights="random", dtype=settings.dtype, device=settings.device, seed=settings.seed
     )
@@ -241,7 +241,7 @@ def _statistics(settings: BenchSettings) -> Iterator[dict]:
                 f"statistics against {name}: round",
             )  # fmt: skip
             yield _row(
-                f"all statistics of chapter 10, a text of {_SCORED} tokens, {settings.dtype}",
+                f"all statistics of a prediction, a text of {_SCORED} tokens, {settings.dtype}",
                 name,
                 [their / our for their, our in zip(theirs, ours, strict=True)],
                 statistics.median(ours),

@@ -1,5 +1,7 @@
 """The table of ratios that a bench gave, for the command line and the page on measuring."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from kvbook import paths
@@ -22,9 +24,22 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def latest() -> records.Run | None:
-    """Find the bench that was finished last, among the recorded ones and those of this machine."""
+def latest() -> dict[str, records.Run]:
+    """Find the bench that was finished last on each processor, among the recorded ones and those of this machine."""
     folders = [paths.RECORDED_RUNS / EXPERIMENT, paths.RUNS / EXPERIMENT]
     finished = [file.parent for folder in folders for file in folder.glob("*/run.json")]
     runs = [records.load(folder) for folder in finished if not folder.name.endswith(".partial")]
-    return max(runs, key=lambda run: run.about["finished"], default=None)
+    runs.sort(key=lambda run: run.about["finished"])
+    by_processor = {run.about["machine"]["processor"]: run for run in runs}
+    return dict(sorted(by_processor.items()))
+
+
+def beside(runs: Mapping[str, records.Run]) -> pd.DataFrame:
+    """Set the ratios of several processors side by side, in the order of the last bench."""
+    columns = {
+        processor: table(run.rows).set_index(["what", "against"])["ratio"].rename(processor)
+        for processor, run in runs.items()
+    }
+    newest = max(runs.values(), key=lambda run: run.about["finished"])
+    found = pd.concat(columns.values(), axis=1).reindex(columns[newest.about["machine"]["processor"]].index)
+    return found.fillna("").reset_index()

@@ -54,7 +54,7 @@ def _read_again_what_was_run_again(
     # What the chapters' statements are evaluated from.
     now["evidence"] = fingerprint.of_values(evidence.manifest())
     # The last bench, which a page shows.
-    now["bench"] = run.hash if (run := bench.latest()) else None
+    now["bench"] = [run.hash for run in bench.latest().values()]
     before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
     sources_before, env.kvbook_sources = getattr(env, "kvbook_sources", sources), sources
     # Sphinx goes by dates, and takes an edit for old that was made after the clock had been set back.
