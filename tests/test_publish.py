@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.figure import Figure
+from PIL import Image
 
 from kvbook.errors import UserError
 from kvreport.publishing import page as publish
@@ -28,7 +29,7 @@ def shown(monkeypatch):
 
 @pytest.fixture
 def page(tmp_path, shown):
-    return publish.Page("01_layer_drift", tmp_path)
+    return publish.Page("06_layer_drift", tmp_path)
 
 
 @pytest.fixture
@@ -61,6 +62,16 @@ def test_a_figure_is_four_files_and_one_picture_with_words(page, fig, shown, tmp
     assert metadata["image/png"]["caption"] == "A caption."
     assert set(metadata["image/png"]["files"]) == {"svg", "pdf", "png", "csv"}
     assert not plt.fignum_exists(fig.number)
+
+
+def test_a_figures_files_name_it_and_its_rows(page, fig, shown, tmp_path):
+    page.figure(fig, "fig-drift", "A caption.", "A line.", table=ROWS)
+    rows = shown[0][1]["image/png"]["files"]["csv"][:8]
+    title = f"{page.chapter}: fig-drift, rows {rows}"
+    assert title in (tmp_path / "fig-drift.svg").read_text("utf-8")
+    assert Image.open(tmp_path / "fig-drift.png").text["Title"] == title
+    # PDF keeps it in its own encoding.
+    assert b"/Title" in (tmp_path / "fig-drift.pdf").read_bytes()
 
 
 def test_every_file_of_a_figure_is_drawn_once(page, monkeypatch):
@@ -205,17 +216,17 @@ def test_a_number_that_nobody_rounded_is_refused(page):
 
 def test_a_run_of_ones_own_does_not_touch_the_books_figures(monkeypatch):
     monkeypatch.delenv(publish.FOLDER_VARIABLE, raising=False)
-    assert publish.Page("01_layer_drift").folder == publish.FIGURES / "own" / "01_layer_drift"
+    assert publish.Page("06_layer_drift").folder == publish.FIGURES / "own" / "06_layer_drift"
 
 
 def test_under_the_books_own_execution_files_go_where_it_says(monkeypatch, tmp_path):
     monkeypatch.setenv(publish.FOLDER_VARIABLE, str(tmp_path))
-    assert publish.Page("01_layer_drift").folder == tmp_path
+    assert publish.Page("06_layer_drift").folder == tmp_path
 
 
 def test_a_chapter_that_publishes_under_anothers_name_is_refused(monkeypatch):
     monkeypatch.setenv(publish.CHAPTER_VARIABLE, "02_static")
-    assert 'Page("02_static")' in refusal(publish.Page, "01_layer_drift")
+    assert 'Page("02_static")' in refusal(publish.Page, "06_layer_drift")
 
 
 def test_metadata_survives_json(page, fig, shown):

@@ -2,7 +2,7 @@ r"""A figure, a table or a number of a chapter: written to files and shown, in o
 
 A chapter's page shows what its cells published::
 
-    page = publish.Page("01_layer_drift")
+    page = publish.Page("06_layer_drift")
     page.figure(fig, name="fig-layer-drift", caption="...", alt="...", table=rows)  # one to a cell
     page.table(summary, name="tab-layer-drift", caption="...", formats={"rms": "{:.2e}"})
     page.numbers({"growth": "9.6 % [9.1, 10.2]"})  # in the prose: {glue:text}`growth`
@@ -61,7 +61,7 @@ class Page:
     Parameters
     ----------
     chapter
-        The notebook's file name without its suffix, such as ``"01_layer_drift"``.
+        The notebook's file name without its suffix, such as ``"06_layer_drift"``.
     folder
         Where files go; chosen as the module's docstring says when left out.
     """
@@ -124,9 +124,11 @@ class Page:
         # No layout at all from here on: with the engine of no effect that "none" stands for, each file would be drawn twice.
         with plt.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
             fig.set_layout_engine(None)
-            files = {kind: _picture(fig, kind, dpi=300) for kind in ("svg", "pdf", "png")}
+            rows = _csv(table)
+            title = f"{self.chapter}: {name}, rows {hashlib.sha256(rows).hexdigest()[:8]}"
+            files = {kind: _picture(fig, kind, dpi=300, title=title) for kind in ("svg", "pdf", "png")}
             inline = _picture_for_the_page(fig)
-        files["csv"] = _csv(table)
+        files["csv"] = rows
         width = round(fig.get_figwidth() * PAGE_PIXELS_PER_INCH)
         plt.close(fig)
         digests = self._write(name, files)
@@ -185,7 +187,7 @@ class Page:
         """Give numbers a name by which prose shows them.
 
         In the chapter: ``{glue:text}`name```. On another page with a format, without which MyST-NB misreads
-        the path: ``{glue:text}`chapters/01_layer_drift.ipynb::name:s```.
+        the path: ``{glue:text}`chapters/06_layer_drift.ipynb::name:s```.
 
         Parameters
         ----------
@@ -245,9 +247,10 @@ def _check_words(name: str, **texts: str) -> None:
             raise UserError(f"{name} has no {what}: say in it what the reader is to see")
 
 
-def _picture(fig: Figure, kind: str, dpi: int) -> bytes:
+def _picture(fig: Figure, kind: str, dpi: int, title: str = "") -> bytes:
     buffer = io.BytesIO()
-    fig.savefig(buffer, format=kind, dpi=dpi, metadata=_NO_DATES[kind])
+    # A file that was taken elsewhere still says which figure it is, and of which rows.
+    fig.savefig(buffer, format=kind, dpi=dpi, metadata=_NO_DATES[kind] | ({"Title": title} if title else {}))
     return buffer.getvalue()
 
 
