@@ -43,6 +43,6 @@ def test_what_a_card_does_not_hold_is_said_not_to_fit():
 def test_every_chapter_with_a_registered_model_has_its_row():
     text = inserts.PARTS["cards"](None)
     assert "tab-cards" in text
-    assert "01_layer_drift" in text
+    assert "06_layer_drift" in text
     assert "does not fit" in text
     assert "not measured" in text

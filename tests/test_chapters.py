@@ -25,7 +25,7 @@ def papermill(chapter, output, cwd, **parameters):
 def test_layer_drift_runs_on_a_folder_of_any_llama_checkpoint(
     cwd, dtypes, llama_folder, gpt2_folder, text_folder, tmp_path
 ):
-    chapter = "chapters/01_layer_drift.ipynb" if cwd == ROOT else "01_layer_drift.ipynb"
+    chapter = "chapters/06_layer_drift.ipynb" if cwd == ROOT else "06_layer_drift.ipynb"
     done = papermill(
         chapter, tmp_path / "out.ipynb", cwd,
         model=llama_folder, reference_model=gpt2_folder, corpus=text_folder, n_samples=3, n_tokens=12, dtypes=dtypes,
@@ -65,7 +65,7 @@ BAD = [
 def test_bad_parameters_end_in_one_clear_line_and_no_rows(parameters, message, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     with pytest.raises(UserError, match=message) as error:
-        execute("01_layer_drift", parameters)
+        execute("06_layer_drift", parameters)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
 
@@ -74,7 +74,7 @@ def test_bad_parameters_end_in_one_clear_line_and_no_rows(parameters, message, t
 def test_papermill_ends_in_that_line_and_leaves_no_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBOOK_BUILD", str(tmp_path / "build"))
     parameters, message = BAD[2]
-    done = papermill("chapters/01_layer_drift.ipynb", tmp_path / "out.ipynb", ROOT, **parameters)
+    done = papermill("chapters/06_layer_drift.ipynb", tmp_path / "out.ipynb", ROOT, **parameters)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("UserError: ")

@@ -11,7 +11,7 @@ import pytest
 from kvbook import paths
 from kvreport.site import running
 
-STEM = "01_layer_drift"
+STEM = "06_layer_drift"
 
 
 @pytest.fixture(scope="module")

@@ -154,6 +154,62 @@ def test_the_memory_of_a_model_follows_dtype_length_and_batch(browser, page, add
     context.close()
 
 
+# What a reader asks, the symptom that it is on the front page, and the page with the remedy.
+QUESTIONS = {
+    "my reused cache differs in bf16": ("The text differs in bf16", "pages/howto/bit_reproducible.html"),
+    "my static cache is slower on a T4": ("A static cache is slow", "pages/howto/static_cache.html"),
+    "my nanoGPT's own cache gets worse": (
+        "My own cache gets worse after block_size",
+        "pages/howto/past_the_window.html",
+    ),
+    "I need bit-identical logits for RL": (
+        "I need equal bits: reinforcement learning",
+        "pages/howto/bit_reproducible.html",
+    ),
+    "my reused prompt gives another answer": ("I reuse a prompt's cache", "pages/howto/reuse_a_prompt.html"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_answered_in_two_clicks_and_250_words_with_a_remedy_to_copy(page, address, question):
+    symptom, remedy = QUESTIONS[question]
+    page.goto(address)
+    dropdown = page.locator("details", has_text=symptom).first
+    dropdown.locator("summary").click()
+    read = dropdown.inner_text()
+    dropdown.locator(f"a[href$='{remedy}']").first.click()
+    page.wait_for_url(f"**/{remedy}")
+    article = page.locator("article")
+    code = article.locator("div.highlight pre").first
+    before = article.inner_text().split(code.inner_text().strip().splitlines()[0])[0]
+    assert len((read + " " + before).split()) <= 250
+    assert code.inner_text().strip()
+    assert article.locator("button.copybtn").count() > 0
+
+
+def test_a_figure_is_found_to_cite_with_its_pdf_and_its_data_in_two_clicks(page, address):
+    page.goto(address)
+    page.locator("article a[href='pages/figures.html']").first.click()
+    page.locator(".kvbook-gallery a[href*='#fig-']").first.click()
+    page.wait_for_url("**/chapters/*#fig-*")
+    downloads = page.locator(".kvbook-downloads").first
+    for kind in (".pdf", ".csv"):
+        assert downloads.locator(f"a[href$='{kind}']").count() == 1
+    assert "@misc{" in downloads.text_content()
+
+
+def test_an_old_address_of_a_chapter_leads_to_its_place_with_and_without_javascript(browser, page, address, site):
+    page.goto(address + "chapters/09_bug_or_rounding.html#your-symptom")
+    page.wait_for_url("**/chapters/01_bug_or_rounding.html#your-symptom")
+    context = browser.new_context(java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(address + "chapters/05_static_cache.html")
+    plain.wait_for_url("**/chapters/10_static_cache.html")
+    context.close()
+    # A number that another chapter has now is no trap: the names differ.
+    assert (site / "chapters/01_layer_drift.html").read_text("utf-8").count("06_layer_drift.html") > 1
+
+
 def test_every_badge_that_the_atlas_links_is_there(site):
     page = BeautifulSoup((site / "chapters/12_atlas.html").read_text("utf-8"), "html.parser")
     linked = [link["href"] for link in page.select("table#tab-atlas a[href$='.svg']")]
@@ -193,8 +249,18 @@ def found_by_search(page, address, words):
     return page.eval_on_selector_all("#search-results ul.search a", "links => links.map(link => link.href)")
 
 
-def test_search_for_static_cache_leads_to_the_chapter_on_it(page, address):
-    assert any("chapters/05_static_cache.html" in link for link in found_by_search(page, address, "static cache"))
+@pytest.mark.parametrize(
+    ("words", "leads_to"),
+    [
+        ("static cache", "chapters/10_static_cache.html"), ("StaticCache", "pages/howto/static_cache.html"),
+        ("DynamicCache", "pages/howto/reuse_a_prompt.html"), ("cache_position", "pages/howto/reuse_a_prompt.html"),
+        ("deepcopy", "pages/howto/reuse_a_prompt.html"), ("block_size", "pages/howto/past_the_window.html"),
+        ("nanoGPT", "pages/howto/past_the_window.html"), ("vLLM", "pages/howto/bit_reproducible.html"),
+        ("determinism", "pages/howto/bit_reproducible.html"), ("FlashAttention", "chapters/05_where_drift_begins.html"),
+    ],
+)  # fmt: skip
+def test_the_words_that_people_search_for_lead_to_a_page(page, address, words, leads_to):
+    assert any(leads_to in link for link in found_by_search(page, address, words))
 
 
 def test_control_search_for_what_is_nowhere_finds_nothing(page, address):

@@ -31,11 +31,11 @@ PHRASES = {
     r"the document says": "the issue reports",
     r"less the window's": "minus the window's",
 }  # fmt: skip
-LONGEST, MEDIAN, CAPTION = 35, 15, 60
+LONGEST, MEDIAN, CAPTION = 35, 15, 40
 # Two a sentence; a list of a document's own steps or settings may have more.
 NUMBERS = 2
 # Slots that hold a name.
-NAMES = re.compile(r"model$|version|names|prompt$")
+NAMES = re.compile(r"model$|processor$|version|names|prompt$")
 
 
 def pages() -> list[Path]:

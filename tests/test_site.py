@@ -1,6 +1,7 @@
 """The page shows the source's prose with the last run's outputs, and never a run that failed."""
 
 import copy
+import fnmatch
 import json
 import re
 import shutil
@@ -369,9 +370,13 @@ def test_a_clone_knows_its_origin_and_a_folder_without_git_does_not(tmp_path, mo
 # This repository's own book
 
 
-def test_the_contents_take_up_every_chapter():
+def test_the_contents_take_up_every_chapter_once_and_in_the_order_of_their_names():
     contents = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    assert {"glob": "chapters/*"} in contents["parts"][0]["chapters"]
+    globs = [entry["glob"] for part in contents["parts"] for entry in part["chapters"] if "glob" in entry]
+    names = [f"chapters/{path.stem}" for path in sorted((ROOT / "chapters").glob("*.ipynb"))]
+    assert [name for glob in globs for name in names if fnmatch.fnmatch(name, glob)] == names
+    # The next chapter, too, whatever it is called.
+    assert sum(fnmatch.fnmatch("chapters/13_a_new_one", glob) for glob in globs) == 1
 
 
 def chapter_with_claims(tmp_path, **columns):

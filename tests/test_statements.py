@@ -43,7 +43,7 @@ def test_sentences_checks_numbers_and_slots_belong_together(chapter):
     module, text = statements.module_of(chapter.name), prose(chapter)
     said = [match["id"] for match in statements.HOLDS.finditer(text)]
     assert sorted(said) == sorted(module.STATEMENTS)
-    assert {match["key"] for match in captions.SLOT.finditer(text)} <= set(module.NUMBERS)
+    assert {match["key"] for match in captions.SLOT.finditer(text)} <= {*module.NUMBERS, evaluated.PROCESSOR}
     elsewhere = "".join(
         path.read_text("utf-8") for path in [paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md")]
     )
@@ -227,9 +227,9 @@ def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypat
     own = {"statements": {"grows": {"outcome": "fails", "told": "0.5", "comparison": "differs"}}}
     monkeypatch.setattr(evaluated, "own", lambda name, folders: own)
     text = said()
-    assert f"[your run differs](#{sentences.table_of('layer_drift')})" in text
+    assert f"[your run differs](#{sentences.table_of(planning.plan()[0].name)})" in text
     assert "Of 1 statements: 1 differs." in text
-    assert json.loads(sentences.file_of("layer_drift").read_text("utf-8")) == own
+    assert json.loads(sentences.file_of(planning.plan()[0].name).read_text("utf-8")) == own
     own["statements"]["grows"]["comparison"] = "agrees"
     assert "your run differs" not in said()
 

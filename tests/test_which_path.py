@@ -22,7 +22,7 @@ from kvreport.publishing import statements as checking
 from kvreport.publishing import verdicts as ledger
 from kvreport.site import ledger as site_ledger
 
-CHAPTER = "08_which_path_is_right"
+CHAPTER = "03_which_path_is_right"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ def register(app: typer.Typer, models: typer.Typer) -> None:
 
 
 def build(
-    chapters: Annotated[list[str] | None, typer.Argument(help="Execute these alone, such as 01_layer_drift.")] = None,
+    chapters: Annotated[list[str] | None, typer.Argument(help="Execute these alone, such as 06_layer_drift.")] = None,
     fetch: Annotated[
         bool, typer.Option(help="Fetch the trained model first, about 100 MB, unless it is here.")
     ] = False,

@@ -13,9 +13,11 @@ from typing import Any
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.runs import evidence, records
-from kvreport.publishing import statements
+from kvreport.publishing import statements, wording
 
 Evaluated = dict[str, Any]
+# A number that every chapter has: on what its printed runs were made.
+PROCESSOR = "processor"
 
 
 def published(chapter: str) -> Evaluated | None:
@@ -54,7 +56,8 @@ def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluat
     shown = evidence.printed(by_processor)
     numbers = module.Results.of_runs(shown)
     return {
-        "numbers": {key: _number(chapter, key, give, numbers) for key, give in module.NUMBERS.items()},
+        "numbers": {key: _number(chapter, key, give, numbers) for key, give in module.NUMBERS.items()}
+        | {PROCESSOR: _processors(shown)},
         "statements": {name: _checked(statement, results) for name, statement in module.STATEMENTS.items()},
         "models": sorted(_models(shown)),
         "rows": [json.loads((folder / "run.json").read_text("utf-8"))["rows_sha256"] for folder in folders],
@@ -78,6 +81,11 @@ def _number(chapter: str, key: str, give: Callable[[Any], str], results: Any) ->
     if not isinstance(text := give(results), str):
         raise UserError(f"chapter {chapter}: number {key!r} is {text!r}: give it as text, rounded as it is to be read")
     return text
+
+
+def _processors(runs: Mapping[str, records.Run]) -> str:
+    names = dict.fromkeys(run.about["machine"]["processor"] for run in runs.values())
+    return wording.listed([name.replace("(R)", "").removesuffix(" Processor") for name in names])
 
 
 def _models(runs: Mapping[str, records.Run]) -> set[str]:

@@ -68,7 +68,7 @@ class Job:
     screen
         Where to say it.
     head
-        What it is called, such as ``"chapter 1 of 3: 01_layer_drift"``.
+        What it is called, such as ``"chapter 1 of 3: 06_layer_drift"``.
     why
         Why it must run, for the first line.
     steps

@@ -7,6 +7,7 @@
 :mod:`~kvreport.site.social` gives a link to a page a picture,
 :mod:`~kvreport.site.badges` lays the atlas's badges beside the pages,
 :mod:`~kvreport.site.numrefs` resolves references to figures without reading their pages again and again,
+:mod:`~kvreport.site.moved` leads old addresses of chapters on,
 :mod:`~kvreport.site.pdf` prints chapters where that is asked for,
 :mod:`~kvreport.site.signatures` keeps this machine's folders out of the package's documentation, and
 :mod:`~kvreport.site.clean_assets` mends three faults that this set of packages puts into every page.
@@ -23,6 +24,7 @@ from kvreport.site import (
     clean_assets,
     executed,
     inserts,
+    moved,
     numrefs,
     pdf,
     pictures,
@@ -40,7 +42,19 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_css_file("kvbook.css")
     app.add_js_file("kvbook-filter.js", loading_method="defer")
     app.add_js_file("kvbook-memory.js", loading_method="defer")
-    for part in (numrefs, repository, executed, inserts, signatures, clean_assets, pictures, social, badges, pdf):
+    for part in (
+        numrefs,
+        repository,
+        executed,
+        inserts,
+        signatures,
+        clean_assets,
+        pictures,
+        social,
+        badges,
+        moved,
+        pdf,
+    ):
         part.connect(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 

@@ -120,35 +120,35 @@ ADVICE = (
     Advice(
         "With and without a cache the logits differ in the last digits", (symptoms.ISSUE, symptoms.DRIFT), "rounding",
         "Kernels add in another order when the number of tokens changes",
-        "Nothing, or use {doc}`exact caches <07_exact_caches>`",
-        "{doc}`layer drift <01_layer_drift>`, {doc}`where drift begins <06_where_drift_begins>`",
+        "Nothing, or use {doc}`exact caches <04_exact_caches>`",
+        "{doc}`layer drift <06_layer_drift>`, {doc}`where drift begins <05_where_drift_begins>`",
     ),
     Advice(
         "In bf16 the text diverges after a while, although the ids are right", (symptoms.ISSUE, symptoms.DRIFT), "rounding",
         "As above; at a near-tie a rounding decides the next token",
         "Compare a loss or a divergence instead of tokens",
-        "{doc}`does it matter <10_does_it_matter>`",
+        "{doc}`does it matter <02_does_it_matter>`",
     ),
     Advice(
         "Static and dynamic cache differ", (symptoms.STATIC, symptoms.STATIC_DYNAMIC), "rounding",
         "Attention over more keys, some of them masked, can add in another order", "Nothing, or as above",
-        "{doc}`where drift begins <06_where_drift_begins>`, {doc}`static caches <05_static_cache>`",
+        "{doc}`where drift begins <05_where_drift_begins>`, {doc}`static caches <10_static_cache>`",
     ),
     Advice(
         "The first layer's keys differ between a text in one part and in two", (symptoms.REUSE, symptoms.KEYS), "rounding",
         "No cached value enters there; the matrix product has another number of rows", "Nothing",
-        "{doc}`prompt reuse <02_prompt_reuse>`",
+        "{doc}`prompt reuse <07_prompt_reuse>`",
     ),
     Advice(
         "Text goes wrong from the second token on, and the cache grows faster than the text",
         (symptoms.ISSUE, symptoms.FED_AGAIN), "bug", "The whole text is fed again on top of the cache",
-        "Feed only the tokens that the cache does not hold", "{doc}`layer drift <01_layer_drift>`",
+        "Feed only the tokens that the cache does not hold", "{doc}`layer drift <06_layer_drift>`",
     ),
     Advice(
         "Reusing a prompt's cache gives another text", (symptoms.REUSE, symptoms.ANEW), "bug",
         "Tokenizer boundary mismatch: tokenized whole, the text has other ids at the joint",
         "`kvbook check MODEL --prefix … --rest …` shows it; keep the shared ids (`kvbook.measuring.caches.reusable`)",
-        "{doc}`prompt reuse <02_prompt_reuse>`",
+        "{doc}`prompt reuse <07_prompt_reuse>`",
     ),
     Advice(
         "`generate` on a cache that holds the whole prompt gives another text, and no error",
@@ -158,28 +158,28 @@ ADVICE = (
     Advice(
         "My own cache is right up to `block_size` and worse after it", (symptoms.SCRATCH, symptoms.PAST_BLOCK), "bug",
         "Stale entries: they were computed from tokens that have left the window",
-        "Refill the cache from part of the window", "{doc}`from scratch <03_from_scratch>`",
+        "Refill the cache from part of the window", "{doc}`from scratch <08_from_scratch>`",
     ),
     Advice(
         "My own cache is wrong for prompts of several tokens", (symptoms.SCRATCH, symptoms.LAST_ONLY), "bug",
         "Only the prompt's last token was fed",
-        "Feed the whole prompt first, with a causal mask", "{doc}`from scratch <03_from_scratch>`",
+        "Feed the whole prompt first, with a causal mask", "{doc}`from scratch <08_from_scratch>`",
     ),
     Advice(
         "With a cache the model has no context, and `past_key_values` is None",
         (symptoms.BLOG, "MPT, use_cache false"), "bug", "`use_cache` is false in the configuration, as is MPT's default",
-        "Pass `use_cache=True`", "{doc}`past tables <04_blog_past>`",
+        "Pass `use_cache=True`", "{doc}`past tables <09_blog_past>`",
     ),
     Advice(
         "A model with code of its own fails with a cache",
         (symptoms.BLOG, "Falcon of mid-2023"), "bug",
         "A causal mask aligned to the upper left, and positions that start again at 0",
         "No causal mask for a single query; positions from the cache's length",
-        "{doc}`past tables <04_blog_past>`",
+        "{doc}`past tables <09_blog_past>`",
     ),
     Advice(
         "A bidirectional model fails with a cache", (symptoms.BLOG, "RoBERTa, past by hand"), "bug",
-        "Cached states have not seen the tokens that came later", "Do not cache it", "{doc}`past tables <04_blog_past>`",
+        "Cached states have not seen the tokens that came later", "Do not cache it", "{doc}`past tables <09_blog_past>`",
     ),
     Advice(
         "Logits agree in 16 bits and not in fp32", (symptoms.PLANTED, first_bad_layer.NARROW), "bug",

@@ -47,7 +47,7 @@ def axes_shown(axes: pd.DataFrame) -> pd.DataFrame:
         axes,
         {
             "divergence": lambda row: spread(row.kl),
-            "same choice (%)": lambda row: _percent(row.same_top),
+            "same top-1 (%)": lambda row: _percent(row.same_top),
             "perplexity (%)": lambda row: change(row.perplexity_ratio),
         },
     )
@@ -89,20 +89,17 @@ def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
     shown = []
     for row in table.itertuples():
         cells = {
-            "way": row.way,
+            "change": row.way,
             "dtype": DTYPES[row.dtype],
-            "lost, seen (%)": _percent(row.flip_share),
-            "lost, expected": spread(row.expected_flips),
-            "one in": tokens(row.position),
+            "flips (%)": _percent(row.flip_share),
+            "flips, expected": spread(row.expected_flips),
         }
         for choice in first_divergence.CHOICES:
-            together, parted = getattr(row, choice), getattr(row, f"{choice}_parted")
-            if not isinstance(together, Estimate):
-                cells |= {f"together, {choice} (%)": "", f"parted, {choice}": ""}
-                continue
-            # Where none is left, the interval is not defined.
-            interval = "" if np.isnan(together.low) else f" [{100 * together.low:.0f}, {100 * together.high:.0f}]"
-            cells[f"together, {choice} (%)"] = f"{100 * together.value:.0f}{interval}"
-            cells[f"parted, {choice}"] = parted
+            together, written = getattr(row, choice), ""
+            if isinstance(together, Estimate):
+                # Where none is left, the interval is not defined.
+                interval = "" if np.isnan(together.low) else f" [{100 * together.low:.0f}, {100 * together.high:.0f}]"
+                written = f"{100 * together.value:.0f}{interval}"
+            cells[f"equal, {choice} (%)"] = written
         shown.append(cells)
     return pd.DataFrame(shown)

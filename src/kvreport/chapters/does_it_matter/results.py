@@ -14,7 +14,7 @@ from kvreport.chapters.does_it_matter import (
     tables,
     teacher_forced,
 )
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (
     teacher_forced.EXPERIMENT, drift_by_position.EXPERIMENT, first_divergence.EXPERIMENT, after_divergence.EXPERIMENT,
@@ -22,26 +22,22 @@ EXPERIMENTS = (
 
 
 @dataclass(frozen=True)
-class Results:
-    """The chapter's runs and their tables; figures and words take them from here.
+class Results(ChapterResults):
+    """The chapter's runs and their tables; figures and statements take them from here.
 
     Attributes
     ----------
-    forced, positions, parting : Run
-        Of the experiments ``teacher_forced``, ``drift_by_position`` and ``first_divergence``.
-    behind : Run or None
-        Of ``after_divergence``; None where no text parted.
+    forced, positions, parting, behind : Run or None
+        Of the experiments ``teacher_forced``, ``drift_by_position``, ``first_divergence`` and ``after_divergence``; None for
+        one that is not there, such as the last one where no text diverged.
     """
 
-    forced: Run
-    positions: Run
-    parting: Run
-    behind: Run | None
+    EXPERIMENTS = EXPERIMENTS
 
-    @classmethod
-    def of(cls, settings: DoesItMatterSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+    forced: Run | None
+    positions: Run | None
+    parting: Run | None
+    behind: Run | None
 
     @property
     def written(self) -> int:
@@ -63,6 +59,12 @@ class Results:
     def margins(self) -> pd.DataFrame:
         """`tables.margins_table`."""
         return tables.margins_table(self.forced.rows)
+
+    @cached_property
+    def flips_by_rounding(self) -> pd.DataFrame:
+        """Rows in which nothing but rounding has flipped the top-1 token."""
+        rows = self.forced.rows
+        return rows[(rows["flip"] > 0) & rows["way"].isin(tables.ROUNDING)]
 
     @cached_property
     def curves(self) -> dict[tuple[str, str, str], Survival]:

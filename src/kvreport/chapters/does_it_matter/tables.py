@@ -22,6 +22,8 @@ _DRAWS = 200
 _EVEN = 0.05
 # Comparisons in a bin of margins below which its share says next to nothing and is not drawn.
 FEWEST = 40
+# The changes that only round otherwise.
+ROUNDING = [name for name, way in variants.BY_NAME.items() if way.kind == "rounding"]
 # Bins of the margin, in ulps: four to a power of ten.
 _BINS_A_DECADE = 4
 
@@ -81,13 +83,14 @@ def expected_flips(margins: np.ndarray, shifts: np.ndarray) -> float:
     The second choice overtakes the first where the margin is smaller than the loss that the shift brings.  Margins and shifts
     are taken as independent, so a single number of the one is held against the whole distribution of the other; and below
     the smallest twentieth of the margins their density is taken as even.  Both make an estimate possible where no flip was
-    seen at all, and it is no better than they are.
+    seen at all, and it is no better than they are.  In 16 bits many margins are exactly 0; those are spread as far as the
+    smallest one that is not, for no shift loses nothing.
     """
-    ordered = np.sort(margins)
-    edge = max(1, int(_EVEN * len(ordered)))
+    places, counts = np.unique(margins, return_counts=True)
+    shares = np.cumsum(counts) / len(margins)
+    known = (places > 0) & (shares >= _EVEN)
     # The distribution function of margins, even from 0 to the edge.
-    places = np.concatenate([[0.0], ordered[edge - 1 :]])
-    shares = np.concatenate([[0.0], np.arange(edge, len(ordered) + 1) / len(ordered)])
+    places, shares = (np.concatenate([[0.0], values[known]]) for values in (places, shares))
     return float(np.interp(np.maximum(-shifts, 0.0), places, shares).mean())
 
 
@@ -127,17 +130,10 @@ def axes_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def smaller_than(kl: estimates.Estimate, published: pd.DataFrame) -> str:
-    """Name the smallest divergence of `elsewhere` that a whole interval lies below, or say that it lies below none."""
-    below = published[published["mean_kl_nats"] > kl.high]
-    return below["what"].iloc[0] if len(below) else "none of these"
-
-
 def margins_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Count flips by the margin in ulps, over all ways that round otherwise and do nothing else."""
-    rounding = [name for name, way in variants.BY_NAME.items() if way.kind == "rounding"]
     table = []
-    for dtype, part in rows[rows["way"].isin(rounding)].groupby("dtype", sort=False):
+    for dtype, part in rows[rows["way"].isin(ROUNDING)].groupby("dtype", sort=False):
         margins, loss = part["margin"] / part["ulp"], -part["shift"] / part["ulp"]
         top = int(np.ceil(_BINS_A_DECADE * np.log10(max(margins.max(), 2.0))))
         edges = np.concatenate([[0.0], 10.0 ** (np.arange(0, top + 1) / _BINS_A_DECADE)])
@@ -189,7 +185,6 @@ def partings_table(
         for choice in dict.fromkeys(choice for _, choice, _ in curves):
             if (curve := curves.get((dtype, choice, way))) is None:
                 continue
-            row[f"{choice}_parted"] = f"{curve.parted} of {curve.pairs}"
             value, low, high = curve.at(steps)
             # Each pair goes on from a prompt of its own.
             few = curve.pairs < estimates.FEWEST_UNITS
@@ -199,8 +194,6 @@ def partings_table(
         same, expected = known.loc[(dtype, fixed), "same_top"], known.loc[(dtype, fixed), "expected_flips"]
         row["flip_share"] = estimates.Estimate(1 - same.value, 1 - same.high, 1 - same.low, same.kind)
         row["expected_flips"] = expected
-        row["position"] = 1 / expected.value if expected.value else np.inf
-        row["expected"] = (1 - expected.value) ** steps
         table.append(row)
     return pd.DataFrame(table)
 
@@ -220,28 +213,24 @@ def growth(rows: pd.DataFrame) -> pd.DataFrame:
 
 def positions_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Average the divergence over texts, by way and bin of positions."""
-    table = rows.groupby(["dtype", "way", "bin"], sort=False).agg(
-        read_from=("read_from", "first"), read_to=("read_to", "first"), kl=("kl", "mean"), flips=("flips", "sum"),
+    keys = ["dtype", "way", "bin"]
+    table = rows.groupby(keys, sort=False).agg(
+        read_from=("read_from", "first"),
+        read_to=("read_to", "first"),
+        flips=("flips", "sum"),
         n_tokens=("n_tokens", "sum"),
-    ).reset_index()  # fmt: skip
-    return table.assign(middle=(table["read_from"] + table["read_to"]) / 2)
+    )
+    table["kl"] = [estimates.mean_resampled(part, "kl") for _, part in rows.groupby(keys, sort=False)]
+    return table.assign(middle=(table["read_from"] + table["read_to"]) / 2).reset_index()
 
 
 def snowball(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average over pairs, by step from the parting."""
-    return rows.groupby(["dtype", "offset"], sort=False).agg(
-        pairs=("sample", "nunique"), kl_forced=("kl_forced", "mean"), kl_free=("kl_free", "mean"),
-        token_equal=("token_equal", "mean"),
-    ).reset_index()  # fmt: skip
-
-
-def against_other_dtype(rows: pd.DataFrame, way: str) -> dict[str, estimates.Estimate]:
-    """Give a way's mean divergence over that of computing in another dtype, by dtype, with its interval over files."""
-    marked = rows.assign(variant=rows["way"])
-    return {
-        dtype: estimates.paired_ratio(part, "kl", way, variants.OTHER_DTYPE.name)
-        for dtype, part in marked.groupby("dtype", sort=False)
-    }
+    """Average over pairs, by step from the place where they diverge."""
+    grouped = rows.groupby(["dtype", "offset"], sort=False)
+    table = grouped.agg(pairs=("sample", "nunique"), token_equal=("token_equal", "mean"))
+    for column in ("kl_forced", "kl_free"):
+        table[column] = [estimates.mean_resampled(part, column) for _, part in grouped]
+    return table.reset_index()
 
 
 def curves_table(curves: dict[tuple[str, str, str], survival.Survival]) -> pd.DataFrame:

@@ -203,6 +203,7 @@ def _cache_length(method: str) -> Callable[[Results], str]:
 
 _CODELLAMA = "codellama/CodeLlama-7b-hf"
 NUMBERS: dict[str, Callable[[Results], str]] = {
+    "n_mitigated": lambda found: str(found.mitigated.rows["sample"].nunique()) if found.mitigated else "not run",
     "model": lambda found: found.drift.about["models"][0]["name"],
     "n_texts": lambda found: str(found.drift.rows["sample"].nunique()),
     "n_tokens": lambda found: str(found.drift.about["settings"]["n_tokens"]),

@@ -1,14 +1,14 @@
 """Figures of the chapter on where drift begins.
 
-Every map says equal or not, so its colours run from light (bits equal) to dark, and what is dark is hatched too: a grey
-print and a reader who tells few colours apart see the same thing.
+Every map runs from light (bits equal) to dark, so that a grey print and a reader who tells few colours apart see the same
+thing.
 """
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import PatchCollection
+from matplotlib.collections import PatchCollection, QuadMesh
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -43,79 +43,85 @@ def _plot_states(ax: Axes, grid: np.ndarray, x: np.ndarray, colours: list[str], 
     ax.tick_params(length=0)
 
 
-def _legend(fig: Figure, names: list[str], colours: list[str], hatches: list[str], columns: int) -> None:
+def _legend(fig: Figure, names: list[str], colours: list[str], hatches: list[str], occurring: set[str]) -> None:
     handles = [
         Patch(facecolor=colour, edgecolor=_HATCH_COLOUR if hatch else "#444444", hatch=hatch, linewidth=0.5, label=name)
         for name, colour, hatch in zip(names, colours, hatches, strict=True)
+        if name in occurring
     ]
-    fig.legend(
-        handles=handles, loc="outside upper left", ncols=columns, fontsize=9.5, columnspacing=1, handlelength=1.6
-    )
+    fig.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=9.5, columnspacing=1, handlelength=1.6)
 
 
-_STATE_COLOURS = [LIGHT, style.SKY, style.BLUE, style.VERMILION, style.BLACK]
-_STATE_HATCHES = ["", "", "////", "", "...."]
+# White is none; a share that rounds to none is still not white.
+_SHARES = plt.get_cmap("Blues")
 
 
-def plot_operations(states: pd.DataFrame, ax: Axes) -> Axes:
+def _colour_bar(fig: Figure, mesh: QuadMesh, axes: list[Axes], label: str) -> None:
+    bar = fig.colorbar(mesh, ax=axes, location="top", shrink=0.6, aspect=30, pad=0.02)
+    bar.set_ticks([0, 0.5, 1], labels=["0", "½", "all"])
+    bar.set_label(label, fontsize=9.5)
+    bar.ax.tick_params(labelsize=9, length=0)
+    bar.outline.set_linewidth(0.5)
+
+
+def plot_operations(shares: pd.DataFrame, ax: Axes) -> QuadMesh:
     """Draw layers against operations, in the order in which they run."""
-    names = list(states.sort_values("order").drop_duplicates("operation")["operation"])
-    first, last = int(states["layer"].min()), int(states["layer"].max())
-    grid = np.full((len(names), last - first + 1), -1)
-    for row in states.itertuples():
-        grid[names.index(row.operation), row.layer - first] = tables.STATES.index(row.state)
+    names = list(shares.sort_values("order").drop_duplicates("operation")["operation"])
+    first, last = int(shares["layer"].min()), int(shares["layer"].max())
+    grid = np.full((len(names), last - first + 1), np.nan)
+    for row in shares.itertuples():
+        grid[names.index(row.operation), row.layer - first] = row.share
     edges = np.arange(first, last + 2) - 0.5
-    _plot_states(ax, grid, edges, _STATE_COLOURS, _STATE_HATCHES)
+    mesh = ax.pcolormesh(
+        edges, np.arange(len(names) + 1), np.ma.masked_invalid(grid), cmap=_SHARES, vmin=0, vmax=1,
+        edgecolors="#dddddd", linewidth=0.3,
+    )  # fmt: skip
     ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9)
     ticks = [0, (last - 1) // 2, last - 1]
     ax.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=9.5)
-    return ax
+    ax.set_ylim(len(names), 0)
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    return mesh
 
 
-def figure_operations(states: pd.DataFrame, model: str, attention: str) -> Figure:
-    """Draw `plot_operations` for every dtype of one model, side by side."""
-    rows = states[(states["model"] == model) & (states["attention"] == attention)]
+def figure_operations(shares: pd.DataFrame) -> Figure:
+    """Draw `plot_operations` for every dtype of the first model, side by side."""
+    first = shares.iloc[0]
+    rows = shares[(shares["model"] == first["model"]) & (shares["attention"] == first["attention"])]
     dtypes = list(dict.fromkeys(rows["dtype"]))
     count = rows["operation"].nunique()
-    fig, axes = plt.subplots(
-        1,
-        len(dtypes),
-        sharey=True,
-        squeeze=False,
-        figsize=(style.WIDTH, 1.5 + 0.2 * count),
-        width_ratios=[1] * len(dtypes),
-    )
+    fig, axes = plt.subplots(1, len(dtypes), sharey=True, squeeze=False, figsize=(style.WIDTH, 1.5 + 0.2 * count))
     for ax, dtype in zip(axes[0], dtypes, strict=True):
-        plot_operations(rows[rows["dtype"] == dtype], ax)
+        mesh = plot_operations(rows[rows["dtype"] == dtype], ax)
         ax.set_title(DTYPES[dtype], fontsize=10)
         ax.set_xlabel("layer")
-    _legend(fig, list(tables.STATES), _STATE_COLOURS, _STATE_HATCHES, 2)
+    _colour_bar(fig, mesh, list(axes[0]), "share of texts in which the last row, alone, differs")
     return fig
 
 
 # Letters of a name that fit a column of six.
-_LONG_NAME = 12
+_LONG_NAME = 9
 
 
-def plot_kinds(shares: pd.DataFrame, columns: list[tuple[str, str]], ax: Axes) -> Axes:
-    """Draw the share of calls that differ by themselves: kinds of operation against models."""
-    names = tables.kinds(shares)
+def plot_kinds(shares: pd.DataFrame, names: list[str], columns: list[tuple[str, str]], ax: Axes) -> Axes:
+    """Draw the share of calls that differ locally: kinds of operation against models."""
     grid = np.full((len(names), len(columns)), np.nan)
     for row in shares.itertuples():
-        grid[names.index(row.kind), columns.index((row.model, row.attention))] = row.share
-    colours = plt.get_cmap("cividis_r")
-    ax.pcolormesh(np.ma.masked_invalid(grid), cmap=colours, vmin=0, vmax=1, edgecolors="white", linewidth=0.8)
+        if row.kind in names:
+            grid[names.index(row.kind), columns.index((row.model, row.attention))] = row.share
+    ax.pcolormesh(np.ma.masked_invalid(grid), cmap=_SHARES, vmin=0, vmax=1, edgecolors="#dddddd", linewidth=0.8)
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
             text = "0" if value == 0 else f"{value:.0%}" if value >= 0.005 else "<1%"
             ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9.5,
                     color="white" if value > 0.55 else "#222222")  # fmt: skip
     ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9.5)
-    labels = [model if attention != "eager" or model == "mpt" else f"{model}\neager" for model, attention in columns]
-    ax.set_xticks(np.arange(len(columns)) + 0.5, labels, fontsize=9.5)
-    # Names of hub ids and folders are longer than a column is wide.
-    if len(columns) > 2 and max(len(line) for label in labels for line in label.split("\n")) > _LONG_NAME:
-        plt.setp(ax.get_xticklabels(), rotation=25, ha="right", rotation_mode="anchor")
+    # Names of hub ids and folders are longer than a column is wide: their first part.
+    labels = [model.rpartition("/")[2].partition("-")[0][:_LONG_NAME] for model, _ in columns]
+    plain = [attention == "eager" and model != "mpt" for model, attention in columns]
+    labels = [label + "\neager" * eager for label, eager in zip(labels, plain, strict=True)]
+    ax.set_xticks(np.arange(len(columns)) + 0.5, labels, fontsize=9)
     ax.set_ylim(len(names), 0)
     ax.grid(visible=False)
     ax.tick_params(length=0)
@@ -123,17 +129,19 @@ def plot_kinds(shares: pd.DataFrame, columns: list[tuple[str, str]], ax: Axes) -
 
 
 def figure_kinds(shares: pd.DataFrame, passes: list[str]) -> Figure:
-    """Draw `plot_kinds` for every dtype (down) and some passes (across)."""
+    """Draw `plot_kinds` for every dtype and some passes; kinds that never differ are left out."""
     columns = list(dict.fromkeys(zip(shares["model"], shares["attention"], strict=True)))
+    names = tables.kinds(shares[shares["differing"] > 0]) or tables.kinds(shares)
     panels = [(dtype, name) for name in passes for dtype in dict.fromkeys(shares["dtype"])]
     # Many models need the whole width, or their numbers cannot be read on a telephone.
     across = len(passes) if len(columns) <= 4 else 1
     down = len(panels) // across
+    height = 0.35 + 0.26 * len(names)
     fig, axes = plt.subplots(
-        down, across, sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.8 + 1.45 * down)
+        down, across, sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.8 + height * down)
     )
     for ax, (dtype, name) in zip(axes.T.flat, panels, strict=True):
-        plot_kinds(shares[(shares["dtype"] == dtype) & (shares["pass"] == name)], columns, ax)
+        plot_kinds(shares[(shares["dtype"] == dtype) & (shares["pass"] == name)], names, columns, ax)
         shown = "last row alone" if name == tables.ONE_ROW else name
         ax.set_title(f"{DTYPES[dtype]}, {shown}", fontsize=9.5, loc="left", pad=2)
     return fig
@@ -144,7 +152,7 @@ _GEMM_HATCHES = ["", "////", ""]
 
 
 def plot_gemm(states: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the number of rows against the inner size."""
+    """Draw the number of rows against K."""
     sizes = sorted(states["inner_size"].unique())
     most = int(states["rows"].max())
     grid = np.full((len(sizes), most), -1)
@@ -169,53 +177,55 @@ def figure_gemm(states: pd.DataFrame) -> Figure:
     for ax, ((dtype, threads), rows) in zip(axes[:, 0], groups, strict=True):
         plot_gemm(rows, ax)
         ax.set_title(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}", loc="left", fontsize=9.5, pad=2)
-    fig.supylabel("inner size", fontsize=10)
-    axes[-1, 0].set_xlabel("rows of the product")
-    _legend(fig, list(tables.GEMM_STATES), _GEMM_COLOURS, _GEMM_HATCHES, 2)
+    fig.supylabel("K (reduction size)", fontsize=10)
+    axes[-1, 0].set_xlabel("query length (rows of the product)")
+    _legend(fig, list(tables.GEMM_STATES), _GEMM_COLOURS, _GEMM_HATCHES, set(states["state"]))
     return fig
 
 
-_SWEEP_COLOURS = [LIGHT, style.SKY, style.BLUE]
-_SWEEP_HATCHES = ["", "", "////"]
-
-
-def figure_lengths(states: pd.DataFrame) -> Figure:
-    """Draw for every length whether the cached step gave the full pass's bits: a strip a dtype and attention."""
-    groups = list(states.groupby(["attention", "dtype"], sort=False))
-    lengths = sorted(states["n_tokens"].unique())
-    grid = np.full((len(groups), len(lengths)), -1)
+def figure_lengths(shares: pd.DataFrame) -> Figure:
+    """Draw for every length in how many texts bits differ: two strips for each dtype and attention."""
+    groups = list(shares.groupby(["attention", "dtype"], sort=False))
+    lengths = sorted(shares["n_tokens"].unique())
+    grid = np.full((2 * len(groups), len(lengths)), np.nan)
     for place, (_, rows) in enumerate(groups):
-        for row in rows.itertuples():
-            cell = place, lengths.index(row.n_tokens)
-            # Of several texts the one that differs most.
-            grid[cell] = max(grid[cell], tables.SWEEP_STATES.index(row.state))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.3 * len(groups)))
-    _plot_states(ax, grid, np.append(lengths, lengths[-1] + 1) - 0.5, _SWEEP_COLOURS, _SWEEP_HATCHES)
-    ax.set_yticks(np.arange(len(groups)) + 0.5, [f"{attention}, {DTYPES[dtype]}" for (attention, dtype), _ in groups])
-    ax.set_xticks([length for length in lengths if length % 16 == 0])
+        columns = [lengths.index(length) for length in rows["n_tokens"]]
+        grid[2 * place, columns], grid[2 * place + 1, columns] = rows["logits"], rows["cache"]
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.5 + 0.26 * len(grid)))
+    edges = np.append(lengths, lengths[-1] + 1) - 0.5
+    mesh = ax.pcolormesh(edges, np.arange(len(grid) + 1), np.ma.masked_invalid(grid), cmap=_SHARES, vmin=0, vmax=1)
+    ax.hlines(np.arange(1, len(grid)), edges[0], edges[-1], color="white", linewidth=1)
+    ax.hlines(np.arange(2, len(grid), 2), edges[0], edges[-1], color="#444444", linewidth=0.8)
+    names = [
+        f"{attention}, {DTYPES[dtype]}: {what}" for (attention, dtype), _ in groups for what in ("logits", "cache")
+    ]
+    ax.set_yticks(np.arange(len(grid)) + 0.5, names, fontsize=9)
+    ax.set_xticks([length for length in lengths if length % 32 == 0])
     ax.set_xlabel("tokens, the last one scored on a cache")
-    _legend(fig, list(tables.SWEEP_STATES), _SWEEP_COLOURS, _SWEEP_HATCHES, 2)
+    ax.set_ylim(len(grid), 0)
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    _colour_bar(fig, mesh, [ax], "share of texts that differ")
     return fig
 
 
-def plot_forms(shares: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the share of rows with the causal pass's bits: forms against numbers of keys."""
+def plot_forms(shares: pd.DataFrame, ax: Axes) -> QuadMesh:
+    """Draw the share of rows that differ from the causal pass: forms against numbers of keys."""
     forms, lengths = list(attention_forms.FORMS), sorted(shares["keys"].unique())
     grid = np.full((len(forms), len(lengths)), np.nan)
     for row in shares.itertuples():
         grid[forms.index(row.form), lengths.index(row.keys)] = row.share
-    ax.pcolormesh(np.ma.masked_invalid(grid), cmap="cividis", vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
+    mesh = ax.pcolormesh(np.ma.masked_invalid(grid), cmap=_SHARES, vmin=0, vmax=1, edgecolors="#dddddd", linewidth=0.5)
     for (row, column), value in np.ndenumerate(grid):
-        # A share that rounds to all is not all.
-        if np.isfinite(value) and value < 1:
-            ax.text(column + 0.5, row + 0.5, "0" if value == 0 else "·", ha="center", va="center", fontsize=8,
-                    color="white" if value < 0.6 else "#222222")  # fmt: skip
+        # A share that is drawn as none is not none.
+        if np.isfinite(value) and 0 < value < 0.1:
+            ax.text(column + 0.5, row + 0.5, "·", ha="center", va="center", fontsize=9, color="#222222")
     ax.set_yticks(np.arange(len(forms)) + 0.5, forms, fontsize=9)
     ax.set_xticks(np.arange(len(lengths)) + 0.5, [str(length) for length in lengths], fontsize=9, rotation=90)
     ax.set_ylim(len(forms), 0)
     ax.grid(visible=False)
     ax.tick_params(length=0)
-    return ax
+    return mesh
 
 
 def figure_forms(shares: pd.DataFrame) -> Figure:
@@ -227,14 +237,15 @@ def figure_forms(shares: pd.DataFrame) -> Figure:
         sharex=True,
         sharey=True,
         squeeze=False,
-        figsize=(style.WIDTH, 1 + 2 * len(kernels)),
+        figsize=(style.WIDTH, 1.6 + 2 * len(kernels)),
     )
     for row, kernel in zip(axes, kernels, strict=True):
         for ax, dtype in zip(row, dtypes, strict=True):
-            plot_forms(shares[(shares["kernel"] == kernel) & (shares["dtype"] == dtype)], ax)
+            mesh = plot_forms(shares[(shares["kernel"] == kernel) & (shares["dtype"] == dtype)], ax)
             ax.set_title(f"{kernel}, {DTYPES[dtype]}", fontsize=9.5, loc="left", pad=2)
     for ax in axes[-1]:
         ax.set_xlabel("keys")
+    _colour_bar(fig, mesh, list(axes.flat), "share of rows that differ from the causal pass")
     return fig
 
 
@@ -275,7 +286,7 @@ def figure_factorial(table: pd.DataFrame) -> Figure:
         right = row[0].get_xlim()[1]
         row[0].set_xlim(-0.04 * right, right)
     fig.supxlabel("relative drift of the logits / unit roundoff", fontsize=10)
-    axes[len(dtypes) // 2, 0].set_ylabel("keys and values written by")
+    fig.supylabel("keys and values written by", fontsize=10)
     handles = [
         plt.Line2D([], [], color=colour, marker=marker, linestyle="", label=f"last token as {query}")
         for query, (colour, marker) in _QUERY_STYLE.items()

@@ -15,7 +15,7 @@ from kvreport.chapters.where_drift_begins import (
     operation_replay,
     tables,
 )
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (
     operation_replay.EXPERIMENT,
@@ -30,50 +30,58 @@ OLDER_TORCH = "an older torch"
 
 
 @dataclass(frozen=True)
-class Results:
-    """The chapter's runs and their tables; figures and words take them from here.
+class Results(ChapterResults):
+    """The chapter's runs and their tables; figures and statements take them from here.
 
     Attributes
     ----------
-    replayed, mapped, swept, attention, factorial : Run
-        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``, ``cache_factorial``.
+    replayed, mapped, swept, attention, factorial : Run or None
+        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``, ``cache_factorial``;
+        None for one that is not there.
     """
 
-    replayed: Run
-    mapped: Run
-    swept: Run
-    attention: Run
-    factorial: Run
+    EXPERIMENTS = EXPERIMENTS
 
-    @classmethod
-    def of(cls, settings: WhereDriftBeginsSettings) -> "Results":
-        """Measure, or read what these settings have measured."""
-        return cls(*(experiment.run(settings) for experiment in EXPERIMENTS))
+    replayed: Run | None
+    mapped: Run | None
+    swept: Run | None
+    attention: Run | None
+    factorial: Run | None
 
     @staticmethod
     def by_torch() -> list[Run]:
         """Read the recorded replays of equal texts on several versions of torch, the oldest first."""
         return evidence.cited("where_drift_begins", OLDER_TORCH, [operation_replay.EXPERIMENT])["operation_replay"]
 
+    @property
+    def model(self) -> str:
+        """The first model, of which more is shown than of the others."""
+        return self.replayed.about["models"][0]["name"]
+
     @cached_property
-    def states(self) -> pd.DataFrame:
-        """`tables.operation_states`."""
-        return tables.operation_states(self.replayed.rows)
+    def operations(self) -> pd.DataFrame:
+        """`tables.operation_shares`."""
+        return tables.operation_shares(self.replayed.rows)
+
+    @cached_property
+    def by_text(self) -> pd.DataFrame:
+        """`tables.kinds_by_text`."""
+        return tables.kinds_by_text(self.replayed.rows)
 
     @cached_property
     def shares(self) -> pd.DataFrame:
         """`tables.kind_shares`."""
-        return tables.kind_shares(self.replayed.rows)
+        return tables.kind_shares(self.by_text)
+
+    @cached_property
+    def first_by_text(self) -> pd.DataFrame:
+        """`tables.first_by_text`."""
+        return tables.first_by_text(self.replayed.rows)
 
     @cached_property
     def first(self) -> pd.DataFrame:
         """`tables.first_differences`."""
-        return tables.first_differences(self.replayed.rows)
-
-    @cached_property
-    def unequal(self) -> pd.DataFrame:
-        """`tables.inputs_unequal`."""
-        return tables.inputs_unequal(self.replayed.rows)
+        return tables.first_differences(self.first_by_text)
 
     @cached_property
     def products(self) -> pd.DataFrame:
@@ -82,8 +90,8 @@ class Results:
 
     @cached_property
     def lengths(self) -> pd.DataFrame:
-        """`tables.sweep_states`."""
-        return tables.sweep_states(self.swept.rows)
+        """`tables.length_shares`."""
+        return tables.length_shares(self.swept.rows)
 
     @cached_property
     def identical(self) -> pd.DataFrame:
@@ -96,7 +104,7 @@ class Results:
         return tables.form_shares(self.attention.rows)
 
     @cached_property
-    def equal(self) -> pd.Series:
+    def equal(self) -> pd.DataFrame:
         """`tables.equal_shares`."""
         return tables.equal_shares(self.attention.rows)
 
@@ -104,8 +112,3 @@ class Results:
     def drifts(self) -> pd.DataFrame:
         """`tables.factorial_table`."""
         return tables.factorial_table(self.factorial.rows)
-
-    @cached_property
-    def faults(self) -> pd.DataFrame:
-        """`tables.whose_fault`."""
-        return tables.whose_fault(self.drifts)

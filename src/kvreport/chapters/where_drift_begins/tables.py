@@ -10,14 +10,8 @@ from kvreport.chapters.where_drift_begins import cache_factorial, operation_repl
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES
 
-# What becomes of an operation, from the least to the most.
-EQUAL = "bits equal"
-HANDED = "only handed on"
-OWN_PREFILL = "by itself: one row fewer behind"
-OWN_ROW = "by itself: one row alone"
-OWN_BOTH = "by itself: both"
-STATES = (EQUAL, HANDED, OWN_PREFILL, OWN_ROW, OWN_BOTH)
 ONE_ROW = operation_replay.last(1)
+_CASE = ["model", "attention", "dtype"]
 # A list of more lengths than these says less than their number.
 _MOST_LENGTHS = 12
 
@@ -27,54 +21,62 @@ def _own(rows: pd.DataFrame) -> pd.Series:
     return (rows["differing_calls"] > 0) & (rows["inputs_equal"] == 1)
 
 
-def operation_states(replayed: pd.DataFrame) -> pd.DataFrame:
-    """Say of every operation of every layer what becomes of its bits, over all samples."""
+def operation_shares(replayed: pd.DataFrame) -> pd.DataFrame:
+    """Give for every operation of every layer the share of texts in which it differs locally when the last row is alone."""
     keys = ["model", "attention", "dtype", "operation", "kind", "layer"]
     depth = replayed.groupby("model")["layer"].transform("max") + 1
     inner = replayed["order"].where(replayed["layer"].notna()).groupby(replayed["model"]).transform("min")
     outside = depth.where(replayed["order"] > inner, -1)
-    rows = replayed.assign(
-        layer=replayed["layer"].fillna(outside).astype(int),
-        own=_own(replayed),
-        differs=replayed["differing_calls"] > 0,
-    )
-
-    def state(group: pd.DataFrame) -> str:
-        row = bool(group.loc[group["pass"] == ONE_ROW, "own"].any())
-        prefill = bool(group.loc[group["pass"] == operation_replay.PREFILL, "own"].any())
-        if row or prefill:
-            return OWN_BOTH if row and prefill else OWN_ROW if row else OWN_PREFILL
-        return HANDED if group.loc[group["pass"] == operation_replay.REAL, "differs"].any() else EQUAL
-
-    groups = rows.groupby(keys, sort=False)
-    table = pd.DataFrame({"order": groups["order"].min(), "state": groups.apply(state, include_groups=False)})
-    return table.reset_index()
+    rows = replayed.assign(layer=replayed["layer"].fillna(outside).astype(int), own=_own(replayed))
+    groups = rows[rows["pass"] == ONE_ROW].groupby(keys, sort=False)
+    return groups.agg(order=("order", "min"), share=("own", "mean")).reset_index()
 
 
-def kind_shares(replayed: pd.DataFrame) -> pd.DataFrame:
-    """Count the calls that differ by themselves, by kind of operation."""
+def kinds_by_text(replayed: pd.DataFrame) -> pd.DataFrame:
+    """Count the calls of every text that differ locally, by kind of operation."""
     rows = replayed[replayed["pass"] != operation_replay.REAL]
     rows = rows.assign(differing=rows["differing_calls"].where(_own(rows), 0))
-    groups = rows.groupby(["model", "attention", "dtype", "pass", "kind"], sort=False)
+    groups = rows.groupby([*_CASE, "pass", "kind", "source", "sample"], sort=False)
     table = groups[["calls", "differing"]].sum().reset_index()
     return table.assign(share=table["differing"] / table["calls"])
 
 
-def first_differences(replayed: pd.DataFrame) -> pd.DataFrame:
-    """Find the first operation of the real decode step whose result differs, in the order of execution."""
+def kind_shares(by_text: pd.DataFrame) -> pd.DataFrame:
+    """Add up `kinds_by_text` over texts."""
+    table = by_text.groupby([*_CASE, "pass", "kind"], sort=False)[["calls", "differing"]].sum().reset_index()
+    return table.assign(share=table["differing"] / table["calls"])
+
+
+def beside(own: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
+    """Put the first model of the book after the models of a run, in the run's dtypes."""
+    first = book[(book["model"] == book["model"].iloc[0]) & (book["attention"] == book["attention"].iloc[0])]
+    first = first[first["dtype"].isin(own["dtype"]) & first["pass"].isin(own["pass"])]
+    return pd.concat([own, first.assign(model="the book-" + first["model"].str.partition("-")[0])], ignore_index=True)
+
+
+def first_by_text(replayed: pd.DataFrame) -> pd.DataFrame:
+    """Find for every text the first operation of the real decode step whose result differs, in the order of execution."""
+    real = replayed[replayed["pass"] == operation_replay.REAL]
+    texts = real[[*_CASE, "source", "sample"]].drop_duplicates()
+    differing = real[real["first_differing"].notna()].sort_values("first_differing")
+    first = differing.drop_duplicates([*_CASE, "sample"])[[*_CASE, "sample", "layer", "operation", "inputs_equal"]]
+    return texts.merge(first, how="left", on=[*_CASE, "sample"])
+
+
+def first_differences(by_text: pd.DataFrame) -> pd.DataFrame:
+    """Say of every case in how many texts a decode step differs, and where it begins most often."""
     table = []
-    for keys, rows in replayed.groupby(["model", "attention", "dtype"], sort=False):
-        real = rows[(rows["pass"] == operation_replay.REAL) & rows["first_differing"].notna()]
-        first = real.sort_values("first_differing").groupby("sample").first()
-        names = [_place(row.layer, row.operation) for row in first.itertuples()]
-        causes = ["its own arithmetic" if row.inputs_equal else "the cache it reads" for row in first.itertuples()]
+    for keys, texts in by_text.groupby(_CASE, sort=False):
+        first = texts[texts["operation"].notna()]
+        places = pd.Series([_place(row.layer, row.operation) for row in first.itertuples()], dtype=object)
         table.append(
             {
-                **dict(zip(("model", "attention", "dtype"), keys, strict=True)),
-                "samples": rows["sample"].nunique(),
+                **dict(zip(_CASE, keys, strict=True)),
+                "samples": len(texts),
                 "differing": len(first),
-                "first": ", ".join(dict.fromkeys(names)) or "none",
-                "cause": ", ".join(dict.fromkeys(causes)) or "none",
+                "local": int((first["inputs_equal"] == 1).sum()),
+                "first": places.mode().iloc[0] if len(places) else "none",
+                "most": int((places == places.mode().iloc[0]).sum()) if len(places) else 0,
             }
         )
     return pd.DataFrame(table)
@@ -84,8 +86,8 @@ def by_torch(runs: Iterable[Run]) -> pd.DataFrame:
     """Lay `first_differences` and the share of calls that differ by themselves out, one line a version, attention and dtype."""
     found = []
     for run in runs:
-        shares = kind_shares(run.rows)
-        for row in first_differences(run.rows).itertuples():
+        shares = kind_shares(kinds_by_text(run.rows))
+        for row in first_differences(first_by_text(run.rows)).itertuples():
             own = shares[(shares["attention"] == row.attention) & (shares["dtype"] == row.dtype)]
             found.append(
                 {
@@ -93,8 +95,7 @@ def by_torch(runs: Iterable[Run]) -> pd.DataFrame:
                     "attention": row.attention,
                     "dtype": DTYPES[row.dtype],
                     "texts that differ": f"{row.differing} of {row.samples}",
-                    "first operation": row.first,
-                    "because of": row.cause,
+                    "first operation, most often": row.first,
                     "calls that differ locally": _by_kind(own),
                 }
             )
@@ -111,12 +112,6 @@ def _by_kind(shares: pd.DataFrame) -> str:
 
 def _place(layer: float, operation: str) -> str:
     return operation if pd.isna(layer) else f"layer {int(layer)} {operation}"
-
-
-def inputs_unequal(replayed: pd.DataFrame) -> pd.DataFrame:
-    """List the replayed operations that could not be handed equal inputs, so that no verdict is passed on them."""
-    rows = replayed[(replayed["pass"] != operation_replay.REAL) & (replayed["inputs_equal"] == 0)]
-    return rows[["model", "pass", "operation"]].drop_duplicates().reset_index(drop=True)
 
 
 ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL = "every row equal", "first row equal, others not", "first row differs"
@@ -140,25 +135,22 @@ def runs_of_numbers(numbers: list[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-CACHE_DIFFERS, LOGITS_DIFFER = "the prefill's cache differs", "cache equal, logits differ"
-SWEEP_STATES = (EQUAL, LOGITS_DIFFER, CACHE_DIFFERS)
-
-
-def sweep_states(swept: pd.DataFrame) -> pd.DataFrame:
-    """Say for every length whether the step gave the full pass's bits, and if not, whether its cache had them."""
-    state = swept["cache_equal"].map({1: LOGITS_DIFFER, 0: CACHE_DIFFERS})
-    return swept.assign(state=state.where(swept["logits_equal"] == 0, EQUAL))
+def length_shares(swept: pd.DataFrame) -> pd.DataFrame:
+    """Give for every length the share of texts whose logits differ, and of those whose prefill wrote another cache."""
+    means = swept.groupby(["attention", "dtype", "n_tokens"], sort=False)[["logits_equal", "cache_equal"]].mean()
+    return (1 - means).rename(columns={"logits_equal": "logits", "cache_equal": "cache"}).reset_index()
 
 
 def form_shares(attention: pd.DataFrame) -> pd.DataFrame:
-    """Give the share of rows whose bits equal the causal pass's, by kernel, dtype, form and number of keys."""
-    return attention.assign(share=attention["equal_rows"] / attention["compared_rows"])
+    """Give the share of rows whose bits are not those of the causal pass, by kernel, dtype, form and number of keys."""
+    sums = attention.groupby(["kernel", "dtype", "form", "keys"], sort=False)[["equal_rows", "compared_rows"]].sum()
+    return (1 - sums["equal_rows"] / sums["compared_rows"]).rename("share").reset_index()
 
 
-def equal_shares(attention: pd.DataFrame) -> pd.Series:
+def equal_shares(attention: pd.DataFrame) -> pd.DataFrame:
     """Give the share of rows whose bits equal the causal pass's, over all numbers of keys, by form, dtype and kernel."""
     sums = attention.groupby(["form", "dtype", "kernel"], sort=False)[["equal_rows", "compared_rows"]].sum()
-    return sums["equal_rows"] / sums["compared_rows"]
+    return (sums["equal_rows"] / sums["compared_rows"]).rename("share").reset_index()
 
 
 def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
@@ -195,33 +187,6 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-BOTH, CACHE, QUERY, NEITHER = "each alone is enough", "the cache alone", "the new token alone", "neither"
-
-
-def whose_fault(drifts: pd.DataFrame) -> pd.DataFrame:
-    """Say which of the two drifts when the other is the full pass's: the cache of a prefill, or the one-row query."""
-    found = []
-    for (dtype, n_tokens), rows in drifts.groupby(["dtype", "n_tokens"], sort=False):
-        by = rows.set_index(["cache", "query"])
-        query = by.loc[(cache_factorial.FULL, cache_factorial.ONE_ROW)]
-        cache = by.loc[(cache_factorial.PREFILL, cache_factorial.ALL_ROWS)]
-        both = by.loc[(cache_factorial.PREFILL, cache_factorial.ONE_ROW)]
-        drifts = (query["equal"] < query["samples"], cache["equal"] < cache["samples"])
-        found.append(
-            {
-                "dtype": dtype,
-                "n_tokens": n_tokens,
-                "query": query["drift"],
-                "cache": cache["drift"],
-                "both": both["drift"],
-                "fault": {(True, True): BOTH, (False, True): CACHE, (True, False): QUERY, (False, False): NEITHER}[
-                    drifts
-                ],
-            }
-        )
-    return pd.DataFrame(found)
-
-
 def kinds(table: pd.DataFrame) -> list[str]:
     """List the kinds of operation in a table, in the order of `replay.KINDS`."""
     return [kind for kind in replay.KINDS if kind in set(table["kind"])]
@@ -231,13 +196,14 @@ def first_shown(table: pd.DataFrame) -> pd.DataFrame:
     """Lay `first_differences` out for reading."""
     return pd.DataFrame(
         {
-            "model": table["model"],
-            "attention": table["attention"],
-            "dtype": table["dtype"].map(DTYPES),
-            "samples that differ": [f"{row.differing} of {row.samples}" for row in table.itertuples()],
-            "first operation": table["first"],
-            "because of": table["cause"],
+            "model": row.model,
+            "attention": row.attention,
+            "dtype": DTYPES[row.dtype],
+            "texts that differ": f"{row.differing} of {row.samples}",
+            "begun by the step itself": f"{row.local} of {row.differing}" if row.differing else "",
+            "first operation, most often": f"{row.first} ({row.most})" if row.differing else "",
         }
+        for row in table.itertuples()
     )
 
 
@@ -284,23 +250,22 @@ def lengths_shown(identical: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def factorial_shown(drifts: pd.DataFrame, faults: pd.DataFrame) -> pd.DataFrame:
-    """Lay `factorial_table` and `whose_fault` out: each of the two alone, both, and keys and values from decoding."""
-    decoded = drifts[(drifts["cache"] == cache_factorial.DECODE) & (drifts["query"] == cache_factorial.ALL_ROWS)]
-    decoded = decoded.set_index(["dtype", "n_tokens"])["drift"]
-    return pd.DataFrame(
-        {
-            "dtype": DTYPES[row.dtype],
-            "tokens": row.n_tokens,
-            "one row alone": _drift(row.query),
-            "prefill's cache alone": _drift(row.cache),
-            "both": _drift(row.both),
-            "decoded cache alone": _drift(decoded[row.dtype, row.n_tokens]),
-            "enough for a difference": row.fault,
-        }
-        for row in faults.itertuples()
-    )
+def factorial_shown(drifts: pd.DataFrame) -> pd.DataFrame:
+    """Lay `factorial_table` out: each of the two causes alone and both, with the count of texts that differ."""
+    full, prefill, decode = cache_factorial.SOURCES
+    alone, among = cache_factorial.ONE_ROW, cache_factorial.ALL_ROWS
+    columns = {
+        "one row alone": (full, alone), "prefill's cache alone": (prefill, among), "both": (prefill, alone),
+        "decoded cache alone": (decode, among),
+    }  # fmt: skip
+    table = []
+    for (dtype, n_tokens), rows in drifts.groupby(["dtype", "n_tokens"], sort=False):
+        by = rows.set_index(["cache", "query"])
+        cells = {name: _drift(by.loc[way]) for name, way in columns.items()}
+        table.append({"dtype": DTYPES[dtype], "tokens": n_tokens} | cells)
+    return pd.DataFrame(table)
 
 
-def _drift(estimate: estimates.Estimate) -> str:
-    return estimate.text("{:.2f}") if estimate.high else "0"
+def _drift(row: pd.Series) -> str:
+    drift = row["drift"].text("{:.2f}") if row["drift"].high else "0"
+    return f"{drift}; {row['samples'] - row['equal']} of {row['samples']} texts"

@@ -1,0 +1,334 @@
+"""The chapter's statistics are those that their names say, and its statements fail on rows that contradict them."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted import changed, run_of
+
+from kvbook.measuring import estimates as fits
+from kvreport.chapters.does_it_matter import (
+    figures,
+    first_divergence,
+    laid_out,
+    tables,
+    variants,
+)
+from kvreport.chapters.does_it_matter import statements as said
+from kvreport.chapters.does_it_matter.results import Results
+from kvreport.publishing import statements
+
+ABOUT = {
+    "settings": {"n_samples": 6, "n_tokens": 40, "dtypes": ["float32", "bfloat16"]},
+    "models": [{"name": "made up", "weights": "local", "layers": 2, "parameters": 1e6}],
+    "corpus": {"corpus": "folder"},
+    "machine": {"device_name": "none", "torch": "0"},
+}
+# How far each dtype's rounding is from the other's; what has few bits depends on neither.
+SIZE = {"float32": 1e-6, "bfloat16": 3e-2}
+
+
+def run(rows):
+    return run_of(pd.DataFrame(rows), **ABOUT)
+
+
+@pytest.fixture(scope="module")
+def forced():
+    generator = np.random.default_rng(2)
+    rows = []
+    for dtype, rounding in SIZE.items():
+        for sample in range(6):
+            margins, nll = generator.exponential(1.5, 20), generator.exponential(2.0, 20)
+            for way in variants.VARIANTS:
+                size = rounding if way.kind == "rounding" else 0.3
+                shifts = generator.normal(0, size, 20)
+                rows += [
+                    {
+                        "dtype": dtype, "way": way.name, "sample": sample, "source": f"{sample}.py", "position": 20 + k,
+                        "nll": nll[k], "dlogp": generator.normal(0, size), "kl": shifts[k] ** 2 / 4,
+                        "flip": float(shifts[k] < -margins[k]), "margin": margins[k], "shift": shifts[k],
+                        "ulp": 2.0**-20 if dtype == "float32" else 2.0**-4, "decision_flip": 0, "decision_right": 1,
+                    }
+                    for k in range(20)
+                ]  # fmt: skip
+    return run(rows)
+
+
+@pytest.fixture(scope="module")
+def axes(results):
+    return results.axes
+
+
+def test_the_statistics_are_those_that_numpy_gives(forced, axes):
+    rows = forced.rows.query("dtype == 'bfloat16' and way == 'KV cache in int4'")
+    found = axes.query("dtype == 'bfloat16' and way == 'KV cache in int4'").iloc[0]
+    before, behind = np.exp(-rows["nll"]), np.exp(-rows["nll"] + rows["dlogp"])
+    expected = {
+        "perplexity": np.exp(-np.log(before).mean()),
+        "perplexity_way": np.exp(-np.log(behind).mean()),
+        "kl": rows["kl"].mean(),
+        "kl_99": np.quantile(rows["kl"], 0.99),
+        "mean_delta_p": (behind - before).mean(),
+        "rms_delta_p": np.sqrt(((behind - before) ** 2).mean()),
+        "same_top": 1 - rows["flip"].mean(),
+    }
+    for name, value in expected.items():
+        assert found[name].value == pytest.approx(value), name
+        assert found[name].low <= found[name].value <= found[name].high, name
+    assert found["perplexity_ratio"].value == pytest.approx(expected["perplexity_way"] / expected["perplexity"])
+    assert found["delta_p_1"] == pytest.approx(np.quantile(behind - before, 0.01))
+
+
+def test_streams_that_are_equal_differ_in_nothing_and_shares_keep_an_interval(forced):
+    equal = forced.rows.assign(kl=0.0, dlogp=0.0, shift=0.0, flip=0.0)
+    table = tables.axes_table(equal)
+    assert all(estimate == fits.Estimate(0, 0, 0) for estimate in table["kl"])
+    assert all(estimate == fits.Estimate(1, 1, 1) for estimate in table["perplexity_ratio"])
+    assert all(estimate.value == 1 and estimate.low < 1 for estimate in table["same_top"])
+    assert (table["bits_equal_share"] == 1).all()
+
+
+def test_the_unit_of_resampling_is_the_file():
+    # Two files that disagree, each with many tokens: the interval is as wide as two files leave it.
+    files = [np.full((500, 1), value) for value in (0.0, 1.0)]
+    found = tables.resampled(files, lambda kept: kept.mean())
+    assert (found.low, found.value, found.high) == (0, 0.5, 1)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-1, 1e-3, 1e-6])
+def test_expected_flips_are_those_of_independent_margins_and_shifts(size):
+    generator = np.random.default_rng(5)
+    margins, shifts = generator.exponential(1.0, 4000), generator.normal(0, size, 4000)
+    # The chance that a normal loss is larger than an exponential margin, by quadrature.
+    loss = np.linspace(0, 8 * size, 20001)
+    density = np.exp(-0.5 * (loss / size) ** 2) / (size * np.sqrt(2 * np.pi))
+    exact = np.trapezoid(density * -np.expm1(-loss), loss)
+    assert tables.expected_flips(margins, shifts) == pytest.approx(exact, rel=0.15)
+
+
+def test_a_change_that_shifts_nothing_is_expected_to_flip_nothing_where_margins_are_zero():
+    margins = np.repeat([0.0, 0.0625, 0.125, 4.0], 25)
+    assert tables.expected_flips(margins, np.zeros(100)) == 0
+    # A loss as large as the smallest margin that is not 0 takes those below it.
+    assert tables.expected_flips(margins, np.full(100, -0.0625)) == pytest.approx(0.5)
+
+
+def test_control_counting_flips_alone_says_nothing_where_none_was_seen():
+    generator = np.random.default_rng(5)
+    margins, shifts = generator.exponential(1.0, 4000), generator.normal(0, 1e-6, 4000)
+    assert (shifts < -margins).sum() == 0 < tables.expected_flips(margins, shifts) < 1e-5
+
+
+def test_margins_hold_every_comparison_that_only_rounds(forced):
+    table = tables.margins_table(forced.rows)
+    rounding = forced.rows[forced.rows["way"].isin([way.name for way in variants.VARIANTS if way.kind == "rounding"])]
+    for dtype, part in rounding.groupby("dtype"):
+        own = table[table["dtype"] == dtype]
+        assert own["tokens"].sum() == len(part)
+        assert own["flips"].sum() == part["flip"].sum()
+        assert (own["predicted"].diff().dropna() <= 1e-12).all()
+    assert fits.flat(table)["seen"].notna().sum() == (table["tokens"] > 0).sum()
+
+
+def test_a_loss_that_just_takes_a_margin_leaves_a_tie():
+    losses = pd.Series([0.0, 1.0, 1.0, 2.0])
+    # A margin of 1: one loss is larger and two leave a tie.  A margin of 0: three losses are larger.
+    assert tables._overtaken(np.array([1.0]), losses) == pytest.approx(1 / 4 + 2 / 8)
+    assert tables._overtaken(np.array([0.0]), losses) == pytest.approx(3 / 4)
+
+
+@pytest.fixture(scope="module")
+def parting():
+    ways = [first_divergence.WRITER, *(way.name for way in first_divergence.WATCHED), first_divergence.ASSISTED]
+    return run(
+        {
+            "dtype": dtype, "choice": choice, "way": way, "sample": sample, "source": f"{sample}.py",
+            "steps": 20 if dtype == "float32" else 4 + sample, "parted": int(dtype == "bfloat16" and sample % 2),
+        }
+        for dtype in SIZE for choice in first_divergence.CHOICES for way in ways for sample in range(6)
+        if (choice, way) != (first_divergence.SAMPLED, first_divergence.ASSISTED)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def positions():
+    return run(
+        {
+            "dtype": dtype, "way": way, "sample": sample, "source": f"{sample}.py", "bin": place, "read_from": 4 * place,
+            "read_to": 4 * place + 4, "n_tokens": 4, "kl": SIZE[dtype] * place, "flips": 0,
+        }
+        for dtype in SIZE for way in ("cache, 64 tokens at once", "KV cache in int8") for sample in range(2)
+        for place in range(1, 16)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def behind():
+    return run(
+        {
+            "dtype": "bfloat16", "sample": sample, "source": f"{sample}.py", "offset": offset, "kl_forced": 1e-4,
+            "kl_free": 2.0 if offset > 0 else 1e-4, "token_equal": int(offset < 0),
+        }
+        for sample in range(2) for offset in range(-3, 5)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(forced, positions, parting, behind):
+    return Results(forced, positions, parting, behind)
+
+
+def test_growth_of_what_grows_in_proportion_is_the_ratio_of_the_places(positions):
+    grown = tables.growth(positions.rows)
+    # Bins 1 to 3 against 12 to 15.
+    assert [row.ratio.value for row in grown.itertuples()] == pytest.approx([13.5 / 2] * 4)
+    level = positions.rows.assign(kl=1e-3)
+    assert all(row.ratio.value == pytest.approx(1) for row in tables.growth(level).itertuples())
+
+
+def test_partings_put_seen_and_expected_side_by_side(results):
+    table = results.partings
+    wrote = table[table["way"] == first_divergence.WRITER].set_index("dtype")
+    assert wrote.loc["float32", "greedy"].value == 1
+    assert wrote.loc["bfloat16", "greedy"].value < 1
+    fp32, bf16 = (wrote.loc[dtype, "expected_flips"].value for dtype in SIZE)
+    assert 0 < 100 * fp32 < bf16
+
+
+def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_not_draw(axes, results):
+    table = results.partings.set_index(["dtype", "way"])
+    known = axes.set_index(["dtype", "way"])["expected_flips"]
+    for dtype in SIZE:
+        row = table.loc[(dtype, first_divergence.ASSISTED)]
+        assert row["expected_flips"] == known[dtype, variants.CHUNKS.name]
+        assert (row["greedy"].value == 1) == (dtype == "float32")
+    shown = laid_out.partings_shown(table.reset_index()).set_index(["change", "dtype"])
+    cells = shown.loc[first_divergence.ASSISTED]
+    assert list(cells["equal, sampled (%)"]) == ["", ""]
+    assert "" not in list(cells["equal, greedy (%)"])
+
+
+def test_of_few_files_a_statistic_of_tokens_and_a_change_have_a_range():
+    for n_files, kind in ((3, "range"), (4, "95 %")):
+        files = [np.full((50, 2), float(number)) for number in range(n_files)]
+        found = tables.resampled(files, lambda kept: kept.mean())
+        assert found.kind == kind
+    assert (tables.resampled(files[:3], lambda kept: kept.mean()).low, found.value) == (0.0, 1.5)
+    assert laid_out.change(fits.Estimate(1.001, 0.999, 1.003, "range")) == "+0.10 [-0.10 to +0.30]"
+    assert laid_out.change(fits.Estimate(1.001, 0.999, 1.003)) == "+0.10 ± 0.20"
+
+
+@pytest.mark.parametrize("parted", [True, False])
+def test_figures_and_tables_are_made_of_the_rows(results, parted):
+    results = results if parted else dataclasses.replace(results, behind=None)
+    assert len(figures.figure_margins(results.margins).axes) == 2
+    assert len(figures.figure_partings(results.curves, results.written).axes) == 2
+    assert len(figures.figure_drift_and_snowball(results.along, results.snowball).axes) == 1 + parted
+    for shown in (
+        laid_out.axes_shown(results.axes), laid_out.tails_shown(results.axes), laid_out.partings_shown(results.partings),
+    ):  # fmt: skip
+        assert shown.notna().all(axis=None)
+    assert not tables.curves_table(results.curves).empty
+
+
+def test_what_is_exactly_zero_stands_beside_the_logarithmic_axis(results):
+    assert len(figures.figure_axes(results.axes, results.published).axes) == 1
+    none = results.axes.assign(kl=[fits.Estimate(0, 0, 0), *results.axes["kl"][1:]])
+    zero, log = figures.figure_axes(none, book=results.axes).axes
+    assert (zero.get_xscale(), log.get_xscale()) == ("linear", "log")
+
+
+@pytest.mark.parametrize(
+    ("estimate", "written"),
+    [
+        (fits.Estimate(1.7e-4, 1.5e-4, 1.9e-4), "(1.7 ± 0.2) × 10⁻⁴"),
+        (fits.Estimate(2.0, 1.5, 2.5), "(2.0 ± 0.5)"),
+        (fits.Estimate(0, 0, 0), "0"),
+        # A range is none that has a half.
+        (fits.Estimate(1.7e-4, 1.5e-4, 1.9e-4, "range"), "1.7 [1.5 to 1.9] × 10⁻⁴"),
+    ],
+)
+def test_small_numbers_are_written_with_half_their_interval(estimate, written):
+    assert laid_out.spread(estimate) == written
+
+
+# Statements
+
+
+KL = {
+    variants.OTHER_DTYPE: 1e-3, variants.KV_FP8: 5e-3, variants.KV_INT8: 2e-3, variants.KV_INT4: 0.1,
+    variants.WEIGHTS_8: 0.02, variants.WEIGHTS_4: 0.4, variants.LOST: 0.17,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lawful(forced, positions, parting, behind):
+    """Rows that bear out every statement, of enough files and prompts."""
+    rows = pd.concat([forced.rows.assign(source=lambda r, k=k: r["source"] + str(k)) for k in range(6)])
+    rows["sample"] = rows.groupby("source", sort=False).ngroup()
+    rounding = rows["dtype"].map({"float32": 1e-11, "bfloat16": 1.5e-3})
+    by_way = rows["way"].map({way.name: kl for way, kl in KL.items()}).fillna(rounding)
+    by_way = by_way.mask((rows["way"] == variants.BATCHED.name) & (rows["dtype"] == "float32"), 0)
+    rows = rows.assign(kl=by_way * np.random.default_rng(1).uniform(0.8, 1.2, len(rows)), flip=0.0)
+    rows["dlogp"] *= 1e-3
+    first = rows[(rows["dtype"] == "bfloat16") & (rows["way"] == said.CACHE)].index[0]
+    rows.loc[first, ["flip", "margin"]] = 1.0, 0.0
+    prompts = pd.concat([parting.rows.assign(sample=lambda r, k=k: 6 * k + r["sample"]) for k in range(8)])
+    prompts = prompts.assign(
+        steps=20, parted=((prompts["dtype"] == "bfloat16") & (prompts["sample"] % 5 > 0)).astype(int)
+    )
+    texts = pd.concat([frame.rows.assign(source=f"{k}.py", sample=k) for k in range(6) for frame in (behind,)])
+    level = pd.concat([positions.rows.assign(source=lambda r, k=k: r["source"] + str(k), kl=1e-3) for k in range(6)])
+    return Results(run(rows), run(level), run(prompts), run(texts))
+
+
+def outcome(results, name):
+    return statements.check(said.STATEMENTS[name], results).outcome
+
+
+def of(way, dtype=None):
+    name = way if isinstance(way, str) else way.name
+    return lambda rows: (rows["way"] == name) & (rows["dtype"] == dtype if dtype else True)
+
+
+# Which run, which rows of it, and what is planted there.
+CONTRARY = {
+    "perplexity-stays": ("forced", of(said.CACHE), {"dlogp": -0.05}),
+    "bf16-as-the-dtype": ("forced", of(said.CACHE, "bfloat16"), {"kl": 0.01}),
+    "fp32-far-below-the-dtype": ("forced", of(said.CACHE, "float32"), {"kl": 1e-3}),
+    "few-bits-move-further": ("forced", of(variants.WEIGHTS_8), {"kl": 1e-3}),
+    "int8-as-the-cache": ("forced", of(variants.KV_INT8), {"kl": 0.1}),
+    "static-moves-as-far": ("forced", of(variants.STATIC), {"kl": 1.0}),
+    "a-batch-changes-nothing": ("forced", of(variants.BATCHED, "float32"), {"kl": 1e-12}),
+    "a-batch-changes-all-in-bf16": ("forced", of(variants.BATCHED, "bfloat16"), {"kl": 0.0}),
+    "rounding-shrinks": ("forced", of(said.CACHE, "float32"), {"kl": 1e-3}),
+    "a-fault-stays": ("forced", of(said.FAULT, "float32"), {"kl": 1e-9}),
+    "a-fault-looks-like-few-bits": ("forced", of(variants.WEIGHTS_4), {"kl": 1e-3}),
+    "flips-at-small-margins": ("forced", of(said.CACHE, "bfloat16"), {"flip": 1.0, "margin": 9.0}),
+    "fp32-expects-no-flip": ("forced", of(said.CACHE, "float32"), {"shift": -1.0}),
+    "bf16-texts-diverge": ("parting", of(said.CACHE, "bfloat16"), {"parted": 0}),
+    "fp32-texts-stay": ("parting", of(said.CACHE, "float32"), {"parted": 1, "steps": 3}),
+    "sampled-texts-diverge": ("parting", of(said.CACHE, "bfloat16"), {"parted": 0}),
+    "assisted-texts-diverge": ("parting", of(said.ASSISTED, "bfloat16"), {"parted": 0}),
+    "length-adds-little": ("positions", lambda rows: rows["bin"] > 10, {"kl": 1.0}),
+    "texts-go-their-own-way": ("behind", lambda rows: rows["offset"] > 0, {"kl_free": 1e-3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", said.STATEMENTS)
+def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not(lawful, name):
+    assert outcome(lawful, name) == "holds"
+    which, where, planted = CONTRARY[name]
+    rows = getattr(lawful, which).rows.copy()
+    rows.loc[where(rows), list(planted)] = list(planted.values())
+    # Texts that all diverge at once have no interval.
+    assert outcome(changed(lawful, **{which: rows}), name) in ("fails", "not resolved")
+
+
+def test_statements_about_what_was_not_run_say_so():
+    assert {outcome(Results(None, None, None, None), name) for name in said.STATEMENTS} == {"not run"}
+
+
+def test_every_number_of_the_prose_can_be_computed_from_rows_of_any_model(lawful):
+    assert all(isinstance(give(lawful), str) for give in said.NUMBERS.values())
