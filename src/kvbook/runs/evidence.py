@@ -102,7 +102,7 @@ def printed(by_processor: "Mapping[str, Mapping[str, records.Run]]") -> dict[str
     """Choose the runs whose numbers are printed: each experiment's on the first processor that has it."""
     found: dict[str, records.Run] = {}
     for runs in by_processor.values():
-        found = dict(runs) | found
+        found |= {name: run for name, run in runs.items() if name not in found}
     return found
 
 
