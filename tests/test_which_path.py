@@ -317,8 +317,9 @@ def outcome(name: str, rows: pd.DataFrame) -> str:
 @pytest.mark.parametrize(
     ("name", "change", "contrary"),
     [
-        ("cached-as-close", {}, {"ratio": 1.5}),
-        ("cached-as-close", {"ratio": 1.1}, {"ratio": 0.6}),
+        ("cached-no-worse", {"ratio": 0.6}, {"ratio": 1.5}),
+        ("as-close-in-16-bits", {}, {"ratio": 1.5}),
+        ("as-close-in-16-bits", {"ratio": 1.1}, {"ratio": 0.6}),
         ("either-may-be-closer", {"ratio": 0.8}, {"ratio": 3.0}),
         ("no-worse-prediction", {}, {"likelihood": -0.8}),
         ("no-worse-prediction", {"likelihood": 0.1}, {"likelihood": 0.8}),
@@ -329,6 +330,14 @@ def outcome(name: str, rows: pd.DataFrame) -> str:
 def test_a_statement_holds_on_noise_and_fails_on_what_is_planted(name, change, contrary):
     assert outcome(name, planted(**change)) == "holds"
     assert outcome(name, planted(**contrary)) == "fails"
+
+
+def test_a_cached_pass_that_is_closer_in_fp32_is_told_from_one_that_is_not():
+    closer, alike = (planted(ratio=ratio).assign(dtype="float32") for ratio in (0.6, 1.0))
+    assert outcome("closer-in-fp32-here", closer) == "holds"
+    assert outcome("closer-in-fp32-here", alike) == "fails"
+    # In 16 bits it says nothing.
+    assert outcome("closer-in-fp32-here", planted(ratio=0.6)) == "not run"
 
 
 def test_errors_share_a_part_only_where_their_correlation_is_told_from_nothing():

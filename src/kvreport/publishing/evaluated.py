@@ -85,7 +85,7 @@ def _number(chapter: str, key: str, give: Callable[[Any], str], results: Any) ->
 
 def _processors(runs: Mapping[str, records.Run]) -> str:
     names = dict.fromkeys(run.about["machine"]["processor"] for run in runs.values())
-    return wording.listed([name.replace("(R)", "").removesuffix(" Processor") for name in names])
+    return wording.listed([wording.processor(name) for name in names])
 
 
 def _models(runs: Mapping[str, records.Run]) -> set[str]:

@@ -65,6 +65,11 @@ def published(said: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, str]]:
     }
 
 
+def processor(name: str) -> str:
+    """Name a processor without its marks: `Intel Xeon`."""
+    return name.replace("(R)", "").removesuffix(" Processor")
+
+
 def listed(parts: Sequence[str]) -> str:
     """Join parts as a sentence does: a, b and c."""
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
