@@ -117,6 +117,7 @@ def test_the_atlas_is_searched_and_chosen_from_and_is_whole_without_javascript(b
 
 def test_claims_are_sorted_by_a_click_and_chosen_by_verdict(page, address):
     page.goto(address)
+    page.locator("details", has=page.locator("table#tab-ledger-claims")).locator("summary").click()
     table = page.locator("table#tab-ledger-claims")
     verdict = table.get_by_role("button", name="verdict")
 
@@ -185,6 +186,15 @@ def test_a_question_is_answered_in_two_clicks_and_250_words_with_a_remedy_to_cop
     assert len((read + " " + before).split()) <= 250
     assert code.inner_text().strip()
     assert article.locator("button.copybtn").count() > 0
+
+
+def test_the_front_pages_figure_keeps_its_shape(page, address):
+    page.goto(address)
+    picture = page.locator("img.kvbook-hero")
+    picture.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('img.kvbook-hero').naturalWidth > 0")
+    shown, whole = picture.evaluate("i => [i.clientWidth / i.clientHeight, i.naturalWidth / i.naturalHeight]")
+    assert shown == pytest.approx(whole, rel=0.02)
 
 
 def test_a_figure_is_found_to_cite_with_its_pdf_and_its_data_in_two_clicks(page, address):

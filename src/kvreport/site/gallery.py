@@ -40,7 +40,7 @@ def hero(context: Context) -> str:
             file = paths.BUILD / "thumbnails" / f"{item.name}-whole.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(item.picture or b"")
-            return _linked(item, file, context)
+            return _linked(item, file, context, "dark-light kvbook-hero")
     return ""
 
 
@@ -48,14 +48,14 @@ def _tile(item: Published, context: Context) -> str:
     return f":::::{{container}} kvbook-tile\n{_linked(item, _thumbnail(item), context)}\n:::::"
 
 
-def _linked(item: Published, file: Path, context: Context) -> str:
+def _linked(item: Published, file: Path, context: Context, look: str = "dark-light") -> str:
     """Write a picture that leads to its figure, and the first sentence of the caption."""
     picture, top = (Path(os.path.relpath(path, context.page)).as_posix() for path in (file, context.root))
     sentence = citation.first_sentence(item.caption)
     end = "" if sentence.endswith("…") else "."
     return (
         # An option is taken to the letter; in Markdown's own picture an escaped mark would be lost.
-        f"::::{{image}} {picture}\n:alt: {' '.join((item.alt or '').split())}\n:class: dark-light\n"
+        f"::::{{image}} {picture}\n:alt: {' '.join((item.alt or '').split())}\n:class: {look}\n"
         f":target: {top}/{item.place}\n::::\n\n"
         f"{{numref}}`{item.name}`: {sentence.translate(_MARKS)}{end}"
     )

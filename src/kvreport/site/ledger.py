@@ -63,7 +63,8 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
         "Every claim in our words and its own, with its verdict. A document's name leads to the rule, the numbers and what it "
         "published; n counts independent units."
     )
-    parts.append(_table("tab-ledger-claims", caption, ["verdict", "document", "n", "claim"], claims, filtered=True))
+    table = _table("tab-ledger-claims", caption, ["verdict", "document", "n", "claim"], claims, filtered=True)
+    parts.append(f":::::{{dropdown}} All {len(rows)} claims, to search and to sort\n{table}\n:::::")
     return "\n\n".join(parts)
 
 

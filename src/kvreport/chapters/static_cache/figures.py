@@ -118,6 +118,6 @@ def figure_gains(gains: pd.DataFrame, book: pd.DataFrame) -> Figure:
             )  # fmt: skip
     ax.axvline(1, color=style.GREY, linestyle="--", linewidth=1)
     ax.set_yticks(range(len(ways)), ways, fontsize=9.5)
-    ax.set(xlabel="tokens/s over those of the eager loop with a dynamic cache", xlim=(0, None))
+    ax.set(xlabel="tokens/s over the eager dynamic loop's", xlim=(0, None))
     ax.grid(axis="y", visible=False)
     return fig
