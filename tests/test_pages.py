@@ -167,7 +167,7 @@ QUESTIONS = {
         "I need equal bits: reinforcement learning",
         "pages/howto/bit_reproducible.html",
     ),
-    "my reused prompt gives another answer": ("I reuse a prompt's cache", "pages/howto/reuse_a_prompt.html"),
+    "my reused prompt gives another answer": ("I reuse a prompt", "pages/howto/reuse_a_prompt.html"),
 }
 
 
