@@ -317,6 +317,8 @@ def test_a_context_of_minus_one_is_none(gpt2_folder):
 def test_it_can_be_stopped_while_torch_is_imported(llama_folder):
     code = (
         "import os, signal, sys\n"
+        # A shell's background job ignores it, and hands that on.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Stop:\n"
         "    def find_spec(self, name, *_):\n"
         "        if name == 'torch': os.kill(os.getpid(), signal.SIGINT)\n"
