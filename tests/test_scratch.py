@@ -611,11 +611,11 @@ class TestStatements:
 
         def outcomes(factor):
             timed = rows.assign(seconds=np.where(rows["way"] == POSTED, 1.0, factor))
-            names = ("refill-is-as-fast", "window-is-slow", "less-than-three-times")
+            names = ("refill-is-as-fast", "window-is-slow", "more-than-twice")
             return [self.outcome(results, name, speed=timed) for name in names]
 
-        assert outcomes(1.0) == ["holds", "fails", "holds"]
-        assert outcomes(5.0) == ["fails", "holds", "fails"]
+        assert outcomes(1.0) == ["holds", "fails", "fails"]
+        assert outcomes(5.0) == ["fails", "holds", "holds"]
 
     def test_equal_steps_are_counted_once_for_all_dtypes_that_agree(self, results):
         rows = results.logits.rows.assign(max_abs=0.0)

@@ -23,6 +23,8 @@ def _weights(results: Results) -> str:
 
 def lost(results: Results, way: str, against: str) -> list[Measured]:
     """Give what a way loses past the first block, in nats a character."""
+    if results.loss is None:
+        return []
     files = results.behind.index.get_level_values("source").nunique()
     return [Measured("", results.gaps[way, against], files)]
 

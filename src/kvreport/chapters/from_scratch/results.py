@@ -21,22 +21,23 @@ class Results(ChapterResults):
 
     Attributes
     ----------
-    logits, loss, held, texts, speed : Run
-        Of the experiments ``scratch_logits``, ``scratch_loss``, ``scratch_held``, ``scratch_texts``, ``scratch_speed``.
+    logits, loss, held, texts, speed : Run or None
+        Of the experiments ``scratch_logits``, ``scratch_loss``, ``scratch_held``, ``scratch_texts``, ``scratch_speed``; None for
+        one that is not there.
     """
 
     EXPERIMENTS = EXPERIMENTS
 
-    logits: Run
-    loss: Run
-    held: Run
-    texts: Run
-    speed: Run
+    logits: Run | None
+    loss: Run | None
+    held: Run | None
+    texts: Run | None
+    speed: Run | None
 
     @property
     def model(self) -> dict[str, Any]:
         """What the runs say of their model."""
-        return self.loss.about["models"][0]
+        return next(run for run in self.runs.values() if run is not None).about["models"][0]
 
     @property
     def block(self) -> int:
@@ -126,4 +127,9 @@ class Results(ChapterResults):
     @cached_property
     def costs(self) -> pd.DataFrame:
         """`tables.cost_table`."""
-        return tables.cost_table(self.gaps, self.speed.rows)
+        return tables.cost_table(self.gaps, self.times, self.speed.rows)
+
+    @cached_property
+    def times(self) -> dict[str, Estimate]:
+        """`tables.times`."""
+        return tables.times(self.speed.rows)
