@@ -37,7 +37,8 @@ class Results(ChapterResults):
     @property
     def model(self) -> dict[str, Any]:
         """What the runs say of their model."""
-        return next(run for run in self.runs.values() if run is not None).about["models"][0]
+        run = self.loss or next(run for run in self.runs.values() if run is not None)
+        return run.about["models"][0]
 
     @property
     def block(self) -> int:
