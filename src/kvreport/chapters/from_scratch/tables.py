@@ -19,11 +19,6 @@ INSIDE, BEHIND = "in the first block", "past it"
 MOST_ROUNDOFFS = 1000
 
 
-def is_rounding(relative_rms: float, dtype: str) -> bool:
-    """Tell whether a relative difference is no larger than rounding in a dtype can make it."""
-    return relative_rms <= MOST_ROUNDOFFS * agreement.UNIT_ROUNDOFF[dtype]
-
-
 def finest(logits: pd.DataFrame) -> str | None:
     """Name the finest dtype of the rows; None when it is too coarse to tell rounding from a bug."""
     dtype = min(logits["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)

@@ -315,11 +315,6 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def load_seconds(rows: pd.DataFrame) -> float:
-    """Give the seconds in which the model was made or read."""
-    return float(rows[rows["phase"] == speed.LOAD]["seconds"].iloc[0])
-
-
 def phases_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Write the times of `phases` for a page."""
     found = phases(rows)
