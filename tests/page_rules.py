@@ -14,8 +14,8 @@ from bs4 import BeautifulSoup
 from playwright.sync_api import BrowserContext, Page
 
 WIDE = {"width": 1280, "height": 900}
-# The narrowest telephones still sold, and the most common width.
-NARROW = (320, 390)
+# The narrowest telephones still sold, the most common width, and a tablet's.
+NARROW = (320, 390, 820)
 
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 # Those of its rules that colours decide: in a second theme nothing else can come out otherwise.

@@ -1,6 +1,7 @@
 """The site in a real browser: every page of this book, with the tests' parameters, as readers meet it."""
 
 import csv
+import json
 import os
 import shutil
 import subprocess
@@ -152,6 +153,125 @@ def test_the_memory_of_a_model_follows_dtype_length_and_batch(browser, page, add
     plain = context.new_page()
     plain.goto(address + "pages/howto/memory.html")
     assert plain.locator("table#tab-memory-needed tbody tr").first.locator("td").count() == 6
+    context.close()
+
+
+def test_a_wide_table_takes_the_margin_and_where_it_must_scroll_its_edge_shows_it(browser, address):
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.goto(address + "pages/howto/memory.html")
+    edges = page.locator(".kvbook-edges", has=page.locator("table#tab-memory-needed"))
+    frame = edges.locator("> .pst-scrollable-table-container")
+    column = page.locator("article h1").evaluate("head => head.getBoundingClientRect().right")
+    assert frame.evaluate("frame => frame.scrollWidth - frame.clientWidth") <= 1
+    assert column < frame.evaluate("frame => frame.getBoundingClientRect().right") <= 1440
+    assert "more-right" not in edges.get_attribute("class")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_function("document.querySelector('.kvbook-edges').classList.contains('more-right')")
+    frame.evaluate("frame => frame.scrollTo(frame.scrollWidth, 0)")
+    page.wait_for_function("document.querySelector('.kvbook-edges').className.endsWith('more-left')")
+    context.close()
+
+
+# By answer, in the order of the picker's questions; none stands for any.
+PICKED = {
+    "my reused cache differs in bf16": (
+        {"changed": "text", "dtype": "16", "loop": "generate", "ids": "yes", "past": "no"}, "The text differs in bf16",
+    ),
+    "my own cache gets worse past block_size": (
+        {"changed": "loss", "dtype": "32", "loop": "own", "ids": "yes", "past": "yes"}, "My own cache gets worse after",
+    ),
+    "my static cache is slower": ({"changed": "speed"}, "A static cache is slow"),
+    "I need equal bits": ({"changed": "equal"}, "I need equal bits"),
+    "my prompt's cache does not fit": (
+        {"changed": "text", "dtype": "16", "loop": "generate", "ids": "no"}, "I reuse a prompt's cache",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", PICKED)
+def test_the_picker_opens_the_symptom_that_fits_best(page, address, asked):
+    answers, symptom = PICKED[asked]
+    page.goto(address)
+    form = page.get_by_role("form", name="Find your symptom")
+    for name, value in answers.items():
+        form.locator(f"select[name={name}]").select_option(value)
+    opened = page.locator("details.symptom[open]")
+    assert opened.count() == 1
+    assert symptom in opened.inner_text().replace("’", "'")
+    assert opened.locator("a").count() > 0
+    assert opened.locator("button.copybtn").count() > 0
+    assert page.locator("details.symptom[hidden]").count() > 0
+    form.get_by_role("button", name="Start again").click()
+    page.wait_for_function("document.querySelectorAll('details.symptom[hidden], details.symptom[open]').length === 0")
+
+
+def test_every_combination_of_answers_leads_to_a_symptom(page, address):
+    page.goto(address)
+    combinations, empty = page.evaluate(
+        """() => {
+          const selects = [...document.querySelectorAll("form.kvbook-picker select")];
+          const form = selects[0].form;
+          const empty = [];
+          let combinations = 0;
+          const next = (place) => {
+            if (place < selects.length) {
+              for (const option of selects[place].options) { selects[place].value = option.value; next(place + 1); }
+              return;
+            }
+            form.dispatchEvent(new Event("input"));
+            combinations += 1;
+            if (!document.querySelector("details.symptom:not([hidden])")) empty.push(selects.map((one) => one.value));
+          };
+          next(0);
+          return [combinations, empty];
+        }"""
+    )
+    assert combinations == 6 * 3**4
+    assert empty == []
+
+
+def test_the_front_page_is_whole_without_javascript(browser, page, address):
+    page.goto(address)
+    symptoms = page.locator("details.symptom").count()
+    assert symptoms >= 10
+    context = browser.new_context(java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(address)
+    assert plain.locator("details.symptom:visible").count() == symptoms
+    assert plain.locator("form.kvbook-picker").count() == 0
+    assert plain.locator("a:has(> img.kvbook-hero)").get_attribute("href").endswith("#fig-bug-planted")
+    plain.locator("summary", has_text="The values of").click()
+    assert plain.locator("details[open] table td:visible").count() > 20
+    context.close()
+
+
+def test_the_front_pages_figure_says_its_values_to_a_pointer_a_finger_and_a_keyboard(browser, address, site):
+    values = json.loads(
+        BeautifulSoup((site / "index.html").read_text("utf-8"), "html.parser").find(id="kvbook-hero-values").string
+    )
+    clean = values[0]
+    assert clean["line"] == "clean"
+    context = browser.new_context(viewport=page_rules.WIDE, has_touch=True)
+    page = context.new_page()
+    page.goto(address)
+    picture = page.locator("img.kvbook-hero")
+    picture.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('img.kvbook-hero').naturalWidth > 0")
+    box = picture.bounding_box()
+    tip = page.locator(".kvbook-hover-tip")
+    assert not tip.is_visible()
+    # Its points lie far from all others in the finest dtypes.
+    for act, (dtype, value, x, y) in zip((page.mouse.move, page.touchscreen.tap), clean["points"][:2], strict=True):
+        act(box["x"] + box["width"] * x / 100 + 3, box["y"] + box["height"] * y / 100)
+        assert tip.inner_text() == f"{clean['model']}, clean, {dtype}: {value}"
+    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 0.55 * box["height"])
+    assert not tip.is_visible()
+    page.get_by_label("Values of the line").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".kvbook-hover-marks span").count() == len(clean["points"])
+    said = page.locator(".kvbook-hover + .kvbook-filter-bar output").inner_text()
+    assert said == "; ".join(f"{dtype}: {value}" for dtype, value, _, _ in clean["points"])
     context.close()
 
 

@@ -43,6 +43,11 @@ def fact(value: float, series: str = "") -> Measured:
     return Measured(series, Estimate(float(value), float(value), float(value), "range"))
 
 
+def with_units(measured: Iterable[Measured], unit: str, form: str = "{:.0%}") -> str:
+    """Write estimates with their intervals, and how many independent units they are from."""
+    return "; ".join(f"{one.estimate.text(form)}, {one.units} {unit}" for one in measured) or "not run"
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What a run says of one claim.

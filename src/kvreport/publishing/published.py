@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,10 @@ class Published:
         The PNG of the page.
     rows : str
         A table as it is shown, in CSV; empty for a figure.
+    frame : dict
+        By axis, where it lies in the picture and what it spans; empty for a figure of several panels.
+    models : tuple of str
+        The models of its rows, the first one first; empty where the runs were not named.
     """
 
     name: str
@@ -52,6 +57,8 @@ class Published:
     run: Mapping[str, Any]
     picture: bytes | None = field(default=None, repr=False)
     rows: str = ""
+    frame: Mapping[str, Any] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -85,11 +92,25 @@ def of(executed: Path, source: Path | None = None) -> list[Published]:
         figure, table = metadata.get("image/png", {}), metadata.get("text/html", {}).get("kvbook_table")
         if "name" in figure:
             words = {key: figure[key] for key in ("name", "files")} | _words(figure, written)
-            found.append(Published(**about, **words, picture=base64.b64decode(output["data"]["image/png"])))
+            more = {"frame": figure.get("frame", {}), "models": _models(figure)}
+            picture = base64.b64decode(output["data"]["image/png"])
+            found.append(Published(**about, **words, **more, picture=picture))
         if table is not None:
             words = {key: table[key] for key in ("name", "files")} | _words(table, written) | {"alt": None}
             found.append(Published(**about, **words, rows=table["csv"]))
     return found
+
+
+def _models(item: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(model for made in item.get("made_by", ()) for model in made["models"])
+
+
+def place(axis: Mapping[str, Any], value: float) -> float:
+    """Tell where in a picture a value of an axis of `frame` lies, as a share of its width or height."""
+    scaled = math.log10 if axis["scale"] == "log" else float
+    low, high = map(scaled, axis["limits"])
+    start, end = axis["at"]
+    return start + (end - start) * (scaled(value) - low) / (high - low)
 
 
 def _words(item: Mapping[str, Any], written: Mapping[str, Caption]) -> dict[str, Any]:

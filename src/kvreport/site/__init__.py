@@ -42,6 +42,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_css_file("kvbook.css")
     app.add_js_file("kvbook-filter.js", loading_method="defer")
     app.add_js_file("kvbook-memory.js", loading_method="defer")
+    app.add_js_file("kvbook-tables.js", loading_method="defer")
+    app.add_js_file("kvbook-hero.js", loading_method="defer")
+    app.add_js_file("kvbook-picker.js", loading_method="defer")
     for part in (
         numrefs,
         repository,

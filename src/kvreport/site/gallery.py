@@ -29,26 +29,11 @@ def markdown(context: Context) -> str:
     return "\n\n".join(sections) or "No chapter has published a figure yet."
 
 
-# What the front page shows: bugs flat, rounding sloped.
-HERO = "fig-bug-planted"
-
-
-def hero(context: Context) -> str:
-    """Write the one figure of the front page, which leads to itself in its chapter."""
-    for item in published.everything(context.executed):
-        if item.name == HERO:
-            file = paths.BUILD / "thumbnails" / f"{item.name}-whole.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(item.picture or b"")
-            return _linked(item, file, context, "dark-light kvbook-hero")
-    return ""
-
-
 def _tile(item: Published, context: Context) -> str:
-    return f":::::{{container}} kvbook-tile\n{_linked(item, _thumbnail(item), context)}\n:::::"
+    return f":::::{{container}} kvbook-tile\n{linked(item, _thumbnail(item), context)}\n:::::"
 
 
-def _linked(item: Published, file: Path, context: Context, look: str = "dark-light") -> str:
+def linked(item: Published, file: Path, context: Context, look: str = "dark-light") -> str:
     """Write a picture that leads to its figure, and the first sentence of the caption."""
     picture, top = (Path(os.path.relpath(path, context.page)).as_posix() for path in (file, context.root))
     sentence = citation.first_sentence(item.caption)

@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 from kvbook.errors import UserError
 from kvreport.publishing import captions, chapter_name, citation, evaluated
 from kvreport.publishing import checkout as origin
-from kvreport.site import cards, environment, gallery, ledger, modules, running, sentences, speed
+from kvreport.site import cards, environment, gallery, hero, ledger, modules, running, sentences, speed
 from kvreport.site.context import Context
 
 # One on a line of its own; the line becomes the part.
@@ -21,7 +21,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "ledger": lambda context: ledger.markdown(ledger.verdicts(context.chapters)),
     "outcomes": lambda context: sentences.outcomes(context.chapters),
     "gallery": gallery.markdown,
-    "hero": gallery.hero,
+    "hero": hero.markdown,
     "runs": environment.markdown,
     "memory": running.memory,
     "cards": cards.markdown,

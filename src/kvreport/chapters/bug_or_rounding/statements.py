@@ -7,6 +7,7 @@ import pandas as pd
 from kvbook import lengths
 from kvbook.diagnosis import verdict
 from kvbook.measuring import estimates
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvreport.chapters.bug_or_rounding import first_bad_layer, results, symptoms, tables
 from kvreport.chapters.bug_or_rounding.results import Results
 from kvreport.publishing.judging import Measured, fact
@@ -249,6 +250,21 @@ def _inside(found: Results) -> pd.Series:
     return rows[rows["symptom"] == symptoms.NARROW_INSIDE].groupby("model")["drift"].mean()
 
 
+def _clean_most(found: Results) -> float:
+    """Give the most roundoffs by which a clean model drifts on a text in fp32 or fp64."""
+    rows = found.drifts.rows
+    rows = rows[(rows["document"] == symptoms.PLANTED) & (rows["symptom"] == symptoms.CLEAN)]
+    rows = rows[rows["dtype"].isin(("float32", "float64"))]
+    return (rows["drift"] / rows["dtype"].map(UNIT_ROUNDOFF)).max()
+
+
+def _bugs_least(found: Results) -> float:
+    """Give the fewest roundoffs of fp64 by which an injected bug drifts, in the mean over texts."""
+    lines = found.lines[(found.lines["document"] == symptoms.PLANTED) & (found.lines["dtype"] == "float64")]
+    lines = lines[~lines["symptom"].isin((symptoms.CLEAN, symptoms.NARROW_INSIDE))]
+    return (lines["drift"] / lines["roundoff"]).min()
+
+
 def _smallest_bug(found: Results) -> float:
     rows = _drifts(found, symptoms.PLANTED, [name for name in symptoms.NAMES if name != symptoms.CLEAN])
     return rows["drift"].min()
@@ -270,5 +286,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "removed": _reported(complaints=False),
     "planted_in": lambda found: str(int(found.by_layer.rows["planted_in"].max())),
     "inside_mpt": lambda found: power_of_ten(_inside(found)["mpt"]),
+    "clean_most": lambda found: f"{_clean_most(found):,.0f}",
+    "bugs_least": lambda found: power_of_ten(_bugs_least(found), 0),
     "smallest_bug": lambda found: power_of_ten(_smallest_bug(found)),
 }

@@ -68,7 +68,7 @@ def complained_of(table: pd.DataFrame) -> pd.Series:
 def planted_grid(planted: pd.DataFrame) -> pd.DataFrame:
     """Lay out which bug was called what in which family."""
     grid = planted.pivot_table(index="symptom", columns="model", values="kind", aggfunc="first", sort=False)
-    return grid.fillna("does not apply").rename_axis(columns=None).reset_index().rename(columns={"symptom": "planted"})
+    return grid.fillna("does not apply").rename_axis(columns=None).reset_index().rename(columns={"symptom": "injected"})
 
 
 def in_fp64(rows: pd.DataFrame) -> pd.DataFrame:

@@ -6,10 +6,10 @@ from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import drift_by_position, first_divergence, laid_out, results, variants
 from kvreport.chapters.does_it_matter.results import Results
-from kvreport.publishing.judging import Measured, fact
+from kvreport.publishing.judging import Measured, fact, with_units
 from kvreport.publishing.rules import Bound, Quantity, every
 from kvreport.publishing.statements import Statement
-from kvreport.publishing.wording import DTYPES, between, power_of_ten
+from kvreport.publishing.wording import DTYPES, between
 
 EXPERIMENTS = results.EXPERIMENTS
 CACHE, OTHER, FAULT = variants.TOKENS.name, variants.OTHER_DTYPE.name, variants.LOST.name
@@ -134,6 +134,17 @@ STATEMENTS: dict[str, Statement[Results]] = {
     ),
     "fp32-far-below-the-dtype": Statement(
         every(_TIMES, "below", Bound(1e-4, "ours", "a ten-thousandth")), _over(OTHER, CACHE, dtype="float32"), headline=True
+    ),
+    "fp8-moves-further": Statement(
+        every(Quantity(f"{_DIVERGENCE}, over the cache's", "file", form="{:.2g}"), "above", Bound(2, "ours", "twice as far")),
+        _over(CACHE, variants.KV_FP8.name, dtype="bfloat16"), scope="this model",
+    ),
+    "fp8-further-than-int8": Statement(
+        every(
+            Quantity(f"{_DIVERGENCE} of keys and values in fp8, over that in 8 bits", "file", "dtype"), "above",
+            Bound(1, "arithmetic", "as far"),
+        ),
+        _over(variants.KV_INT8.name, variants.KV_FP8.name), scope="this model",
     ),
     "few-bits-move-further": Statement(
         every(
@@ -260,8 +271,12 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     ),
     "head_right": lambda found: f"{found.forced.rows['decision_right'].mean():.0%}",
     "cache_perplexity_bf16": _said(_axis("perplexity_ratio", dtype="bfloat16"), lambda e: f"{laid_out.change(e)} %"),
-    "cache_kl_fp32": _said(_axis("kl", dtype="float32"), lambda e: power_of_ten(e.value)),
+    "cache_kl_fp32": _said(_axis("kl", dtype="float32"), laid_out.spread),
     "over_the_dtype": _said(_over(OTHER, CACHE, dtype="bfloat16"), lambda e: e.text("{:.1f}")),
+    "fp8_over_the_cache": _said(_over(CACHE, variants.KV_FP8.name, dtype="bfloat16"), lambda e: e.text("{:.1f}")),
+    "fp8_perplexity_bf16": _said(
+        _axis("perplexity_ratio", variants.KV_FP8.name, "bfloat16"), lambda e: f"{laid_out.change(e)} %"
+    ),
     "flips_fp32": _count("flip", "float32"),
     "flips_bf16": _count("flip", "bfloat16"),
     "decisions_bf16": _count("decision_flip", "bfloat16"),
@@ -269,6 +284,8 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "one_in_fp32": _said(_axis("expected_flips", dtype="float32"), lambda e: laid_out.tokens(1 / e.value)),
     "parted_fp32": _parted(GREEDY, "float32"),
     "parted_bf16": _parted(GREEDY, "bfloat16"),
+    "parted_fp32_share": lambda found: with_units(_diverged(GREEDY, "float32")(found), "prompts"),
+    "parted_bf16_share": lambda found: with_units(_diverged(GREEDY, "bfloat16")(found), "prompts"),
     "sampled_bf16": _parted(SAMPLED, "bfloat16"),
     "assisted_bf16": _parted(GREEDY, "bfloat16", ASSISTED),
     "growth": lambda found: ", ".join(f"{one.series} {one.estimate.text('{:.2f}')}" for one in _growth(found)),

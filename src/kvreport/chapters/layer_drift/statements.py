@@ -8,7 +8,7 @@ from kvbook.measuring import estimates
 from kvbook.runs.records import Run
 from kvreport.chapters.layer_drift import claims, greedy_paths, results
 from kvreport.chapters.layer_drift.results import Results
-from kvreport.publishing.judging import Measured
+from kvreport.publishing.judging import Measured, with_units
 from kvreport.publishing.rules import Bound, Condition, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between, power_of_ten
@@ -223,6 +223,8 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "generate_fp32": _count(greedy_paths.GENERATE, "float32"),
     "generate_bf16": _count(greedy_paths.GENERATE, "bfloat16"),
     "posted_fp32": _count(POSTED, "float32"),
+    "posted_fp32_share": lambda found: with_units(_equal(POSTED, "float32")(found), "prompts"),
+    "equal_fp32_share": lambda found: with_units(_equal(LAST, "float32")(found), "prompts"),
     "posted_length": _cache_length(POSTED),
     "last_length": _cache_length(LAST),
 }

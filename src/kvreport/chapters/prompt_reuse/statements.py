@@ -7,7 +7,7 @@ import pandas as pd
 from kvbook.measuring import estimates
 from kvreport.chapters.prompt_reuse import continuations, results, split_keys
 from kvreport.chapters.prompt_reuse.results import Results
-from kvreport.publishing.judging import Measured, fact
+from kvreport.publishing.judging import Measured, fact, with_units
 from kvreport.publishing.rules import Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between
@@ -191,6 +191,10 @@ def _kept(case: str, way: str, *dtypes: str) -> Callable[[Results], str]:
     return give
 
 
+def _kept_share(case: str) -> Callable[[Results], str]:
+    return lambda found: with_units(_equal(continuations.POSTED, (case,), _FINE)(found), "prompts")
+
+
 def _differing(variant: str, dtype: str) -> Callable[[Results], str]:
     def give(found: Results) -> str:
         rows = found.split.rows
@@ -212,6 +216,8 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "n_files": lambda found: str(found.cuts.rows["source"].nunique()),
     "recipe_fp32": _kept(continuations.DOCUMENTED, continuations.POSTED, _FINE),
     "before_fp32": _kept(continuations.SPACE, continuations.POSTED, _FINE),
+    "recipe_fp32_share": _kept_share(continuations.DOCUMENTED),
+    "before_fp32_share": _kept_share(continuations.SPACE),
     "template_bf16": _kept(continuations.CHAT, continuations.SAFE, _COARSE),
     "corpus_safe": _kept(continuations.CORPUS, continuations.SAFE),
     "corpus_posted": _kept(continuations.CORPUS, continuations.POSTED),

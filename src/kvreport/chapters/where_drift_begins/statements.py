@@ -8,7 +8,7 @@ from kvbook import lengths
 from kvbook.measuring import estimates
 from kvreport.chapters.where_drift_begins import attention_forms, cache_factorial, operation_replay, results, tables
 from kvreport.chapters.where_drift_begins.results import Results
-from kvreport.publishing.judging import Measured, fact
+from kvreport.publishing.judging import Measured, fact, with_units
 from kvreport.publishing.rules import Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between
@@ -259,6 +259,12 @@ def _share_text(dtype: str, kind: str) -> Callable[[Results], str]:
     return give
 
 
+def _own_linear(found: Results, dtype: str) -> list[Measured]:
+    """Measure the linear calls of one row, in the model's own attention."""
+    own = found.by_text["attention"].iloc[0]
+    return _kinds(dtype, ONE_ROW, ("linear",), (own,))(found)
+
+
 NUMBERS: dict[str, Callable[[Results], str]] = {
     "model": lambda found: found.model,
     "n_replayed": _texts("replayed"),
@@ -267,6 +273,8 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "n_tokens": lambda found: lengths.said(found.replayed.about["settings"]["n_tokens"]),
     "linear_fp32": _share_text("float32", "linear"),
     "linear_bf16": _share_text("bfloat16", "linear"),
+    "linear_fp32_share": lambda found: with_units(_own_linear(found, "float32"), "texts", "{:.1%}"),
+    "linear_bf16_share": lambda found: with_units(_own_linear(found, "bfloat16"), "texts", "{:.1%}"),
     "attention_bf16": _share_text("bfloat16", "attention"),
     "prefill_bf16": _prefill("bfloat16"),
     "lengths_bf16": lambda found: (
