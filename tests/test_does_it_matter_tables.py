@@ -298,6 +298,8 @@ CONTRARY = {
     "bf16-as-the-dtype": ("forced", of(said.CACHE, "bfloat16"), {"kl": 0.01}),
     "fp32-far-below-the-dtype": ("forced", of(said.CACHE, "float32"), {"kl": 1e-3}),
     "few-bits-move-further": ("forced", of(variants.WEIGHTS_8), {"kl": 1e-3}),
+    "fp8-moves-further": ("forced", of(variants.KV_FP8), {"kl": 1e-3}),
+    "fp8-further-than-int8": ("forced", of(variants.KV_FP8), {"kl": 1e-3}),
     "int8-as-the-cache": ("forced", of(variants.KV_INT8), {"kl": 0.1}),
     "static-moves-as-far": ("forced", of(variants.STATIC), {"kl": 1.0}),
     "a-batch-changes-nothing": ("forced", of(variants.BATCHED, "float32"), {"kl": 1e-12}),
