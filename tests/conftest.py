@@ -16,6 +16,10 @@ import pytest
 import suite_rules
 
 from kvbook import __main__ as command_line
+from kvbook import garbage
+
+# What the tests import and share lives until the last of them.
+garbage.look_less_often()
 
 # Executables that the test at hand has started.
 _started: list[object] = []

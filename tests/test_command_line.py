@@ -1,9 +1,15 @@
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 
-from kvbook import paths
+from kvbook import garbage, paths
+
+
+class Circle:
+    """Something that holds itself."""
 
 
 def kvbook(*arguments):
@@ -66,3 +72,20 @@ def test_the_families_are_listed_without_loading_one(kvbook_here):
     done = kvbook_here("models", "list")
     assert done.returncode == 0, done.stderr
     assert "meta-llama/Llama-3.1-8B-Instruct 8,030,261,248" in done.stdout
+
+
+def test_a_command_looks_less_often_for_garbage_and_still_finds_what_nothing_holds(monkeypatch):
+    before, at_the_end = gc.get_threshold(), []
+    monkeypatch.setattr(garbage.atexit, "register", at_the_end.append)
+    gc.set_threshold(700, 10, 10)
+    try:
+        garbage.look_less_often()
+        assert gc.get_threshold()[0] > 700
+        assert at_the_end == [gc.freeze]
+        dropped = Circle()
+        dropped.itself, found = dropped, weakref.ref(dropped)
+        del dropped
+        kept = [[] for _ in range(2 * gc.get_threshold()[0])]
+        assert found() is None, len(kept)
+    finally:
+        gc.set_threshold(*before)

@@ -19,6 +19,7 @@ LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.t
 # it; what these import of one another is its own affair, but for the chapters, none of which may import another.
 ORDER = (
     "kvbook.errors",
+    "kvbook.garbage",
     "kvbook.paths",
     "kvbook.progress",
     "kvbook.fingerprint",

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 import typer.core
 
+from kvbook import garbage
 from kvbook.errors import UserError
 
 # Entry points of this group are functions that take the app and its group `models`.
@@ -239,6 +240,7 @@ def atlas(
 
 def main() -> None:
     """Run the command line; what a user can mend is one line on standard error and exit status 2."""
+    garbage.look_less_often()
     for added in entry_points(group=COMMANDS):
         added.load()(app, models_app)
     try:

@@ -145,6 +145,7 @@ def local(n_workers: int, threads: int, gpus: int = 0) -> Iterator[Any]:
                     "resources": {"GPU": 1} if gpus else {},
                     "env": _environment(Path(scratch), index, threads, gpus),
                     "silence_logs": logging.CRITICAL,
+                    "preload": ["from kvbook import garbage; garbage.look_less_often()"],
                 },
             }
             for index in range(n_workers)
