@@ -262,9 +262,9 @@ def _refuse_without_parameters_cell(chapter: Chapter) -> None:
 
 def _refuse_unknown_parameters(chapter: Chapter, known: Mapping[str, Any]) -> None:
     # papermill itself only logs "Passed unknown parameter" and runs on with the default in place of what was
-    # meant.
+    # meant. A setting that the notebook has no parameter for is read beside those that it has.
     for name in chapter.parameters:
-        if name not in known:
+        if name not in known and name not in chapter.setting_names():
             raise UserError(
                 f"chapter {chapter.stem} has no parameter {name!r} (profile {chapter.profile}); "
                 f"it has: {', '.join(known) or 'none'}"

@@ -1,7 +1,8 @@
 """Which chapters there are, what each runs with, and which must run again.
 
 A chapter is a notebook in ``chapters/`` with no outputs, and a folder of code in ``kvreport/chapters/`` of the notebook's
-name without its number.  The folder's ``chapter.yaml`` holds its parameters and names the data that it reads::
+name without its number.  The folder's ``chapter.yaml`` holds its parameters and names the data that it reads; a set may also
+name settings of the chapter that its notebook has no parameter for::
 
 Parameters
 ----------
@@ -20,6 +21,7 @@ by a computed name is not seen.
 import ast
 import contextlib
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import os
@@ -36,6 +38,7 @@ from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.models import packages, registry
 from kvbook.runs import evidence
+from kvbook.settings import Settings
 from kvreport.publishing import STYLE, chapter_name
 
 PROFILE_VARIABLE = "PROFILE"
@@ -116,6 +119,14 @@ class Chapter:
             if isinstance(line, ast.AnnAssign)
         }
         return defaults | self.parameters
+
+    def setting_names(self) -> set[str]:
+        """Name all that the chapter's settings hold, which is more than its notebook has parameters; nothing without a module."""
+        if not (self.folders.code / self.name / "settings.py").is_file():
+            return set()
+        module = importlib.import_module(f"kvreport.chapters.{self.name}.settings")
+        classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Settings)]
+        return {name for found in classes if found.__module__ == module.__name__ for name in found.model_fields}
 
     def inputs_sha256(self) -> str:
         """Digest everything that could change what the chapter shows."""
