@@ -191,6 +191,29 @@ def test_control_ordinary_words_are_not_taken_for_private_ones():
         assert privacy.secrets_in(text, {"HF_TOKEN": "short", "TOKEN_FILE": "/tokens/s"}) == []
 
 
+# Joined here, so that nobody who looks for secrets in this repository finds these.
+SECRETS = {
+    "a token of the hub": ["hf_" + "a1B2" * 4],
+    "an access key": ["AKI" + "A" + "1B2C" * 4, "ASI" + "A" + "1B2C" * 4],
+    "a token of a code host": [
+        *(f"gh{kind}_" + "a1B2" * 5 for kind in "pousr"), "github_" + "pat_" + "a1B2" * 5, "glp" + "at-" + "a1B2" * 4,
+    ],
+    "an API key": ["s" + "k-" + "a1B2" * 5],
+    "a URL with a password": ["ftp://" + "jo:" + "pass" + "@example.org"],
+    "a private key": ["-----BEGIN " + "PRIVATE KEY", "-----BEGIN OPENSSH " + "PRIVATE KEY"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_secret_of_every_form_is_found_among_other_words(kind):
+    for secret in SECRETS[kind]:
+        assert privacy.secrets_in(f"1,2\nwords: {secret} and more\n", {}) == [kind]
+
+
+def test_control_every_form_of_a_secret_has_examples():
+    assert set(SECRETS) == set(privacy._SECRET_FORMS) == set(privacy._SECRET_MARKS)
+
+
 def test_a_run_is_found_by_the_first_digits_of_its_hash(data):
     one, other = make(), make(settings={"model": "gpt2"})
     assert recording.find(one.hash[:8]) == one.folder

@@ -18,6 +18,15 @@ _SECRET_FORMS = {
     "a URL with a password": r"\b[a-z][a-z0-9+.-]*://[^\s/:@'\"]+:[^\s/@'\"]+@",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
 }
+# One of these is in every text that has the form: looking for them takes a hundredth of the time, in rows of many megabytes.
+_SECRET_MARKS = {
+    "a token of the hub": ("hf_",),
+    "an access key": ("AKIA", "ASIA"),
+    "a token of a code host": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
+    "an API key": ("sk-",),
+    "a URL with a password": ("://",),
+    "a private key": ("PRIVATE KEY",),
+}
 _OWNER_FORMS = {
     "an absolute path": r"(?:^|(?<=[\s\"'=:,(\[]))(?:~[\w-]*/[\w.-]+|/[\w.-]+/[\w./~-]+)",
     "an absolute path of Windows": r"\b[A-Za-z]:\\{1,2}\w+",
@@ -39,7 +48,11 @@ def secrets_of(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def secrets_in(text: str, environment: Mapping[str, str] | None = None) -> list[str]:
     """Say which secrets a text holds, without repeating them."""
-    found = [kind for kind, form in _SECRET_FORMS.items() if re.search(form, text)]
+    found = [
+        kind
+        for kind, form in _SECRET_FORMS.items()
+        if any(mark in text for mark in _SECRET_MARKS[kind]) and re.search(form, text)
+    ]
     values = secrets_of(os.environ if environment is None else environment)
     return found + [f"the value of {name}" for name, value in values if value in text]
 
