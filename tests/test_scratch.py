@@ -400,13 +400,6 @@ class TestExperiments:
             # With fewer characters another number comes out, or `held` would mean nothing.
             assert np.allclose(found, by_window, atol=1e-5) == (count == 16)
 
-    def test_what_fewer_characters_cost_is_a_mean_over_the_upper_half_of_the_block(self, held):
-        made = held.assign(nats=1.0)
-        assert tables.held_gap(made).value == 0
-        for count, expected in ((16, -1.0), (14, 0.25), (4, 0.0)):
-            changed = made.assign(nats=made["nats"] + (made["held"] == count))
-            assert tables.held_gap(changed).value == pytest.approx(expected)
-
     def test_every_repetition_times_every_way(self, results):
         assert (results.speed.rows.groupby(["model", "measure", "way", "length"]).size() == 2).all()
         assert (results.speed.rows["seconds"] > 0).all()

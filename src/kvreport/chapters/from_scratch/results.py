@@ -96,11 +96,6 @@ class Results(ChapterResults):
         return tables.causes_table(self.gaps, self.block)
 
     @cached_property
-    def held_gap(self) -> Estimate:
-        """`tables.held_gap`."""
-        return tables.held_gap(self.held.rows)
-
-    @cached_property
     def best_held(self) -> tuple[int, Estimate]:
         """`tables.best_held`."""
         return tables.best_held(self.held.rows)

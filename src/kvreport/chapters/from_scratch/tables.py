@@ -99,14 +99,6 @@ def closed_table(
     return closed
 
 
-def held_gap(held: pd.DataFrame) -> estimates.Estimate:
-    """Give a window's loss where it holds from half a block up to nearly all of it, less that with the whole block."""
-    table = held.pivot(index=["source", "sample"], columns="held", values="nats")
-    block = int(held["block"].iloc[0])
-    fewer = [count for count in table if block <= 2 * count < 2 * block]
-    return _mean_of(table[fewer].mean(axis=1) - table[block])
-
-
 def best_held(held: pd.DataFrame) -> tuple[int, estimates.Estimate]:
     """Find the number of held characters with the lowest loss."""
     table = held.pivot(index=["source", "sample"], columns="held", values="nats")

@@ -88,7 +88,6 @@ def _longer(attend: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     return attend(q, k, v, None, True)[..., :-1, :]
 
 
-REFERENCE = "all rows, is_causal"
 FORMS: dict[str, Callable] = {
     "all rows, boolean mask": _few(0),
     "all rows, additive mask": _few(0, additive=True),
