@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from kvbook.errors import UserError
 from kvbook.measuring import rounded_caches
-from kvbook.models import corpus, loading, lowbit, placement
+from kvbook.models import corpus, kept, loading, lowbit, placement
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 Kind = Literal["rounding", "fewer bits", "control"]
@@ -274,7 +274,7 @@ class Subject:
     def _load(self, quantization: str, dtype: str, attention: str | None) -> loading.Loaded:
         if (key := (quantization, dtype, attention)) not in self._loaded:
             # A model of its own for another attention too: some classes ignore a switch, and say so in a log only.
-            self._loaded[key] = loading.load(
+            self._loaded[key] = kept.load(
                 self._settings.model, weights=self._settings.weights, dtype=dtype, device=self._settings.device,
                 attention=attention, seed=self._settings.seed, quantization=quantization,
             )  # fmt: skip
