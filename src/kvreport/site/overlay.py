@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbook.errors import UserError
+from kvreport.publishing import wording
 from kvreport.publishing.captions import Caption
 
 Notebook = dict[str, Any]
@@ -183,7 +184,7 @@ def _made_by(published: Mapping[str, Any]) -> str:
     lines = []
     for made in published.get("made_by", ()):
         settings, machine = made["settings"], made["machine"] or {}
-        facts = [f"`{made['experiment']}`", ", ".join(made["models"])]
+        facts = [f"`{made['experiment']}`", wording.weights_said(", ".join(made["models"]))]
         facts += [f"{settings[key]} {words}" for key, words in _COUNTS.items() if key in settings]
         if "dtypes" in settings:
             facts.append(", ".join(settings["dtypes"]))
