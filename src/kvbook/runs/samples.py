@@ -78,7 +78,11 @@ def pending(
     n_tokens: lengths.Length,
     label: str,
 ) -> Iterator[Text]:
-    """Go through the texts of one case that the run does not hold yet, saying how far."""
+    """Go through the texts of one case that the run does not hold yet, saying how far.
+
+    One at a time, also where they have one length: texts that share a pass share its products, which then have more rows,
+    and the number of rows decides in which order a product adds up.
+    """
     samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens, settings.seed)
     dtype = case.rpartition("|")[2]
     for sample in progress.track(samples, n_samples, f"{label}: sample"):

@@ -1,7 +1,8 @@
 """Ways to compute the same rows, each one change away from the same baseline.
 
 The baseline reads one text in one pass, without a cache.  Of every text the first half is a prompt and the second half is
-scored, so each scored row of a cached way is computed on top of a cache.
+scored, so each scored row of a cached way is computed on top of a cache.  Texts share a pass only in the batched ways, which
+ask what that changes, and where a path is written that all ways are then held against.
 
 Rounding: the arithmetic's order or shape changes and nothing else does.  Fewer bits: what is stored has fewer.  Control: a
 planted fault, to show what a broken cache looks like on the same axes.
