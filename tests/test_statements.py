@@ -244,6 +244,14 @@ def test_a_caption_says_of_a_packaged_model_how_large_it_is_and_that_its_weights
         assert captions.written(notebook, {"model": other})["fig-x"].text.startswith(f"{other}, and")
 
 
+def test_the_caption_of_an_own_run_speaks_of_the_book_but_where_both_are_drawn():
+    own = {"name": "fig-x", "published": False}
+    assert captions.speaks_of_the_book(own)
+    assert not captions.speaks_of_the_book(own | {"name": "fig-your-x"})
+    assert not captions.speaks_of_the_book(own | {"published": True})
+    assert not captions.speaks_of_the_book({"name": "fig-x"})
+
+
 def test_captions_are_read_with_their_numbers_on_one_line():
     notebook = {"cells": [{"cell_type": "markdown", "source": TEXT}]}
     found = captions.written(notebook, BOOK["numbers"])

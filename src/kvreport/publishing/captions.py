@@ -64,6 +64,14 @@ def written(notebook: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str
     return found
 
 
+def speaks_of_the_book(item: Mapping[str, Any]) -> bool:
+    """Tell whether a figure or table is of a reader's own run, and its caption of the book's.
+
+    The caption of one that compares the two speaks of both.
+    """
+    return not item.get("published", True) and "your" not in item["name"]
+
+
 def filled(text: str, numbers: Mapping[str, str]) -> str:
     """Put numbers in their places."""
 

@@ -41,6 +41,8 @@ class Published:
         The PNG of the page.
     rows : str
         A table as it is shown, in CSV; empty for a figure.
+    own : bool
+        Whether a reader's run with parameters of its own made it, and its caption speaks of the book's.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Published:
     run: Mapping[str, Any]
     picture: bytes | None = field(default=None, repr=False)
     rows: str = ""
+    own: bool = False
 
     @property
     def kind(self) -> str:
@@ -93,12 +96,12 @@ def of(executed: Path, source: Path | None = None) -> list[Published]:
 
 
 def _words(item: Mapping[str, Any], written: Mapping[str, Caption]) -> dict[str, Any]:
-    """Give caption and alternative text, from the outputs or from the notebook's markdown."""
+    """Give caption and alternative text, from the outputs or from the notebook's markdown, and whose rows they are."""
     if "caption" in item:
         return {"caption": item["caption"], "alt": item.get("alt")}
     if (name := item["name"]) not in written:
         raise UserError(f"{name} has no caption: write one in the notebook, in a block :::{{caption}} {name}")
-    return {"caption": written[name].text, "alt": written[name].alt}
+    return {"caption": written[name].text, "alt": written[name].alt, "own": captions.speaks_of_the_book(item)}
 
 
 @dataclass(frozen=True)

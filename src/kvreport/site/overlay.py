@@ -22,7 +22,7 @@ from typing import Any
 
 from kvbook.errors import UserError
 from kvreport.publishing import wording
-from kvreport.publishing.captions import Caption
+from kvreport.publishing.captions import Caption, speaks_of_the_book
 
 Notebook = dict[str, Any]
 Cell = dict[str, Any]
@@ -106,7 +106,7 @@ def _captioned(executed: Notebook, captions: Mapping[str, Caption]) -> Notebook:
                 if "name" in item and "caption" not in item:
                     if (name := item["name"]) not in captions:
                         raise UserError(f"{name} has no caption: write one in a block :::{{caption}} {name}")
-                    whose = "" if item.get("published", True) else f"{YOURS} "
+                    whose = f"{YOURS} " if speaks_of_the_book(item) else ""
                     item |= {"caption": f"{whose}{captions[name].text}", "alt": captions[name].alt}
     return executed
 
