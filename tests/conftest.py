@@ -85,6 +85,47 @@ def kvbook_here(monkeypatch, capsys):
     return run
 
 
+def _check_shared():
+    """Hold every model that experiments share against the same one read anew."""
+    import torch
+
+    from kvbook.models import kept, loading
+
+    for (model, options, _), loaded in kept._kept.items():
+        fresh = loading.load(model, **dict(options)).model
+        if loaded.quantization == "none":
+            ours, theirs = loaded.model.state_dict(), fresh.state_dict()
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours), "somebody changed shared weights"
+        else:
+            # Asked for its state, a quantized model changes it.
+            with torch.inference_mode():
+                ours, theirs = (one(torch.arange(5, 25)[None]).logits for one in (loaded.model, fresh))
+            assert torch.equal(ours, theirs), "somebody changed shared weights"
+        changed = [name for name, module in loaded.model.named_modules() if "forward" in vars(module)]
+        assert changed == [name for name, module in fresh.named_modules() if "forward" in vars(module)]
+        assert loaded.model.config._attn_implementation == fresh.config._attn_implementation
+        assert loaded.model.config.to_dict() == fresh.config.to_dict()
+        if fresh.can_generate():
+            assert loaded.model.generation_config.to_dict() == fresh.generation_config.to_dict()
+
+
+@pytest.fixture
+def assert_unchanged():
+    """Give the check that every file of tests ends with."""
+    return _check_shared
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_models_are_left_as_they_were():
+    yield
+    if kept := sys.modules.get("kvbook.models.kept"):
+        try:
+            _check_shared()
+        finally:
+            kept._kept.clear()
+
+
 @pytest.fixture(scope="session")
 def llama():
     import small_models

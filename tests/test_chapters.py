@@ -40,6 +40,8 @@ def test_layer_drift_runs_on_a_folder_of_any_llama_checkpoint(
     ]
     assert "fig-layer-drift" in names
     assert "small-llama" in json.dumps(cells)
+    # No library's remark stands among the outputs.
+    assert not [output for cell in cells for output in cell.get("outputs", []) if output["output_type"] == "stream"]
 
 
 def execute(stem, parameters):

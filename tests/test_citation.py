@@ -1,6 +1,7 @@
 """A citation names what was seen, who made it and which run, and invents nothing."""
 
 import json
+from dataclasses import replace
 
 import mini_book
 import pytest
@@ -77,6 +78,13 @@ def test_equal_rows_give_equal_files_and_citations_and_other_rows_others(execute
 
 
 # Nothing invented
+
+
+def test_the_title_of_an_own_run_says_so_since_the_caption_is_the_books(items):
+    books, own = (parsed(citation.of_published(replace(items[0], own=own), BOOK)).fields for own in (False, True))
+    assert books["title"].strip("{}") in own["title"]
+    assert "own run" in own["title"]
+    assert "own run" not in books["title"]
 
 
 def test_an_address_and_a_doi_stand_in_an_entry_only_when_known(items):

@@ -112,6 +112,31 @@ def test_with_one_key_in_sight_the_rotary_embedding_cannot_matter():
     assert not torch.allclose(found[past_tables.NATIVE], found[past_tables.NO_OFFSET], atol=1e-3)
 
 
+def test_the_bidirectional_model_is_built_without_a_remark_and_the_library_is_left_as_it_was(caplog):
+    from transformers import RobertaForCausalLM
+    from transformers.utils import logging
+
+    library, said = logging.get_logger(), logging.get_verbosity()
+    library.addHandler(caplog.handler)
+    try:
+        logging.set_verbosity_warning()
+        past_tables.variants(small("roberta"))
+        assert not caplog.records
+        assert logging.get_verbosity() == logging.WARNING
+        # Control: by itself the class makes one.
+        RobertaForCausalLM(small("roberta").config)
+        assert "is_decoder" in caplog.text
+    finally:
+        library.removeHandler(caplog.handler)
+        logging.set_verbosity(said)
+
+
+def test_layers_are_counted_in_words(run):
+    names = list(tables.variant_grid(Results(run).variants)["variant"])
+    assert "past handed over, 1 layer" in names
+    assert "past handed over, 3 layers" in names
+
+
 def test_the_mask_is_put_back_also_after_an_error():
     stock = torch.nn.functional.scaled_dot_product_attention
     with pytest.raises(KeyboardInterrupt):

@@ -255,3 +255,16 @@ def test_the_style_sheet_and_the_named_colours_agree():
         cycle = plt.rcParams["axes.prop_cycle"].by_key()
     assert tuple(c.upper() for c in cycle["color"]) == style.PALETTE
     assert len(set(map(str, cycle["linestyle"]))) == len(style.PALETTE) <= len(set(style.MARKERS))
+
+
+def test_rows_of_the_book_are_called_so_also_in_a_run_with_parameters_of_its_own(monkeypatch):
+    from kvbook import paths
+    from kvbook.runs.records import Run
+    from kvreport.publishing import BOOK_VARIABLE
+
+    about = {"experiment": "atlas", "hash": "0", "settings": {}}
+    recorded, own = (Run(about, folder / "atlas" / "0") for folder in (paths.RECORDED_RUNS, publish.RUNS))
+    monkeypatch.delenv(BOOK_VARIABLE, raising=False)
+    assert publish._made_by([recorded])["published"]
+    assert not publish._made_by([own])["published"]
+    assert not publish._made_by([recorded, own])["published"]

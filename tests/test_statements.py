@@ -234,6 +234,24 @@ def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypat
     assert "your run differs" not in said()
 
 
+def test_a_caption_says_of_a_packaged_model_how_large_it_is_and_that_its_weights_are_rounded():
+    block = ":::{caption} fig-x\n:alt: A.\n{glue:text}`model`, and llama.\n:::\n"
+    notebook = {"cells": [{"cell_type": "markdown", "source": block}]}
+    text = captions.written(notebook, {"model": "SmolLM2-135M-Instruct"})["fig-x"].text
+    assert text == "SmolLM2-135M-Instruct (135 M, 4-bit-rounded weights), and llama."
+    # Control: other weights of the same name.
+    for other in ("a/SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct.Q8_0", "SmolLM2-135M"):
+        assert captions.written(notebook, {"model": other})["fig-x"].text.startswith(f"{other}, and")
+
+
+def test_the_caption_of_an_own_run_speaks_of_the_book_but_where_both_are_drawn():
+    own = {"name": "fig-x", "published": False}
+    assert captions.speaks_of_the_book(own)
+    assert not captions.speaks_of_the_book(own | {"name": "fig-your-x"})
+    assert not captions.speaks_of_the_book(own | {"published": True})
+    assert not captions.speaks_of_the_book({"name": "fig-x"})
+
+
 def test_captions_are_read_with_their_numbers_on_one_line():
     notebook = {"cells": [{"cell_type": "markdown", "source": TEXT}]}
     found = captions.written(notebook, BOOK["numbers"])

@@ -403,6 +403,14 @@ CONTRARY = {
 }
 
 
+@pytest.mark.parametrize(("threads", "said"), [(1, "CPU, 1 thread"), (2, "CPU, 2 threads")])
+def test_ours_beside_the_published_speeds_names_the_threads(threads, said):
+    rows = made_rows(TIMES, None, 0, repeats=5)
+    results = results_of(rows)
+    results.speed.about["machine"] = results.speed.about["machine"] | {"threads": threads}
+    assert any(str(cell).endswith(said) for cell in results.beside_published.to_numpy().ravel())
+
+
 def test_every_statement_of_ours_has_its_negative_control():
     # Graphs that are compiled late have a test of their own below.
     assert set(CONTRARY) == set(statements.STATEMENTS) - {"dynamic-compiles"}

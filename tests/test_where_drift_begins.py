@@ -462,3 +462,13 @@ def test_each_version_of_torch_has_what_its_own_replay_found():
     assert table.loc["2.6.0", "first operation, most often"] == "none"
     assert table.loc["2.13.0", "first operation, most often"] == "layer 1 proj"
     assert table.loc["2.13.0", "calls that differ locally"] == "none"
+
+
+@pytest.mark.parametrize("longest", [12, 63, 64, 191])
+def test_the_map_of_lengths_names_some_of_them(longest):
+    rows = [
+        {"attention": "sdpa", "dtype": "float32", "n_tokens": length, "logits": 0.5, "cache": 0.0}
+        for length in range(2, longest + 1)
+    ]
+    (ax, *_) = figures.figure_lengths(pd.DataFrame(rows)).axes
+    assert 2 <= len(ax.get_xticks()) <= 16

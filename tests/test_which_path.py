@@ -73,6 +73,41 @@ def test_the_reference_has_the_weights_of_the_dtype_under_test_and_leaves_the_mo
         assert torch.equal(reference.get_parameter(name), weight.double())
 
 
+def answers_of(folder, dtypes):
+    """Ask for the answer to one text in each dtype; gives the answers and how often one was computed."""
+    reference, computed = truth.Reference(dtypes), []
+
+    def answer(model):
+        computed.append(model)
+        return (model.get_output_embeddings().weight.clone(),)
+
+    found = []
+    for dtype in dtypes:
+        reference.take(loading.load(str(folder), dtype=dtype).model)
+        found.append(reference.of("text", answer)[0])
+    return found, len(computed)
+
+
+def test_dtypes_that_hold_the_same_weights_share_an_answer_and_others_do_not(llama_folder, tmp_path):
+    dtypes = ["float64", "float32", "bfloat16"]
+    # Its weights are numbers of fp32.
+    found, computed = answers_of(llama_folder, dtypes)
+    assert computed == 2
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
+    rounded = loading.load(str(llama_folder), dtype="bfloat16")
+    for part in (rounded.model, rounded.tokenizer):
+        part.save_pretrained(tmp_path)
+    found, computed = answers_of(tmp_path, dtypes)
+    assert computed == 1
+    assert torch.equal(found[0], loading.load(str(tmp_path)).model.lm_head.weight.double())
+
+
+def test_answers_beyond_the_limit_are_computed_again(llama_folder, monkeypatch):
+    monkeypatch.setattr(truth.Reference, "LIMIT_BYTES", 10)
+    assert answers_of(llama_folder, ["float64", "float32"])[1] == 2
+
+
 def test_two_errors_and_their_angle_give_the_distance_of_the_paths():
     generator = torch.Generator().manual_seed(0)
     true, e, f = (torch.randn(5, 400, dtype=torch.float64, generator=generator) for _ in range(3))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kvbook import lengths, progress
-from kvbook.models import corpus, loading, packages, placement, registry
+from kvbook.models import corpus, kept, loading, packages, placement, registry
 from kvbook.runs import records
 from kvbook.settings import Settings, TextSettings
 
@@ -62,8 +62,8 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
 
 
 def load(settings: TextSettings, name: str, dtype: str, attention: str | None = None) -> loading.Loaded:
-    """Load a model as the settings ask for it."""
-    return loading.load(
+    """Load a model as the settings ask for it, or share the one that is there."""
+    return kept.load(
         name, weights=weights_of(settings, name), dtype=dtype, device=settings.device, attention=attention,
         seed=settings.seed,
     )  # fmt: skip
@@ -78,7 +78,11 @@ def pending(
     n_tokens: lengths.Length,
     label: str,
 ) -> Iterator[Text]:
-    """Go through the texts of one case that the run does not hold yet, saying how far."""
+    """Go through the texts of one case that the run does not hold yet, saying how far.
+
+    One at a time, also where they have one length: texts that share a pass share its products, which then have more rows,
+    and the number of rows decides in which order a product adds up.
+    """
     samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens, settings.seed)
     dtype = case.rpartition("|")[2]
     for sample in progress.track(samples, n_samples, f"{label}: sample"):

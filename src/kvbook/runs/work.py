@@ -61,7 +61,7 @@ def predict(work: Work, settings: Settings, models: Iterable[Mapping[str, Any]])
 
 def _of_one(work: Work, settings: Settings, model: Mapping[str, Any]) -> "costs.Cost":
     from kvbook.measuring import costs
-    from kvbook.models import loading
+    from kvbook.models import kept, loading
 
     # A folder, a file and a hub id bring their own weights, whatever is asked for.
     weights = model["weights"] if model["weights"] in get_args(Weights) else "stand-in"
@@ -70,11 +70,12 @@ def _of_one(work: Work, settings: Settings, model: Mapping[str, Any]) -> "costs.
         config, work.dtypes, work.n_tokens, n_passes=work.passes, n_steps=work.steps, device=settings.device,
         n_copies=work.copies,
     )  # fmt: skip
+    n_bytes = main.n_bytes + kept.beside(loading.parameter_count(config), work.dtypes)
     if not work.in_fp64:
-        return main
+        return costs.Cost(n_bytes, main.seconds)
     n_passes = work.in_fp64 * len(work.dtypes)
     beside = costs.predict(config, ["float64"], work.n_tokens, n_passes=n_passes, device=settings.device)
-    return costs.Cost(main.n_bytes + beside.n_bytes, main.seconds + beside.seconds)
+    return costs.Cost(n_bytes + beside.n_bytes, main.seconds + beside.seconds)
 
 
 def announced(

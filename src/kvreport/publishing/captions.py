@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbook.errors import UserError
-from kvreport.publishing import chapter_name, evaluated
+from kvreport.publishing import chapter_name, evaluated, wording
 
 BLOCK = re.compile(
     r"^:::\{caption\} (?P<name>\S+)\n(?::alt: (?P<alt>.+)\n)?(?P<text>(?:.|\n)*?)\n:::[ \t]*(?:\n|$)", re.MULTILINE
@@ -59,8 +59,17 @@ def written(notebook: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str
                 alt = block["alt"] or ""
                 if name.startswith("fig-") and not alt:
                     raise UserError(f"the caption of {name} has no line `:alt:`: say in words what the figure shows")
-                found[name] = Caption(" ".join(filled(block["text"], numbers).split()), alt)
+                text = " ".join(filled(block["text"], numbers).split())
+                found[name] = Caption(wording.weights_said(text), alt)
     return found
+
+
+def speaks_of_the_book(item: Mapping[str, Any]) -> bool:
+    """Tell whether a figure or table is of a reader's own run, and its caption of the book's.
+
+    The caption of one that compares the two speaks of both.
+    """
+    return not item.get("published", True) and "your" not in item["name"]
 
 
 def filled(text: str, numbers: Mapping[str, str]) -> str:

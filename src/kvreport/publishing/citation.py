@@ -73,7 +73,7 @@ def of_published(item: Published, book: Origin) -> str:
     made += [f"{name} {run['versions'][name]}" for name in ("torch", "transformers") if name in run["versions"]]
     fields = {
         "author": " and ".join(book.authors),
-        "title": f"{{{_tex(first_sentence(item.caption))}}}",
+        "title": f"{{{_tex(heading(item))}}}",
         "howpublished": f"In the chapter “{_tex(plain(item.title))}” of {{{_tex(book.title)}}}, version {_tex(book.version)}",
         "year": run["started"][:4],
         "note": _tex("; ".join(made)),
@@ -143,6 +143,12 @@ def find(name: str, items: Sequence[Published | Sentence]) -> Published | Senten
     near += [known for known in by_name if words & set(known.split("-")) and known not in near]
     offered = f"near it are {', '.join(near[: 2 * _OFFERED])}" if near else f"there are {', '.join(by_name)}"
     raise UserError(f"no figure, table or statement is called {name!r}: {offered}")
+
+
+def heading(item: Published) -> str:
+    """Name a figure or table by its caption's first sentence; one of a reader's own run says so."""
+    said = first_sentence(item.caption)
+    return f"An own run of “{said}”" if item.own else said
 
 
 def first_sentence(caption: str) -> str:

@@ -222,7 +222,10 @@ def shows_published() -> bool:
 
 
 def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
-    """Keep of each run what a reader asks for."""
+    """Keep of each run what a reader asks for, and whether these are the book's rows."""
+    runs = list(runs)
+    # A run with parameters of its own can show the book's all the same, as the atlas does of all architectures.
+    is_published = shows_published() or not any(run.folder.is_relative_to(RUNS) for run in runs)
     kept = [
         {
             "experiment": run.about["experiment"],
@@ -234,7 +237,7 @@ def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
         }
         for run in runs
     ]
-    return {"made_by": kept, "published": shows_published()} if kept else {}
+    return {"made_by": kept, "published": is_published} if kept else {}
 
 
 def _check_name(name: str, prefix: str) -> None:

@@ -46,6 +46,8 @@ class Published:
         By axis, where it lies in the picture and what it spans; empty for a figure of several panels.
     models : tuple of str
         The models of its rows, the first one first; empty where the runs were not named.
+    own : bool
+        Whether a reader's run with parameters of its own made it, and its caption speaks of the book's.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Published:
     rows: str = ""
     frame: Mapping[str, Any] = field(default_factory=dict)
     models: tuple[str, ...] = ()
+    own: bool = False
 
     @property
     def kind(self) -> str:
@@ -114,12 +117,12 @@ def place(axis: Mapping[str, Any], value: float) -> float:
 
 
 def _words(item: Mapping[str, Any], written: Mapping[str, Caption]) -> dict[str, Any]:
-    """Give caption and alternative text, from the outputs or from the notebook's markdown."""
+    """Give caption and alternative text, from the outputs or from the notebook's markdown, and whose rows they are."""
     if "caption" in item:
         return {"caption": item["caption"], "alt": item.get("alt")}
     if (name := item["name"]) not in written:
         raise UserError(f"{name} has no caption: write one in the notebook, in a block :::{{caption}} {name}")
-    return {"caption": written[name].text, "alt": written[name].alt}
+    return {"caption": written[name].text, "alt": written[name].alt, "own": captions.speaks_of_the_book(item)}
 
 
 @dataclass(frozen=True)

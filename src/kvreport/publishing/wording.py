@@ -1,6 +1,9 @@
 """Numbers and names, as prose and tables write them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+
+from kvbook.models import registry
 
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -41,3 +44,13 @@ def between(values: Iterable[float], form: str = "{:.2f}") -> str:
     """Write the least and the largest of several numbers, or the one that they are written as."""
     values = list(values)
     return " to ".join(dict.fromkeys((form.format(min(values)), form.format(max(values)))))
+
+
+def weights_said(text: str) -> str:
+    """Say of each packaged model, where a text first names it, how large it is and what became of its weights."""
+    for package in dict.fromkeys(family.package for family in registry.families().values() if family.package):
+        bits = re.search(r"\bQ(\d)", package.file)
+        about = f"{package.parameters / 1e6:.0f} M, {bits[1]}-bit-rounded weights"
+        # Not a hub id or a file that is named after it.
+        text = re.sub(rf"(?<![\w/]){re.escape(package.title)}(?![\w-]|\.\w)", rf"\g<0> ({about})", text, count=1)
+    return text

@@ -36,7 +36,7 @@ def _tile(item: Published, context: Context) -> str:
 def linked(item: Published, file: Path, context: Context, look: str = "dark-light") -> str:
     """Write a picture that leads to its figure, and the first sentence of the caption."""
     picture, top = (Path(os.path.relpath(path, context.page)).as_posix() for path in (file, context.root))
-    sentence = citation.first_sentence(item.caption)
+    sentence = citation.heading(item)
     end = "" if sentence.endswith("…") else "."
     return (
         # An option is taken to the letter; in Markdown's own picture an escaped mark would be lost.

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbook.errors import UserError
-from kvreport.publishing.captions import Caption
+from kvreport.publishing import wording
+from kvreport.publishing.captions import Caption, speaks_of_the_book
 
 Notebook = dict[str, Any]
 Cell = dict[str, Any]
@@ -105,7 +106,7 @@ def _captioned(executed: Notebook, captions: Mapping[str, Caption]) -> Notebook:
                 if "name" in item and "caption" not in item:
                     if (name := item["name"]) not in captions:
                         raise UserError(f"{name} has no caption: write one in a block :::{{caption}} {name}")
-                    whose = "" if item.get("published", True) else f"{YOURS} "
+                    whose = f"{YOURS} " if speaks_of_the_book(item) else ""
                     item |= {"caption": f"{whose}{captions[name].text}", "alt": captions[name].alt}
     return executed
 
@@ -183,7 +184,7 @@ def _made_by(published: Mapping[str, Any]) -> str:
     lines = []
     for made in published.get("made_by", ()):
         settings, machine = made["settings"], made["machine"] or {}
-        facts = [f"`{made['experiment']}`", ", ".join(made["models"])]
+        facts = [f"`{made['experiment']}`", wording.weights_said(", ".join(made["models"]))]
         facts += [f"{settings[key]} {words}" for key, words in _COUNTS.items() if key in settings]
         if "dtypes" in settings:
             facts.append(", ".join(settings["dtypes"]))

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel, RobertaForCausalLM
+from transformers.utils import logging
 
 from kvbook import paths, progress
 from kvbook.diagnosis.faults import upper_left_mask
@@ -139,8 +140,14 @@ def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
         config = type(masked.config).from_dict(
             masked.config.to_dict() | {"is_decoder": decoder, "num_hidden_layers": layers}
         )
-        with masked.device:
-            built = RobertaForCausalLM(config)
+        said = logging.get_verbosity()
+        try:
+            # To be no decoder is what the post did, and what the class warns about.
+            logging.set_verbosity_error()
+            with masked.device:
+                built = RobertaForCausalLM(config)
+        finally:
+            logging.set_verbosity(said)
         # A shallower model takes the first layers' weights and leaves the others.
         built.load_state_dict(masked.state_dict(), strict=layers == masked.config.num_hidden_layers)
         return built.to(masked.dtype).eval().requires_grad_(False)

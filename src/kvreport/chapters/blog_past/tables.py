@@ -113,7 +113,9 @@ def variant_grid(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _named(row: dict[str, Any]) -> str:
-    return row["variant"] + (f", {row['layers']} layers" if row["variant"] == past_tables.HANDED else "")
+    if row["variant"] != past_tables.HANDED:
+        return row["variant"]
+    return f"{row['variant']}, {row['layers']} layer{'s' * (row['layers'] != 1)}"
 
 
 def roundoffs(rows: pd.DataFrame) -> pd.Series:

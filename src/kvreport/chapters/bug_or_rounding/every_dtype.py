@@ -11,7 +11,7 @@ from kvbook import lengths, progress
 from kvbook.diagnosis import probe
 from kvbook.measuring import full_and_split
 from kvbook.measuring.in_fp64 import widened
-from kvbook.models import corpus, loading, placement
+from kvbook.models import corpus, kept, loading, placement
 from kvbook.runs import records
 from kvreport.chapters.blog_past import past_tables
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
@@ -71,7 +71,7 @@ def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: Rows
         if (unit := f"{name}|{dtype}") in writer.done:
             continue
         weights = past_tables.weights_for(settings, name)
-        loaded = loading.load(name, weights=weights, dtype=dtype, device=settings.device, seed=settings.seed)
+        loaded = kept.load(name, weights=weights, dtype=dtype, device=settings.device, seed=settings.seed)
         about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
         with torch.inference_mode():
             writer.append(unit, [about | row for row in rows_of(loaded, texts[name])])

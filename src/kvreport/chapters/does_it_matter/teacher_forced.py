@@ -85,8 +85,8 @@ def work(settings: DoesItMatterSettings) -> Work:
     """Count the passes of each model in each dtype."""
     half = settings.n_tokens // 2
     n_steps = settings.n_samples * half * (1 + 2 / variants.AT_ONCE)
-    # Copies of other dtypes, attention and quantizations stay loaded beside the baseline.
-    return Work(settings.n_tokens, len(variants.VARIANTS) * settings.n_samples, n_steps, settings.dtypes, copies=4)
+    # Copies of other dtypes, attention and quantizations stay loaded beside the baseline; as much was seen at the peak.
+    return Work(settings.n_tokens, len(variants.VARIANTS) * settings.n_samples, n_steps, settings.dtypes, copies=6)
 
 
 EXPERIMENT = Experiment(

@@ -1,7 +1,8 @@
 """Ways to compute the same rows, each one change away from the same baseline.
 
 The baseline reads one text in one pass, without a cache.  Of every text the first half is a prompt and the second half is
-scored, so each scored row of a cached way is computed on top of a cache.
+scored, so each scored row of a cached way is computed on top of a cache.  Texts share a pass only in the batched ways, which
+ask what that changes, and where a path is written that all ways are then held against.
 
 Rounding: the arithmetic's order or shape changes and nothing else does.  Fewer bits: what is stored has fewer.  Control: a
 planted fault, to show what a broken cache looks like on the same axes.
@@ -18,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from kvbook.errors import UserError
 from kvbook.measuring import rounded_caches
-from kvbook.models import corpus, loading, lowbit, placement
+from kvbook.models import corpus, kept, loading, lowbit, placement
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 Kind = Literal["rounding", "fewer bits", "control"]
@@ -274,7 +275,7 @@ class Subject:
     def _load(self, quantization: str, dtype: str, attention: str | None) -> loading.Loaded:
         if (key := (quantization, dtype, attention)) not in self._loaded:
             # A model of its own for another attention too: some classes ignore a switch, and say so in a log only.
-            self._loaded[key] = loading.load(
+            self._loaded[key] = kept.load(
                 self._settings.model, weights=self._settings.weights, dtype=dtype, device=self._settings.device,
                 attention=attention, seed=self._settings.seed, quantization=quantization,
             )  # fmt: skip

@@ -11,8 +11,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvbook import exact, progress
 from kvbook.exact.verification import fed
-from kvbook.measuring import in_fp64
-from kvbook.models import corpus
+from kvbook.measuring import fp64_reference, in_fp64
+from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -42,32 +42,26 @@ def _arithmetic(parts: tuple[str, ...] | None) -> AbstractContextManager[None]:
 
 def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Take every text through all rungs, in every dtype."""
-    truth = samples.load(settings, settings.model, "float64", "eager")
-    texts = list(corpus.samples(settings.corpus, truth.tokenizer, settings.n_samples, settings.n_tokens, settings.seed))
+    truth = fp64_reference.Reference(settings.dtypes)
+    tokenizer = loading.tokenizer(settings.model, samples.weights_of(settings, settings.model))
+    texts = list(corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed))
     for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
         loaded = {kind: samples.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
-        # Weights rounded as the subject's are, so that what is compared is arithmetic alone.
-        reference_model = _rounded(truth.model, loaded[None].model)
+        truth.take(loaded["eager"].model)
         for text in texts:
             unit = f"{dtype}|{text.index}"
             if unit in writer.done:
                 continue
-            ids = torch.tensor([text.ids], device=truth.model.device)
+            ids = torch.tensor([text.ids], device=loaded[None].model.device)
             with torch.inference_mode(), in_fp64.widened(torch.float64):
-                reference = reference_model(ids, use_cache=False).logits[0]
-            about = {"model": truth.name, "weights": truth.weights, "dtype": dtype, "sample": text.index,
+                (reference,) = truth.of(text.index, lambda model, ids=ids: (model(ids, use_cache=False).logits[0],))
+            about = {"model": loaded[None].name, "weights": loaded[None].weights, "dtype": dtype, "sample": text.index,
                      "source": text.source, "n_tokens": ids.shape[1]}  # fmt: skip
             rows = [
                 about | {"rung": name} | _score(loaded[attention].model, parts, ids, reference)
                 for name, (attention, parts) in RUNGS.items()
             ]
             writer.append(unit, rows)
-
-
-def _rounded(truth: PreTrainedModel, model: PreTrainedModel) -> PreTrainedModel:
-    """Give the reference model the weights of another one, in double precision."""
-    truth.load_state_dict({name: weight.double() for name, weight in model.state_dict().items()}, strict=False)
-    return truth
 
 
 def _score(

@@ -84,7 +84,8 @@ class Results(ChapterResults):
     def beside_published(self) -> pd.DataFrame:
         """`tables.beside_published`, with the device and the threads for a name."""
         machine = self.speed.about["machine"]
-        threads = f", {machine['threads']} threads" if machine["device"] == "cpu" else ""
+        count = machine["threads"]
+        threads = f", {count} thread{'s' * (count != 1)}" if machine["device"] == "cpu" else ""
         return tables.beside_published(self.speeds.table, f"ours: {machine['device'].upper()}{threads}")
 
     @cached_property

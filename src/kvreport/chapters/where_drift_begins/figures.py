@@ -200,7 +200,8 @@ def figure_lengths(shares: pd.DataFrame) -> Figure:
         f"{attention}, {DTYPES[dtype]}: {what}" for (attention, dtype), _ in groups for what in ("logits", "cache")
     ]
     ax.set_yticks(np.arange(len(grid)) + 0.5, names, fontsize=9)
-    ax.set_xticks([length for length in lengths if length % 32 == 0])
+    apart = 32 if lengths[-1] >= 64 else 4
+    ax.set_xticks([length for length in lengths if length % apart == 0])
     ax.set_xlabel("tokens, the last one scored on a cache")
     ax.set_ylim(len(grid), 0)
     ax.grid(visible=False)

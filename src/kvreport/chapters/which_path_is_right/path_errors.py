@@ -1,26 +1,25 @@
 """Which path is right: the error of the uncached pass, and of others, against the same weights in double precision.
 
 A text of n tokens is run at once, without a cache; its second half is also decoded token by token behind a prefill of the
-first.  The fp64 reference has the weights of the dtype under test.  Beside the cached path stands another uncached one,
-with the other implementation of attention, and a planted fault: the last token told a position too early.
+first.  The fp64 reference has the weights of the dtype under test; dtypes that hold the same weights share it.  Beside the
+cached path stands another uncached one, with the other implementation of attention, and a planted fault: the last token
+told a position too early.
 
 Rows, one a (model, dtype, sample, path, place): see ``data/README.md``.  Places are the hidden states, each pooled over
 the decoded positions; the logits, position by position; and a few ids of the vocabulary, for what is common to all samples.
 """
 
 import inspect
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import fp64_reference
 from kvbook.measuring.in_fp64 import widened
-from kvbook.models import corpus, placement
+from kvbook.models import corpus, loading, placement
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -37,8 +36,7 @@ _CHECKED = 2
 _FOLLOWED = 64
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """What a path gives for the last rows of a text, in double precision.
 
     Attributes
@@ -158,13 +156,14 @@ def _errors(reference, full, other, pooled: bool = False) -> Iterator[dict[str, 
 
 
 def compare(
-    model: PreTrainedModel, reference: PreTrainedModel, ids: torch.Tensor, n_rows: int, check: bool
+    model: PreTrainedModel, reference: fp64_reference.Reference, ids: torch.Tensor, n_rows: int, check: bool
 ) -> Iterator[dict[str, Any]]:
     """Score a text on every path and yield the rows."""
     ids, labels = ids[:, :-1], ids[0, -n_rows:]
     first = ids.shape[1] - n_rows
+    text = tuple(ids[0].tolist())
     with widened(torch.float64):
-        true = at_once(reference, ids, n_rows)
+        true = reference.of(text, lambda copied: at_once(copied, ids, n_rows))
     full = at_once(model, ids, n_rows)
     cached, cache = token_by_token(model, ids, n_rows)
     with _attention(model, "eager"):
@@ -176,8 +175,8 @@ def compare(
         yield from ({"path": OFF_BY_ONE} | row for row in rows)
     if check:
         with widened(torch.float64):
-            own, _ = token_by_token(reference, ids, n_rows)
-        for path, scored in ((CHECK, own), (AS_LOADED, at_once(reference, ids, n_rows))):
+            own, _ = token_by_token(reference.model, ids, n_rows)
+        for path, scored in ((CHECK, own), (AS_LOADED, at_once(reference.model, ids, n_rows))):
             rows = rows_of(true, true, scored, labels, first)
             yield from ({"path": path, "dtype": "float64"} | row for row in rows if row["place"] != "vocabulary")
 
@@ -194,19 +193,28 @@ def inputs(settings: WhichPathSettings) -> dict[str, Any]:
 
 def measure(settings: WhichPathSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Run every path of every model on every text."""
-    for name, dtype in itertools.product([model["asked_for"] for model in made_of["models"]], settings.dtypes):
-        loaded = samples.load(settings, name, dtype)
-        reference = fp64_reference.in_double_precision(loaded.model)
-        case, label = f"{name}|{dtype}", f"which path is right, {loaded.name}, {dtype}"
-        for text in samples.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens + 1, label):
-            n_tokens = len(text.sample.ids) - 1
-            about = text.about | {"start": text.sample.start, "n_tokens": n_tokens}
-            # A folder's text may be shorter than asked for.
-            n_rows = min(settings.n_decoded, n_tokens // 2)
-            check = dtype == settings.dtypes[0] and text.sample.index < _CHECKED
-            with torch.inference_mode():
-                rows = compare(loaded.model, reference, text.ids, n_rows, check)
-                writer.append(text.unit, [about | row for row in rows])
+    for name in (model["asked_for"] for model in made_of["models"]):
+        reference = fp64_reference.Reference(settings.dtypes)
+        for dtype in settings.dtypes:
+            loaded = samples.load(settings, name, dtype)
+            reference.take(loaded.model)
+            _measure(settings, f"{name}|{dtype}", loaded, reference, writer)
+
+
+def _measure(
+    settings: WhichPathSettings, case: str, loaded: loading.Loaded, reference: fp64_reference.Reference,
+    writer: records.Writer,
+) -> None:  # fmt: skip
+    label = f"which path is right, {loaded.name}, {loaded.dtype}"
+    for text in samples.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens + 1, label):
+        n_tokens = len(text.sample.ids) - 1
+        about = text.about | {"start": text.sample.start, "n_tokens": n_tokens}
+        # A folder's text may be shorter than asked for.
+        n_rows = min(settings.n_decoded, n_tokens // 2)
+        check = loaded.dtype == settings.dtypes[0] and text.sample.index < _CHECKED
+        with torch.inference_mode():
+            rows = compare(loaded.model, reference, text.ids, n_rows, check)
+            writer.append(text.unit, [about | row for row in rows])
 
 
 def work(settings: WhichPathSettings) -> Work:

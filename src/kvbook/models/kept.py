@@ -1,0 +1,54 @@
+"""Models that experiments share: one that was read is kept, within a limit, for who asks for the same one next.
+
+A chapter's experiments ask for one model in the same dtypes, one after the other.  Whoever changes a shared model puts it
+back as it was.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from kvbook.models import loading, placement, sources
+
+# Of all models that are kept, the one in use among them: 135 million parameters in four dtypes.
+LIMIT_BYTES = 2.5e9
+
+# By the model's name, the other arguments, and what the request leads to.
+_kept: dict[tuple[str, tuple[tuple[str, Any], ...], str], loading.Loaded] = {}
+
+
+def load(model: str, **asked: Any) -> loading.Loaded:
+    """Load a model as `loading.load` does, or give the one that was read before."""
+    options = {
+        "weights": "stand-in", "dtype": "float32", "device": "cpu", "attention": None, "seed": 0, "quantization": "none",
+    } | asked  # fmt: skip
+    # Its weights' hash is part of it: a folder may have been written anew.
+    about = loading.identify(model, options["weights"], options["seed"], options["quantization"])
+    if about["weights"] in sources.DRAWN:
+        return loading.load(model, **asked)
+    key = (model, tuple(sorted(options.items())), repr(about))
+    if key in _kept:
+        _kept[key] = _kept.pop(key)
+        return _kept[key]
+    place = placement.device_of(options["device"])
+    make_room(about["parameters"] * placement.dtype_on(options["dtype"], place).itemsize, place)
+    loaded = loading.load(model, **asked)
+    _kept[key] = loaded
+    make_room(0, place)
+    return loaded
+
+
+def make_room(n_bytes: float, place: torch.device) -> None:
+    """Forget what was used longest ago until so many bytes more are within the limit, and twice as many are free."""
+    while _kept and (
+        n_bytes + sum(loaded.model.get_memory_footprint() for loaded in _kept.values()) > LIMIT_BYTES
+        or 2 * n_bytes > placement.free_bytes(place)
+    ):
+        del _kept[next(iter(_kept))]
+
+
+def beside(parameters: int, dtypes: Iterable[str]) -> float:
+    """Predict the bytes that are kept of a model in other dtypes beside the widest of them."""
+    sizes = [parameters * getattr(torch, name).itemsize for name in dict.fromkeys(dtypes)]
+    return max(0.0, min(sum(sizes), LIMIT_BYTES) - max(sizes))
