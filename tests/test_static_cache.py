@@ -1,6 +1,7 @@
 """Static and dynamic caches: the decode loop, the one-row form, bytes, and what is made of the rows."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,9 +11,9 @@ from planted import Judged, run_of
 from torch._dynamo.utils import counters
 
 from kvbook.errors import UserError
-from kvbook.measuring import caches, decoding, memory, onerow
+from kvbook.measuring import caches, decoding, large_pages, memory, onerow
 from kvbook.measuring.decoding import Decoder, Way
-from kvreport.chapters.static_cache import claims, memory_bandwidth, shapes, speed, statements, tables
+from kvreport.chapters.static_cache import claims, memory_bandwidth, shapes, speed, statements, step_budget, tables
 from kvreport.chapters.static_cache import texts as written_texts
 from kvreport.chapters.static_cache.results import EXPERIMENTS, Results, Speeds
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
@@ -74,7 +75,7 @@ def test_a_loop_that_shows_the_empty_room_to_the_model_is_caught(llama, monkeypa
 
 @pytest.mark.parametrize(
     "way",
-    [Way("dynamic", compiled=True), Way("static", compiled=True), Way("static", compiled=True, one_row=True)],
+    [Way("dynamic", True), Way("static", True), Way("static", True, True), Way("static", True, True, True)],
     ids=str,
 )
 def test_one_graph_serves_all_layers_and_writes_the_same_tokens(untouched, way, freshly_compiled):
@@ -166,6 +167,50 @@ def test_the_one_row_form_is_taken_back_even_after_an_error(llama):
     assert not any("forward" in module.__dict__ for module in llama.modules())
 
 
+def test_large_pages_hold_the_weights_while_they_are_used(llama):
+    weight = llama.model.embed_tokens.weight
+    before, copies = weight.data_ptr(), large_pages.LargePages(llama)
+    with torch.inference_mode():
+        expected = llama(IDS).logits
+        with copies.used():
+            assert weight.data_ptr() != before
+            assert torch.equal(llama(IDS).logits, expected)
+            # They are what is computed with.
+            weight[IDS[0, 0]] += 1
+            assert not torch.equal(llama(IDS).logits, expected)
+            weight[IDS[0, 0]] -= 1
+    assert weight.data_ptr() == before
+    assert copies.n_bytes >= sum(each.nbytes for each in llama.parameters())
+
+
+def test_large_pages_are_left_even_after_an_error(llama):
+    before = llama.model.embed_tokens.weight.data_ptr()
+    with pytest.raises(RuntimeError, match="inside"), large_pages.LargePages(llama).used():
+        raise RuntimeError("inside")
+    assert llama.model.embed_tokens.weight.data_ptr() == before
+
+
+def test_a_system_without_large_pages_computes_with_the_weights_where_they_are(llama, monkeypatch):
+    monkeypatch.setattr(large_pages, "asked_for", lambda: False)
+    copies, weight = large_pages.LargePages(llama), llama.model.embed_tokens.weight
+    before = weight.data_ptr()
+    with copies.used():
+        assert weight.data_ptr() == before
+    assert copies.n_bytes == 0
+
+
+def test_memory_that_asks_for_large_pages_has_them_where_the_system_gives_them():
+    def held() -> int:
+        return int(re.search(r"AnonHugePages:\s+(\d+)", Path("/proc/self/smaps_rollup").read_text())[1])
+
+    switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    given = switch.exists() and "[never]" not in switch.read_text()
+    before = held()
+    kept = large_pages.empty(64 << 20).fill_(1)
+    assert kept.data_ptr() % large_pages.PAGE == 0
+    assert (held() - before > 16 << 10) == given
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_predicted_bytes_are_those_that_a_full_cache_takes(llama, gpt2, kind):
     for model in (llama, gpt2):
@@ -217,7 +262,7 @@ ABOUT = {"model": "m", "weights": "random", "dtype": "bfloat16"}
 
 
 def made_rows(
-    seconds: dict[tuple[str, int, int], tuple[float, float]],
+    seconds: dict[tuple[str | int, ...], tuple[float, float]],
     generate: dict[str, float] | None = None,
     graphs: int = 0,
     repeats: int = 3,
@@ -229,8 +274,8 @@ def made_rows(
         for repeat in range(repeats):
             row = speed._row(Way(cache), repeat, speed.WHOLE, 0, 7, 200 / rate * (1 + 0.01 * repeat))
             rows.append(row | {"engine": speed.GENERATE, "n_steps": 200, "graphs": graphs * (cache == "static")})
-    for (cache, compiled, one_row), (start, slope) in seconds.items():
-        way = Way(cache, bool(compiled), bool(one_row))
+    for (cache, compiled, one_row, *pages), (start, slope) in seconds.items():
+        way = Way(cache, bool(compiled), bool(one_row), pages == [1])
         for step in (1, 2):
             first = 5.0 if compiled and step == 1 else start
             rows.append(speed._row(way, -1, speed.COMPILE, step, 7 + step, first, 1, 2 * compiled * (step == 1)))
@@ -251,6 +296,7 @@ TIMES = {
     ("dynamic", 1, 0): (0.02, 0.0),
     ("static", 1, 0): (0.02, 0.0),
     ("static", 1, 1): (0.01, 0.0),
+    ("static", 1, 1, 1): (0.008, 0.0),
 }
 
 
@@ -265,21 +311,22 @@ def speeds(rows) -> Speeds:
 
 
 def test_speeds_are_steps_over_their_seconds(speeds):
-    table = speeds.table.set_index(["engine", "cache", "compiled", "one_row"])["speed"]
-    assert table[("loop", "static", 1, 1)].value == pytest.approx(100 / 1.01)
-    assert table[("loop", "static", 1, 1)].high == pytest.approx(100)
+    table = speeds.table.set_index(["engine", "cache", "compiled", "one_row", "large_pages"])["speed"]
+    assert table[("loop", "static", 1, 1, 0)].value == pytest.approx(100 / 1.01)
+    assert table[("loop", "static", 1, 1, 1)].value == pytest.approx(125 / 1.01)
+    assert table[("loop", "static", 1, 1, 0)].high == pytest.approx(100)
     # Without a cache a few lengths stand for all: the mean of a straight line is its middle.
-    assert table[("loop", "none", 0, 0)].high == pytest.approx(1 / (0.02 + 4e-4 * 91), rel=1e-2)
-    assert table[("generate", "dynamic", 0, 0)].high == pytest.approx(40)
+    assert table[("loop", "none", 0, 0, 0)].high == pytest.approx(1 / (0.02 + 4e-4 * 91), rel=1e-2)
+    assert table[("generate", "dynamic", 0, 0, 0)].high == pytest.approx(40)
 
 
 def test_ratios_compare_runs_of_the_same_turn(speeds):
-    found = tables.ratio(speeds.per_repeat, ("static", True, True), ("static", False, False))
+    found = tables.ratio(speeds.per_repeat, ("static", True, True, False), ("static", False, False, False))
     assert (found.low, found.value, found.high) == pytest.approx((2.5, 2.5, 2.5))
 
 
 def test_against_generate_counts_the_prefill_on_both_sides(rows):
-    found = tables.against_generate(rows, ("static", True, True))
+    found = tables.against_generate(rows, ("static", True, True, False))
     assert found.high == pytest.approx(200 / (199 * 0.01 + 0.03) / 40, rel=1e-3)
 
 
@@ -312,6 +359,55 @@ def test_the_limit_is_bandwidth_over_bytes():
     read = pd.DataFrame({"kernel": ["sum", "copy"], "repeat": 0, "n_bytes": [4e9, 8e9], "seconds": [0.2, 0.2]})
     used = pd.DataFrame({"cache": ["static"], "n_tokens": [200], "weights_bytes": [3e8], "kv_bytes": [2e8]})
     assert tables.limit(read, used).tokens_per_second == pytest.approx(100)
+
+
+def budget_rows(milliseconds: dict[str, dict[str, float]]) -> pd.DataFrame:
+    return pd.DataFrame(
+        ABOUT | {"pages": pages, "repeat": repeat, "part": part, "seconds": 1e-3 * ms * (1 + 0.001 * repeat)}
+        for pages, parts in milliseconds.items()
+        for repeat in range(5)
+        for part, ms in parts.items()
+    )
+
+
+PARTS = {
+    step_budget.STEP: 14.0, step_budget.PROFILED: 15.0, step_budget.LAYERS: 10.0, step_budget.HEAD: 2.0, step_budget.CALLS: 1.0,
+}  # fmt: skip
+BUDGET = budget_rows({"usual": PARTS | {step_budget.LAYERS: 13.0, step_budget.PROFILED: 18.0}, "large": PARTS})
+
+
+def test_the_parts_of_a_step_add_up_to_the_profiled_step():
+    found = tables.budget(BUDGET, tables.Limit(1e9, 8e6)).set_index("part")["large"]
+    parts = [found[part].value for part in (tables.READING, tables.REST_OF_KERNELS, tables.CALLS, tables.AROUND)]
+    assert parts == pytest.approx([8, 4, 1, 2], rel=0.01)
+    assert sum(parts) == pytest.approx(found[tables.PROFILED].value, rel=0.01)
+    assert found[tables.STEP].value == pytest.approx(14, rel=0.01)
+
+
+def context_rows(per_token: float) -> pd.DataFrame:
+    """Make steps of ten milliseconds, and so many microseconds for each token of each sequence."""
+    return pd.DataFrame(
+        ABOUT
+        | {
+            "dtype": dtype, "batch": batch, "context": context, "step": step, "weights_bytes": 1000,
+            "kv_bytes": batch * context, "seconds": 0.01 + 1e-6 * per_token * batch * context,
+        }
+        for dtype in ("float32", "bfloat16")
+        for batch in (1, 16)
+        for context in (128, 1024, 4096)
+        for step in range(3)
+    )  # fmt: skip
+
+
+CONTEXTS = context_rows(per_token=1)
+
+
+def test_where_the_cache_takes_over_is_found_in_bytes_and_in_time():
+    found = tables.by_context(CONTEXTS)
+    assert tables.as_many_bytes_at(found, "bfloat16", 16) == pytest.approx(1000 / 16)
+    # 10 ms + 16 us a token is twice its value at 128 tokens where 16 us x tokens = 10 ms + 2 x 2.048 ms.
+    assert tables.doubled_at(found, "bfloat16", 16) == pytest.approx((10 + 2 * 2.048) / 0.016, rel=0.01)
+    assert tables.doubled_at(found, "bfloat16", 1) == np.inf
 
 
 def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFrame:
@@ -369,13 +465,17 @@ ALIKE = text_rows({"none": [1, 2], "dynamic": [1, 9], "static": [1, 9]}, [1.0, 0
 DRAWN = [{"weights": "random", "parameters": 134_515_008}]
 
 
-def results_of(rows: pd.DataFrame, device="cpu", memory=MEMORY, shapes=None, texts=TEXTS, models=DRAWN) -> Results:
+def results_of(
+    rows: pd.DataFrame, device="cpu", memory=MEMORY, shapes=None, texts=TEXTS, models=DRAWN, budget=None, contexts=None
+) -> Results:
     return Results(
         run_of(rows, settings={"device": device}, models=models),
         run_of(pd.DataFrame({"n_bytes": [4e9], "seconds": [0.2]})),
         run_of(memory),
         run_of(shape_rows() if shapes is None else shapes),
         run_of(texts, models=models),
+        run_of(BUDGET if budget is None else budget),
+        run_of(CONTEXTS if contexts is None else contexts),
     )
 
 
@@ -391,6 +491,13 @@ CONTRARY = {
     "static-alone": {"seconds": TIMES | {("static", 0, 0): (0.05, 0.0)}},
     "static-compiled": {"seconds": TIMES | COMPILED_LATE},
     "one-row-pays": {"seconds": TIMES | {("static", 1, 1): (0.02, 0.0)}},
+    "large-pages-pay": {"seconds": TIMES | {("static", 1, 1, 1): (0.012, 0.0)}},
+    "kernels-take-most": {"budget": budget_rows({"large": PARTS | {step_budget.LAYERS: 1.0}})},
+    "large-pages-save-kernels": {
+        "budget": budget_rows({"usual": PARTS | {step_budget.PROFILED: 18.0}, "large": PARTS})
+    },
+    "cache-outgrows-weights": {"contexts": context_rows(per_token=0.1)},
+    "one-sequence-hardly-grows": {"contexts": context_rows(per_token=10)},
     "faster-than-generate": {"generate": {"none": 10, "dynamic": 90, "static": 38}},
     "below-the-limit": {"memory": MEMORY.assign(weights_bytes=2**31)},
     "generate-compiles-nothing": {"graphs": 2},
@@ -425,7 +532,7 @@ def test_a_statement_holds_on_rows_made_for_it_and_fails_on_others(name):
 
 
 def test_a_chapter_without_rows_says_not_run():
-    nothing = Results(None, None, None, None, None)
+    nothing = Results(*[None] * len(EXPERIMENTS))
     assert {check(one, nothing).outcome for one in statements.STATEMENTS.values()} == {"not run"}
 
 
@@ -449,7 +556,7 @@ def test_what_a_cpu_can_say_of_the_document():
     }
 
 
-FASTER = TIMES | {("static", d, 0): (0.005, 0.0) for d in (0, 1)} | {("static", 1, 1): (0.005, 0.0)}
+FASTER = TIMES | {("static", d, 0): (0.005, 0.0) for d in (0, 1)} | {("static", 1, 1, d): (0.005, 0.0) for d in (0, 1)}
 FEW_BYTES = MEMORY.assign(weights_bytes=2**34, peak_bytes=2**34)
 OTHERWISE = {
     "cache-speeds-up": ({"seconds": TIMES | {("none", 0, 0): (0.005, 0.0)}}, "refuted in kind"),
@@ -584,7 +691,9 @@ def test_a_text_that_the_model_cannot_hold_is_refused(settings, experiment):
 
 
 def test_only_what_measures_time_asks_for_the_whole_machine():
-    assert {e.name for e in EXPERIMENTS if e.needs_the_machine} == {"static_speed", "memory_bandwidth"}
+    assert {e.name for e in EXPERIMENTS if e.needs_the_machine} == {
+        "static_speed", "memory_bandwidth", "step_budget", "weights_or_cache"
+    }  # fmt: skip
 
 
 def test_judging_writes_every_claim(rows):

@@ -18,6 +18,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook.errors import UserError
 from kvbook.measuring import onerow
+from kvbook.measuring.large_pages import LargePages
 
 CacheKind = Literal["none", "dynamic", "static"]
 Scope = Literal["layer", "model"]
@@ -35,16 +36,20 @@ class Way:
         Whether `torch.compile` is used.
     one_row : bool
         Whether the step's operations are written for one row (`kvbook.measuring.onerow`).
+    large_pages : bool
+        Whether a step reads copies of the weights on large pages (`kvbook.measuring.large_pages`).
     """
 
     cache: CacheKind
     compiled: bool = False
     one_row: bool = False
+    large_pages: bool = False
 
     def __str__(self) -> str:
         """Name the way for people."""
         form = "one-row form, " if self.one_row else ""
-        return f"{self.cache}, {form}{'compiled' if self.compiled else 'eager'}"
+        pages = ", large pages" if self.large_pages else ""
+        return f"{self.cache}, {form}{'compiled' if self.compiled else 'eager'}{pages}"
 
 
 class _OfLayer:
@@ -116,6 +121,7 @@ class Decoder:
             raise UserError("the one-row form is for a cached step compiled layer by layer: choose scope=layer")
         self._model, self._way, self._room, self._scope = model, way, room, scope
         self._changes = ExitStack()
+        self._pages = LargePages(model) if way.large_pages else None
         self._ids: torch.Tensor | None = None
         self._static: StaticCache | None = None
         self._cache: Cache | None = None
@@ -127,9 +133,12 @@ class Decoder:
             options: dict[str, Any] = {"fullgraph": True, "dynamic": way.cache != "static"}
             if scope == "layer":
                 # A graph would assert the shape and strides of every weight at every call: 3 % of the fastest way's step.
-                unasserted = {"size_asserts": False}
-                self._layers = torch.compile(_layers_step, options=unasserted, **options)
-                self._head = torch.compile(_head_step, fullgraph=True, dynamic=False, options=unasserted)
+                options_of_graph: dict[str, Any] = {"size_asserts": False}
+                if way.one_row:
+                    # A product and a sum in one instruction, which rounds once: the one-row form adds up in its own order anyway.
+                    options_of_graph["cpp.enable_floating_point_contract_flag"] = "fast"
+                self._layers = torch.compile(_layers_step, options=options_of_graph, **options)
+                self._head = torch.compile(_head_step, fullgraph=True, dynamic=False, options=options_of_graph)
             else:
                 # On a GPU the steps' kernels are replayed as one CUDA graph; other devices have none.
                 mode = "reduce-overhead" if model.device.type == "cuda" and way.cache == "static" else "default"
@@ -175,6 +184,8 @@ class Decoder:
             return self._model(ids, use_cache=False).logits[:, -1:].argmax(-1)
         self._cache = self._empty()
         token = self._model(ids, past_key_values=self._cache).logits[:, -1:].argmax(-1)
+        if self._pages is not None:
+            self._changes.enter_context(self._pages.used())
         if self._way.one_row:
             self._changes.enter_context(onerow.one_row(self._model))
         if self._scope == "layer":

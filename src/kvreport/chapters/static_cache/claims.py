@@ -101,8 +101,10 @@ COMPILING = Quantity("gain from compiling the static loop, over that from the ki
 
 
 def _static_faster(results: Results) -> Evidence:
-    kind = {done: _over(results, ("static", done, False), ("dynamic", done, False)) for done in (False, True)}
-    compiling = _over(results, ("static", True, False), ("static", False, False))
+    kind = {
+        done: _over(results, ("static", done, False, False), ("dynamic", done, False, False)) for done in (False, True)
+    }
+    compiling = _over(results, ("static", True, False, False), ("static", False, False, False))
     largest = pd.concat([*kind.values(), *(1 / ratios for ratios in kind.values())], axis=1).max(axis=1)
     names = {False: "eager", True: "compiled"}
     found = {
@@ -122,7 +124,7 @@ def _static_slower(results: Results) -> Evidence:
     speeds = (whole["n_steps"] / whole["seconds"]).groupby([whole["cache"], whole["repeat"]]).median()
     ratios = (speeds["static"] / speeds["dynamic"]).dropna()
     eager, compiled = (
-        tables.ratio(results.speeds.per_repeat, ("static", done, False), ("dynamic", False, False)).text()
+        tables.ratio(results.speeds.per_repeat, ("static", done, False, False), ("dynamic", False, False, False)).text()
         for done in (False, True)
     )
     beside = (
@@ -147,7 +149,7 @@ def _dynamic_not_compilable(results: Results) -> Evidence:
         LATER_GRAPHS: [fact(tables.late_graphs(rows))],
         STEPS: [fact(len(later))],
     }
-    other, static = (tables.other_tokens(rows, (cache, True, False)) for cache in ("dynamic", "static"))
+    other, static = (tables.other_tokens(rows, (cache, True, False, False)) for cache in ("dynamic", "static"))
     whole = results.speed.about["settings"].get("scope") == "model"
     beside = (
         f"{'the forward pass' if whole else 'a few layers'} compiled as one graph, without CUDA graphs; tokens other than the "
@@ -174,10 +176,10 @@ FIRST = Quantity("time of the first compiled step over the median of later ones"
 def _first_call_slow(results: Results) -> Evidence:
     rows = results.speed.rows[(results.speed.rows["engine"] == speed.LOOP) & (results.speed.rows["compiled"] == 1)]
     told, ratios = [], []
-    for (cache, one_row), some in rows.groupby(["cache", "one_row"], sort=False):
+    for (cache, one_row, pages), some in rows.groupby(["cache", "one_row", "large_pages"], sort=False):
         first = some[some["phase"] == speed.COMPILE].sort_values("step")["seconds"].iloc[0]
         ratios.append(first / some[some["phase"] == speed.DECODE]["seconds"].median())
-        told.append(f"{tables.label(cache, 1, one_row)} {first:.1f} s")
+        told.append(f"{tables.label(cache, 1, one_row, pages)} {first:.1f} s")
     return Evidence(_weights(results), {FIRST: _mean(ratios)}, f"first steps: {', '.join(told)}")
 
 

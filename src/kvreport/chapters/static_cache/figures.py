@@ -86,7 +86,8 @@ def figure_grid(table: pd.DataFrame, bound: tables.Limit) -> Figure:
 def figure_length(steps: pd.DataFrame) -> Figure:
     """Draw the time of a step against the number of tokens, from `tables.decode_steps`."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.9))
-    for (cache, compiled, one_row), some in steps.groupby(["cache", "compiled", "one_row"], sort=False):
+    for way, some in steps.groupby(["cache", "compiled", "one_row", "large_pages"], sort=False):
+        cache, compiled, one_row, large_pages = way
         colour, marker = _KINDS[cache]
         middle = some.groupby("context")["seconds"].median() * 1e3
         if len(middle) > 30:
@@ -94,14 +95,34 @@ def figure_length(steps: pd.DataFrame) -> Figure:
             middle = middle.rolling(15, center=True, min_periods=8).median()
         place = middle.dropna()
         ax.plot(
-            place.index, place, color=colour, linestyle=":" if one_row else "-" if compiled else "--",
+            place.index, place, color=colour, linestyle="-." if large_pages else ":" if one_row else "-" if compiled else "--",
             marker=marker, markevery=max(1, len(place) // 6), markerfacecolor=colour if compiled else "white",
-            label=tables.label(cache, compiled, one_row),
+            label=tables.label(*way),
         )  # fmt: skip
     ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
     ax.xaxis.get_major_locator().set_params(integer=True)
     style.plain_logarithm(ax.yaxis)
     fig.legend(loc="outside upper center", ncols=2, fontsize=9)
+    return fig
+
+
+def figure_batches(found: pd.DataFrame) -> Figure:
+    """Draw the time of a step against its context, a panel a dtype and a line a batch, from `tables.by_context`."""
+    dtypes = list(found["dtype"].unique())
+    fig, axes = plt.subplots(1, len(dtypes), figsize=(style.WIDTH, 3.4), sharey=True, squeeze=False)
+    for ax, dtype in zip(axes[0], dtypes, strict=True):
+        of_dtype = found[found["dtype"] == dtype]
+        for batch, some in of_dtype.groupby("batch"):
+            (line,) = ax.plot(some["context"], some["ms"], marker="o", markersize=4)
+            ax.annotate(
+                f"{batch}", (some["context"].iloc[-1], some["ms"].iloc[-1]), xytext=(6, 0), textcoords="offset points",
+                va="center", color=line.get_color(), fontsize=9,
+            )  # fmt: skip
+        ax.set(xscale="log", yscale="log", title=dtype, xlabel="tokens in the cache")
+        ax.set_xticks(ticks := sorted(of_dtype["context"].unique())[::2], [f"{tick:,}" for tick in ticks])
+        ax.xaxis.minorticks_off()
+    axes[0, 0].set_ylabel("ms per step")
+    style.plain_logarithm(axes[0, 0].yaxis)
     return fig
 
 

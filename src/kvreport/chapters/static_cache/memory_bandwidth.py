@@ -1,16 +1,17 @@
 """How fast this machine reads memory: what bounds a decode step, which reads every weight once.
 
 Three kernels over arrays far larger than any cache, in the manner of the STREAM benchmark (McCalpin, 1995): a sum and a dot
-product, which only read, and a copy, whose writes count as well.  The bytes are those that the kernel must move.  Rows, one
-a (kernel, repeat): see ``data/README.md``.
+product, which only read, and a copy, whose writes count as well.  The bytes are those that the kernel must move.  Each runs on
+usual and, where the system has them, on large pages of memory.  Rows, one a (kernel, pages, repeat): see ``data/README.md``.
 """
 
+import functools
 from typing import Any
 
 import torch
 
 from kvbook import progress
-from kvbook.measuring import timing
+from kvbook.measuring import large_pages, timing
 from kvbook.models import placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -31,17 +32,23 @@ def measure(device: torch.device, writer: records.Writer) -> None:
     """Time every kernel, and append all rows as one unit."""
     if "all" in writer.done:
         return
-    first, second = torch.ones(_N, device=device), torch.ones(_N, device=device)
-    kernels = {
-        "sum": (lambda: first.sum(), first.nbytes),
-        "dot": (lambda: torch.dot(first, second), first.nbytes + second.nbytes),
-        "copy": (lambda: second.copy_(first), first.nbytes + second.nbytes),
-    }
+    places = {"usual": lambda: torch.ones(_N, device=device)}
+    if device.type == "cpu" and large_pages.asked_for():
+        places["large"] = lambda: large_pages.empty(4 * _N).view(torch.float32).fill_(1)
     rows = []
-    for repeat in progress.track(range(_REPEATS), label="memory bandwidth: repeat"):
-        for kernel, (work, n_bytes) in kernels.items():
-            _, seconds = timing.timed(work, device)
-            rows.append({"kernel": kernel, "repeat": repeat, "n_bytes": n_bytes, "seconds": seconds})
+    for pages, place in places.items():
+        first, second = place(), place()
+        kernels = {
+            "sum": (first.sum, first.nbytes),
+            "dot": (functools.partial(torch.dot, first, second), first.nbytes + second.nbytes),
+            "copy": (functools.partial(second.copy_, first), first.nbytes + second.nbytes),
+        }
+        for repeat in progress.track(range(_REPEATS), label=f"memory bandwidth, {pages} pages: repeat"):
+            for kernel, (work, n_bytes) in kernels.items():
+                _, seconds = timing.timed(work, device)
+                rows.append(
+                    {"kernel": kernel, "pages": pages, "repeat": repeat, "n_bytes": n_bytes, "seconds": seconds}
+                )
     writer.append("all", rows)
 
 
@@ -50,5 +57,5 @@ def _measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: re
 
 
 EXPERIMENT = Experiment(
-    "memory_bandwidth", StaticCacheSettings, inputs, _measure, fields=frozenset({"device"}), timed=True
+    "memory_bandwidth", StaticCacheSettings, inputs, _measure, fields=frozenset({"device"}), revision=2, timed=True
 )

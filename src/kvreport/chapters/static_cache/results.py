@@ -6,7 +6,16 @@ from functools import cached_property
 import pandas as pd
 
 from kvbook.runs.records import Run
-from kvreport.chapters.static_cache import memory, memory_bandwidth, shapes, speed, tables, texts
+from kvreport.chapters.static_cache import (
+    memory,
+    memory_bandwidth,
+    shapes,
+    speed,
+    step_budget,
+    tables,
+    texts,
+    weights_or_cache,
+)
 from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (
@@ -15,6 +24,8 @@ EXPERIMENTS = (
     memory.EXPERIMENT,
     shapes.EXPERIMENT,
     texts.EXPERIMENT,
+    step_budget.EXPERIMENT,
+    weights_or_cache.EXPERIMENT,
 )
 
 
@@ -57,9 +68,9 @@ class Results(ChapterResults):
 
     Attributes
     ----------
-    speed, bandwidth, memory, shapes, texts : Run or None
-        Of the experiments ``static_speed``, ``memory_bandwidth``, ``static_memory``, ``static_shapes``, ``static_texts``; None
-        for one that is not there.
+    speed, bandwidth, memory, shapes, texts, budget, batches : Run or None
+        Of the experiments ``static_speed``, ``memory_bandwidth``, ``static_memory``, ``static_shapes``, ``static_texts``,
+        ``step_budget``, ``weights_or_cache``; None for one that is not there.
     """
 
     EXPERIMENTS = EXPERIMENTS
@@ -69,6 +80,8 @@ class Results(ChapterResults):
     memory: Run | None
     shapes: Run | None
     texts: Run | None
+    budget: Run | None
+    batches: Run | None
 
     @cached_property
     def speeds(self) -> Speeds:
@@ -79,6 +92,16 @@ class Results(ChapterResults):
     def bound(self) -> tables.Limit:
         """`tables.limit`."""
         return tables.limit(self.bandwidth.rows, self.memory.rows)
+
+    @cached_property
+    def parts(self) -> pd.DataFrame:
+        """`tables.budget`."""
+        return tables.budget(self.budget.rows, self.bound)
+
+    @cached_property
+    def contexts(self) -> pd.DataFrame:
+        """`tables.by_context`."""
+        return tables.by_context(self.batches.rows)
 
     @cached_property
     def beside_published(self) -> pd.DataFrame:

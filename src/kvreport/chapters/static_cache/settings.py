@@ -2,9 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from kvbook.settings import DTypeName, Settings, Weights
+from kvbook.settings import DTypeName, Settings, Weights, numbers
+
+Contexts = Annotated[tuple[Annotated[int, Field(ge=2)], ...], BeforeValidator(numbers)]
 
 
 class StaticCacheSettings(Settings):
@@ -24,6 +26,8 @@ class StaticCacheSettings(Settings):
         What is compiled: the layer, once for all layers, or the whole forward pass, which takes a minute.
     prompt : str
         The document's.
+    contexts : tuple of int
+        Tokens that steps of several batches and dtypes attend to; none, and they are not timed.
     text_model : str
         With weights that have learnt something; it writes the texts that are compared.
     """
@@ -35,4 +39,5 @@ class StaticCacheSettings(Settings):
     n_repeats: Annotated[int, Field(ge=1)] = 2
     scope: Literal["layer", "model"] = "layer"
     prompt: Annotated[str, Field(min_length=1)] = "The theory of special relativity states "
+    contexts: Contexts = ()
     text_model: Annotated[str, Field(min_length=1)] = "smollm2"

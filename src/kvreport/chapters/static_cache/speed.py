@@ -42,7 +42,7 @@ def ways(settings: StaticCacheSettings) -> list[Way]:
     """List the ways of the loop: every cache, eager and compiled; and the one-row form, where it can be compiled."""
     found = [Way(cache, compiled) for compiled in (False, True) for cache in ("none", "dynamic", "static")]
     if settings.scope == "layer":
-        found.append(Way("static", compiled=True, one_row=True))
+        found += [Way("static", compiled=True, one_row=True, large_pages=pages) for pages in (False, True)]
     return found
 
 
@@ -245,6 +245,7 @@ def _row(
 ) -> dict[str, Any]:
     return {
         "engine": LOOP, "cache": way.cache, "compiled": int(way.compiled), "one_row": int(way.one_row),
+        "large_pages": int(way.large_pages),
         "repeat": repeat, "phase": phase, "step": step, "context": context, "n_steps": 1,
         "seconds": seconds, "token": token, "graphs": graphs,
     }  # fmt: skip
@@ -253,11 +254,11 @@ def _row(
 def work(settings: StaticCacheSettings) -> Work:
     """Count the passes of each model in each dtype."""
     written = settings.n_new_tokens * settings.n_repeats
-    # With a cache generate and the loop write in seven ways; without one generate writes once, half of the text on average.
+    # With a cache generate and the loop write in eight ways; without one generate writes once, half of the text on average.
     return Work(
-        max(1, settings.n_new_tokens // 2), settings.n_new_tokens + 2 * _N_LENGTHS * settings.n_repeats, 7 * written,
-        (settings.dtype,),
+        max(1, settings.n_new_tokens // 2), settings.n_new_tokens + 2 * _N_LENGTHS * settings.n_repeats, 8 * written,
+        (settings.dtype,), copies=2,
     )  # fmt: skip
 
 
-EXPERIMENT = Experiment("static_speed", StaticCacheSettings, inputs, measure, timed=True, work=work)
+EXPERIMENT = Experiment("static_speed", StaticCacheSettings, inputs, measure, revision=2, timed=True, work=work)

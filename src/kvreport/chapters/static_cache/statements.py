@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+import pandas as pd
+
 from kvbook.measuring.estimates import Estimate
-from kvreport.chapters.static_cache import results, speed, tables
+from kvreport.chapters.static_cache import results, speed, step_budget, tables, weights_or_cache
 from kvreport.chapters.static_cache.results import Results
 from kvreport.publishing.judging import Measured, fact, facts
 from kvreport.publishing.rules import Bound, Quantity, every
@@ -11,9 +13,9 @@ from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import between
 
 EXPERIMENTS = results.EXPERIMENTS
-NONE, DYNAMIC, STATIC = ((cache, False, False) for cache in tables.KINDS)
-COMPILED_DYNAMIC, COMPILED_STATIC = ((cache, True, False) for cache in ("dynamic", "static"))
-ONE_ROW = ("static", True, True)
+NONE, DYNAMIC, STATIC = ((cache, False, False, False) for cache in tables.KINDS)
+COMPILED_DYNAMIC, COMPILED_STATIC = ((cache, True, False, False) for cache in ("dynamic", "static"))
+ONE_ROW, LARGE_PAGES = (("static", True, True, pages) for pages in (False, True))
 
 _SPEEDS = Quantity("ratio of two ways' tokens a second", "repeat")
 _BYTES = Quantity("bytes of the static cache over those of the dynamic one", form="{:.1f}")
@@ -21,6 +23,9 @@ _AS_FAST = Bound(1, "arithmetic", "as fast")
 _NEARLY = Bound(1.15, "ours", "nearly as fast", "ratio")
 _HALF_MORE = Bound(1.5, "ours", "half as fast again", "ratio")
 
+_SHARE_OF_STEP = Quantity("share of a profiled step that its kernels take", "repeat", "pages", "{:.0%}")
+_SAVED = Quantity("share of what large pages save that the kernels save", "repeat", form="{:.0%}")
+_LONGEST = Quantity("a step at the longest context over one at the shortest", series="dtype", form="{:.1f}")
 _SHARED = Quantity("share of the text before static and dynamic differ", form="{:.0%}")
 _ALL = Bound(1, "arithmetic", "all of it")
 
@@ -106,6 +111,52 @@ def _limit_share(found: Results) -> list[Measured]:
     return [Measured("", share, len(per_second))]
 
 
+def _kernel_seconds(found: Results, pages: str) -> pd.DataFrame:
+    """Give seconds of a step's parts by repeat, kernels together."""
+    rows = found.budget.rows
+    parts = rows[rows["pages"] == pages].pivot_table(index="repeat", columns="part", values="seconds")
+    return parts.assign(kernels=parts[step_budget.LAYERS] + parts[step_budget.HEAD])
+
+
+def _share_of_kernels(found: Results, pages: str) -> Estimate:
+    parts = _kernel_seconds(found, pages)
+    return tables.median(parts["kernels"] / parts[step_budget.PROFILED])
+
+
+def _kernels(found: Results) -> list[Measured]:
+    if found.budget is None:
+        return []
+    n_repeats = found.budget.rows["repeat"].nunique()
+    return [
+        Measured(pages, _share_of_kernels(found, pages), n_repeats) for pages in found.budget.rows["pages"].unique()
+    ]
+
+
+def _saved_in_kernels(found: Results) -> list[Measured]:
+    if found.budget is None:
+        return []
+    saved = _kernel_seconds(found, "usual") - _kernel_seconds(found, "large")
+    share = saved["kernels"] / saved[step_budget.PROFILED]
+    return [Measured("", tables.median(share), len(share))]
+
+
+def _longest(batch: int) -> Measure:
+    """Measure how much longer a step takes at the longest context than at the shortest, in each dtype."""
+
+    def measure(found: Results) -> list[Measured]:
+        if found.batches is None:
+            return []
+        some = found.contexts[found.contexts["batch"] == batch].sort_values("context")
+        return facts((dtype, of["ms"].iloc[-1] / of["ms"].iloc[0]) for dtype, of in some.groupby("dtype", sort=False))
+
+    return measure
+
+
+def _doubled(found: Results, batch: int) -> str:
+    at = tables.doubled_at(found.contexts, "bfloat16", batch)
+    return f"at about {at:,.0f} tokens" if at < float("inf") else "at no length measured"
+
+
 STATEMENTS: dict[str, Statement[Results]] = {
     "cache-pays": Statement(every(_SPEEDS, "above", _AS_FAST), _over(DYNAMIC, NONE), headline=True),
     "static-alone": Statement(every(_SPEEDS, "inside", _NEARLY), _over(STATIC, DYNAMIC), headline=True),
@@ -113,8 +164,22 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_SPEEDS, "inside", _HALF_MORE), _over(COMPILED_STATIC, COMPILED_DYNAMIC), "this processor"
     ),
     "one-row-pays": Statement(every(_SPEEDS, "above", _HALF_MORE), _over(ONE_ROW, STATIC), "this processor"),
+    "large-pages-pay": Statement(every(_SPEEDS, "above", _AS_FAST), _over(LARGE_PAGES, ONE_ROW), "this processor"),
     "faster-than-generate": Statement(
-        every(_SPEEDS, "above", _HALF_MORE), _over_generate(ONE_ROW), "this processor"
+        every(_SPEEDS, "above", _HALF_MORE), _over_generate(LARGE_PAGES), "this processor"
+    ),
+    "kernels-take-most": Statement(
+        every(_SHARE_OF_STEP, "above", Bound(0.5, "arithmetic", "half")), _kernels, "this processor"
+    ),
+    "large-pages-save-kernels": Statement(
+        every(_SAVED, "above", Bound(0.5, "arithmetic", "half")), _saved_in_kernels, "this processor"
+    ),
+    "cache-outgrows-weights": Statement(
+        every(_LONGEST, "above", Bound(2, "ours", "twice as long", "ratio")), _longest(max(weights_or_cache.BATCHES)),
+        "this processor",
+    ),
+    "one-sequence-hardly-grows": Statement(
+        every(_LONGEST, "below", Bound(2, "ours", "twice as long", "ratio")), _longest(1), "this processor"
     ),
     "below-the-limit": Statement(
         every(
@@ -201,7 +266,18 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "static_compiled": _said(_over(COMPILED_STATIC, COMPILED_DYNAMIC)),
     "compiled_stock": _said(_over(COMPILED_STATIC, STATIC)),
     "one_row": _said(_over(ONE_ROW, STATIC)),
-    "over_generate": _said(_over_generate(ONE_ROW)),
+    "n_pages": lambda found: f"{found.memory.rows['weights_bytes'].max() / 4096:,.0f}",
+    "large_pages": _said(_over(LARGE_PAGES, ONE_ROW)),
+    "over_generate": _said(_over_generate(LARGE_PAGES)),
+    "kernels_usual": lambda found: _share_of_kernels(found, "usual").text("{:.0%}"),
+    "kernels_large": lambda found: _share_of_kernels(found, "large").text("{:.0%}"),
+    "longest_context": lambda found: f"{found.contexts['context'].max():,}",
+    "cache_is_weights": lambda found: (
+        f"{tables.as_many_bytes_at(found.contexts, 'bfloat16', max(weights_or_cache.BATCHES)):,.0f}"
+    ),
+    "cache_is_weights_alone": lambda found: f"{tables.as_many_bytes_at(found.contexts, 'bfloat16', 1):,.0f}",
+    "doubled_batch": lambda found: _doubled(found, max(weights_or_cache.BATCHES)),
+    "batch": lambda _: str(max(weights_or_cache.BATCHES)),
     "bandwidth": lambda found: f"{found.bound.bytes_per_second / 1e9:.0f}",
     "bytes_per_token": lambda found: f"{found.bound.bytes_per_token / 1e6:.0f}",
     "limit": lambda found: f"{found.bound.tokens_per_second:.0f}",

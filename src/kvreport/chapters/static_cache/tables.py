@@ -7,23 +7,24 @@ import pandas as pd
 from scipy import stats
 
 from kvbook.measuring import estimates
-from kvreport.chapters.static_cache import speed
+from kvreport.chapters.static_cache import speed, step_budget
 from kvreport.publishing import documents
 
 DOCUMENT = "notebook-static"
 KINDS = ("none", "dynamic", "static")
-_WAY = ["engine", "cache", "compiled", "one_row"]
+_WAY = ["engine", "cache", "compiled", "one_row", "large_pages"]
 
-# A way of the loop: kind of cache, whether it was compiled, and whether it is written for one row.
-Way = tuple[str, bool, bool]
+# A way of the loop: kind of cache, whether it was compiled, whether it is written for one row, and on large pages.
+Way = tuple[str, bool, bool, bool]
 
 
-def label(cache: str, compiled: int, one_row: int, engine: str = speed.LOOP) -> str:
+def label(cache: str, compiled: int, one_row: int, large_pages: int = 0, engine: str = speed.LOOP) -> str:
     """Name a way as the figures do."""
     if engine == speed.GENERATE:
         return f"generate, {cache}"
     form = "one-row, " if one_row else ""
-    return f"{cache}, {form}{'compiled' if compiled else 'eager'}"
+    pages = ", large pages" if large_pages else ""
+    return f"{cache}, {form}{'compiled' if compiled else 'eager'}{pages}"
 
 
 def decode_steps(rows: pd.DataFrame) -> pd.DataFrame:
@@ -31,11 +32,16 @@ def decode_steps(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["engine"] == speed.LOOP) & (rows["phase"] == speed.DECODE)]
 
 
-def step_seconds(rows: pd.DataFrame, cache: str, compiled: bool, one_row: bool = False) -> pd.DataFrame:
+def step_seconds(
+    rows: pd.DataFrame, cache: str, compiled: bool, one_row: bool = False, large_pages: bool = False
+) -> pd.DataFrame:
     """Choose the decode steps of one way of the loop."""
     steps = decode_steps(rows)
     chosen = steps[
-        (steps["cache"] == cache) & (steps["compiled"] == int(compiled)) & (steps["one_row"] == int(one_row))
+        (steps["cache"] == cache)
+        & (steps["compiled"] == int(compiled))
+        & (steps["one_row"] == int(one_row))
+        & (steps["large_pages"] == int(large_pages))
     ]
     return chosen[["repeat", "step", "context", "seconds", "token"]]
 
@@ -64,21 +70,32 @@ def speeds(rows: pd.DataFrame, repeats: dict[Way, pd.Series]) -> pd.DataFrame:
     """Give tokens a second of every way, from rows of ``static_speed`` and `per_repeat` of them."""
     table = []
     whole = rows[(rows["engine"] == speed.GENERATE) & (rows["phase"] == speed.WHOLE)]
-    for (engine, cache, compiled, one_row), some in whole.groupby(_WAY, sort=False):
+    for (engine, *way), some in whole.groupby(_WAY, sort=False):
         values = (some["n_steps"] / some["seconds"]).to_numpy()
-        table.append([engine, cache, compiled, one_row, estimates.median_of(values), len(values), np.nan])
+        table.append([engine, *way, estimates.median_of(values), len(values), np.nan])
     loop = rows[rows["engine"] == speed.LOOP]
-    for (cache, compiled, one_row), of_repeat in repeats.items():
+    for (cache, compiled, one_row, large_pages), of_repeat in repeats.items():
         values = of_repeat.to_numpy()
         first = loop[
             (loop["phase"] == speed.COMPILE) & (loop["cache"] == cache) & (loop["compiled"] == compiled)
-            & (loop["one_row"] == one_row)
+            & (loop["one_row"] == one_row) & (loop["large_pages"] == large_pages)
         ].sort_values("step")  # fmt: skip
         table.append(
-            [speed.LOOP, cache, compiled, one_row, estimates.median_of(values), len(values), first["seconds"].sum()]
+            [
+                speed.LOOP,
+                cache,
+                compiled,
+                one_row,
+                large_pages,
+                estimates.median_of(values),
+                len(values),
+                first["seconds"].sum(),
+            ]
         )
     found = pd.DataFrame(table, columns=[*_WAY, "speed", "repeats", "first_s"])
-    found["way"] = [label(row.cache, row.compiled, row.one_row, row.engine) for row in found.itertuples()]
+    found["way"] = [
+        label(row.cache, row.compiled, row.one_row, row.large_pages, row.engine) for row in found.itertuples()
+    ]
     return found
 
 
@@ -91,9 +108,9 @@ def gains(repeats: dict[Way, pd.Series]) -> pd.DataFrame:
     """Give every way of the loop over the eager one with a dynamic cache, the slowest first: free of the machine's own speed."""
     found = pd.DataFrame(
         [
-            (label(*way), ratio(repeats, way, ("dynamic", False, False)))
+            (label(*way), ratio(repeats, way, ("dynamic", False, False, False)))
             for way in repeats
-            if way != ("dynamic", False, False)
+            if way != ("dynamic", False, False, False)
         ],
         columns=["way", "gain"],
     )
@@ -104,10 +121,10 @@ def against_generate(rows: pd.DataFrame, way: Way) -> estimates.Estimate:
     """Give a way's tokens a second over those of `generate` with its default cache, prefill counted in both."""
     whole = rows[(rows["engine"] == speed.GENERATE) & (rows["phase"] == speed.WHOLE) & (rows["cache"] == "dynamic")]
     library = whole.set_index("repeat")["n_steps"] / whole.set_index("repeat")["seconds"]
-    cache, compiled, one_row = way
+    cache, compiled, one_row, large_pages = way
     prefill = rows[
         (rows["phase"] == speed.PREFILL) & (rows["cache"] == cache) & (rows["compiled"] == int(compiled))
-        & (rows["one_row"] == int(one_row))
+        & (rows["one_row"] == int(one_row)) & (rows["large_pages"] == int(large_pages))
     ].set_index("repeat")["seconds"]  # fmt: skip
     steps = step_seconds(rows, *way)
     seconds = steps.groupby("repeat")["seconds"].sum() + prefill
@@ -199,6 +216,64 @@ def limit(read: pd.DataFrame, memory: pd.DataFrame) -> Limit:
     """Compute the limit of a decode step, which reads every weight and every key and value once."""
     row = memory[memory["cache"] == "static"].sort_values("n_tokens").iloc[0]
     return Limit(bandwidth(read), float(row["weights_bytes"] + row["kv_bytes"] / 2))
+
+
+# The parts of a step, in the order of the page.
+READING, REST_OF_KERNELS, CALLS, AROUND, PROFILED, STEP = (
+    "reading weights and cache, at the memory limit", "the rest of the kernels", "calls of compiled graphs",
+    "Python and small operations", "a step, profiled", "a step, not profiled",
+)  # fmt: skip
+
+
+def budget(rows: pd.DataFrame, bound: Limit) -> pd.DataFrame:
+    """Take a step's milliseconds apart, by pages of memory, from rows of ``step_budget`` and `limit`: medians over repeats."""
+    table = {}
+    for pages, some in rows.groupby("pages", sort=False):
+        ms = 1e3 * some.pivot_table(index="repeat", columns="part", values="seconds")
+        kernels = ms[step_budget.LAYERS] + ms[step_budget.HEAD]
+        reading = 1e3 / bound.tokens_per_second
+        parts = {
+            READING: kernels * 0 + reading, REST_OF_KERNELS: kernels - reading, CALLS: ms[step_budget.CALLS],
+            AROUND: ms[step_budget.PROFILED] - kernels - ms[step_budget.CALLS], PROFILED: ms[step_budget.PROFILED],
+            STEP: ms[step_budget.STEP],
+        }  # fmt: skip
+        table[pages] = {part: median(values) for part, values in parts.items()}
+    return pd.DataFrame(table).rename_axis("part").reset_index()
+
+
+def budget_table(found: pd.DataFrame) -> pd.DataFrame:
+    """Write `budget` for a page."""
+    written = {"part": found["part"]}
+    for pages in found.columns[1:]:
+        written[f"{pages} pages, ms"] = [
+            f"{one.value:.1f}" if one.low == one.high else one.text("{:.1f}") for one in found[pages]
+        ]
+    return pd.DataFrame(written)
+
+
+def by_context(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give a step's median milliseconds by dtype, batch and context, and its bytes, from rows of ``weights_or_cache``."""
+    found = rows.groupby(["dtype", "batch", "context"], sort=False, as_index=False).agg(
+        seconds=("seconds", "median"), weights_bytes=("weights_bytes", "first"), kv_bytes=("kv_bytes", "first")
+    )
+    return found.assign(ms=1e3 * found.pop("seconds"))
+
+
+def doubled_at(found: pd.DataFrame, dtype: str, batch: int) -> float:
+    """Give the context at which a step takes twice as long as at the shortest, on straight lines; infinite where it never does."""
+    some = found[(found["dtype"] == dtype) & (found["batch"] == batch)].sort_values("context")
+    ms, contexts = some["ms"].to_numpy(), some["context"].to_numpy()
+    beyond = np.flatnonzero(ms >= 2 * ms[0])
+    if not len(beyond):
+        return np.inf
+    after = beyond[0]
+    return float(np.interp(2 * ms[0], ms[after - 1 : after + 1], contexts[after - 1 : after + 1]))
+
+
+def as_many_bytes_at(found: pd.DataFrame, dtype: str, batch: int) -> float:
+    """Give the context at which the caches of a batch hold as many bytes as the weights."""
+    row = found[(found["dtype"] == dtype) & (found["batch"] == batch)].iloc[0]
+    return float(row["context"] * row["weights_bytes"] / row["kv_bytes"])
 
 
 def beside_published(table: pd.DataFrame, here: str) -> pd.DataFrame:
@@ -303,9 +378,9 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
     """Give the times of every phase of the loop, apart."""
     loop = rows[rows["engine"] == speed.LOOP]
     table = []
-    for (cache, compiled, one_row), some in loop.groupby(_WAY[1:], sort=False):
+    for way, some in loop.groupby(_WAY[1:], sort=False):
         first = some[some["phase"] == speed.COMPILE].sort_values("step")["seconds"].iloc[0]
-        row = {"way": label(cache, compiled, one_row), "first step": first}
+        row = {"way": label(*way), "first step": first}
         for phase in (speed.PREFILL, speed.DECODE):
             ms = 1e3 * some[some["phase"] == phase]["seconds"]
             row[phase] = (

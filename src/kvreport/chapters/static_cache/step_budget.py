@@ -1,0 +1,100 @@
+"""Where a compiled decode step's time goes: kernels, calls of graphs, and the Python around them.
+
+The profiler of torch tells how long each call of a compiled graph takes, and how long dynamo, which looks the graph up, and
+its wrappers take around it.  Its own cost is in what it sees, so the step is timed without it too.  Rows, one a (pages,
+repeat, part): see ``data/README.md``.
+"""
+
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from kvbook import progress
+from kvbook.measuring import decoding, timing
+from kvbook.measuring.decoding import Way
+from kvbook.models import placement
+from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
+from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.settings import StaticCacheSettings
+
+# A step without the profiler; of one with it, all, the graphs' kernels (of layers and of the head), and what calls them.
+STEP, PROFILED, LAYERS, HEAD, CALLS = "step", "profiled step", "kernels of the layers", "kernels of the head", "calls"
+# What the profiler calls a compiled graph's kernels, and what stands around them.
+_KERNELS = "## Call CompiledFxGraph"
+_AROUND = ("TorchDynamo Cache Lookup", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher Runtime Wrapper")
+_FIRST_STEPS = 3
+_STEPS = 20
+
+
+def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
+    """Name the model; None where it is compiled whole, for then there are no groups of layers to take apart."""
+    return {"models": [subject.identify(settings)]} if settings.scope == "layer" else None
+
+
+def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Take steps apart on usual and on large pages, by turns."""
+    if "all" in writer.done:
+        return
+    device = placement.device_of(settings.device)
+    loaded = subject.load(settings)
+    about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
+    ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(device)
+    room = ids.shape[1] + settings.n_new_tokens + _FIRST_STEPS + 2 * _STEPS
+    torch.compiler.reset()
+    rows = []
+    with torch.inference_mode():
+        ways = {
+            pages: decoding.Decoder(loaded.model, Way("static", True, True, pages == "large"), room)
+            for pages in ("usual", "large")
+        }
+        for repeat in progress.track(range(-1, settings.n_repeats), label="budget of a step: repeat"):
+            for pages, decoder in ways.items():
+                found = _taken_apart(decoder, ids, settings.n_new_tokens, device)
+                # The first turn compiles.
+                if repeat >= 0:
+                    rows += [
+                        about | {"pages": pages, "repeat": repeat, "part": part, "seconds": seconds}
+                        for part, seconds in found.items()
+                    ]
+    torch.compiler.reset()
+    writer.append("all", rows)
+
+
+def _taken_apart(
+    decoder: decoding.Decoder, ids: torch.Tensor, n_new_tokens: int, device: torch.device
+) -> dict[str, float]:
+    """Give the seconds of a step's parts, means over some steps, in the middle of a text."""
+    token = decoder.start(ids)
+    for _ in range(max(_FIRST_STEPS, n_new_tokens // 2)):
+        token = decoder.step(token)
+
+    def some() -> None:
+        nonlocal token
+        for _ in range(_STEPS):
+            token = decoder.step(token)
+
+    _, plain = timing.timed(some, device)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        _, profiled = timing.timed(some, device)
+    decoder.close()
+    events = seen.key_averages()
+    graphs = sorted((event for event in events if event.key.startswith(_KERNELS)), key=lambda event: event.count)
+    # The head is called once a step, the layers once a group.
+    seconds = {
+        STEP: plain, PROFILED: profiled, HEAD: 1e-6 * graphs[0].self_cpu_time_total,
+        LAYERS: 1e-6 * sum(event.self_cpu_time_total for event in graphs[1:]),
+        CALLS: 1e-6 * sum(event.self_cpu_time_total for event in events if event.key.startswith(_AROUND)),
+    }  # fmt: skip
+    return {part: value / _STEPS for part, value in seconds.items()}
+
+
+def work(settings: StaticCacheSettings) -> Work:
+    """Count the steps of both ways."""
+    steps = settings.n_new_tokens // 2 + 2 * _STEPS
+    return Work(1, 0, 2 * (settings.n_repeats + 1) * steps, (settings.dtype,), copies=2)
+
+
+EXPERIMENT = Experiment("step_budget", StaticCacheSettings, inputs, measure, timed=True, work=work)

@@ -1,0 +1,84 @@
+"""When reading the cache takes longer than reading the weights: steps of the stock model by dtype, batch and context.
+
+A step reads every weight once, whatever the batch, and each sequence's keys and values.  The cache is static and filled with
+random numbers, which take as long to read as a text's.  Rows, one a (dtype, batch, context, step): see ``data/README.md``.
+"""
+
+import itertools
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, StaticCache
+
+from kvbook import progress
+from kvbook.measuring import memory, timing
+from kvbook.models import placement
+from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
+from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.settings import StaticCacheSettings
+
+DTYPES = ("float32", "float16", "bfloat16")
+BATCHES = (1, 4, 16)
+_STEPS = 6
+
+
+def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
+    """Name the model, and refuse a dtype that the device has not; None where no context is asked for."""
+    if not settings.contexts:
+        return None
+    for dtype in DTYPES:
+        placement.dtype_on(dtype, placement.device_of(settings.device))
+    return {"models": [subject.identify(settings)]}
+
+
+def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Time some steps at each dtype, batch and context; a dtype is a unit."""
+    most = made_of["models"][0]["context_length"] or max(settings.contexts) + _STEPS
+    contexts = sorted({min(context, most - _STEPS) for context in settings.contexts})
+    for dtype in progress.track(DTYPES, label="weights or cache: dtype"):
+        if dtype in writer.done:
+            continue
+        loaded = subject.load(settings.model_copy(update={"dtype": dtype}))
+        cells = list(itertools.product(BATCHES, contexts))
+        rows = []
+        with torch.inference_mode():
+            for batch, context in progress.track(cells, label="batch and context"):
+                times = _steps(loaded.model, batch, context)
+                rows += [
+                    {
+                        "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "batch": batch,
+                        "context": context, "step": step, "seconds": seconds,
+                        "weights_bytes": sum(parameter.nbytes for parameter in loaded.model.parameters()),
+                        "kv_bytes": batch * context * memory.kv_bytes_per_token(loaded.model.config, loaded.model.dtype),
+                    }
+                    for step, seconds in enumerate(times)
+                ]  # fmt: skip
+        writer.append(dtype, rows)
+
+
+def _steps(model: PreTrainedModel, batch: int, context: int) -> list[float]:
+    """Time steps that attend to so many tokens, the first left out."""
+    cache = StaticCache(config=model.config, max_cache_len=context + _STEPS)
+    token = torch.full((batch, 1), 3, device=model.device)
+    # Makes the tensors.
+    model(token, past_key_values=cache)
+    for layer in cache.layers:
+        layer.keys.normal_()
+        layer.values.normal_()
+        layer.cumulative_length.fill_(context - 1)
+    times = [
+        timing.timed(lambda: model(token, past_key_values=cache, logits_to_keep=1), model.device)[1]
+        for _ in range(_STEPS)
+    ]
+    return times[1:]
+
+
+def work(settings: StaticCacheSettings) -> Work:
+    """Count the steps; a batch counts as its sequences."""
+    steps = len(settings.contexts) * sum(BATCHES) * (_STEPS + 1)
+    return Work(max(settings.contexts, default=1) * max(BATCHES), 0, steps, DTYPES)
+
+
+EXPERIMENT = Experiment("weights_or_cache", StaticCacheSettings, inputs, measure, timed=True, work=work)
