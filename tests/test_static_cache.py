@@ -88,8 +88,8 @@ def test_one_graph_serves_all_layers_and_writes_the_same_tokens(untouched, way, 
     assert decoding.together(n_layers) < n_layers, "one group would show nothing"
 
 
-@pytest.mark.parametrize(("n_layers", "size"), [(30, 3), (12, 3), (32, 2), (28, 2), (1, 1), (7, 1), (2, 2)])
-def test_layers_are_compiled_in_equal_groups_of_three_at_most(n_layers, size):
+@pytest.mark.parametrize(("n_layers", "size"), [(30, 5), (12, 4), (32, 4), (28, 4), (1, 1), (7, 1), (2, 2)])
+def test_layers_are_compiled_in_equal_groups_of_five_at_most(n_layers, size):
     assert decoding.together(n_layers) == size
 
 

@@ -63,11 +63,11 @@ class _OfLayer:
 
 
 # Layers that are compiled together, at most: more of them save little more and take longer to compile.
-MOST_TOGETHER = 3
+MOST_TOGETHER = 5
 
 
 def together(n_layers: int) -> int:
-    """Give the number of layers that are compiled together: at most three, and so that equal groups make up the whole."""
+    """Give the number of layers that are compiled together: at most five, and so that equal groups make up the whole."""
     return next(size for size in range(MOST_TOGETHER, 0, -1) if n_layers % size == 0)
 
 
@@ -125,6 +125,9 @@ class Decoder:
         self._ids: torch.Tensor | None = None
         self._static: StaticCache | None = None
         self._cache: Cache | None = None
+        self._grouped: list[tuple[list[nn.Module], list[Any]]] | None = None
+        self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._hidden: torch.Tensor | None = None
         self._length = 0
         self._settled = False
         self._layers, self._head, self._forward = _layers_step, _head_step, model.forward
@@ -164,6 +167,7 @@ class Decoder:
         if self._way.cache != "none":
             raise ValueError("a cache must be filled: call start")
         self._cache, self._ids, self._length = None, ids, ids.shape[1]
+        self._grouped = None
 
     def start(self, ids: torch.Tensor) -> torch.Tensor:
         """Run the prompt, eagerly and with the stock model, and give the first new token.
@@ -182,7 +186,7 @@ class Decoder:
         if self._way.cache == "none":
             self.resume(ids)
             return self._model(ids, use_cache=False).logits[:, -1:].argmax(-1)
-        self._cache = self._empty()
+        self._cache, self._grouped, self._hidden = self._empty(), None, None
         token = self._model(ids, past_key_values=self._cache).logits[:, -1:].argmax(-1)
         if self._pages is not None:
             self._changes.enter_context(self._pages.used())
@@ -230,23 +234,34 @@ class Decoder:
             following = self._forward(token, **options).logits[:, -1:].argmax(-1)
             self._length += 1
             return following
-        body = self._model.model
+        hidden = self._model.model.embed_tokens(token)
         first = 0 if self._cache is None else self._length
-        hidden = body.embed_tokens(token)
-        places = torch.arange(first, first + token.shape[1], device=token.device)[None]
-        cos, sin = body.rotary_emb(hidden, places)
+        cos, sin = (angles[:, first : first + token.shape[1]] for angles in self._rotary(hidden))
         mask = self._mask(hidden.dtype)
-        layers = list(body.layers)
-        held = [None] * len(layers) if self._cache is None else self._cache.layers
-        # Without a cache a step takes long enough for the price of its calls not to matter, and longer to compile.
-        size = 1 if self._cache is None else together(len(layers))
         with self._guards():
-            for first_layer in range(0, len(layers), size):
-                group = slice(first_layer, first_layer + size)
-                hidden = self._layers(layers[group], hidden, mask, cos, sin, held[group])
+            for layers, held in self._groups():
+                hidden = self._layers(layers, hidden, mask, cos, sin, held)
             following = self._head(self._model, hidden)
         self._length, self._settled = self._length + 1, True
         return following
+
+    def _groups(self) -> list[tuple[list[nn.Module], list[Any]]]:
+        """Give the layers that are computed together, with their caches; what a step needs and no step changes."""
+        if self._grouped is None:
+            layers = list(self._model.model.layers)
+            held = [None] * len(layers) if self._cache is None else self._cache.layers
+            # Without a cache a step takes long enough for the price of its calls not to matter, and longer to compile.
+            size = 1 if self._cache is None else together(len(layers))
+            groups = (slice(first, first + size) for first in range(0, len(layers), size))
+            self._grouped = [(layers[group], held[group]) for group in groups]
+        return self._grouped
+
+    def _rotary(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give cosines and sines of all positions that there is room for."""
+        if self._angles is None:
+            places = torch.arange(self._room, device=hidden.device)[None]
+            self._angles = self._model.model.rotary_emb(hidden, places)
+        return self._angles
 
     def _guards(self) -> AbstractContextManager[Any]:
         # A compiled function asks at every call whether its graph still fits. Behind a static cache's first step all groups
@@ -259,9 +274,12 @@ class Decoder:
         """Hide the empty places of a static cache; elsewhere every key is for the token."""
         if self._way.cache != "static":
             return None
-        places = torch.arange(self._room, device=self._model.device)
-        hidden = torch.finfo(dtype).min * (places > self._length).to(dtype)
-        return hidden[None, None, None]
+        if self._hidden is None:
+            self._hidden = torch.full(
+                (1, 1, 1, self._room), torch.finfo(dtype).min, dtype=dtype, device=self._model.device
+            )
+        self._hidden[..., : self._length + 1] = 0
+        return self._hidden
 
     @property
     def cache(self) -> Cache | None:

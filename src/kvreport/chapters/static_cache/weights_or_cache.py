@@ -78,7 +78,7 @@ def _steps(model: PreTrainedModel, batch: int, context: int) -> list[float]:
 def work(settings: StaticCacheSettings) -> Work:
     """Count the steps; a batch counts as its sequences."""
     steps = len(settings.contexts) * sum(BATCHES) * (_STEPS + 1)
-    return Work(max(settings.contexts, default=1) * max(BATCHES), 0, steps, DTYPES)
+    return Work(max(settings.contexts, default=1), 0, steps, DTYPES)
 
 
 EXPERIMENT = Experiment("weights_or_cache", StaticCacheSettings, inputs, measure, timed=True, work=work)
