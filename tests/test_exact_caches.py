@@ -192,20 +192,52 @@ def outcome(results, name):
 CONTRARY = {
     "no-row-differs": ("ways", lambda r: r["arithmetic"] == paths.EXACT, {"equal_rows": 0}),
     "stock-differs-in-fp32": ("ways", lambda r: r["arithmetic"] == paths.STOCK, {"equal_rows": 20}),
-    "one-part-is-not-enough": ("ladder", lambda r: r["rung"] == "products", {"equal_rows": 20}),
+    "products-alone-are-not-enough": ("ladder", lambda r: r["rung"] == "products", {"equal_rows": 20}),
+    "attention-alone-is-not-enough-in-fp32": ("ladder", lambda r: r["rung"] == "attention", {"equal_rows": 20}),
+    "attention-alone-is-enough-in-bf16": ("ladder", lambda r: r["rung"] == "attention", {"equal_rows": 0}),
+    "attention-alone-is-not-enough-on-amd": ("ladder", lambda r: r["rung"] == "attention", {"equal_rows": 20}),
     "products-and-attention-are-enough": ("ladder", lambda r: r["rung"] == "products + attention", {"equal_rows": 0}),
     "price-is-small": ("cost", lambda r: r["arithmetic"] == paths.EXACT, {"decode_s": 3.0}),
-    "error-is-no-larger": ("ladder", lambda r: r["rung"] == "all", {"step_error_rms": 1.2}),
+    "error-is-no-larger": ("ladder", lambda r: r["rung"] == "all", {"error_rms": 1.2}),
+    "error-of-steps-is-no-larger-in-bf16": ("ladder", lambda r: r["rung"] == "all", {"step_error_rms": 1.2}),
+    "error-of-steps-is-larger-in-fp32": ("ladder", lambda r: r["rung"] == "all", {"step_error_rms": 1.0}),
+    "error-of-steps-is-smaller-on-amd": ("ladder", lambda r: r["rung"] == "all", {"step_error_rms": 1.0}),
 }
+# Of statements on one processor: which, and rows of the ladder that bear them out.
+ON_ONE = {
+    "attention-alone-is-enough-in-bf16": ("Intel Xeon", lambda r: r["rung"] == "attention", {"equal_rows": 20}),
+    "attention-alone-is-not-enough-on-amd": ("AMD EPYC", lambda r: r["rung"] == "attention", {"equal_rows": 0}),
+    "error-of-steps-is-larger-in-fp32": ("Intel Xeon", lambda r: r["rung"] == "all", {"step_error_rms": 1.2}),
+    "error-of-steps-is-smaller-on-amd": ("AMD EPYC", lambda r: r["rung"] == "all", {"step_error_rms": 0.8}),
+}
+
+
+def lawful_for(name, lawful, processor=None):
+    """Change the lawful rows to those of the processor that a statement speaks of, and to what it says of it."""
+    if name not in ON_ONE:
+        return lawful
+    its_own, where, planted = ON_ONE[name]
+    rows = lawful.ladder.rows.reset_index(drop=True)
+    rows.loc[where(rows), list(planted)] = list(planted.values())
+    about = lawful.ladder.about | {"machine": lawful.ladder.about["machine"] | {"processor": processor or its_own}}
+    moved = changed(lawful, ladder=rows)
+    object.__setattr__(moved.ladder, "about", about)
+    return moved
 
 
 @pytest.mark.parametrize("name", said.STATEMENTS)
 def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not(lawful, name):
+    lawful = lawful_for(name, lawful)
     assert outcome(lawful, name) == "holds"
     which, where, planted = CONTRARY[name]
     rows = getattr(lawful, which).rows.reset_index(drop=True)
     rows.loc[where(rows), list(planted)] = list(planted.values())
     assert outcome(changed(lawful, **{which: rows}), name) == "fails"
+
+
+@pytest.mark.parametrize("name", ON_ONE)
+def test_a_statement_on_one_processor_says_nothing_of_another(lawful, name):
+    assert outcome(lawful_for(name, lawful, "another"), name) == "not run"
 
 
 def test_a_single_differing_row_of_one_model_is_seen(lawful):

@@ -60,12 +60,17 @@ def _on(found: Results, rungs: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
     return [(f"{rung}, {DTYPES[dtype]}", part) for (rung, dtype), part in grouped]
 
 
-def _alone(found: Results) -> list[Measured]:
-    """Measure the share of texts all of whose rows are identical when one part alone is row-invariant."""
-    return [
-        Measured(name, *estimates.share_over(part, part["equal_rows"] == part["rows"]))
-        for name, part in _on(found, ["attention", "products"])
-    ]
+def _alone(rung: str, dtypes: str = "fp32 bf16", on: str = "") -> Measure:
+    """Measure the share of texts all of whose rows are identical when one part alone is row-invariant, on a processor."""
+
+    def measure(found: Results) -> list[Measured]:
+        return [
+            Measured(name, *estimates.share_over(part, part["equal_rows"] == part["rows"]))
+            for name, part in _on(found, [rung])
+            if name.split()[-1] in dtypes and found.ladder.about["machine"]["processor"].startswith(on)
+        ]
+
+    return measure
 
 
 def _together(found: Results) -> list[Measured]:
@@ -73,21 +78,17 @@ def _together(found: Results) -> list[Measured]:
     return [_counted(name, part) for name, part in _on(found, ["products + attention"])]
 
 
-def _errors(*columns: str) -> Measure:
-    """Measure the mode's error against double precision over stock's, by dtype."""
+def _errors(column: str, dtypes: str = "fp32 bf16", on: str = "") -> Measure:
+    """Measure the mode's error of a pass against double precision over stock's, by dtype, on a processor."""
 
     def measure(found: Results) -> list[Measured]:
-        if found.ladder is None:
+        if found.ladder is None or not found.ladder.about["machine"]["processor"].startswith(on):
             return []
         units = found.ladder.rows["source"].nunique()
         return [
-            Measured(
-                f"{tables.ERRORS[column]}, {DTYPES[row.dtype]}" if len(columns) > 1 else DTYPES[row.dtype],
-                row.ratio,
-                units,
-            )
-            for column in columns
+            Measured(f"{tables.ERRORS[column]}, {DTYPES[row.dtype]}", row.ratio, units)
             for row in found.errors[column].itertuples()
+            if DTYPES[row.dtype] in dtypes
         ]
 
     return measure
@@ -95,6 +96,10 @@ def _errors(*columns: str) -> Measure:
 
 _TEXTS = "share of texts whose rows are all bitwise identical"
 _DIFFER = "rows that are not bitwise identical"
+_ONE_PART = Quantity(f"{_TEXTS} with one part row-invariant", "file", "part and dtype")
+_ERROR = Quantity("error against fp64 in row-invariant mode, over stock's", "file", "pass and dtype")
+_TENTH_MORE, _AS_LARGE = Bound(1.1, "ours", "a tenth more"), Bound(1, "arithmetic", "as large")
+_FULL, _STEPS = tables.ERRORS
 
 
 def _prices(found: Results) -> list[Measured]:
@@ -114,20 +119,31 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(Quantity(f"{_TEXTS}, stock, token by token", "file", "model"), "below", _QUARTER),
         lambda found: _stock(found, "float32"), scope="this processor",
     ),
-    "one-part-is-not-enough": Statement(
-        every(Quantity(f"{_TEXTS} with one part row-invariant", "file", "part and dtype"), "below", _HALF),
-        _alone, scope="this processor",
+    "products-alone-are-not-enough": Statement(
+        every(_ONE_PART, "below", _HALF), _alone("products"), scope="this model"
+    ),
+    "attention-alone-is-not-enough-in-fp32": Statement(
+        every(_ONE_PART, "below", _HALF), _alone("attention", "fp32"), scope="this model"
+    ),
+    "attention-alone-is-enough-in-bf16": Statement(
+        every(_ONE_PART, "above", _HALF), _alone("attention", "bf16", on="Intel"), scope="this processor"
+    ),
+    "attention-alone-is-not-enough-on-amd": Statement(
+        every(_ONE_PART, "below", _HALF), _alone("attention", "bf16", on="AMD"), scope="this processor"
     ),
     "products-and-attention-are-enough": Statement(
         every(Quantity(f"{_DIFFER} with both parts row-invariant", "file", "dtype", "{:.0f}"), "at most", _NONE),
         _together, scope="this processor",
     ),
-    "error-is-no-larger": Statement(
-        every(
-            Quantity("error against fp64 in row-invariant mode, over stock's", "file", "pass and dtype"), "at most",
-            Bound(1.1, "ours", "a tenth more"),
-        ),
-        _errors(*tables.ERRORS),
+    "error-is-no-larger": Statement(every(_ERROR, "at most", _TENTH_MORE), _errors(_FULL), scope="this model"),
+    "error-of-steps-is-no-larger-in-bf16": Statement(
+        every(_ERROR, "at most", _TENTH_MORE), _errors(_STEPS, "bf16"), scope="this model"
+    ),
+    "error-of-steps-is-larger-in-fp32": Statement(
+        every(_ERROR, "above", _AS_LARGE), _errors(_STEPS, "fp32", on="Intel"), scope="this processor"
+    ),
+    "error-of-steps-is-smaller-on-amd": Statement(
+        every(_ERROR, "below", _AS_LARGE), _errors(_STEPS, "fp32", on="AMD"), scope="this processor"
     ),
     "price-is-small": Statement(
         every(
@@ -156,10 +172,6 @@ def _price(found: Results) -> str:
     return " and ".join(f"{ratio.text('{:.2f}')} in {name}" for name, ratio in found.costs.items())
 
 
-def _ratio(column: str) -> Callable[[Results], str]:
-    return lambda found: between((one.estimate.value for one in _errors(column)(found)), "{:.2f}")
-
-
 NUMBERS: dict[str, Callable[[Results], str]] = {
     "model": lambda found: found.ladder.about["models"][0]["name"],
     "models": lambda found: str(found.ways.rows["model"].nunique()),
@@ -170,7 +182,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "exact_rows": _rows(paths.EXACT),
     "stock_steps_fp32": _rows(paths.STOCK, SINGLE, "float32"),
     "stock_steps_bf16": _rows(paths.STOCK, SINGLE, "bfloat16"),
-    "error_ratio": _ratio("error_rms"),
-    "step_error_ratio": _ratio("step_error_rms"),
+    "error_ratio": lambda found: between((one.estimate.value for one in _errors(_FULL)(found)), "{:.2f}"),
+    "step_error_ratio": lambda found: ", ".join(one.estimate.text() for one in _errors(_STEPS, "fp32")(found)),
     "price": _price,
 }
