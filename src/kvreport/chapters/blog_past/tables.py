@@ -107,7 +107,7 @@ def variant_grid(table: pd.DataFrame) -> pd.DataFrame:
             "equal to last token alone": [
                 f"{n} of {of}" for n, of in zip(table["alone_equal"], table["texts"], strict=True)
             ],
-            "first choice changes": [e.text("{:.0%}") for e in table["flips"]],
+            "top-1 flips": [e.text("{:.0%}") for e in table["flips"]],
         }
     )
 

@@ -210,6 +210,11 @@ def _written(estimate: fits.Estimate | None, form: str) -> str:
     return "no error to compare" if estimate is None else estimate.text(form)
 
 
+def _factor(estimate: fits.Estimate | None) -> str:
+    """Write a factor in three digits, and a large one without an exponent."""
+    return _written(estimate, "{:,.0f}" if estimate and estimate.value >= 1000 else "{:.3g}")
+
+
 def errors_shown(table: pd.DataFrame) -> pd.DataFrame:
     """Lay `series_table` out for reading."""
     return pd.DataFrame(
@@ -218,7 +223,7 @@ def errors_shown(table: pd.DataFrame) -> pd.DataFrame:
             "dtype": table["dtype"].map(DTYPES),
             "path": table["path"],
             "error": table["error"].map(power_of_ten),
-            "error / no cache's": table["ratio"].map(lambda e: _written(e, "{:,.3g}")),
+            "error / no cache's": table["ratio"].map(_factor),
             "texts in which it is closer": table["closer"].map(lambda e: _written(e, "{:.2f}")),
             "correlation": table["correlation"].map(lambda e: _written(e, "{:.2f}")),
             "drift / error": table["apart"].map(lambda e: _written(e, "{:.2f}")),
