@@ -7,6 +7,7 @@ from matplotlib.lines import Line2D
 
 from kvreport.chapters.static_cache import tables
 from kvreport.publishing import style
+from kvreport.publishing.wording import DTYPES
 
 _KINDS = {
     "none": (style.VERMILION, "s"),
@@ -118,7 +119,7 @@ def figure_batches(found: pd.DataFrame) -> Figure:
                 f"{batch}", (some["context"].iloc[-1], some["ms"].iloc[-1]), xytext=(6, 0), textcoords="offset points",
                 va="center", color=line.get_color(), fontsize=9,
             )  # fmt: skip
-        ax.set(xscale="log", yscale="log", title=dtype, xlabel="tokens in the cache")
+        ax.set(xscale="log", yscale="log", title=DTYPES[dtype], xlabel="tokens in the cache")
         ax.set_xticks(ticks := sorted(of_dtype["context"].unique())[::2], [f"{tick:,}" for tick in ticks])
         ax.xaxis.minorticks_off()
     axes[0, 0].set_ylabel("ms per step")

@@ -277,6 +277,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     ),
     "cache_is_weights_alone": lambda found: f"{tables.as_many_bytes_at(found.contexts, 'bfloat16', 1):,.0f}",
     "doubled_batch": lambda found: _doubled(found, max(weights_or_cache.BATCHES)),
+    "n_timed_steps": lambda found: str(found.batches.rows["step"].nunique()),
     "batch": lambda _: str(max(weights_or_cache.BATCHES)),
     "bandwidth": lambda found: f"{found.bound.bytes_per_second / 1e9:.0f}",
     "bytes_per_token": lambda found: f"{found.bound.bytes_per_token / 1e6:.0f}",

@@ -21,7 +21,7 @@ from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 DTYPES = ("float32", "float16", "bfloat16")
 BATCHES = (1, 4, 16)
-_STEPS = 6
+_STEPS = 11
 
 
 def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
