@@ -492,6 +492,18 @@ def test_a_statement_on_texts_holds_on_its_rows_and_fails_on_the_contrary(name, 
     assert checked(name, with_texts(other)) == "not run"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "any-cut", "cut-after-a-space", "cut-before-a-space", "first-layer-ignores-the-cache",
+        "first-layer-at-the-threads-counts", "first-layer-at-some-counts", "equal-query-lengths-equal-keys",
+        "deeper-layers-differ", "the-prompts-cache-is-the-cause", "linear-layers-are-not",
+    ],
+)  # fmt: skip
+def test_where_texts_alone_are_recorded_nothing_else_is_said(name):
+    assert checked(name, with_texts({(continuations.THREAD, continuations.POSTED, "float32"): True})) == "not run"
+
+
 def test_ids_that_do_not_continue_are_counted_by_prompt():
     rows = {(continuations.DOCUMENTED, continuations.POSTED, "float32"): False}
     assert checked("ids-do-not-continue", with_texts(rows)) == "holds"

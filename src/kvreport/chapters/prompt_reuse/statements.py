@@ -62,6 +62,8 @@ def _fed_again(found: Results) -> list[Measured]:
 
 def _cuts(place: str) -> Callable[[Results], list[Measured]]:
     def measure(found: Results) -> list[Measured]:
+        if found.cuts is None:
+            return []
         rows = found.cut_shares
         return [Measured(r.tokenizer, r.estimate, r.files) for r in rows[rows["place"] == place].itertuples()]
 
@@ -70,6 +72,8 @@ def _cuts(place: str) -> Callable[[Results], list[Measured]]:
 
 def _response(found: Results, variant: str, first_keys: bool = False) -> pd.Series:
     """Count elements of the response that differ under a switch: in the first layer's keys, or in all layers."""
+    if found.split is None:
+        return pd.Series(index=pd.MultiIndex.from_tuples([], names=["model", "dtype"]), dtype=float)
     rows = found.split.rows
     rows = rows[(rows["variant"] == variant) & (rows["part"] == "response")]
     if first_keys:
@@ -92,6 +96,8 @@ def _first_layer(variant: str) -> Callable[[Results], list[Measured]]:
     """Count the first layer's keys that differ in fp32 at the true widths, over all numbers of tokens fed."""
 
     def measure(found: Results) -> list[Measured]:
+        if found.layer is None:
+            return []
         rows = found.rows_fed
         rows = rows[(rows["variant"] == variant) & (rows["dtype"] == "float32")]
         return [fact(count, model) for model, count in rows.groupby("model", sort=False)["n_differing"].sum().items()]
@@ -100,6 +106,8 @@ def _first_layer(variant: str) -> Callable[[Results], list[Measured]]:
 
 
 def _at_the_threads_counts(found: Results) -> list[Measured]:
+    if found.layer is None:
+        return []
     return [fact(row.n_differing, f"{row.model} {DTYPES[row.dtype]}") for row in found.at_published_rows.itertuples()]
 
 
