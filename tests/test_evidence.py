@@ -79,6 +79,17 @@ def test_a_manifest_of_another_form_is_refused(data, content):
         evidence.manifest()
 
 
+def test_a_run_that_is_cited_twice_is_refused_and_citing_it_again_adds_nothing(folder):
+    content = evidence.manifest()
+    (chapter, roles), *_ = content.items()
+    role, folders = next(iter(roles.items()))
+    evidence.cite(chapter, role, paths.RECORDED_RUNS / folders[0])
+    assert evidence.manifest()[chapter][role] == folders
+    paths.EVIDENCE.write_text(yaml.safe_dump({chapter: {role: [folders[0], folders[0]]}}), "utf-8")
+    with pytest.raises(UserError, match="twice"):
+        evidence.manifest()
+
+
 def test_every_recorded_run_of_the_repository_is_cited_and_whole():
     cited = {folder for roles in evidence.manifest().values() for folders in roles.values() for folder in folders}
     assert cited == {str(folder.relative_to(paths.RECORDED_RUNS)) for folder in recording.recorded()}

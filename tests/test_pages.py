@@ -261,8 +261,9 @@ def test_the_front_pages_figure_says_its_values_to_a_pointer_a_finger_and_a_keyb
     box = picture.bounding_box()
     tip = page.locator(".kvbook-hover-tip")
     assert not tip.is_visible()
-    # Its points lie far from all others in the finest dtypes.
-    for act, (dtype, value, x, y) in zip((page.mouse.move, page.touchscreen.tap), clean["points"][:2], strict=True):
+    # Its points lie far from all others in the finest dtypes; a small book draws it in one.
+    for act, place in ((page.mouse.move, 0), (page.touchscreen.tap, min(1, len(clean["points"]) - 1))):
+        dtype, value, x, y = clean["points"][place]
         act(box["x"] + box["width"] * x / 100 + 3, box["y"] + box["height"] * y / 100)
         assert tip.inner_text() == f"{clean['model']}, clean, {dtype}: {value}"
     page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 0.55 * box["height"])

@@ -7,6 +7,7 @@
         - static_speed/amd-epyc-2-threads__smollm2__1b5c2d0a
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,12 @@ def manifest() -> Manifest:
         raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     if not _is_manifest(content):
         raise UserError(f"{file} must hold <chapter>: {{<role>: [<experiment>/<folder>, ...]}}")
+    for chapter, roles in content.items():
+        for folders_of_role in roles.values():
+            if twice := [folder for folder, times in Counter(folders_of_role).items() if times > 1]:
+                raise UserError(
+                    f"{file}: chapter {chapter} cites {twice[0]} twice, and would count it twice: delete one"
+                )
     return content
 
 
@@ -160,7 +167,8 @@ def cite(chapter: str, role: str, folder: Path) -> None:
     """Add a recorded run to what a chapter cites."""
     content = manifest()
     named = content.setdefault(chapter, {}).setdefault(role, [])
-    named.append(folder.relative_to(paths.RECORDED_RUNS).as_posix())
+    if (name := folder.relative_to(paths.RECORDED_RUNS).as_posix()) not in named:
+        named.append(name)
     staged = paths.EVIDENCE.with_suffix(".partial")
     staged.write_text(HEADER + yaml.safe_dump(content, sort_keys=False, width=1000), "utf-8")
     staged.replace(paths.EVIDENCE)

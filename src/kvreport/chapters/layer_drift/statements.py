@@ -148,9 +148,11 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "flips-are-rare": Statement(
         every(claims.FLIPS, "below", _TENTH), _flips("float32", "float16")
     ),
-    "posted-loop-writes-other-text": Statement(every(_share(POSTED), "below", _HALF), _equal(POSTED)),
-    "positions-do-not-help": Statement(every(_share(POSITIONS), "below", _HALF), _equal(POSITIONS)),
-    "last-token-helps": Statement(every(_share(LAST), "above", _HALF), _equal(LAST, "float32", "float16")),
+    "posted-loop-writes-other-text": Statement(every(_share(POSTED), "below", _HALF), _equal(POSTED), headline=True),
+    "positions-do-not-help": Statement(every(_share(POSITIONS), "below", _HALF), _equal(POSITIONS), headline=True),
+    "last-token-helps": Statement(
+        every(_share(LAST), "above", _HALF), _equal(LAST, "float32", "float16"), headline=True
+    ),
     "bf16-still-diverges": Statement(
         Condition(_share(LAST), "below", Bound(0.95, "ours", "at least one prompt in twenty", "share")),
         _equal(LAST, "bfloat16"),

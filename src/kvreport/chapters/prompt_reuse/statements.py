@@ -121,21 +121,23 @@ _ELEMENTS = Quantity(
 _MOVED = Quantity("change of the number of differing elements by the switch", series="model and dtype", form="{:,.0f}")
 _KEYS = Quantity("elements of the first layer's keys that differ", series="model", form="{:,.0f}")
 
-# Those on texts become headlines when the questions of a second seed are recorded: 30 prompts or more.
 STATEMENTS: dict[str, Statement[Results]] = {
     "ids-do-not-continue": Statement(
         every(Quantity("share of prompts whose ids do not begin with the prefix's", "prompt", "model"), "above", _FOUR_IN_FIVE),
         _mismatched,
         scope="this model",
+        headline=True,
     ),
     "recipe-changes-text": Statement(
         every(_EQUAL, "below", _HALF),
         _equal(continuations.POSTED, (continuations.DOCUMENTED,)),
         scope="this model",
+        headline=True,
     ),
     "cut-before-the-space-keeps": Statement(
         every(_EQUAL, "above", _FOUR_IN_FIVE),
         _equal(continuations.POSTED, (continuations.SPACE,), _FINE),
+        headline=True,
     ),
     "template-keeps": Statement(
         every(_EQUAL, "above", _FOUR_IN_FIVE), _equal(continuations.POSTED, (continuations.CHAT,), _FINE)
