@@ -10,7 +10,7 @@ import pytest
 
 from kvbook import paths
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
-from kvbook.models import loading
+from kvbook.models import kept, loading
 from kvreport.chapters.bug_or_rounding import symptoms, tables
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.layer_drift import by_layer, claims
@@ -68,6 +68,8 @@ def a_step_off(monkeypatch, off_by):
 
     with monkeypatch.context() as patch:
         patch.setattr(loading, "load", planted)
+        # What was read before is without the step.
+        patch.setattr(kept, "_kept", {})
         yield
 
 

@@ -81,4 +81,7 @@ def work(settings: StaticCacheSettings) -> Work:
     return Work(max(settings.contexts, default=1), 0, steps, DTYPES)
 
 
-EXPERIMENT = Experiment("weights_or_cache", StaticCacheSettings, inputs, measure, timed=True, work=work)
+EXPERIMENT = Experiment(
+    "weights_or_cache", StaticCacheSettings, inputs, measure, timed=True, work=work,
+    fields=frozenset({"model", "weights", "device", "seed", "contexts"}),
+)  # fmt: skip
