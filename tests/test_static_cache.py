@@ -13,7 +13,16 @@ from torch._dynamo.utils import counters
 from kvbook.errors import UserError
 from kvbook.measuring import caches, decoding, large_pages, memory, onerow
 from kvbook.measuring.decoding import Decoder, Way
-from kvreport.chapters.static_cache import claims, memory_bandwidth, shapes, speed, statements, step_budget, tables
+from kvreport.chapters.static_cache import (
+    claims,
+    memory_bandwidth,
+    shapes,
+    speed,
+    statements,
+    step_budget,
+    step_tables,
+    tables,
+)
 from kvreport.chapters.static_cache import texts as written_texts
 from kvreport.chapters.static_cache.results import EXPERIMENTS, Results, Speeds
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
@@ -377,11 +386,14 @@ BUDGET = budget_rows({"usual": PARTS | {step_budget.LAYERS: 13.0, step_budget.PR
 
 
 def test_the_parts_of_a_step_add_up_to_the_profiled_step():
-    found = tables.budget(BUDGET, tables.Limit(1e9, 8e6)).set_index("part")["large"]
-    parts = [found[part].value for part in (tables.READING, tables.REST_OF_KERNELS, tables.CALLS, tables.AROUND)]
+    found = step_tables.budget(BUDGET, tables.Limit(1e9, 8e6)).set_index("part")["large"]
+    parts = [
+        found[part].value
+        for part in (step_tables.READING, step_tables.REST_OF_KERNELS, step_tables.CALLS, step_tables.AROUND)
+    ]
     assert parts == pytest.approx([8, 4, 1, 2], rel=0.01)
-    assert sum(parts) == pytest.approx(found[tables.PROFILED].value, rel=0.01)
-    assert found[tables.STEP].value == pytest.approx(14, rel=0.01)
+    assert sum(parts) == pytest.approx(found[step_tables.PROFILED].value, rel=0.01)
+    assert found[step_tables.STEP].value == pytest.approx(14, rel=0.01)
 
 
 def context_rows(per_token: float) -> pd.DataFrame:
@@ -403,11 +415,11 @@ CONTEXTS = context_rows(per_token=1)
 
 
 def test_where_the_cache_takes_over_is_found_in_bytes_and_in_time():
-    found = tables.by_context(CONTEXTS)
-    assert tables.as_many_bytes_at(found, "bfloat16", 16) == pytest.approx(1000 / 16)
+    found = step_tables.by_context(CONTEXTS)
+    assert step_tables.as_many_bytes_at(found, "bfloat16", 16) == pytest.approx(1000 / 16)
     # 10 ms + 16 us a token is twice its value at 128 tokens where 16 us x tokens = 10 ms + 2 x 2.048 ms.
-    assert tables.doubled_at(found, "bfloat16", 16) == pytest.approx((10 + 2 * 2.048) / 0.016, rel=0.01)
-    assert tables.doubled_at(found, "bfloat16", 1) == np.inf
+    assert step_tables.doubled_at(found, "bfloat16", 16) == pytest.approx((10 + 2 * 2.048) / 0.016, rel=0.01)
+    assert step_tables.doubled_at(found, "bfloat16", 1) == np.inf
 
 
 def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFrame:

@@ -108,7 +108,7 @@ def figure_length(steps: pd.DataFrame) -> Figure:
 
 
 def figure_batches(found: pd.DataFrame) -> Figure:
-    """Draw the time of a step against its context, a panel a dtype and a line a batch, from `tables.by_context`."""
+    """Draw the time of a step against its context, a panel a dtype and a line a batch, from `step_tables.by_context`."""
     dtypes = list(found["dtype"].unique())
     fig, axes = plt.subplots(1, len(dtypes), figsize=(style.WIDTH, 3.4), sharey=True, squeeze=False)
     for ax, dtype in zip(axes[0], dtypes, strict=True):

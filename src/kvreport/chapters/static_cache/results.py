@@ -12,6 +12,7 @@ from kvreport.chapters.static_cache import (
     shapes,
     speed,
     step_budget,
+    step_tables,
     tables,
     texts,
     weights_or_cache,
@@ -95,13 +96,13 @@ class Results(ChapterResults):
 
     @cached_property
     def parts(self) -> pd.DataFrame:
-        """`tables.budget`."""
-        return tables.budget(self.budget.rows, self.bound)
+        """`step_tables.budget`."""
+        return step_tables.budget(self.budget.rows, self.bound)
 
     @cached_property
     def contexts(self) -> pd.DataFrame:
-        """`tables.by_context`."""
-        return tables.by_context(self.batches.rows)
+        """`step_tables.by_context`."""
+        return step_tables.by_context(self.batches.rows)
 
     @cached_property
     def beside_published(self) -> pd.DataFrame:

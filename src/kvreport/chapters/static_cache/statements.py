@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
-from kvreport.chapters.static_cache import results, speed, step_budget, tables, weights_or_cache
+from kvreport.chapters.static_cache import results, speed, step_budget, step_tables, tables, weights_or_cache
 from kvreport.chapters.static_cache.results import Results
 from kvreport.publishing.judging import Measured, fact, facts
 from kvreport.publishing.rules import Bound, Quantity, every
@@ -153,7 +153,7 @@ def _longest(batch: int) -> Measure:
 
 
 def _doubled(found: Results, batch: int) -> str:
-    at = tables.doubled_at(found.contexts, "bfloat16", batch)
+    at = step_tables.doubled_at(found.contexts, "bfloat16", batch)
     return f"at about {at:,.0f} tokens" if at < float("inf") else "at no length measured"
 
 
@@ -273,9 +273,9 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "kernels_large": lambda found: _share_of_kernels(found, "large").text("{:.0%}"),
     "longest_context": lambda found: f"{found.contexts['context'].max():,}",
     "cache_is_weights": lambda found: (
-        f"{tables.as_many_bytes_at(found.contexts, 'bfloat16', max(weights_or_cache.BATCHES)):,.0f}"
+        f"{step_tables.as_many_bytes_at(found.contexts, 'bfloat16', max(weights_or_cache.BATCHES)):,.0f}"
     ),
-    "cache_is_weights_alone": lambda found: f"{tables.as_many_bytes_at(found.contexts, 'bfloat16', 1):,.0f}",
+    "cache_is_weights_alone": lambda found: f"{step_tables.as_many_bytes_at(found.contexts, 'bfloat16', 1):,.0f}",
     "doubled_batch": lambda found: _doubled(found, max(weights_or_cache.BATCHES)),
     "n_timed_steps": lambda found: str(found.batches.rows["step"].nunique()),
     "batch": lambda _: str(max(weights_or_cache.BATCHES)),
