@@ -27,7 +27,8 @@ def commit() -> str:
 
     Recorded runs and the manifest that cites them change no row, and do not count.
     """
-    beside = [f":(exclude){path.relative_to(paths.ROOT)}" for path in (paths.RECORDED_RUNS, paths.EVIDENCE)]
+    records = (paths.RECORDED_RUNS, paths.EVIDENCE)
+    beside = [f":(exclude){path.relative_to(paths.ROOT)}" for path in records if path.is_relative_to(paths.ROOT)]
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"], cwd=paths.ROOT, capture_output=True, text=True, check=True
