@@ -64,7 +64,7 @@ def settings(llama_folder):
 
 def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings):
     rows = bench.run(settings).rows.set_index("what")
-    assert len(rows) == 11
+    assert len(rows) == 13
     drift = rows.filter(like="drift", axis=0)
     assert (drift["lowest"] <= drift["ratio"]).all()
     assert (drift["ratio"] <= drift["highest"]).all()
@@ -74,9 +74,11 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings):
     faster = rows.loc["static cache, one-row step on large pages, compiled, a token, bfloat16"]
     # 200 tokens: a prefill and 199 steps of 8 ms, against 200 at 40 a second.
     assert faster["ratio"] == pytest.approx(200 / 40 / (0.03 / 1.01 + 1.592), rel=0.01)
-    switch = rows.loc["row-invariant decode step, bfloat16"]
-    assert switch["ratio"] == pytest.approx(1 / 1.25)
-    assert (switch["seconds"], switch["against_seconds"]) == pytest.approx((0.025, 0.02))
+    for dtype in ("bfloat16", "float32"):
+        switch = rows.loc[f"row-invariant decode step, {dtype}"]
+        assert switch["ratio"] == pytest.approx(1 / 1.25)
+        assert (switch["seconds"], switch["against_seconds"]) == pytest.approx((0.025, 0.02))
+    assert {one.cost_dtype for one in made_up if hasattr(one, "cost_dtype")} == {"bfloat16", "float32"}
     assert {"sliding window", "mixture of experts"} == set(bench._BEYOND)
     for name in bench._BEYOND:
         beyond = rows.loc[f"row-invariant decode step, {name}, bfloat16"]
@@ -133,7 +135,7 @@ def test_an_interrupted_bench_goes_on_behind_its_last_part(made_up, settings, mo
     with pytest.raises(IndexError):
         bench.run(settings)
     monkeypatch.setattr(bench, "_decoding", whole)
-    assert len(bench.run(settings).rows) == 10
+    assert len(bench.run(settings).rows) == 12
     assert done == ["drift"]
 
 
@@ -204,7 +206,7 @@ def test_a_page_shows_the_last_bench_of_each_processor_or_says_that_there_is_non
     assert both["another"].iloc[1].startswith("7.00 [")
     assert ":name: tab-speed" in page
     # Prefill and decode step, and a decode step of each model beyond the book's.
-    assert page.count("row-invariant") == 2 + len(bench._BEYOND)
+    assert page.count("row-invariant") == 2 * 2 + len(bench._BEYOND)
 
 
 def test_the_models_beyond_the_books_have_about_a_hundred_million_parameters_and_what_they_are_named_for():

@@ -43,6 +43,8 @@ from kvreport.running.bench_table import EXPERIMENT
 _FASTEST = ("static", True, True, True)
 # Tokens of the text whose predictions are compared; the second half is read on a cache of the first.
 _SCORED = 128
+# Tokens that are read at once, with stock arithmetic and with the row-invariant one.
+_PREFILLED = 512
 # Beyond the window, and with fewer experts chosen than there are.
 _BEYOND: dict[str, dict[str, Any]] = {
     "sliding window": {
@@ -87,7 +89,7 @@ class BenchSettings(Settings):
     shape: Annotated[str, Field(min_length=1)] = "smollm2"
     dtype: DTypeName = "bfloat16"
     n_samples: Annotated[int, Field(ge=2)] = 40
-    n_new_tokens: Annotated[int, Field(ge=4)] = 64
+    n_new_tokens: Annotated[int, Field(ge=4)] = 48
     n_repeats: Annotated[int, Field(ge=2)] = 10
     book: bool = False
     profile: str = "smoke"
@@ -284,17 +286,17 @@ def _bandwidth(settings: BenchSettings) -> pd.DataFrame:
 
 
 def _switch(settings: BenchSettings) -> Iterator[dict]:
-    """Compare stock arithmetic with the row-invariant one."""
-    asked = ExactCachesSettings.checked(
-        device=settings.device, seed=settings.seed, n_repeats=settings.n_repeats, cost_shape=settings.shape,
-        cost_dtype=settings.dtype, n_prefill=256, n_context=100,
-    )  # fmt: skip
-    rows = cost.EXPERIMENT.run(asked).rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
-    for phase, name in (("prefill_s", "prefill of 256 tokens"), ("decode_s", "decode step")):
-        stock, exact = rows[phase][exact_ways.STOCK], rows[phase][exact_ways.EXACT]
-        yield _row(
-            f"row-invariant {name}, {settings.dtype}", "stock", list(stock / exact), exact.median(), stock.median()
-        )
+    """Compare stock arithmetic with the row-invariant one, in the bench's dtype and in fp32."""
+    for dtype in dict.fromkeys([settings.dtype, "float32"]):
+        asked = ExactCachesSettings.checked(
+            device=settings.device, seed=settings.seed, n_repeats=settings.n_repeats, cost_shape=settings.shape,
+            cost_dtype=dtype, n_prefill=_PREFILLED, n_context=100,
+        )  # fmt: skip
+        rows = cost.EXPERIMENT.run(asked).rows
+        times = rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
+        for phase, name in (("prefill_s", f"prefill of {_PREFILLED} tokens"), ("decode_s", "decode step")):
+            stock, exact = times[phase][exact_ways.STOCK], times[phase][exact_ways.EXACT]
+            yield _row(f"row-invariant {name}, {dtype}", "stock", list(stock / exact), exact.median(), stock.median())
 
 
 def _switch_beyond(settings: BenchSettings) -> Iterator[dict]:
