@@ -173,11 +173,10 @@ def judged(results: Results) -> Judged:
 
 
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(lawful):
-    table = verdicts.judge("issue-25420", claims.CHECKS, lawful)
+    table = claims.CLAIMS.judged(lawful)
     assert len(table) == len(claims.CHECKS)
     assert table["here"].str.contains(r"\d").all()
-    assert (paths.BUILD / "claims" / "issue-25420.json").is_file()
-    shown = verdicts.shown(table)
+    shown = claims.CLAIMS.shown(lawful)
     assert list(shown) == ["verdict", "claim", "n", "here", "published", "rule"]
     assert shown["claim"].str.contains("“This happens in most, if not all models", regex=False).any()
     assert (shown["rule"] == [check.rule.text() for check in claims.CHECKS.values()]).all()
@@ -346,7 +345,7 @@ def test_a_claim_without_a_check_is_refused(lawful):
     checks = dict(claims.CHECKS)
     checks.pop("grows-with-depth")
     with pytest.raises(ValueError, match="grows-with-depth"):
-        verdicts.judge("issue-25420", checks, lawful)
+        verdicts.Claims("issue-25420", checks).judged(lawful)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from kvbook.models import tokenizers
 from kvreport.chapters.blog_past import claims, figures, past_tables, statements, tables
 from kvreport.chapters.blog_past.results import Results
 from kvreport.chapters.blog_past.settings import PastTablesSettings
-from kvreport.publishing import documents, verdicts
+from kvreport.publishing import documents
 from kvreport.publishing.statements import check
 
 SHAPE = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
@@ -215,12 +215,10 @@ def word(rows: pd.DataFrame, claim: str) -> str:
     return claims.CHECKS[claim](results_of(rows)).verdict
 
 
-def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "BUILD", tmp_path)
-    table = verdicts.judge("blog-past", claims.CHECKS, Results(run))
+def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(run):
+    table = claims.CLAIMS.judged(Results(run))
     assert len(table) == len(documents.published("blog-past")["claims"]) == 6
     assert table["here"].str.contains(r"\d").all()
-    assert (tmp_path / "claims.json").is_file()
 
 
 def test_verdicts_on_these_rows(run):

@@ -1,7 +1,6 @@
 """The experiments of the forum thread on cache reuse, on small checkpoints in a local folder."""
 
 import dataclasses
-import json
 
 import pandas as pd
 import pytest
@@ -25,7 +24,7 @@ from kvreport.chapters.prompt_reuse import (
 )
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
-from kvreport.publishing import documents, verdicts
+from kvreport.publishing import documents
 from kvreport.publishing import statements as checking
 
 # Full stop and word are one piece in this text, so its vocabulary joins them as Llama-3's does.
@@ -297,21 +296,10 @@ def word(results: Results, claim: str, **rows: pd.DataFrame) -> str:
     return claims.CHECKS[claim](changed(results, **rows)).verdict
 
 
-def test_every_claim_gets_a_verdict_and_the_ledger_of_all_documents_holds_them(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "BUILD", tmp_path)
-    (tmp_path / "claims").mkdir()
-    other = {"document": "another", "claim": "c", "published": "p", "here": "1", "verdict": "not run"}
-    (tmp_path / "claims" / "another.json").write_text(json.dumps([other]))
-    table = verdicts.judge("forum-reuse", claims.CHECKS, results)
+def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(results):
+    table = claims.CLAIMS.judged(results)
     assert len(table) == len(documents.published("forum-reuse")["claims"]) == 6
     assert table["here"].str.contains(r"\d").all()
-    everything = json.loads((tmp_path / "claims.json").read_text())
-    assert everything[0] == other
-    assert everything[1:] == table.to_dict("records")
-    assert not list(tmp_path.rglob("*.partial"))
-    # Judged again, a document replaces its own verdicts and no other's.
-    verdicts.judge("forum-reuse", claims.CHECKS, results)
-    assert len(json.loads((tmp_path / "claims.json").read_text())) == 7
 
 
 def test_verdicts_on_these_rows(results):

@@ -28,7 +28,6 @@ from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WAYS, WINDOW
 from kvreport.chapters.from_scratch.results import EXPERIMENTS, Results
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.publishing import judging
-from kvreport.publishing import verdicts as ledger
 from kvreport.publishing.statements import check
 
 BLOCK = 8
@@ -452,7 +451,7 @@ def moved(loss, way, by):
 
 class TestVerdicts:
     def test_every_claim_has_a_check_and_a_word_of_the_ledger(self, results):
-        table = ledger.judge("forum-scratch", claims.CHECKS, results)
+        table = claims.CLAIMS.judged(results)
         assert len(table) == 8
         assert set(table["verdict"]) <= set(judging.Word.__args__)
 

@@ -10,7 +10,7 @@ from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring.estimates import Estimate
 from kvbook.runs.records import Run
-from kvreport.publishing import captions, evaluated, judging, statements
+from kvreport.publishing import captions, evaluated, judging, statements, verdicts
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.rules import Bound, Quantity, anyone, every
 from kvreport.publishing.statements import Checked, Statement
@@ -76,8 +76,10 @@ def test_every_figure_and_table_has_its_caption_in_markdown_and_none_is_left_ove
     cells = json.loads(chapter.source.read_text("utf-8"))["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     named = captions.of(chapter.source)
-    assert all(f'"{name}"' in code for name in named)
-    assert code.count("page.figure(") + code.count("page.table(") == len(named)
+    judged = verdicts.of(chapter.name)
+    drawn = {name for name in named if f'"{name}"' in code} | ({judged.table} if judged else set())
+    assert drawn == set(named)
+    assert sum(code.count(f"page.{kind}(") for kind in ("figure", "table", "claims")) == len(named)
 
 
 # The check
@@ -229,9 +231,28 @@ def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypat
     text = said()
     assert f"[your run differs](#{sentences.table_of(planning.plan()[0].name)})" in text
     assert "Of 1 statements: 1 differs." in text
-    assert json.loads(sentences.file_of(planning.plan()[0].name).read_text("utf-8")) == own
     own["statements"]["grows"]["comparison"] = "agrees"
     assert "your run differs" not in said()
+
+
+def test_what_your_run_says_is_kept_in_a_file_until_its_runs_or_the_books_rows_change(tmp_path, monkeypatch):
+    done = []
+    book = {"made_of": "today's rows"}
+    monkeypatch.setattr(paths, "BUILD", tmp_path)
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(evaluated, "published", lambda chapter: book)
+    monkeypatch.setattr(evaluated, "_own", lambda *given: done.append(given) or {"statements": len(done)})
+    chapter = planning.plan()[0].name
+    assert evaluated.own(chapter, {"speed": "speed/a"}) is None
+    for run in ("a", "b"):
+        (tmp_path / "runs" / "speed" / run).mkdir(parents=True)
+    first = evaluated.own(chapter, {"speed": "speed/a"})
+    assert evaluated.own(chapter, {"speed": "speed/a"}) == first
+    assert len(done) == 1
+    assert json.loads(evaluated.own_file(chapter).read_text("utf-8")) == first
+    assert evaluated.own(chapter, {"speed": "speed/b"})["statements"] == 2
+    book["made_of"] = "tomorrow's"
+    assert evaluated.own(chapter, {"speed": "speed/b"})["statements"] == 3
 
 
 def test_a_caption_says_of_a_packaged_model_how_large_it_is_and_that_its_weights_are_rounded():

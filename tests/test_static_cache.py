@@ -26,7 +26,7 @@ from kvreport.chapters.static_cache import (
 from kvreport.chapters.static_cache import texts as written_texts
 from kvreport.chapters.static_cache.results import EXPERIMENTS, Results, Speeds
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
-from kvreport.publishing import documents, verdicts
+from kvreport.publishing import documents
 from kvreport.publishing.statements import check
 
 IDS = torch.tensor([[5, 17, 200, 31, 8]])
@@ -709,5 +709,5 @@ def test_only_what_measures_time_asks_for_the_whole_machine():
 
 
 def test_judging_writes_every_claim(rows):
-    table = verdicts.judge("notebook-static", claims.CHECKS, results_of(rows))
+    table = claims.CLAIMS.judged(results_of(rows))
     assert len(table) == len(claims.CHECKS)

@@ -1,14 +1,11 @@
 """The chapter on which path is right: its reference is one, its statistics tell a side from none, its verdicts turn."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from planted import run_of
 
-from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import estimates as fits
 from kvbook.measuring import fp64_reference as truth
@@ -320,14 +317,11 @@ def test_without_bf16_nothing_is_run_and_of_too_few_files_nothing_judged():
 # The ledger, to which a second chapter on one document adds
 
 
-def test_a_second_chapter_judges_the_claims_that_name_it_and_keeps_them_apart(results):
-    table = ledger.judge("issue-25420", claims.CHECKS, results, CHAPTER)
-    assert len(table) == 1
-    assert (paths.BUILD / "claims" / f"issue-25420.{CHAPTER}.json").is_file()
-    everything = json.loads((paths.BUILD / "claims.json").read_text())
-    assert {row["claim"] for row in everything} >= set(table["claim"])
+def test_a_second_chapter_judges_the_claims_that_name_it_in_a_table_of_its_own(results):
+    assert len(claims.CLAIMS.judged(results)) == 1
+    assert claims.CLAIMS.table == "tab-claims-issue-25420-which-path"
     with pytest.raises(ValueError, match="caching-loses-precision"):
-        ledger.judge("issue-25420", {}, results, CHAPTER)
+        ledger.Claims("issue-25420", {}, CHAPTER).judged(results)
 
 
 def test_the_table_of_a_second_chapter_belongs_to_its_document():

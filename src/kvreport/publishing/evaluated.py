@@ -1,6 +1,7 @@
 """Numbers and statements of a chapter, evaluated from the rows of its runs.
 
-What the published runs give is kept in ``_build/statements/<chapter>.json`` until the rows or the chapter's code change.
+What the published runs give is kept in ``_build/statements/<chapter>.json``, what this machine's give in
+``<chapter>.yours.json``, until the rows or the chapter's code change.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.runs import evidence, records
-from kvreport.publishing import statements, wording
+from kvreport.publishing import statements, verdicts, wording
 
 Evaluated = dict[str, Any]
 # A number that every chapter has: on what its printed runs were made.
@@ -24,25 +25,40 @@ def published(chapter: str) -> Evaluated | None:
     """Evaluate a chapter on what it publishes, once for each processor; None where it has no statements.
 
     Numbers are of the runs that are printed.  Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``,
-    ``processors``, the outcome on each, and ``processor``, the first that has rows for it, whose outcome is printed; ``rows``
-    has the digests of the published rows.
+    ``processors``, the outcome on each, and ``processor``, the first that has rows for it, whose outcome is printed.
+    ``verdicts`` has the name and the rows of the table of a document's claims, None where the chapter answers none, and
+    ``rows`` the digests of the published rows.
     """
-    module = statements.module_of(chapter)
-    if module is None:
+    if not statements.has_module(chapter):
         return None
     folders = [paths.RECORDED_RUNS / name for name in evidence.manifest().get(chapter, {}).get(evidence.PUBLISHED, ())]
-    made_of = fingerprint.of_values(
+    return _kept(
+        paths.BUILD / "statements" / f"{chapter}.json",
         [
-            fingerprint.of_source([module.__name__, __name__]),
-            *(fingerprint.of_file(folder / "run.json") for folder in folders),
-        ]
+            fingerprint.of_source(_modules(chapter)),
+            *_documents(),
+            *(fingerprint.of_file(run / "run.json") for run in folders),
+        ],
+        lambda: _published(chapter, statements.module_of(chapter), folders),
     )
-    file = paths.BUILD / "statements" / f"{chapter}.json"
+
+
+def _modules(chapter: str) -> list[str]:
+    return [f"kvreport.chapters.{chapter}.statements", f"kvreport.chapters.{chapter}.claims", __name__]
+
+
+def _documents() -> list[str]:
+    return [fingerprint.of_file(file) for file in sorted(paths.DOCUMENTS.glob("*.yaml"))]
+
+
+def _kept(file: Path, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> Evaluated:
+    """Give what was evaluated before from the same things: a build with nothing to do need not import what computes."""
+    digest = fingerprint.of_values(made_of)
     if file.is_file():
         kept = json.loads(file.read_text("utf-8"))
-        if kept.get("made_of") == made_of:
+        if kept.get("made_of") == digest:
             return kept
-    found = _published(chapter, module, folders) | {"made_of": made_of}
+    found = evaluate() | {"made_of": digest}
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".partial")
     part.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -59,6 +75,7 @@ def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluat
         "numbers": {key: _number(chapter, key, give, numbers) for key, give in module.NUMBERS.items()}
         | {PROCESSOR: _processors(shown)},
         "statements": {name: _checked(statement, results) for name, statement in module.STATEMENTS.items()},
+        "verdicts": _verdicts(chapter, numbers),
         "models": sorted(_models(shown)),
         "rows": [json.loads((folder / "run.json").read_text("utf-8"))["rows_sha256"] for folder in folders],
     }
@@ -75,6 +92,11 @@ def _checked(statement: statements.Statement[Any], results: Mapping[str, Any]) -
         "processor": printed,
         "processors": {processor: one.outcome for processor, one in found.items()},
     }
+
+
+def _verdicts(chapter: str, results: Any) -> dict[str, Any] | None:
+    claims = verdicts.of(chapter)
+    return None if claims is None else {"table": claims.table, "rows": claims.shown(results).to_dict("records")}
 
 
 def _number(chapter: str, key: str, give: Callable[[Any], str], results: Any) -> str:
@@ -94,14 +116,27 @@ def _models(runs: Mapping[str, records.Run]) -> set[str]:
 
 
 def own(chapter: str, folders: Mapping[str, str]) -> Evaluated | None:
-    """Evaluate a chapter's statements on the runs of this machine that its executed copy names, by experiment and folder.
+    """Evaluate a chapter on the runs of this machine that its executed copy names, by experiment and folder.
 
-    Of each statement there is ``outcome``, ``told`` and ``comparison`` with the published one.  None where a run is gone.
+    Of each statement there is ``outcome``, ``told`` and ``comparison`` with the published one; ``verdicts`` is as in
+    `published`.  None where a run is gone.
     """
-    module = statements.module_of(chapter)
-    if module is None or not folders or not all((paths.RUNS / folder).is_dir() for folder in folders.values()):
+    if not statements.has_module(chapter) or not folders:
+        return None
+    if not all((paths.RUNS / folder).is_dir() for folder in folders.values()):
         return None
     book = published(chapter)
+    made_of = [book["made_of"], *sorted(folders.items())]
+    return _kept(own_file(chapter), made_of, lambda: _own(chapter, book, folders))
+
+
+def own_file(chapter: str) -> Path:
+    """Name the file that keeps what this machine's run says of a chapter's statements."""
+    return paths.BUILD / "statements" / f"{chapter}.yours.json"
+
+
+def _own(chapter: str, book: Evaluated, folders: Mapping[str, str]) -> Evaluated:
+    module = statements.module_of(chapter)
     runs = {name: records.load(paths.RUNS / folder) for name, folder in folders.items()}
     # What of a run is to be compared; without a word of the module's, all of it as it is.
     counterpart = getattr(module, "comparable", dict)(runs)
@@ -112,7 +147,7 @@ def own(chapter: str, folders: Mapping[str, str]) -> Evaluated | None:
         there = statements.Checked(**{key: book["statements"][name][key] for key in ("outcome", "told", "units")})
         fits = _is_in_scope(statement.scope, counterpart, book["models"], book["statements"][name]["processor"])
         found[name] = asdict(here) | {"comparison": statements.compare(there, here, fits)}
-    return {"statements": found}
+    return {"statements": found, "verdicts": _verdicts(chapter, module.Results.of_runs(runs))}
 
 
 def _is_in_scope(scope: statements.Scope, runs: Mapping[str, records.Run], models: list[str], processor: str) -> bool:

@@ -33,7 +33,8 @@ from matplotlib.figure import Figure
 from kvbook.errors import UserError
 from kvbook.paths import FIGURES, RUNS
 from kvbook.runs.records import Run
-from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE
+from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, verdicts
+from kvreport.publishing.table_output import csv_of, laid_out
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
 # download.
@@ -124,7 +125,7 @@ class Page:
         # No layout at all from here on: with the engine of no effect that "none" stands for, each file would be drawn twice.
         with plt.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
             fig.set_layout_engine(None)
-            rows = _csv(table)
+            rows = csv_of(table)
             title = f"{self.chapter}: {name}, rows {hashlib.sha256(rows).hexdigest()[:8]}"
             files = {kind: _picture(fig, kind, dpi=300, title=title) for kind in ("svg", "pdf", "png")}
             inline = _picture_for_the_page(fig)
@@ -173,16 +174,26 @@ class Page:
         if unknown := sorted({*(formats or {}), *literal} - set(map(str, df.columns))):
             raise UserError(f"table {name} has no column {unknown[0]!r} to format; it has {', '.join(map(str, df))}")
         shown = pd.DataFrame({str(c): _written(df[c], (formats or {}).get(str(c))) for c in df.columns})
-        digests = self._write(name, {"csv": _csv(df)})
-        marked_up = shown.assign(**{column: [_quoted(text) for text in shown[column]] for column in literal})
+        digests = self._write(name, {"csv": csv_of(df)})
         metadata = {} if caption is None else {"caption": caption}
-        metadata |= {"name": name, "csv": marked_up.to_csv(index=False), "files": digests} | _made_by(runs)
+        metadata |= {"name": name, "files": digests} | _made_by(runs)
         metadata |= {"filtered": True} if filtered else {}
-        html = shown.to_html(index=False, border=0)
-        _show(
-            {"text/html": html, "text/plain": shown.to_string(index=False)},
-            {"text/html": {"kvbook_table": metadata}},
-        )
+        data, rows = laid_out(shown, literal)
+        _show(data, {"text/html": {"kvbook_table": metadata | rows}})
+
+    def claims(self, results: Any, runs: Iterable[Run] = ()) -> None:
+        """Show the verdicts on the claims that the chapter answers, as its ``claims.py`` judges them.
+
+        Parameters
+        ----------
+        results
+            The chapter's results.
+        runs
+            Those that made the rows.
+        """
+        if (claims := verdicts.of(chapter_name(self.chapter))) is None:
+            raise UserError(f"chapter {self.chapter} answers no document: give it a claims.py with CLAIMS")
+        self.table(claims.shown(results), claims.table, runs=runs)
 
     def numbers(self, values: Mapping[str, str]) -> None:
         """Give numbers a name by which prose shows them.
@@ -294,22 +305,9 @@ def _frame(fig: Figure) -> dict[str, Any]:
     return {"frame": axes}
 
 
-def _csv(table: pd.DataFrame) -> bytes:
-    return table.to_csv(index=False, lineterminator="\n").encode()
-
-
 def _written(values: pd.Series, how: Format | None) -> list[str]:
     write = how.format if isinstance(how, str) else (how or str)
     return ["" if pd.isna(value) else write(value) for value in values]
-
-
-def _quoted(text: str) -> str:
-    """Write a text as MyST's inline code, where nothing is markup and no quotation mark is bent."""
-    if not text:
-        return ""
-    # A fence must be longer than any run of its own character inside; one space on both sides is taken off again.
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return f"{fence} {text} {fence}"
 
 
 def _show(data: dict[str, str], metadata: dict[str, Any]) -> None:

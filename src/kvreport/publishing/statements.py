@@ -119,12 +119,17 @@ def compare(published: Checked, own: Checked, comparable: bool) -> Comparison:
     return "agrees" if own.outcome == published.outcome else "differs"
 
 
+def has_module(chapter: str) -> bool:
+    """Tell whether a chapter has statements, without importing what computes."""
+    package = f"kvreport.chapters.{chapter}"
+    return (
+        importlib.util.find_spec(package) is not None and importlib.util.find_spec(f"{package}.statements") is not None
+    )
+
+
 def module_of(chapter: str) -> ModuleType | None:
     """Import the module of a chapter's statements; None where it has none."""
-    name = f"kvreport.chapters.{chapter}.statements"
-    if importlib.util.find_spec(f"kvreport.chapters.{chapter}") is None or importlib.util.find_spec(name) is None:
-        return None
-    return importlib.import_module(name)
+    return importlib.import_module(f"kvreport.chapters.{chapter}.statements") if has_module(chapter) else None
 
 
 def bound_text(statement: Statement[Any]) -> str:

@@ -1,123 +1,106 @@
 """The ledger: every claim of a document beside its verdict."""
 
-import json
-import os
+import importlib
+import importlib.util
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
-from kvbook import paths
 from kvbook.models import registry
 from kvreport.publishing import documents
 from kvreport.publishing.judging import DOCUMENTS, OTHERS, Check
 
 Results = TypeVar("Results")
 
+# What a table of verdicts is called, before its document.
+PREFIX = "tab-claims"
 # What a page shows of a verdict, in this order.
 SHOWN = ("verdict", "claim", "n", "here", "published", "rule")
 _MARKUP = re.compile(r"([\\`*_\[\]<>${}])")
 
 
-def verdicts(
-    document: str,
-    checks: Mapping[str, Check[Results]],
-    results: Results,
-    chapter: str | None = None,
-) -> pd.DataFrame:
-    """Check every claim of a document that a chapter answers for.
+@dataclass(frozen=True)
+class Claims(Generic[Results]):
+    """What a chapter answers of a document.
 
-    Parameters
+    Attributes
     ----------
     document : str
         Its short name.
     checks : mapping of str to Check
         One check a claim, by the claim's id.
-    results : object
-        What the checks measure.
     chapter : str, optional
         The chapter, where it is not the document's own: it answers for the claims that name it, the document's own for
         those that name none.
-
-    Returns
-    -------
-    DataFrame
-        ``document``, ``verdict``, ``claim``, ``quote``, ``place``, ``n``, ``here``, ``published`` and ``rule``, in the
-        document's order.
-
-    Raises
-    ------
-    ValueError
-        When a claim has no check, or a check no claim.
+    words : str, optional
+        What the name of a second chapter's table ends in.
     """
-    claims = [claim for claim in documents.published(document)["claims"] if claim.get("chapter") == chapter]
-    if (named := {claim["id"] for claim in claims}) != set(checks):
-        raise ValueError(f"{document}: claims and checks differ in {sorted(named ^ set(checks))}")
-    rows = []
-    for claim in claims:
-        check = checks[claim["id"]]
-        verdict = check(results)
-        rows.append(
-            {
-                "document": document,
-                "verdict": verdict.verdict,
-                **{key: claim[key] for key in ("claim", "quote", "place")},
-                "n": verdict.n,
-                "here": verdict.here,
-                "published": verdict.published or claim["published"],
-                "rule": check.rule.text(),
-            }
-        )
-    return pd.DataFrame(rows)
+
+    document: str
+    checks: Mapping[str, Check[Results]]
+    chapter: str | None = None
+    words: str | None = None
+
+    @property
+    def table(self) -> str:
+        """The name of the table that shows the verdicts."""
+        return "-".join(filter(None, [PREFIX, self.document, self.words]))
+
+    def judged(self, results: Results) -> pd.DataFrame:
+        """Check every claim against a chapter's results.
+
+        Returns
+        -------
+        DataFrame
+            ``document``, ``verdict``, ``claim``, ``quote``, ``place``, ``n``, ``here``, ``published`` and ``rule``, in the
+            document's order.
+
+        Raises
+        ------
+        ValueError
+            When a claim has no check, or a check no claim.
+        """
+        claims = [
+            claim for claim in documents.published(self.document)["claims"] if claim.get("chapter") == self.chapter
+        ]
+        if (named := {claim["id"] for claim in claims}) != set(self.checks):
+            raise ValueError(f"{self.document}: claims and checks differ in {sorted(named ^ set(self.checks))}")
+        rows = []
+        for claim in claims:
+            check = self.checks[claim["id"]]
+            verdict = check(results)
+            rows.append(
+                {
+                    "document": self.document,
+                    "verdict": verdict.verdict,
+                    **{key: claim[key] for key in ("claim", "quote", "place")},
+                    "n": verdict.n,
+                    "here": verdict.here,
+                    "published": verdict.published or claim["published"],
+                    "rule": check.rule.text(),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def shown(self, results: Results) -> pd.DataFrame:
+        """Lay `judged` out for a page: each claim with the words of the document that it rests on."""
+        table = self.judged(results)
+        quotes = table["quote"].str.replace(_MARKUP, r"\\\1", regex=True)
+        return table.assign(claim=table["claim"] + " “" + quotes + "” (" + table["place"] + ")")[list(SHOWN)]
 
 
-def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Lay `verdicts` out for a page: each claim with the words of the document that it rests on."""
-    quotes = table["quote"].str.replace(_MARKUP, r"\\\1", regex=True)
-    return table.assign(claim=table["claim"] + " “" + quotes + "” (" + table["place"] + ")")[list(SHOWN)]
+def of(chapter: str) -> Claims[Any] | None:
+    """Import what a chapter answers; None where it is about no document.
 
-
-def judge(
-    document: str,
-    checks: Mapping[str, Check[Results]],
-    results: Results,
-    chapter: str | None = None,
-) -> pd.DataFrame:
-    """Check a document's claims, and keep the result for the ledger.
-
-    The verdicts go to ``_build/claims/<document>.json``, with a chapter named to ``<document>.<chapter>.json``, and those on
-    all documents to ``_build/claims.json``.  Parameters, result and errors as for `verdicts`.
+    By a computed name, so that another rule makes no notebook stale: a page's verdicts are judged when it is rendered.
     """
-    table = verdicts(document, checks, results, chapter)
-    folder = paths.BUILD / "claims"
-    folder.mkdir(parents=True, exist_ok=True)
-    name = document if chapter is None else f"{document}.{chapter}"
-    _write(folder / f"{name}.json", table.to_dict("records"))
-    merge()
-    return table
-
-
-def merge() -> None:
-    """Join the verdicts on all documents judged so far into ``_build/claims.json``, in the documents' name order."""
-
-    def judged() -> list[dict[str, str]]:
-        files = sorted((paths.BUILD / "claims").glob("*.json"))
-        return [row for file in files for row in json.loads(file.read_text("utf-8"))]
-
-    rows = None
-    # Another chapter may end between our reading and our writing; whoever writes last looks again, and finds both.
-    while rows != (now := judged()):
-        _write(paths.BUILD / "claims.json", now)
-        rows = now
-
-
-def _write(file: Path, rows: list[dict[str, str]]) -> None:
-    # A name of its own for each process, so that two that write at once never mix their halves.
-    part = file.with_suffix(f".{os.getpid()}.partial")
-    part.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    part.replace(file)
+    if importlib.util.find_spec(f"kvreport.chapters.{chapter}") is None:
+        return None
+    name = f"kvreport.chapters.{chapter}.claims"
+    return importlib.import_module(name).CLAIMS if importlib.util.find_spec(name) else None
 
 
 def weights_of(models: Iterable[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from kvbook.runs import evidence
 from kvreport.publishing import checkout as origin
 from kvreport.running import bench_table as bench
 from kvreport.running import execution, planning
-from kvreport.site import citations, pdf, sentences
+from kvreport.site import citations, judged_again, pdf, sentences
 from kvreport.site.overlay import Files, overlay
 
 _CHAPTERS = "kvbook_chapters"
@@ -31,6 +31,8 @@ def _execute_what_is_stale(app: Sphinx) -> None:
     try:
         chapters = planning.plan()
         execution.bring_up_to_date(chapters)
+        for chapter in chapters:
+            judged_again.bring_up_to_date(chapter)
     except UserError as error:
         # Not an exception of Sphinx: Jupyter Book would bury its one line under a trace of its own.
         raise SystemExit(f"kvbook: {error}") from None

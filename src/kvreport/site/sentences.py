@@ -11,10 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from kvbook import paths
 from kvbook.errors import UserError
 from kvreport.publishing import captions, evaluated, statements
 from kvreport.publishing.captions import Caption
@@ -58,8 +56,6 @@ def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said | None:
             text = statements.HOLDS.sub(lambda match: _mark(match["id"], book, own, chapter.name), text)
             cell["source"] = text.replace(YOUR_RUN, _comparison(book, own, chapter.name))
     _refuse_strangers(used, book)
-    if own is not None:
-        keep(chapter.name, own)
     return Said(filled, captions.written(source, book["numbers"]))
 
 
@@ -132,19 +128,6 @@ def _csv(rows: Iterable[Iterable[str]]) -> str:
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows(rows)
     return lines.getvalue()
-
-
-def file_of(chapter: str) -> Path:
-    """Name the file of a chapter's comparison."""
-    return paths.BUILD / "statements" / f"{chapter}.yours.json"
-
-
-def keep(chapter: str, own: Mapping[str, Any]) -> None:
-    """Write what this machine's run says of a chapter's statements."""
-    text = json.dumps(own, indent=1, ensure_ascii=False) + "\n"
-    file = file_of(chapter)
-    if not file.is_file() or file.read_text("utf-8") != text:
-        file.write_text(text, "utf-8")
 
 
 def _counted(counts: Counter[str]) -> str:

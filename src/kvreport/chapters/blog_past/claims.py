@@ -9,7 +9,7 @@ from kvreport.chapters.blog_past import past_tables, tables
 from kvreport.chapters.blog_past.results import Results
 from kvreport.publishing.judging import Check, Evidence, Measured, fact, missing
 from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, other_cause, refuted, reproduced
-from kvreport.publishing.verdicts import weights_of
+from kvreport.publishing.verdicts import Claims, weights_of
 
 _DIFFERENCE = (
     "difference of the last token's logits, root mean square in unit roundoffs of the coarsest arithmetic in use"
@@ -217,3 +217,5 @@ CHECKS = {
         _falcon_cannot,
     ),
 }
+
+CLAIMS = Claims("blog-past", CHECKS)

@@ -6,6 +6,7 @@ from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW
 from kvreport.chapters.from_scratch.results import Results
 from kvreport.publishing.judging import Check, Evidence, Measured, fact, facts, missing
 from kvreport.publishing.rules import Bound, Quantity, Rule, every, refuted, reproduced
+from kvreport.publishing.verdicts import Claims
 
 _APPEND, _MASK, _PROMPT, _MODULO = FIXES
 _NATS = "{:+.4f}"
@@ -142,3 +143,5 @@ CHECKS = {
         _three_times_faster,
     ),
 }
+
+CLAIMS = Claims("forum-scratch", CHECKS)

@@ -22,7 +22,7 @@ from kvreport.publishing.rules import (
     refuted,
     reproduced,
 )  # fmt: skip
-from kvreport.publishing.verdicts import weights_of
+from kvreport.publishing.verdicts import Claims, weights_of
 from kvreport.publishing.wording import DTYPES
 
 _SERIES = "model and dtype"
@@ -326,3 +326,5 @@ CHECKS = {
         _mitigations_cost,
     ),
 }
+
+CLAIMS = Claims("issue-25420", CHECKS)

@@ -7,7 +7,7 @@ from kvreport.chapters.prompt_reuse import continuations, split_keys
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing.judging import DOCUMENTS, OTHERS, REAL_WEIGHTS, Check, Evidence, Measured, fact, facts, missing
 from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, other_cause, refuted, reproduced
-from kvreport.publishing.verdicts import weights_of
+from kvreport.publishing.verdicts import Claims, weights_of
 from kvreport.publishing.wording import DTYPES
 
 # The thread loads its first example in the library's default, which was fp32 then.
@@ -226,3 +226,5 @@ CHECKS = {
         _answer_survives,
     ),
 }
+
+CLAIMS = Claims("forum-reuse", CHECKS)

@@ -12,7 +12,7 @@ from kvreport.chapters.static_cache.results import Results
 from kvreport.publishing import documents
 from kvreport.publishing.judging import Check, Evidence, Measured, fact
 from kvreport.publishing.rules import Bound, Quantity, Rule, every, other_cause, refuted, reproduced
-from kvreport.publishing.verdicts import weights_of
+from kvreport.publishing.verdicts import Claims, weights_of
 
 CUDA = "a CUDA device"
 _REPEAT = "repeat"
@@ -321,3 +321,5 @@ CHECKS = {
         _peak_memory,
     ),
 }  # fmt: skip
+
+CLAIMS = Claims("notebook-static", CHECKS)

@@ -4,7 +4,7 @@ from kvreport.chapters.which_path_is_right import path_errors
 from kvreport.chapters.which_path_is_right.results import Results
 from kvreport.publishing.judging import UNFITTED, Check, Evidence, Measured, missing
 from kvreport.publishing.rules import Bound, Quantity, Rule, every, refuted, reproduced
-from kvreport.publishing.verdicts import weights_of
+from kvreport.publishing.verdicts import Claims, weights_of
 
 LOSS = Quantity("error of bf16 logits against fp64 with a cache, over that without", "file", "model")
 _TENTH = Bound(1.1, "ours", "a tenth more error is a loss", "ratio")
@@ -27,3 +27,5 @@ CHECKS = {
         _caching_loses_precision,
     )
 }
+
+CLAIMS = Claims("issue-25420", CHECKS, chapter="03_which_path_is_right", words="which-path")
