@@ -14,6 +14,7 @@ from kvbook.errors import UserError
 from kvbook.measuring import caches, decoding, large_pages, memory, onerow
 from kvbook.measuring.decoding import Decoder, Way
 from kvreport.chapters.static_cache import (
+    beside_llama_cpp,
     claims,
     memory_bandwidth,
     shapes,
@@ -396,6 +397,15 @@ def test_the_parts_of_a_step_add_up_to_the_profiled_step():
     assert found[step_tables.STEP].value == pytest.approx(14, rel=0.01)
 
 
+def beside_rows(theirs: float) -> pd.DataFrame:
+    """Make steps of 14 ms, and others of so many."""
+    return pd.DataFrame(
+        ABOUT | {"repeat": repeat, "program": program, "n_steps": 5, "step_s": 1e-3 * ms * (1 + 0.001 * repeat)}
+        for program, ms in ((beside_llama_cpp.OURS, 14.0), (beside_llama_cpp.THEIRS, theirs))
+        for repeat in range(5)
+    )
+
+
 def context_rows(per_token: float) -> pd.DataFrame:
     """Make steps of ten milliseconds, and so many microseconds for each token of each sequence."""
     return pd.DataFrame(
@@ -478,7 +488,15 @@ DRAWN = [{"weights": "random", "parameters": 134_515_008}]
 
 
 def results_of(
-    rows: pd.DataFrame, device="cpu", memory=MEMORY, shapes=None, texts=TEXTS, models=DRAWN, budget=None, contexts=None
+    rows: pd.DataFrame,
+    device="cpu",
+    memory=MEMORY,
+    shapes=None,
+    texts=TEXTS,
+    models=DRAWN,
+    budget=None,
+    contexts=None,
+    beside=None,
 ) -> Results:
     return Results(
         run_of(rows, settings={"device": device}, models=models),
@@ -488,6 +506,7 @@ def results_of(
         run_of(texts, models=models),
         run_of(BUDGET if budget is None else budget),
         run_of(CONTEXTS if contexts is None else contexts),
+        run_of(beside_rows(theirs=16.0) if beside is None else beside),
     )
 
 
@@ -511,6 +530,7 @@ CONTRARY = {
     "cache-outgrows-weights": {"contexts": context_rows(per_token=0.1)},
     "one-sequence-hardly-grows": {"contexts": context_rows(per_token=10)},
     "faster-than-generate": {"generate": {"none": 10, "dynamic": 90, "static": 38}},
+    "faster-than-llama-cpp": {"beside": beside_rows(theirs=12.0)},
     "below-the-limit": {"memory": MEMORY.assign(weights_bytes=2**31)},
     "generate-compiles-nothing": {"graphs": 2},
     "cached-steps-hardly-grow": {"seconds": TIMES | {("dynamic", 0, 0): (0.025, 4e-4)}},
@@ -704,7 +724,7 @@ def test_a_text_that_the_model_cannot_hold_is_refused(settings, experiment):
 
 def test_only_what_measures_time_asks_for_the_whole_machine():
     assert {e.name for e in EXPERIMENTS if e.needs_the_machine} == {
-        "static_speed", "memory_bandwidth", "step_budget", "weights_or_cache"
+        "static_speed", "memory_bandwidth", "step_budget", "weights_or_cache", "beside_llama_cpp"
     }  # fmt: skip
 
 

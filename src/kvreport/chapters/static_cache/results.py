@@ -7,6 +7,7 @@ import pandas as pd
 
 from kvbook.runs.records import Run
 from kvreport.chapters.static_cache import (
+    beside_llama_cpp,
     memory,
     memory_bandwidth,
     shapes,
@@ -27,6 +28,7 @@ EXPERIMENTS = (
     texts.EXPERIMENT,
     step_budget.EXPERIMENT,
     weights_or_cache.EXPERIMENT,
+    beside_llama_cpp.EXPERIMENT,
 )
 
 
@@ -69,9 +71,9 @@ class Results(ChapterResults):
 
     Attributes
     ----------
-    speed, bandwidth, memory, shapes, texts, budget, batches : Run or None
+    speed, bandwidth, memory, shapes, texts, budget, batches, beside : Run or None
         Of the experiments ``static_speed``, ``memory_bandwidth``, ``static_memory``, ``static_shapes``, ``static_texts``,
-        ``step_budget``, ``weights_or_cache``; None for one that is not there.
+        ``step_budget``, ``weights_or_cache``, ``beside_llama_cpp``; None for one that is not there.
     """
 
     EXPERIMENTS = EXPERIMENTS
@@ -83,6 +85,7 @@ class Results(ChapterResults):
     texts: Run | None
     budget: Run | None
     batches: Run | None
+    beside: Run | None
 
     @cached_property
     def speeds(self) -> Speeds:

@@ -41,3 +41,7 @@ class StaticCacheSettings(Settings):
     prompt: Annotated[str, Field(min_length=1)] = "The theory of special relativity states "
     contexts: Contexts = ()
     text_model: Annotated[str, Field(min_length=1)] = "smollm2"
+
+
+class BesideLlamaCppSettings(StaticCacheSettings):
+    """Settings of the comparison with llama.cpp, which is made on demand alone."""

@@ -5,7 +5,15 @@ from collections.abc import Callable
 import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
-from kvreport.chapters.static_cache import results, speed, step_budget, step_tables, tables, weights_or_cache
+from kvreport.chapters.static_cache import (
+    beside_llama_cpp,
+    results,
+    speed,
+    step_budget,
+    step_tables,
+    tables,
+    weights_or_cache,
+)
 from kvreport.chapters.static_cache.results import Results
 from kvreport.publishing.judging import Measured, fact, facts
 from kvreport.publishing.rules import Bound, Quantity, every
@@ -140,6 +148,16 @@ def _saved_in_kernels(found: Results) -> list[Measured]:
     return [Measured("", tables.median(share), len(share))]
 
 
+def _over_llama_cpp(found: Results) -> list[Measured]:
+    """Measure llama.cpp's seconds of a step over ours, by turns."""
+    if found.beside is None:
+        return []
+    seconds = found.beside.rows.pivot(index="repeat", columns="program", values="step_s")
+    return [
+        Measured("", tables.median(seconds[beside_llama_cpp.THEIRS] / seconds[beside_llama_cpp.OURS]), len(seconds))
+    ]
+
+
 def _longest(batch: int) -> Measure:
     """Measure how much longer a step takes at the longest context than at the shortest, in each dtype."""
 
@@ -165,6 +183,10 @@ STATEMENTS: dict[str, Statement[Results]] = {
     ),
     "one-row-pays": Statement(every(_SPEEDS, "above", _HALF_MORE), _over(ONE_ROW, STATIC), "this processor"),
     "large-pages-pay": Statement(every(_SPEEDS, "above", _AS_FAST), _over(LARGE_PAGES, ONE_ROW), "this processor"),
+    "faster-than-llama-cpp": Statement(
+        every(Quantity("llama.cpp's time of a step over ours", "repeat"), "above", _AS_FAST),
+        _over_llama_cpp, "this processor"
+    ),
     "faster-than-generate": Statement(
         every(_SPEEDS, "above", _HALF_MORE), _over_generate(LARGE_PAGES), "this processor"
     ),
@@ -268,6 +290,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "one_row": _said(_over(ONE_ROW, STATIC)),
     "n_pages": lambda found: f"{found.memory.rows['weights_bytes'].max() / 4096:,.0f}",
     "large_pages": _said(_over(LARGE_PAGES, ONE_ROW)),
+    "over_llama_cpp": _said(_over_llama_cpp),
     "over_generate": _said(_over_generate(LARGE_PAGES)),
     "kernels_usual": lambda found: _share_of_kernels(found, "usual").text("{:.0%}"),
     "kernels_large": lambda found: _share_of_kernels(found, "large").text("{:.0%}"),

@@ -1,0 +1,192 @@
+"""The fastest way of decoding beside llama.cpp, on the same weights in bf16, by turns.
+
+llama.cpp is no dependency of the book.  To measure, on a quiet machine::
+
+    pip install llama-cpp-python
+    python -m kvreport.chapters.static_cache.beside_llama_cpp
+
+llama.cpp gets the weights in a GGUF file that is written for the purpose.  Both write the same number of tokens behind the
+same prompt, greedily; a step is one token, its logits and the largest of them.  Rows, one a (repeat, program): see
+``data/README.md``.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kvbook import progress
+from kvbook.errors import UserError
+from kvbook.measuring import decoding, timing
+from kvbook.models import placement
+from kvbook.runs import evidence, recording, records
+from kvbook.runs.experiment import Experiment
+from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
+
+OURS, THEIRS = "one-row step", "llama.cpp"
+_FASTEST = decoding.Way("static", True, True, True)
+_FIRST_STEPS = 3
+
+
+def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
+    """Name the model; None where the chapter's own settings ask, for llama.cpp is no dependency."""
+    if not isinstance(settings, BesideLlamaCppSettings):
+        return None
+    return {"models": [subject.identify(settings)], "llama.cpp": _library().__version__}
+
+
+def _library() -> Any:
+    try:
+        import llama_cpp
+    except ImportError:
+        raise UserError("llama.cpp is not installed: pip install llama-cpp-python, for this comparison alone") from None
+    return llama_cpp
+
+
+def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Let both decode by turns."""
+    if "all" in writer.done:
+        return
+    device = placement.device_of(settings.device)
+    loaded = subject.load(settings)
+    ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(device)
+    about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
+    torch.compiler.reset()
+    rows, first = [], None
+    with tempfile.TemporaryDirectory(prefix="kvbook-") as scratch, torch.inference_mode():
+        room = ids.shape[1] + settings.n_new_tokens
+        decoder = decoding.Decoder(loaded.model, _FASTEST, room)
+        theirs = _LlamaCpp(write_gguf(loaded.model, Path(scratch) / "model.gguf"), room)
+        programs: dict[str, Callable[[], tuple[list[float], list[int]]]] = {
+            OURS: lambda: _ours(decoder, ids, settings.n_new_tokens),
+            THEIRS: lambda: theirs.decode(ids[0].tolist(), settings.n_new_tokens),
+        }
+        for repeat in progress.track(range(-1, settings.n_repeats), label="beside llama.cpp: repeat"):
+            for program, decode in programs.items():
+                seconds, tokens = decode()
+                if first is not None and tokens[0] != first:
+                    raise UserError(
+                        "llama.cpp begins with another token: it has read other weights, and is not compared"
+                    )
+                first = tokens[0]
+                # The first turn compiles, and warms caches up.
+                if repeat >= 0:
+                    steps = seconds[_FIRST_STEPS:]
+                    measured = {"n_steps": len(steps), "step_s": float(np.median(steps))}
+                    rows.append(about | {"repeat": repeat, "program": program} | measured)
+    torch.compiler.reset()
+    writer.append("all", rows)
+
+
+def _ours(decoder: decoding.Decoder, ids: torch.Tensor, n_new_tokens: int) -> tuple[list[float], list[int]]:
+    token, seconds, tokens = decoder.start(ids), [], []
+    for _ in range(n_new_tokens):
+        tokens.append(int(token))
+        token, one = timing.timed(lambda token=token: decoder.step(token), ids.device)
+        seconds.append(one)
+    decoder.close()
+    return seconds, tokens
+
+
+class _LlamaCpp:
+    """llama.cpp, one token at a time, on as many threads as torch."""
+
+    def __init__(self, file: Path, room: int) -> None:
+        self._library = _library()
+        options = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
+        self._model = self._library.Llama(str(file), n_ctx=room, verbose=False, **options)
+
+    def decode(self, prompt: list[int], n_new_tokens: int) -> tuple[list[float], list[int]]:
+        self._model.reset()
+        self._model.eval(prompt)
+        seconds, tokens = [], []
+        token = self._largest()
+        for _ in range(n_new_tokens):
+            tokens.append(token)
+            token, one = timing.timed(lambda token=token: self._step(token), torch.device("cpu"))
+            seconds.append(one)
+        return seconds, tokens
+
+    def _step(self, token: int) -> int:
+        self._model.eval([token])
+        return self._largest()
+
+    def _largest(self) -> int:
+        logits = self._library.llama_get_logits_ith(self._model.ctx, -1)
+        return int(np.ctypeslib.as_array(logits, shape=(self._model.n_vocab(),)).argmax())
+
+
+def write_gguf(model: PreTrainedModel, file: Path) -> Path:
+    """Write a Llama model's weights as a GGUF file in bf16, norms in fp32, without a tokenizer: ids are fed."""
+    import gguf
+
+    config, weights = model.config, model.state_dict()
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+
+    def add(name: str, weight: torch.Tensor, heads: int = 0) -> None:
+        values = weight.float()
+        if heads:
+            # llama.cpp turns neighbouring numbers of a head, transformers its two halves.
+            values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        numbers = values.contiguous().numpy()
+        if weight.ndim == 1:
+            writer.add_tensor(name, numbers)
+        else:
+            kind = gguf.GGMLQuantizationType.BF16
+            writer.add_tensor(name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+
+    add("token_embd.weight", weights["model.embed_tokens.weight"])
+    add("output_norm.weight", weights["model.norm.weight"])
+    if not config.tie_word_embeddings:
+        add("output.weight", weights["lm_head.weight"])
+    parts = {
+        "attn_norm": "input_layernorm", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }  # fmt: skip
+    for layer in range(config.num_hidden_layers):
+        of = f"model.layers.{layer}."
+        for theirs, ours in parts.items():
+            add(f"blk.{layer}.{theirs}.weight", weights[f"{of}{ours}.weight"])
+        add(f"blk.{layer}.attn_q.weight", weights[f"{of}self_attn.q_proj.weight"], config.num_attention_heads)
+        add(f"blk.{layer}.attn_k.weight", weights[f"{of}self_attn.k_proj.weight"], config.num_key_value_heads)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+EXPERIMENT = Experiment("beside_llama_cpp", StaticCacheSettings, inputs, measure, timed=True)
+
+
+def main() -> None:
+    """Measure, record and cite, with the settings of the chapter's evidence."""
+    settings = BesideLlamaCppSettings.checked(weights="package", n_repeats=10)
+    folder = recording.record(EXPERIMENT.run(settings).folder)
+    evidence.cite("static_cache", evidence.PUBLISHED, folder)
+    print(f"recorded in {folder}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"kvbook: {error}")
