@@ -35,11 +35,13 @@ def latest() -> dict[str, records.Run]:
 
 
 def beside(runs: Mapping[str, records.Run]) -> pd.DataFrame:
-    """Set the ratios of several processors side by side, in the order of the last bench."""
+    """Set the ratios of several processors side by side: in the order of the last bench, then what only others measured."""
     columns = {
         processor: table(run.rows).set_index(["what", "against"])["ratio"].rename(processor)
         for processor, run in runs.items()
     }
     newest = max(runs.values(), key=lambda run: run.about["finished"])
-    found = pd.concat(columns.values(), axis=1).reindex(columns[newest.about["machine"]["processor"]].index)
+    found = pd.concat(columns.values(), axis=1)
+    first = columns[newest.about["machine"]["processor"]].index
+    found = found.reindex(first.append(found.index.difference(first, sort=False)))
     return found.fillna("").reset_index()

@@ -1,0 +1,41 @@
+"""The table of targets: what a bench meets, what it misses, and what it did not measure."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from kvreport.running import bench
+from kvreport.running import bench_table as tables
+from kvreport.site import targets
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(0.95, "1.05: met"), (0.8, "1.25: not met")])
+def test_a_step_of_at_most_a_tenth_more_meets_its_target(ratio, said):
+    (target,) = (one for one in targets.TARGETS if one.what == "row-invariant decode step, bfloat16")
+    assert targets._met(target, pd.DataFrame({"what": [target.what], "ratio": [ratio]})) == said
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(2.6, "2.60: met"), (2.4, "2.40: not met")])
+def test_decoding_is_measured_in_times_generate(ratio, said):
+    assert targets._met(targets.TARGETS[0], pd.DataFrame({"what": [targets.TARGETS[0].what], "ratio": [ratio]})) == said
+
+
+def test_each_processor_has_a_column_and_what_its_bench_lacks_is_empty(monkeypatch):
+    rows = pd.DataFrame({"what": [one.what for one in targets.TARGETS], "ratio": 1.0})
+    runs = {"one": SimpleNamespace(rows=rows), "another": SimpleNamespace(rows=rows.iloc[1:])}
+    monkeypatch.setattr(tables, "latest", lambda: runs)
+    first, second = targets.markdown(None).splitlines()[-len(targets.TARGETS) - 1 :][:2]
+    assert first.endswith("1.00: not met,")
+    assert second.endswith("1.00: met,1.00: met")
+
+
+def test_without_a_bench_there_is_no_table(monkeypatch):
+    monkeypatch.setattr(tables, "latest", dict)
+    assert targets.markdown(None) == ""
+
+
+def test_every_target_names_a_line_of_the_last_bench():
+    newest = max(tables.latest().values(), key=lambda run: run.about["finished"])
+    assert newest.about["experiment"] == tables.EXPERIMENT == bench.EXPERIMENT
+    assert {one.what for one in targets.TARGETS} <= set(newest.rows["what"])
