@@ -202,7 +202,9 @@ def test_a_page_shows_the_last_bench_of_each_processor_or_says_that_there_is_non
     both = tables.beside({"another": there, processor: last})
     assert list(both.columns) == ["what", "against", "another", processor]
     assert both["what"].tolist() == last.rows["what"].tolist()
-    there.__dict__["rows"] = there.rows.assign(what=there.rows["what"].replace("its share of the memory bandwidth", "old"))
+    there.__dict__["rows"] = there.rows.assign(
+        what=there.rows["what"].replace("its share of the memory bandwidth", "old")
+    )
     assert tables.beside({"another": there, processor: last})["what"].tolist() == [*last.rows["what"], "old"]
     assert both["another"].iloc[0] == ""
     assert both["another"].iloc[1].startswith("7.00 [")

@@ -70,7 +70,9 @@ def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluat
     by_processor = evidence.published(chapter, module.EXPERIMENTS)
     results = {processor: module.Results.of_runs(runs) for processor, runs in by_processor.items()}
     shown = evidence.printed(by_processor)
-    numbers = module.Results.of_runs(shown)
+    # Where one processor has everything, its tables are not computed a second time.
+    numbers = next((results[name] for name, runs in by_processor.items() if runs == shown), None)
+    numbers = numbers or module.Results.of_runs(shown)
     return {
         "numbers": {key: _number(chapter, key, give, numbers) for key, give in module.NUMBERS.items()}
         | {PROCESSOR: _processors(shown)},

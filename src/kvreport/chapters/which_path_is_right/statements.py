@@ -1,5 +1,6 @@
 """The numbers and statements of the chapter on which path is right."""
 
+import functools
 from collections.abc import Callable
 
 import pandas as pd
@@ -173,6 +174,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
 }  # fmt: skip
 
 
+@functools.cache
 def _others() -> list[tuple[str, Results]]:
     """List the processors whose numbers are not printed, with their results."""
     runs = evidence.published("which_path_is_right", EXPERIMENTS)
