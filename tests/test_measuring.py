@@ -128,3 +128,14 @@ def test_a_build_that_is_stopped_ends_what_it_measures(ask):
     assert found == {}
     children = psutil.Process().children(recursive=True)
     assert not [child for child in children if "results_" in " ".join(child.cmdline())]
+
+
+def test_what_chapters_publish_is_evaluated_beside_the_measuring_and_only_once(ask, monkeypatch):
+    kept, evaluate = set(), []
+    monkeypatch.setattr(measuring.evaluated, "is_kept", lambda chapter: chapter in kept)
+    monkeypatch.setattr(measuring, "_evaluate_one", lambda stem, build: evaluate.append(stem))
+    ask('experiment("one")')
+    assert evaluate == ["01_one"]
+    kept.add("one")
+    ask('experiment("two")')
+    assert evaluate == ["01_one"]

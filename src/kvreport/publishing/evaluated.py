@@ -31,16 +31,34 @@ def published(chapter: str) -> Evaluated | None:
     """
     if not statements.has_module(chapter):
         return None
-    folders = [paths.RECORDED_RUNS / name for name in evidence.manifest().get(chapter, {}).get(evidence.PUBLISHED, ())]
     return _kept(
-        paths.BUILD / "statements" / f"{chapter}.json",
-        [
-            fingerprint.of_source(_modules(chapter)),
-            *_documents(),
-            *(fingerprint.of_file(run / "run.json") for run in folders),
-        ],
-        lambda: _published(chapter, statements.module_of(chapter), folders),
+        _published_file(chapter),
+        _made_of(chapter),
+        lambda: _published(chapter, statements.module_of(chapter), _folders(chapter)),
     )
+
+
+def is_kept(chapter: str) -> bool:
+    """Tell whether `published` has nothing to evaluate."""
+    if not statements.has_module(chapter):
+        return True
+    file = _published_file(chapter)
+    return file.is_file() and json.loads(file.read_text("utf-8")).get("made_of") == fingerprint.of_values(
+        _made_of(chapter)
+    )
+
+
+def _published_file(chapter: str) -> Path:
+    return paths.BUILD / "statements" / f"{chapter}.json"
+
+
+def _folders(chapter: str) -> list[Path]:
+    return [paths.RECORDED_RUNS / name for name in evidence.manifest().get(chapter, {}).get(evidence.PUBLISHED, ())]
+
+
+def _made_of(chapter: str) -> list[str]:
+    runs = (fingerprint.of_file(folder / "run.json") for folder in _folders(chapter))
+    return [fingerprint.of_source(_modules(chapter)), *_documents(), *runs]
 
 
 def _modules(chapter: str) -> list[str]:

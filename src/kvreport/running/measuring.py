@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from kvbook.errors import UserError
 from kvbook.progress import PROGRESS_VARIABLE
 from kvbook.runs.threads import THREADS_VARIABLE
+from kvreport.publishing import chapter_name, evaluated
 from kvreport.running import child, kernel
 from kvreport.running.build import Build
 from kvreport.running.planning import Chapter
@@ -95,9 +96,13 @@ def measure_asked(asked: list[Asked], build: Build) -> dict[str, float]:
             done.get((task.asked.stem, task.experiment), threading.Event()).set()
             seconds[task.asked.stem] += time.monotonic() - began
 
+    # Sphinx would evaluate them one after the other.
+    waiting = [one.stem for one in asked if not evaluated.is_kept(chapter_name(one.stem))]
     with ThreadPoolExecutor(build.jobs) as pool:
         try:
-            for future in [pool.submit(go, task) for task in shared]:
+            futures = [pool.submit(go, task) for task in shared]
+            futures += [pool.submit(_evaluate_one, stem, build) for stem in waiting]
+            for future in futures:
                 future.result()
             # Through the pool as well, so that an interruption comes to this thread.
             for task in tasks:
@@ -108,6 +113,13 @@ def measure_asked(asked: list[Asked], build: Build) -> dict[str, float]:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return dict(seconds)
+
+
+def _evaluate_one(stem: str, build: Build) -> None:
+    if not build.stopped:
+        with Job(build.screen, f"{stem}: evaluating what is published") as job:
+            _in_a_process(evaluate, chapter_name(stem), build=build, progress=None)
+            job.interrupted = build.stopped
 
 
 def _measure_one(task: Task, build: Build) -> None:
@@ -167,6 +179,11 @@ def missing(asked: list[list[Any]]) -> list[Task]:
                 if experiment.after or not experiment.is_made(experiment.settings.checked(**one.values)):
                     tasks.append(Task(one, experiment.name, experiment.needs_the_machine, experiment.after))
     return tasks
+
+
+def evaluate(chapter: str) -> None:
+    """Evaluate a chapter's published rows, and keep what they give for the pages."""
+    evaluated.published(chapter)
 
 
 def run(fields: list[Any]) -> None:
