@@ -199,7 +199,7 @@ CONTRARY = {
     "products-and-attention-are-enough": ("ladder", lambda r: r["rung"] == "products + attention", {"equal_rows": 0}),
     "price-is-small": ("cost", lambda r: r["arithmetic"] == paths.EXACT, {"decode_s": 3.0}),
     "error-is-no-larger": ("ladder", lambda r: r["rung"] == "all", {"error_rms": 1.2}),
-    "error-of-steps-is-no-larger-in-bf16": ("ladder", lambda r: r["rung"] == "all", {"step_error_rms": 1.2}),
+    "error-of-steps-is-no-larger-in-16-bits": ("ladder", lambda r: r["rung"] == "all", {"step_error_rms": 1.2}),
     "error-of-steps-is-larger-in-fp32": ("ladder", lambda r: r["rung"] == "all", {"step_error_rms": 1.0}),
     "error-of-steps-is-smaller-on-amd": ("ladder", lambda r: r["rung"] == "all", {"step_error_rms": 1.0}),
 }

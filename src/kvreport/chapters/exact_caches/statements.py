@@ -135,9 +135,11 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(Quantity(f"{_DIFFER} with both parts row-invariant", "file", "dtype", "{:.0f}"), "at most", _NONE),
         _together, scope="this processor",
     ),
-    "error-is-no-larger": Statement(every(_ERROR, "at most", _TENTH_MORE), _errors(_FULL), scope="this model"),
-    "error-of-steps-is-no-larger-in-bf16": Statement(
-        every(_ERROR, "at most", _TENTH_MORE), _errors(_STEPS, "bf16"), scope="this model"
+    "error-is-no-larger": Statement(
+        every(_ERROR, "at most", _TENTH_MORE), _errors(_FULL, "fp32 bf16 fp16"), scope="this model"
+    ),
+    "error-of-steps-is-no-larger-in-16-bits": Statement(
+        every(_ERROR, "at most", _TENTH_MORE), _errors(_STEPS, "bf16 fp16"), scope="this model"
     ),
     "error-of-steps-is-larger-in-fp32": Statement(
         every(_ERROR, "above", _AS_LARGE), _errors(_STEPS, "fp32", on="Intel"), scope="this processor"
@@ -182,7 +184,9 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "exact_rows": _rows(paths.EXACT),
     "stock_steps_fp32": _rows(paths.STOCK, SINGLE, "float32"),
     "stock_steps_bf16": _rows(paths.STOCK, SINGLE, "bfloat16"),
-    "error_ratio": lambda found: between((one.estimate.value for one in _errors(_FULL)(found)), "{:.2f}"),
+    "error_ratio": lambda found: between(
+        (one.estimate.value for one in _errors(_FULL, "fp32 bf16 fp16")(found)), "{:.2f}"
+    ),
     "step_error_ratio": lambda found: ", ".join(one.estimate.text() for one in _errors(_STEPS, "fp32")(found)),
     "price": _price,
 }
