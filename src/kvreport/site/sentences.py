@@ -115,7 +115,8 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
             "csv": _csv(rows),
         }
     )
-    return f"Of {len(rows) - 1} statements: {line}.\n\n{table}"
+    count = len(rows) - 1
+    return f"Of {count} statement{'s' * (count != 1)}: {line}.\n\n{table}"
 
 
 def _elsewhere(found: Mapping[str, Any]) -> list[str]:
