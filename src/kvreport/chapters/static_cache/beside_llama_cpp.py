@@ -26,6 +26,7 @@ from kvbook.measuring import decoding, timing
 from kvbook.models import placement
 from kvbook.runs import evidence, recording, records
 from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
 
@@ -174,7 +175,12 @@ def write_gguf(model: PreTrainedModel, file: Path) -> Path:
     return file
 
 
-EXPERIMENT = Experiment("beside_llama_cpp", StaticCacheSettings, inputs, measure, timed=True)
+def work(settings: StaticCacheSettings) -> Work:
+    """Count the steps of both programs."""
+    return Work(1, 0, 2 * (settings.n_repeats + 1) * settings.n_new_tokens, (settings.dtype,), copies=3)
+
+
+EXPERIMENT = Experiment("beside_llama_cpp", StaticCacheSettings, inputs, measure, timed=True, work=work)
 
 
 def main() -> None:
