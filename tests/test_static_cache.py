@@ -1,7 +1,9 @@
 """Static and dynamic caches: the decode loop, the one-row form, bytes, and what is made of the rows."""
 
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import torch
 from planted import Judged, run_of
 from torch._dynamo.utils import counters
 
+from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import caches, decoding, large_pages, memory, onerow
 from kvbook.measuring.decoding import Decoder, Way
@@ -731,3 +734,15 @@ def test_only_what_measures_time_asks_for_the_whole_machine():
 def test_judging_writes_every_claim(rows):
     table = claims.CLAIMS.judged(results_of(rows))
     assert len(table) == len(claims.CHECKS)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_what_a_runs_parameters_leave_out_is_drawn_from_the_books_rows(measured):
+    cells = json.loads((paths.CHAPTERS / "10_static_cache.ipynb").read_text("utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (choice,) = (line for source in code for line in source.splitlines() if line.startswith("budgeted, batched = "))
+    own = SimpleNamespace(budget=measured or None, batches=measured or None)
+    names = {"shown": own, "book": "the book"}
+    exec(choice, names)
+    assert (names["budgeted"], names["batched"]) == ((own, own) if measured else ("the book", "the book"))
+    assert not any(f"shown.{part}" in source for source in code for part in ("parts", "contexts"))
