@@ -320,6 +320,10 @@ def test_the_box_names_model_and_weights_where_the_chapter_has_them(built_once):
     executed["metadata"]["kvbook"] |= {"model": "llama", "weights": "stand-in"}
     (box,) = [cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run"]
     assert "Model and weights\n: `llama`, `stand-in`\n" in box
+    # A folder brings its own, whatever the chapter's parameter says of families.
+    executed["metadata"]["kvbook"] |= {"model": "models/mine"}
+    (box,) = [cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run"]
+    assert "Model and weights\n: `models/mine`\n" in box
 
 
 def test_joining_changes_neither_notebook(built_once):

@@ -226,7 +226,7 @@ def _escaped(start: re.Match[str]) -> str:
 def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
     facts = {
         "Parameters": _parameters(run),
-        "Model and weights": ", ".join(f"`{run[key]}`" for key in ("model", "weights") if run.get(key)),
+        "Model and weights": ", ".join(f"`{name}`" for name in _model(run)),
         "Machine": _machine(run),
         "Versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
         "Commit": _commit(run["commit"]),
@@ -240,6 +240,13 @@ def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
     return _markdown(
         "how-it-was-run", f":::::{{dropdown}} How this was run\n:class-container: kvbook-run\n\n{rows}:::::"
     )
+
+
+def _model(run: Mapping[str, Any]) -> list[str]:
+    """Name a model, and which weights; a folder, a file and a hub id bring their own."""
+    model, weights = run.get("model") or "", run.get("weights") or ""
+    brings_its_own = any(mark in model for mark in ("/", "\\"))
+    return [name for name in (model, "" if brings_its_own else weights) if name]
 
 
 def _machine(run: Mapping[str, Any]) -> str:

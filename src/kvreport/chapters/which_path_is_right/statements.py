@@ -1,5 +1,6 @@
 """The numbers and statements of the chapter on which path is right."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -101,7 +102,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         headline=True,
     ),
     "control-is-seen": Statement(
-        every(_RATIO, "above", Bound(5, "ours", "five times")),
+        every(dataclasses.replace(_RATIO, form="{:,.0f}"), "above", Bound(5, "ours", "five times")),
         _of("series", "ratio", path=path_errors.OFF_BY_ONE),
     ),
     "no-growth-along-the-text": Statement(
