@@ -30,6 +30,16 @@ def changed(results: Results, **rows: pd.DataFrame) -> Results:
     return dataclasses.replace(results, **runs)
 
 
+def moved_to(processor: str, results: Results) -> Results:
+    """Give a chapter's results as if another processor had made them."""
+    runs = {field.name: getattr(results, field.name) for field in dataclasses.fields(results)}
+    moved = {name: dataclasses.replace(run) for name, run in runs.items() if run}
+    for name, run in moved.items():
+        object.__setattr__(run, "about", run.about | {"machine": run.about["machine"] | {"processor": processor}})
+        run.__dict__["rows"] = runs[name].rows
+    return dataclasses.replace(results, **moved)
+
+
 class Judged(Mapping[str, Verdict]):
     """A chapter's claims by name, each judged when it is looked up: most tests look at one, and each draws its bootstrap."""
 

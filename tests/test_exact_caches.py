@@ -5,7 +5,7 @@ import dataclasses
 import pandas as pd
 import pytest
 import torch
-from planted import changed
+from planted import changed, moved_to
 
 from kvbook import paths as folders
 from kvbook.errors import UserError
@@ -219,10 +219,7 @@ def lawful_for(name, lawful, processor=None):
     its_own, where, planted = ON_ONE[name]
     rows = lawful.ladder.rows.reset_index(drop=True)
     rows.loc[where(rows), list(planted)] = list(planted.values())
-    about = lawful.ladder.about | {"machine": lawful.ladder.about["machine"] | {"processor": processor or its_own}}
-    moved = changed(lawful, ladder=rows)
-    object.__setattr__(moved.ladder, "about", about)
-    return moved
+    return moved_to(processor or its_own, changed(lawful, ladder=rows))
 
 
 @pytest.mark.parametrize("name", said.STATEMENTS)

@@ -32,8 +32,16 @@ class ChapterResults:
     @classmethod
     def of_book(cls) -> Self:
         """Read what the book prints: each experiment on the first processor that the manifest names for it."""
-        chapter = cls.__module__.split(".")[-2]
-        return cls.of_runs(evidence.printed(evidence.published(chapter, cls.EXPERIMENTS)))
+        return cls.of_runs(evidence.printed(cls._published()))
+
+    @classmethod
+    def of_each_processor(cls) -> list[Self]:
+        """Read all that the book publishes, each processor's runs apart, in the manifest's order."""
+        return [cls.of_runs(runs) for runs in cls._published().values()]
+
+    @classmethod
+    def _published(cls) -> dict[str, dict[str, Run]]:
+        return evidence.published(cls.__module__.split(".")[-2], cls.EXPERIMENTS)
 
     @property
     def runs(self) -> dict[str, Run | None]:

@@ -48,12 +48,20 @@ class Statement(Generic[Results]):
         Whom the sentence speaks of.  Another run is comparable when it is of that model, and on that processor.
     headline : bool
         Whether the chapter opens with it or is cited for it: then it must rest on 30 units or more, or on 10 repeats of a time.
+    on : str
+        The maker of the processor that the sentence speaks of, such as "Intel"; on another one it is not checked.
     """
 
     must: Condition
     measure: Callable[[Results], Sequence[Measured]]
     scope: Scope = "any model"
     headline: bool = False
+    on: str = ""
+
+    def is_for(self, results: Results) -> bool:
+        """Tell whether it speaks of the processor that results were made on."""
+        made_on = {run.about["machine"]["processor"] for run in results.runs.values() if run} if self.on else ()
+        return not self.on or any(name.startswith(self.on) for name in made_on)
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Checked:
 
 def check(statement: Statement[Results], results: Results) -> Checked:
     """Hold a statement against the results of a run."""
-    found = list(statement.measure(results))
+    found = list(statement.measure(results)) if statement.is_for(results) else []
     if not found:
         return Checked("not run")
     condition = statement.must

@@ -60,14 +60,14 @@ def _on(found: Results, rungs: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
     return [(f"{rung}, {DTYPES[dtype]}", part) for (rung, dtype), part in grouped]
 
 
-def _alone(rung: str, dtypes: str = "fp32 bf16", on: str = "") -> Measure:
-    """Measure the share of texts all of whose rows are identical when one part alone is row-invariant, on a processor."""
+def _alone(rung: str, dtypes: str = "fp32 bf16") -> Measure:
+    """Measure the share of texts all of whose rows are identical when one part alone is row-invariant."""
 
     def measure(found: Results) -> list[Measured]:
         return [
             Measured(name, *estimates.share_over(part, part["equal_rows"] == part["rows"]))
             for name, part in _on(found, [rung])
-            if name.split()[-1] in dtypes and found.ladder.about["machine"]["processor"].startswith(on)
+            if name.split()[-1] in dtypes
         ]
 
     return measure
@@ -78,11 +78,11 @@ def _together(found: Results) -> list[Measured]:
     return [_counted(name, part) for name, part in _on(found, ["products + attention"])]
 
 
-def _errors(column: str, dtypes: str = "fp32 bf16", on: str = "") -> Measure:
-    """Measure the mode's error of a pass against double precision over stock's, by dtype, on a processor."""
+def _errors(column: str, dtypes: str = "fp32 bf16") -> Measure:
+    """Measure the mode's error of a pass against double precision over stock's, by dtype."""
 
     def measure(found: Results) -> list[Measured]:
-        if found.ladder is None or not found.ladder.about["machine"]["processor"].startswith(on):
+        if found.ladder is None:
             return []
         units = found.ladder.rows["source"].nunique()
         return [
@@ -126,10 +126,10 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_ONE_PART, "below", _HALF), _alone("attention", "fp32"), scope="this model"
     ),
     "attention-alone-is-enough-in-bf16": Statement(
-        every(_ONE_PART, "above", _HALF), _alone("attention", "bf16", on="Intel"), scope="this processor"
+        every(_ONE_PART, "above", _HALF), _alone("attention", "bf16"), scope="this processor", on="Intel"
     ),
     "attention-alone-is-not-enough-on-amd": Statement(
-        every(_ONE_PART, "below", _HALF), _alone("attention", "bf16", on="AMD"), scope="this processor"
+        every(_ONE_PART, "below", _HALF), _alone("attention", "bf16"), scope="this processor", on="AMD"
     ),
     "products-and-attention-are-enough": Statement(
         every(Quantity(f"{_DIFFER} with both parts row-invariant", "file", "dtype", "{:.0f}"), "at most", _NONE),
@@ -142,10 +142,10 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_ERROR, "at most", _TENTH_MORE), _errors(_STEPS, "bf16 fp16"), scope="this model"
     ),
     "error-of-steps-is-larger-in-fp32": Statement(
-        every(_ERROR, "above", _AS_LARGE), _errors(_STEPS, "fp32", on="Intel"), scope="this processor"
+        every(_ERROR, "above", _AS_LARGE), _errors(_STEPS, "fp32"), scope="this processor", on="Intel"
     ),
     "error-of-steps-is-smaller-on-amd": Statement(
-        every(_ERROR, "below", _AS_LARGE), _errors(_STEPS, "fp32", on="AMD"), scope="this processor"
+        every(_ERROR, "below", _AS_LARGE), _errors(_STEPS, "fp32"), scope="this processor", on="AMD"
     ),
     "price-is-small": Statement(
         every(

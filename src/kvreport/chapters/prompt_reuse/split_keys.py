@@ -4,13 +4,13 @@ The thread counts the elements of the first layer's keys that differ.  Here ever
 rows and response rows apart, and beside the count stands how far the elements are apart.  Three switches take the cause
 apart: the prompt's cache overwritten by random numbers (does what is compared depend on it at all?), the prompt's cache taken
 from the whole pass (is it what the prompt's own pass wrote, or the response's pass?), and every linear map given as many rows
-as in the whole pass (is it the number of rows?).
+as in the whole pass (is it the number of rows?).  A last variant sets both of these.
 
 Rows, one a (model, dtype, variant, layer, tensor, part): see ``data/README.md``.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,9 +31,10 @@ ONE_BEGIN = "one begin-of-text"
 OVERWRITTEN = "cache overwritten"
 WHOLE_CACHE = "cache of the whole pass"
 FULL_ROWS = "row count of the whole pass"
+BOTH = "cache and row count of the whole pass"
 # Tokens of the thread's prompt and response, more or less, in any vocabulary.
 _ABOUT_TOKENS = 70
-VARIANTS = (POSTED, ONE_BEGIN, OVERWRITTEN, WHOLE_CACHE, FULL_ROWS)
+VARIANTS = (POSTED, ONE_BEGIN, OVERWRITTEN, WHOLE_CACHE, FULL_ROWS, BOTH)
 
 
 def identities(settings: PromptReuseSettings) -> list[dict[str, Any]]:
@@ -92,19 +93,20 @@ def in_two_parts(
 ) -> Cache:
     """Feed a text's first tokens into a cache and the others on top of it."""
     total = ids.shape[1]
-    if variant == FULL_ROWS:
-        with rows_of_the_whole(model, 0, total):
-            cache = model(ids[:, :n_prompt], use_cache=True).past_key_values
-        with rows_of_the_whole(model, n_prompt, total):
-            return model(ids[:, n_prompt:], past_key_values=cache, use_cache=True).past_key_values
-    if variant == WHOLE_CACHE:
+
+    def with_rows(first: int) -> AbstractContextManager[None]:
+        return rows_of_the_whole(model, first, total) if variant in (FULL_ROWS, BOTH) else nullcontext()
+
+    if variant in (WHOLE_CACHE, BOTH):
         cache = model(ids, use_cache=True).past_key_values
         cache.crop(n_prompt - total)
     else:
-        cache = model(ids[:, :n_prompt], use_cache=True).past_key_values
+        with with_rows(0):
+            cache = model(ids[:, :n_prompt], use_cache=True).past_key_values
     if variant == OVERWRITTEN:
         overwrite(cache, seed)
-    return model(ids[:, n_prompt:], past_key_values=cache, use_cache=True).past_key_values
+    with with_rows(n_prompt):
+        return model(ids[:, n_prompt:], past_key_values=cache, use_cache=True).past_key_values
 
 
 def compare(whole: Cache, split: Cache, n_prompt: int) -> Iterator[dict[str, Any]]:
