@@ -5,7 +5,7 @@ import dataclasses
 import pandas as pd
 import pytest
 import torch
-from planted import changed
+from planted import changed, moved_to
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kvbook import paths
@@ -485,7 +485,7 @@ def test_a_statement_on_texts_holds_on_its_rows_and_fails_on_the_contrary(name, 
     [
         "any-cut", "cut-after-a-space", "cut-before-a-space", "first-layer-ignores-the-cache",
         "first-layer-at-the-threads-counts", "first-layer-at-some-counts", "equal-query-lengths-equal-keys",
-        "deeper-layers-differ", "the-prompts-cache-is-the-cause", "linear-layers-are-not",
+        "deeper-layers-differ", "both-switches-leave-none", "one-switch-leaves-some", "first-layer-at-the-threads-counts-in-bf16",
     ],
 )  # fmt: skip
 def test_where_texts_alone_are_recorded_nothing_else_is_said(name):
@@ -514,12 +514,62 @@ def test_statements_on_keys_follow_their_rows(results):
     seen = split.assign(n_differing=split["n_differing"] + (split["variant"] == split_keys.OVERWRITTEN))
     assert checked("first-layer-ignores-the-cache", changed(results, split=seen)) == "fails"
     helped = split.assign(n_differing=(split["variant"] == split_keys.POSTED) * 3)
-    assert checked("linear-layers-are-not", changed(results, split=helped)) == "fails"
-    assert checked("the-prompts-cache-is-the-cause", changed(results, split=helped)) == "holds"
-    assert checked("the-prompts-cache-is-the-cause", changed(results, split=split.assign(n_differing=1))) == "fails"
+    assert checked("both-switches-leave-none", changed(results, split=helped)) == "holds"
+    assert checked("both-switches-leave-none", changed(results, split=split.assign(n_differing=1))) == "fails"
     assert checked("equal-query-lengths-equal-keys", changed(results, layer=layer.assign(n_differing=1))) == "fails"
     partly = results.reuse.rows.assign(fed_tokens=1)
     assert checked("whole-prompt-fed-again", changed(results, reuse=partly)) == "fails"
+
+
+# What is planted on one maker's processor: how many elements differ where the thread's lengths are fed, and under a switch.
+ON_ONE = {
+    "first-layer-at-the-threads-counts": ("Intel", "layer", lambda rows: 3, lambda rows: 0),
+    "first-layer-at-the-threads-counts-on-amd": ("AMD", "layer", lambda rows: 0, lambda rows: 3),
+    "one-switch-leaves-some": ("Intel", "split", lambda rows: 3, lambda rows: 0),
+    "one-switch-is-enough-on-amd": ("AMD", "split", lambda rows: 0, lambda rows: 3),
+    "linear-layers-are-not-on-amd": (
+        "AMD", "split", lambda rows: 3, lambda rows: (rows["variant"] == split_keys.FULL_ROWS) * 3
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_ONE)
+def test_a_statement_on_keys_of_one_processor_follows_its_rows_and_says_nothing_of_another(results, name):
+    maker, which, lawful, contrary = ON_ONE[name]
+    rows = getattr(results, which).rows
+    for count, outcome in ((lawful, "holds"), (contrary, "fails")):
+        planted = changed(results, **{which: rows.assign(n_differing=count(rows))})
+        assert checked(name, moved_to(maker, planted)) == outcome
+    assert checked(name, moved_to("another", planted)) == "not run"
+
+
+def test_keys_in_bf16_at_the_threads_lengths_are_counted_apart(results):
+    rows = results.layer.rows
+    fine = rows.assign(n_differing=(rows["dtype"] == "float32") * 3)
+    assert checked("first-layer-at-the-threads-counts-in-bf16", changed(results, layer=fine)) == "holds"
+    coarse = rows.assign(n_differing=(rows["dtype"] == "bfloat16") * 3)
+    assert checked("first-layer-at-the-threads-counts-in-bf16", changed(results, layer=coarse)) == "fails"
+
+
+def test_the_first_layer_has_a_panel_for_each_processor(results):
+    runs = [moved_to(name, results).layer for name in ("one", "another")]
+    fed = tables.rows_fed_by_processor(runs)
+    assert list(dict.fromkeys(fed["processor"])) == ["one", "another"]
+    drawn = figures.figure_rows_fed(fed, results.published_shares).axes
+    assert [ax.get_title(loc="left") for ax in drawn] == ["one", "another"]
+    shares = fed.loc[(fed["processor"] == "one") & (fed["variant"] == split_keys.POSTED), "share"]
+    assert sum(len(line.get_xdata()) for line in drawn[0].lines) == len(shares) + len(results.published_shares)
+
+
+def test_both_switches_leave_no_difference_in_two_parts(llama, ids):
+    with torch.inference_mode():
+        whole = llama(ids, use_cache=True).past_key_values
+        both = split_keys.in_two_parts(llama, ids, 23, split_keys.BOTH)
+        differing = [row["n_differing"] for row in split_keys.compare(whole, both, 23) if row["part"] == "prompt"]
+        assert sum(differing) == 0
+        # Control: with the prompt's own pass its cache is another one where that pass has other bits, and here its rows are.
+        other = split_keys.in_two_parts(llama, ids.flip(1), 23, split_keys.BOTH)
+        assert any(row["n_differing"] for row in split_keys.compare(whole, other, 23))
 
 
 @pytest.mark.parametrize(("safe", "outcome"), [(0, "holds"), (1, "fails")])

@@ -6,32 +6,36 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from kvreport.chapters.prompt_reuse import continuations, split_keys
-from kvreport.publishing import style
+from kvreport.publishing import style, wording
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
 
 
 def figure_rows_fed(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Draw the share of differing first-layer keys against the query length of the second part."""
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 3.4))
-    models = list(dict.fromkeys(table["model"]))
-    stock = table[table["variant"] == split_keys.POSTED]
-    for (model, dtype), rows in stock.groupby(["model", "dtype"], sort=False):
-        rows = rows.sort_values("rows_fed")
-        number = models.index(model)
-        ax.plot(
-            rows["rows_fed"], rows["share"], color=DTYPE_COLOURS[dtype], marker=style.MARKERS[number],
-            linestyle=("-", ":")[number % 2],
-        )  # fmt: skip
-    for row in published.itertuples():
-        ax.plot(
-            row.rows_fed, row.share, color=style.GREY, marker=style.MARKERS[models.index(row.model)],
-            markerfacecolor="white", linestyle="", markersize=7,
-        )  # fmt: skip
-    ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    ax.set(xlabel="tokens fed in the second part", ylabel="share of keys that differ", ylim=(-0.03, 1.03))
-    handles = [Line2D([], [], color=DTYPE_COLOURS[d], label=DTYPES[d]) for d in dict.fromkeys(stock["dtype"])]
+    """Draw the share of differing first-layer keys against the query length of the second part, a panel a processor."""
+    table = table[table["variant"] == split_keys.POSTED]
+    models, processors = (list(dict.fromkeys(table[name])) for name in ("model", "processor"))
+    fig, axes = plt.subplots(1, len(processors), sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 3.6))
+    for ax, processor in zip(axes[0], processors, strict=True):
+        its_own = table[table["processor"] == processor]
+        for (model, dtype), rows in its_own.groupby(["model", "dtype"], sort=False):
+            rows = rows.sort_values("rows_fed")
+            number = models.index(model)
+            ax.plot(
+                rows["rows_fed"], rows["share"], color=DTYPE_COLOURS[dtype], marker=style.MARKERS[number],
+                linestyle=("-", ":")[number % 2],
+            )  # fmt: skip
+        for row in published.itertuples():
+            ax.plot(
+                row.rows_fed, row.share, color=style.GREY, marker=style.MARKERS[models.index(row.model)],
+                markerfacecolor="white", linestyle="", markersize=7,
+            )  # fmt: skip
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        ax.set(xlabel="tokens fed in the second part", ylim=(-0.03, 1.03))
+        ax.set_title(wording.processor(processor), fontsize=10, loc="left")
+    axes[0, 0].set_ylabel("share of keys that differ")
+    handles = [Line2D([], [], color=DTYPE_COLOURS[d], label=DTYPES[d]) for d in dict.fromkeys(table["dtype"])]
     handles += [
         Line2D([], [], color=style.GREY, marker=style.MARKERS[i], linestyle=("-", ":")[i % 2], label=model)
         for i, model in enumerate(models)

@@ -10,7 +10,7 @@ from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing.judging import Measured, fact, with_units
 from kvreport.publishing.rules import Bound, Quantity, every
 from kvreport.publishing.statements import Statement
-from kvreport.publishing.wording import DTYPES, between
+from kvreport.publishing.wording import DTYPES, between, listed
 
 EXPERIMENTS = results.EXPERIMENTS
 _NONE = Bound(0, "arithmetic", "none")
@@ -92,6 +92,15 @@ def _moved(variant: str, first_keys: bool = False) -> Callable[[Results], list[M
     )
 
 
+def _left(*variants: str) -> Callable[[Results], list[Measured]]:
+    """Count elements of the response that differ under switches, in all layers."""
+    return lambda found: [
+        fact(count, f"{model} {DTYPES[dtype]}, {variant}")
+        for variant in variants
+        for (model, dtype), count in _response(found, variant).items()
+    ]
+
+
 def _first_layer(variant: str) -> Callable[[Results], list[Measured]]:
     """Count the first layer's keys that differ in fp32 at the true widths, over all numbers of tokens fed."""
 
@@ -105,10 +114,16 @@ def _first_layer(variant: str) -> Callable[[Results], list[Measured]]:
     return measure
 
 
-def _at_the_threads_counts(found: Results) -> list[Measured]:
-    if found.layer is None:
-        return []
-    return [fact(row.n_differing, f"{row.model} {DTYPES[row.dtype]}") for row in found.at_published_rows.itertuples()]
+def _at_the_threads_counts(dtype: str) -> Callable[[Results], list[Measured]]:
+    """Count the first layer's keys that differ at the thread's own lengths in a dtype."""
+
+    def measure(found: Results) -> list[Measured]:
+        if found.layer is None:
+            return []
+        rows = found.at_published_rows
+        return [fact(row.n_differing, row.model) for row in rows[rows["dtype"] == dtype].itertuples()]
+
+    return measure
 
 
 _EQUAL = Quantity("share of prompts whose tokens equal those without reuse", "prompt", "case and dtype")
@@ -168,24 +183,32 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_MOVED, "at most", _NONE), _moved(split_keys.OVERWRITTEN, first_keys=True)
     ),
     "first-layer-at-the-threads-counts": Statement(
-        every(_KEYS, "at most", _NONE), _at_the_threads_counts, scope="this processor"
+        every(_KEYS, "above", _NONE), _at_the_threads_counts(_FINE), scope="this processor", on="Intel"
+    ),
+    "first-layer-at-the-threads-counts-on-amd": Statement(
+        every(_KEYS, "at most", _NONE), _at_the_threads_counts(_FINE), scope="this processor", on="AMD"
+    ),
+    "first-layer-at-the-threads-counts-in-bf16": Statement(
+        every(_KEYS, "at most", _NONE), _at_the_threads_counts(_COARSE), scope="this processor"
     ),
     "first-layer-at-some-counts": Statement(
         every(_KEYS, "above", _NONE), _first_layer(split_keys.POSTED), scope="this processor"
     ),
     "equal-query-lengths-equal-keys": Statement(every(_KEYS, "at most", _NONE), _first_layer(split_keys.FULL_ROWS)),
     "deeper-layers-differ": Statement(
-        every(_ELEMENTS, "above", _NONE),
-        lambda found: _of_series(_response(found, split_keys.POSTED)),
-        scope="this processor",
+        every(_ELEMENTS, "above", _NONE), _left(split_keys.POSTED), scope="this processor"
     ),
-    "the-prompts-cache-is-the-cause": Statement(
-        every(_ELEMENTS, "at most", _NONE),
-        lambda found: _of_series(_response(found, split_keys.WHOLE_CACHE)),
-        scope="this processor",
+    "both-switches-leave-none": Statement(
+        every(_ELEMENTS, "at most", _NONE), _left(split_keys.BOTH), scope="this processor"
     ),
-    "linear-layers-are-not": Statement(
-        every(_MOVED, "at most", _NONE), _moved(split_keys.FULL_ROWS), scope="this processor"
+    "one-switch-leaves-some": Statement(
+        every(_ELEMENTS, "above", _NONE), _left(split_keys.WHOLE_CACHE, split_keys.FULL_ROWS), scope="this processor", on="Intel"
+    ),
+    "linear-layers-are-not-on-amd": Statement(
+        every(_MOVED, "at most", _NONE), _moved(split_keys.FULL_ROWS), scope="this processor", on="AMD"
+    ),
+    "one-switch-is-enough-on-amd": Statement(
+        every(_ELEMENTS, "at most", _NONE), _left(split_keys.WHOLE_CACHE), scope="this processor", on="AMD"
     ),
 }  # fmt: skip
 
@@ -214,6 +237,11 @@ def _differing(variant: str, dtype: str) -> Callable[[Results], str]:
     return give
 
 
+def _at_threads(found: Results) -> str:
+    rows = found.at_published_rows
+    return listed([f"{share:.0%}" for share in rows.loc[rows["dtype"] == _FINE, "share"]])
+
+
 def _most_roundoffs(found: Results) -> str:
     rows = found.layers[found.layers["part"] == "response"]
     return between(rows.groupby(["model", "dtype"])["relative_roundoffs"].max(), "{:.0f}")
@@ -233,6 +261,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "corpus_posted": _kept(continuations.CORPUS, continuations.POSTED),
     "lost": lambda found: between(found.cut_shares.loc[found.cut_shares["place"] == "anywhere", "lost"], "{:.1f}"),
     "published_shares": lambda found: " and ".join(f"{share:.0%}" for share in found.published_shares["share"]),
+    "differing_at_threads": _at_threads,
     "differing_fp32": _differing(split_keys.POSTED, _FINE),
     "differing_bf16": _differing(split_keys.POSTED, _COARSE),
     "roundoffs": _most_roundoffs,

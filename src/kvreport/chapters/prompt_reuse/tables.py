@@ -1,11 +1,13 @@
 """Tables behind the chapter on the forum thread about reusing a prompt's cache."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
 from kvbook.measuring import agreement, estimates
+from kvbook.runs.records import Run
 from kvreport.chapters.prompt_reuse import continuations, split_keys, tokenizer_boundaries
 from kvreport.publishing import documents
 from kvreport.publishing.wording import DTYPES
@@ -57,6 +59,11 @@ def rows_fed_table(first_layer: pd.DataFrame) -> pd.DataFrame:
     )
     columns = ["model", "dtype", "variant", "rows_fed", "n_elements", "n_differing", "share"]
     return table[columns].reset_index(drop=True)
+
+
+def rows_fed_by_processor(runs: Iterable[Run]) -> pd.DataFrame:
+    """Join `rows_fed_table` of several runs, each with its processor's name."""
+    return pd.concat([rows_fed_table(run.rows).assign(processor=run.about["machine"]["processor"]) for run in runs])
 
 
 def published_response_shares() -> pd.DataFrame:
