@@ -5,7 +5,7 @@ import re
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
-from planted import changed
+from planted import changed, moved_to
 
 from kvbook import paths
 from kvbook.diagnosis import faults
@@ -253,8 +253,11 @@ def test_a_bug_is_said_to_be_found_in_its_layer_only_where_it_is(results):
 def test_a_drift_is_said_to_be_hidden_only_where_the_logits_are_identical(results):
     rows = results.drifts.rows
     rows = rows.assign(drift=rows["drift"].where(rows["symptom"] != symptoms.NARROW_INSIDE, 0.0))
-    assert outcome("fp32-inside-hides", changed(results, drifts=rows)) == "holds"
-    assert outcome("fp32-inside-hides", changed(results, drifts=rows.assign(drift=1e-15))) == "fails"
+    for name, maker, hides in (("fp32-inside-hides", "AMD", True), ("fp32-inside-hides-nothing", "Intel", False)):
+        there = moved_to(maker, results)
+        assert outcome(name, changed(there, drifts=rows)) == ("holds" if hides else "fails")
+        assert outcome(name, changed(there, drifts=rows.assign(drift=1e-15))) == ("fails" if hides else "holds")
+        assert outcome(name, moved_to("another", results)) == "not run"
 
 
 def test_a_narrow_cache_is_said_to_hide_only_where_it_does(results):

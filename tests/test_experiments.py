@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import Judged, changed, run_of
+from planted import Judged, changed, moved_to, run_of
 
 from kvbook import lengths as kvbook_lengths
 from kvbook import paths
@@ -392,6 +392,19 @@ def test_statements_hold_on_rows_that_follow_the_law_and_fail_on_rows_that_do_no
     healed = four[four["method"] == "no cache"].assign(method=words.POSTED)
     mended = changed(lawful, greedy=pd.concat([four[four["method"] != words.POSTED], healed]))
     assert outcomes(mended)["posted-loop-writes-other-text"] == "fails"
+
+
+@pytest.mark.parametrize(
+    ("name", "maker", "agrees"),
+    [("bf16-agrees-at-no-length", "Intel", False), ("bf16-agrees-at-some-lengths", "AMD", True)],
+)
+def test_lengths_at_which_bf16_agrees_are_said_of_the_processor_that_they_were_seen_on(lawful, name, maker, agrees):
+    there = moved_to(maker, lawful)
+    rows = there.lengths.rows
+    equal = rows.assign(differing_share=rows["differing_share"].where(rows["dtype"] != "bfloat16", 0.0))
+    assert outcomes(changed(there, lengths=equal))[name] == ("holds" if agrees else "fails")
+    assert outcomes(there)[name] == ("fails" if agrees else "holds")
+    assert outcomes(moved_to("another", lawful))[name] == "not run"
 
 
 def test_an_upcast_that_leaves_most_of_the_drift_bears_its_statement_out_and_one_that_leaves_none_does_not(lawful):

@@ -315,12 +315,10 @@ def test_without_any_network_chapters_run_and_the_book_is_rendered(tmp_path):
 
     root = mini_book.create(tmp_path / "book")
     # A chapter of this book's own, with the stand-ins that ship, and without being told that it is offline.
-    chapter = shutil.copy(ROOT / "chapters" / "06_layer_drift.ipynb", root / "chapters")
+    chapter = shutil.copy(ROOT / "chapters" / "09_blog_past.ipynb", root / "chapters")
     for other in set(re.findall(r"\{doc\}`(\w+)`", Path(chapter).read_text("utf-8"))):
         (root / "chapters" / f"{other}.md").write_text(f"# {other}\n")
-    (root / "parameters" / "few.yaml").write_text(
-        "06_layer_drift: {n_samples: 2, n_tokens: 8, dtypes: [float32, bfloat16]}\n"
-    )
+    (root / "parameters" / "few.yaml").write_text("09_blog_past: {families: [], quantizations: [none], n_samples: 2}\n")
     for folder in ("models", "documents", "runs", "evidence.yaml"):
         (root / "data" / folder).symlink_to(ROOT / "data" / folder)
     shutil.copy(ROOT / "references.bib", root)
@@ -329,5 +327,5 @@ def test_without_any_network_chapters_run_and_the_book_is_rendered(tmp_path):
     env = {name: value for name, value in env.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
     done = confined.run([sys.executable, "-m", "kvbook", "build"], network=False, cwd=root, env=env)
     assert done.returncode == 0, done.stdout
-    assert "fig-layer-drift" in (root / "_build" / "html" / "chapters" / "06_layer_drift.html").read_text()
+    assert "fig-past-variants" in (root / "_build" / "html" / "chapters" / "09_blog_past.html").read_text()
     assert (root / "_build" / "html" / "chapters" / "01_squares.html").is_file()

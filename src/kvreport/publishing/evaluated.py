@@ -5,6 +5,7 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -78,7 +79,8 @@ def _kept(file: Path, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> 
             return kept
     found = evaluate() | {"made_of": digest}
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".partial")
+    # Two processes may keep the same at once.
+    part = file.with_suffix(f".{os.getpid()}.partial")
     part.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
     part.replace(file)
     return found

@@ -272,9 +272,10 @@ def _picture(fig: Figure, kind: str, dpi: int, title: str = "") -> bytes:
 def _picture_for_the_page(fig: Figure) -> bytes:
     for dpi in INLINE_DPI:
         picture = _picture(fig, "png", dpi)
-        for candidate in (picture, _with_256_colours(picture)):
-            if len(candidate) <= INLINE_BYTES:
-                return candidate
+        if len(picture) <= INLINE_BYTES:
+            return picture
+        if len(candidate := _with_256_colours(picture)) <= INLINE_BYTES:
+            return candidate
     # Better a coarse picture than a page that a telephone gives up on; the sharp files are a click away.
     return candidate
 

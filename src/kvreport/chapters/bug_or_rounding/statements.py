@@ -220,7 +220,12 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "first-layer-found": Statement(every(_FOUND, "above", _FOUR_IN_FIVE), _first_layer, headline=True),
     "clean-has-no-bad-layer": Statement(every(_ACCUSED, "below", _ONE_IN_FIVE), _clean_layers),
     "fp32-inside-accuses-mpt": Statement(every(_BEYOND, "above", _HALF), _fp32_inside_mpt),
-    "fp32-inside-hides": Statement(every(_HIDDEN, "above", _ONE_IN_FIVE), _hidden, scope="this model"),
+    "fp32-inside-hides": Statement(
+        every(_HIDDEN, "above", _ONE_IN_FIVE), _hidden, scope="this processor", on="AMD"
+    ),
+    "fp32-inside-hides-nothing": Statement(
+        every(_HIDDEN, "below", _ONE_IN_FIVE), _hidden, scope="this processor", on="Intel"
+    ),
     "plain-fp64-separates": Statement(
         every(_PLAIN, "below", Bound(0.1, "ours", "a tenth of the smallest bug")), _plain_fp64
     ),
