@@ -17,8 +17,9 @@ PIP := $(RUN) -m pip --disable-pip-version-check
 COMPILE := cd $(VENV)/lib/python*/site-packages && ../../../bin/python -m compileall -qq -j 0 \
 	-x '/(tests?|testing|distributed|onnx|transformers/models)/' \
 	torch transformers numpy pandas scipy matplotlib fontTools sphinx IPython
-# Two workers, a file to one of them: what its tests share is made once. The order is that of tests/suite_rules.py.
-PYTEST := $(RUN) -m pytest -v -n 2 --dist loadfile --no-loadscope-reorder
+# A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. One worker more than most
+# machines have cores, because tests wait for the processes that they start.
+PYTEST := $(RUN) -m pytest -v -n 3 --dist loadfile --no-loadscope-reorder
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.
 .DEFAULT_GOAL := help

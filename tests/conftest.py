@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 # Before anything of kvbook is imported: a test must never write where a person's results lie.
 os.environ["KVBOOK_BUILD"] = tempfile.mkdtemp(prefix="kvbook-tests-")
@@ -20,6 +21,11 @@ from kvbook import garbage
 
 # What the tests import and share lives until the last of them.
 garbage.look_less_often()
+
+# What the published rows give is evaluated once for all workers, which inherit the folder from the process that starts them.
+if "KVBOOK_TESTS_EVALUATED" not in os.environ:
+    os.environ["KVBOOK_TESTS_EVALUATED"] = tempfile.mkdtemp(prefix="kvbook-evaluated-")
+Path(os.environ["KVBOOK_BUILD"], "statements").symlink_to(os.environ["KVBOOK_TESTS_EVALUATED"])
 
 # Executables that the test at hand has started.
 _started: list[object] = []

@@ -18,18 +18,22 @@ def papermill(chapter, output, cwd, **parameters):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    ("cwd", "dtypes"), [(ROOT, "float32,bfloat16"), (CHAPTERS, "float32")], ids=["from the root", "from chapters/"]
-)
+# From each place a chapter, what its second model is called, a figure of it, and parameters.
+BY_HAND = {
+    "from the root": (
+        ROOT, "chapters/06_layer_drift.ipynb", "reference_model", "fig-layer-drift",
+        {"n_tokens": 12, "n_new_tokens": 4, "dtypes": "float32,bfloat16"},
+    ),
+    "from chapters/": (CHAPTERS, "09_blog_past.ipynb", "families", "fig-past-variants", {"quantizations": "none"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", BY_HAND)
 @pytest.mark.slow
-def test_layer_drift_runs_on_a_folder_of_any_llama_checkpoint(
-    cwd, dtypes, llama_folder, gpt2_folder, text_folder, tmp_path
-):
-    chapter = "chapters/06_layer_drift.ipynb" if cwd == ROOT else "06_layer_drift.ipynb"
-    done = papermill(
-        chapter, tmp_path / "out.ipynb", cwd,
-        model=llama_folder, reference_model=gpt2_folder, corpus=text_folder, n_samples=3, n_tokens=12, dtypes=dtypes,
-    )  # fmt: skip
+def test_a_chapter_runs_on_a_folder_of_any_llama_checkpoint(place, llama_folder, gpt2_folder, text_folder, tmp_path):
+    cwd, chapter, second, figure, parameters = BY_HAND[place]
+    parameters = parameters | {second: gpt2_folder, "model": llama_folder, "corpus": text_folder, "n_samples": 3}
+    done = papermill(chapter, tmp_path / "out.ipynb", cwd, **parameters)
     assert done.returncode == 0, done.stderr
     cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
     names = [
@@ -38,7 +42,7 @@ def test_layer_drift_runs_on_a_folder_of_any_llama_checkpoint(
         for output in cell.get("outputs", [])
         if "image/png" in output.get("metadata", {})
     ]
-    assert "fig-layer-drift" in names
+    assert figure in names
     assert "small-llama" in json.dumps(cells)
     # No library's remark stands among the outputs.
     assert not [output for cell in cells for output in cell.get("outputs", []) if output["output_type"] == "stream"]

@@ -27,6 +27,8 @@ PAGES = ["index.html", *CHAPTER_PAGES, *OTHER_PAGES, "search.html", "genindex.ht
 def site(tmp_path_factory):
     """Build this repository's book with the parameter set `smoke`; gives the folder of its pages."""
     build = tmp_path_factory.mktemp("pages") / "_build"
+    build.mkdir()
+    (build / "statements").symlink_to(os.environ["KVBOOK_TESTS_EVALUATED"])
     environment = os.environ | {"KVBOOK_BUILD": str(build), "PROFILE": "smoke"}
     made = subprocess.run(
         [sys.executable, "-m", "kvbook", "build"], cwd=ROOT, env=environment, capture_output=True, text=True

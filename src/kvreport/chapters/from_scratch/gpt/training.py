@@ -89,14 +89,17 @@ def batch(stream: np.ndarray, recipe: Recipe, step: int) -> tuple[torch.Tensor, 
     return cut[:, :-1], cut[:, 1:], offsets + torch.arange(recipe.block)
 
 
-def held_out_nats(model: ScratchGPT, vocabulary: text.Vocabulary, corpus_name: str) -> float:
-    """Mean negative log likelihood a character of the held-out part, in windows of one block from position 0."""
+def held_out_nats(model: ScratchGPT, vocabulary: text.Vocabulary, corpus_name: str, every: int = 1) -> float:
+    """Mean negative log likelihood a character of the held-out part, in windows of one block from position 0.
+
+    Of all windows, or of every second, third and so on.
+    """
     block = model.shape.block
     device = next(model.parameters()).device
     stream = np.concatenate([vocabulary.encode(d.text) for d in text.documents(corpus_name, "held-out")])
     rows = (len(stream) - 1) // block
-    ids = torch.from_numpy(stream[: rows * block].reshape(rows, block))
-    targets = torch.from_numpy(stream[1 : rows * block + 1].reshape(rows, block))
+    ids = torch.from_numpy(stream[: rows * block].reshape(rows, block))[::every]
+    targets = torch.from_numpy(stream[1 : rows * block + 1].reshape(rows, block))[::every]
     positions, total = torch.arange(block, device=device), 0.0
     model.eval()
     with torch.inference_mode():
