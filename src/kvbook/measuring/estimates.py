@@ -139,8 +139,11 @@ def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") ->
 def median_of(values: np.ndarray) -> Estimate:
     """Give the median of repeats with its bootstrap interval, or of few repeats with their lowest and highest."""
     kind, weights = _weights(len(values), 0)
-    drawn = values if kind == "range" else [np.median(np.repeat(values, times)) for times in weights]
-    return percentiles(float(np.median(values)), np.asarray(drawn), kind)
+    if kind == "range":
+        return percentiles(float(np.median(values)), np.asarray(values), kind)
+    # Each draw has as many values as there are.
+    drawn = np.repeat(np.tile(values, len(weights)), weights.ravel()).reshape(weights.shape)
+    return percentiles(float(np.median(values)), np.median(drawn, axis=1), kind)
 
 
 @dataclass(frozen=True)

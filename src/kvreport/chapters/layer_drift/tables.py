@@ -127,16 +127,23 @@ def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
 
 def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
     """Find for every prompt and method the first token that differs from decoding without a cache."""
+    greedy = greedy.sort_values("step", kind="stable")
+    tokens, margins, digests, lengths = (
+        greedy[name].to_numpy() for name in ("token", "margin", "logits_sha256", "cache_length")
+    )
+    # Places in these, for there are hundreds of loops.
+    places = greedy.groupby(["model", "dtype", "prompt", "method"], sort=False).indices
     table = []
-    for (model, dtype, prompt), rows in greedy.groupby(["model", "dtype", "prompt"], sort=False):
-        uncached = rows[rows["method"] == greedy_paths.UNCACHED].set_index("step").sort_index()
+    for key in dict.fromkeys(place[:3] for place in places):
+        model, dtype, prompt = key
+        uncached = places[*key, greedy_paths.UNCACHED]
         for method in greedy_paths.METHODS[1:]:
-            own = rows[rows["method"] == method].set_index("step").sort_index()
-            step = agreement.first_divergence(uncached["token"].tolist(), own["token"].tolist())
+            own = places[*key, method]
+            step = agreement.first_divergence(tokens[uncached].tolist(), tokens[own].tolist())
             steps = min(len(uncached), len(own))
             # A loop that ended early, at the model's context, cannot be called equal.
             complete = steps == len(uncached)
-            equal = own["logits_sha256"].iloc[:steps] == uncached["logits_sha256"].iloc[:steps]
+            equal = digests[own[:steps]] == digests[uncached[:steps]]
             table.append(
                 {
                     "model": model,
@@ -144,11 +151,11 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
                     "prompt": prompt,
                     "method": method,
                     "first_divergence": step,
-                    "margin": None if step is None else uncached["margin"].iloc[step],
+                    "margin": None if step is None else margins[uncached[step]],
                     "steps": steps,
                     "equal": step is None and complete,
                     "bits_equal_steps": int(equal.sum()),
-                    "final_cache_length": int(own["cache_length"].iloc[-1]),
+                    "final_cache_length": int(lengths[own[-1]]),
                 }
             )
     frame = pd.DataFrame(table)

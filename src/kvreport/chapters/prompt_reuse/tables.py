@@ -128,18 +128,19 @@ def written(reuse: pd.DataFrame) -> pd.DataFrame:
     table = []
     keys = [*_RUN, "way", "cache"]
     # The thread's own prompts are in the run of every seed.
-    reuse = reuse.assign(cache=reuse["cache"].fillna("")).drop_duplicates([*keys, "step"])
-    for values, rows in reuse.groupby(keys, sort=False):
-        rows = rows.sort_values("step")
-        counted = ["prefix_tokens", "prompt_tokens", "shared_tokens", "fed_tokens", "cache_length"]
+    reuse = reuse.assign(cache=reuse["cache"].fillna(""), text=reuse["text"].fillna("").astype(str))
+    reuse = reuse.drop_duplicates([*keys, "step"]).sort_values("step", kind="stable")
+    of_all = [
+        "prefix_tokens", "prompt_tokens", "shared_tokens", "fed_tokens", "cache_length", "prefix_end", "prefix_end_id",
+        "prompt_there", "prompt_there_id",
+    ]  # fmt: skip
+    of_each = {"tokens": "token", "words": "text", "margins": "margin"}
+    columns = {name: reuse[name].tolist() for name in (*of_all, *of_each.values())}
+    for values, places in reuse.groupby(keys, sort=False).indices.items():
         table.append(
             dict(zip(keys, values, strict=True))
-            | rows.iloc[0][[*counted, "prefix_end", "prefix_end_id", "prompt_there", "prompt_there_id"]].to_dict()
-            | {
-                "tokens": tuple(rows["token"]),
-                "words": tuple(rows["text"].fillna("").astype(str)),
-                "margins": tuple(rows["margin"]),
-            }
+            | {name: columns[name][places[0]] for name in of_all}
+            | {name: tuple(columns[column][place] for place in places) for name, column in of_each.items()}
         )
     frame = pd.DataFrame(table)
     base = frame[frame["way"] == continuations.NO_REUSE].set_index(_RUN)
