@@ -17,8 +17,8 @@ PIP := $(RUN) -m pip --disable-pip-version-check
 COMPILE := cd $(VENV)/lib/python*/site-packages && ../../../bin/python -m compileall -qq -j 0 \
 	-x '/(tests?|testing|distributed|onnx|transformers/models)/' \
 	torch transformers numpy pandas scipy matplotlib fontTools sphinx IPython
-# A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. One worker more than most
-# machines have cores, because tests wait for the processes that they start.
+# A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. Three
+# workers, for on two cores they were done sooner than two.
 PYTEST := $(RUN) -m pytest -v -n 3 --dist loadfile --no-loadscope-reorder
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.

@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TextIO
 
-# Every refresh of a library's own bar would be stored as an output of the cell.  torch's profiler notes each start and stop.
+# Every refresh of a library's own bar would be stored as an output of the cell. torch's profiler notes each start and stop.
 QUIET = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "KINETO_LOG_LEVEL": "6"}
 
 _MODULE = "kvreport.running.kernel"
