@@ -132,6 +132,14 @@ def shared_models_are_left_as_they_were():
             kept._kept.clear()
 
 
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """Let products in fp32 go the way that they go on a machine without a compiler."""
+    from kvbook.exact import fp32_products
+
+    monkeypatch.setattr(fp32_products, "kernel", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def llama():
     import small_models

@@ -14,7 +14,18 @@ from transformers import (
 )
 
 from kvbook.errors import UserError
-from kvbook.exact import NotInvariant, attention, is_on, row_invariant, rows, sums, switch, verify, visible
+from kvbook.exact import (
+    NotInvariant,
+    attention_kernel,
+    is_on,
+    row_invariant,
+    rows,
+    steps,
+    sums,
+    switch,
+    verify,
+    visible,
+)
 from kvbook.exact.kernels import base
 
 
@@ -196,9 +207,8 @@ def test_torchs_own_linear_goes_through_the_replaced_product_too():
     assert torch.allclose(ways[0], ways[4], atol=1e-4)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_row_count_is_used_only_if_its_bits_equal_the_tiles(monkeypatch, parts):
-    def depends_on_rows(x, weight, bias, parts):
+def test_a_row_count_is_used_only_if_its_bits_equal_the_tiles(monkeypatch):
+    def depends_on_rows(x, weight, bias):
         # Row by row, so that it is honest anywhere; which counts torch's own product would be granted is the processor's affair.
         out = torch.stack([(row[:, None] * weight).sum(0) for row in x])
         return out if len(x) in (16, 64) else out * (1 + 1e-6)
@@ -206,13 +216,13 @@ def test_a_row_count_is_used_only_if_its_bits_equal_the_tiles(monkeypatch, parts
     monkeypatch.setattr(rows, "_product", depends_on_rows)
     monkeypatch.setattr(rows, "_known", {})
     weight = torch.randn(32, 24)
-    counts = rows._row_counts(weight, None, parts)
+    counts = rows._row_counts(weight, None)
     assert [piece.size for piece in counts.plan(101, weight, None)] == [64, 16, 16, 16]
     assert [piece.size for piece in counts.plan(1, weight, None)] == [16]
 
 
-def test_a_count_that_is_refused_is_tried_on_fewer_columns(monkeypatch):
-    def depends_on_columns(x, weight, bias, parts):
+def test_a_count_that_is_refused_is_tried_on_fewer_columns(monkeypatch, no_compiler):
+    def depends_on_columns(x, weight, bias):
         out = torch.stack([(row[:, None] * weight).sum(0) for row in x])
         # What a library with kernels of its own for wide matrices might do.
         return out if len(x) <= 16 or weight.shape[1] <= 256 else out * (1 + 1e-6)
@@ -220,24 +230,24 @@ def test_a_count_that_is_refused_is_tried_on_fewer_columns(monkeypatch):
     monkeypatch.setattr(rows, "_product", depends_on_columns)
     monkeypatch.setattr(rows, "_known", {})
     weight, bias, x = torch.randn(8, 1024), torch.randn(1024), torch.randn(37, 8)
-    pieces = rows._row_counts(weight, None, 1).plan(37, weight, None)
+    pieces = rows._row_counts(weight, None).plan(37, weight, None)
     assert [(piece.start, piece.count, piece.size, piece.cuts) for piece in pieces] == [(0, 32, 32, 4), (32, 5, 8, 1)]
-    assert torch.equal(rows.product(x, weight)[:16], depends_on_columns(x[:16], weight, bias, 1))
+    assert torch.equal(rows.product(x, weight)[:16], depends_on_columns(x[:16], weight, bias))
     # Control: uncut, the wide product of so many rows has other bits.
-    assert not torch.equal(depends_on_columns(x, weight, bias, 1)[:16], depends_on_columns(x[:16], weight, bias, 1))
+    assert not torch.equal(depends_on_columns(x, weight, bias)[:16], depends_on_columns(x[:16], weight, bias))
 
 
 def test_columns_are_cut_with_their_bias_and_put_together_in_order():
     x, weight, bias = torch.randn(3, 8), torch.randn(8, 12), torch.randn(12)
-    torch.testing.assert_close(rows._in_columns(x, weight, bias, 1, 4), x @ weight + bias)
-    torch.testing.assert_close(rows._in_columns(x, weight, None, 2, 4), x @ weight)
+    torch.testing.assert_close(rows._in_columns(x, weight, bias, 4), x @ weight + bias)
+    torch.testing.assert_close(rows._in_columns(x, weight, None, 4), x @ weight)
 
 
-def test_where_rows_of_a_tile_are_not_alike_every_row_goes_alone(monkeypatch):
+def test_where_rows_of_a_tile_are_not_alike_every_row_goes_alone(monkeypatch, no_compiler):
     honest = rows._product
 
-    def depends_on_place(x, weight, bias, parts):
-        return honest(x, weight, bias, parts) * (1 + 1e-6 * torch.arange(len(x)))[:, None]
+    def depends_on_place(x, weight, bias):
+        return honest(x, weight, bias) * (1 + 1e-6 * torch.arange(len(x)))[:, None]
 
     monkeypatch.setattr(rows, "_product", depends_on_place)
     monkeypatch.setattr(rows, "_known", {})
@@ -246,28 +256,6 @@ def test_where_rows_of_a_tile_are_not_alike_every_row_goes_alone(monkeypatch):
     weight, x = torch.randn(32, 24), torch.randn(5, 32)
     out = rows.product(x, weight)
     assert all(torch.equal(out[i : i + 1], rows.product(x[i : i + 1], weight)) for i in range(5))
-
-
-@pytest.mark.parametrize("inner", [128, 576])
-def test_in_32_bits_parts_keep_the_error_below_that_of_one_sum(inner):
-    generator = torch.Generator().manual_seed(inner)
-    x, weight = torch.randn(16, inner, generator=generator), torch.randn(192, inner, generator=generator).t()
-    exact = x.double() @ weight.double()
-    with torch.inference_mode():
-        # What a library adds up in one sum, and how, differs between processors; one product after the other does not.
-        parts, one = ((found - exact).pow(2).mean().sqrt() for found in (rows.product(x, weight), in_turn(x, weight)))
-    assert parts < 0.8 * one
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "parts"),
-    [
-        ((576, 8), torch.float32, 8), ((64, 8), torch.float32, 4), ((24, 8), torch.float32, 1),
-        ((577, 8), torch.float32, 1), ((576, 8), torch.bfloat16, 1), ((576, 8), torch.float64, 1),
-    ],
-)  # fmt: skip
-def test_only_32_bit_products_are_cut_and_only_into_equal_parts_of_a_tile_at_least(shape, dtype, parts):
-    assert rows._parts_of(torch.empty(shape, dtype=dtype)) == parts
 
 
 def in_32_bits(x, weight):
@@ -379,14 +367,14 @@ def _in_an_order_of_its_own(query, key, value, bias, scale):
 @pytest.mark.parametrize("width", [16, 64, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_comparison_of_attention_sees_another_order_of_addition(dtype, width, monkeypatch):
-    monkeypatch.setattr(attention, "_kernel", _in_an_order_of_its_own)
-    assert not attention._try(torch.empty(0, width, dtype=dtype), 4, 4, 256, dtype)
+    monkeypatch.setattr(attention_kernel, "kernel", _in_an_order_of_its_own)
+    assert not attention_kernel._try(torch.empty(0, width, dtype=dtype), 4, 4, 256, dtype)
 
 
 def test_control_scores_so_large_that_a_query_sees_one_pair_of_keys_tell_nothing(monkeypatch):
-    monkeypatch.setattr(attention, "_kernel", _in_an_order_of_its_own)
-    monkeypatch.setattr(attention, "_LEFT_OVER", 2.0**30)
-    assert attention._try(torch.empty(0, 64, dtype=torch.float16), 4, 4, 256, torch.float16)
+    monkeypatch.setattr(attention_kernel, "kernel", _in_an_order_of_its_own)
+    monkeypatch.setattr(attention_kernel, "_LEFT_OVER", 2.0**30)
+    assert attention_kernel._try(torch.empty(0, 64, dtype=torch.float16), 4, 4, 256, torch.float16)
 
 
 def told_apart(dtype, width, heads, queries, keys) -> bool:
@@ -395,12 +383,12 @@ def told_apart(dtype, width, heads, queries, keys) -> bool:
     q, k, v = (torch.randn(1, heads, n, width, generator=generator).to(dtype) for n in (queries, keys, keys))
     bias = torch.zeros(1, 1, queries, keys, dtype=dtype)
     bias.masked_fill_(torch.arange(keys) > torch.linspace(0, keys - 1, queries)[:, None], float("-inf"))
-    tried = attention._kernel(q, k, v, bias, width**-0.5)
+    tried = attention_kernel.kernel(q, k, v, bias, width**-0.5)
     k, v = (torch.constant_pad_nd(x, (0, 0, 0, 512 - keys)) for x in (k, v))
     bias = torch.constant_pad_nd(bias, (0, 512 - keys), float("-inf"))
     for head, start in itertools.product(range(heads), range(0, queries, 4)):
         one, some = slice(head, head + 1), slice(start, start + 4)
-        expected = attention._kernel(
+        expected = attention_kernel.kernel(
             *(rows.lined_up(x) for x in (q[:, one, some], k[:, one], v[:, one])), bias[:, :, some].contiguous(), width**-0.5
         )  # fmt: skip
         if not torch.equal(tried[:, one, some], expected):
@@ -411,16 +399,16 @@ def told_apart(dtype, width, heads, queries, keys) -> bool:
 @pytest.mark.parametrize("width", [64, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_no_shape_of_attention_is_allowed_that_random_numbers_tell_from_the_reference(dtype, width):
-    base(attention.KERNELS["CPU"], "CPU")
+    base(attention_kernel.KERNELS["CPU"], "CPU")
     like = torch.empty(0, width, dtype=dtype)
     shapes = itertools.product((1, 4, 9), (4, 32), (128, 256, 512))
-    allowed = [shape for shape in shapes if attention._allows(like, *shape, dtype)]
+    allowed = [shape for shape in shapes if attention_kernel.allows(like, *shape, dtype)]
     assert allowed
     assert [shape for shape in allowed if told_apart(dtype, width, *shape)] == []
 
 
 def test_control_random_numbers_tell_another_order_of_addition_in_attention(monkeypatch):
-    monkeypatch.setattr(attention, "_kernel", _in_an_order_of_its_own)
+    monkeypatch.setattr(attention_kernel, "kernel", _in_an_order_of_its_own)
     assert told_apart(torch.float32, 64, 4, 4, 256)
     assert not told_apart(torch.float32, 64, 1, 4, 512)
 
@@ -445,7 +433,7 @@ def test_it_is_as_near_to_the_truth_as_stock(wide, tokens):
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch):
+def as_on_a_gpu(monkeypatch, no_compiler):
     """Let a CPU do what the switch does on a GPU, but for its kernels: the row counts, and sums of its own."""
     monkeypatch.setattr(rows, "_known", {})
     monkeypatch.setattr(rows, "sizes_on", lambda device: rows.GPU)
@@ -524,9 +512,9 @@ def test_weights_that_come_anew_at_every_step_are_not_kept():
         for _ in range(5):
             weight = torch.nn.Parameter(torch.randn(16, 32))
             torch.nn.functional.linear(x, weight)
-            assert list(switch._one_row) == [id(weight)]
+            assert list(steps._known) == [id(weight)]
         del weight
-        assert not switch._one_row
+        assert not steps._known
 
 
 def test_what_a_library_brings_after_the_first_block_is_refused_too():
@@ -549,14 +537,14 @@ def test_a_kernel_that_blocks_behind_the_last_key_change_is_not_trusted(monkeypa
     def divides_in_another_place(query, key, value, bias, scale):
         # As torch's for wide heads on a GPU: a block behind a query's last key moves where a result is rounded.
         out = honest(query, key, value, bias, scale)
-        last = bias[:, :, :, -attention.BLOCK :].isfinite().any(-1)[..., None]
+        last = bias[:, :, :, -attention_kernel.BLOCK :].isfinite().any(-1)[..., None]
         return torch.where(last, out, out * (1 + 1e-6))
 
     like = torch.empty(0, 64)
-    monkeypatch.setattr(attention, "_kernel", honest)
-    assert attention._blocks_behind_change_nothing(like)
-    monkeypatch.setattr(attention, "_kernel", divides_in_another_place)
-    assert not attention._blocks_behind_change_nothing(like)
+    monkeypatch.setattr(attention_kernel, "kernel", honest)
+    assert attention_kernel._blocks_behind_change_nothing(like)
+    monkeypatch.setattr(attention_kernel, "kernel", divides_in_another_place)
+    assert not attention_kernel._blocks_behind_change_nothing(like)
 
 
 def test_what_a_user_can_set_on_a_gpu_can_be_read():

@@ -84,10 +84,15 @@ def test_a_folder_is_checked_in_an_empty_folder(run, llama_folder):
 
 
 def test_what_makes_caches_exact_is_imported_without_a_checkout(run):
-    code = "from kvbook.exact import row_invariant, verify; import kvbook; print(kvbook.__file__)"
+    code = (
+        "from kvbook.exact import row_invariant, verify, fp32_products; import kvbook; print(kvbook.__file__);"
+        "print(fp32_products.kernel())"
+    )
     done = run("python", "-c", code)
     assert done.returncode == 0, done.stderr
     assert "site-packages" in done.stdout
+    # Its source is in the wheel, and it compiles from there.
+    assert "None" not in done.stdout
     assert str(ROOT) not in done.stdout
 
 

@@ -6,9 +6,8 @@ bit for bit the first time that it is wanted, with the shapes, strides, dtype an
 used only if no bit differs.  A count that is refused is tried again with the matrix cut into fewer columns, for what a
 library chooses depends on these too.  What the machine does not grant is paid for with padding.
 
-In 32 bits, where every addition rounds, a library adds up a stock product of one row in several sums side by side, and
-that of many rows in one, whose error is larger.  There the inner dimension is cut into parts, each a product of its own in
-a batch, and these are added in pairs.
+In fp32 on a CPU a kernel of our own is faster, see `fp32_products`; all of this is for other dtypes, for GPUs, and for machines
+without a compiler.
 """
 
 import functools
@@ -18,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from kvbook.exact import fp32_products
 from kvbook.exact.kernels import base, draw, key_of, pairs, spread
 from kvbook.exact.visible import Seen, alike
 
@@ -69,41 +69,24 @@ GPU = Sizes(128, (1, 16, 64), (1024, 512, 256))
 # Vector units and caches work on lines of this many bytes; a library may start differently inside one.  cuBLAS looks at up to
 # so many.
 _LINE, _LINE_ON_A_GPU = 64, 256
-_PARTS = (8, 4, 2)
 # Matrices of fewer columns are cheap on any number of rows.
 _CUT_COLUMNS = 256
 # How many rows of plain random numbers are compared at the least.
 _PLAIN_ROWS = 64
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> torch.Tensor:
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     key = key_of(x)
-    if parts == 1:
-        return base("aten::mm", key)(x, weight) if bias is None else base("aten::addmm", key)(bias, x, weight)
-    sums = base("aten::bmm", key)(x.view(len(x), parts, -1).transpose(0, 1), weight.unflatten(0, (parts, -1)))
-    while len(sums) > 1:
-        half = len(sums) // 2
-        sums = sums[:half] + sums[half:]
-    return sums[0] if bias is None else sums[0] + bias
+    return base("aten::mm", key)(x, weight) if bias is None else base("aten::addmm", key)(bias, x, weight)
 
 
-def _in_columns(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parts: int, cuts: int
-) -> torch.Tensor:
+def _in_columns(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cuts: int) -> torch.Tensor:
     """Multiply with one piece of the columns after the other."""
     if cuts == 1:
-        return _product(x, weight, bias, parts)
+        return _product(x, weight, bias)
     biases = [None] * cuts if bias is None else bias.chunk(cuts)
     pieces = zip(weight.chunk(cuts, 1), biases, strict=True)
-    return torch.cat([_product(x, some, summand, parts) for some, summand in pieces], 1)
-
-
-def _parts_of(weight: torch.Tensor) -> int:
-    """Give the number of parts of the inner dimension: a power of two, so that they can be added in pairs."""
-    if weight.dtype != torch.float32 or weight.is_cuda:
-        return 1
-    inner = weight.shape[0]
-    return next((parts for parts in _PARTS if inner % parts == 0 and inner // parts >= TILE), 1)
+    return torch.cat([_product(x, some, summand) for some, summand in pieces], 1)
 
 
 def _into_line(x: torch.Tensor) -> int:
@@ -136,8 +119,6 @@ class RowCounts:
     ----------
     tile : int
         The reference: that of `sizes`, or 1 where the rows of such a tile are not treated alike.
-    parts : int
-        In how many the inner dimension is summed.
     sizes : Sizes
         Counts to try.
     verdicts : dict of (int, int) to bool
@@ -145,7 +126,6 @@ class RowCounts:
     """
 
     tile: int
-    parts: int
     sizes: Sizes
     verdicts: dict[tuple[int, int], bool] = field(default_factory=dict)
     _plans: dict[int, list[Piece]] = field(default_factory=dict)
@@ -162,7 +142,7 @@ class RowCounts:
         return self.verdicts[count, cuts]
 
     def _in_pieces(self, rows: int, cuts: int, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
-        return torch.cat([_in_columns(lined_up(part), *others, self.parts, cuts) for part in x.split(rows)])
+        return torch.cat([_in_columns(lined_up(part), *others, cuts) for part in x.split(rows)])
 
     def plan(self, rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> list[Piece]:
         """Cut a number of rows into pieces."""
@@ -195,14 +175,14 @@ def sizes_on(device: torch.device) -> Sizes:
 _known: dict[tuple[object, ...], RowCounts] = {}
 
 
-def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None, parts: int) -> RowCounts:
+def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None) -> RowCounts:
     key = (
-        parts, weight.dtype, weight.device, weight.shape, weight.stride(), _into_line(weight), bias is None,
+        weight.dtype, weight.device, weight.shape, weight.stride(), _into_line(weight), bias is None,
         torch.get_num_threads(), *_modes(weight),
     )  # fmt: skip
     if (found := _known.get(key)) is None:
         sizes = sizes_on(weight.device)
-        found = _known[key] = RowCounts(sizes.tile if _alike(weight, bias, parts, sizes.tile) else 1, parts, sizes)
+        found = _known[key] = RowCounts(sizes.tile if _alike(weight, bias, sizes.tile) else 1, sizes)
     return found
 
 
@@ -247,35 +227,34 @@ def _placed(other: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return weight.new_empty(offset + span).as_strided(weight.shape, weight.stride(), offset).copy_(other)
 
 
-def _alike(weight: torch.Tensor, bias: torch.Tensor | None, parts: int, tile: int) -> bool:
+def _alike(weight: torch.Tensor, bias: torch.Tensor | None, tile: int) -> bool:
     """Tell whether a row has equal bits wherever in a tile it lies and whatever lies beside it."""
     for told, *others in _tellings(tile, weight, bias):
         x = told[:tile]
-        mixed = _product(x, *others, parts)
+        mixed = _product(x, *others)
         for place in (0, tile // 2 + 1, tile - 1):
-            repeated = _product(x[place].expand(tile, -1).contiguous(), *others, parts)
+            repeated = _product(x[place].expand(tile, -1).contiguous(), *others)
             if not torch.equal(repeated, mixed[place].expand(tile, -1)):
                 return False
     return True
 
 
-def product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, parts: int | None = None
-) -> torch.Tensor:
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Multiply rows with a matrix so that each row's bits are its own affair."""
     rows = x.shape[0]
     if not rows or not weight.numel():
-        return _product(x, weight, bias, 1)
-    parts = _parts_of(weight) if parts is None else parts
+        return _product(x, weight, bias)
+    if times := fp32_products.kernel_for(weight):
+        return times(x, weight, bias)
     if bias is not None and bias.is_cuda:
         bias = lined_up(bias)
-    pieces = _row_counts(weight, bias, parts).plan(rows, weight, bias)
+    pieces = _row_counts(weight, bias).plan(rows, weight, bias)
     if len(pieces) == 1:
         _, count, size, cuts = pieces[0]
         if count == size:
-            return _in_columns(lined_up(x), weight, bias, parts, cuts)
+            return _in_columns(lined_up(x), weight, bias, cuts)
         if count == 1:
-            return for_one(weight, bias, parts)(x, bias)
+            return for_one(weight, bias)(x, bias)
     out = x.new_empty(rows, weight.shape[1])
     for start, count, size, cuts in pieces:
         if count == size:
@@ -283,16 +262,19 @@ def product(
         else:
             piece = x.new_zeros(size, x.shape[1])
             piece[:count] = x[start : start + count]
-        out[start : start + count] = _in_columns(piece, weight, bias, parts, cuts)[:count]
+        out[start : start + count] = _in_columns(piece, weight, bias, cuts)[:count]
     return out
 
 
-def for_one(weight: torch.Tensor, bias: torch.Tensor | None, parts: int | None = None) -> Callable[..., torch.Tensor]:
+def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., torch.Tensor]:
     """Give the product of a single row with a matrix, with all that can be looked up beforehand looked up."""
-    parts = 1 if not weight.numel() else _parts_of(weight) if parts is None else parts
-    size = _row_counts(weight, bias, parts).plan(1, weight, bias)[0].size if weight.numel() else 1
-    kernel = base("aten::mm" if bias is None else "aten::addmm", key_of(weight))
     columns = weight.shape[1]
+    if weight.numel() and (of_ours := fp32_products.kernel_for(weight)):
+        return lambda x, bias: of_ours(x.reshape(1, -1), weight, bias).view(*x.shape[:-1], columns)
+    size = _row_counts(weight, bias).plan(1, weight, bias)[0].size if weight.numel() else 1
+    kernel = base("aten::mm" if bias is None else "aten::addmm", key_of(weight))
+    if size == 1 and not weight.is_cuda:
+        return functools.partial(_alone, kernel, weight)
 
     def times(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         row = x.reshape(1, -1)
@@ -300,13 +282,21 @@ def for_one(weight: torch.Tensor, bias: torch.Tensor | None, parts: int | None =
             bias = lined_up(bias)
         # Made up to more rows by copies of itself.
         row = lined_up(row) if size == 1 else row.expand(size, -1).contiguous()
-        if parts > 1:
-            out = _product(row, weight, bias, parts)
-        else:
-            out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
+        out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
         return (out if size == 1 else out[:1]).view(*x.shape[:-1], columns)
 
     return times
+
+
+def _alone(
+    kernel: Callable[..., torch.Tensor], weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply a single row on a CPU that grants one row its own bits: with few calls, for these take as long as the product."""
+    row = x.reshape(1, -1)
+    if row.data_ptr() % _LINE or not row.is_contiguous():
+        row = lined_up(row)
+    out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
+    return out.unsqueeze(0) if x.dim() == 3 else out.view(*x.shape[:-1], weight.shape[1])
 
 
 # Inner sizes and columns of a batched product are cut into blocks of this many.
@@ -352,5 +342,4 @@ def _add_blocks(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, wide
             stop = min(start + BLOCK, inner)
             matrix = right.new_zeros(BLOCK, BLOCK, dtype=wide)
             matrix[: stop - start, : end - begin] = right[start:stop, begin:end]
-            # Blocks are parts already.
-            out[:, begin:end] += product(vectors[block], matrix, parts=1)[:, : end - begin]
+            out[:, begin:end] += product(vectors[block], matrix)[:, : end - begin]

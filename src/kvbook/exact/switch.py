@@ -6,14 +6,23 @@ import re
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
 
 import torch
 from torch.nn import Parameter
 
-from kvbook.exact import alibi, attention, convolutions, experts, pointwise, recurrences, rows, sums
+from kvbook.exact import (
+    alibi,
+    attention,
+    attention_kernel,
+    convolutions,
+    experts,
+    pointwise,
+    recurrences,
+    rows,
+    steps,
+    sums,
+)
 from kvbook.exact.kernels import NotInvariant, base, no_gradients
 from kvbook.exact.visible import Seen
 
@@ -104,42 +113,12 @@ def _baddbmm(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, bet
     return product if beta == 0 else beta * bias + product
 
 
-class _OneRow(NamedTuple):
-    """What a decode step's product with a layer's weight needs, found once a block: here each microsecond counts."""
-
-    alive: weakref.ref
-    pointer: int
-    threads: int
-    biased: bool
-    times: Callable[..., torch.Tensor]
-
-
-# By the weight's identity, and only as long as the weight is there: what is offloaded comes as another tensor each time.
-# Emptied when the switch goes off.
-_one_row: dict[int, _OneRow] = {}
-
-
-def _of_one_row(weight: torch.Tensor, bias: torch.Tensor | None) -> _OneRow:
-    found = _one_row.get(id(weight))
-    # A module can be given other weights in place of these, and torch another number of threads.
-    if (
-        found is None
-        or found.pointer != weight.data_ptr()
-        or found.threads != torch.get_num_threads()
-        or found.biased is (bias is None)
-    ):
-        # By its data, for a view of the weight itself would keep it alive.
-        times, name = rows.for_one(weight.data.t(), bias), id(weight)
-        alive = weakref.ref(weight, lambda _: _one_row.pop(name, None))
-        found = _one_row[name] = _OneRow(alive, weight.data_ptr(), torch.get_num_threads(), bias is not None, times)
-    return found
-
-
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    if torch.is_grad_enabled():
-        no_gradients("linear", x, weight, bias)
+    if (out := steps.product(x, weight, bias)) is not None:
+        return out
+    no_gradients("linear", x, weight, bias)
     if x.numel() == x.shape[-1] and type(weight) is Parameter and weight.dim() == 2:
-        return _of_one_row(weight, bias).times(x, bias)
+        return steps.prepared(weight, bias)(x, bias)
     if weight.dim() != 2:
         return _matmul(x, weight.t()) + (0 if bias is None else bias)
     if x.dim() == 2:
@@ -160,11 +139,6 @@ def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     flat = [x.expand(*batch, *x.shape[-2:]).reshape(batch.numel(), *x.shape[-2:]) for x in (left, right)]
     return _bmm(*flat).view(*batch, left.shape[-2], right.shape[-1])
-
-
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arguments, **options) -> torch.Tensor:
-    no_gradients("scaled_dot_product_attention", query, key, value)
-    return attention.attend(query, key, value, *arguments, **options)
 
 
 def _refusal(name: str) -> Callable[..., None]:
@@ -202,10 +176,10 @@ def _replacements(key: str, names: frozenset[str]) -> dict[str, Callable[..., ob
         "aten::exp",
         "aten::log",
         "aten::topk",
-        attention.KERNELS[key],
+        attention_kernel.KERNELS[key],
     ):
         base(name, key)
-    table["aten::scaled_dot_product_attention"] = _attention
+    table["aten::scaled_dot_product_attention"] = attention.attend
     if key == "CPU":
         for name in _POINTWISE:
             plain, _, overload = name.partition(".")
@@ -266,6 +240,7 @@ def _switch_on(parts: Collection[str]) -> None:
     try:
         _others.enter_context(alibi.relative_to_the_query())
         _others.enter_context(recurrences.token_by_token())
+        _others.enter_context(steps.without_the_dispatcher(parts))
         if "torch._dynamo" in sys.modules or "CUDA" in tables:
             # What a compiler made does not go through the operators that are replaced. On a GPU `generate` compiles by itself
             # when it gets a static cache, perhaps for the first time inside the block.
@@ -290,7 +265,7 @@ def _switch_off() -> None:
     global _others
     while _libraries:
         _libraries.pop()._destroy()
-    _one_row.clear()
+    steps.forget()
     # On a CPU masks are small, and the next block wants them again.
     if torch.cuda.is_available():
         attention.forget()
@@ -332,7 +307,11 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     Notes
     -----
     - Works by registering kernels over torch's operators, below its Python interface, so it does not matter from where an
-      operator is called. Everything is restored on leaving, also by an exception. Blocks nest.
+      operator is called. For speed a decode step's linear layers and attention are found above it. Everything is restored on
+      leaving, also by an exception. Blocks nest.
+    - On a CPU products in fp32 have a kernel of their own, which is compiled on first use: about two seconds, with the compiler
+      that ``CXX`` names, else ``c++``, ``g++`` or ``clang++``. It is kept in the folder ``kvbook/kernels`` of a person's caches.
+      Without a compiler, or with an empty ``CXX``, results are as invariant, but slower and with a larger error.
     - It is on for the whole process while any thread is inside: other threads' results are right, and invariant too.
     - Bits are those of this machine, these versions and this number of threads; all that is promised is that they are
       equal among the ways above. What the machine grants is found out by comparing bits, on first use, and remembered.

@@ -1,0 +1,232 @@
+// Products of rows with a matrix in fp32 in which every element is added up in one order, whatever comes with it:
+// sixteen sums side by side, the k-th term in the sum k mod 16, and then these in pairs, (i, i + 8), (i, i + 4), and so on.
+// A row's bits so depend neither on the number of rows, nor on threads, nor on how wide the processor's vectors are.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr long LANES = 16;
+typedef float Eight __attribute__((vector_size(32)));
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICKED(a, b, type, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICKED(a, b, type, ...) __builtin_shuffle(a, b, type{__VA_ARGS__})
+#endif
+typedef int EightPlaces __attribute__((vector_size(32)));
+
+// Neighbours are added: a pair's totals from the last two sums of eight numbers.
+inline Eight pairs_added(Eight a, Eight b) {
+  return PICKED(a, b, EightPlaces, 0, 2, 4, 6, 8, 10, 12, 14) + PICKED(a, b, EightPlaces, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
+#if defined(__AVX512F__)
+
+typedef float Vector __attribute__((vector_size(64)));
+typedef int Places __attribute__((vector_size(64)));
+// As many sums as there are registers for, beside those that are read.
+constexpr int ROWS = 4, COLUMNS = 6;
+
+inline Vector load(const float* from) { return (Vector)_mm512_loadu_ps(from); }
+inline Vector plus_product(Vector sum, Vector a, Vector b) {
+  return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+}
+
+inline Vector halved(Vector a, Vector b) {
+  return PICKED(a, b, Places, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+         PICKED(a, b, Places, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+inline Vector quartered(Vector a, Vector b) {
+  return PICKED(a, b, Places, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+         PICKED(a, b, Places, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+inline Vector paired(Vector a, Vector b) {
+  return PICKED(a, b, Places, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+         PICKED(a, b, Places, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+}
+
+// The totals of eight times sixteen sums.
+inline Eight totals(const Vector* s) {
+  const Vector p = paired(quartered(halved(s[0], s[1]), halved(s[2], s[3])), quartered(halved(s[4], s[5]), halved(s[6], s[7])));
+  float pairs[LANES];
+  std::memcpy(pairs, &p, sizeof p);
+  Eight low, high;
+  std::memcpy(&low, pairs, sizeof low);
+  std::memcpy(&high, pairs + 8, sizeof high);
+  return pairs_added(low, high);
+}
+
+#else
+
+typedef Eight Vector;
+constexpr int ROWS = 3, COLUMNS = 4;
+
+inline Vector load(const float* from) {
+  Vector out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+inline Vector plus_product(Vector sum, Vector a, Vector b) {
+#if defined(__AVX2__)
+  return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+  for (int i = 0; i < 8; i++) sum[i] = __builtin_fmaf(a[i], b[i], sum[i]);
+  return sum;
+#endif
+}
+
+inline Eight quartered(Eight a, Eight b) {
+  return PICKED(a, b, EightPlaces, 0, 1, 2, 3, 8, 9, 10, 11) + PICKED(a, b, EightPlaces, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+inline Eight paired(Eight a, Eight b) {
+  return PICKED(a, b, EightPlaces, 0, 1, 4, 5, 8, 9, 12, 13) + PICKED(a, b, EightPlaces, 2, 3, 6, 7, 10, 11, 14, 15);
+}
+
+// The totals of eight times sixteen sums.
+inline Eight totals(const Vector* s) {
+  Eight half[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) half[i] = s[2 * i] + s[2 * i + 1];
+  return pairs_added(paired(quartered(half[0], half[1]), quartered(half[2], half[3])),
+                     paired(quartered(half[4], half[5]), quartered(half[6], half[7])));
+}
+
+#endif
+
+constexpr int WIDTH = sizeof(Vector) / sizeof(float), PARTS = LANES / WIDTH;
+
+struct Operands {
+  const float* x;
+  long x_row;
+  const float* w;
+  long w_column;
+  const float* bias;
+  float* out;
+  long out_row;
+  long inner;
+};
+
+// Adds products to R times C vectors of sums, one to each lane at every sixteenth number from the first on.
+template <int R, int C>
+inline void add(Vector* sums, const float* x, long x_row, const float* w, long w_column, long inner) {
+  Vector kept[R * C];
+#pragma GCC unroll 64
+  for (int i = 0; i < R * C; i++) kept[i] = sums[i * PARTS];
+  for (long k = 0; k < inner; k += LANES) {
+    Vector a[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) a[r] = load(x + r * x_row + k);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {
+      const Vector b = load(w + c * w_column + k);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) kept[r * C + c] = plus_product(kept[r * C + c], a[r], b);
+    }
+  }
+#pragma GCC unroll 64
+  for (int i = 0; i < R * C; i++) sums[i * PARTS] = kept[i];
+}
+
+template <int R, int C>
+__attribute__((noinline)) void tile(const Operands& of, long row, long column, const float* w) {
+  constexpr int EIGHTS = (R * C + 7) / 8;
+  Vector sums[EIGHTS * 8 * PARTS] = {};
+  const float* x = of.x + row * of.x_row;
+  const long x_row = of.x_row, w_column = of.w_column, whole = of.inner / LANES * LANES;
+  // Vectors narrower than sixteen numbers take one part of them after the other: more sums then fit into the registers.
+#pragma GCC unroll 2
+  for (int p = 0; p < PARTS; p++) add<R, C>(sums + p, x + p * WIDTH, x_row, w + p * WIDTH, w_column, whole);
+  if (const long rest = of.inner - whole) {
+    float last_x[R * LANES] = {}, last_w[C * LANES] = {};
+    for (int r = 0; r < R; r++) std::memcpy(last_x + r * LANES, x + r * x_row + whole, rest * sizeof(float));
+    for (int c = 0; c < C; c++) std::memcpy(last_w + c * LANES, w + c * w_column + whole, rest * sizeof(float));
+#pragma GCC unroll 2
+    for (int p = 0; p < PARTS; p++) add<R, C>(sums + p, last_x + p * WIDTH, LANES, last_w + p * WIDTH, LANES, LANES);
+  }
+  float done[EIGHTS * 8];
+#pragma GCC unroll 8
+  for (int i = 0; i < EIGHTS; i++) {
+    const Eight eight = totals(sums + 8 * PARTS * i);
+    std::memcpy(done + 8 * i, &eight, sizeof eight);
+  }
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++)
+      of.out[(row + r) * of.out_row + column + c] = done[r * C + c] + (of.bias ? of.bias[column + c] : 0.0f);
+}
+
+typedef void (*Tile)(const Operands&, long, long, const float*);
+
+// The tile of so many rows and columns, at most those of a full one.
+template <int R, int C>
+Tile of_size(long rows, long columns) {
+  if constexpr (R > 1) if (rows < R) return of_size<R - 1, C>(rows, columns);
+  if constexpr (C > 1) if (columns < C) return of_size<R, C - 1>(rows, columns);
+  return tile<R, C>;
+}
+
+// A single row has registers for more columns.
+constexpr int COLUMNS_OF_ONE = 8;
+// So many columns are copied at once, and so many are summed at once that cannot be read one after the other.
+constexpr int COPIED = 4 * COLUMNS, SUMMED = 128;
+// Rows that are multiplied with one block of columns after the other: this many bytes of them stay in the second cache.
+constexpr long GROUP = 1 << 18;
+
+// One row times columns that lie side by side, in the same order; a whole line of the matrix is read at once.
+void row_of_columns(const Operands& of, long column, long count, const float* w, long w_inner) {
+  float sums[LANES][SUMMED] = {};
+  for (long k = 0; k < of.inner; k++) {
+    float* its = sums[k % LANES];
+    for (long c = 0; c < count; c++) its[c] = __builtin_fmaf(of.x[k], w[k * w_inner + c], its[c]);
+  }
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++)
+      for (long c = 0; c < count; c++) sums[i][c] += sums[i + half][c];
+  for (long c = 0; c < count; c++) of.out[column + c] = sums[0][c] + (of.bias ? of.bias[column + c] : 0.0f);
+}
+}  // namespace
+
+// out = x w + bias, with x of shape (rows, inner), w of (inner, columns) and bias of (columns,) or null; strides in elements.
+// Where a column's numbers do not lie side by side, blocks of columns are copied first, but for a single row.
+extern "C" void kvbook_product(const float* x, long x_row, const float* w, long w_inner, long w_column, const float* bias,
+                               float* out, long rows, long inner, long columns, int threads) {
+  const bool copied = w_inner != 1, summed = copied && w_column == 1 && rows == 1;
+  const long step = summed ? SUMMED : copied ? COPIED : rows == 1 ? COLUMNS_OF_ONE : COLUMNS;
+  const long blocks = (columns + step - 1) / step;
+  const long fit = GROUP / std::max<long>(inner * sizeof(float), 1) / ROWS, group = copied ? rows : std::max(fit, 1L) * ROWS;
+  const Operands of = {x, x_row, w, copied ? inner : w_column, bias, out, columns, inner};
+  // Starting threads takes longer than a small product.
+#pragma omp parallel num_threads(threads) if (rows * inner * columns > 1 << 15)
+  {
+    std::vector<float> copy(copied && !summed ? step * inner : 0);
+    for (long first = 0; first < rows; first += group) {
+      const long end = std::min(first + group, rows);
+#pragma omp for schedule(static) nowait
+      for (long block = 0; block < blocks; block++) {
+        const long column = block * step, count = std::min(step, columns - column);
+        const float* its = w + column * w_column;
+        if (summed) {
+          row_of_columns(of, column, count, its, w_inner);
+          continue;
+        }
+        if (copied) {
+          for (long k = 0; k < inner; k++)
+            for (long c = 0; c < count; c++) copy[c * inner + k] = its[k * w_inner + c * w_column];
+          its = copy.data();
+        }
+        if (rows == 1) {
+          for (long c = 0; c < count; c += COLUMNS_OF_ONE)
+            of_size<1, COLUMNS_OF_ONE>(1, count - c)(of, 0, column + c, its + c * of.w_column);
+          continue;
+        }
+        for (long row = first; row < end; row += ROWS)
+          for (long c = 0; c < count; c += COLUMNS)
+            of_size<ROWS, COLUMNS>(end - row, count - c)(of, row, column + c, its + c * of.w_column);
+      }
+    }
+  }
+}

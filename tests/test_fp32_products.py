@@ -1,0 +1,239 @@
+"""The kernel for products in fp32: one order of addition, where it is compiled, and what happens where it cannot be."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from kvbook.exact import fp32_products, row_invariant, rows, verify
+from kvbook.exact.kernels import base
+
+
+@pytest.fixture
+def times():
+    found = fp32_products.kernel()
+    assert found, "this machine has no compiler of C++ (Debian: apt-get install g++)"
+    return found
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """Keep compiled kernels in a folder of the test's, and forget what was compiled before."""
+    monkeypatch.setattr(fp32_products, "folder", lambda: tmp_path / "kernels")
+    fp32_products.kernel.cache_clear()
+    yield tmp_path / "kernels"
+    fp32_products.kernel.cache_clear()
+
+
+def operands(rows, inner, columns):
+    generator = torch.Generator().manual_seed(inner)
+    return torch.randn(rows, inner, generator=generator), torch.randn(columns, inner, generator=generator).t()
+
+
+LAYOUTS = {
+    "a layer's weight": lambda weight: weight,
+    "columns side by side": lambda weight: weight.contiguous(),
+    "every second column": lambda weight: torch.stack([weight, weight], 2).flatten(1)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("inner", [1, 15, 16, 100, 576])
+@pytest.mark.parametrize("columns", [1, 7, 49, 300])
+def test_a_row_has_equal_bits_among_any_rows_columns_and_threads_and_in_any_layout(times, layout, inner, columns):
+    x, weight = operands(37, inner, columns)
+    whole = times(x, weight, None)
+    assert torch.allclose(whole.double(), x.double() @ weight.double(), atol=1e-4)
+    matrix = LAYOUTS[layout](weight)
+    for rows_at_once in (1, 2, 5, 37):
+        assert torch.equal(torch.cat([times(part, matrix, None) for part in x.split(rows_at_once)]), whole)
+    assert torch.equal(times(x, matrix[:, : columns // 2 + 1], None), whole[:, : columns // 2 + 1])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(times(x, matrix, None), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_groups_of_rows_that_fill_the_cache_change_no_bits(times):
+    x, weight = operands(300, 1536, 20)
+    assert torch.equal(torch.cat([times(part, weight, None) for part in x.split(1)]), times(x, weight, None))
+
+
+def test_a_bias_is_added_to_the_sum_and_rounded_once(times):
+    x, weight = operands(5, 64, 19)
+    bias = torch.randn(19)
+    assert torch.equal(times(x, weight, bias), times(x, weight, None) + bias)
+
+
+def test_it_is_the_sum_that_its_source_says(times):
+    """In Python: sixteen sums side by side, added in pairs."""
+    x, weight = operands(1, 40, 1)
+    lanes = [0.0] * 16
+    for k in range(40):
+        exact = torch.tensor(lanes[k % 16], dtype=torch.float64) + x[0, k].double() * weight[k, 0].double()
+        lanes[k % 16] = exact.float().item()
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = [(torch.tensor(lanes[i]) + torch.tensor(lanes[i + half])).item() for i in range(half)]
+    assert times(x, weight, None).item() == lanes[0]
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias"), [((2, 48), (96, 8), None), ((2, 96), (96, 8), (4,)), ((2, 96), (96, 8), (8, 1))]
+)
+def test_shapes_that_do_not_fit_are_refused_before_any_memory_is_read(times, x, weight, bias):
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        times(torch.zeros(x), torch.zeros(weight), None if bias is None else torch.zeros(bias))
+
+
+@pytest.mark.parametrize("inner", [128, 576, 1536])
+def test_its_error_is_below_that_of_one_sum(times, inner):
+    x, weight = operands(16, inner, 192)
+    exact = x.double() @ weight.double()
+    one = torch.zeros(16, 192)
+    for k in range(inner):
+        one = one + x[:, k : k + 1] * weight[k]
+    ours, in_turn = ((found - exact).square().mean().sqrt() for found in (times(x, weight, None), one))
+    assert ours < 0.6 * in_turn
+
+
+def test_narrower_vectors_give_the_same_bits(times, own_folder):
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        # There is one way to compile it here, and it is tried by every other test.
+        return
+    narrow = fp32_products._loaded(
+        fp32_products._compiled(fp32_products.compiler(), [*fp32_products._FLAGS, *fp32_products._FLAGS_FOR["AVX2"]])
+    )
+    for shape in ((1, 45, 17), (9, 576, 33)):
+        x, weight = operands(*shape)
+        assert torch.equal(narrow(x, weight, None), times(x, weight, None))
+
+
+def test_threads_may_multiply_at_once(times):
+    x, weight = operands(64, 576, 192)
+    whole, found = times(x, weight, None), []
+    threads = [threading.Thread(target=lambda: found.append(times(x, weight, None))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(torch.equal(each, whole) for each in found)
+
+
+def test_only_products_in_fp32_on_a_cpu_are_its_own(times):
+    assert fp32_products.kernel_for(torch.empty(2, 2)) is not None
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        assert fp32_products.kernel_for(torch.empty(2, 2, dtype=dtype)) is None
+    assert fp32_products.kernel_for(torch.empty(2, 2, device="meta")) is None
+
+
+def harmed(times, harm):
+    """Give a kernel that adds up otherwise in some places."""
+
+    def otherwise(x, weight, bias):
+        out = times(x, weight, bias)
+        harm(out, x, weight)
+        return out
+
+    return otherwise
+
+
+HARMS = {
+    "for many rows": lambda out, x, weight: out.mul_(1 + 1e-6 * (len(x) > 4)),
+    "in the last row of a tile": lambda out, x, weight: out[3:4].mul_(1 + 1e-6),
+    "in a wide matrix": lambda out, x, weight: out.mul_(1 + 1e-6 * (out.shape[1] > 8)),
+    "in the other layout": lambda out, x, weight: out.mul_(1 + 1e-6 * (weight.stride(0) != 1)),
+    "where something is left over": lambda out, x, weight: out.mul_(1 + 1e-6 * (x.shape[1] % 16 > 0 and len(x) > 1)),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_control_a_kernel_that_adds_up_otherwise_somewhere_is_not_used(times, harm):
+    assert fp32_products.holds(times)
+    assert not fp32_products.holds(harmed(times, HARMS[harm]))
+
+
+@pytest.mark.slow
+def test_it_is_compiled_once_and_then_loaded(own_folder):
+    assert fp32_products.kernel() is not None
+    (made,) = own_folder.iterdir()
+    before = made.stat().st_mtime_ns
+    fp32_products.kernel.cache_clear()
+    assert fp32_products.kernel() is not None
+    assert [made] == list(own_folder.iterdir())
+    assert made.stat().st_mtime_ns == before
+
+
+def no_such_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+
+
+def none_wanted(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "")
+
+
+def compiler_that_fails(tmp_path, monkeypatch):
+    tool = tmp_path / "fails"
+    tool.write_text('#!/bin/sh\necho half > "$(echo "$@" | sed \'s/.* -o //\')"\nexit 1\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("CXX", str(tool))
+
+
+def compiler_that_writes_nonsense(tmp_path, monkeypatch):
+    tool = tmp_path / "nonsense"
+    tool.write_text('#!/bin/sh\necho nonsense > "$(echo "$@" | sed \'s/.* -o //\')"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("CXX", str(tool))
+
+
+def folder_that_cannot_be(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(fp32_products, "folder", lambda: tmp_path / "file" / "kernels")
+
+
+def processor_without_fused_products(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setattr(fp32_products.platform, "machine", lambda: "x86_64")
+
+
+LACKS = [
+    no_such_compiler, none_wanted, compiler_that_fails, compiler_that_writes_nonsense, folder_that_cannot_be,
+    processor_without_fused_products,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_where_it_cannot_be_compiled_products_are_as_invariant_without_it(own_folder, tmp_path, monkeypatch, lack):
+    lack(tmp_path, monkeypatch)
+    assert fp32_products.kernel() is None
+    base("aten::mm", "CPU")
+    x, weight = operands(37, 96, 64)
+    whole = rows.product(x, weight)
+    assert all(torch.equal(torch.cat([rows.product(part, weight) for part in x.split(n)]), whole) for n in (1, 3, 16))
+    left = [path for path in own_folder.rglob("*") if path.is_dir()] if own_folder.is_dir() else []
+    assert left == []
+
+
+def test_without_a_compiler_a_model_has_equal_bits_however_it_is_fed(no_compiler, llama, ids):
+    assert all(found.equal_rows == found.rows for found in verify(llama, ids))
+
+
+@pytest.mark.slow
+def test_a_process_that_has_multiplied_before_and_one_that_has_not_give_equal_bits(times, tmp_path):
+    script = tmp_path / "product.py"
+    script.write_text(
+        "import sys, torch\nfrom kvbook.exact import row_invariant\n"
+        "x, w = torch.linspace(-1, 1, 5 * 96).view(5, 96), torch.linspace(-2, 2, 64 * 96).sin().view(64, 96)\n"
+        "with torch.inference_mode(), row_invariant():\n    out = torch.nn.functional.linear(x, w)\n"
+        "sys.stdout.write(out.numpy().tobytes().hex())\n"
+    )
+    x, w = torch.linspace(-1, 1, 5 * 96).view(5, 96), torch.linspace(-2, 2, 64 * 96).sin().view(64, 96)
+    with torch.inference_mode(), row_invariant():
+        here = torch.nn.functional.linear(x, w).numpy().tobytes().hex()
+    there = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    assert there == here

@@ -1,0 +1,155 @@
+"""Decode steps of row-invariant mode: what is looked up beforehand, and attention that is filled up no further than it must be."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from kvbook.exact import attention, attention_kernel, row_invariant, steps
+from kvbook.exact.kernels import base
+
+
+@pytest.fixture
+def trials_anew(monkeypatch):
+    monkeypatch.setattr(attention_kernel, "_verdicts", {})
+    attention._step.cache_clear()
+    yield
+    attention._step.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_layers_one_row_has_the_bits_that_it_has_through_the_dispatcher(dtype, biased):
+    layer = torch.nn.Linear(96, 64, biased, dtype=dtype)
+    x = torch.randn(1, 5, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.inference_mode(), row_invariant():
+        whole = layer(x)
+        found = [layer(x[:, :1]), layer(x[:, :1]), torch.nn.functional.linear(x[:, :1], layer.weight, layer.bias)]
+        assert id(layer.weight) in steps._known
+        flat = layer(x[0, 0])
+    assert all(torch.equal(each, whole[:, :1]) for each in found)
+    assert torch.equal(flat, whole[0, 0])
+
+
+def test_a_row_of_another_length_is_refused_as_torch_refuses_it():
+    layer = torch.nn.Linear(96, 64)
+    with torch.inference_mode(), row_invariant():
+        layer(torch.randn(1, 96))
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            layer(torch.randn(2, 48))
+
+
+def test_after_the_block_layers_and_attention_are_torchs_own_even_after_an_error():
+    before = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention
+
+    def fail():
+        with row_invariant():
+            assert torch.nn.Linear.forward is not before[0]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert (torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention) == before
+
+
+@pytest.mark.parametrize("parts", [["products"], ["attention"], ["functions"]])
+def test_with_a_part_off_its_steps_are_stock(parts):
+    before = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention
+    with row_invariant(parts):
+        assert (torch.nn.Linear.forward is before[0]) == ("products" not in parts)
+        assert (torch.nn.functional.scaled_dot_product_attention is before[1]) == ("attention" not in parts)
+
+
+def test_a_step_that_wants_a_gradient_is_refused():
+    layer, q = torch.nn.Linear(16, 16), torch.randn(1, 2, 1, 16, requires_grad=True)
+    with row_invariant():
+        with torch.no_grad():
+            layer(torch.randn(1, 16))
+        with pytest.raises(Exception, match="no backward pass"):
+            layer(torch.randn(1, 16))
+        with pytest.raises(Exception, match="no backward pass"):
+            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_steps_attention_has_the_bits_of_four_queries_on_whole_blocks(dtype, trials_anew):
+    """Of shapes drawn at random; the reference is computed here, head by head."""
+    base(attention_kernel.KERNELS["CPU"], "CPU")
+    draw, attended = random.Random(3), 0
+    for seed in range(60):
+        width, heads, groups = draw.choice((16, 64, 80)), draw.choice((1, 3, 6)), draw.choice((1, 2, 3, 4))
+        keys = draw.choice((draw.randint(1, 70), draw.randint(1, 1500)))
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v = (
+            torch.randn(1, n, m, width, generator=generator).to(dtype)
+            for n, m in ((heads * groups, 1), (heads, keys), (heads, keys))
+        )
+        with torch.inference_mode(), row_invariant():
+            found = attention.in_a_step(q, k, v, enable_gqa=True)
+        if found is None:
+            continue
+        attended += 1
+        whole = -(-keys // attention_kernel.BLOCK) * attention_kernel.BLOCK
+        asked = torch.constant_pad_nd(q.view(1, heads, groups, width), (0, 0, 0, 4 - groups))
+        bias = torch.zeros(1, 1, 4, whole, dtype=dtype).index_fill_(3, torch.arange(keys, whole), float("-inf"))
+        for head in range(heads):
+            filled = [attention_kernel.padded(x[:, head : head + 1], 0, keys, whole) for x in (k, v)]
+            expected = attention_kernel.kernel(asked[:, head : head + 1].contiguous(), *filled, bias, None)[
+                :, 0, :groups
+            ]
+            assert torch.equal(found[:, head * groups : (head + 1) * groups, 0], expected), (width, heads, groups, keys)
+    assert attended > 30
+
+
+def in_turn(left, right):
+    """Add up one product after the other, in the same order on every processor and for any number of rows."""
+    total = torch.zeros(*left.shape[:-1], right.shape[-1])
+    for i in range(left.shape[-1]):
+        total = total + left[..., i, None] * right[..., None, i, :]
+    return total
+
+
+def in_two_sums(query, key, value, bias, scale, cut):
+    """Attend so that values are added up in turn, in two parts that meet at a key."""
+    scores = in_turn(query.float(), key.float().transpose(2, 3)) * scale + bias.float()
+    weights, values = (scores - scores.amax(-1, keepdim=True)).exp(), value.float()
+    weights = weights / in_turn(weights, torch.ones(weights.shape[-1], 1))
+    first = in_turn(weights[..., :cut], values[:, :, :cut])
+    return (first + in_turn(weights[..., cut:], values[:, :, cut:])).to(query.dtype)
+
+
+OTHERWISE = {
+    "for a single query, far behind its first keys": lambda queries, keys: 64 if queries == 1 else 0,
+    "for three queries": lambda queries, keys: 64 if queries == 3 else 0,
+    "in a last block of 32": lambda queries, keys: 16 if keys % 512 == 32 else 0,
+}
+
+
+@pytest.mark.parametrize("where", OTHERWISE)
+def test_control_a_kernel_that_adds_up_a_steps_keys_in_another_order_is_not_used(where, monkeypatch, trials_anew):
+    def kernel(query, key, value, bias, scale):
+        return in_two_sums(query, key, value, bias, scale, OTHERWISE[where](query.shape[2], key.shape[2]))
+
+    monkeypatch.setattr(attention_kernel, "kernel", kernel)
+    like = torch.empty(0, 16, dtype=torch.bfloat16)
+    for queries, length in itertools.product((1, 3, 4), (32, 128)):
+        cut = OTHERWISE[where](queries, length)
+        # Where there are no keys behind it, a cut changes nothing.
+        expected = cut == 0 or cut >= length
+        assert attention_kernel.allows(like, 2, queries, length, torch.bfloat16) is expected, (queries, length)
+
+
+def test_a_last_block_is_tried_by_itself_too(monkeypatch):
+    tried = []
+
+    def allows(like, heads, queries, keys, dtype):
+        tried.append(keys)
+        return keys != 288
+
+    monkeypatch.setattr(attention_kernel, "allows", allows)
+    found = attention_kernel.length_allowed(
+        torch.empty(0, 64), 3, 4, 1293, torch.float32, attention_kernel.PARTS_OF_A_STEP
+    )
+    assert found == 1408
+    assert 288 in tried
