@@ -40,7 +40,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("inner", [1, 15, 16, 100, 576])
+@pytest.mark.parametrize("inner", [1, 15, 16, 100, 576, 1500])
 @pytest.mark.parametrize("columns", [1, 7, 49, 300])
 def test_a_row_has_equal_bits_among_any_rows_columns_and_threads_and_in_any_layout(times, layout, inner, columns):
     x, weight = operands(37, inner, columns)
@@ -98,7 +98,7 @@ def test_its_error_is_below_that_of_one_sum(times, inner):
     for k in range(inner):
         one = one + x[:, k : k + 1] * weight[k]
     ours, in_turn = ((found - exact).square().mean().sqrt() for found in (times(x, weight, None), one))
-    assert ours < 0.6 * in_turn
+    assert ours < 0.5 * in_turn
 
 
 def test_narrower_vectors_give_the_same_bits(times, own_folder):

@@ -1,5 +1,6 @@
 // Products of rows with a matrix in fp32 in which every element is added up in one order, whatever comes with it:
 // sixteen sums side by side, the k-th term in the sum k mod 16, and then these in pairs, (i, i + 8), (i, i + 4), and so on.
+// Each of the sixteen is a sum of sums, of the terms of one stretch each; what is left over at the end is a stretch of its own.
 // A row's bits so depend neither on the number of rows, nor on threads, nor on how wide the processor's vectors are.
 #include <algorithm>
 #include <cstring>
@@ -11,6 +12,8 @@
 namespace {
 
 constexpr long LANES = 16;
+// The more terms one sum has, the larger its error; the shorter the stretches, the longer it takes.
+constexpr long STRETCH = 640;
 typedef float Eight __attribute__((vector_size(32)));
 
 #if defined(__clang__) || __GNUC__ >= 12
@@ -111,12 +114,10 @@ struct Operands {
   long inner;
 };
 
-// Adds products to R times C vectors of sums, one to each lane at every sixteenth number from the first on.
+// Sums of products in R times C vectors, one to each lane at every sixteenth number from the first on.
 template <int R, int C>
-inline void add(Vector* sums, const float* x, long x_row, const float* w, long w_column, long inner) {
-  Vector kept[R * C];
-#pragma GCC unroll 64
-  for (int i = 0; i < R * C; i++) kept[i] = sums[i * PARTS];
+inline void sum_up(Vector* sums, const float* x, long x_row, const float* w, long w_column, long inner) {
+  Vector kept[R * C] = {};
   for (long k = 0; k < inner; k += LANES) {
     Vector a[R];
 #pragma GCC unroll 8
@@ -132,21 +133,37 @@ inline void add(Vector* sums, const float* x, long x_row, const float* w, long w
   for (int i = 0; i < R * C; i++) sums[i * PARTS] = kept[i];
 }
 
+// Vectors narrower than sixteen numbers take one part of them after the other: more sums then fit into the registers.
 template <int R, int C>
+inline void sum_all(Vector* sums, const float* x, long x_row, const float* w, long w_column, long inner) {
+#pragma GCC unroll 2
+  for (int p = 0; p < PARTS; p++) sum_up<R, C>(sums + p, x + p * WIDTH, x_row, w + p * WIDTH, w_column, inner);
+}
+
+template <int R, int C>
+inline void add(Vector* sums, const float* x, long x_row, const float* w, long w_column, long inner) {
+  Vector more[R * C * PARTS];
+  sum_all<R, C>(more, x, x_row, w, w_column, inner);
+  for (int i = 0; i < R * C * PARTS; i++) sums[i] += more[i];
+}
+
+// Plain: of one stretch, with nothing left over. Its sums stay in registers, which they do not where more may be added.
+template <int R, int C, bool PLAIN>
 __attribute__((noinline)) void tile(const Operands& of, long row, long column, const float* w) {
   constexpr int EIGHTS = (R * C + 7) / 8;
   Vector sums[EIGHTS * 8 * PARTS] = {};
   const float* x = of.x + row * of.x_row;
   const long x_row = of.x_row, w_column = of.w_column, whole = of.inner / LANES * LANES;
-  // Vectors narrower than sixteen numbers take one part of them after the other: more sums then fit into the registers.
-#pragma GCC unroll 2
-  for (int p = 0; p < PARTS; p++) add<R, C>(sums + p, x + p * WIDTH, x_row, w + p * WIDTH, w_column, whole);
-  if (const long rest = of.inner - whole) {
-    float last_x[R * LANES] = {}, last_w[C * LANES] = {};
-    for (int r = 0; r < R; r++) std::memcpy(last_x + r * LANES, x + r * x_row + whole, rest * sizeof(float));
-    for (int c = 0; c < C; c++) std::memcpy(last_w + c * LANES, w + c * w_column + whole, rest * sizeof(float));
-#pragma GCC unroll 2
-    for (int p = 0; p < PARTS; p++) add<R, C>(sums + p, last_x + p * WIDTH, LANES, last_w + p * WIDTH, LANES, LANES);
+  sum_all<R, C>(sums, x, x_row, w, w_column, PLAIN ? of.inner : std::min(whole, STRETCH));
+  if constexpr (!PLAIN) {
+    for (long first = STRETCH; first < whole; first += STRETCH)
+      add<R, C>(sums, x + first, x_row, w + first, w_column, std::min(whole - first, STRETCH));
+    if (const long rest = of.inner - whole) {
+      float last_x[R * LANES] = {}, last_w[C * LANES] = {};
+      for (int r = 0; r < R; r++) std::memcpy(last_x + r * LANES, x + r * x_row + whole, rest * sizeof(float));
+      for (int c = 0; c < C; c++) std::memcpy(last_w + c * LANES, w + c * w_column + whole, rest * sizeof(float));
+      add<R, C>(sums, last_x, LANES, last_w, LANES, LANES);
+    }
   }
   float done[EIGHTS * 8];
 #pragma GCC unroll 8
@@ -163,10 +180,10 @@ typedef void (*Tile)(const Operands&, long, long, const float*);
 
 // The tile of so many rows and columns, at most those of a full one.
 template <int R, int C>
-Tile of_size(long rows, long columns) {
-  if constexpr (R > 1) if (rows < R) return of_size<R - 1, C>(rows, columns);
-  if constexpr (C > 1) if (columns < C) return of_size<R, C - 1>(rows, columns);
-  return tile<R, C>;
+Tile of_size(long rows, long columns, bool plain) {
+  if constexpr (R > 1) if (rows < R) return of_size<R - 1, C>(rows, columns, plain);
+  if constexpr (C > 1) if (columns < C) return of_size<R, C - 1>(rows, columns, plain);
+  return plain ? tile<R, C, true> : tile<R, C, false>;
 }
 
 // A single row has registers for more columns.
@@ -178,10 +195,18 @@ constexpr long GROUP = 1 << 18;
 
 // One row times columns that lie side by side, in the same order; a whole line of the matrix is read at once.
 void row_of_columns(const Operands& of, long column, long count, const float* w, long w_inner) {
-  float sums[LANES][SUMMED] = {};
-  for (long k = 0; k < of.inner; k++) {
-    float* its = sums[k % LANES];
-    for (long c = 0; c < count; c++) its[c] = __builtin_fmaf(of.x[k], w[k * w_inner + c], its[c]);
+  float sums[LANES][SUMMED] = {}, kept[LANES][SUMMED];
+  const long whole = of.inner / LANES * LANES;
+  for (long first = 0; first < of.inner;) {
+    const long stop = first < whole ? std::min(whole, first + STRETCH) : of.inner;
+    std::memset(kept, 0, sizeof kept);
+    for (long k = first; k < stop; k++) {
+      float* its = kept[k % LANES];
+      for (long c = 0; c < count; c++) its[c] = __builtin_fmaf(of.x[k], w[k * w_inner + c], its[c]);
+    }
+    for (int i = 0; i < LANES; i++)
+      for (long c = 0; c < count; c++) sums[i][c] += kept[i][c];
+    first = stop;
   }
   for (int half = LANES / 2; half; half /= 2)
     for (int i = 0; i < half; i++)
@@ -194,6 +219,7 @@ void row_of_columns(const Operands& of, long column, long count, const float* w,
 // Where a column's numbers do not lie side by side, blocks of columns are copied first, but for a single row.
 extern "C" void kvbook_product(const float* x, long x_row, const float* w, long w_inner, long w_column, const float* bias,
                                float* out, long rows, long inner, long columns, int threads) {
+  const bool plain = inner <= STRETCH && inner % LANES == 0;
   const bool copied = w_inner != 1, summed = copied && w_column == 1 && rows == 1;
   const long step = summed ? SUMMED : copied ? COPIED : rows == 1 ? COLUMNS_OF_ONE : COLUMNS;
   const long blocks = (columns + step - 1) / step;
@@ -220,12 +246,12 @@ extern "C" void kvbook_product(const float* x, long x_row, const float* w, long 
         }
         if (rows == 1) {
           for (long c = 0; c < count; c += COLUMNS_OF_ONE)
-            of_size<1, COLUMNS_OF_ONE>(1, count - c)(of, 0, column + c, its + c * of.w_column);
+            of_size<1, COLUMNS_OF_ONE>(1, count - c, plain)(of, 0, column + c, its + c * of.w_column);
           continue;
         }
         for (long row = first; row < end; row += ROWS)
           for (long c = 0; c < count; c += COLUMNS)
-            of_size<ROWS, COLUMNS>(end - row, count - c)(of, row, column + c, its + c * of.w_column);
+            of_size<ROWS, COLUMNS>(end - row, count - c, plain)(of, row, column + c, its + c * of.w_column);
       }
     }
   }
