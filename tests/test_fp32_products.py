@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from kvbook import fingerprint
 from kvbook.exact import fp32_products, row_invariant, rows, verify
 from kvbook.exact.kernels import base
 
@@ -237,3 +238,16 @@ def test_a_process_that_has_multiplied_before_and_one_that_has_not_give_equal_bi
         here = torch.nn.functional.linear(x, w).numpy().tobytes().hex()
     there = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
     assert there == here
+
+
+def test_another_kernel_makes_what_runs_on_it_another_run(tmp_path, monkeypatch):
+    package = tmp_path / "sample"
+    package.mkdir()
+    (package / "products.py").write_text("A = 1\n")
+    (package / "products.cpp").write_text("int a = 1;\n")
+    monkeypatch.setitem(fingerprint.PACKAGES, "sample", package)
+    before = fingerprint.of_source(["sample.products"])
+    (package / "unrelated.cpp").write_text("int b = 1;\n")
+    assert fingerprint.of_source(["sample.products"]) == before
+    (package / "products.cpp").write_text("int a = 2;\n")
+    assert fingerprint.of_source(["sample.products"]) != before
