@@ -138,14 +138,11 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "error-is-no-larger": Statement(
         every(_ERROR, "at most", _TENTH_MORE), _errors(_FULL, "fp32 bf16 fp16"), scope="this model"
     ),
-    "error-of-steps-is-no-larger-in-16-bits": Statement(
-        every(_ERROR, "at most", _TENTH_MORE), _errors(_STEPS, "bf16 fp16"), scope="this model"
+    "error-of-steps-is-no-larger": Statement(
+        every(_ERROR, "at most", _TENTH_MORE), _errors(_STEPS, "fp32 bf16 fp16"), scope="this model"
     ),
-    "error-of-steps-is-larger-in-fp32": Statement(
-        every(_ERROR, "above", _AS_LARGE), _errors(_STEPS, "fp32"), scope="this processor", on="Intel"
-    ),
-    "error-of-steps-is-smaller-on-amd": Statement(
-        every(_ERROR, "below", _AS_LARGE), _errors(_STEPS, "fp32"), scope="this processor", on="AMD"
+    "error-in-fp32-is-smaller": Statement(
+        every(_ERROR, "below", _AS_LARGE), _errors(_FULL, "fp32"), scope="this model"
     ),
     "price-is-small": Statement(
         every(
