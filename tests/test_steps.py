@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbook.exact import attention, attention_kernel, row_invariant, steps
 from kvbook.exact.kernels import base
@@ -53,6 +54,28 @@ def test_after_the_block_layers_and_attention_are_torchs_own_even_after_an_error
     assert (torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention) == before
 
 
+def test_autocast_and_dispatch_modes_have_their_say_in_a_step_too():
+    layer, x = torch.nn.Linear(64, 32), torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(1))
+    q = torch.randn(1, 2, 1, 16)
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            seen.append(function)
+            return function(*arguments, **(options or {}))
+
+    seen = []
+    with torch.inference_mode(), row_invariant():
+        alone = layer(x[:, :1])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            whole, step = layer(x), layer(x[:, :1])
+            assert torch.nn.functional.scaled_dot_product_attention(q, q, q).dtype == torch.bfloat16
+        with Watching():
+            assert torch.equal(layer(x[:, :1]), alone)
+    assert step.dtype == torch.bfloat16
+    assert torch.equal(step, whole[:, :1])
+    assert seen
+
+
 @pytest.mark.parametrize("parts", [["products"], ["attention"], ["functions"]])
 def test_with_a_part_off_its_steps_are_stock(parts):
     before = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention
@@ -86,10 +109,9 @@ def test_a_steps_attention_has_the_bits_of_four_queries_on_whole_blocks(dtype, t
             for n, m in ((heads * groups, 1), (heads, keys), (heads, keys))
         )
         with torch.inference_mode(), row_invariant():
-            found = attention.in_a_step(q, k, v, enable_gqa=True)
-        if found is None:
-            continue
-        attended += 1
+            found = attention.attend(q, k, v, enable_gqa=True)
+            shapes = q.shape, k.shape, v.shape, True
+            attended += attention._step(dtype, q.device, torch.get_num_threads(), *shapes) is not None
         whole = -(-keys // attention_kernel.BLOCK) * attention_kernel.BLOCK
         asked = torch.constant_pad_nd(q.view(1, heads, groups, width), (0, 0, 0, 4 - groups))
         bias = torch.zeros(1, 1, 4, whole, dtype=dtype).index_fill_(3, torch.arange(keys, whole), float("-inf"))

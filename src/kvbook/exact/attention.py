@@ -12,7 +12,6 @@ import torch
 from kvbook.exact import own_keys, rows
 from kvbook.exact.attention_kernel import (
     BLOCK,
-    KERNELS,
     PARTS_OF_A_STEP,
     QUERIES,
     allows,
@@ -51,10 +50,11 @@ def attend(
 ) -> torch.Tensor:
     """Stand in for ``scaled_dot_product_attention``; the arguments are its own."""
     no_gradients("scaled_dot_product_attention", query, key, value)
-    if (
-        out := in_a_step(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    ) is not None:
-        return out
+    if attn_mask is None and not (is_causal or dropout_p) and query.dim() == 4 and query.shape[2] == 1 == len(query):
+        # A decode step, in which each microsecond counts: what it needs is looked up once for all layers.
+        shapes = query.shape, key.shape, value.shape, enable_gqa
+        if step := _step(query.dtype, query.device, torch.get_num_threads(), *shapes):
+            return step(query, key, value, scale)
     if dropout_p:
         raise NotInvariant("row_invariant() has no attention dropout: call model.eval() first")
     if query.dim() != 4 or query.dtype not in _DTYPES:
@@ -80,28 +80,6 @@ def attend(
         mask = None if attn_mask is None else attn_mask[one if len(attn_mask) > 1 else slice(None)]
         out[one] = _one(query[one], key[one], value[one], mask, is_causal, scale)
     return out
-
-
-def in_a_step(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor | None:
-    """Attend in a decode step, in which each microsecond counts: what it needs is looked up once for all layers.
-
-    None for anything else; the arguments are those of ``scaled_dot_product_attention``.
-    """
-    if attn_mask is not None or is_causal or dropout_p or query.dim() != 4 or not query.shape[2] == 1 == len(query):
-        return None
-    shapes = query.shape, key.shape, value.shape, enable_gqa
-    step = _step(query.dtype, query.device, torch.get_num_threads(), *shapes)
-    return step and step(query, key, value, scale)
 
 
 def check_heads(query: torch.Tensor, key: torch.Tensor, enable_gqa: bool) -> None:
@@ -148,17 +126,12 @@ def _step(
 
     The query heads that share keys become rows: the keys are read once.
     """
+    if len(keys) != 4 or keys[0] != 1 or keys[3] != asked[3]:
+        return None
     width, heads, count = asked[3], keys[1], keys[2]
     groups, rest = divmod(asked[1], heads)
     shared = not rest and 0 < groups <= QUERIES and (groups == 1 or heads == 1 or gqa)
-    if (
-        device.type.upper() not in KERNELS
-        or not shared
-        or not count
-        or keys != values
-        or width % _WIDTHS
-        or dtype not in _DTYPES
-    ):
+    if not shared or not count or keys != values or width % _WIDTHS or dtype not in _DTYPES:
         return None
     if not reference_holds(dtype, device, width, threads):
         return None

@@ -6,12 +6,13 @@ product of one row needs.
 
 import contextlib
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
-from kvbook.exact import attention, rows
+from kvbook.exact import rows
+from kvbook.exact.attention_kernel import KERNELS
 
 
 class _OneRow(NamedTuple):
@@ -59,23 +60,32 @@ def prepared(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., t
     return times
 
 
+def _watched() -> bool:
+    """Tell whether somebody changes or watches what goes through the dispatcher: autocast, or a dispatch mode."""
+    cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return cast or torch._C._len_torch_dispatch_stack() > 0
+
+
 @contextlib.contextmanager
-def without_the_dispatcher(parts: Collection[str]) -> Iterator[None]:
-    """Let layers and attention look here first, for those of the parts of `row_invariant` that are on."""
+def without_the_dispatcher(replaced: Mapping[str, Callable[..., object]]) -> Iterator[None]:
+    """Let layers and attention go past the dispatcher in a step, to what replaces them; those that are not stay stock."""
+    ours = replaced.get("aten::scaled_dot_product_attention")
     linear, attend = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention
 
     def forward(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        out = product(x, self.weight, self.bias)
+        out = None if _watched() else product(x, self.weight, self.bias)
         return linear(self, x) if out is None else out
 
-    def attention_of_a_step(*arguments: object, **options: object) -> torch.Tensor:
-        out = None if torch.is_grad_enabled() else attention.in_a_step(*arguments, **options)
-        return attend(*arguments, **options) if out is None else out
+    def attend_directly(*arguments: torch.Tensor, **options: object) -> torch.Tensor:
+        query = arguments[0] if arguments else None
+        a_step = query is not None and query.dim() == 4 and query.shape[2] == 1
+        directly = a_step and query.device.type.upper() in KERNELS and not _watched()
+        return (ours if directly else attend)(*arguments, **options)
 
-    if "products" in parts:
+    if "aten::linear" in replaced:
         torch.nn.Linear.forward = forward
-    if "attention" in parts:
-        torch.nn.functional.scaled_dot_product_attention = attention_of_a_step
+    if ours is not None:
+        torch.nn.functional.scaled_dot_product_attention = attend_directly
     try:
         yield
     finally:

@@ -240,7 +240,7 @@ def _switch_on(parts: Collection[str]) -> None:
     try:
         _others.enter_context(alibi.relative_to_the_query())
         _others.enter_context(recurrences.token_by_token())
-        _others.enter_context(steps.without_the_dispatcher(parts))
+        _others.enter_context(steps.without_the_dispatcher(tables["CPU"]))
         if "torch._dynamo" in sys.modules or "CUDA" in tables:
             # What a compiler made does not go through the operators that are replaced. On a GPU `generate` compiles by itself
             # when it gets a static cache, perhaps for the first time inside the block.
