@@ -1,6 +1,7 @@
 """Decode steps of row-invariant mode: what is looked up beforehand, and attention that is filled up no further than it must be."""
 
 import itertools
+import operator
 import random
 
 import pytest
@@ -17,6 +18,18 @@ def trials_anew(monkeypatch):
     attention._step.cache_clear()
     yield
     attention._step.cache_clear()
+
+
+class Watching(TorchDispatchMode):
+    """Keep what goes through the dispatcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.seen.append(function)
+        return function(*arguments, **(options or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -41,39 +54,89 @@ def test_a_row_of_another_length_is_refused_as_torch_refuses_it():
             layer(torch.randn(2, 48))
 
 
-def test_after_the_block_layers_and_attention_are_torchs_own_even_after_an_error():
-    before = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention
+def found_by_a_step():
+    """List what a block puts in the place of torch's own."""
+    functional = torch.nn.functional
+    return [
+        torch.nn.Linear.forward,
+        functional.scaled_dot_product_attention,
+        torch.Tensor.pow,
+        torch.rsqrt,
+        functional.silu,
+    ]
+
+
+def test_after_the_block_all_that_a_step_calls_is_torchs_own_even_after_an_error():
+    before = found_by_a_step()
 
     def fail():
         with row_invariant():
-            assert torch.nn.Linear.forward is not before[0]
+            assert not any(map(operator.is_, found_by_a_step(), before))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert (torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention) == before
+    assert all(map(operator.is_, found_by_a_step(), before))
+    assert "pow" not in vars(torch.Tensor)
+
+
+FUNCTIONS = {
+    "square": lambda x: x.pow(2),
+    "cube": lambda x: x.pow(3),
+    "power": lambda x: x.abs().pow(0.3),
+    "inverse root": lambda x: torch.rsqrt(x.abs()),
+    "SiLU": torch.nn.SiLU(),
+    "SiLU in place": lambda x: torch.nn.functional.silu(x.clone(), True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_has_the_bits_that_it_has_through_the_dispatcher(name, dtype):
+    """Watched by a dispatch mode, it goes through it."""
+    x = torch.randn(3, 77, generator=torch.Generator().manual_seed(2)).to(dtype)
+    with torch.inference_mode(), row_invariant():
+        found = FUNCTIONS[name](x)
+        with Watching() as watched:
+            expected = FUNCTIONS[name](x)
+        alone = FUNCTIONS[name](x[1:2, 5:])
+    assert watched.seen
+    assert torch.equal(found, expected)
+    assert torch.equal(found[1:2, 5:], alone)
+
+
+def test_under_vmap_a_step_gives_what_it_gives_row_by_row():
+    layer, x = torch.nn.Linear(64, 32), torch.randn(4, 64, generator=torch.Generator().manual_seed(3))
+
+    def step(row):
+        return torch.nn.functional.silu(layer(torch.rsqrt(row.pow(2) + 1)))
+
+    with torch.no_grad(), row_invariant():
+        rows = torch.stack([step(row) for row in x])
+        together = torch.vmap(step)(x)
+    assert torch.allclose(together, rows, rtol=1e-5)
+
+
+def test_functions_that_want_a_gradient_are_left_to_torch():
+    x = torch.ones(3, requires_grad=True)
+    with row_invariant():
+        assert torch.rsqrt(x).requires_grad
+        assert x.pow(2).requires_grad
 
 
 def test_autocast_and_dispatch_modes_have_their_say_in_a_step_too():
     layer, x = torch.nn.Linear(64, 32), torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(1))
     q = torch.randn(1, 2, 1, 16)
-
-    class Watching(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            seen.append(function)
-            return function(*arguments, **(options or {}))
-
-    seen = []
     with torch.inference_mode(), row_invariant():
         alone = layer(x[:, :1])
         with torch.autocast("cpu", dtype=torch.bfloat16):
             whole, step = layer(x), layer(x[:, :1])
             assert torch.nn.functional.scaled_dot_product_attention(q, q, q).dtype == torch.bfloat16
-        with Watching():
+        with Watching() as watched:
             assert torch.equal(layer(x[:, :1]), alone)
     assert step.dtype == torch.bfloat16
     assert torch.equal(step, whole[:, :1])
-    assert seen
+    assert watched.seen
 
 
 @pytest.mark.parametrize("parts", [["products"], ["attention"], ["functions"]])

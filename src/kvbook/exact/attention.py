@@ -50,10 +50,12 @@ def attend(
 ) -> torch.Tensor:
     """Stand in for ``scaled_dot_product_attention``; the arguments are its own."""
     no_gradients("scaled_dot_product_attention", query, key, value)
-    if attn_mask is None and not (is_causal or dropout_p) and query.dim() == 4 and query.shape[2] == 1 == len(query):
+    if attn_mask is None and not (is_causal or dropout_p) and query.dim() == 4:
+        asked = query.shape
         # A decode step, in which each microsecond counts: what it needs is looked up once for all layers.
-        shapes = query.shape, key.shape, value.shape, enable_gqa
-        if step := _step(query.dtype, query.device, torch.get_num_threads(), *shapes):
+        if asked[2] == 1 == asked[0] and (
+            step := _step(query.dtype, query.device, torch.get_num_threads(), asked, key.shape, value.shape, enable_gqa)
+        ):
             return step(query, key, value, scale)
     if dropout_p:
         raise NotInvariant("row_invariant() has no attention dropout: call model.eval() first")
@@ -151,8 +153,7 @@ def _step(
             query = torch.constant_pad_nd(query, (0, 0, 0, queries - groups))
         if length > count:
             # Both with one operator: here each call's own cost counts.
-            both = torch.cat((key, more, value, more), 2)
-            key, value = both[:, :, :length], both[:, :, length:]
+            key, value = torch.cat((key, more, value, more), 2).chunk(2, 2)
         else:
             key, value = rows.lined_up(key), rows.lined_up(value)
         out = kernel(query, key, value, bias, scale)

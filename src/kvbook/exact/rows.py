@@ -296,7 +296,7 @@ def _alone(
     if row.data_ptr() % _LINE or not row.is_contiguous():
         row = lined_up(row)
     out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
-    return out.unsqueeze(0) if x.dim() == 3 else out.view(*x.shape[:-1], weight.shape[1])
+    return out[None] if x.dim() == 3 else out.view(*x.shape[:-1], weight.shape[1])
 
 
 # Inner sizes and columns of a batched product are cut into blocks of this many.

@@ -1,7 +1,7 @@
-"""A decode step's products and attention, looked up once and then found without torch's dispatcher.
+"""A decode step's products, attention and functions, found without torch's dispatcher.
 
 There each microsecond counts: to reach a function of Python through the dispatcher takes longer than to look up what a
-product of one row needs.
+product of one row needs, or to square a row.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from kvbook.exact import rows
-from kvbook.exact.attention_kernel import KERNELS
 
 
 class _OneRow(NamedTuple):
@@ -61,32 +60,75 @@ def prepared(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., t
 
 
 def _watched() -> bool:
-    """Tell whether somebody changes or watches what goes through the dispatcher: autocast, or a dispatch mode."""
-    cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    return cast or torch._C._len_torch_dispatch_stack() > 0
+    """Tell whether somebody changes or watches what goes through the dispatcher: autocast, a dispatch mode, a `vmap`."""
+    return (
+        torch._C._is_any_autocast_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.maybe_current_level() is not None
+    )
+
+
+# What each layer of a step calls, and where it looks for it: a norm's square and root, an activation.
+_FUNCTIONS = {
+    "aten::pow.Tensor_Scalar": (torch.Tensor, "pow"),
+    "aten::rsqrt": (torch, "rsqrt"),
+    "aten::silu": (torch.nn.functional, "silu"),
+}
+
+_NOT_IN_PLACE = {"inplace": False}
+
+
+def _linear(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def forward(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        # An attribute of a module takes longer to find.
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
+        out = None if _watched() else product(x, weight, bias)
+        return stock(self, x) if out is None else out
+
+    return forward
+
+
+def _attention(ours: Callable[..., torch.Tensor], stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def attend(*arguments: torch.Tensor, **options: object) -> torch.Tensor:
+        query = arguments[0] if arguments else None
+        a_step = query is not None and query.dim() == 4 and query.shape[2] == 1
+        directly = a_step and (query.is_cpu or query.is_cuda) and not _watched()
+        return (ours if directly else stock)(*arguments, **options)
+
+    return attend
+
+
+def _function(ours: Callable[..., torch.Tensor], stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def function(x: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+        directly = (
+            type(x) is torch.Tensor
+            and x.is_cpu
+            and (not arguments or type(arguments[0]) in (int, float))
+            and (not options or options == _NOT_IN_PLACE)
+            and not torch.is_grad_enabled()
+            and not _watched()
+        )
+        return ours(x, *arguments) if directly else stock(x, *arguments, **options)
+
+    return function
 
 
 @contextlib.contextmanager
 def without_the_dispatcher(replaced: Mapping[str, Callable[..., object]]) -> Iterator[None]:
-    """Let layers and attention go past the dispatcher in a step, to what replaces them; those that are not stay stock."""
-    ours = replaced.get("aten::scaled_dot_product_attention")
-    linear, attend = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention
-
-    def forward(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        out = None if _watched() else product(x, self.weight, self.bias)
-        return linear(self, x) if out is None else out
-
-    def attend_directly(*arguments: torch.Tensor, **options: object) -> torch.Tensor:
-        query = arguments[0] if arguments else None
-        a_step = query is not None and query.dim() == 4 and query.shape[2] == 1
-        directly = a_step and query.device.type.upper() in KERNELS and not _watched()
-        return (ours if directly else attend)(*arguments, **options)
-
-    if "aten::linear" in replaced:
-        torch.nn.Linear.forward = forward
-    if ours is not None:
-        torch.nn.functional.scaled_dot_product_attention = attend_directly
-    try:
+    """Let a step go past the dispatcher, to what replaces layers, attention and functions; those that are not stay stock."""
+    places = {"aten::scaled_dot_product_attention": (torch.nn.functional, "scaled_dot_product_attention"), **_FUNCTIONS}
+    with contextlib.ExitStack() as stock:
+        for name, (owner, called) in places.items():
+            if name in replaced:
+                wrap = _function if name in _FUNCTIONS else _attention
+                _put(stock, owner, called, wrap(replaced[name], getattr(owner, called)))
+        if "aten::linear" in replaced:
+            _put(stock, torch.nn.Linear, "forward", _linear(torch.nn.Linear.forward))
         yield
-    finally:
-        torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention = linear, attend
+
+
+def _put(until: contextlib.ExitStack, owner: object, name: str, other: Callable[..., object]) -> None:
+    """Set an attribute to another function until a stack is left."""
+    here, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, other)
+    until.callback(*((setattr, owner, name, before) if here else (delattr, owner, name)))

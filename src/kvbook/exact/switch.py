@@ -307,7 +307,7 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     Notes
     -----
     - Works by registering kernels over torch's operators, below its Python interface, so it does not matter from where an
-      operator is called. For speed a decode step's linear layers and attention are found above it. Everything is restored on
+      operator is called. For speed a decode step's linear layers, attention and norms are found above it. Everything is restored on
       leaving, also by an exception. Blocks nest.
     - On a CPU products in fp32 have a kernel of their own, which is compiled on first use: about two seconds, with the compiler
       that ``CXX`` names, else ``c++``, ``g++`` or ``clang++``. It is kept in the folder ``kvbook/kernels`` of a person's caches.
