@@ -10,6 +10,8 @@ from pathlib import Path
 os.environ["KVBOOK_BUILD"] = tempfile.mkdtemp(prefix="kvbook-tests-")
 # Tests run beside one another and beside other work; a second thread gains nothing on models of this size.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a book that is built measures on all threads, one that waits sleeps and leaves its core to the tests beside it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # Neither torch nor what imports it: a process that hands the tests to workers would wait seconds for it before they begin.

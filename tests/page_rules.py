@@ -19,7 +19,26 @@ NARROW = (320, 390, 820)
 
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 # Those of its rules that colours decide: in a second theme nothing else can come out otherwise.
-OF_COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+OF_COLOURS = ("color-contrast", "link-in-text-block")
+# Judging colours takes nearly all of a page's time. Texts that are styled alike, and whose ancestors are, come out alike: one of
+# each is judged.
+ONE_OF_EACH_STYLE = """() => {
+  const numbers = new Map(), styles = new Map([[document.documentElement, -1]]), found = new Map();
+  const style = (element) => {
+    if (!styles.has(element)) {
+      const has = getComputedStyle(element);
+      const key = [style(element.parentElement), element.tagName, element.className, has.color, has.backgroundColor,
+        has.backgroundImage, has.opacity, has.fontSize, has.fontWeight, has.textDecorationLine, has.position].join("|");
+      if (!numbers.has(key)) numbers.set(key, numbers.size);
+      styles.set(element, numbers.get(key));
+    }
+    return styles.get(element);
+  };
+  for (const element of document.body.querySelectorAll("*"))
+    if ([...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim()) &&
+        element.getClientRects().length && !found.has(style(element))) found.set(style(element), element);
+  return [...found.values()];
+}"""
 
 # What a first visit may load: about 2.4 MB are the theme's icons, fonts and scripts, fetched once for the whole site.
 MOST_BYTES = 3_000_000
@@ -111,12 +130,13 @@ def faults(context: BrowserContext, address: str, path: str, folder: Path) -> li
         found += _weight(loaded, address + path)
         found += [*_pictures(page), *_captions(page)]
         page.evaluate(AXE_SCRIPT)
-        for theme, rules in (("dark", OF_COLOURS), ("light", WCAG)):
+        for theme in ("dark", "light"):
             page.emulate_media(color_scheme=theme)
             _draw(page)
             if page.evaluate("document.documentElement.dataset.theme") != theme:
                 found.append(f"the {theme} theme is not shown to who asks for it")
-            found += _accessibility(page, theme, rules)
+            found += _colours(page, theme)
+        found += _accessibility(page)
         for width in NARROW:
             found += _overflow(page, width)
         _settle(page, under_way)
@@ -189,16 +209,27 @@ def _overflow(page: Page, width: int) -> list[str]:
     return [f"scrolls sideways at {width} px: needs {needed} px"] if needed > width else []
 
 
-def _accessibility(page: Page, theme: str, rules: dict[str, object]) -> list[str]:
+def _colours(page: Page, theme: str) -> list[str]:
     # A colour that is still changing to another theme's would be judged halfway.
     page.evaluate("Promise.allSettled(document.getAnimations().map(animation => animation.finished))")
-    # preload: axe would fetch the style sheets once more, and some of their imports from where they are not.
-    options = {"runOnly": rules, "preload": False, "reporter": "no-passes", "resultTypes": ["violations"]}
-    result = page.evaluate("options => axe.run(options)", options)
     return [
-        f"{theme} theme, {violation['id']}: {node['html'][:120]}"
-        for violation in result["violations"]
-        for node in violation["nodes"]
+        f"{theme} theme, {fault}"
+        for fault in _violations(page, {"type": "rule", "values": OF_COLOURS}, ONE_OF_EACH_STYLE)
+    ]
+
+
+def _accessibility(page: Page) -> list[str]:
+    return _violations(page, WCAG, "() => [document]", {rule: {"enabled": False} for rule in OF_COLOURS})
+
+
+def _violations(page: Page, rules: dict[str, object], elements: str, but: dict[str, object] | None = None) -> list[str]:
+    # preload: axe would fetch the style sheets once more, and some of their imports from where they are not.
+    options = {
+        "runOnly": rules, "rules": but or {}, "preload": False, "reporter": "no-passes", "resultTypes": ["violations"]
+    }  # fmt: skip
+    result = page.evaluate(f"options => axe.run({{include: ({elements})()}}, options)", options)
+    return [
+        f"{violation['id']}: {node['html'][:120]}" for violation in result["violations"] for node in violation["nodes"]
     ]
 
 
