@@ -145,11 +145,12 @@ def test_control_an_edit_of_what_it_measures_with_renames_them(edit):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_build_that_cannot_fetch_the_trained_model_says_so_and_goes_on(monkeypatch, capsys, asked):
+def test_a_build_that_cannot_fetch_the_trained_model_says_so_and_goes_on(monkeypatch, capsys, asked, tmp_path):
     def refuse():
         raise UserError("no network")
 
     rendered = []
+    monkeypatch.setattr(paths, "BUILD", tmp_path / "_build")
     monkeypatch.setattr(planning.packages, "fetch", refuse)
     monkeypatch.setattr(planning, "plan", lambda: [])
     monkeypatch.setattr("kvreport.site.build.build_html", lambda: rendered.append("html"))
@@ -157,6 +158,19 @@ def test_a_build_that_cannot_fetch_the_trained_model_says_so_and_goes_on(monkeyp
     assert rendered == ["html"]
     said = capsys.readouterr().err.splitlines()
     assert said == (["kvbook: no network", "kvbook: going on without the trained model"] if asked else [])
+
+
+def test_a_build_folder_that_could_not_be_rendered_into_is_refused_before_anything_is_executed(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(paths, "BUILD", tmp_path / "elsewhere")
+    monkeypatch.setattr(planning, "plan", lambda: asked.append("plan") or [])
+    with pytest.raises(UserError, match="must name a folder called _build"):
+        commands.build()
+    assert asked == []
+    # Where chapters are named no site is rendered, and any name will do.
+    with pytest.raises(UserError, match="no chapter nosuch"):
+        commands.build(["nosuch"])
+    assert asked == ["plan"]
 
 
 @pytest.mark.slow

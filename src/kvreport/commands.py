@@ -28,8 +28,11 @@ def build(
     from kvbook.models import packages
     from kvbook.runs import records
     from kvreport.running import execution, planning
-    from kvreport.site.build import build_html
+    from kvreport.site.build import build_html, check_name
 
+    if not chapters:
+        # Before minutes are spent on what would be rendered.
+        check_name()
     with records.writable(paths.BUILD):
         paths.BUILD.mkdir(parents=True, exist_ok=True)
     if fetch:

@@ -8,11 +8,14 @@ from kvbook.errors import UserError
 from kvbook.runs import records
 
 
+def check_name() -> None:
+    """Refuse a build folder of another name than the one that Jupyter Book always adds itself."""
+    if paths.BUILD.name != "_build":
+        raise UserError(f"KVBOOK_BUILD must name a folder called _build, not {paths.BUILD}")
+
+
 def build_html() -> None:
     """Render the book into ``_build/html`` with Jupyter Book."""
-    if paths.BUILD.name != "_build":
-        # Jupyter Book always adds this name itself.
-        raise UserError(f"KVBOOK_BUILD must name a folder called _build, not {paths.BUILD}")
     # This interpreter's Jupyter Book, whatever PATH says; the package has no __main__ of its own. It keeps nearly all that it
     # makes until it ends: looking for garbage among that, meanwhile and at the end, takes long and finds little.
     command = [
