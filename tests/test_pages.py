@@ -442,7 +442,7 @@ HARM = {
     "no number in caption": "<figure><figcaption>A caption</figcaption></figure>",
     "light theme, color-contrast": '<p style="color: #ddd; background: #fff">hard to read</p>',
     "dark theme, color-contrast": '<p style="color: #333; background: #000">hard to read</p>',
-    "light theme, link-name": '<a href="../index.html"></a>',
+    "link-name": '<a href="../index.html"></a>',
     "too heavy: its HTML": "<!--" + "x" * page_rules.MOST_HTML_BYTES + "-->",
     "too heavy: in all": "<!--" + "x" * page_rules.MOST_BYTES + "-->",
 }
