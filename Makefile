@@ -6,6 +6,8 @@ PROFILE ?= default
 # How many chapters at a time; empty: two, on a processor.
 JOBS ?=
 export PROFILE JOBS
+# Each build and each test run begins dozens of processes: what the first of them compiles is kept for the others.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
