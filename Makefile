@@ -19,9 +19,9 @@ PIP := $(RUN) -m pip --disable-pip-version-check
 COMPILE := cd $(VENV)/lib/python*/site-packages && ../../../bin/python -m compileall -qq -j 0 \
 	-x '/(tests?|testing|distributed|onnx|transformers/models)/' \
 	torch transformers numpy pandas scipy matplotlib fontTools sphinx IPython
-# A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. Four
+# A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. Three
 # workers on two cores, for tests that start processes wait for them.
-PYTEST := $(RUN) -m pytest -v -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(RUN) -m pytest -v -n 3 --dist loadfile --no-loadscope-reorder
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.
 .DEFAULT_GOAL := help
