@@ -146,8 +146,14 @@ def faults(context: BrowserContext, address: str, path: str, folder: Path) -> li
 
 
 def _draw(page: Page) -> None:
-    """Wait for two frames: what scripts change at the first is laid out at the second."""
-    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    """Wait for two frames: what scripts change at the first is laid out at the second.
+
+    Now and then a browser without a screen draws none for minutes; what is asked of the page next lays it out by itself.
+    """
+    page.evaluate(
+        "Promise.race([new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))),"
+        " new Promise(done => setTimeout(done, 5000))])"
+    )
 
 
 def _settle(page: Page, under_way: set) -> None:
