@@ -20,8 +20,8 @@ NARROW = (320, 390, 820)
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 # Those of its rules that colours decide: in a second theme nothing else can come out otherwise.
 OF_COLOURS = ("color-contrast", "link-in-text-block")
-# Judging colours takes nearly all of a page's time. Texts that are styled alike, and whose ancestors are, come out alike: one of
-# each is judged.
+# Judging colours takes nearly all of a page's time, so of texts that are styled alike, as all their ancestors are, one is judged.
+# What only another element's lying over or under one of them makes hard to read is not seen.
 ONE_OF_EACH_STYLE = """() => {
   const numbers = new Map(), styles = new Map([[document.documentElement, -1]]), found = new Map();
   const style = (element) => {
@@ -148,7 +148,8 @@ def faults(context: BrowserContext, address: str, path: str, folder: Path) -> li
 def _draw(page: Page) -> None:
     """Wait for two frames: what scripts change at the first is laid out at the second.
 
-    Now and then a browser without a screen draws none for minutes; what is asked of the page next lays it out by itself.
+    Not for longer than five seconds: a browser without a screen was seen to draw none for minutes. What is asked of the page
+    next lays it out by itself.
     """
     page.evaluate(
         "Promise.race([new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))),"

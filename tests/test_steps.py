@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbook.exact import attention, attention_kernel, row_invariant, steps
@@ -115,6 +116,49 @@ def test_under_vmap_a_step_gives_what_it_gives_row_by_row():
         rows = torch.stack([step(row) for row in x])
         together = torch.vmap(step)(x)
     assert torch.allclose(together, rows, rtol=1e-5)
+
+
+CALLS = {
+    # By their names, for in a block other functions stand there.
+    "inverse root": lambda x: torch.rsqrt(x),
+    "SiLU": lambda x: torch.nn.functional.silu(x),
+    "square": lambda x: x.pow(2),
+    "layer": torch.nn.Linear(64, 32).requires_grad_(False),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(*[x.view(1, 2, 1, 32)] * 3),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_kept_as_its_negative_is_negated(name):
+    x = -torch.rand(1, 64, generator=torch.Generator().manual_seed(4))
+    negative = torch._neg_view(x)
+    assert negative.is_neg()
+    with torch.inference_mode(), row_invariant():
+        assert torch.equal(CALLS[name](-x), CALLS[name](negative))
+
+
+def test_a_mode_that_watches_functions_sees_those_of_a_step():
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), options=None):
+            seen.append(getattr(function, "__name__", ""))
+            return function(*arguments, **(options or {}))
+
+    seen, layer, x = [], torch.nn.Linear(64, 32), torch.rand(1, 64)
+    with torch.inference_mode(), row_invariant():
+        layer(x)
+        with Seeing():
+            torch.nn.functional.silu(layer(torch.rsqrt(x.pow(2))))
+    assert {"linear", "rsqrt", "pow"} <= set(seen)
+
+
+def test_arguments_may_have_their_names():
+    x, q = torch.rand(1, 64), torch.randn(1, 2, 1, 16)
+    with torch.inference_mode(), row_invariant():
+        assert torch.equal(torch.rsqrt(input=x), torch.rsqrt(x))
+        assert torch.equal(torch.nn.functional.silu(input=x), torch.nn.functional.silu(x))
+        assert torch.equal(x.pow(exponent=2), x.pow(2))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        assert torch.equal(attend(query=q, key=q, value=q), attend(q, q, q))
 
 
 def test_functions_that_want_a_gradient_are_left_to_torch():

@@ -5,6 +5,7 @@ product of one row needs, or to square a row.
 """
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -59,16 +60,22 @@ def prepared(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., t
     return times
 
 
-def _watched() -> bool:
-    """Tell whether somebody changes or watches what goes through the dispatcher: autocast, a dispatch mode, a `vmap`."""
+def _watched(x: torch.Tensor) -> bool:
+    """Tell whether somebody changes or watches what goes through the dispatcher: autocast, a mode of torch, a `vmap`.
+
+    Or whether the dispatcher has something to do by itself: to negate what is kept as its negative.
+    """
     return (
-        torch._C._is_any_autocast_enabled()
+        # First: such a mode sees whatever a tensor is asked.
+        torch._C._len_torch_function_stack() > 0
+        or torch._C._is_any_autocast_enabled()
+        or x.is_neg()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.maybe_current_level() is not None
     )
 
 
-# What each layer of a step calls, and where it looks for it: a norm's square and root, an activation.
+# What each layer of a step calls, and where it looks for it: a norm's square and root, an activation. They serve longer texts too.
 _FUNCTIONS = {
     "aten::pow.Tensor_Scalar": (torch.Tensor, "pow"),
     "aten::rsqrt": (torch, "rsqrt"),
@@ -79,36 +86,42 @@ _NOT_IN_PLACE = {"inplace": False}
 
 
 def _linear(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(stock)
     def forward(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
         # An attribute of a module takes longer to find.
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
-        out = None if _watched() else product(x, weight, bias)
+        out = None if _watched(x) else product(x, weight, bias)
         return stock(self, x) if out is None else out
 
     return forward
 
 
+def _of_one_row(query: torch.Tensor) -> bool:
+    return query.dim() == 4 and query.shape[2] == 1 and (query.is_cpu or query.is_cuda)
+
+
 def _attention(ours: Callable[..., torch.Tensor], stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(stock)
     def attend(*arguments: torch.Tensor, **options: object) -> torch.Tensor:
-        query = arguments[0] if arguments else None
-        a_step = query is not None and query.dim() == 4 and query.shape[2] == 1
-        directly = a_step and (query.is_cpu or query.is_cuda) and not _watched()
+        directly = len(arguments) > 2 and not any(map(_watched, arguments[:3])) and _of_one_row(arguments[0])
         return (ours if directly else stock)(*arguments, **options)
 
     return attend
 
 
 def _function(ours: Callable[..., torch.Tensor], stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def function(x: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+    @functools.wraps(stock)
+    def function(*arguments: object, **options: object) -> torch.Tensor:
+        x = arguments[0] if arguments else None
         directly = (
             type(x) is torch.Tensor
+            and not _watched(x)
             and x.is_cpu
-            and (not arguments or type(arguments[0]) in (int, float))
+            and (len(arguments) == 1 or type(arguments[1]) in (int, float))
             and (not options or options == _NOT_IN_PLACE)
             and not torch.is_grad_enabled()
-            and not _watched()
         )
-        return ours(x, *arguments) if directly else stock(x, *arguments, **options)
+        return ours(*arguments) if directly else stock(*arguments, **options)
 
     return function
 
