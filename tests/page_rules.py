@@ -3,15 +3,16 @@
 import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
 from axe_playwright_python.base import AXE_SCRIPT
 from bs4 import BeautifulSoup
-from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import Page
 
 WIDE = {"width": 1280, "height": 900}
 # The narrowest telephones still sold, the most common width, and a tablet's.
@@ -20,24 +21,33 @@ NARROW = (320, 390, 820)
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 # Those of its rules that colours decide: in a second theme nothing else can come out otherwise.
 OF_COLOURS = ("color-contrast", "link-in-text-block")
-# Judging colours takes nearly all of a page's time, so of texts that are styled alike, as all their ancestors are, one is judged.
-# What only another element's lying over or under one of them makes hard to read is not seen.
-ONE_OF_EACH_STYLE = """() => {
-  const numbers = new Map(), styles = new Map([[document.documentElement, -1]]), found = new Map();
+# Judging colours takes nearly all of a page's time, so of texts that are styled alike, as all their ancestors are, one is judged,
+# on the first page that has one. What only another element's lying over or under one of them makes hard to read is not seen.
+TEXTS_OF_NEW_STYLES = """(judged) => {
+  const styles = new Map([[document.documentElement, ""]]), found = new Map(), old = new Set(judged);
+  const digest = (text) => {
+    let high = 0xdeadbeef, low = 0x41c6ce57;
+    for (let i = 0; i < text.length; i++) {
+      high = Math.imul(high ^ text.charCodeAt(i), 2654435761);
+      low = Math.imul(low ^ text.charCodeAt(i), 1597334677);
+    }
+    return `${high} ${low}`;
+  };
   const style = (element) => {
     if (!styles.has(element)) {
       const has = getComputedStyle(element);
-      const key = [style(element.parentElement), element.tagName, element.className, has.color, has.backgroundColor,
-        has.backgroundImage, has.opacity, has.fontSize, has.fontWeight, has.textDecorationLine, has.position].join("|");
-      if (!numbers.has(key)) numbers.set(key, numbers.size);
-      styles.set(element, numbers.get(key));
+      styles.set(element, digest([style(element.parentElement), element.tagName, element.className, has.color,
+        has.backgroundColor, has.backgroundImage, has.opacity, has.fontSize, has.fontWeight, has.textDecorationLine,
+        has.position].join("|")));
     }
     return styles.get(element);
   };
   for (const element of document.body.querySelectorAll("*"))
     if ([...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim()) &&
-        element.getClientRects().length && !found.has(style(element))) found.set(style(element), element);
-  return [...found.values()];
+        element.getClientRects().length && !old.has(style(element)) && !found.has(style(element)))
+      found.set(style(element), element);
+  window.textsOfNewStyles = [...found.values()];
+  return [...found.keys()];
 }"""
 
 # What a first visit may load: about 2.4 MB are the theme's icons, fonts and scripts, fetched once for the whole site.
@@ -73,13 +83,28 @@ def serve(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
-def faults(context: BrowserContext, address: str, path: str, folder: Path) -> list[str]:
+@contextmanager
+def _listening(page: Page, **heard: Callable[[Any], object]) -> Iterator[None]:
+    for event, listener in heard.items():
+        page.on(event, listener)
+    try:
+        yield
+    finally:
+        for event, listener in heard.items():
+            page.remove_listener(event, listener)
+
+
+def faults(page: Page, judged: set[str], address: str, path: str, folder: Path) -> list[str]:
     """List what is wrong with a page, in one visit.
 
     Parameters
     ----------
-    context
-        Of a browser of Playwright that reaches no other machine; pages may share one, and then load what they share once.
+    page
+        A tab of a browser of Playwright that reaches no other machine. In one that shows one page after the other, what they
+        share is loaded and compiled once. A page that it has shown before weighs more: pictures that wait for a reader are
+        there at once.
+    judged
+        The styles of text whose colours were judged on pages before; those of this page are added.
     address
         Where the site is served.
     path
@@ -95,8 +120,6 @@ def faults(context: BrowserContext, address: str, path: str, folder: Path) -> li
     found: list[str] = []
     loaded: dict[str, int] = {}
     under_way = set()
-    page = context.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
 
     def asked(request) -> None:
         under_way.add(request)
@@ -110,18 +133,17 @@ def faults(context: BrowserContext, address: str, path: str, folder: Path) -> li
             # Of the file, not of the answer: a page that comes after others has most of it from the browser's memory.
             loaded[response.url] = (folder / unquote(urlparse(response.url).path).lstrip("/")).stat().st_size
 
-    page.on("request", asked)
-    page.on("response", answered)
-    for ended in ("requestfinished", "requestfailed"):
-        page.on(ended, lambda request: under_way.discard(request))
-    page.on("pageerror", lambda error: found.append(f"script error: {error}"))
-    page.on(
-        "console",
-        lambda message: (
-            found.append(f"console {message.type}: {message.text}") if message.type in ("error", "warning") else None
-        ),
-    )
-    try:
+    def ended(request) -> None:
+        under_way.discard(request)
+
+    def said(message) -> None:
+        if message.type in ("error", "warning"):
+            found.append(f"console {message.type}: {message.text}")
+
+    with _listening(
+        page, request=asked, response=answered, requestfinished=ended, requestfailed=ended,
+        pageerror=lambda error: found.append(f"script error: {error}"), console=said,
+    ):  # fmt: skip
         page.set_viewport_size(WIDE)
         page.emulate_media(color_scheme="dark")
         page.goto(address + path)
@@ -135,13 +157,11 @@ def faults(context: BrowserContext, address: str, path: str, folder: Path) -> li
             _draw(page)
             if page.evaluate("document.documentElement.dataset.theme") != theme:
                 found.append(f"the {theme} theme is not shown to who asks for it")
-            found += _colours(page, theme)
+            found += _colours(page, theme, judged)
         found += _accessibility(page)
         for width in NARROW:
             found += _overflow(page, width)
         _settle(page, under_way)
-    finally:
-        page.close()
     return [*found, *_links(folder, path)]
 
 
@@ -216,17 +236,19 @@ def _overflow(page: Page, width: int) -> list[str]:
     return [f"scrolls sideways at {width} px: needs {needed} px"] if needed > width else []
 
 
-def _colours(page: Page, theme: str) -> list[str]:
+def _colours(page: Page, theme: str, judged: set[str]) -> list[str]:
     # A colour that is still changing to another theme's would be judged halfway.
-    page.evaluate("Promise.allSettled(document.getAnimations().map(animation => animation.finished))")
-    return [
-        f"{theme} theme, {fault}"
-        for fault in _violations(page, {"type": "rule", "values": OF_COLOURS}, ONE_OF_EACH_STYLE)
-    ]
+    page.evaluate("for (const change of document.getAnimations()) try { change.finish() } catch { change.cancel() }")
+    new = page.evaluate(TEXTS_OF_NEW_STYLES, list(judged))
+    judged.update(new)
+    if not new:
+        return []
+    found = _violations(page, {"type": "rule", "values": OF_COLOURS}, "window.textsOfNewStyles")
+    return [f"{theme} theme, {fault}" for fault in found]
 
 
 def _accessibility(page: Page) -> list[str]:
-    return _violations(page, WCAG, "() => [document]", {rule: {"enabled": False} for rule in OF_COLOURS})
+    return _violations(page, WCAG, "[document]", {rule: {"enabled": False} for rule in OF_COLOURS})
 
 
 def _violations(page: Page, rules: dict[str, object], elements: str, but: dict[str, object] | None = None) -> list[str]:
@@ -234,7 +256,7 @@ def _violations(page: Page, rules: dict[str, object], elements: str, but: dict[s
     options = {
         "runOnly": rules, "rules": but or {}, "preload": False, "reporter": "no-passes", "resultTypes": ["violations"]
     }  # fmt: skip
-    result = page.evaluate(f"options => axe.run({{include: ({elements})()}}, options)", options)
+    result = page.evaluate(f"options => axe.run({{include: {elements}}}, options)", options)
     return [
         f"{violation['id']}: {node['html'][:120]}" for violation in result["violations"] for node in violation["nodes"]
     ]

@@ -64,16 +64,31 @@ def reader(browser):
     context.close()
 
 
+@pytest.fixture(scope="session")
+def tab(reader):
+    tab = reader.new_page()
+    tab.set_default_timeout(page_rules.TIMEOUT_MS)
+    return tab
+
+
 @pytest.fixture
-def page(reader):
-    page = reader.new_page()
-    yield page
-    page.close()
+def page(tab):
+    """The reader's one tab, empty: a new one would compile again what all pages share."""
+    tab.set_viewport_size(page_rules.WIDE)
+    tab.emulate_media(color_scheme="null")
+    tab.goto("about:blank")
+    return tab
+
+
+@pytest.fixture(scope="session")
+def judged():
+    """The styles of text whose colours were judged."""
+    return set()
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_is_as_it_must_be(reader, address, site, path):
-    assert page_rules.faults(reader, address, path, site) == []
+def test_a_page_is_as_it_must_be(page, judged, address, site, path):
+    assert page_rules.faults(page, judged, address, path, site) == []
 
 
 @pytest.fixture
@@ -449,7 +464,7 @@ HARM = {
 
 
 @pytest.fixture(scope="module")
-def harmed_faults(reader, tmp_path_factory, site):
+def harmed_faults(tab, judged, tmp_path_factory, site):
     """All harms on one page, visited once; what was found."""
     folder = shutil.copytree(site, tmp_path_factory.mktemp("harmed") / "html")
     page = folder / CHAPTER_PAGES[0]
@@ -457,7 +472,7 @@ def harmed_faults(reader, tmp_path_factory, site):
     own = BeautifulSoup(html, "html.parser").select_one("article figure img")["src"]
     page.write_text(html.replace("</article>", "".join(HARM.values()).replace("{own}", own) + "</article>", 1), "utf-8")
     with page_rules.serve(folder) as address:
-        return page_rules.faults(reader, address, CHAPTER_PAGES[0], folder)
+        return page_rules.faults(tab, judged, address, CHAPTER_PAGES[0], folder)
 
 
 @pytest.mark.parametrize("fault", HARM)
