@@ -13,6 +13,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where a book that is built measures on all threads, one that waits sleeps and leaves its core to the tests beside it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# There lies what Python does first in each process that a test starts.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "child_processes"), os.environ.get("PYTHONPATH")])
+)
 
 # Neither torch nor what imports it: a process that hands the tests to workers would wait seconds for it before they begin.
 import pytest

@@ -41,7 +41,7 @@ def checkout(tmp_path_factory):
 def run(checkout):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("KVBOOK_", "PYTEST_"))}
     environment = clean | {
-        "PYTHONPATH": str(checkout / "src"),
+        "PYTHONPATH": os.pathsep.join([str(checkout / "src"), os.environ["PYTHONPATH"]]),
         "KVBOOK_ROOT": str(checkout),
         "KVBOOK_BUILD": str(checkout / "_build"),
         "PROFILE": "smoke",

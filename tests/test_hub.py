@@ -83,7 +83,12 @@ def home(tmp_path_factory):
 
 def ask(requests, home, endpoint, **environment):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    clean |= {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PYTHONPATH": str(paths.ROOT / "src"), **environment}
+    clean |= {
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": endpoint,
+        "PYTHONPATH": os.pathsep.join([str(paths.ROOT / "src"), os.environ["PYTHONPATH"]]),
+        **environment,
+    }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(requests)], env=clean, capture_output=True, text=True, timeout=300
     )

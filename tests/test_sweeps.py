@@ -93,6 +93,8 @@ def test_the_sweeps_that_ship_can_be_read():
 # Notes every unit that any process finishes: what was done twice stands there twice. Units take a while if they are asked to.
 NOTING = """
 import os, time
+from kvbook import garbage
+garbage.look_less_often()
 from kvbook.runs import records
 append = records.Writer.append
 def noting(self, unit, rows):
