@@ -17,6 +17,18 @@ def test_every_kind_of_layer_is_kept_and_the_last_stays_last():
     assert configurations.kept_layers([kinds, list(range(16))]) == list(range(16)), "every layer is a kind of its own"
 
 
+def test_a_list_of_the_layers_numbers_keeps_no_layer():
+    # Else each of its 48 layers would be a kind of its own.
+    config = configurations.configuration("llama4_text")
+    assert config.layer_types == ["chunked_attention"] * 3 + ["full_attention"]
+    assert config.moe_layers == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe"])
+def test_layers_are_of_each_kind_that_checkpoints_have(name):
+    assert set(configurations.configuration(name).layer_types) == {"conv", "full_attention"}
+
+
 def test_the_installed_transformers_is_listed_whole():
     assert len(configurations.names()) > 150
     assert set(configurations.names()) <= set(CONFIG_MAPPING)

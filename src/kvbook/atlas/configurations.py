@@ -128,10 +128,12 @@ def _by_layer(stated: dict[str, Any], fields: set[str], found: dict[str, Any]) -
         key: list(value) for key, value in stated.items()
         if key in fields and isinstance(value, list | tuple) and depth and len(value) == depth > 1
     }  # fmt: skip
-    if not lists:
+    # A list of all layers' numbers tells nothing of any of them.
+    numbers = {key for key, value in lists.items() if value == list(range(len(value)))}
+    if not lists.keys() - numbers:
         return {}
-    kept = kept_layers(list(lists.values()))
-    return {key: [value[index] for index in kept] for key, value in lists.items()} | {
+    kept = kept_layers([value for key, value in lists.items() if key not in numbers])
+    return {key: [value[index] for index in kept] for key, value in lists.items() if key not in numbers} | {
         key: len(kept) for key in ("num_hidden_layers", "num_layers") if key in found
     }
 

@@ -49,7 +49,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_dt_rank": 8, "attention_hidden_size": 128,
               "attention_head_dim": 32},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    # By default each layer attends, which is so in no checkpoint.
+    **_of({"layer_types": ["conv", "full_attention"] * 2}, ("lfm2", "lfm2_moe")),
     "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
              "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
     "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
