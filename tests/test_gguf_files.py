@@ -1,28 +1,19 @@
 import json
 import os
-import subprocess
 import sys
 
 import confined
+import forked
 import llama_equations
 import numpy as np
 import pytest
 import small_gguf
 import torch
 
+from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.models import gguf_files, loading, placement, sources, unpacked
 
-UNPACK = """
-import sys
-from pathlib import Path
-from kvbook.errors import UserError
-from kvbook.models import gguf_files, unpacked
-try:
-    print(gguf_files.unpack(Path(sys.argv[1])))
-except UserError as error:
-    sys.exit(f"kvbook: {error}")
-"""
 # One process for all sizes, since most of its time is spent on importing the libraries.
 FILL = """
 import os, subprocess, sys
@@ -267,18 +258,12 @@ def test_a_disk_that_fills_up_meanwhile_ends_in_one_line_and_leaves_nothing(file
 
 
 @pytest.mark.slow
-def test_two_processes_at_once_leave_one_checkpoint(file, tmp_path):
-    script, build = tmp_path / "unpack.py", tmp_path / "build"
-    script.write_text(UNPACK)
-    environment = os.environ | {"KVBOOK_BUILD": str(build)}
-    both = [
-        subprocess.Popen([sys.executable, str(script), str(file)], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = {process.communicate(timeout=120)[0] for process in both}
-    assert [process.returncode for process in both] == [0, 0]
+def test_two_processes_at_once_leave_one_checkpoint(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
+    ended, said = forked.both(lambda: str(gguf_files.unpack(file)))
+    assert ended == [0, 0]
     assert len(said) == 1
-    assert len(list((build / "models").iterdir())) == 1
+    assert len(list((tmp_path / "build" / "models").iterdir())) == 1
 
 
 def test_sources_of_files_and_folders_are_told_apart(file, llama_folder):

@@ -2,13 +2,9 @@
 
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 
+import forked
 import numpy as np
 import pandas as pd
 import pytest
@@ -240,30 +236,21 @@ class TestTraining:
 
     @pytest.mark.slow
     def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(self, corpus_file, tmp_path, monkeypatch):
-        script = """
-        import sys, time
-        from pathlib import Path
-        from kvreport.chapters.from_scratch.gpt import training
-        rate = training.Recipe.rate_at
-        training.Recipe.rate_at = lambda self, step: time.sleep(0.25) or rate(self, step)
-        recipe = training.Recipe(layers=2, width=16, heads=2, block=16, steps=8, batch_size=4, rate=1e-3, falls=True,
-                                 dropout=0.1)
-        training.train(recipe, Path(sys.argv[1]), sys.argv[2], every=2)
-        """
-
         def train(name):
             monkeypatch.setattr(training.training, "WORK", tmp_path / name / "training")
             training.train(QUICK, tmp_path / name / "model", corpus_file, every=2)
 
-        (tmp_path / "killed").mkdir()
-        command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "killed" / "model"), corpus_file]
-        environment = os.environ | {"KVBOOK_BUILD": str(tmp_path / "killed")}
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        def train_slowly():
+            rate = training.Recipe.rate_at
+            training.Recipe.rate_at = lambda self, step: time.sleep(0.25) or rate(self, step)
+            train("killed")
+
+        process = forked.start(train_slowly)
         while not list((tmp_path / "killed" / "training").glob("scratch-*/step-4")):
-            assert process.poll() is None
+            assert process.is_alive()
             time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         assert not (tmp_path / "killed" / "model").exists()
         steps = []
         with monkeypatch.context() as watched:

@@ -2,13 +2,9 @@
 
 import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -65,30 +61,13 @@ def test_the_learning_rate_warms_up_and_falls():
     assert rates[-1] == pytest.approx(0.1, abs=0.01)
 
 
-# A training on three files, of a small model: the recipe's own on its own corpus takes minutes to read and to score.
-SCRIPT = """
-import itertools, sys, time
-from pathlib import Path
-from kvbook.models import corpus, standins, training
-standins.LAYERS = 2
-files = corpus.stdlib_files
-corpus.stdlib_files = lambda part: itertools.islice(files(part), 3)
-rate = training.Recipe.rate
-def pause(self, step):
-    time.sleep(0.5)
-    return rate(self, step)
-training.Recipe.rate = pause
-recipe = training.Recipe(steps=8, tokens_per_step=64, short=16, long=32, warmup=2)
-training.train("gpt2", recipe, Path(sys.argv[1]), every=2)
-"""
-
-
 def losses(folder):
     return [line.split(",")[1] for line in (folder / "training_log.csv").read_text().splitlines()[1:]]
 
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    # On three files, of a small model: the recipe's own on its own corpus takes minutes to read and to score.
     recipe = training.Recipe(steps=8, tokens_per_step=64, short=16, long=32, warmup=2)
     files = corpus.stdlib_files
     monkeypatch.setattr(standins, "LAYERS", 2)
@@ -98,15 +77,17 @@ def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path,
         monkeypatch.setattr(training, "WORK", tmp_path / name / "training")
         training.train("gpt2", recipe, tmp_path / name / "model", every=2)
 
-    (tmp_path / "killed").mkdir()
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "killed" / "model")]
-    environment = os.environ | {"KVBOOK_BUILD": str(tmp_path / "killed")}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    def train_slowly():
+        rate = training.Recipe.rate
+        training.Recipe.rate = lambda self, step: time.sleep(0.5) or rate(self, step)
+        train("killed")
+
+    process = forked.start(train_slowly)
     while not list((tmp_path / "killed" / "training").glob("gpt2-*/step-4")):
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert not (tmp_path / "killed" / "model").exists()
     steps = []
     with monkeypatch.context() as watched:
