@@ -24,9 +24,20 @@ def test_a_list_of_the_layers_numbers_keeps_no_layer():
     assert config.moe_layers == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe"])
-def test_layers_are_of_each_kind_that_checkpoints_have(name):
-    assert set(configurations.configuration(name).layer_types) == {"conv", "full_attention"}
+@pytest.mark.parametrize(
+    ("kinds", "names"),
+    [
+        ({"conv", "full_attention"}, "lfm2 lfm2_moe"),
+        ({"sliding_attention", "full_attention"}, "qwen2 qwen2_moe qwen3 smollm3 dots1 ministral laguna mellum"),
+        ({"sliding_attention", "full_attention"}, "cohere_compass_text gemma2"),
+        ({"hybrid", "hybrid_sliding"}, "zaya"),
+        ({"sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"}, "deepseek_v4"),
+    ],
+)
+def test_layers_are_of_each_kind_that_a_class_has(kinds, names):
+    assert {name: set(configurations.configuration(name).layer_types) for name in names.split()} == dict.fromkeys(
+        names.split(), kinds
+    )
 
 
 def test_the_installed_transformers_is_listed_whole():

@@ -3,6 +3,7 @@
 from typing import Any
 
 _ALTERNATING = ["sliding_attention", "full_attention"] * 2
+_ROTARY = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def _of(demanded: dict[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -19,7 +20,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
          "reformer"),
     ),
     # With few heads many keys have a score of exactly zero, and which of them are chosen is left to chance.
-    **_of({"index_n_heads": 32}, ("axk2", "deepseek_v32", "glm_moe_dsa", "deepseek_v4", "hy_v4")),
+    **_of({"index_n_heads": 32}, ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")),
+    "deepseek_v4": {"index_n_heads": 32, "layer_types": ["sliding_attention", "compressed_sparse_attention",
+                                                         "heavily_compressed_attention", "sliding_attention"]},
     # The widths of its sliding layers have fields of no declared type.
     "dots3_note_text": {
         "index_n_heads": 32, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 32,
@@ -44,13 +47,17 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
                      "intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.5] * 4},
     "gemma4_unified_text": {"layer_types": _ALTERNATING},
     "gemma4_unified_assistant": {"text_config": {"layer_types": _ALTERNATING}},
-    "zaya": {"num_experts_per_tok": 1},
+    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2, "sliding_window": 8},
     # Its attention layers share one set of weights, so there must be two.
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_dt_rank": 8, "attention_hidden_size": 128,
               "attention_head_dim": 32},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    # By default each layer attends, which is so in no checkpoint.
+    "cohere_compass_text": {"layer_types": _ALTERNATING,
+                            "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROTARY)},
+    # By default all layers are of one kind, or one kind is left out.
     **_of({"layer_types": ["conv", "full_attention"] * 2}, ("lfm2", "lfm2_moe")),
+    **_of({"layer_types": _ALTERNATING}, ("dots1", "ministral", "laguna", "mellum")),
+    **_of({"layer_types": _ALTERNATING, "use_sliding_window": True, "sliding_window": 8},
+          ("qwen2", "qwen2_moe", "qwen3", "smollm3")),
     "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
              "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
     "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
