@@ -8,7 +8,7 @@ import pytest
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.runs import records
+from kvbook.runs import machine, records
 
 
 def measure(units, calls=None):
@@ -57,6 +57,16 @@ def test_other_inputs_make_another_run(runs):
     assert records.run("e", {"a": 1}, measure(["u"])).hash != records.run("e", {"a": 2}, measure(["u"])).hash
 
 
+def test_a_processor_whose_instructions_are_limited_is_another_one(runs, monkeypatch):
+    whole = machine.describe("cpu")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    limited = machine.describe("cpu")
+    assert limited["processor"] == f"{whole['processor']}, ONEDNN_MAX_CPU_ISA=AVX2"
+    assert limited["device_name"].startswith(limited["processor"])
+    made = [records.run("e", {"machine": each}, measure(["u"])) for each in (whole, limited)]
+    assert made[0].hash != made[1].hash
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_behind_its_last_whole_unit(runs):
     script = textwrap.dedent(
@@ -64,7 +74,7 @@ def test_a_killed_run_goes_on_behind_its_last_whole_unit(runs):
         import os, signal, sys
         from pathlib import Path
         from kvbook import paths
-        from kvbook.runs import records
+        from kvbook.runs import machine, records
         paths.RUNS = Path(sys.argv[1])
         def work(writer):
             writer.append("u", [{"unit": "u", "x": 1.0}] * 2)

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -10,8 +11,19 @@ import torch
 
 from kvbook import __version__, paths
 
+# With these a person chooses which kernels a library may take, and so changes bits and times.
+_LIMITS = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
+    "OPENBLAS_CORETYPE",
+)  # fmt: skip
+
 
 def _processor() -> str:
+    """Name the processor, with what the environment lets libraries use of it: less of it is another kind of processor."""
+    return ", ".join([_model(), *(f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name))])
+
+
+def _model() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
