@@ -137,3 +137,10 @@ def test_groups_of_another_form_are_refused(tmp_path, group):
 def test_every_chapter_that_asks_for_evidence_asks_for_what_it_measures():
     listed = [*making.cells(timed=False), *making.cells(timed=True)]
     assert {cell.chapter for cell in listed} >= {"layer_drift"}
+
+
+def test_what_a_chapter_asks_for_is_what_is_published_and_control_another_length_is_not():
+    cells = [cell for timed in (False, True) for cell in making.cells(timed)]
+    assert [cell.label for cell in cells if not cell.recorded_on()] == []
+    one = next(cell for cell in cells if cell.experiment.name == "exact_ways")
+    assert not replace(one, settings=one.settings.model_copy(update={"n_tokens": 19})).recorded_on()

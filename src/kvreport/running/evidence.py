@@ -61,17 +61,20 @@ class Cell:
         """Say which it is."""
         return f"{self.chapter}: {self.experiment.name}, seed {self.settings.seed}"
 
-    def is_recorded(self) -> bool:
-        """Tell whether a run of these settings is cited that was made on this kind of processor."""
+    def recorded_on(self) -> set[str]:
+        """Name the kinds of processor on which cited runs of these settings were made."""
         asked = self.settings.model_dump(mode="json", include=self.experiment.fields and set(self.experiment.fields))
-        processor = machine.describe(self.settings.device)["processor"]
+        found = set()
         for folder in evidence.manifest().get(self.chapter, {}).get(self.role, ()):
             if folder.partition("/")[0] == self.experiment.name:
                 about = records.load(paths.RECORDED_RUNS / folder).about
-                of_today = about.get("revision", 1) == self.experiment.revision
-                if of_today and about["settings"] == asked and about["machine"]["processor"] == processor:
-                    return True
-        return False
+                if about.get("revision", 1) == self.experiment.revision and about["settings"] == asked:
+                    found.add(about["machine"]["processor"])
+        return found
+
+    def is_recorded(self) -> bool:
+        """Tell whether that was done on this kind of processor."""
+        return machine.describe(self.settings.device)["processor"] in self.recorded_on()
 
 
 def cells(timed: bool, only: Iterable[str] = ()) -> Iterator[Cell]:
