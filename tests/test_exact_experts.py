@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from kvbook.exact import NotInvariant, convolutions, row_invariant, rows, switch, verify
+from kvbook.exact import NotInvariant, convolutions, pointwise, row_invariant, rows, switch, verify
+from kvbook.exact.kernels import base
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -43,6 +44,48 @@ def test_a_token_has_equal_bits_however_many_went_to_its_expert(dtype):
             assert torch.equal(torch.nn.functional.grouped_mm(x[i : i + 1], weights, offs=offs), together[i : i + 1])
     exact = torch.cat([x[:33].double() @ weights[1].double(), x[33:].double() @ weights[2].double()])
     assert torch.allclose(together.double(), exact, atol=1e-5 if dtype == torch.float32 else 0.2)
+
+
+def single_rows_that_differ(shape, dtype):
+    """Count the rows of one expert whose bits are others alone than among forty, of sums that are zero."""
+    experts, inner, columns = shape
+    weights = torch.zeros(experts, columns, inner, dtype=dtype).transpose(1, 2)
+    with torch.inference_mode():
+        x, matrix, _ = rows._telling(40, weights[1], None)
+        weights[1] = matrix
+        behind = torch.arange(experts) >= 1
+        with row_invariant():
+            together = torch.nn.functional.grouped_mm(x, weights, offs=(40 * behind).int())
+            alone = [torch.nn.functional.grouped_mm(row, weights, offs=behind.int()) for row in x.split(1)]
+    assert together.any()
+    return sum(not torch.equal(one, row) for one, row in zip(alone, together.split(1), strict=True))
+
+
+# As wide as an expert, as narrow as a router, and matrices of which not all begin at the beginning of a line.
+SHAPES = [(8, 512, 896), (8, 512, 8), (5, 70, 33)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_token_of_an_expert_has_the_bits_that_it_has_among_many(shape, dtype):
+    assert single_rows_that_differ(shape, dtype) == 0
+
+
+def test_control_a_single_row_that_is_multiplied_otherwise_is_seen(monkeypatch):
+    monkeypatch.setattr(
+        rows, "for_one_of", lambda weights: lambda x, weight: (x.double() @ weight.double()).to(x.dtype)
+    )
+    assert single_rows_that_differ(SHAPES[0], torch.bfloat16) > 0
+
+
+def test_a_single_row_goes_by_itself_only_where_all_matrices_lie_alike_and_it_has_the_bits_of_many(monkeypatch):
+    lined_up, not_lined_up = (torch.zeros(3, 32, inner, dtype=torch.bfloat16).transpose(1, 2) for inner in (64, 65))
+    monkeypatch.setattr(rows, "_stacks", {})
+    assert rows.for_one_of(not_lined_up) is None
+    for size, expected in ((1, rows._one_row), (16, None)):
+        rows._stacks.clear()
+        monkeypatch.setattr(rows.RowCounts, "plan", lambda *_, size=size: [rows.Piece(0, 1, size)])
+        assert rows.for_one_of(lined_up) is expected
 
 
 def test_control_experts_products_left_to_the_library_are_seen(monkeypatch):
@@ -164,17 +207,41 @@ def test_few_experts_are_chosen_as_many_are_and_for_one_token_as_for_many(count)
     assert torch.equal(apart, together.indices)
 
 
-@pytest.mark.parametrize("keys", [8, 100, 127, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_probabilities_of_up_to_a_block_of_keys_are_those_that_masked_keys_behind_leave(keys, dtype):
+@pytest.fixture(params=["torch's softmax", "blocks of our own"])
+def way(request, monkeypatch):
+    """Take either way to a softmax: what torch's is trusted for, and what is done where it is not."""
+    if request.param == "blocks of our own":
+        monkeypatch.setattr(pointwise, "_stock_holds", lambda *_: False)
+    return request.param
+
+
+@pytest.mark.parametrize("keys", [1, 8, 16, 100, 127, 128, 129, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_rows_probabilities_are_those_that_it_has_alone_and_with_masked_keys_behind(keys, dtype, way):
     scores = torch.randn(1, 3, 5, keys, generator=torch.Generator().manual_seed(8)).to(dtype)
-    longer = torch.nn.functional.pad(scores, (0, 300 - keys), value=torch.finfo(dtype).min)
+    longer = torch.nn.functional.pad(scores, (0, 1300 - keys), value=torch.finfo(dtype).min)
     with row_invariant():
         found = scores.softmax(-1)
         assert torch.equal(longer.softmax(-1)[..., :keys], found)
         assert torch.equal(scores[:, 1:2, 2:3].softmax(-1), found[:, 1:2, 2:3])
         assert torch.equal(scores.transpose(1, 3).softmax(1).transpose(1, 3), found)
     assert torch.allclose(found, scores.softmax(-1), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_control_a_softmax_of_torch_that_sums_otherwise_for_many_rows_or_keys_is_not_trusted(monkeypatch):
+    honest = base("aten::_softmax", "CPU")
+    holds = pointwise._stock_holds.__wrapped__
+    assert holds(torch.float32, torch.get_num_threads())
+
+    def by_rows(x, dim, half):
+        return honest(x, dim, half) * (1 + 2**-22 * (len(x) > 64))
+
+    def by_keys(x, dim, half):
+        return honest(x, dim, half) * (1 + 2**-22 * (x.shape[-1] > 1000))
+
+    for planted in (by_rows, by_keys):
+        monkeypatch.setattr(pointwise, "base", lambda *_, planted=planted: planted)
+        assert not holds(torch.float32, torch.get_num_threads())
 
 
 def test_no_token_leaves_no_rows_and_rows_of_no_expert_are_zero():

@@ -21,8 +21,11 @@ def grouped_product(
             "with experts_implementation='eager'"
         )
     start, found = 0, []
+    single = rows.for_one_of(weights) if len(x) < len(weights) else None
     for expert, stop in enumerate(offs.tolist()):
-        if stop > start:
+        if stop - start == 1 and single:
+            found.append(single(x[start:stop], weights[expert]))
+        elif stop > start:
             found.append(rows.product(x[start:stop], weights[expert]))
         start = stop
     if start < len(x) or not found:
@@ -48,12 +51,11 @@ def topk(
     Among equals torch takes any, and other ones where more elements come with them: experts in 16 bits, or chosen keys.  Here
     the first are taken, in their order.
     """
-    stock = base("aten::topk", key_of(x))
     size = x.shape[dim] if x.dim() else 1
     if not x.dim() or not x.numel() or not 0 < k <= size:
-        return stock(x, k, dim, largest, sorted)
+        return base("aten::topk", key_of(x))(x, k, dim, largest, sorted)
     if size > _FEW:
-        values, indices = stock(x, min(k + 1, size), dim, largest, True)
+        values, indices = base("aten::topk", key_of(x))(x, min(k + 1, size), dim, largest, True)
     if size <= _FEW or _has_equals(values, dim):
         values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
     return values.narrow(dim, 0, k), indices.narrow(dim, 0, k)

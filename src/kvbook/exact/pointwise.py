@@ -6,14 +6,14 @@ on a number of elements that leaves nothing over.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
 import torch
-from torch.nn.functional import pad
 
 from kvbook.exact import visible
-from kvbook.exact.kernels import NotInvariant, base, key_of
+from kvbook.exact.kernels import NotInvariant, base, draw, key_of
 
 # Elements that one turn of a vectorised loop takes: two registers of 64 bytes, of two bytes an element at least.
 _TURN = 64
@@ -23,6 +23,11 @@ _PIECE = 2048
 
 # Probabilities are summed in blocks of this many keys, one after the other.
 _BLOCK = 128
+# torch's softmax for a CPU takes a row by itself, and sums in as many sums side by side as a register holds; made up to a
+# multiple of them, by keys that weigh nothing, no row has a rest.
+_LANES = 16
+# Numbers of rows and of keys at which that is tried.
+_TRIED_ROWS, _TRIED_KEYS = (1, 7, 130), (_LANES, 4 * _LANES, 11 * _LANES, 65 * _LANES, 300 * _LANES)
 
 # Whose results are rounded correctly by vector and scalar code alike, by IEEE 754, in these dtypes.
 _CORRECTLY_ROUNDED = {"aten::sqrt": (torch.float32, torch.float64), "aten::rsqrt": (torch.float32, torch.float64),
@@ -61,7 +66,9 @@ def pointwise(operator: str) -> Callable[..., torch.Tensor]:
             padded[:n] = x.reshape(-1)
             found = kernel(padded, *arguments, **options)[:n].view(x.shape)
         # Sums that follow take the order in which things lie, so that is kept.
-        return found if x.is_contiguous() else torch.empty_like(x, dtype=found.dtype).copy_(found)
+        if x.is_contiguous() or (like := torch.empty_like(x, dtype=found.dtype)).stride() == found.stride():
+            return found
+        return like.copy_(found)
 
     return function
 
@@ -96,13 +103,29 @@ def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch
 
 def _softmax(scores: torch.Tensor, exp: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     keys = scores.shape[-1]
-    parts = scores - scores.amax(-1, keepdim=True)
-    if 0 < keys <= _BLOCK:
-        # Made up to a block at once, by keys that weigh nothing: every operation costs a decode step its microseconds.
-        parts = exp(pad(parts, (0, _BLOCK - keys), value=-torch.inf))
-        return parts[..., :keys] / parts.sum(-1, keepdim=True)
-    parts = exp(parts)
+    if scores.is_cpu and _stock_holds(scores.dtype, torch.get_num_threads()):
+        # Few operators: each costs a decode step its microseconds.
+        stock, more = base("aten::_softmax", "CPU"), -keys % _LANES
+        if not more:
+            return stock(scores, -1, False)
+        return stock(torch.constant_pad_nd(scores, (0, more), -torch.inf), -1, False)[..., :keys]
+    parts = exp(scores - scores.amax(-1, keepdim=True))
     return parts / _in_blocks(parts)[..., None]
+
+
+@functools.cache
+def _stock_holds(dtype: torch.dtype, _threads: int) -> bool:
+    """Tell whether torch's softmax gives a row equal bits alone and among others, and with masked keys behind its own."""
+    stock = base("aten::_softmax", "CPU")
+    for rows, keys in itertools.product(_TRIED_ROWS, _TRIED_KEYS):
+        scores = draw((rows, keys), seed=1, scale=4, used_in=dtype).to(dtype)
+        alone = torch.cat([stock(row.clone(), -1, False) for row in scores.split(1)])
+        for longer in _TRIED_KEYS:
+            if longer >= keys:
+                x = torch.constant_pad_nd(scores, (0, longer - keys), -torch.inf)
+                if not torch.equal(stock(x, -1, False)[:, :keys], alone):
+                    return False
+    return True
 
 
 def _in_blocks(parts: torch.Tensor) -> torch.Tensor:

@@ -299,6 +299,31 @@ def _alone(
     return out[None] if x.dim() == 3 else out.view(*x.shape[:-1], weight.shape[1])
 
 
+# By a stack's dtype, shape, strides, place within a line and threads: whether one row may be multiplied with any of it by itself.
+_stacks: dict[tuple[object, ...], bool] = {}
+
+
+def for_one_of(weights: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """Give the product of a single row with any matrix of a stack; None where a row by itself does not serve for all of them."""
+    if not weights.is_cpu:
+        return None
+    strides = weights.stride()
+    about = (weights.dtype, weights.shape, strides, _into_line(weights), torch.get_num_threads())
+    if (alone := _stacks.get(about)) is None:
+        # They must all begin alike in a line.
+        alone = bool(weights.numel()) and not strides[0] * weights.element_size() % _LINE
+        if alone:
+            first = weights[0]
+            alone = not fp32_products.kernel_for(first) and _row_counts(first, None).plan(1, first, None)[0].size == 1
+        _stacks[about] = alone
+    return _one_row if alone else None
+
+
+def _one_row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    kernel = base("aten::mm", "CPU")
+    return kernel(lined_up(x) if x.data_ptr() % _LINE or not x.is_contiguous() else x, weight)
+
+
 # Inner sizes and columns of a batched product are cut into blocks of this many.
 BLOCK = 128
 

@@ -176,6 +176,7 @@ def _replacements(key: str, names: frozenset[str]) -> dict[str, Callable[..., ob
         "aten::exp",
         "aten::log",
         "aten::topk",
+        "aten::_softmax",
         attention_kernel.KERNELS[key],
     ):
         base(name, key)
