@@ -1,5 +1,6 @@
-"""The kernel for products in fp32: one order of addition, where it is compiled, and what happens where it cannot be."""
+"""The kernel for products summed in fp32: one order of addition, where it is compiled, and what happens where it cannot be."""
 
+import copy
 import subprocess
 import sys
 import threading
@@ -126,11 +127,90 @@ def test_threads_may_multiply_at_once(times):
     assert all(torch.equal(each, whole) for each in found)
 
 
-def test_only_products_in_fp32_on_a_cpu_are_its_own(times):
-    assert fp32_products.kernel_for(torch.empty(2, 2)) is not None
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        assert fp32_products.kernel_for(torch.empty(2, 2, dtype=dtype)) is None
-    assert fp32_products.kernel_for(torch.empty(2, 2, device="meta")) is None
+@pytest.fixture
+def slow(monkeypatch):
+    """Let this be a processor without products in 16 bits."""
+    monkeypatch.setattr(fp32_products, "slow_in_16_bits", lambda dtype: True)
+    kernel = fp32_products.kernel
+    kernel.cache_clear()
+    yield
+    kernel.cache_clear()
+
+
+NARROW = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_matrix_in_16_bits_gives_the_sums_of_its_copy_in_32_rounded_once(slow, layout, dtype):
+    times = fp32_products.kernel()
+    for shape in ((1, 45, 17), (9, 576, 33), (37, 1500, 49), (1, 1500, 300), (5, 16, 1)):
+        x, weight = (each.to(dtype) for each in operands(*shape))
+        matrix, bias = LAYOUTS[layout](weight), torch.randn(shape[2]).to(dtype)
+        for summand in (None, bias):
+            wide = times(x.float(), matrix.float(), None if summand is None else summand.float())
+            assert torch.equal(times(x, matrix, summand), wide.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_where_16_bits_are_slow_a_model_has_equal_bits_by_this_kernel_however_it_is_fed(
+    slow, llama, ids, dtype, monkeypatch
+):
+    used = []
+    honest = fp32_products.kernel()
+    monkeypatch.setattr(fp32_products, "kernel", lambda: lambda *operands: used.append(1) or honest(*operands))
+    assert all(found.equal_rows == found.rows for found in verify(copy.deepcopy(llama).to(dtype), ids))
+    assert used
+
+
+def test_control_a_matrix_in_16_bits_that_is_read_otherwise_is_not_used(slow):
+    times = fp32_products.kernel()
+    assert fp32_products.holds(times)
+    assert not fp32_products.holds(
+        harmed(times, lambda out, x, weight: out.mul_(1 + 2**-6 * (weight.dtype == torch.bfloat16)))
+    )
+
+
+PROCESSORS = {
+    # What it has, what oneDNN may use of it, and whether bf16 and fp16 are slow.
+    "Zen 3": (("avx2",), "", True, True),
+    "Zen 4": (("avx2", "avx512_bf16"), "", False, True),
+    "Xeon with AMX": (("avx2", "avx512_bf16", "avx512_fp16"), "", False, False),
+    "Xeon without AMX": (("avx2", "avx512_bf16", "avx512_fp16"), "AVX512_CORE_BF16", False, True),
+    "Xeon without bf16": (("avx2", "avx512_bf16", "avx512_fp16"), "avx512_core", True, True),
+    "Arm": ((), "", False, False),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_it_serves_16_bits_where_an_x86_processor_lacks_their_products(name, monkeypatch):
+    features, limit, *expected = PROCESSORS[name]
+    about = {"architecture": "x86_64" if features else "aarch64"}
+    if features:
+        about |= {each: each in features for each in ("avx2", "avx512_bf16", "avx512_fp16")}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: about)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert [fp32_products.slow_in_16_bits.__wrapped__(dtype) for dtype in NARROW] == expected
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert not any(map(fp32_products.slow_in_16_bits.__wrapped__, NARROW))
+
+
+def test_only_products_on_a_cpu_in_fp32_and_in_slow_16_bits_are_its_own(times, monkeypatch):
+    for is_slow in (False, True):
+        monkeypatch.setattr(fp32_products, "slow_in_16_bits", lambda dtype, is_slow=is_slow: is_slow)
+        assert fp32_products.kernel_for(torch.empty(2, 2)) is not None
+        for dtype in NARROW:
+            assert (fp32_products.kernel_for(torch.empty(2, 2, dtype=dtype)) is not None) == is_slow
+        assert fp32_products.kernel_for(torch.empty(2, 2, dtype=torch.float64)) is None
+        assert fp32_products.kernel_for(torch.empty(2, 2, device="meta")) is None
+
+
+def test_operands_of_two_dtypes_are_refused_before_any_memory_is_read(times):
+    for x, weight, bias in ((2, 4, None), (4, 2, None), (4, 4, 2)):
+        of = {2: torch.bfloat16, 4: torch.float32}
+        summand = None if bias is None else torch.zeros(8, dtype=of[bias])
+        with pytest.raises(RuntimeError, match="same dtype"):
+            times(torch.zeros(2, 16, dtype=of[x]), torch.zeros(16, 8, dtype=of[weight]), summand)
 
 
 def harmed(times, harm):

@@ -1,8 +1,10 @@
-// Products of rows with a matrix in fp32 in which every element is added up in one order, whatever comes with it:
+// Products of rows with a matrix, summed in fp32, in which every element is added up in one order, whatever comes with it:
 // sixteen sums side by side, the k-th term in the sum k mod 16, and then these in pairs, (i, i + 8), (i, i + 4), and so on.
 // Each of the sixteen is a sum of sums, of the terms of one stretch each; what is left over at the end is a stretch of its own.
 // A row's bits so depend neither on the number of rows, nor on threads, nor on how wide the processor's vectors are.
+// The matrix is in fp32, or in 16 bits and converted where it is read, which rounds nothing.
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 #if defined(__AVX2__)
@@ -23,6 +25,23 @@ typedef float Eight __attribute__((vector_size(32)));
 #endif
 typedef int EightPlaces __attribute__((vector_size(32)));
 
+inline float value(const float* from) { return *from; }
+#if defined(IN_16_BITS)
+struct Bf16 {
+  uint16_t bits;
+};
+struct Fp16 {
+  uint16_t bits;
+};
+inline float value(const Bf16* from) {
+  const uint32_t bits = (uint32_t)from->bits << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+inline float value(const Fp16* from) { return _cvtsh_ss(from->bits); }
+#endif
+
 // Neighbours are added: a pair's totals from the last two sums of eight numbers.
 inline Eight pairs_added(Eight a, Eight b) {
   return PICKED(a, b, EightPlaces, 0, 2, 4, 6, 8, 10, 12, 14) + PICKED(a, b, EightPlaces, 1, 3, 5, 7, 9, 11, 13, 15);
@@ -36,6 +55,12 @@ typedef int Places __attribute__((vector_size(64)));
 constexpr int ROWS = 4, COLUMNS = 6;
 
 inline Vector load(const float* from) { return (Vector)_mm512_loadu_ps(from); }
+#if defined(IN_16_BITS)
+inline Vector load(const Bf16* from) {
+  return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+}
+inline Vector load(const Fp16* from) { return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
+#endif
 inline Vector plus_product(Vector sum, Vector a, Vector b) {
   return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 }
@@ -74,6 +99,12 @@ inline Vector load(const float* from) {
   std::memcpy(&out, from, sizeof out);
   return out;
 }
+#if defined(IN_16_BITS)
+inline Vector load(const Bf16* from) {
+  return (Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+}
+inline Vector load(const Fp16* from) { return (Vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)); }
+#endif
 inline Vector plus_product(Vector sum, Vector a, Vector b) {
 #if defined(__AVX2__)
   return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
@@ -106,7 +137,6 @@ constexpr int WIDTH = sizeof(Vector) / sizeof(float), PARTS = LANES / WIDTH;
 struct Operands {
   const float* x;
   long x_row;
-  const float* w;
   long w_column;
   const float* bias;
   float* out;
@@ -115,8 +145,8 @@ struct Operands {
 };
 
 // Sums of products in R times C vectors, one to each lane at every sixteenth number from the first on.
-template <int R, int C>
-inline void sum_up(Vector* sums, const float* x, long x_row, const float* w, long w_column, long inner) {
+template <int R, int C, class W>
+inline void sum_up(Vector* sums, const float* x, long x_row, const W* w, long w_column, long inner) {
   Vector kept[R * C] = {};
   for (long k = 0; k < inner; k += LANES) {
     Vector a[R];
@@ -134,22 +164,22 @@ inline void sum_up(Vector* sums, const float* x, long x_row, const float* w, lon
 }
 
 // Vectors narrower than sixteen numbers take one part of them after the other: more sums then fit into the registers.
-template <int R, int C>
-inline void sum_all(Vector* sums, const float* x, long x_row, const float* w, long w_column, long inner) {
+template <int R, int C, class W>
+inline void sum_all(Vector* sums, const float* x, long x_row, const W* w, long w_column, long inner) {
 #pragma GCC unroll 2
   for (int p = 0; p < PARTS; p++) sum_up<R, C>(sums + p, x + p * WIDTH, x_row, w + p * WIDTH, w_column, inner);
 }
 
-template <int R, int C>
-inline void add(Vector* sums, const float* x, long x_row, const float* w, long w_column, long inner) {
+template <int R, int C, class W>
+inline void add(Vector* sums, const float* x, long x_row, const W* w, long w_column, long inner) {
   Vector more[R * C * PARTS];
   sum_all<R, C>(more, x, x_row, w, w_column, inner);
   for (int i = 0; i < R * C * PARTS; i++) sums[i] += more[i];
 }
 
 // Plain: of one stretch, with nothing left over. Its sums stay in registers, which they do not where more may be added.
-template <int R, int C, bool PLAIN>
-__attribute__((noinline)) void tile(const Operands& of, long row, long column, const float* w) {
+template <int R, int C, bool PLAIN, class W>
+__attribute__((noinline)) void tile(const Operands& of, long row, long column, const W* w) {
   constexpr int EIGHTS = (R * C + 7) / 8;
   Vector sums[EIGHTS * 8 * PARTS] = {};
   const float* x = of.x + row * of.x_row;
@@ -161,7 +191,8 @@ __attribute__((noinline)) void tile(const Operands& of, long row, long column, c
     if (const long rest = of.inner - whole) {
       float last_x[R * LANES] = {}, last_w[C * LANES] = {};
       for (int r = 0; r < R; r++) std::memcpy(last_x + r * LANES, x + r * x_row + whole, rest * sizeof(float));
-      for (int c = 0; c < C; c++) std::memcpy(last_w + c * LANES, w + c * w_column + whole, rest * sizeof(float));
+      for (int c = 0; c < C; c++)
+        for (long k = 0; k < rest; k++) last_w[c * LANES + k] = value(w + c * w_column + whole + k);
       add<R, C>(sums, last_x, LANES, last_w, LANES, LANES);
     }
   }
@@ -176,14 +207,15 @@ __attribute__((noinline)) void tile(const Operands& of, long row, long column, c
       of.out[(row + r) * of.out_row + column + c] = done[r * C + c] + (of.bias ? of.bias[column + c] : 0.0f);
 }
 
-typedef void (*Tile)(const Operands&, long, long, const float*);
+template <class W>
+using Tile = void (*)(const Operands&, long, long, const W*);
 
 // The tile of so many rows and columns, at most those of a full one.
-template <int R, int C>
-Tile of_size(long rows, long columns, bool plain) {
-  if constexpr (R > 1) if (rows < R) return of_size<R - 1, C>(rows, columns, plain);
-  if constexpr (C > 1) if (columns < C) return of_size<R, C - 1>(rows, columns, plain);
-  return plain ? tile<R, C, true> : tile<R, C, false>;
+template <int R, int C, class W>
+Tile<W> of_size(long rows, long columns, bool plain) {
+  if constexpr (R > 1) if (rows < R) return of_size<R - 1, C, W>(rows, columns, plain);
+  if constexpr (C > 1) if (columns < C) return of_size<R, C - 1, W>(rows, columns, plain);
+  return plain ? tile<R, C, true, W> : tile<R, C, false, W>;
 }
 
 // A single row has registers for more columns.
@@ -194,7 +226,8 @@ constexpr int COPIED = 4 * COLUMNS, SUMMED = 128;
 constexpr long GROUP = 1 << 18;
 
 // One row times columns that lie side by side, in the same order; a whole line of the matrix is read at once.
-void row_of_columns(const Operands& of, long column, long count, const float* w, long w_inner) {
+template <class W>
+void row_of_columns(const Operands& of, long column, long count, const W* w, long w_inner) {
   float sums[LANES][SUMMED] = {}, kept[LANES][SUMMED];
   const long whole = of.inner / LANES * LANES;
   for (long first = 0; first < of.inner;) {
@@ -202,7 +235,7 @@ void row_of_columns(const Operands& of, long column, long count, const float* w,
     std::memset(kept, 0, sizeof kept);
     for (long k = first; k < stop; k++) {
       float* its = kept[k % LANES];
-      for (long c = 0; c < count; c++) its[c] = __builtin_fmaf(of.x[k], w[k * w_inner + c], its[c]);
+      for (long c = 0; c < count; c++) its[c] = __builtin_fmaf(of.x[k], value(w + k * w_inner + c), its[c]);
     }
     for (int i = 0; i < LANES; i++)
       for (long c = 0; c < count; c++) sums[i][c] += kept[i][c];
@@ -213,18 +246,29 @@ void row_of_columns(const Operands& of, long column, long count, const float* w,
       for (long c = 0; c < count; c++) sums[i][c] += sums[i + half][c];
   for (long c = 0; c < count; c++) of.out[column + c] = sums[0][c] + (of.bias ? of.bias[column + c] : 0.0f);
 }
-}  // namespace
 
-// out = x w + bias, with x of shape (rows, inner), w of (inner, columns) and bias of (columns,) or null; strides in elements.
-// Where a column's numbers do not lie side by side, blocks of columns are copied first, but for a single row.
-extern "C" void kvbook_product(const float* x, long x_row, const float* w, long w_inner, long w_column, const float* bias,
-                               float* out, long rows, long inner, long columns, int threads) {
+// All tiles of a block of columns, for one group of rows.
+template <class W>
+void block_of_columns(const Operands& of, long first, long end, long rows, long column, long count, const W* w, bool plain) {
+  if (rows == 1) {
+    for (long c = 0; c < count; c += COLUMNS_OF_ONE)
+      of_size<1, COLUMNS_OF_ONE, W>(1, count - c, plain)(of, 0, column + c, w + c * of.w_column);
+    return;
+  }
+  for (long row = first; row < end; row += ROWS)
+    for (long c = 0; c < count; c += COLUMNS)
+      of_size<ROWS, COLUMNS, W>(end - row, count - c, plain)(of, row, column + c, w + c * of.w_column);
+}
+
+template <class W>
+void product(const float* x, long x_row, const W* w, long w_inner, long w_column, const float* bias, float* out, long rows,
+             long inner, long columns, int threads) {
   const bool plain = inner <= STRETCH && inner % LANES == 0;
   const bool copied = w_inner != 1, summed = copied && w_column == 1 && rows == 1;
   const long step = summed ? SUMMED : copied ? COPIED : rows == 1 ? COLUMNS_OF_ONE : COLUMNS;
   const long blocks = (columns + step - 1) / step;
   const long fit = GROUP / std::max<long>(inner * sizeof(float), 1) / ROWS, group = copied ? rows : std::max(fit, 1L) * ROWS;
-  const Operands of = {x, x_row, w, copied ? inner : w_column, bias, out, columns, inner};
+  const Operands of = {x, x_row, copied ? inner : w_column, bias, out, columns, inner};
   // Starting threads takes longer than a small product.
 #pragma omp parallel num_threads(threads) if (rows * inner * columns > 1 << 15)
   {
@@ -234,25 +278,31 @@ extern "C" void kvbook_product(const float* x, long x_row, const float* w, long 
 #pragma omp for schedule(static) nowait
       for (long block = 0; block < blocks; block++) {
         const long column = block * step, count = std::min(step, columns - column);
-        const float* its = w + column * w_column;
+        const W* its = w + column * w_column;
         if (summed) {
           row_of_columns(of, column, count, its, w_inner);
-          continue;
-        }
-        if (copied) {
+        } else if (copied) {
           for (long k = 0; k < inner; k++)
-            for (long c = 0; c < count; c++) copy[c * inner + k] = its[k * w_inner + c * w_column];
-          its = copy.data();
+            for (long c = 0; c < count; c++) copy[c * inner + k] = value(its + k * w_inner + c * w_column);
+          block_of_columns<float>(of, first, end, rows, column, count, copy.data(), plain);
+        } else {
+          block_of_columns(of, first, end, rows, column, count, its, plain);
         }
-        if (rows == 1) {
-          for (long c = 0; c < count; c += COLUMNS_OF_ONE)
-            of_size<1, COLUMNS_OF_ONE>(1, count - c, plain)(of, 0, column + c, its + c * of.w_column);
-          continue;
-        }
-        for (long row = first; row < end; row += ROWS)
-          for (long c = 0; c < count; c += COLUMNS)
-            of_size<ROWS, COLUMNS>(end - row, count - c, plain)(of, row, column + c, its + c * of.w_column);
       }
     }
   }
 }
+}  // namespace
+
+// out = x w + bias, with x of shape (rows, inner), w of (inner, columns) and bias of (columns,) or null; strides in elements.
+// Where a column's numbers do not lie side by side, blocks of columns are copied first, but for a single row.
+#define PRODUCT(NAME, W)                                                                                                \
+  extern "C" void NAME(const float* x, long x_row, const W* w, long w_inner, long w_column, const float* bias,          \
+                       float* out, long rows, long inner, long columns, int threads) {                                  \
+    product(x, x_row, w, w_inner, w_column, bias, out, rows, inner, columns, threads);                                  \
+  }
+PRODUCT(kvbook_product, float)
+#if defined(IN_16_BITS)
+PRODUCT(kvbook_product_bf16, Bf16)
+PRODUCT(kvbook_product_fp16, Fp16)
+#endif

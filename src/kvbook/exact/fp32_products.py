@@ -1,8 +1,11 @@
-"""Products in fp32 by a kernel of our own, which adds every element up in one order: `fp32_products.cpp`.
+"""Products summed in fp32 by a kernel of our own, which adds every element up in one order: `fp32_products.cpp`.
 
 A library adds up one row in several sums side by side and many rows in one, so no number of rows serves both.  This kernel
 is as fast as either, and its error is that of several sums.  It is compiled where it is first wanted, in about two seconds,
 and kept.  Without a compiler products run on row counts that the library grants, see `rows`: slower, and with the larger error.
+
+It takes matrices in fp32, and in 16 bits where the processor has no instructions for their products: there a library takes one
+row fast and several slowly, so that a row that must have the bits of several takes twice its time.
 """
 
 import ctypes
@@ -23,15 +26,41 @@ from kvbook.exact.kernels import draw, pairs, spread
 _SOURCE = Path(__file__).with_name("fp32_products.cpp")
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off", "-w")
 # By what torch says of the processor. Without fused multiplication and addition the kernel would be slow.
-_FLAGS_FOR = {"AVX512": ("-mavx512f", "-mavx2", "-mfma"), "AVX2": ("-mavx2", "-mfma")}
+_FLAGS_FOR = {"AVX512": ("-mavx512f", "-mavx2", "-mfma", "-mf16c"), "AVX2": ("-mavx2", "-mfma", "-mf16c")}
 _SECONDS = 120
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
+# The kernel's function for a matrix in each dtype.
+_FUNCTIONS = {
+    torch.float32: "kvbook_product",
+    torch.bfloat16: "kvbook_product_bf16",
+    torch.float16: "kvbook_product_fp16",
+}
+# The first instructions of a processor, in torch's words, and those that oneDNN may be held to, without products in 16 bits.
+_INSTRUCTIONS = {torch.bfloat16: "avx512_bf16", torch.float16: "avx512_fp16"}
+_LIMITS_WITHOUT = {
+    torch.bfloat16: {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"},
+    torch.float16: {"AVX512_CORE_BF16"},
+}
+_LIMITS_WITHOUT[torch.float16] |= _LIMITS_WITHOUT[torch.bfloat16]
+
+
+@functools.cache
+def slow_in_16_bits(dtype: torch.dtype) -> bool:
+    """Tell whether this is an x86 processor on which a library has no instructions for products in a dtype of 16 bits."""
+    # Before 2.13 torch may not tell: then the library's products are taken.
+    about = getattr(torch.cpu, "get_capabilities", dict)()
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    return "avx2" in about and (not about.get(_INSTRUCTIONS[dtype], False) or limit in _LIMITS_WITHOUT[dtype])
+
 
 def kernel_for(weight: torch.Tensor) -> Kernel | None:
-    """Give the kernel for products with a matrix: for fp32 alone, and on a processor for which it can be compiled."""
-    return kernel() if weight.dtype == torch.float32 and weight.is_cpu else None
+    """Give the kernel for products with a matrix; None where a library's is the better one, or none can be compiled."""
+    dtype = weight.dtype
+    if not weight.is_cpu or not (dtype == torch.float32 or (dtype in _INSTRUCTIONS and slow_in_16_bits(dtype))):
+        return None
+    return kernel()
 
 
 def folder() -> Path:
@@ -54,7 +83,9 @@ def kernel() -> Kernel | None:
     if flags is None or not (found := compiler()):
         return None
     try:
-        times = _loaded(_compiled(found, [*_FLAGS, *flags]))
+        # Compiled for one dtype it takes two seconds, and for three seven.
+        narrow = ["-DIN_16_BITS"] if any(map(slow_in_16_bits, _INSTRUCTIONS)) else []
+        times = _loaded(_compiled(found, [*_FLAGS, *flags, *narrow]))
     except (OSError, subprocess.SubprocessError):
         return None
     return times if holds(times) else None
@@ -75,10 +106,24 @@ def _compiled(compiler: str, flags: list[str]) -> Path:
 
 
 def _loaded(path: Path) -> Kernel:
-    function = ctypes.CDLL(str(path)).kvbook_product
+    library, functions = ctypes.CDLL(str(path)), {}
     pointer, number = ctypes.c_void_p, ctypes.c_long
-    function.argtypes = [pointer, number, pointer, number, number, pointer, pointer, *[number] * 3, ctypes.c_int]
-    function.restype = None
+    for dtype, name in _FUNCTIONS.items():
+        # Those for 16 bits are compiled where they are wanted.
+        if function := getattr(library, name, None):
+            function.argtypes = [
+                pointer,
+                number,
+                pointer,
+                number,
+                number,
+                pointer,
+                pointer,
+                *[number] * 3,
+                ctypes.c_int,
+            ]
+            function.restype = None
+            functions[dtype] = function
 
     def times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if x.shape[1] != weight.shape[0] or (bias is not None and bias.shape != weight.shape[1:]):
@@ -86,14 +131,16 @@ def _loaded(path: Path) -> Kernel:
             raise RuntimeError(
                 f"mat1 and mat2 shapes cannot be multiplied ({x.shape[0]}x{x.shape[1]} and {weight.shape[0]}x{weight.shape[1]})"
             )
-        x = x.contiguous()
-        out = x.new_empty(x.shape[0], weight.shape[1])
-        bias = None if bias is None else bias.contiguous()
-        function(
-            x.data_ptr(), x.stride(0), weight.data_ptr(), *weight.stride(), None if bias is None else bias.data_ptr(),
+        if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
+            raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {x.dtype} != {weight.dtype}")
+        wide = x.float().contiguous()
+        out = wide.new_empty(x.shape[0], weight.shape[1])
+        bias = None if bias is None else bias.float().contiguous()
+        functions[weight.dtype](
+            wide.data_ptr(), wide.stride(0), weight.data_ptr(), *weight.stride(), None if bias is None else bias.data_ptr(),
             out.data_ptr(), *x.shape, weight.shape[1], torch.get_num_threads(),
         )  # fmt: skip
-        return out
+        return out.to(x.dtype)
 
     return times
 
@@ -106,6 +153,11 @@ def holds(times: Kernel) -> bool:
     """Tell whether every element has the bits that it has by itself, in each place of each tile, and for both layouts."""
     for inner in _INNER:
         for x, weight in (_telling(inner), (draw((_ROWS, inner), 5), draw((_COLUMNS, inner), 6))):
+            for dtype in filter(slow_in_16_bits, _INSTRUCTIONS):
+                narrow = x.to(dtype), weight.to(dtype).t()
+                wide = [each.float() for each in narrow]
+                if not torch.equal(times(*narrow, None), times(*wide, None).to(dtype)):
+                    return False
             alone = torch.cat([times(row[None], column[:, None], None) for row in x for column in weight])
             alone = alone.view(_ROWS, _COLUMNS)
             for matrix in (weight.t(), weight.t().contiguous()):

@@ -6,8 +6,8 @@ bit for bit the first time that it is wanted, with the shapes, strides, dtype an
 used only if no bit differs.  A count that is refused is tried again with the matrix cut into fewer columns, for what a
 library chooses depends on these too.  What the machine does not grant is paid for with padding.
 
-In fp32 on a CPU a kernel of our own is faster, see `fp32_products`; all of this is for other dtypes, for GPUs, and for machines
-without a compiler.
+In fp32 on a CPU, and in 16 bits where its processor has no products in them, a kernel of our own is faster, see
+`fp32_products`; all of this is for other dtypes, for GPUs, and for machines without a compiler.
 """
 
 import functools
