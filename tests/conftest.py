@@ -143,7 +143,7 @@ def no_compiler(monkeypatch):
     """Let products in fp32 go the way that they go on a machine without a compiler."""
     from kvbook.exact import fp32_products
 
-    monkeypatch.setattr(fp32_products, "kernel", lambda: None)
+    monkeypatch.setattr(fp32_products, "kernel", lambda _dtype: None)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from kvbook.exact.kernels import base
 
 @pytest.fixture
 def times():
-    found = fp32_products.kernel()
+    found = fp32_products.kernel(torch.float32)
     assert found, "this machine has no compiler of C++ (Debian: apt-get install g++)"
     return found
 
@@ -107,12 +107,12 @@ def test_narrower_vectors_give_the_same_bits(times, own_folder):
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         # There is one way to compile it here, and it is tried by every other test.
         return
-    narrow = fp32_products._loaded(
-        fp32_products._compiled(fp32_products.compiler(), [*fp32_products._FLAGS, *fp32_products._FLAGS_FOR["AVX2"]])
-    )
-    for shape in ((1, 45, 17), (9, 576, 33)):
-        x, weight = operands(*shape)
-        assert torch.equal(narrow(x, weight, None), times(x, weight, None))
+    for dtype, element in fp32_products._ELEMENTS.items():
+        flags = [*fp32_products._FLAGS, *fp32_products._FLAGS_FOR["AVX2"], f"-DELEMENT={element}"]
+        narrow = fp32_products._loaded(fp32_products._compiled(fp32_products.compiler(), flags), dtype)
+        for shape in ((1, 45, 17), (9, 576, 33)):
+            x, weight = (each.to(dtype) for each in operands(*shape))
+            assert torch.equal(narrow(x, weight, None), times(x.float(), weight.float(), None).to(dtype))
 
 
 def test_threads_may_multiply_at_once(times):
@@ -131,10 +131,6 @@ def test_threads_may_multiply_at_once(times):
 def slow(monkeypatch):
     """Let this be a processor without products in 16 bits."""
     monkeypatch.setattr(fp32_products, "slow_in_16_bits", lambda dtype: True)
-    kernel = fp32_products.kernel
-    kernel.cache_clear()
-    yield
-    kernel.cache_clear()
 
 
 NARROW = [torch.bfloat16, torch.float16]
@@ -142,33 +138,24 @@ NARROW = [torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_matrix_in_16_bits_gives_the_sums_of_its_copy_in_32_rounded_once(slow, layout, dtype):
-    times = fp32_products.kernel()
+def test_a_matrix_in_16_bits_gives_the_sums_of_its_copy_in_32_rounded_once(times, layout, dtype):
+    narrow = fp32_products.kernel(dtype)
     for shape in ((1, 45, 17), (9, 576, 33), (37, 1500, 49), (1, 1500, 300), (5, 16, 1)):
         x, weight = (each.to(dtype) for each in operands(*shape))
         matrix, bias = LAYOUTS[layout](weight), torch.randn(shape[2]).to(dtype)
         for summand in (None, bias):
             wide = times(x.float(), matrix.float(), None if summand is None else summand.float())
-            assert torch.equal(times(x, matrix, summand), wide.to(dtype))
+            assert torch.equal(narrow(x, matrix, summand), wide.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", NARROW)
 def test_where_16_bits_are_slow_a_model_has_equal_bits_by_this_kernel_however_it_is_fed(
     slow, llama, ids, dtype, monkeypatch
 ):
-    used = []
-    honest = fp32_products.kernel()
-    monkeypatch.setattr(fp32_products, "kernel", lambda: lambda *operands: used.append(1) or honest(*operands))
+    used, kernel = set(), fp32_products.kernel
+    monkeypatch.setattr(fp32_products, "kernel", lambda wanted: used.add(wanted) or kernel(wanted))
     assert all(found.equal_rows == found.rows for found in verify(copy.deepcopy(llama).to(dtype), ids))
-    assert used
-
-
-def test_control_a_matrix_in_16_bits_that_is_read_otherwise_is_not_used(slow):
-    times = fp32_products.kernel()
-    assert fp32_products.holds(times)
-    assert not fp32_products.holds(
-        harmed(times, lambda out, x, weight: out.mul_(1 + 2**-6 * (weight.dtype == torch.bfloat16)))
-    )
+    assert dtype in used
 
 
 PROCESSORS = {
@@ -218,34 +205,39 @@ def harmed(times, harm):
 
     def otherwise(x, weight, bias):
         out = times(x, weight, bias)
-        harm(out, x, weight)
+        # By about a last digit.
+        harm(out, x, weight, 1e-6 if out.dtype == torch.float32 else 2**-7)
         return out
 
     return otherwise
 
 
 HARMS = {
-    "for many rows": lambda out, x, weight: out.mul_(1 + 1e-6 * (len(x) > 4)),
-    "in the last row of a tile": lambda out, x, weight: out[3:4].mul_(1 + 1e-6),
-    "in a wide matrix": lambda out, x, weight: out.mul_(1 + 1e-6 * (out.shape[1] > 8)),
-    "in the other layout": lambda out, x, weight: out.mul_(1 + 1e-6 * (weight.stride(0) != 1)),
-    "where something is left over": lambda out, x, weight: out.mul_(1 + 1e-6 * (x.shape[1] % 16 > 0 and len(x) > 1)),
+    "for many rows": lambda out, x, weight, digit: out.mul_(1 + digit * (len(x) > 4)),
+    "in the last row of a tile": lambda out, x, weight, digit: out[3:4].mul_(1 + digit),
+    "in a wide matrix": lambda out, x, weight, digit: out.mul_(1 + digit * (out.shape[1] > 8)),
+    "in the other layout": lambda out, x, weight, digit: out.mul_(1 + digit * (weight.stride(0) != 1)),
+    "where something is left over": lambda out, x, weight, digit: out.mul_(
+        1 + digit * (x.shape[1] % 16 > 0 and len(x) > 1)
+    ),
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
 @pytest.mark.parametrize("harm", HARMS)
-def test_control_a_kernel_that_adds_up_otherwise_somewhere_is_not_used(times, harm):
-    assert fp32_products.holds(times)
-    assert not fp32_products.holds(harmed(times, HARMS[harm]))
+def test_control_a_kernel_that_adds_up_otherwise_somewhere_is_not_used(harm, dtype):
+    times = fp32_products.kernel(dtype)
+    assert fp32_products.holds(times, dtype)
+    assert not fp32_products.holds(harmed(times, HARMS[harm]), dtype)
 
 
 @pytest.mark.slow
 def test_it_is_compiled_once_and_then_loaded(own_folder):
-    assert fp32_products.kernel() is not None
+    assert fp32_products.kernel(torch.float32) is not None
     (made,) = own_folder.iterdir()
     before = made.stat().st_mtime_ns
     fp32_products.kernel.cache_clear()
-    assert fp32_products.kernel() is not None
+    assert fp32_products.kernel(torch.float32) is not None
     assert [made] == list(own_folder.iterdir())
     assert made.stat().st_mtime_ns == before
 
@@ -291,7 +283,7 @@ LACKS = [
 @pytest.mark.parametrize("lack", LACKS)
 def test_where_it_cannot_be_compiled_products_are_as_invariant_without_it(own_folder, tmp_path, monkeypatch, lack):
     lack(tmp_path, monkeypatch)
-    assert fp32_products.kernel() is None
+    assert fp32_products.kernel(torch.float32) is None
     base("aten::mm", "CPU")
     x, weight = operands(37, 96, 64)
     whole = rows.product(x, weight)

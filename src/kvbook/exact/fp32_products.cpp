@@ -2,7 +2,8 @@
 // sixteen sums side by side, the k-th term in the sum k mod 16, and then these in pairs, (i, i + 8), (i, i + 4), and so on.
 // Each of the sixteen is a sum of sums, of the terms of one stretch each; what is left over at the end is a stretch of its own.
 // A row's bits so depend neither on the number of rows, nor on threads, nor on how wide the processor's vectors are.
-// The matrix is in fp32, or in 16 bits and converted where it is read, which rounds nothing.
+// The matrix is in fp32, or in 16 bits and converted where it is read, which rounds nothing: ELEMENT is Float, Bf16 or Fp16.
+// One alone is compiled at a time, for with several in one file the compiler makes the first one slower.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -25,20 +26,25 @@ typedef float Eight __attribute__((vector_size(32)));
 #endif
 typedef int EightPlaces __attribute__((vector_size(32)));
 
-inline float value(const float* from) { return *from; }
-#if defined(IN_16_BITS)
+struct Float {
+  float number;
+};
 struct Bf16 {
   uint16_t bits;
 };
 struct Fp16 {
   uint16_t bits;
 };
+typedef ELEMENT Element;
+
+inline float value(const Float* from) { return from->number; }
 inline float value(const Bf16* from) {
   const uint32_t bits = (uint32_t)from->bits << 16;
   float out;
   std::memcpy(&out, &bits, sizeof out);
   return out;
 }
+#if defined(__F16C__)
 inline float value(const Fp16* from) { return _cvtsh_ss(from->bits); }
 #endif
 
@@ -55,12 +61,11 @@ typedef int Places __attribute__((vector_size(64)));
 constexpr int ROWS = 4, COLUMNS = 6;
 
 inline Vector load(const float* from) { return (Vector)_mm512_loadu_ps(from); }
-#if defined(IN_16_BITS)
+inline Vector load(const Float* from) { return load(&from->number); }
 inline Vector load(const Bf16* from) {
   return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
 }
 inline Vector load(const Fp16* from) { return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
-#endif
 inline Vector plus_product(Vector sum, Vector a, Vector b) {
   return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 }
@@ -99,7 +104,8 @@ inline Vector load(const float* from) {
   std::memcpy(&out, from, sizeof out);
   return out;
 }
-#if defined(IN_16_BITS)
+inline Vector load(const Float* from) { return load(&from->number); }
+#if defined(__AVX2__)
 inline Vector load(const Bf16* from) {
   return (Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
 }
@@ -178,8 +184,8 @@ inline void add(Vector* sums, const float* x, long x_row, const W* w, long w_col
 }
 
 // Plain: of one stretch, with nothing left over. Its sums stay in registers, which they do not where more may be added.
-template <int R, int C, bool PLAIN, class W>
-__attribute__((noinline)) void tile(const Operands& of, long row, long column, const W* w) {
+template <int R, int C, bool PLAIN>
+__attribute__((noinline)) void tile(const Operands& of, long row, long column, const Element* w) {
   constexpr int EIGHTS = (R * C + 7) / 8;
   Vector sums[EIGHTS * 8 * PARTS] = {};
   const float* x = of.x + row * of.x_row;
@@ -207,15 +213,14 @@ __attribute__((noinline)) void tile(const Operands& of, long row, long column, c
       of.out[(row + r) * of.out_row + column + c] = done[r * C + c] + (of.bias ? of.bias[column + c] : 0.0f);
 }
 
-template <class W>
-using Tile = void (*)(const Operands&, long, long, const W*);
+typedef void (*Tile)(const Operands&, long, long, const Element*);
 
 // The tile of so many rows and columns, at most those of a full one.
-template <int R, int C, class W>
-Tile<W> of_size(long rows, long columns, bool plain) {
-  if constexpr (R > 1) if (rows < R) return of_size<R - 1, C, W>(rows, columns, plain);
-  if constexpr (C > 1) if (columns < C) return of_size<R, C - 1, W>(rows, columns, plain);
-  return plain ? tile<R, C, true, W> : tile<R, C, false, W>;
+template <int R, int C>
+Tile of_size(long rows, long columns, bool plain) {
+  if constexpr (R > 1) if (rows < R) return of_size<R - 1, C>(rows, columns, plain);
+  if constexpr (C > 1) if (columns < C) return of_size<R, C - 1>(rows, columns, plain);
+  return plain ? tile<R, C, true> : tile<R, C, false>;
 }
 
 // A single row has registers for more columns.
@@ -226,8 +231,7 @@ constexpr int COPIED = 4 * COLUMNS, SUMMED = 128;
 constexpr long GROUP = 1 << 18;
 
 // One row times columns that lie side by side, in the same order; a whole line of the matrix is read at once.
-template <class W>
-void row_of_columns(const Operands& of, long column, long count, const W* w, long w_inner) {
+void row_of_columns(const Operands& of, long column, long count, const Element* w, long w_inner) {
   float sums[LANES][SUMMED] = {}, kept[LANES][SUMMED];
   const long whole = of.inner / LANES * LANES;
   for (long first = 0; first < of.inner;) {
@@ -246,23 +250,12 @@ void row_of_columns(const Operands& of, long column, long count, const W* w, lon
       for (long c = 0; c < count; c++) sums[i][c] += sums[i + half][c];
   for (long c = 0; c < count; c++) of.out[column + c] = sums[0][c] + (of.bias ? of.bias[column + c] : 0.0f);
 }
+}  // namespace
 
-// All tiles of a block of columns, for one group of rows.
-template <class W>
-void block_of_columns(const Operands& of, long first, long end, long rows, long column, long count, const W* w, bool plain) {
-  if (rows == 1) {
-    for (long c = 0; c < count; c += COLUMNS_OF_ONE)
-      of_size<1, COLUMNS_OF_ONE, W>(1, count - c, plain)(of, 0, column + c, w + c * of.w_column);
-    return;
-  }
-  for (long row = first; row < end; row += ROWS)
-    for (long c = 0; c < count; c += COLUMNS)
-      of_size<ROWS, COLUMNS, W>(end - row, count - c, plain)(of, row, column + c, w + c * of.w_column);
-}
-
-template <class W>
-void product(const float* x, long x_row, const W* w, long w_inner, long w_column, const float* bias, float* out, long rows,
-             long inner, long columns, int threads) {
+// out = x w + bias, with x of shape (rows, inner), w of (inner, columns) and bias of (columns,) or null; strides in elements.
+// Where a column's numbers do not lie side by side, blocks of columns are copied first, but for a single row.
+extern "C" void kvbook_product(const float* x, long x_row, const Element* w, long w_inner, long w_column, const float* bias,
+                               float* out, long rows, long inner, long columns, int threads) {
   const bool plain = inner <= STRETCH && inner % LANES == 0;
   const bool copied = w_inner != 1, summed = copied && w_column == 1 && rows == 1;
   const long step = summed ? SUMMED : copied ? COPIED : rows == 1 ? COLUMNS_OF_ONE : COLUMNS;
@@ -272,37 +265,31 @@ void product(const float* x, long x_row, const W* w, long w_inner, long w_column
   // Starting threads takes longer than a small product.
 #pragma omp parallel num_threads(threads) if (rows * inner * columns > 1 << 15)
   {
-    std::vector<float> copy(copied && !summed ? step * inner : 0);
+    std::vector<Element> copy(copied && !summed ? step * inner : 0);
     for (long first = 0; first < rows; first += group) {
       const long end = std::min(first + group, rows);
 #pragma omp for schedule(static) nowait
       for (long block = 0; block < blocks; block++) {
         const long column = block * step, count = std::min(step, columns - column);
-        const W* its = w + column * w_column;
+        const Element* its = w + column * w_column;
         if (summed) {
           row_of_columns(of, column, count, its, w_inner);
-        } else if (copied) {
-          for (long k = 0; k < inner; k++)
-            for (long c = 0; c < count; c++) copy[c * inner + k] = value(its + k * w_inner + c * w_column);
-          block_of_columns<float>(of, first, end, rows, column, count, copy.data(), plain);
-        } else {
-          block_of_columns(of, first, end, rows, column, count, its, plain);
+          continue;
         }
+        if (copied) {
+          for (long k = 0; k < inner; k++)
+            for (long c = 0; c < count; c++) copy[c * inner + k] = its[k * w_inner + c * w_column];
+          its = copy.data();
+        }
+        if (rows == 1) {
+          for (long c = 0; c < count; c += COLUMNS_OF_ONE)
+            of_size<1, COLUMNS_OF_ONE>(1, count - c, plain)(of, 0, column + c, its + c * of.w_column);
+          continue;
+        }
+        for (long row = first; row < end; row += ROWS)
+          for (long c = 0; c < count; c += COLUMNS)
+            of_size<ROWS, COLUMNS>(end - row, count - c, plain)(of, row, column + c, its + c * of.w_column);
       }
     }
   }
 }
-}  // namespace
-
-// out = x w + bias, with x of shape (rows, inner), w of (inner, columns) and bias of (columns,) or null; strides in elements.
-// Where a column's numbers do not lie side by side, blocks of columns are copied first, but for a single row.
-#define PRODUCT(NAME, W)                                                                                                \
-  extern "C" void NAME(const float* x, long x_row, const W* w, long w_inner, long w_column, const float* bias,          \
-                       float* out, long rows, long inner, long columns, int threads) {                                  \
-    product(x, x_row, w, w_inner, w_column, bias, out, rows, inner, columns, threads);                                  \
-  }
-PRODUCT(kvbook_product, float)
-#if defined(IN_16_BITS)
-PRODUCT(kvbook_product_bf16, Bf16)
-PRODUCT(kvbook_product_fp16, Fp16)
-#endif

@@ -1,7 +1,7 @@
 """Products summed in fp32 by a kernel of our own, which adds every element up in one order: `fp32_products.cpp`.
 
 A library adds up one row in several sums side by side and many rows in one, so no number of rows serves both.  This kernel
-is as fast as either, and its error is that of several sums.  It is compiled where it is first wanted, in about two seconds,
+is as fast as either, and its error is that of several sums.  It is compiled where it is first wanted, in about three seconds,
 and kept.  Without a compiler products run on row counts that the library grants, see `rows`: slower, and with the larger error.
 
 It takes matrices in fp32, and in 16 bits where the processor has no instructions for their products: there a library takes one
@@ -31,12 +31,8 @@ _SECONDS = 120
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-# The kernel's function for a matrix in each dtype.
-_FUNCTIONS = {
-    torch.float32: "kvbook_product",
-    torch.bfloat16: "kvbook_product_bf16",
-    torch.float16: "kvbook_product_fp16",
-}
+# What the kernel is compiled for, by the matrix's dtype.
+_ELEMENTS = {torch.float32: "Float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
 # The first instructions of a processor, in torch's words, and those that oneDNN may be held to, without products in 16 bits.
 _INSTRUCTIONS = {torch.bfloat16: "avx512_bf16", torch.float16: "avx512_fp16"}
 _LIMITS_WITHOUT = {
@@ -58,9 +54,8 @@ def slow_in_16_bits(dtype: torch.dtype) -> bool:
 def kernel_for(weight: torch.Tensor) -> Kernel | None:
     """Give the kernel for products with a matrix; None where a library's is the better one, or none can be compiled."""
     dtype = weight.dtype
-    if not weight.is_cpu or not (dtype == torch.float32 or (dtype in _INSTRUCTIONS and slow_in_16_bits(dtype))):
-        return None
-    return kernel()
+    wanted = dtype == torch.float32 or (dtype in _INSTRUCTIONS and slow_in_16_bits(dtype))
+    return kernel(dtype) if wanted and weight.is_cpu else None
 
 
 def folder() -> Path:
@@ -76,19 +71,17 @@ def compiler() -> str | None:
 
 
 @functools.cache
-def kernel() -> Kernel | None:
-    """Compile the kernel, or load it where that was done before; None where it cannot be or does not hold."""
+def kernel(dtype: torch.dtype) -> Kernel | None:
+    """Compile the kernel for a dtype, or load it where that was done before; None where it cannot be or does not hold."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     flags = _FLAGS_FOR.get(torch.backends.cpu.get_cpu_capability(), None if x86 else ())
     if flags is None or not (found := compiler()):
         return None
     try:
-        # Compiled for one dtype it takes two seconds, and for three seven.
-        narrow = ["-DIN_16_BITS"] if any(map(slow_in_16_bits, _INSTRUCTIONS)) else []
-        times = _loaded(_compiled(found, [*_FLAGS, *flags, *narrow]))
+        times = _loaded(_compiled(found, [*_FLAGS, *flags, f"-DELEMENT={_ELEMENTS[dtype]}"]), dtype)
     except (OSError, subprocess.SubprocessError):
         return None
-    return times if holds(times) else None
+    return times if holds(times, dtype) else None
 
 
 def _compiled(compiler: str, flags: list[str]) -> Path:
@@ -105,25 +98,11 @@ def _compiled(compiler: str, flags: list[str]) -> Path:
     return path
 
 
-def _loaded(path: Path) -> Kernel:
-    library, functions = ctypes.CDLL(str(path)), {}
+def _loaded(path: Path, dtype: torch.dtype) -> Kernel:
+    function = ctypes.CDLL(str(path)).kvbook_product
     pointer, number = ctypes.c_void_p, ctypes.c_long
-    for dtype, name in _FUNCTIONS.items():
-        # Those for 16 bits are compiled where they are wanted.
-        if function := getattr(library, name, None):
-            function.argtypes = [
-                pointer,
-                number,
-                pointer,
-                number,
-                number,
-                pointer,
-                pointer,
-                *[number] * 3,
-                ctypes.c_int,
-            ]
-            function.restype = None
-            functions[dtype] = function
+    function.argtypes = [pointer, number, pointer, number, number, pointer, pointer, *[number] * 3, ctypes.c_int]
+    function.restype = None
 
     def times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if x.shape[1] != weight.shape[0] or (bias is not None and bias.shape != weight.shape[1:]):
@@ -131,16 +110,18 @@ def _loaded(path: Path) -> Kernel:
             raise RuntimeError(
                 f"mat1 and mat2 shapes cannot be multiplied ({x.shape[0]}x{x.shape[1]} and {weight.shape[0]}x{weight.shape[1]})"
             )
-        if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
-            raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {x.dtype} != {weight.dtype}")
+        if len(given := {each.dtype for each in (x, weight, bias) if each is not None} | {dtype}) > 1:
+            raise RuntimeError(
+                f"mat1, mat2 and what is added must have the same dtype, but have {', '.join(map(str, given))}"
+            )
         wide = x.float().contiguous()
         out = wide.new_empty(x.shape[0], weight.shape[1])
         bias = None if bias is None else bias.float().contiguous()
-        functions[weight.dtype](
+        function(
             wide.data_ptr(), wide.stride(0), weight.data_ptr(), *weight.stride(), None if bias is None else bias.data_ptr(),
             out.data_ptr(), *x.shape, weight.shape[1], torch.get_num_threads(),
         )  # fmt: skip
-        return out.to(x.dtype)
+        return out.to(dtype)
 
     return times
 
@@ -149,15 +130,11 @@ def _loaded(path: Path) -> Kernel:
 _ROWS, _COLUMNS, _INNER = 9, 17, (16, 45, 128)
 
 
-def holds(times: Kernel) -> bool:
+def holds(times: Kernel, dtype: torch.dtype) -> bool:
     """Tell whether every element has the bits that it has by itself, in each place of each tile, and for both layouts."""
     for inner in _INNER:
-        for x, weight in (_telling(inner), (draw((_ROWS, inner), 5), draw((_COLUMNS, inner), 6))):
-            for dtype in filter(slow_in_16_bits, _INSTRUCTIONS):
-                narrow = x.to(dtype), weight.to(dtype).t()
-                wide = [each.float() for each in narrow]
-                if not torch.equal(times(*narrow, None), times(*wide, None).to(dtype)):
-                    return False
+        for numbers in (_telling(inner), (draw((_ROWS, inner), 5), draw((_COLUMNS, inner), 6))):
+            x, weight = (each.to(dtype) for each in numbers)
             alone = torch.cat([times(row[None], column[:, None], None) for row in x for column in weight])
             alone = alone.view(_ROWS, _COLUMNS)
             for matrix in (weight.t(), weight.t().contiguous()):

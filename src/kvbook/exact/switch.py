@@ -311,7 +311,7 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
       operator is called. For speed a decode step's linear layers, attention and norms are found above it. Everything is restored on
       leaving, also by an exception. Blocks nest.
     - On a CPU products in fp32 have a kernel of their own, and so have those in 16 bits where an x86 processor has no instructions
-      for them (bf16 before AVX512-BF16, fp16 before AVX512-FP16). It is compiled on first use, in two to seven seconds, with the
+      for them (bf16 before AVX512-BF16, fp16 before AVX512-FP16). It is compiled on first use, in about three seconds, with the
       compiler that ``CXX`` names, else ``c++``, ``g++`` or ``clang++``, and kept in the folder ``kvbook/kernels`` of a person's
       caches.
       Without a compiler, or with an empty ``CXX``, results are as invariant, but slower and with a larger error.
