@@ -34,6 +34,11 @@ def latest() -> dict[str, records.Run]:
     return dict(sorted(by_processor.items()))
 
 
+def heading(processor: str) -> str:
+    """Name a processor in words that a narrow column can break."""
+    return processor.replace("ONEDNN_MAX_CPU_ISA=", "held to ")
+
+
 def beside(runs: Mapping[str, records.Run]) -> pd.DataFrame:
     """Set the ratios of several processors side by side: in the order of the last bench, then what only others measured."""
     columns = {

@@ -52,11 +52,12 @@ def markdown(_context: Context) -> str:
         return ""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["what", "target", *runs])
+    writer.writerow(["what", "target", *map(bench.heading, runs)])
     for target in TARGETS:
         writer.writerow([target.what, target.words, *(_met(target, run.rows) for run in runs.values())])
     caption = (
-        "Targets of speed and the medians of the benches above. A cell is empty where that bench did not measure it."
+        "Targets of speed and the medians of the benches above. A cell is empty where that bench did not measure it. "
+        "Held to: in matrix products oneDNN took no later instructions than those, by `ONEDNN_MAX_CPU_ISA`."
     )
     return table_directive({"caption": caption, "name": "tab-targets", "csv": lines.getvalue()})
 
