@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import mini_book
@@ -16,10 +17,11 @@ import yaml
 from bs4 import BeautifulSoup
 from mini_book import STEM
 
+from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
 from kvreport.publishing import checkout as origin
-from kvreport.site import clean_assets, numrefs
+from kvreport.site import clean_assets, executed, numrefs
 from kvreport.site.overlay import Files, overlay
 
 
@@ -195,6 +197,19 @@ def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_numbe
     assert "The last square is 3.00" in article(book)
     # Sphinx alone would not read this page again: nothing in its own source has changed.
     assert "from another page: 3.00" in article(book, "index")
+
+
+def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, monkeypatch):
+    (tmp_path / "page.md").write_text("words")
+    env = SimpleNamespace(found_docs={"page"}, doc2path=lambda docname: tmp_path / f"{docname}.md")
+    app = SimpleNamespace(srcdir=tmp_path, env=env, kvbook_chapters={})
+
+    def read_again():
+        return executed._read_again_what_was_run_again(app, env, set(), set(), set())
+
+    assert [read_again(), read_again()] == [[], []]
+    monkeypatch.setattr(fingerprint, "of_source", lambda modules: "other code" * ("kvreport.site.inserts" in modules))
+    assert [read_again(), read_again()] == [["page"], []]
 
 
 def test_repository_colab_and_site_are_linked_where_they_are_known(book):

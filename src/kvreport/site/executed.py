@@ -55,6 +55,8 @@ def _read_again_what_was_run_again(
     now["book"] = f"{origin.of(Path(app.srcdir))} {pdf.wanted()}"
     # What the chapters' statements are evaluated from.
     now["evidence"] = fingerprint.of_values(evidence.manifest())
+    # What writes tables and lists into pages.
+    now["code"] = fingerprint.of_source(["kvreport.site.inserts", __name__])
     # The last bench, which a page shows.
     now["bench"] = [run.hash for run in bench.latest().values()]
     before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
