@@ -202,7 +202,7 @@ def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_numbe
 def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, monkeypatch):
     (tmp_path / "page.md").write_text("words")
     env = SimpleNamespace(found_docs={"page"}, doc2path=lambda docname: tmp_path / f"{docname}.md")
-    app = SimpleNamespace(srcdir=tmp_path, env=env, kvbook_chapters={})
+    app = SimpleNamespace(srcdir=ROOT, env=env, kvbook_chapters={})
 
     def read_again():
         return executed._read_again_what_was_run_again(app, env, set(), set(), set())
