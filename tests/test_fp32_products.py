@@ -103,6 +103,7 @@ def test_its_error_is_below_that_of_one_sum(times, inner):
     assert ours < 0.5 * in_turn
 
 
+@pytest.mark.slow
 def test_narrower_vectors_give_the_same_bits(times, own_folder):
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         # There is one way to compile it here, and it is tried by every other test.
