@@ -139,6 +139,7 @@ def test_every_chapter_that_asks_for_evidence_asks_for_what_it_measures():
     assert {cell.chapter for cell in listed} >= {"layer_drift"}
 
 
+@pytest.mark.slow
 def test_what_a_chapter_asks_for_is_what_is_published_and_control_another_length_is_not():
     cells = [cell for timed in (False, True) for cell in making.cells(timed)]
     assert [cell.label for cell in cells if not cell.recorded_on()] == []
