@@ -21,6 +21,7 @@ def grouped_product(
             "with experts_implementation='eager'"
         )
     start, found = 0, []
+    # Of fewer rows than experts, as in a decode step, most are alone at theirs.
     single = rows.for_one_of(weights) if len(x) < len(weights) else None
     for expert, stop in enumerate(offs.tolist()):
         if stop - start == 1 and single:

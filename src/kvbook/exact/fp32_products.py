@@ -35,11 +35,8 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tenso
 _ELEMENTS = {torch.float32: "Float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
 # The first instructions of a processor, in torch's words, and those that oneDNN may be held to, without products in 16 bits.
 _INSTRUCTIONS = {torch.bfloat16: "avx512_bf16", torch.float16: "avx512_fp16"}
-_LIMITS_WITHOUT = {
-    torch.bfloat16: {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"},
-    torch.float16: {"AVX512_CORE_BF16"},
-}
-_LIMITS_WITHOUT[torch.float16] |= _LIMITS_WITHOUT[torch.bfloat16]
+_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
+_LIMITS_WITHOUT = {torch.bfloat16: _WITHOUT_BF16, torch.float16: _WITHOUT_BF16 | {"AVX512_CORE_BF16"}}
 
 
 @functools.cache

@@ -305,7 +305,7 @@ _stacks: dict[tuple[object, ...], bool] = {}
 
 def for_one_of(weights: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """Give the product of a single row with any matrix of a stack; None where a row by itself does not serve for all of them."""
-    if not weights.is_cpu:
+    if not weights.is_cpu or fp32_products.kernel_for(weights):
         return None
     strides = weights.stride()
     about = (weights.dtype, weights.shape, strides, _into_line(weights), torch.get_num_threads())
@@ -314,7 +314,7 @@ def for_one_of(weights: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], 
         alone = bool(weights.numel()) and not strides[0] * weights.element_size() % _LINE
         if alone:
             first = weights[0]
-            alone = not fp32_products.kernel_for(first) and _row_counts(first, None).plan(1, first, None)[0].size == 1
+            alone = _row_counts(first, None).plan(1, first, None)[0].size == 1
         _stacks[about] = alone
     return _one_row if alone else None
 

@@ -24,6 +24,7 @@ def _processor() -> str:
 
 
 def _model() -> str:
+    """Name the processor as the system does."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
