@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -65,6 +66,17 @@ def test_a_processor_whose_instructions_are_limited_is_another_one(runs, monkeyp
     assert limited["device_name"].startswith(limited["processor"])
     made = [records.run("e", {"machine": each}, measure(["u"])) for each in (whole, limited)]
     assert made[0].hash != made[1].hash
+
+
+def test_a_limit_of_openblas_makes_another_processor_only_where_torch_multiplies_with_it(monkeypatch):
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    whole = machine.describe("cpu")["processor"]
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    for library, expected in (("mkl", whole), ("open", f"{whole}, OPENBLAS_CORETYPE=Haswell")):
+        monkeypatch.setattr(
+            torch.__config__, "show", lambda library=library: f"BLAS_INFO={library}, BUILD_TYPE=Release"
+        )
+        assert machine.describe("cpu")["processor"] == expected
 
 
 @pytest.mark.slow

@@ -14,13 +14,15 @@ from kvbook import __version__, paths
 # With these a person chooses which kernels a library may take, and so changes bits and times.
 _LIMITS = (
     "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
-    "OPENBLAS_CORETYPE",
 )  # fmt: skip
+_OPENBLAS_LIMIT = "OPENBLAS_CORETYPE"
 
 
 def _processor() -> str:
     """Name the processor, with what the environment lets libraries use of it: less of it is another kind of processor."""
-    return ", ".join([_model(), *(f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name))])
+    # Machines set this one for NumPy's library; it matters only where torch multiplies with OpenBLAS, too.
+    limits = (*_LIMITS, _OPENBLAS_LIMIT) if "BLAS_INFO=open" in torch.__config__.show() else _LIMITS
+    return ", ".join([_model(), *(f"{name}={os.environ[name]}" for name in limits if os.environ.get(name))])
 
 
 def _model() -> str:
