@@ -2,10 +2,12 @@ import gc
 import subprocess
 import sys
 import weakref
+from importlib import metadata
 
 import pytest
+import torch
 
-from kvbook import garbage, paths
+from kvbook import __version__, garbage, paths
 
 
 class Circle:
@@ -45,6 +47,12 @@ def refused(done):
 )
 def test_bad_input_is_one_line_and_status_2(kvbook_here, arguments):
     refused(kvbook_here(*arguments))
+
+
+def test_the_versions_are_printed_with_those_of_the_libraries(kvbook_here):
+    done = kvbook_here("--version")
+    expected = f"kvbook {__version__}, torch {torch.__version__}, transformers {metadata.version('transformers')}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
 @pytest.mark.slow

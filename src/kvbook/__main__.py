@@ -2,14 +2,14 @@
 
 import sys
 from dataclasses import replace
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import typer.core
 
-from kvbook import garbage
+from kvbook import __version__, garbage
 from kvbook.errors import UserError
 
 # Entry points of this group are functions that take the app and its group `models`.
@@ -34,12 +34,30 @@ app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
     add_completion=False,
-    help="Is the KV cache of a model right, and what does it change?",
 )
 models_app = typer.Typer(no_args_is_help=True, help="The models: what there is, and how the stand-ins were made.")
 app.add_typer(models_app, name="models")
 records_app = typer.Typer(no_args_is_help=True, help="The recorded runs in data/runs.")
 app.add_typer(records_app, name="records")
+
+
+def _print_versions(asked: bool) -> None:
+    """Print what a report of a bug needs, and stop."""
+    if asked:
+        typer.echo(f"kvbook {__version__}, torch {version('torch')}, transformers {version('transformers')}")
+        raise typer.Exit
+
+
+@app.callback(help="Is the KV cache of a model right, and what does it change?")
+def options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_versions, is_eager=True, help="Print the versions of kvbook and its libraries."
+        ),
+    ] = False,
+) -> None:
+    """Hold the options of the program as a whole."""
 
 
 @models_app.command("list")
