@@ -8,6 +8,7 @@ tries every architecture of the installed transformers::
 
 import dataclasses
 import inspect
+import itertools
 import sys
 import warnings
 from typing import Any
@@ -30,6 +31,7 @@ _LARGEST = 20e6
 LENGTH = 19
 # Beyond it in fp64 a difference, over the spread of the logits, is no rounding.
 WRONG = 1e-10
+_PADDING = 2
 
 
 class NotBuilt(Exception):
@@ -136,7 +138,34 @@ def _parts(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int]) -> torch
     return torch.cat(logits, 1)
 
 
+def _behind_padding(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor | None:
+    """Feed one prompt and single tokens behind two masked ones; None where such a text fed whole has other logits."""
+    takes = inspect.signature(model.forward).parameters
+    if not {"attention_mask", "position_ids"} <= takes.keys():
+        return None
+    padded = torch.cat([torch.full((1, _PADDING), 3), ids], 1)
+    mask = (torch.arange(padded.shape[1]) >= _PADDING).long()[None]
+    places = (torch.arange(padded.shape[1]) - _PADDING).clamp(min=0)[None]
+    whole = model(padded, attention_mask=mask, position_ids=places, use_cache=False).logits[:, _PADDING:]
+    alone = model(ids, use_cache=False).logits
+    # As wide as in fp64, in roundoffs.
+    limit = WRONG / torch.finfo(torch.float64).eps * torch.finfo(alone.dtype).eps
+    if not (whole - alone).double().abs().max() < limit * alone.double().std():
+        return None
+    held: dict[str, Any] = {}
+    logits = []
+    for begin, end in itertools.pairwise([0, *range(9, padded.shape[1] + 1)]):
+        given = {"attention_mask": mask[:, :end], "position_ids": places[:, begin:end], "use_cache": True}
+        output = model(padded[:, begin:end], **given, **held)
+        held = {key: value for key, value in output.items() if key in takes and key != "logits" and value is not None}
+        if not held:
+            return None
+        logits.append(output.logits)
+    return torch.cat(logits, 1)[:, _PADDING:]
+
+
 PATHS = {
+    "behind padding": _behind_padding,
     "steps": lambda model, ids: _parts(model, ids, [3] + [1] * (LENGTH - 3)),
     "two parts": lambda model, ids: _parts(model, ids, [11, LENGTH - 11]),
     "batch": lambda model, ids: model(torch.cat([ids, ids.flip(1)]), use_cache=False).logits[:1],
@@ -214,7 +243,8 @@ def main() -> int:
         built += 1
         # Where a cached path could not be tried, nothing contradicts a verdict on it.
         cleared = called.get(name) == "bug" and not found["wrong"] and len(found["tried"]) == len(PATHS)
-        fault = found["causal"] and (found["silent"] or cleared)
+        missed = called.get(name) in ("rounding", "exact") and found["wrong"]
+        fault = found["causal"] and (found["silent"] or cleared or missed)
         faults += bool(fault)
         print(f"{name:26s} {'FAULT ' if fault else ''}called {called.get(name)}: {found}", flush=True)
     print(f"{built} built, {faults} faults")

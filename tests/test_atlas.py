@@ -100,6 +100,19 @@ def test_control_a_cache_that_forgets_a_key_too_early_is_called_a_bug(monkeypatc
     assert row["token by token, first wrong position"] < 3
 
 
+def test_a_cache_behind_padding_is_called_a_bug_where_only_the_full_pass_masks_it():
+    row = columns.measure("git")
+    assert row["left padding"] == "rounding"
+    assert row["left padding, token by token"] == table.verdict(row) == "bug"
+
+
+def test_a_class_whose_full_pass_changes_with_padding_is_not_accused_of_its_cache():
+    row = columns.measure("trocr")
+    assert row["left padding"] == "padding counts"
+    assert row["left padding, token by token"].startswith("not applicable")
+    assert table.verdict(row) == "rounding"
+
+
 @pytest.mark.parametrize(
     ("name", "causal"), [("gpt2", True), ("mamba2", True), ("xlnet", False), ("prophetnet", False)]
 )
@@ -118,7 +131,7 @@ def test_a_killed_run_goes_on_and_a_failing_architecture_is_a_row(tmp_path, monk
     path = tmp_path / "rows.jsonl"
     rows = list(running.run(["gpt2", "llama"], path))
     assert {row["architecture"]: row["status"] for row in rows} == {"gpt2": "fails", "llama": "ran"}
-    assert next(row["reason"] for row in rows if row["architecture"] == "gpt2") == "RuntimeError: no such"
+    assert next(row["reason"] for row in rows if row["architecture"] == "gpt2") == "RuntimeError: no such luck"
     with path.open("a") as file:
         file.write('{"architecture": "mis')
     assert [row["architecture"] for row in running.run(["gpt2", "llama", "opt"], path)] == ["opt"]

@@ -1,6 +1,7 @@
 """One row of the atlas: what one architecture's cache does, at three roundoffs and under row-invariant arithmetic."""
 
 import contextlib
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,9 +41,9 @@ def _ready(name: str, dtype: str, device: str) -> feeding.Fed:
         return feeding.look_at(configurations.build(name, wanted, experts="eager", device=device))
 
 
-def first_line(error: BaseException) -> str:
-    """Give an error in one line, with its class."""
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
+def in_one_line(error: BaseException) -> str:
+    """Give an error in one line, with its class: the reason often stands on the second."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
 
 
 def measure(name: str, device: str = "cpu") -> dict[str, Any]:
@@ -78,7 +79,7 @@ def _drifts(fed: feeding.Fed, dtype: str) -> Iterator[dict[str, Any]]:
                 try:
                     found = feed(fed, ids).double()
                 except Exception as error:
-                    yield about | {"drift": None, "error": first_line(error)}
+                    yield about | {"drift": None, "error": in_one_line(error)}
                     continue
                 off = (found - expected).square().mean(-1).sqrt()[0] / expected.std()
                 yield about | {"drift": off.max().item(), "off": off.tolist(), "error": None}
@@ -90,7 +91,7 @@ def _as_it_is(name: str, device: str, causal: bool, static: bool) -> dict[str, A
         try:
             rows += _drifts(_ready(name, dtype, device), dtype)
         except Exception as error:
-            rows.append({"dtype": dtype, "path": None, "error": first_line(error)})
+            rows.append({"dtype": dtype, "path": None, "error": in_one_line(error)})
     table = pd.DataFrame(rows)
     found: dict[str, Any] = {}
     for path in feeding.PATHS:
@@ -134,7 +135,7 @@ def _first_operations(name: str, device: str, ids: torch.Tensor) -> dict[str, An
                 # MPT makes no mask for a single token, and fails.
                 first = first_operation(model, ids, (2, *_FEWER))
         except Exception as error:
-            row |= {f"first operation, {dtype}": first_line(error), f"first kind, {dtype}": "fails"}
+            row |= {f"first operation, {dtype}": in_one_line(error), f"first kind, {dtype}": "fails"}
             continue
         if first is None:
             said, kind = "none", "none"
@@ -154,7 +155,7 @@ def _under_row_invariance(name: str, device: str, ids: torch.Tensor, paths: list
             fed = _ready(name, dtype, device)
         except Exception as error:
             # Some class does not run in every dtype, row-invariant or not.
-            found[f"row-invariant {dtype} left out"] = first_line(error)
+            found[f"row-invariant {dtype} left out"] = in_one_line(error)
             continue
         with row_invariant():
             expected = _tried(lambda fed=fed, ids=ids: feeding.full(fed, ids))
@@ -177,8 +178,9 @@ def _tried(feed: Callable[[], torch.Tensor]) -> torch.Tensor | str:
     except NotInvariant as error:
         return f"refused: {_operation(error)}"
     except Exception as error:
-        return f"fails: {first_line(error)}"
+        return f"fails: {in_one_line(error)}"
 
 
 def _operation(error: NotInvariant) -> str:
-    return str(error).removeprefix("row_invariant() ").split(":  ")[0].split(", which")[0][:150]
+    said = str(error).removeprefix("row_invariant() ").split(":  ")[0].split(", which")[0]
+    return textwrap.shorten(said, 200, placeholder=" …")

@@ -69,7 +69,7 @@ def _child(name: str, device: str, pipe: Connection) -> None:
     try:
         row = columns.measure(name, device)
     except BaseException as error:
-        row = {"status": "fails", "reason": columns.first_line(error)}
+        row = {"status": "fails", "reason": columns.in_one_line(error)}
     pipe.send(row)
     pipe.close()
 

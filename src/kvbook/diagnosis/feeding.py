@@ -2,10 +2,14 @@
 
 import contextlib
 import inspect
+import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
+
+from kvbook.diagnosis import verdict
 
 # What classes call the cache that they return, and take back under the same name.
 _NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states", "mems")
@@ -85,11 +89,7 @@ def left_padded(fed: Fed, ids: torch.Tensor, padding: int) -> torch.Tensor:
 
     Classes of absolute positions count the padding, or know it by its id; each is given what it expects, if anything is.
     """
-    if "attention_mask" not in inspect.signature(fed.model.forward).parameters:
-        raise NoCache("takes no attention mask")
-    padded = torch.cat([ids.new_zeros(1, padding), ids], 1)
-    mask = torch.ones_like(padded)
-    mask[:, :padding] = 0
+    padded, mask = _with_padding(fed, ids, padding)
     expected = full(fed, ids)
     found = [full(fed, padded, attention_mask=mask)]
     # Some classes hand them on without naming them.
@@ -97,6 +97,50 @@ def left_padded(fed: Fed, ids: torch.Tensor, padding: int) -> torch.Tensor:
         found.append(full(fed, padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)))
     found = [logits[:, padding:] for logits in found]
     return min(found, key=lambda logits: (logits - expected).abs().max().nan_to_num(torch.inf).item())
+
+
+def left_padded_in_parts(fed: Fed, ids: torch.Tensor, padding: int, sizes: list[int]) -> torch.Tensor:
+    """Feed a padded text part by part onto a cache, its mask and its positions growing with it, as ``generate`` does.
+
+    Some classes count positions from the mask by themselves, or begin behind the padding's id; each is given what it expects,
+    if anything is.
+    """
+    if fed.name is None:
+        raise NoCache("no cache is returned")
+    padded, mask = _with_padding(fed, ids, padding)
+    stops = list(itertools.accumulate([0, padding + sizes[0], *sizes[1:]]))
+
+    def feed(places: torch.Tensor | None) -> torch.Tensor:
+        parts, cache = [], None
+        for start, stop in itertools.pairwise(stops):
+            given: dict[str, Any] = {} if cache is None else {fed.name: cache}
+            if places is not None:
+                given["position_ids"] = places[:, start:stop]
+            output = fed.model(padded[:, start:stop], use_cache=True, attention_mask=mask[:, :stop], **given)
+            cache = output[fed.name]
+            parts.append(output.logits)
+        return torch.cat(parts, 1)[:, padding:]
+
+    expected, tried = full(fed, ids), [feed(None)]
+    if "position_ids" in inspect.signature(fed.model.forward).parameters:
+        places = (mask.cumsum(-1) - 1).clamp(min=0)
+        tried += [
+            feed(places),
+            feed(places + (getattr(fed.model.config.get_text_config(), "pad_token_id", None) or 0) + 1),
+        ]
+    elif not verdict.is_small(verdict.drift_between(expected, tried[0]), expected.dtype):
+        raise NoCache("takes no position_ids")
+    return min(tried, key=lambda logits: verdict.drift_between(expected, logits))
+
+
+def _with_padding(fed: Fed, ids: torch.Tensor, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the padded text, and its mask."""
+    if "attention_mask" not in inspect.signature(fed.model.forward).parameters:
+        raise NoCache("takes no attention mask")
+    padded = torch.cat([ids.new_zeros(1, padding), ids], 1)
+    mask = torch.ones_like(padded)
+    mask[:, :padding] = 0
+    return padded, mask
 
 
 def cropped(fed: Fed, ids: torch.Tensor, at: int, wrong: int) -> torch.Tensor:

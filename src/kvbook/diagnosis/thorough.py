@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -134,15 +133,19 @@ def rows_of(
         for path in paths:
             row = {"path": path.name, "dtype": dtype, "source": "text", "sample": 0, "drift": None, "lacks": None}
             try:
-                row["drift"] = _drift(*path.compare(fed, text[:, : path.n_tokens]))
+                row["drift"] = verdict.drift_between(*path.compare(fed, text[:, : path.n_tokens]))
             except NoCache as error:
                 row["lacks"] = str(error)
             # A path that the class does not know raises whatever its code makes of it.
             except Exception as error:
                 row["lacks"] = f"raises {type(error).__name__}: {hub.first_line(error)}"[:150]
-            if row["drift"] is not None and not path.promised(model) and not _is_small(row["drift"], model.dtype):
+            if (
+                row["drift"] is not None
+                and not path.promised(model)
+                and not verdict.is_small(row["drift"], model.dtype)
+            ):
                 row |= {"drift": None, "lacks": "its class makes no promise about static caches"}
-            wrong = row["drift"] is not None and not _is_small(row["drift"], model.dtype)
+            wrong = row["drift"] is not None and not verdict.is_small(row["drift"], model.dtype)
             # Beyond a boundary the passes have lengths of their own.
             if wrong and path.n_tokens == LENGTH and fault():
                 row |= {"drift": None, "lacks": f"the full pass itself {fault()}"}
@@ -174,19 +177,6 @@ def still_open(paths: list[Path], rows: list[dict[str, Any]]) -> list[Path]:
     ]
 
 
-def _is_small(drift: float, dtype: torch.dtype) -> bool:
-    return drift <= verdict.LIMIT * torch.finfo(dtype).eps / 2
-
-
-def _drift(expected: torch.Tensor, found: torch.Tensor) -> float:
-    expected, found = expected.double(), found.double()
-    if not expected.isfinite().all():
-        return float("nan")
-    if not found.isfinite().all():
-        return float("inf")
-    return ((found - expected).square().mean(-1).sqrt().max() / expected.std()).item()
-
-
 # The paths.
 
 
@@ -202,41 +192,14 @@ _cropped = _against_full(lambda fed, ids: feeding.cropped(fed, ids, 10, 4))
 
 def _padded(fed: Fed, ids: torch.Tensor) -> Compared:
     expected, found = feeding.full(fed, ids), feeding.left_padded(fed, ids, PADDING)
-    if not _is_small(_drift(expected, found), expected.dtype):
+    if not verdict.is_small(verdict.drift_between(expected, found), expected.dtype):
         raise NoCache("the full pass itself changes with padding")
     return expected, found
 
 
 def _padded_steps(fed: Fed, ids: torch.Tensor) -> Compared:
-    """Feed a padded text token by token, its mask and its positions growing with it, as ``generate`` does."""
     expected, _ = _padded(fed, ids)
-    if fed.name is None:
-        raise NoCache("no cache is returned")
-    padded = torch.cat([ids.new_zeros(1, PADDING), ids], 1)
-    mask = torch.ones_like(padded)
-    mask[:, :PADDING] = 0
-    stops = range(2 + PADDING, padded.shape[1] + 1)
-
-    def feed(places: torch.Tensor | None) -> torch.Tensor:
-        parts, cache = [], None
-        for start, stop in itertools.pairwise([0, *stops]):
-            given: dict[str, Any] = {} if cache is None else {fed.name: cache}
-            if places is not None:
-                given["position_ids"] = places[:, start:stop]
-            output = fed.model(padded[:, start:stop], use_cache=True, attention_mask=mask[:, :stop], **given)
-            cache = output[fed.name]
-            parts.append(output.logits)
-        return torch.cat(parts, 1)[:, PADDING:]
-
-    # Some classes count positions from the mask by themselves, or begin behind the padding's id; each is given what it
-    # expects, if anything is.
-    tried = [feed(None)]
-    if "position_ids" in inspect.signature(fed.model.forward).parameters:
-        places = (mask.cumsum(-1) - 1).clamp(min=0)
-        tried += [feed(places), feed(places + (fed.model.config.get_text_config().pad_token_id or 0) + 1)]
-    elif not _is_small(_drift(expected, tried[0]), expected.dtype):
-        raise NoCache("takes no position_ids")
-    return expected, min(tried, key=lambda logits: _drift(expected, logits))
+    return expected, feeding.left_padded_in_parts(fed, ids, PADDING, _STEPS)
 
 
 def _copied(fed: Fed, ids: torch.Tensor) -> Compared:
@@ -268,9 +231,9 @@ def _generated(fed: Fed, ids: torch.Tensor, **options: Any) -> Compared:
         return feeding.full(fed, written.sequences[:, :-1])[:, -NEW:], torch.stack(written.logits, 1)
 
     compared = write(**options)
-    if not _is_small(_drift(*compared), compared[0].dtype):
+    if not verdict.is_small(verdict.drift_between(*compared), compared[0].dtype):
         without = write(use_cache=False)
-        if not _is_small(_drift(*without), without[0].dtype):
+        if not verdict.is_small(verdict.drift_between(*without), without[0].dtype):
             raise NoCache(
                 "generate() without a cache differs from a direct call too: it passes other positions or masks"
             )

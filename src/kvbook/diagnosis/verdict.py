@@ -28,6 +28,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy import stats
 
 from kvbook.measuring import estimates as fits
@@ -43,6 +44,21 @@ ROUNDING = {"float64": LIMIT, "float32": 2.0**6.5}
 SCATTER = 1.0
 BOUNDARY = 0.5
 _DRAWS = 500
+
+
+def drift_between(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Give the largest root mean square difference of a position's logits over the spread of the expected ones."""
+    expected, found = expected.double(), found.double()
+    if not expected.isfinite().all():
+        return float("nan")
+    if not found.isfinite().all():
+        return float("inf")
+    return ((found - expected).square().mean(-1).sqrt().max() / expected.std()).item()
+
+
+def is_small(drift: float, dtype: torch.dtype) -> bool:
+    """Tell whether one drift alone may be rounding."""
+    return drift <= LIMIT * torch.finfo(dtype).eps / 2
 
 
 @dataclass(frozen=True)

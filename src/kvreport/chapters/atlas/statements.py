@@ -67,6 +67,15 @@ def _twice(found: Results) -> int:
     return _prompts(found).count("fed twice")
 
 
+def _of_cropped(*answers: str) -> Callable[[Results], int]:
+    """Count those that feed the prompt twice and answer so when their cache is cropped."""
+    return lambda found: sum(
+        row["cropped"].startswith(answers)
+        for row in found.rows
+        if row.get("cache as long as the prompt") == "fed twice"
+    )
+
+
 _SHARE = "share of the architectures that"
 STATEMENTS: dict[str, Statement[Results]] = {
     "caches-are-sound": Statement(
@@ -134,6 +143,8 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "atlas_fp32_linear": _of(_first("float32", "linear"), _first("float32")),
     "atlas_bf16_attention": _of(_first("bfloat16", "attention"), _first("bfloat16")),
     "atlas_fed_twice": _of(_twice, lambda found: len(_prompts(found))),
+    "atlas_croppable": _of(_of_cropped(tables.EXACT, tables.ROUNDING), _twice),
+    "atlas_recurrent": _text(_of_cropped("not applicable: cannot be cropped: it holds a recurrent state")),
     "atlas_length": lambda _: str(feeding.LENGTH),
     "atlas_window": lambda _: str(configurations.WINDOW),
 }

@@ -108,7 +108,8 @@ def survey(rows: Rows) -> pd.DataFrame:
         remark = "; ".join(table.wrong_paths(row)) if kind == BUG else row.get("reason", "")
         cache = "" if row.get("cache", _USUAL) == _USUAL else f"cache: {row['cache']}"
         refused = "" if invariant(row) in (None, EXACT) else row["row_invariant"]
-        remark = "; ".join(filter(None, (remark, cache, refused)))
+        left = ", ".join(row.get("dtypes left out", ()))
+        remark = "; ".join(filter(None, (remark, cache, refused, left and f"not in {left}")))
         found.append(
             {
                 "architecture": row["architecture"],
