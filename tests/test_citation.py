@@ -8,9 +8,10 @@ import pytest
 from mini_book import STEM
 from pybtex.database import parse_string
 
-from kvreport.publishing import citation, published
+from kvreport.publishing import citation, evaluated, published
 from kvreport.publishing.checkout import Origin
 from kvreport.running import execution, planning
+from kvreport.site import citations
 
 BOOK = Origin(
     "A book: 50 % on caches & more", "0.1.0", ("{The authors}", "Doe, Jane"), ("The authors", "Jane Doe"), 2026
@@ -75,6 +76,106 @@ def test_equal_rows_give_equal_files_and_citations_and_other_rows_others(execute
     for kind in ("svg", "pdf", "png", "csv"):
         assert other[0].files[kind] != items[0].files[kind]
     assert entry(other) != entry(items)
+
+
+# Which machine
+
+
+def made(*hashes, device="Maker One, 1 thread", torch="9.8", recorded=True):
+    machine = {"device_name": device, "torch": torch, "transformers": "7.6"}
+    return {"runs": list(hashes), "machine": machine, "recorded": recorded, "models": []}
+
+
+def note(item):
+    of = citation.of_sentence if isinstance(item, published.Sentence) else citation.of_published
+    return parsed(of(item, BOOK)).fields["note"].replace("\\", "")
+
+
+def test_an_entry_names_the_recorded_runs_and_their_machines_not_the_one_that_built_the_page(items):
+    seeds = made("aaaaaaaa11111111", "bbbbbbbb22222222")
+    another = made("cccccccc33333333", device="Maker Two, 2 threads")
+    older, further = made("dddddddd44444444", torch="1.2"), made("eeeeeeee55555555")
+    item = replace(items[0], made_by=(seeds, another, older, further))
+    run = item.run
+    assert note(item).split("; ") == [
+        "figure fig-squares",
+        f"rows {item.rows_hash}",
+        "recorded runs aaaaaaaa, bbbbbbbb, eeeeeeee on Maker One, 1 thread, torch 9.8, transformers 7.6",
+        "recorded run cccccccc on Maker Two, 2 threads, torch 9.8, transformers 7.6",
+        "recorded run dddddddd on Maker One, 1 thread, torch 1.2, transformers 7.6",
+        f"page built by run {item.run_hash} ({run['profile']}), commit {run['commit']}",
+    ]
+    # Control: what names no runs names the machine that built the page.
+    assert run["machine"]["device_name"] in note(items[0])
+
+
+def test_what_this_machine_ran_is_cited_with_the_machine_that_built_the_page(items):
+    assert note(replace(items[0], made_by=(made("aaaaaaaa", recorded=False),))) == note(items[0])
+    # Control: beside a recorded run its own machine is named.
+    both = note(replace(items[0], made_by=(made("aaaaaaaa", recorded=False), made("bbbbbbbb", device="Maker Two"))))
+    assert "; run aaaaaaaa on Maker One, 1 thread," in both
+    assert "; recorded run bbbbbbbb on Maker Two," in both
+
+
+RUNS = """\
+from pathlib import Path
+from kvbook.runs import evidence
+from kvbook.runs.records import Run
+
+
+def recorded(seed, device):
+    machine = {"device_name": device, "processor": device, "threads": 1, "device": "cpu", "torch": "9.8", "transformers": "7.6"}
+    about = {"experiment": "squares", "hash": f"{seed}" * 16, "settings": {"seed": seed}, "machine": machine, "recorded": {}}
+    run = Run(about, Path())
+    run.__dict__["rows"] = rows
+    return run
+
+
+runs = [evidence.joined([recorded(seed, "Maker One") for seed in (1, 2)]), recorded(3, "Maker Two")]
+"""
+
+
+def test_the_runs_that_a_chapter_names_stand_in_its_files_and_in_what_the_command_prints(tmp_path):
+    root = mini_book.create(tmp_path / "book")
+    code = {name: mini_book.CODE[name].rstrip(")\n") for name in ("figure", "table")}
+    figure, table = f"{RUNS}{code['figure']}, runs=runs)\n", f"{code['table']}, runs=runs[:1])\n"
+    mini_book.write(root, figure=figure, table=table)
+    (chapter,) = planning.plan("few", mini_book.folders(root))
+    execution.execute(chapter)
+    citations.write([chapter], BOOK)
+    one, two = (
+        f"{name}, torch 9.8, transformers 7.6" for name in ("11111111, 22222222 on Maker One", "33333333 on Maker Two")
+    )
+    for name, said in {
+        "fig-squares": f"; recorded runs {one}; recorded run {two}; page",
+        "tab-squares": f"; recorded runs {one}; page",
+    }.items():
+        entry = (citations.folder(chapter) / f"{name}.bib").read_text("utf-8")
+        assert said in parsed(entry).fields["note"]
+        assert parsed(kvbook(root, "cite", name).stdout).fields["note"] == parsed(entry).fields["note"]
+
+
+def test_a_statement_is_cited_with_the_runs_of_the_processors_that_bear_it_out(tmp_path, monkeypatch):
+    one, two, three = (
+        made("aaaaaaaa", "bbbbbbbb"),
+        made("cccccccc", device="Maker Two"),
+        made("dddddddd", device="Three"),
+    )
+    outcomes = {"one": "holds", "two": "holds", "three": "not resolved"}
+    statement = {"processors": outcomes, "made_by": {"one": [one], "two": [two], "three": [three]}}
+    book = {"numbers": {}, "rows": [], "statements": {"grows": statement}}
+    monkeypatch.setattr(evaluated, "published", lambda chapter: book)
+    source = tmp_path / "01_x.ipynb"
+    source.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": "# X\nIt grows. {holds}`grows`\n"}]}))
+    (sentence,) = published.sentences([source])
+    assert note(sentence).split("; ")[2:] == [
+        "checked on recorded runs aaaaaaaa, bbbbbbbb on Maker One, 1 thread, torch 9.8, transformers 7.6",
+        "checked on recorded run cccccccc on Maker Two, torch 9.8, transformers 7.6",
+    ]
+    # Control: where no processor bears it out, none is named.
+    outcomes.update(dict.fromkeys(outcomes, "fails"))
+    (sentence,) = published.sentences([source])
+    assert note(sentence).endswith("; checked on no recorded run")
 
 
 # Nothing invented

@@ -2,6 +2,8 @@
 
 import copy
 import json
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,11 @@ import pytest
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring.estimates import Estimate
+from kvbook.runs.experiment import Experiment
 from kvbook.runs.records import Run
-from kvreport.publishing import captions, evaluated, judging, statements, verdicts
+from kvbook.settings import Settings
+from kvreport.publishing import captions, evaluated, judging, provenance, statements, verdicts
+from kvreport.publishing.chapter_results import ChapterResults
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.rules import Bound, Quantity, anyone, every
 from kvreport.publishing.statements import Checked, Statement
@@ -36,6 +41,17 @@ def test_every_statement_holds_on_the_printed_processor_and_none_speaks_against_
     found = evaluated.published(chapter.name)["statements"]
     fails = {name: one["told"] for name, one in found.items() if not statements.is_borne_out(one)}
     assert fails == {}
+
+
+@BY_NAME
+def test_every_statement_names_the_runs_that_it_was_checked_on(chapter):
+    for one in evaluated.published(chapter.name)["statements"].values():
+        for processor, outcome in one["processors"].items():
+            made_by = one["made_by"][processor]
+            # What the stand-ins have learnt ships with them, and is read from no run.
+            assert made_by or outcome == "not run" or chapter.name == "models"
+            assert {made["machine"]["processor"] for made in made_by} <= {processor}
+            assert all(made["recorded"] for made in made_by)
 
 
 @BY_NAME
@@ -145,6 +161,39 @@ def test_an_experiment_without_a_model_leaves_a_run_comparable():
     assert not evaluated._is_in_scope("this processor", {"drift": named, "shapes": shapes}, ["small"], "another")
     # Control: another model is told from it.
     assert not evaluated._is_in_scope("this processor", {"shapes": shapes}, ["small"], "one")
+
+
+@dataclass(frozen=True)
+class Results(ChapterResults):
+    EXPERIMENTS = tuple(Experiment(name, Settings, dict, print) for name in ("lengths", "times", "texts"))
+
+    lengths: Run | None
+    times: Run | None
+    texts: Run | None = None
+
+    @cached_property
+    def table(self) -> int:
+        return len(self.lengths.about)
+
+    @cached_property
+    def both(self) -> int:
+        return self.table + len(self.times.about)
+
+
+def test_results_know_which_runs_a_check_reads_also_where_a_table_was_computed_before():
+    lengths, times = (Run({"hash": name, "machine": {"processor": "Maker"}}, Path()) for name in ("1", "2"))
+    traced = provenance.traced(Results).of_runs({"lengths": lengths, "times": times})
+
+    def reads(look):
+        look(traced)
+        return traced.runs_read()
+
+    for _ in range(2):
+        assert reads(lambda found: found.table) == [lengths]
+        assert reads(lambda found: found.both) == [lengths, times]
+        assert reads(lambda found: found.texts) == []
+        # Control: to ask whose results they are is to read none of them.
+        assert reads(statements.Statement(None, None, on="Maker").is_for) == []
 
 
 # The page

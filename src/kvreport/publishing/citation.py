@@ -1,4 +1,4 @@
-"""A ready citation of the book, or of one figure or table with the run that made it, as BibTeX.
+"""A ready citation of the book, or of one figure, table or statement with the runs behind it, as BibTeX.
 
 An entry holds only what is known: no address unless the environment or git names one, no DOI unless CITATION.cff has it.
 """
@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from kvbook.errors import UserError
+from kvreport.publishing import provenance
 from kvreport.publishing.checkout import Origin
 from kvreport.publishing.published import Published, Sentence
 
@@ -63,14 +64,15 @@ def of_published(item: Published, book: Origin) -> str:
         BibTeX. Its key ends in the rows' hash, so that two versions of a figure can stand in one bibliography.
     """
     run = item.run
-    made = [
-        f"{item.kind} {item.name}",
-        f"rows {item.rows_hash}",
-        f"run {item.run_hash} ({run['profile']})",
-        f"commit {run['commit']}",
-        str(run["machine"]["device_name"]),
-    ]
-    made += [f"{name} {run['versions'][name]}" for name in ("torch", "transformers") if name in run["versions"]]
+    made = [f"{item.kind} {item.name}", f"rows {item.rows_hash}"]
+    page = [f"run {item.run_hash} ({run['profile']})", f"commit {run['commit']}"]
+    # A page that older code built does not say which runs are recorded.
+    if any(one.get("recorded") for one in item.made_by):
+        # The machine that built the page, and its versions, made none of these rows.
+        made += [*provenance.named(item.made_by), f"page built by {', '.join(page)}"]
+    else:
+        made += [*page, str(run["machine"]["device_name"])]
+        made += [f"{name} {run['versions'][name]}" for name in ("torch", "transformers") if name in run["versions"]]
     fields = {
         "author": " and ".join(book.authors),
         "title": f"{{{_tex(heading(item))}}}",
@@ -98,11 +100,8 @@ def of_sentence(item: Sentence, book: Origin) -> str:
     str
         BibTeX. Its key ends in the hash of the rows that the statement was checked on.
     """
-    made = [
-        f"statement {item.name}",
-        f"rows {item.rows_hash}",
-        f"checked on {', '.join(item.processors) or 'no processor'}",
-    ]
+    checked = [f"checked on {runs}" for runs in provenance.named(item.made_by)] or ["checked on no recorded run"]
+    made = [f"statement {item.name}", f"rows {item.rows_hash}", *checked]
     fields = {
         "author": " and ".join(book.authors),
         "title": f"{{{_tex(plain(item.text))}}}",

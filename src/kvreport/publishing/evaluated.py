@@ -15,7 +15,7 @@ from typing import Any
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.runs import evidence, records
-from kvreport.publishing import statements, verdicts, wording
+from kvreport.publishing import provenance, statements, verdicts, wording
 
 Evaluated = dict[str, Any]
 # A number that every chapter has: on what its printed runs were made.
@@ -26,7 +26,8 @@ def published(chapter: str) -> Evaluated | None:
     """Evaluate a chapter on what it publishes, once for each processor; None where it has no statements.
 
     Numbers are of the runs that are printed.  Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``,
-    ``processors``, the outcome on each, and ``processor``, the first that has rows for it, whose outcome is printed.
+    ``processors``, the outcome on each, ``made_by``, the runs that its check reads on each, and ``processor``, the first that
+    has rows for it, whose outcome is printed.
     ``verdicts`` has the name and the rows of the table of a document's claims, None where the chapter answers none, and
     ``rows`` the digests of the published rows.
     """
@@ -88,7 +89,8 @@ def _kept(file: Path, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> 
 
 def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluated:
     by_processor = evidence.published(chapter, module.EXPERIMENTS)
-    results = {processor: module.Results.of_runs(runs) for processor, runs in by_processor.items()}
+    traced = provenance.traced(module.Results)
+    results = {processor: traced.of_runs(runs) for processor, runs in by_processor.items()}
     shown = evidence.printed(by_processor)
     # Where one processor has everything, its tables are not computed a second time.
     numbers = next((results[name] for name, runs in by_processor.items() if runs == shown), None)
@@ -105,7 +107,12 @@ def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluat
 
 def _checked(statement: statements.Statement[Any], results: Mapping[str, Any]) -> dict[str, Any]:
     """Check a statement on each processor."""
-    found = {processor: statements.check(statement, of) for processor, of in results.items()}
+    found, made_by = {}, {}
+    for processor, of in results.items():
+        # Drops what was read for the numbers.
+        of.runs_read()
+        found[processor] = statements.check(statement, of)
+        made_by[processor] = [provenance.of_run(run) for run in of.runs_read()]
     printed = next((name for name, one in found.items() if one.outcome != "not run"), next(iter(found)))
     return asdict(found[printed]) | {
         "scope": statement.scope,
@@ -113,6 +120,7 @@ def _checked(statement: statements.Statement[Any], results: Mapping[str, Any]) -
         "quantity": statement.must.quantity.about,
         "processor": printed,
         "processors": {processor: one.outcome for processor, one in found.items()},
+        "made_by": made_by,
     }
 
 

@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 from kvbook.errors import UserError
 from kvbook.paths import FIGURES, RUNS
 from kvbook.runs.records import Run
-from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, verdicts
+from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, provenance, verdicts
 from kvreport.publishing.table_output import csv_of, laid_out
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
@@ -238,12 +238,11 @@ def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
     # A run with parameters of its own can show the book's all the same, as the atlas does of all architectures.
     is_published = shows_published() or not any(run.folder.is_relative_to(RUNS) for run in runs)
     kept = [
-        {
+        provenance.of_run(run)
+        | {
             "experiment": run.about["experiment"],
-            "runs": run.about["hash"] if isinstance(run.about["hash"], list) else [run.about["hash"]],
             "settings": run.about["settings"],
             "models": [model["name"] for model in run.about.get("models", ())],
-            "machine": run.about.get("machine"),
             "seeds": run.about.get("seeds", [run.about["settings"].get("seed", 0)]),
         }
         for run in runs

@@ -44,8 +44,8 @@ class Published:
         A table as it is shown, in CSV; empty for a figure.
     frame : dict
         By axis, where it lies in the picture and what it spans; empty for a figure of several panels.
-    models : tuple of str
-        The models of its rows, the first one first; empty where the runs were not named.
+    made_by : tuple of dict
+        What :mod:`kvreport.publishing.provenance` kept of the runs of its rows; empty where they were not named.
     own : bool
         Whether a reader's run with parameters of its own made it, and its caption speaks of the book's.
     """
@@ -60,13 +60,18 @@ class Published:
     picture: bytes | None = field(default=None, repr=False)
     rows: str = ""
     frame: Mapping[str, Any] = field(default_factory=dict)
-    models: tuple[str, ...] = ()
+    made_by: tuple[Mapping[str, Any], ...] = ()
     own: bool = False
 
     @property
     def kind(self) -> str:
         """``figure`` or ``table``."""
         return "figure" if self.name.startswith("fig-") else "table"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of its rows, the first one first."""
+        return tuple(model for made in self.made_by for model in made["models"])
 
     @property
     def run_hash(self) -> str:
@@ -94,18 +99,13 @@ def of(executed: Path, source: Path | None = None) -> list[Published]:
         metadata = output.get("metadata", {})
         figure, table = metadata.get("image/png", {}), metadata.get("text/html", {}).get("kvbook_table")
         if "name" in figure:
-            words = {key: figure[key] for key in ("name", "files")} | _words(figure, written)
-            more = {"frame": figure.get("frame", {}), "models": _models(figure)}
+            words = _kept(figure) | _words(figure, written)
             picture = base64.b64decode(output["data"]["image/png"])
-            found.append(Published(**about, **words, **more, picture=picture))
+            found.append(Published(**about, **words, frame=figure.get("frame", {}), picture=picture))
         if table is not None:
-            words = {key: table[key] for key in ("name", "files")} | _words(table, written) | {"alt": None}
+            words = _kept(table) | _words(table, written) | {"alt": None}
             found.append(Published(**about, **words, rows=table["csv"]))
     return found
-
-
-def _models(item: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(model for made in item.get("made_by", ()) for model in made["models"])
 
 
 def place(axis: Mapping[str, Any], value: float) -> float:
@@ -114,6 +114,10 @@ def place(axis: Mapping[str, Any], value: float) -> float:
     low, high = map(scaled, axis["limits"])
     start, end = axis["at"]
     return start + (end - start) * (scaled(value) - low) / (high - low)
+
+
+def _kept(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": item["name"], "files": item["files"], "made_by": tuple(item.get("made_by", ()))}
 
 
 def _words(item: Mapping[str, Any], written: Mapping[str, Caption]) -> dict[str, Any]:
@@ -139,8 +143,8 @@ class Sentence:
         The sentence, with its numbers.
     rows_hash : str
         The name of the published rows that it was checked on.
-    processors : tuple of str
-        Those whose rows bear it out.
+    made_by : tuple of dict
+        What :mod:`kvreport.publishing.provenance` kept of the runs that bear it out.
     """
 
     name: str
@@ -148,7 +152,7 @@ class Sentence:
     title: str
     text: str
     rows_hash: str
-    processors: tuple[str, ...]
+    made_by: tuple[Mapping[str, Any], ...]
 
     @property
     def place(self) -> str:
@@ -168,9 +172,10 @@ def sentences(sources: Iterable[Path] | None = None) -> list[Sentence]:
             text = "".join(cell["source"]) if cell["cell_type"] == "markdown" else ""
             for match in statements.HOLDS.finditer(text):
                 one = book["statements"][match["id"]]
-                bearing = tuple(name for name, outcome in one["processors"].items() if outcome == "holds")
+                bearing = [name for name, outcome in one["processors"].items() if outcome == "holds"]
+                made_by = tuple(made for name in bearing for made in one["made_by"][name])
                 sentence = captions.filled(statements.sentence_before(text, match.start()), book["numbers"])
-                found.append(Sentence(match["id"], source.stem, title(notebook), sentence, rows_hash, bearing))
+                found.append(Sentence(match["id"], source.stem, title(notebook), sentence, rows_hash, made_by))
     return found
 
 

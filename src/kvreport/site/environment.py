@@ -1,4 +1,4 @@
-"""On what the chapters of this copy of the book were run: one table, read from their executed copies."""
+"""The runs that built the pages of this copy of the book: one table, read from the executed chapters."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ def markdown(context: Context) -> str:
         started = run["started"].replace("+00:00", "").replace("T", " ")
         row = [f"`{stem}`", run["profile"], run["machine"]["device_name"], started, f"{run['duration_s']:g} s"]
         writer.writerow([*row, f"`{run['commit']}`", f"`{run['inputs_sha256'][:16]}`"])
-    caption = "The runs that this copy of the book shows; a commit with + behind it had uncommitted changes."
+    caption = "The runs that built the pages of this copy; a commit with + after it had uncommitted changes."
     table = table_directive({"caption": caption, "name": "tab-runs", "csv": lines.getvalue()})
     return f"{table}\n\n{_versions(list(runs.values()))}"
 

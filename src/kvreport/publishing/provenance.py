@@ -1,0 +1,65 @@
+"""Which runs are behind a figure, a table or a statement: kept beside it, and named where it is cited."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kvbook.runs.records import SHORT_HASH, Run
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    """Keep of a run its hashes, the machine that made it, and whether it is a recorded one."""
+    hashes = run.about["hash"]
+    return {
+        # Runs of several seeds are joined, and each has a hash.
+        "runs": hashes if isinstance(hashes, list) else [hashes],
+        "machine": run.about.get("machine"),
+        "recorded": "recorded" in run.about,
+    }
+
+
+def named(made_by: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Name runs by their short hashes, those of one machine and its versions together."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for made in made_by:
+        kind = "recorded run" if made["recorded"] else "run"
+        hashes = [run[:SHORT_HASH] for run in made["runs"]]
+        together.setdefault((kind, _place(made["machine"])), []).extend(hashes)
+    return [f"{kind}{'s' * (len(runs) > 1)} {', '.join(runs)}{place}" for (kind, place), runs in together.items()]
+
+
+def _place(machine: Mapping[str, Any] | None) -> str:
+    if machine is None:
+        return ""
+    return f" on {machine['device_name']}, torch {machine['torch']}, transformers {machine['transformers']}"
+
+
+def traced(results: type) -> type:
+    """Derive a chapter's results that know which of their runs are read.
+
+    A table is computed once, so whoever asks for it again has read the same runs.
+    """
+    fields = {field.name for field in dataclasses.fields(results)}
+
+    class Traced(results):
+        def __getattribute__(self, name: str) -> Any:
+            if name.startswith("__"):
+                return super().__getattribute__(name)
+            reading, read = vars(self).setdefault("traced", ([set()], {}))
+            reading.append({name} & fields)
+            try:
+                return super().__getattribute__(name)
+            finally:
+                read[name] = read.get(name, set()) | reading.pop()
+                # All runs together are asked for their processor alone.
+                if name != "runs":
+                    reading[-1] |= read[name]
+
+        def runs_read(self) -> list[Run]:
+            """Give the runs that were read since this was last asked."""
+            (read,), _ = vars(self)["traced"]
+            found = [getattr(self, field.name) for field in dataclasses.fields(self) if field.name in read]
+            read.clear()
+            return [run for run in found if run is not None]
+
+    return Traced
