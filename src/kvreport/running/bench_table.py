@@ -16,12 +16,20 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         {
             "what": rows["what"],
             "against": rows["against"],
-            "ratio": [f"{row.ratio:.2f} [{row.lowest:.2f}, {row.highest:.2f}]" for row in rows.itertuples()],
+            "ratio": [
+                f"{row.ratio:.2f} [{row.lowest:.2f}{_between(row.against)}{row.highest:.2f}]"
+                for row in rows.itertuples()
+            ],
             "runs": rows["repeats"],
             "ms": [f"{1000 * seconds:.4g}" for seconds in rows["seconds"]],
             "ms, against": [f"{1000 * seconds:.4g}" for seconds in rows["against_seconds"]],
         }
     )
+
+
+def _between(against: str) -> str:
+    """Write between two bounds what tells an interval from the lowest and highest; only chapter 10's ratio has an interval."""
+    return ", " if against == "generate" else " to "
 
 
 def latest() -> dict[str, records.Run]:

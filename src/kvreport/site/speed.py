@@ -17,7 +17,8 @@ def markdown(_context: Context) -> str:
     )
     caption = (
         "Ratios of `make bench`, each of two pieces of work that took turns: median of the turns, and in brackets the lowest "
-        f"and the highest; above 1 the first is the faster. Drift on `{settings['model']}` ({settings['weights']} weights), "
+        "and the highest, or against `generate` a 95 % interval; above 1 the first is the faster. "
+        f"Drift on `{settings['model']}` ({settings['weights']} weights), "
         f"statistics and decoding in the full-size architecture of `{settings['shape']}` with random weights. {made}."
     )
     ratios = bench.beside(runs).rename(columns=bench.heading)

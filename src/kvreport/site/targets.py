@@ -56,16 +56,18 @@ def markdown(_context: Context) -> str:
     for target in TARGETS:
         writer.writerow([target.what, target.words, *(_met(target, run.rows) for run in runs.values())])
     caption = (
-        "Targets of speed and the medians of the benches above. A cell is empty where that bench did not measure it. "
+        "Targets of speed, and what the medians of the benches above say of them. Narrowly: the bracket holds the target. "
+        "A cell is empty where that bench did not measure it. "
         "Held to: in matrix products oneDNN took no later instructions than those, by `ONEDNN_MAX_CPU_ISA`."
     )
     return table_directive({"caption": caption, "name": "tab-targets", "csv": lines.getvalue()})
 
 
 def _met(target: Target, rows: pd.DataFrame) -> str:
-    ratios = rows.set_index("what")["ratio"]
-    if target.what not in ratios.index:
+    measured = rows.set_index("what")
+    if target.what not in measured.index:
         return ""
-    ratio = ratios[target.what]
-    shown = 1 / ratio if target.inverse else ratio
-    return f"{shown:.2f}: {'met' if ratio >= target.least else 'not met'}"
+    row = measured.loc[target.what]
+    shown = 1 / row["ratio"] if target.inverse else row["ratio"]
+    narrowly = ", narrowly" if row["lowest"] < target.least <= row["highest"] else ""
+    return f"{shown:.2f}: {'met' if row['ratio'] >= target.least else 'not met'}{narrowly}"
