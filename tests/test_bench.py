@@ -145,7 +145,8 @@ def test_an_interrupted_bench_goes_on_behind_its_last_part(made_up, settings, mo
 
 def test_the_table_says_both_times_and_the_range(made_up):
     rows = pd.DataFrame([bench._row("ours", "theirs", [1.9, 2.0, 2.2], 0.0015, 0.003)])
-    assert tables.table(rows).iloc[0].tolist() == ["ours", "theirs", "2.00 [1.90, 2.20]", 3, "1.5", "3"]
+    assert tables.table(rows).iloc[0].tolist() == ["ours", "theirs", "2.00 [1.90 to 2.20]", 3, "1.5", "3"]
+    assert tables.table(rows.assign(against="generate"))["ratio"].tolist() == ["2.00 [1.90, 2.20]"], "an interval"
 
 
 def test_the_bandwidth_is_read_in_the_bench_and_leaves_no_run(tmp_path, monkeypatch, settings):
