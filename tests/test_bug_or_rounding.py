@@ -277,3 +277,17 @@ def test_what_the_prose_calls_bugs_and_rounding_are_the_symptoms_that_documents_
     assert not symptoms.WITHOUT_THE_CAUSE & {*statements.ROUNDING, *statements.BUGS}
     assert {symptoms.CUT, symptoms.WITHIN, *symptoms.BLOG_NAMES.values()} >= symptoms.WITHOUT_THE_CAUSE
     assert 0 < len(own) < len(found)
+
+
+def test_the_bugs_are_counted_by_where_they_lie(results):
+    def counts(of: Results) -> list[int]:
+        return [int(statements.NUMBERS[key](of)) for key in ("bugs_fed", "bugs_past_block", "bugs_in_model")]
+
+    found = counts(results)
+    assert sum(found) == int(statements.NUMBERS["reported_bugs"](results))
+    # Control: what drifts as rounding is counted among no bugs.
+    rows = results.drifts.rows
+    fed = rows["symptom"].isin(statements.FED)
+    mended = changed(results, drifts=rows.assign(drift=rows["drift"].mask(fed, rows["dtype"].map(UNIT_ROUNDOFF))))
+    assert counts(mended) == [0, *found[1:]]
+    assert found[0] > 0

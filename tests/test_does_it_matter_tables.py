@@ -209,6 +209,19 @@ def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_n
     assert "" not in list(cells["equal, greedy (%)"])
 
 
+@pytest.mark.parametrize(
+    ("share", "written"),
+    [(fits.Estimate(0.5, 0.4, 0.6), "50.0 [40.0, 60.0]"), (fits.Estimate(2e-6, 1e-6, 3e-6), "(2.0 ± 1.0) × 10⁻⁴")],
+)
+def test_flips_expected_are_in_per_cent_as_those_measured(results, share, written):
+    table = results.partings
+    both = table.assign(expected_flips=[share] * len(table), flip_share=[share] * len(table))
+    shown = laid_out.partings_shown(both)
+    assert set(shown["flips, expected (%)"]) == {written}
+    # Control: a share that is no small one stands alike in both columns.
+    assert (set(shown["flips (%)"]) == {written}) == (share.value > 0.1)
+
+
 def test_of_few_files_a_statistic_of_tokens_and_a_change_have_a_range():
     for n_files, kind in ((3, "range"), (4, "95 %")):
         files = [np.full((50, 2), float(number)) for number in range(n_files)]
@@ -298,6 +311,7 @@ CONTRARY = {
     "bf16-as-the-dtype": ("forced", of(said.CACHE, "bfloat16"), {"kl": 0.01}),
     "fp32-far-below-the-dtype": ("forced", of(said.CACHE, "float32"), {"kl": 1e-3}),
     "few-bits-move-further": ("forced", of(variants.WEIGHTS_8), {"kl": 1e-3}),
+    "rounded-moves-further": ("forced", of(variants.KV_INT8), {"kl": 1e-4}),
     "fp8-moves-further": ("forced", of(variants.KV_FP8), {"kl": 1e-3}),
     "fp8-further-than-int8": ("forced", of(variants.KV_FP8), {"kl": 1e-3}),
     "int8-as-the-cache": ("forced", of(variants.KV_INT8), {"kl": 0.1}),

@@ -12,7 +12,7 @@ from kvbook import lengths as kvbook_lengths
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
-from kvreport.chapters.layer_drift import by_layer, by_length, claims, greedy_paths, mitigations
+from kvreport.chapters.layer_drift import by_layer, by_length, claims, greedy_paths, mitigations, tables
 from kvreport.chapters.layer_drift import statements as words
 from kvreport.chapters.layer_drift.results import Results
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
@@ -339,6 +339,15 @@ def test_position_ids_and_the_last_token_are_told_apart_with_prompts_enough(lawf
     healed = "cache, as posted + position ids"
     as_uncached = greedy[greedy["method"] == "no cache"].assign(method=healed)
     assert verdict(pd.concat([greedy[greedy["method"] != healed], as_uncached])) == "reproduced"
+
+
+def test_a_prompt_that_two_seeds_drew_is_one_unit(greedy):
+    rows = greedy.rows
+    twice = pd.concat([rows, rows], ignore_index=True)
+    for table in (tables.divergence_table, lambda of: tables.steps_equal(of, greedy_paths.GENERATE)):
+        pd.testing.assert_frame_equal(table(twice), table(rows))
+        # Control: another prompt is a unit of its own.
+        assert len(table(pd.concat([rows, rows.assign(prompt="another")]))) == 2 * len(table(rows))
 
 
 def test_a_claim_without_a_check_is_refused(lawful):

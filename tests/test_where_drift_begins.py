@@ -298,6 +298,33 @@ def test_statements_on_operations_hold_and_fail_by_what_differs(results):
     assert held("prefill-linear-never", results, replayed=prefill) == "fails"
 
 
+def test_statements_on_the_first_difference_hold_and_fail_by_where_it_is(results):
+    def begins(*first: str) -> str:
+        """Let the real step of 40 texts in bf16 begin to differ at one of these operations each."""
+        texts = [
+            replayed_rows(differing={("real decode step", 0, name)}).assign(sample=k, source=f"{k}.py")
+            for k, name in enumerate(first * (40 // len(first)))
+        ]
+        rows = pd.concat(texts).replace({"operation": {"proj": "q_proj"}})
+        return held("bf16-begins-later", results, replayed=rows.assign(model=results.model, dtype="bfloat16"))
+
+    assert begins("act") == "holds"
+    assert begins("proj") == "fails"
+    # A text without a difference is none that begins later.
+    assert begins("none") == "fails"
+
+
+def test_shares_of_calls_are_means_over_files_in_figures_and_in_the_text(results):
+    differing = {("last 1", 0, "proj"), ("last 1", 1, "proj"), ("last 1", 1, "act"), ("last 1", None, "embed")}
+    one = replayed_rows(differing=differing)
+    # One file has two texts that differ, the other one text that does not.
+    rows = pd.concat([one, one.assign(sample=1), replayed_rows().assign(sample=2, source="1.py")])
+    found = changed(results, replayed=rows.assign(model=results.model))
+    share = found.shares.set_index(["pass", "kind"])["share"]["last 1", "linear"]
+    assert share == pytest.approx(4 / 6 / 2)
+    assert statements.NUMBERS["linear_fp32"](found) == f"{share:.1%}"
+
+
 def test_statements_on_the_cause_hold_and_fail_by_which_is_enough(results):
     one, every = cache_factorial.ONE_ROW, cache_factorial.ALL_ROWS
 
@@ -340,16 +367,12 @@ def test_statements_on_products_and_attention_hold_and_fail_by_their_rows(result
 
 
 def test_statements_on_lengths_hold_and_fail_by_how_many_agree(results):
-    few, most = swept_rows(float32=3, bfloat16=3), swept_rows(float32=12, bfloat16=12)
-    few, most = (
-        pd.concat([rows.assign(source=f"{k}.py", sample=rows["sample"] + 2 * k) for k in range(20)])
-        for rows in (few, most)
-    )
+    few = swept_rows(float32=3, bfloat16=3)
+    few = pd.concat([few.assign(source=f"{k}.py", sample=few["sample"] + 2 * k) for k in range(20)])
     none = few.assign(logits_equal=0)
-    names = ("few-lengths-agree-fp32", "some-lengths-agree-bf16")
-    assert [held(name, results, swept=few) for name in names] == ["holds", "holds"]
-    assert [held(name, results, swept=most) for name in names] == ["fails", "holds"]
-    assert held("some-lengths-agree-bf16", results, swept=none) != "holds"
+    names = ("no-length-agrees-fp32", "some-lengths-agree-bf16")
+    assert [held(name, results, swept=few) for name in names] == ["fails", "holds"]
+    assert [held(name, results, swept=none) for name in names] == ["holds", "not resolved"]
 
 
 def test_every_statement_and_number_can_be_given_of_any_run(results):

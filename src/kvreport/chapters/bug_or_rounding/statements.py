@@ -19,10 +19,11 @@ EXPERIMENTS = results.EXPERIMENTS
 NARROW = first_bad_layer.NARROW
 # What the prose calls rounding, and what it calls a bug; the rest of the documents' symptoms has its cause removed.
 ROUNDING = (symptoms.DRIFT, symptoms.KEYS, symptoms.STATIC_NONE, symptoms.STATIC_DYNAMIC, "GPT-2")
-BUGS = (
-    symptoms.FED_AGAIN, symptoms.WHOLE, symptoms.ANEW, symptoms.PAST_BLOCK, symptoms.REPLY, symptoms.LAST_ONLY,
-    "RoBERTa as posted", "RoBERTa, past by hand", "MPT, use_cache false", "Falcon of mid-2023",
-)  # fmt: skip
+# Of the bugs: what lies in what is fed, in a self-written cache past its block, and in the model or its configuration.
+FED = (symptoms.FED_AGAIN, symptoms.WHOLE, symptoms.ANEW, symptoms.LAST_ONLY)
+PAST_BLOCK = (symptoms.PAST_BLOCK, symptoms.REPLY)
+IN_MODEL = ("RoBERTa as posted", "RoBERTa, past by hand", "MPT, use_cache false", "Falcon of mid-2023")
+BUGS = (*FED, *PAST_BLOCK, *IN_MODEL)
 
 _HALF = Bound(0.5, "arithmetic", "more often than not", "share")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four texts in five", "share")
@@ -241,6 +242,10 @@ def _reported(*kinds: str, complaints: bool = True) -> Callable[[Results], str]:
     return give
 
 
+def _bugs(names: Collection[str]) -> Callable[[Results], str]:
+    return lambda found: str(int((found.symptoms["symptom"].isin(names) & (found.symptoms["kind"] == "bug")).sum()))
+
+
 def _slope_range(of: Callable[[pd.DataFrame], pd.Series]) -> Callable[[Results], str]:
     def give(found: Results) -> str:
         slopes = found.planted.loc[of(found.planted["symptom"]), "slope"].dropna()
@@ -288,6 +293,9 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "reported": _reported(),
     "reported_bugs": _reported("bug"),
     "reported_rounding": _reported("rounding", "exact"),
+    "bugs_fed": _bugs(FED),
+    "bugs_past_block": _bugs(PAST_BLOCK),
+    "bugs_in_model": _bugs(IN_MODEL),
     "removed": _reported(complaints=False),
     "planted_in": lambda found: str(int(found.by_layer.rows["planted_in"].max())),
     "inside_mpt": lambda found: power_of_ten(_inside(found)["mpt"]),

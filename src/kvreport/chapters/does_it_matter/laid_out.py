@@ -27,6 +27,11 @@ def _percent(estimate: Estimate) -> str:
     return _times(estimate, 100).text("{:.1f}")
 
 
+def _small_percent(estimate: Estimate) -> str:
+    """Write a share as `_percent` does, or one below its last digit as `spread` does."""
+    return _percent(estimate) if estimate.value >= 1e-3 else spread(_times(estimate, 100))
+
+
 def _times(estimate: Estimate, factor: float, less: float = 0) -> Estimate:
     ends = (factor * (end - less) for end in (estimate.value, estimate.low, estimate.high))
     return Estimate(*ends, estimate.kind)
@@ -92,7 +97,7 @@ def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
             "change": row.way,
             "dtype": DTYPES[row.dtype],
             "flips (%)": _percent(row.flip_share),
-            "flips, expected": spread(row.expected_flips),
+            "flips, expected (%)": _small_percent(row.expected_flips),
         }
         for choice in first_divergence.CHOICES:
             together, written = getattr(row, choice), ""

@@ -1,11 +1,12 @@
-"""Ways to compute the same rows, each one change away from the same baseline.
+"""Ways to compute the same rows, each a change or two away from the same baseline.
 
 The baseline reads one text in one pass, without a cache.  Of every text the first half is a prompt and the second half is
 scored, so each scored row of a cached way is computed on top of a cache.  Texts share a pass only in the batched ways, which
 ask what that changes, and where a path is written that all ways are then held against.
 
-Rounding: the arithmetic's order or shape changes and nothing else does.  Fewer bits: what is stored has fewer.  Control: a
-planted fault, to show what a broken cache looks like on the same axes.
+Rounding: the arithmetic's order or shape changes and nothing else does.  Another dtype: the model computes in it.  Fewer bits:
+what is stored has fewer.  Control: a planted fault, to show what a broken cache looks like on the same axes.  Rounded and faulty
+caches are caches as well, so they are two changes away; what is scored is fed to them in one piece.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from kvbook.measuring import rounded_caches
 from kvbook.models import corpus, kept, loading, lowbit, placement
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
-Kind = Literal["rounding", "fewer bits", "control"]
+Kind = Literal["rounding", "another dtype", "fewer bits", "control"]
 
 # Texts that go through a batched way together; a smaller group is filled up with copies.
 BATCH = 8
@@ -94,7 +95,7 @@ class Variant:
     ----------
     name : str
         As figures and tables show it.
-    kind : {"rounding", "fewer bits", "control"}
+    kind : {"rounding", "another dtype", "fewer bits", "control"}
         What the difference is made of.
     feed : callable
         Takes the reader, the ids of shape (texts, tokens) and the prompt's length; yields pieces, which together hold every
@@ -201,7 +202,7 @@ STATIC = Variant(f"static cache, {AT_ONCE} at once", "rounding", on_a_cache(_sta
 BATCHED = Variant(f"batch of {BATCH}", "rounding", batched)
 PADDED = Variant(f"batch of {BATCH}, left-padded", "rounding", left_padded)
 EAGER = Variant("eager attention", "rounding", whole, attention="eager")
-OTHER_DTYPE = Variant("other dtype", "fewer bits", whole, other_dtype=True)
+OTHER_DTYPE = Variant("other dtype", "another dtype", whole, other_dtype=True)
 KV_FP8 = Variant("KV cache in fp8", "fewer bits", on_a_cache(_fp8, None))
 KV_INT8 = Variant("KV cache in int8", "fewer bits", on_a_cache(_bits(8), None))
 KV_INT4 = Variant("KV cache in int4", "fewer bits", on_a_cache(_bits(4), None))

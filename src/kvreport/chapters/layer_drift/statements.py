@@ -6,7 +6,7 @@ import pandas as pd
 
 from kvbook.measuring import estimates
 from kvbook.runs.records import Run
-from kvreport.chapters.layer_drift import claims, greedy_paths, results
+from kvreport.chapters.layer_drift import claims, greedy_paths, results, tables
 from kvreport.chapters.layer_drift.results import Results
 from kvreport.publishing.judging import Measured, with_units
 from kvreport.publishing.rules import Bound, Condition, Quantity, every
@@ -167,6 +167,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
             Bound(0.5, "ours", "half of the drift"),
         ),
         _left_by_upcasts,
+        scope="this model",
     ),
 }  # fmt: skip
 
@@ -214,6 +215,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "n_tokens": lambda found: str(found.drift.about["settings"]["n_tokens"]),
     "n_prompts": lambda found: str(found.greedy.rows["prompt"].nunique()),
     "n_new_tokens": lambda found: str(found.greedy.about["settings"]["n_new_tokens"]),
+    "inner_layers": lambda found: between(tables.inner(found.drift.rows)["layer"], "{}"),
     "growth": lambda found: _fitted(found.growth, "{:.0%}"),
     "relative_growth": lambda found: _fitted(found.relative_growth, "{:.0%}"),
     "their_growth": lambda found: _published(found, 0, "{:.0%}", model=_CODELLAMA),

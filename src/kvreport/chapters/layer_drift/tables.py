@@ -110,9 +110,15 @@ def published_fits(published: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]
     return pd.DataFrame(growth), pd.DataFrame(ratios, columns=["model", "coarse", "fine", "fit"])
 
 
+def _distinct(greedy: pd.DataFrame) -> pd.DataFrame:
+    """Keep one copy of a prompt that several seeds drew: its rows are equal, and it is one unit."""
+    return greedy.drop_duplicates(["model", "dtype", "prompt", "method", "step"])
+
+
 def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
     """Hold each step of a method against the same step without a cache."""
     keys = ["model", "dtype", "prompt", "step"]
+    greedy = _distinct(greedy)
     both = greedy[greedy["method"] == method].merge(
         greedy[greedy["method"] == greedy_paths.UNCACHED], on=keys, suffixes=("", "_uncached")
     )
@@ -127,7 +133,7 @@ def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
 
 def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
     """Find for every prompt and method the first token that differs from decoding without a cache."""
-    greedy = greedy.sort_values("step", kind="stable")
+    greedy = _distinct(greedy).sort_values("step", kind="stable")
     tokens, margins, digests, lengths = (
         greedy[name].to_numpy() for name in ("token", "margin", "logits_sha256", "cache_length")
     )

@@ -131,7 +131,7 @@ def plot_kinds(shares: pd.DataFrame, names: list[str], columns: list[tuple[str, 
 def figure_kinds(shares: pd.DataFrame, passes: list[str]) -> Figure:
     """Draw `plot_kinds` for every dtype and some passes; kinds that never differ are left out."""
     columns = list(dict.fromkeys(zip(shares["model"], shares["attention"], strict=True)))
-    names = tables.kinds(shares[shares["differing"] > 0]) or tables.kinds(shares)
+    names = tables.kinds(shares[shares["share"] > 0]) or tables.kinds(shares)
     panels = [(dtype, name) for name in passes for dtype in dict.fromkeys(shares["dtype"])]
     # Many models need the whole width, or their numbers cannot be read on a telephone.
     across = len(passes) if len(columns) <= 4 else 1

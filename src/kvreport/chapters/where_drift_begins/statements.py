@@ -1,5 +1,6 @@
 """The numbers and statements of the chapter on where drift begins."""
 
+import dataclasses
 from collections.abc import Callable, Collection
 
 import pandas as pd
@@ -11,7 +12,7 @@ from kvreport.chapters.where_drift_begins.results import Results
 from kvreport.publishing.judging import Measured, fact, with_units
 from kvreport.publishing.rules import Bound, Quantity, every
 from kvreport.publishing.statements import Statement
-from kvreport.publishing.wording import DTYPES, between
+from kvreport.publishing.wording import DTYPES
 
 EXPERIMENTS = results.EXPERIMENTS
 PREFILL, ALL, ONE_ROW = operation_replay.PREFILL, operation_replay.ALL, tables.ONE_ROW
@@ -113,6 +114,17 @@ def _lengths(dtype: str, column: str = "logits_equal") -> Callable[[Results], li
     return measure
 
 
+def _all_lengths(dtype: str) -> Callable[[Results], list[Measured]]:
+    """Measure `_lengths` as a fact about the texts at hand, for what is said of all of them."""
+    return lambda found: [
+        dataclasses.replace(one, estimate=fact(one.estimate.value).estimate) for one in _lengths(dtype)(found)
+    ]
+
+
+def _begins_at_q(rows: pd.DataFrame) -> pd.Series:
+    return (rows["layer"] == 0) & rows["operation"].str.endswith("q_proj", na=False)
+
+
 def _forms(dtype: str, *forms: str) -> Callable[[Results], list[Measured]]:
     def measure(found: Results) -> list[Measured]:
         if found.attention is None:
@@ -169,8 +181,12 @@ STATEMENTS: dict[str, Statement[Results]] = {
     ),
     "begins-at-q": Statement(
         every(_BEGINS, "above", _FOUR_IN_FIVE),
-        _begins("float32", lambda rows: (rows["layer"] == 0) & rows["operation"].str.endswith("q_proj", na=False)),
+        _begins("float32", _begins_at_q),
         "this model",
+    ),
+    "bf16-begins-later": Statement(
+        every(_BEGINS, "above", _FOUR_IN_FIVE),
+        _begins("bfloat16", lambda rows: rows["operation"].notna() & ~_begins_at_q(rows)), "this processor",
     ),
     "bf16-begins-in-the-step": Statement(
         every(_BEGINS, "above", _HALF), _begins("bfloat16", lambda rows: rows["inputs_equal"] == 1), "this processor"
@@ -192,8 +208,8 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_STEP, "above", _FOUR_IN_FIVE), _factorial(cache_factorial.DECODE, cache_factorial.ALL_ROWS, "float32"),
         "this processor",
     ),
-    "few-lengths-agree-fp32": Statement(
-        every(_LENGTHS, "below", _HALF), _lengths("float32"), "this processor"
+    "no-length-agrees-fp32": Statement(
+        every(_LENGTHS, "at most", _NONE), _all_lengths("float32"), "this processor"
     ),
     "some-lengths-agree-bf16": Statement(every(_LENGTHS, "above", _NONE), _lengths("bfloat16"), "this processor"),
     "short-products-fp32": Statement(
@@ -233,12 +249,14 @@ def _largest(found: Results) -> str:
     return "not run" if one is None else f"{one.estimate.value:.0f}"
 
 
-def _prefill(dtype: str) -> Callable[[Results], str]:
-    """Give the share of texts whose logits differ with a prefill's keys and values alone."""
+def _prefill(longer: int) -> Callable[[Results], str]:
+    """Count the texts whose logits differ in bf16 with a prefill's keys and values alone."""
 
     def give(found: Results) -> str:
-        measured = _factorial(cache_factorial.PREFILL, cache_factorial.ALL_ROWS, dtype)(found)
-        return between([one.estimate.value for one in measured], "{:.0%}") if measured else "not run"
+        rows = found.factorial.rows
+        rows = rows[(rows["dtype"] == "bfloat16") & (rows["longer"] == longer)]
+        rows = rows[(rows["cache"] == cache_factorial.PREFILL) & (rows["query"] == cache_factorial.ALL_ROWS)]
+        return f"{int((rows['differing_share'] > 0).sum())} of {len(rows)}"
 
     return give
 
@@ -247,22 +265,17 @@ def _texts(name: str) -> Callable[[Results], str]:
     return lambda found: str(getattr(found, name).rows["sample"].nunique())
 
 
-def _share_text(dtype: str, kind: str) -> Callable[[Results], str]:
-    """Give the share of calls of one row of the first model, in its own attention."""
-
-    def give(found: Results) -> str:
-        rows = found.shares
-        own = rows["attention"] == rows["attention"].iloc[0]
-        rows = rows[own & (rows["model"] == found.model) & (rows["dtype"] == dtype) & (rows["pass"] == ONE_ROW)]
-        return "".join(f"{share:.1%}" for share in rows.loc[rows["kind"] == kind, "share"]) or "not run"
-
-    return give
+def _one_row(dtype: str, kind: str, write: Callable[[list[Measured]], str]) -> Callable[[Results], str]:
+    """Write the share of calls of one row of the first model, in its own attention."""
+    return lambda found: write(_kinds(dtype, ONE_ROW, (kind,), (found.by_text["attention"].iloc[0],))(found))
 
 
-def _own_linear(found: Results, dtype: str) -> list[Measured]:
-    """Measure the linear calls of one row, in the model's own attention."""
-    own = found.by_text["attention"].iloc[0]
-    return _kinds(dtype, ONE_ROW, ("linear",), (own,))(found)
+def _value(measured: list[Measured]) -> str:
+    return "".join(f"{one.estimate.value:.1%}" for one in measured) or "not run"
+
+
+def _with_files(measured: list[Measured]) -> str:
+    return with_units(measured, "files", "{:.1%}")
 
 
 NUMBERS: dict[str, Callable[[Results], str]] = {
@@ -271,12 +284,13 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "n_factorial": _texts("factorial"),
     "n_swept": _texts("swept"),
     "n_tokens": lambda found: lengths.said(found.replayed.about["settings"]["n_tokens"]),
-    "linear_fp32": _share_text("float32", "linear"),
-    "linear_bf16": _share_text("bfloat16", "linear"),
-    "linear_fp32_share": lambda found: with_units(_own_linear(found, "float32"), "texts", "{:.1%}"),
-    "linear_bf16_share": lambda found: with_units(_own_linear(found, "bfloat16"), "texts", "{:.1%}"),
-    "attention_bf16": _share_text("bfloat16", "attention"),
-    "prefill_bf16": _prefill("bfloat16"),
+    "linear_fp32": _one_row("float32", "linear", _value),
+    "linear_bf16": _one_row("bfloat16", "linear", _value),
+    "linear_fp32_share": _one_row("float32", "linear", _with_files),
+    "linear_bf16_share": _one_row("bfloat16", "linear", _with_files),
+    "attention_bf16_share": _one_row("bfloat16", "attention", _with_files),
+    "prefill_bf16": _prefill(0),
+    "prefill_bf16_longer": _prefill(1),
     "lengths_bf16": lambda found: (
         "".join(f"{one.estimate.value:.0%}" for one in _lengths("bfloat16")(found)) or "not run"
     ),

@@ -42,9 +42,10 @@ def kinds_by_text(replayed: pd.DataFrame) -> pd.DataFrame:
 
 
 def kind_shares(by_text: pd.DataFrame) -> pd.DataFrame:
-    """Add up `kinds_by_text` over texts."""
-    table = by_text.groupby([*_CASE, "pass", "kind"], sort=False)[["calls", "differing"]].sum().reset_index()
-    return table.assign(share=table["differing"] / table["calls"])
+    """Average `kinds_by_text` over files, texts of one file first, as statements do."""
+    keys = [*_CASE, "pass", "kind"]
+    of_files = by_text.groupby([*keys, "source"], sort=False)["share"].mean()
+    return of_files.groupby(keys, sort=False).mean().reset_index()
 
 
 def beside(own: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
@@ -103,7 +104,7 @@ def by_torch(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def _by_kind(shares: pd.DataFrame) -> str:
-    differing = shares[shares["differing"] > 0]
+    differing = shares[shares["share"] > 0]
     return (
         "; ".join(f"{row['kind']}, {row['pass']}: {wording.percent(row['share'])}" for _, row in differing.iterrows())
         or "none"
