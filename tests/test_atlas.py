@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from kvbook.atlas import columns, configurations, feeding, running, table
 from kvbook.errors import UserError
+from kvbook.exact import row_invariant
 
 
 def test_every_kind_of_layer_is_kept_and_the_last_stays_last():
@@ -111,6 +112,15 @@ def test_a_class_whose_full_pass_changes_with_padding_is_not_accused_of_its_cach
     assert row["left padding"] == "padding counts"
     assert row["left padding, token by token"].startswith("not applicable")
     assert table.verdict(row) == "rounding"
+
+
+# GPT-Neo adds two masks up, and its padding's keys were no numbers; MOSS hands positions on without naming them.
+@pytest.mark.parametrize("name", ["llama", "gpt_neo", "moss_transcribe_diarize"])
+def test_row_invariance_makes_a_padded_text_on_a_cache_bitwise_exact(name):
+    ids = configurations.text(feeding.LENGTH)
+    with torch.inference_mode(), row_invariant():
+        fed = feeding.look_at(configurations.build(name))
+        assert torch.equal(feeding.full(fed, ids), feeding.PATHS["left padding, token by token"](fed, ids))
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,20 @@ def test_a_rows_probabilities_are_those_that_it_has_alone_and_with_masked_keys_b
     assert torch.allclose(found, scores.softmax(-1), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
+def test_a_query_that_sees_nothing_is_given_numbers_and_changes_no_other(way):
+    scores = torch.randn(2, 4, 5, 9, generator=torch.Generator().manual_seed(3))
+    # Padding on the left, then a window.
+    for hidden in (torch.arange(9) < 3, torch.arange(9) % 2 == 0):
+        masked = scores.masked_fill(hidden, -torch.inf)
+        nothing = masked.clone()
+        nothing[:, :, 0] = -torch.inf
+        assert nothing.softmax(-1)[:, :, 0].isnan().all(), "or there would be nothing to mend"
+        with row_invariant():
+            found, expected = nothing.softmax(-1), masked.softmax(-1)
+        assert found.isfinite().all()
+        assert torch.equal(found[:, :, 1:], expected[:, :, 1:])
+
+
 def test_control_a_softmax_of_torch_that_sums_otherwise_for_many_rows_or_keys_is_not_trusted(monkeypatch):
     honest = base("aten::_softmax", "CPU")
     holds = pointwise._stock_holds.__wrapped__

@@ -88,6 +88,10 @@ def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch
     last = dim in (-1, x.dim() - 1)
     scores = (x if last else x.movedim(dim, -1)).to(wide)
     seen = visible.seen(scores) if scores.dim() in (3, 4) and scores.numel() else visible.Seen(())
+    if not seen.plain:
+        # Two masks that are added up give minus infinity: a query that sees nothing is padding, and must give numbers all the
+        # same, for they become keys and values.
+        scores = scores.clamp(min=torch.finfo(scores.dtype).min)
     if seen.plain:
         out = _softmax(scores, exp)
     elif seen.visible is None:
