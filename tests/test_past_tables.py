@@ -263,15 +263,35 @@ def test_switches_that_break_nothing_explain_nothing(run):
     assert word(run.rows.assign(relative_rms=1e-8), "falcon-cannot") == "refuted in kind"
 
 
-def test_a_quantized_difference_is_held_against_the_posts_own_thousandth_in_every_quantization(run):
+def test_a_quantized_difference_is_held_against_the_posts_own_thousandth_in_its_own_four_bits(run):
     rows = run.rows.assign(quantization="4bit", relative_rms=2e-4)
-    assert word(rows, "quantization-keeps-past") == "reproduced in kind"
     eight = run.rows.assign(quantization="8bit", relative_rms=6e-3)
-    assert word(pd.concat([rows, eight]), "quantization-keeps-past") == "refuted in kind"
-    assert (
-        "small-mpt in 8 bits 6.0e-03"
-        in claims.CHECKS["quantization-keeps-past"](results_of(pd.concat([rows, eight]))).here
-    )
+    # What the post did not run is told, and neither refutes nor bears out what it claims.
+    found = claims.CHECKS["quantization-keeps-past"](results_of(pd.concat([rows, eight])))
+    assert found.verdict == "reproduced in kind"
+    for name in ("small-gpt2", "small-mpt"):
+        assert f"{name} in 8 bits 6.0e-03" in found.here.partition("not claimed")[2]
+    assert word(eight, "quantization-keeps-past") == "not run"
+    # Control: GPT-2 in 4 bits itself.
+    coarse = pd.concat([rows.assign(relative_rms=6e-3), eight.assign(relative_rms=2e-4)])
+    assert word(coarse, "quantization-keeps-past") == "refuted in kind"
+
+
+def test_the_two_relative_differences_are_compared_where_the_page_shows_both(run):
+    shown = pd.DataFrame(
+        {
+            "case": ["GPT-2", "MPT", "Falcon"], "statistic": ["max", "std", "min"],
+            "here relative": [1.0, 1.0, 0.0], "here by element": [4.0, 2340.0, 5.0],
+        }
+    )  # fmt: skip
+    assert tables.relative_apart(shown)["apart"].tolist() == [4.0, 2340.0]
+    results = Results(run)
+    results.__dict__["beside"] = shown
+    said = [statements.NUMBERS[name](results) for name in ("relative_apart", "relative_apart_names")]
+    assert said == ["2,300", "MPT: std"]
+    # Control: what the page does not show, however far apart.
+    results = Results(run_of(run.rows.assign(**{"element max": 1e9, "family": "llama"})))
+    assert results.apart.empty
 
 
 def test_the_ratio_of_falcons_two_tables_is_told_beside_the_posts(run):

@@ -410,6 +410,24 @@ def test_precision_explains_what_the_finest_dtype_does_not_show(results, mismatc
     assert claims.CHECKS["precision-explains"](planted).verdict == "undecided"
 
 
+def test_rounding_is_told_for_each_case_whose_ids_continue(results):
+    planted = four_prompts(results, {"float32": False, "bfloat16": False}, {"float32": True, "bfloat16": True})
+    rows = planted.written
+    continued = rows[rows["case"] == continuations.CONTINUED]
+    # Neither the corpus nor a cache of the whole prompt is counted, nor a prompt whose ids do not continue.
+    others = [
+        continued.assign(case=case, equal=False)
+        for case in (continuations.CHAT, continuations.CORPUS, continuations.WHOLE)
+    ]
+    own = continued.assign(case=continuations.THREAD, equal=False, seam=True)
+    planted.__dict__["written"] = pd.concat([rows, *others, own])
+    said = claims.CHECKS["precision-explains"](planted).here
+    assert "differ in 4 of 8 runs in coarser dtypes (ids continued 0 of 4, chat template, system turn 4 of 4)" in said
+    # Control: the thread's own prompts where their ids continue.
+    planted.__dict__["written"] = pd.concat([rows, *others, own.assign(seam=False)])
+    assert "differ in 8 of 12 runs" in claims.CHECKS["precision-explains"](planted).here
+
+
 def test_an_answer_that_is_there_is_found_and_so_is_the_complaint(results):
     rows = results.reuse.rows.copy()
     asked = (rows["case"] == continuations.THREAD) & (rows["step"] == 0)
@@ -498,11 +516,14 @@ def test_ids_that_do_not_continue_are_counted_by_prompt():
     assert checked("ids-do-not-continue", with_texts(rows, seam=False)) == "fails"
 
 
-def test_rounding_in_bf16_needs_one_prompt_that_differs():
-    rows = {(case, continuations.POSTED, "bfloat16"): True for case in (continuations.SPACE, continuations.CHAT)}
-    assert checked("rounding-in-bf16", with_texts(rows)) == "fails"
-    rows[continuations.CHAT, continuations.POSTED, "bfloat16"] = False
+def test_rounding_in_bf16_needs_a_prompt_that_differs_in_either_case():
+    cases = (continuations.SPACE, continuations.CHAT)
+    rows = {(case, continuations.POSTED, "bfloat16"): False for case in cases}
     assert checked("rounding-in-bf16", with_texts(rows)) == "holds"
+    for case in cases:
+        assert (
+            checked("rounding-in-bf16", with_texts(rows | {(case, continuations.POSTED, "bfloat16"): True})) == "fails"
+        )
 
 
 def test_statements_on_keys_follow_their_rows(results):
@@ -519,6 +540,17 @@ def test_statements_on_keys_follow_their_rows(results):
     assert checked("equal-query-lengths-equal-keys", changed(results, layer=layer.assign(n_differing=1))) == "fails"
     partly = results.reuse.rows.assign(fed_tokens=1)
     assert checked("whole-prompt-fed-again", changed(results, reuse=partly)) == "fails"
+
+
+def test_deeper_layers_are_counted_without_the_first(results):
+    split = results.split.rows
+    posted = (split["variant"] == split_keys.POSTED) & (split["part"] == "response")
+    deep, first = (split.assign(n_differing=split["n_elements"] * (posted & layers))
+                   for layers in (split["layer"] > 0, split["layer"] == 0))  # fmt: skip
+    for rows, outcome, said in ((deep, "holds", "100%"), (first, "fails", "0%")):
+        planted = changed(results, split=rows)
+        assert checked("deeper-layers-differ", planted) == outcome
+        assert statements.NUMBERS["differing_bf16"](planted) == said
 
 
 # What is planted on one maker's processor: how many elements differ where the thread's lengths are fed, and under a switch.

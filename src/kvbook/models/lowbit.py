@@ -7,7 +7,7 @@ Both kinds keep embeddings, norms and the output head in the model's own dtype a
     LLM.int8(): one byte an element and one scale a row; inputs are cast to fp16 and rounded to 8 bits for the product.
 ``4bit``
     FP4, bitsandbytes' default and so that of the document blog-past: half a byte an element and an fp32 scale for every 64;
-    weights are unpacked for the product, which runs in the model's dtype.
+    weights are unpacked for the product, which is asked for in the model's dtype and runs in bf16 on a CPU with AVX512-BF16.
 """
 
 import importlib.util

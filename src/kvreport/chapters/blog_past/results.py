@@ -49,4 +49,4 @@ class Results(ChapterResults):
     @cached_property
     def apart(self) -> pd.DataFrame:
         """`tables.relative_apart`."""
-        return tables.relative_apart(self.own)
+        return tables.relative_apart(self.beside)

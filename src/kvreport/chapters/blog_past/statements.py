@@ -13,7 +13,7 @@ from kvreport.publishing.statements import Statement
 EXPERIMENTS = results.EXPERIMENTS
 _WITH_PAST = (past_tables.NATIVE, past_tables.DECODER)
 _WITHOUT_PAST = {"mpt": past_tables.CACHE_OFF, "roberta": past_tables.NO_PAST}
-_UNIT = "difference of the last token's logits in unit roundoffs of the coarsest arithmetic in use"
+_UNIT = "difference of the last token's logits in unit roundoffs of the dtype, or of fp16 if quantized"
 _BY_MODEL = Quantity(_UNIT, "file", "model", "{:,.3g}")
 _SPREAD = Quantity("difference of the last token's logits over their standard deviation", "file", "model", "{:.2g}")
 _BY_DEPTH = Quantity(_UNIT, "file", "depth", "{:,.3g}")
@@ -101,6 +101,11 @@ STATEMENTS: dict[str, Statement[Results]] = {
 }  # fmt: skip
 
 
+def _most_apart(found: Results) -> pd.Series:
+    """Give the row of the page's table whose two relative differences are furthest apart."""
+    return found.apart.loc[found.apart["apart"].idxmax()]
+
+
 def _spread(family: str, variant: str, quantization: str = "none") -> Callable[[Results], str]:
     def give(found: Results) -> str:
         table = found.variants
@@ -119,5 +124,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "falcon_mask": _spread("falcon", past_tables.UPPER_LEFT),
     "falcon_rotary": _spread("falcon", past_tables.NO_OFFSET),
     "eight_bits": _spread("llama", past_tables.NATIVE, "8bit"),
-    "relative_apart": lambda found: f"{found.apart['apart'].max():,.0f}",
+    # Two digits.
+    "relative_apart": lambda found: f"{float(format(_most_apart(found)['apart'], '.2g')):,.0f}",
+    "relative_apart_names": lambda found: "{case}: {statistic}".format(**_most_apart(found)),
 }

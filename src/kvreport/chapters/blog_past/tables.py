@@ -67,11 +67,12 @@ def beside_published(own: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def relative_apart(own: pd.DataFrame) -> pd.DataFrame:
-    """Keep the statistics that have a relative difference of both kinds, with the factor ``apart`` between the two."""
+def relative_apart(beside: pd.DataFrame) -> pd.DataFrame:
+    """Keep what the page shows a relative difference of both kinds of, with the factor ``apart`` between the two."""
     # A difference or a logit of zero has no ratio.
-    own = own[(own["relative"] > 0) & (own["element"] > 0)]
-    return own.assign(apart=(own["relative"] / own["element"]).map(lambda ratio: max(ratio, 1 / ratio)))
+    both = beside[(beside["here relative"] > 0) & (beside["here by element"] > 0)]
+    ratio = both["here relative"] / both["here by element"]
+    return both.assign(apart=ratio.map(lambda one: max(one, 1 / one)))
 
 
 def by_variant(rows: pd.DataFrame) -> pd.DataFrame:
@@ -119,8 +120,10 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def roundoffs(rows: pd.DataFrame) -> pd.Series:
-    """Give each row's difference over the size of the logits in units of the roundoff of the coarsest arithmetic in use."""
+    """Give each row's difference over the size of the logits in unit roundoffs of the dtype, or of fp16 where quantized."""
     own = rows["dtype"].map(agreement.UNIT_ROUNDOFF)
-    # bitsandbytes multiplies in fp16 in 8 bits, and the post's 4-bit logits are fp16's.
+    # In 8 bits bitsandbytes casts what enters a product to fp16.  In 4 bits it is asked for the run's dtype, and rounds to bf16
+    # all the same on a CPU with AVX512-BF16 (`gemv_4bit`): there fp16's roundoff is the finer one, and the stricter bound.
+    # The post's 4-bit logits are fp16's.
     unit = own.where(rows["quantization"] == "none", own.clip(lower=agreement.UNIT_ROUNDOFF["float16"]))
     return rows["relative_rms"] / unit

@@ -165,9 +165,10 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "stuck_gap": lambda found: _said(found.gaps[tables.REPLY, _whole(found)]),
     "half": lambda found: str(found.block // 2),
     "refill_time": lambda found: _said(_timed(lambda of: of.half)(found)[0].estimate),
-    "window_time": lambda found: _said(_timed(lambda _: WINDOW)(found)[0].estimate, "{:.0f}"),
+    "window_time": lambda found: _said(_timed(lambda _: WINDOW)(found)[0].estimate, "{:.1f}"),
     "best_held": lambda found: str(found.best_held[0]),
-    "run_ratio": lambda found: _said(found.run_ratios[speed.ALL_ROWS], "{:.1f}"),
-    "run_ratio_one_row": lambda found: _said(found.run_ratios[WINDOW], "{:.1f}"),
+    "run_ratio": lambda found: _said(found.run_ratios[speed.ALL_ROWS]),
+    "run_ratio_one_row": lambda found: _said(found.run_ratios[WINDOW]),
+    "thrice": lambda found: claims.CHECKS["three-times-faster"](found).verdict,
     "run_tokens": lambda _: str(speed.REPLYS_NEW_TOKENS),
 }

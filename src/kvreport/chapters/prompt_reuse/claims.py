@@ -3,7 +3,7 @@
 import pandas as pd
 
 from kvbook.measuring import agreement, estimates
-from kvreport.chapters.prompt_reuse import continuations, split_keys
+from kvreport.chapters.prompt_reuse import continuations, split_keys, tables
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing.judging import DOCUMENTS, OTHERS, REAL_WEIGHTS, Check, Evidence, Measured, fact, facts, missing
 from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, other_cause, refuted, reproduced
@@ -69,10 +69,13 @@ def _posted_runs(runs: pd.DataFrame, *cases: str) -> pd.DataFrame:
     return runs[runs["case"].isin(cases) & (runs["way"] == continuations.POSTED)]
 
 
-def _mismatched(runs: pd.DataFrame) -> pd.DataFrame:
-    """Keep the posted way where the ids do not continue: the thread's prompts, or their like in this vocabulary."""
-    posted = _posted_runs(runs, continuations.THREAD, continuations.JOINED, continuations.DOCUMENTED)
-    return posted[posted["seam"]]
+def _prompts(runs: pd.DataFrame, seam: bool) -> pd.DataFrame:
+    """Keep the posted way of the prompts whose ids leave the prefix's, or of those whose ids continue them.
+
+    Texts of the corpus are no prompts, and behind a cache of the whole prompt nothing is left to feed.
+    """
+    posted = _posted_runs(runs, *(set(tables.CASES) - {continuations.CORPUS, continuations.WHOLE}))
+    return posted[posted["seam"] == seam]
 
 
 def _differing(runs: pd.DataFrame) -> list[Measured]:
@@ -86,7 +89,7 @@ OWN = Quantity("share of runs on the thread's own prompts whose tokens differ")
 
 def _reused_cache_changes_text(results: Results) -> Evidence:
     own = _posted_runs(results.written, continuations.THREAD)
-    chosen = _mismatched(results.written)
+    chosen = _prompts(results.written, seam=True)
     beside = (
         f"on the prompts whose ids leave the prefix's, chosen for that, tokens differ in {_of(~chosen['equal'])} runs"
     )
@@ -103,8 +106,7 @@ CONTINUED = Quantity(
 
 def _precision_explains(results: Results) -> Evidence:
     runs = results.written
-    seams = _mismatched(runs)
-    continued = _posted_runs(runs, continuations.CONTINUED, continuations.SPACE)
+    seams, continued = (_prompts(runs, seam) for seam in (True, False))
     if seams.empty:
         return missing(_weights(results), "0 prompts whose ids leave the prefix's in this vocabulary")
     finest = _finest(results)
@@ -114,8 +116,10 @@ def _precision_explains(results: Results) -> Evidence:
         COARSE: _differing(seams[seams["dtype"] != finest]),
         CONTINUED: _differing(continued[continued["dtype"] == finest]),
     }
+    each = (f"{tables.CASES[case]} {_of(~rows['equal'])}" for case, rows in rounding.groupby("case", sort=False))
     beside = (
-        f"rounding adds to it: where ids continue, tokens differ in {_of(~rounding['equal'])} runs in coarser dtypes"
+        f"rounding adds to it: where ids continue, tokens differ in {_of(~rounding['equal'])} runs in coarser dtypes "
+        f"({', '.join(each)})"
     )
     return Evidence(_weights(results), found, beside)
 

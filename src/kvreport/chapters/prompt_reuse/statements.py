@@ -51,8 +51,8 @@ def _mismatched(found: Results) -> list[Measured]:
 
 def _rounded(found: Results) -> list[Measured]:
     """Count prompts whose text differs in bf16 though their ids continue the cached ones."""
-    rows = pd.concat(_picked(found, case, continuations.POSTED, _COARSE) for case in _CONTINUES)
-    return [fact((~rows["equal"]).sum())] if len(rows) else []
+    picked = {case: _picked(found, case, continuations.POSTED, _COARSE) for case in _CONTINUES}
+    return [fact((~rows["equal"]).sum(), case) for case, rows in picked.items() if len(rows)]
 
 
 def _fed_again(found: Results) -> list[Measured]:
@@ -101,6 +101,17 @@ def _left(*variants: str) -> Callable[[Results], list[Measured]]:
     ]
 
 
+def _deeper(found: Results) -> pd.DataFrame:
+    """Count the response's elements as posted in the layers after the first: those that differ, and all."""
+    rows = found.split.rows
+    rows = rows[(rows["variant"] == split_keys.POSTED) & (rows["part"] == "response") & (rows["layer"] > 0)]
+    return rows.groupby(["model", "dtype"], sort=False)[["n_differing", "n_elements"]].sum()
+
+
+def _deeper_differing(found: Results) -> list[Measured]:
+    return _of_series(_deeper(found)["n_differing"]) if found.split else []
+
+
 def _first_layer(variant: str) -> Callable[[Results], list[Measured]]:
     """Count the first layer's keys that differ in fp32 at the true widths, over all numbers of tokens fed."""
 
@@ -133,6 +144,9 @@ _CHANGED = Quantity(
 _ELEMENTS = Quantity(
     "keys and values of the response that differ, in all layers", series="model and dtype", form="{:,.0f}"
 )
+_DEEPER = Quantity(
+    "keys and values of the response that differ, after the first layer", series="model and dtype", form="{:,.0f}"
+)
 _MOVED = Quantity("change of the number of differing elements by the switch", series="model and dtype", form="{:,.0f}")
 _KEYS = Quantity("elements of the first layer's keys that differ", series="model", form="{:,.0f}")
 
@@ -162,7 +176,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         _equal(continuations.SAFE, (continuations.DOCUMENTED, continuations.CORPUS), _FINE),
     ),
     "rounding-in-bf16": Statement(
-        every(Quantity("prompts whose ids continue and whose tokens differ in bf16", form="{:.0f}"), "above", _NONE),
+        every(Quantity("runs whose ids continue and whose tokens differ in bf16", series="case", form="{:.0f}"), "above", _NONE),
         _rounded,
         scope="this model",
     ),
@@ -195,9 +209,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_KEYS, "above", _NONE), _first_layer(split_keys.POSTED), scope="this processor"
     ),
     "equal-query-lengths-equal-keys": Statement(every(_KEYS, "at most", _NONE), _first_layer(split_keys.FULL_ROWS)),
-    "deeper-layers-differ": Statement(
-        every(_ELEMENTS, "above", _NONE), _left(split_keys.POSTED), scope="this processor"
-    ),
+    "deeper-layers-differ": Statement(every(_DEEPER, "above", _NONE), _deeper_differing, scope="this processor"),
     "both-switches-leave-none": Statement(
         every(_ELEMENTS, "at most", _NONE), _left(split_keys.BOTH), scope="this processor"
     ),
@@ -228,11 +240,10 @@ def _kept_share(case: str) -> Callable[[Results], str]:
     return lambda found: with_units(_equal(continuations.POSTED, (case,), _FINE)(found), "prompts")
 
 
-def _differing(variant: str, dtype: str) -> Callable[[Results], str]:
+def _differing(dtype: str) -> Callable[[Results], str]:
     def give(found: Results) -> str:
-        rows = found.split.rows
-        rows = rows[(rows["variant"] == variant) & (rows["part"] == "response") & (rows["dtype"] == dtype)]
-        return f"{rows['n_differing'].sum() / rows['n_elements'].sum():.0%}"
+        differing, every_one = _deeper(found).xs(dtype, level="dtype").sum()
+        return f"{differing / every_one:.0%}"
 
     return give
 
@@ -256,13 +267,14 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "before_fp32": _kept(continuations.SPACE, continuations.POSTED, _FINE),
     "recipe_fp32_share": _kept_share(continuations.DOCUMENTED),
     "before_fp32_share": _kept_share(continuations.SPACE),
-    "template_bf16": _kept(continuations.CHAT, continuations.SAFE, _COARSE),
+    "before_bf16": _kept(continuations.SPACE, continuations.POSTED, _COARSE),
+    "template_bf16": _kept(continuations.CHAT, continuations.POSTED, _COARSE),
     "corpus_safe": _kept(continuations.CORPUS, continuations.SAFE),
     "corpus_posted": _kept(continuations.CORPUS, continuations.POSTED),
     "lost": lambda found: between(found.cut_shares.loc[found.cut_shares["place"] == "anywhere", "lost"], "{:.1f}"),
     "published_shares": lambda found: " and ".join(f"{share:.0%}" for share in found.published_shares["share"]),
     "differing_at_threads": _at_threads,
-    "differing_fp32": _differing(split_keys.POSTED, _FINE),
-    "differing_bf16": _differing(split_keys.POSTED, _COARSE),
+    "differing_fp32": _differing(_FINE),
+    "differing_bf16": _differing(_COARSE),
     "roundoffs": _most_roundoffs,
 }

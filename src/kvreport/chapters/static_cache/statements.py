@@ -148,6 +148,23 @@ def _saved_in_kernels(found: Results) -> list[Measured]:
     return [Measured("", tables.median(share), len(share))]
 
 
+def _pages_in_budget(found: Results) -> list[Measured]:
+    """Measure a step's time on usual pages over that on large ones, in the run that takes steps apart."""
+    if found.budget is None:
+        return []
+    usual, large = (_kernel_seconds(found, pages)[step_budget.STEP] for pages in ("usual", "large"))
+    return [Measured("", tables.median(usual / large), len(usual))]
+
+
+def _between_runs(found: Results) -> list[Measured]:
+    """Measure how far the intervals of the gain from large pages lie apart in the two runs; below 0 they overlap."""
+    runs = (_over(LARGE_PAGES, ONE_ROW)(found), _pages_in_budget(found))
+    if not all(runs):
+        return []
+    low, high = sorted((one.estimate for (one,) in runs), key=lambda estimate: estimate.value)
+    return [fact(high.low - low.high)]
+
+
 def _over_llama_cpp(found: Results) -> list[Measured]:
     """Measure llama.cpp's seconds of a step over ours, by turns."""
     if found.beside is None:
@@ -183,6 +200,13 @@ STATEMENTS: dict[str, Statement[Results]] = {
     ),
     "one-row-pays": Statement(every(_SPEEDS, "above", _HALF_MORE), _over(ONE_ROW, STATIC), "this processor"),
     "large-pages-pay": Statement(every(_SPEEDS, "above", _AS_FAST), _over(LARGE_PAGES, ONE_ROW), "this processor"),
+    "runs-disagree-on-pages": Statement(
+        every(
+            Quantity("distance between two runs' intervals of the gain from large pages"), "above",
+            Bound(0, "arithmetic", "apart"),
+        ),
+        _between_runs, "this processor",
+    ),
     "faster-than-llama-cpp": Statement(
         every(Quantity("llama.cpp's time of a step over ours", "repeat"), "above", _AS_FAST),
         _over_llama_cpp, "this processor"
@@ -290,6 +314,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "one_row": _said(_over(ONE_ROW, STATIC)),
     "n_pages": lambda found: f"{found.memory.rows['weights_bytes'].max() / 4096:,.0f}",
     "large_pages": _said(_over(LARGE_PAGES, ONE_ROW)),
+    "large_pages_budget": _said(_pages_in_budget),
     "over_llama_cpp": _said(_over_llama_cpp),
     "over_generate": _said(_over_generate(LARGE_PAGES)),
     "kernels_usual": lambda found: _share_of_kernels(found, "usual").text("{:.0%}"),

@@ -259,7 +259,10 @@ def speed_grid(table: pd.DataFrame, bound: Limit) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "way": table["way"],
-            "tokens/s": [row.speed.text("{:.1f}") for row in table.itertuples()],
+            # A single run has no range.
+            "tokens/s": [
+                row.speed.text("{:.1f}") if row.repeats > 1 else f"{row.speed.value:.1f}" for row in table.itertuples()
+            ],
             "runs": table["repeats"],
             "share of the limit": [f"{row.speed.value / bound.tokens_per_second:.2f}" for row in table.itertuples()],
             "first steps, s": [
