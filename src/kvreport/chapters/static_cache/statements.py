@@ -34,6 +34,7 @@ _HALF_MORE = Bound(1.5, "ours", "half as fast again", "ratio")
 _SHARE_OF_STEP = Quantity("share of a profiled step that its kernels take", "repeat", "pages", "{:.0%}")
 _SAVED = Quantity("share of what large pages save that the kernels save", "repeat", form="{:.0%}")
 _LONGEST = Quantity("a step at the longest context over one at the shortest", series="dtype", form="{:.1f}")
+_TWICE = Bound(2, "ours", "twice as long", "ratio")
 _SHARED = Quantity("share of the text before static and dynamic differ", form="{:.0%}")
 _ALL = Bound(1, "arithmetic", "all of it")
 
@@ -205,7 +206,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
             Quantity("distance between two runs' intervals of the gain from large pages"), "above",
             Bound(0, "arithmetic", "apart"),
         ),
-        _between_runs, "this processor",
+        _between_runs, "this processor", on="Intel",
     ),
     "faster-than-llama-cpp": Statement(
         every(Quantity("llama.cpp's time of a step over ours", "repeat"), "above", _AS_FAST),
@@ -221,11 +222,15 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_SAVED, "above", Bound(0.5, "arithmetic", "half")), _saved_in_kernels, "this processor"
     ),
     "cache-outgrows-weights": Statement(
-        every(_LONGEST, "above", Bound(2, "ours", "twice as long", "ratio")), _longest(max(weights_or_cache.BATCHES)),
+        every(_LONGEST, "above", _TWICE), _longest(max(weights_or_cache.BATCHES)),
         "this processor",
     ),
     "one-sequence-hardly-grows": Statement(
-        every(_LONGEST, "below", Bound(2, "ours", "twice as long", "ratio")), _longest(1), "this processor"
+        every(_LONGEST, "below", _TWICE), _longest(1), "this processor", on="Intel"
+    ),
+    "one-sequence-in-fp16-grows-on-amd": Statement(
+        every(_LONGEST, "above", _TWICE),
+        lambda found: [one for one in _longest(1)(found) if one.series == "float16"], "this processor", on="AMD",
     ),
     "below-the-limit": Statement(
         every(
