@@ -97,7 +97,7 @@ def written(drift: float) -> str:
 
 def linked(architecture: str) -> str:
     """Write an architecture's name as a link to its badge."""
-    return f"[`{architecture}`](../badges/{architecture}.svg){{.external}}"
+    return f"[{architecture}](../badges/{architecture}.svg){{.external}}"
 
 
 def survey(rows: Rows) -> pd.DataFrame:
