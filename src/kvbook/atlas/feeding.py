@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook.atlas.configurations import text
-from kvbook.diagnosis import feeding, verdict
+from kvbook.diagnosis import feeding
 from kvbook.diagnosis.feeding import Fed, NoCache, cache_as_long_as_the_prompt, full, in_parts
 
 __all__ = [
@@ -28,21 +28,13 @@ def look_at(model: PreTrainedModel) -> Fed:
     return feeding.look_at(model, text(4).to(model.device))
 
 
-def _left_padded_steps(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
-    """Feed a padded text onto a cache, where the full pass does not change with padding."""
-    expected, found = full(fed, ids), feeding.left_padded(fed, ids, PADDING)
-    if not verdict.is_small(verdict.drift_between(expected, found), expected.dtype):
-        raise NoCache("the full pass itself changes with padding")
-    return feeding.left_padded_in_parts(fed, ids, PADDING, STEPS)
-
-
 PATHS: dict[str, Callable[[Fed, torch.Tensor], torch.Tensor]] = {
     "token by token": lambda fed, ids: in_parts(fed, ids, STEPS)[0],
     "chunks": lambda fed, ids: in_parts(fed, ids, CHUNKS)[0],
     "static cache": lambda fed, ids: feeding.static(fed, ids, CHUNKS, LENGTH + 7),
     "batch": feeding.in_batch,
     "left padding": lambda fed, ids: feeding.left_padded(fed, ids, PADDING),
-    "left padding, token by token": _left_padded_steps,
+    "left padding, token by token": lambda fed, ids: feeding.left_padded_in_parts(fed, ids, PADDING, STEPS),
     "cropped": lambda fed, ids: feeding.cropped(fed, ids, _CROPPED_AT, _CROPPED),
 }
 

@@ -187,19 +187,15 @@ def _against_full(feed: Callable[[Fed, torch.Tensor], torch.Tensor]) -> Callable
 _chunks = _against_full(lambda fed, ids: feeding.in_parts(fed, ids, _CHUNKS)[0])
 _batch = _against_full(feeding.in_batch)
 _static = _against_full(lambda fed, ids: feeding.static(fed, ids, _STEPS, LENGTH))
+_padded_steps = _against_full(lambda fed, ids: feeding.left_padded_in_parts(fed, ids, PADDING, _STEPS))
 _cropped = _against_full(lambda fed, ids: feeding.cropped(fed, ids, 10, 4))
 
 
 def _padded(fed: Fed, ids: torch.Tensor) -> Compared:
     expected, found = feeding.full(fed, ids), feeding.left_padded(fed, ids, PADDING)
     if not verdict.is_small(verdict.drift_between(expected, found), expected.dtype):
-        raise NoCache("the full pass itself changes with padding")
+        raise NoCache(feeding.PADDING_COUNTS)
     return expected, found
-
-
-def _padded_steps(fed: Fed, ids: torch.Tensor) -> Compared:
-    expected, _ = _padded(fed, ids)
-    return expected, feeding.left_padded_in_parts(fed, ids, PADDING, _STEPS)
 
 
 def _copied(fed: Fed, ids: torch.Tensor) -> Compared:
