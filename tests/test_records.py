@@ -79,6 +79,44 @@ def test_a_limit_of_openblas_makes_another_processor_only_where_torch_multiplies
         assert machine.describe("cpu")["processor"] == expected
 
 
+XEON = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 167
+model name\t: Intel(R) Xeon(R) Processor
+stepping\t: 1
+flags\t\t: fpu sse2 avx2 avx512f avx_vnni avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8
+power management:
+
+processor\t: 1
+cpu family\t: 7
+"""
+
+
+def test_a_processor_is_described_by_what_the_system_says_of_it(monkeypatch, tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(XEON)
+    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
+    about = machine.describe("cpu")
+    assert about["processor"].startswith("Intel(R) Xeon(R) Processor")
+    assert about["cpu"] == {
+        "vendor": "GenuineIntel", "family": 6, "model": 167, "stepping": 1,
+        "instructions": ["avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"],
+    }  # fmt: skip
+    other = machine.identity(XEON.replace("167", "143").replace(" amx_bf16", ""))
+    assert other["model"] == 143
+    assert "amx_bf16" not in other["instructions"]
+
+
+def test_what_a_system_does_not_say_of_its_processor_is_unknown(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "no such file")
+    assert machine.describe("cpu")["cpu"] == {
+        "vendor": "unknown", "family": "unknown", "model": "unknown", "stepping": "unknown", "instructions": [],
+    }  # fmt: skip
+    arm = machine.identity("CPU implementer\t: 0x41\nCPU part\t: 0xd40\nFeatures\t: fp asimd sve bf16\n")
+    assert (arm["vendor"], arm["model"], arm["instructions"]) == ("0x41", "0xd40", ["asimd", "bf16", "sve"])
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_behind_its_last_whole_unit(runs):
     script = textwrap.dedent(

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,23 @@ _LIMITS = (
 )  # fmt: skip
 _OPENBLAS_LIMIT = "OPENBLAS_CORETYPE"
 
+UNKNOWN = "unknown"
+_CPUINFO = Path("/proc/cpuinfo")
+# What Linux calls each on x86, and on Arm.
+_IDENTITY = {
+    "vendor": ("vendor_id", "CPU implementer"),
+    "family": ("cpu family", "CPU architecture"),
+    "model": ("model", "CPU part"),
+    "stepping": ("stepping", "CPU revision"),
+}
+# The vector and matrix instructions from which a library chooses its kernels; a processor lists a hundred others.
+_INSTRUCTIONS = (
+    "avx", "avx2", "fma", "f16c", "avx_vnni", "avx_vnni_int8", "avx_ne_convert",
+    "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx10",
+    "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
+    "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16", "sme",
+)  # fmt: skip
+
 
 def _processor() -> str:
     """Name the processor, with what the environment lets libraries use of it: less of it is another kind of processor."""
@@ -27,13 +45,32 @@ def _processor() -> str:
 
 def _model() -> str:
     """Name the processor as the system does."""
+    return _first_core(_cpuinfo()).get("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo() -> str:
+    """Read what Linux says of the processor; other systems have no such file."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        return _CPUINFO.read_text("utf-8")
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return ""
+
+
+def _first_core(cpuinfo: str) -> dict[str, str]:
+    """Read the first core's fields; the cores of a server are alike."""
+    lines = (line.partition(":") for line in cpuinfo.strip().partition("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
+def identity(cpuinfo: str) -> dict[str, Any]:
+    """Read vendor, family, model, stepping and instruction sets from the text of ``/proc/cpuinfo``."""
+    core = _first_core(cpuinfo)
+    found: dict[str, Any] = {}
+    for field, names in _IDENTITY.items():
+        said = next((core[name] for name in names if name in core), UNKNOWN)
+        found[field] = int(said) if said.isdecimal() else said
+    has = set(core.get("flags", core.get("Features", "")).split())
+    return found | {"instructions": [name for name in _INSTRUCTIONS if name in has]}
 
 
 @functools.cache
@@ -68,12 +105,16 @@ def device_name(device: str) -> str:
     return device
 
 
-def describe(device: str) -> dict[str, str | int]:
-    """Give everything about the machine that a bit of the result may depend on, and nothing that names its owner."""
-    about: dict[str, str | int] = {
+def describe(device: str) -> dict[str, Any]:
+    """Give everything about the machine that a bit of the result may depend on, and nothing that names its owner.
+
+    ``processor`` tells kinds of processor apart. Makers give one name to several: ``cpu`` says which of them it was.
+    """
+    about: dict[str, Any] = {
         "device": device,
         "device_name": device_name(device),
         "processor": _processor(),
+        "cpu": identity(_cpuinfo()),
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "system": platform.system(),
