@@ -6,12 +6,14 @@ import pandas as pd
 import pytest
 import torch
 from planted import changed, moved_to
+from transformers import DynamicCache
 
 from kvbook import paths as folders
 from kvbook.errors import UserError
+from kvbook.exact.verification import fed
 from kvbook.measuring import estimates as fits
 from kvreport.chapters.exact_caches import cost as exact_cost
-from kvreport.chapters.exact_caches import figures, paths, tables
+from kvreport.chapters.exact_caches import figures, lengths, paths, tables
 from kvreport.chapters.exact_caches import ladder as exact_ladder
 from kvreport.chapters.exact_caches import statements as said
 from kvreport.chapters.exact_caches.results import Results
@@ -23,7 +25,7 @@ from kvreport.publishing import statements
 def settings(llama_folder, gpt2_folder, text_folder):
     return ExactCachesSettings.checked(
         model=str(llama_folder), families=[str(llama_folder), str(gpt2_folder)], corpus=str(text_folder), n_samples=2,
-        n_tokens=20, dtypes=["float32", "bfloat16"], n_prefill=12, n_context=6, n_steps=2,
+        n_tokens=20, lengths=[9, 40], threads=[1, 2], dtypes=["float32", "bfloat16"], n_prefill=12, n_context=6, n_steps=2,
     )  # fmt: skip
 
 
@@ -45,8 +47,13 @@ def cost(settings, llama, monkeypatch_module):
 
 
 @pytest.fixture(scope="module")
-def results(ways, ladder, cost):
-    return Results(ways, ladder, cost)
+def long_texts(settings):
+    return lengths.EXPERIMENT.run(settings.model_copy(update={"n_samples": 4}))
+
+
+@pytest.fixture(scope="module")
+def results(ways, ladder, cost, long_texts):
+    return Results(ways, ladder, cost, long_texts)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +91,35 @@ def test_a_row_that_differs_in_one_bit_is_counted():
     other[2, 3] = torch.nextafter(other[2, 3], torch.tensor(9.0))
     found = paths.against(reference, other)
     assert (found["rows"], found["equal_rows"]) == (4, 3)
+    assert 0 < found["max_abs"] < 1e-6
+
+
+@pytest.mark.parametrize("length", [2, 17, 300, 2049])
+def test_uneven_chunks_make_up_a_text_of_any_length_wherever_they_begin(length):
+    cuts = [lengths.uneven(length, first) for first in range(len(lengths.CHUNKS))]
+    assert {sum(sizes) for sizes in cuts} == {length}
+    assert all(max(sizes) < length for sizes in cuts)
+    assert set(lengths.CHUNKS) <= set().union(*cuts) or length < max(lengths.CHUNKS)
+
+
+def test_every_length_is_fed_on_every_number_of_threads_and_no_row_differs_under_the_switch(long_texts):
+    rows = long_texts.rows
+    assert set(zip(rows["n_tokens"], rows["threads"], strict=True)) == {(9, 1), (40, 1), (9, 2), (40, 2)}
+    assert (rows["rows"] == rows["n_tokens"]).all()
+    exact = rows[rows["arithmetic"] == paths.EXACT]
+    assert len(exact) == 2 * 4 * 3
+    assert (exact["equal_rows"] == exact["rows"]).all()
+
+
+def test_one_row_of_one_chunk_that_differs_in_one_bit_is_counted(llama, ids):
+    sizes = lengths.uneven(ids.shape[1], 0)
+    cache = lambda: DynamicCache(config=llama.config)  # noqa: E731
+    with torch.inference_mode():
+        full = fed(llama, ids, sizes, cache())
+        assert lengths._fed_against(full, llama, ids, sizes, cache())["equal_rows"] == ids.shape[1]
+        full[-2, 3] = torch.nextafter(full[-2, 3], torch.tensor(99.0))
+        found = lengths._fed_against(full, llama, ids, sizes, cache())
+    assert (found["rows"], found["equal_rows"]) == (ids.shape[1], ids.shape[1] - 1)
     assert 0 < found["max_abs"] < 1e-6
 
 

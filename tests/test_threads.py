@@ -58,7 +58,7 @@ def test_what_sets_its_own_threads_has_the_machine_to_itself():
     for name, experiment in catalogue.EXPERIMENTS.items():
         source = inspect.getsource(sys.modules[experiment.measure.__module__])
         # The atlas starts workers of its own.
-        sets = "set_num_threads" in source or "_WORKERS" in source
+        sets = "threads.using(" in source or "_WORKERS" in source
         assert experiment.own_threads is sets, name
         assert experiment.needs_the_machine is (experiment.timed or sets)
 

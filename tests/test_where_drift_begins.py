@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 from kvbook import lengths, paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
+from kvbook.runs import threads
 from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import (
     attention_forms,
@@ -120,7 +121,7 @@ def test_threads_are_put_back_after_an_error():
     before, during = torch.get_num_threads(), []
 
     def fail():
-        with gemm_map.threads(before + 1):
+        with threads.using(before + 1):
             during.append(torch.get_num_threads())
             raise RuntimeError("inside")
 

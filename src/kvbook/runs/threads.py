@@ -17,8 +17,17 @@ def share(whole: bool) -> Iterator[None]:
     if whole or not asked:
         yield
         return
+    with using(min(int(asked), torch.get_num_threads())):
+        yield
+
+
+@contextlib.contextmanager
+def using(count: int) -> Iterator[None]:
+    """Let torch use so many threads of the CPU within a ``with`` block; for the whole process, so not safe in threads."""
+    import torch
+
     before = torch.get_num_threads()
-    torch.set_num_threads(min(int(asked), before))
+    torch.set_num_threads(count)
     try:
         yield
     finally:

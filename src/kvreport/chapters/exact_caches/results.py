@@ -7,10 +7,10 @@ import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
 from kvbook.runs.records import Run
-from kvreport.chapters.exact_caches import cost, ladder, paths, tables
+from kvreport.chapters.exact_caches import cost, ladder, lengths, paths, tables
 from kvreport.publishing.chapter_results import ChapterResults
 
-EXPERIMENTS = (paths.EXPERIMENT, ladder.EXPERIMENT, cost.EXPERIMENT)
+EXPERIMENTS = (paths.EXPERIMENT, ladder.EXPERIMENT, cost.EXPERIMENT, lengths.EXPERIMENT)
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,9 @@ class Results(ChapterResults):
 
     Attributes
     ----------
-    ways, ladder, cost : Run or None
-        Of the experiments ``exact_ways``, ``exact_ladder`` and ``exact_cost``; None for one that is not there.
+    ways, ladder, cost, lengths : Run or None
+        Of the experiments ``exact_ways``, ``exact_ladder``, ``exact_cost`` and ``exact_lengths``; None for one that is
+        not there.
     """
 
     EXPERIMENTS = EXPERIMENTS
@@ -28,6 +29,7 @@ class Results(ChapterResults):
     ways: Run | None
     ladder: Run | None
     cost: Run | None
+    lengths: Run | None = None
 
     @cached_property
     def shares(self) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kvbook.settings import DTypeName, TextSettings, several
+from kvbook.settings import Counts, DTypeName, TextSettings, numbers, several
 
 
 class ExactCachesSettings(TextSettings):
@@ -19,6 +19,10 @@ class ExactCachesSettings(TextSettings):
         Texts.
     n_tokens : int
         Length of each.
+    lengths : tuple of int
+        Lengths of the texts that are fed in uneven chunks; each of the `n_samples` texts has one of them, in turn.
+    threads : tuple of int
+        With how many threads of a CPU these are fed: all lengths with the first number, then all with the next.
     dtypes : tuple of str
         Among float32, float16, bfloat16.
     cost_shape : str
@@ -35,6 +39,11 @@ class ExactCachesSettings(TextSettings):
     families: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)] = ("all",)
     n_samples: Annotated[int, Field(ge=1)] = 3
     n_tokens: Annotated[int, Field(ge=8)] = 45
+    lengths: Annotated[tuple[Annotated[int, Field(ge=2)], ...], BeforeValidator(numbers), Field(min_length=1)] = (
+        17,
+        64,
+    )
+    threads: Counts = (1, 2)
     dtypes: Annotated[tuple[Literal["float32", "float16", "bfloat16"], ...], BeforeValidator(several), Field(min_length=1)] = (
         "float32", "bfloat16", "float16",
     )  # fmt: skip

@@ -6,7 +6,6 @@ rows): see ``data/README.md``.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,22 +15,11 @@ from kvbook import progress
 from kvbook.exact.kernels import draw, pairs, spread
 from kvbook.measuring import agreement
 from kvbook.models import placement
-from kvbook.runs import records
+from kvbook.runs import records, threads
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads of the CPU within a ``with`` block; for the whole process, so not safe in threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def factors(rows: int, inner: int, outer: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +58,7 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
             continue
         drawn = factors(settings.max_rows, inner, settings.outer_size, settings.seed)
         about = {"dtype": dtype, "threads": count, "inner_size": inner, "outer_size": settings.outer_size}
-        with torch.inference_mode(), threads(count):
+        with torch.inference_mode(), threads.using(count):
             placed = (t.to(device, getattr(torch, dtype)) for t in drawn)
             writer.append(unit, [about | row for row in compare(*placed)])
 
