@@ -90,7 +90,9 @@ def tokens(n_files: int, per_file: int, hits: int) -> pd.DataFrame:
     )
 
 
-@pytest.mark.parametrize("of", [fits.share_of_rows, lambda rows, holds: fits.share_over(rows, holds)[0]])
+@pytest.mark.parametrize(
+    "of", [lambda *given: fits.share_of_rows(*given)[0], lambda *given: fits.share_over(*given)[0]]
+)
 def test_a_share_counts_files_and_not_their_rows(of):
     few, many = (tokens(50, per_file, 0) for per_file in (1, 200))
     for rows in (few, many):
@@ -101,10 +103,32 @@ def test_a_share_counts_files_and_not_their_rows(of):
     assert of(many.assign(source=range(len(many))), many["holds"]).high < 0.001
 
 
-def test_a_share_of_tokens_weighs_tokens_and_one_of_texts_weighs_texts():
-    rows = pd.concat([tokens(10, 9, 0), tokens(10, 1, 1).assign(source=lambda r: r["source"] + "b")])
-    assert fits.share_of_rows(rows, rows["holds"]).value == pytest.approx(0.1)
-    assert fits.share_over(rows, rows["holds"])[0].value == pytest.approx(0.5)
+def test_a_share_is_that_of_the_texts_and_its_interval_counts_files():
+    # Of one file nine texts, of nine others one each.
+    rows = pd.concat([tokens(1, 9, 9), tokens(9, 1, 0).assign(source=lambda r: r["source"] + "b")], ignore_index=True)
+    share, files = fits.share_over(rows.assign(sample=range(18)), rows["holds"])
+    assert (share, files) == (fits.wilson(0.5, 10), 10)
+
+
+def test_a_share_of_a_texts_rows_has_the_interval_of_the_texts_shares_and_not_of_so_many_trials():
+    shares = np.linspace(0.024, 0.062, 33)
+    rows = pd.DataFrame({"source": range(33), "sample": range(33), "share": shares})
+    found, files = fits.share_of_rows(rows, rows["share"])
+    assert (found.value, files) == (pytest.approx(shares.mean()), 33)
+    # Twice the standard error of their mean to either side.
+    assert found.high - found.low == pytest.approx(4 * shares.std() / 33**0.5, rel=0.1)
+    # Control: as trials they would scatter nearly four times as far as the shares themselves do.
+    assert fits.wilson(shares.mean(), 33).high > 2 * shares.max()
+
+
+def test_what_is_no_trial_is_refused_and_several_rows_of_a_text_are_no_trials():
+    rows = tokens(40, 20, 1)
+    with pytest.raises(ValueError, match="hold or not"):
+        fits.share_over(rows, rows["holds"] / 2)
+    assert fits.share_over(rows, rows["holds"]) == fits.share_of_rows(rows, rows["holds"])
+    # Control: with one row a text they are trials.
+    first = rows.groupby("sample").head(1)
+    assert fits.share_over(first, first["holds"])[0] == fits.wilson(1.0, 40)
 
 
 def of_files(n_files: int) -> pd.DataFrame:
@@ -128,7 +152,7 @@ ESTIMATES = {
         *(fits.resample(rows[rows["variant"] == name], "value") for name in ("half", "stock"))
     ),
     "share_over": lambda rows: fits.share_over(rows, rows["value"] > 4)[0],
-    "share_of_rows": lambda rows: fits.share_of_rows(rows, rows["value"] > 4),
+    "share_of_rows": lambda rows: fits.share_of_rows(rows, rows["value"] > 4)[0],
     "median_of": lambda rows: fits.median_of(rows.groupby("source")["value"].mean().to_numpy()),
 }
 
@@ -151,6 +175,7 @@ def test_no_estimate_over_samples_is_without_this_check():
         "resample",
         "common_share",
         "flat",
+        "wilson",
     }
     functions = {
         name for name, one in vars(fits).items()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvbook.measuring import survival
+from kvbook.measuring import estimates, survival
 
 HAZARD = 0.05
 
@@ -36,9 +36,12 @@ def test_a_small_example_by_hand():
     assert (curve.pairs, curve.parted) == (5, 3)
 
 
-def test_where_none_part_the_bound_is_that_of_no_event_in_n():
-    curve = survival.kaplan_meier([9, 9, 4], [0, 0, 0])
-    assert curve.at(9)[0] == 1
-    # A share of together below this would have shown a parting in 3 pairs with a probability of 95 %.
-    assert curve.at(9)[1] == pytest.approx(0.05 ** (1 / 3))
-    assert curve.median() == float("inf")
+@pytest.mark.parametrize("n", [3, 60])
+def test_none_and_all_have_one_two_sided_interval_in_a_curve_as_in_a_share(n):
+    none, every = survival.kaplan_meier([9] * n, [0] * n), survival.kaplan_meier([5] * n, [1] * n)
+    together, apart = estimates.wilson(1.0, n), estimates.wilson(0.0, n)
+    for curve, step in ((none, 9), (every, 4)):
+        assert curve.at(step) == (1, together.low, 1)
+    assert every.at(5) == (0, 0, apart.high)
+    assert 1 - together.low == pytest.approx(apart.high)
+    assert none.median() == float("inf")

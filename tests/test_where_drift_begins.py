@@ -316,14 +316,14 @@ def test_statements_on_the_first_difference_hold_and_fail_by_where_it_is(results
     assert begins("none") == "fails"
 
 
-def test_shares_of_calls_are_means_over_files_in_figures_and_in_the_text(results):
+def test_shares_of_calls_are_means_over_texts_in_figures_and_in_the_text(results):
     differing = {("last 1", 0, "proj"), ("last 1", 1, "proj"), ("last 1", 1, "act"), ("last 1", None, "embed")}
     one = replayed_rows(differing=differing)
     # One file has two texts that differ, the other one text that does not.
     rows = pd.concat([one, one.assign(sample=1), replayed_rows().assign(sample=2, source="1.py")])
     found = changed(results, replayed=rows.assign(model=results.model))
     share = found.shares.set_index(["pass", "kind"])["share"]["last 1", "linear"]
-    assert share == pytest.approx(4 / 6 / 2)
+    assert share == pytest.approx(4 / 6 * 2 / 3)
     assert statements.NUMBERS["linear_fp32"](found) == f"{share:.1%}"
 
 

@@ -87,8 +87,11 @@ def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Esti
     return Estimate(*(float(np.exp(logs.mean() + shift)) for shift in (0.0, -half, half)))
 
 
-def _wilson(p: float, n: int) -> Estimate:
-    """Give Wilson's interval of a share `p` of `n` trials."""
+def wilson(p: float, n: int) -> Estimate:
+    """Give Wilson's two-sided interval of a share `p` of `n` trials.
+
+    The book takes it for every share that is none or all, for resampling gives such a share no width.
+    """
     z = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2)
     centre, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
     low, high = ((centre + side * half) / (1 + z**2 / n) for side in (-1, 1))
@@ -97,43 +100,52 @@ def _wilson(p: float, n: int) -> Estimate:
 
 
 def share_over(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tuple[Estimate, int]:
-    """Give the share of rows for which something holds, with an interval that counts independent units.
+    """Give the share of texts for which something holds, with an interval that counts independent units.
 
     Parameters
     ----------
     rows : DataFrame
-        Has the column `unit`.
+        Has the column `unit`, and may have ``sample``, the text.
     holds : Series of bool
         As long as `rows`.
     unit : str
-        What is independent: rows of one unit are averaged first, so that they count once.
+        What is independent, such as the file that texts are from.
 
     Returns
     -------
     Estimate
-        The mean over units, with Wilson's interval for as many trials as there are units, or of few units their range.
+        Where each text is one row, a trial: Wilson's interval for as many trials as there are units.  Where texts have
+        several rows: as `share_of_rows`.  Of few units the range of their shares.
     int
         How many units.
+
+    Raises
+    ------
+    ValueError
+        When an outcome is neither 0 nor 1: a share of each text's rows is a case for `share_of_rows`.
     """
-    means = holds.astype(float).groupby(rows[unit]).mean()
-    if len(means) < FEWEST_UNITS:
-        return Estimate(float(means.mean()), float(means.min()), float(means.max()), "range"), len(means)
-    return _wilson(float(means.mean()), len(means)), len(means)
+    if not holds.isin([0, 1]).all():
+        raise ValueError("each trial must hold or not: take share_of_rows for the share of a text's rows")
+    of_texts = rows[[unit, "sample"]] if "sample" in rows else rows[[unit]]
+    n = rows[unit].nunique()
+    if n < FEWEST_UNITS or of_texts.duplicated().any():
+        return share_of_rows(rows, holds, unit)
+    return wilson(float(holds.mean()), n), n
 
 
-def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> Estimate:
-    """Give the share of all rows for which something holds, where units have many rows each, such as tokens.
+def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tuple[Estimate, int]:
+    """Give the share of all rows for which something holds, where texts have many rows each, such as tokens or calls.
 
-    The interval is a bootstrap over units.  Where no row holds or all do, resampling gives no width, and it is Wilson's with
-    each unit as one trial.  Parameters as for `share_over`.
+    A row may itself be a share of what it stands for.  The interval is a bootstrap over units; of none or all it is
+    `wilson`, each unit a trial.  Parameters and what is returned as for `share_over`.
     """
     of_units = holds.astype(float).groupby(rows[unit]).agg(["sum", "size"]).to_numpy()
-    whole = float(of_units[:, 0].sum() / of_units[:, 1].sum())
-    kind, weights = _weights(len(of_units), 0)
+    n, whole = len(of_units), float(of_units[:, 0].sum() / of_units[:, 1].sum())
+    kind, weights = _weights(n, 0)
     if kind == "95 %" and whole in (0.0, 1.0):
-        return _wilson(whole, len(of_units))
+        return wilson(whole, n), n
     drawn = weights @ of_units
-    return percentiles(whole, drawn[:, 0] / drawn[:, 1], kind)
+    return percentiles(whole, drawn[:, 0] / drawn[:, 1], kind), n
 
 
 def median_of(values: np.ndarray) -> Estimate:

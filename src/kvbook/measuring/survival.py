@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from kvbook.measuring.estimates import CONFIDENCE
+from kvbook.measuring.estimates import CONFIDENCE, wilson
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Survival:
     share : ndarray, shape (n,)
         Estimated share of pairs that are still together behind that step.
     low, high : ndarray, shape (n,)
-        Pointwise interval (Greenwood's variance on the log-log scale), NaN where it has none.
+        Pointwise interval: Greenwood's variance on the log-log scale; where all or none are together, Wilson's, in which
+        each pair is a trial.
     pairs, parted : int
         Pairs watched, and those seen to part.
     """
@@ -46,22 +47,23 @@ class Survival:
 def kaplan_meier(steps: np.ndarray, parted: np.ndarray) -> Survival:
     """Estimate how long pairs stay together."""
     steps, parted = np.asarray(steps, float), np.asarray(parted, bool)
+    n = len(steps)
+    # Greenwood's variance is 0 where none has parted, and undefined where all have.
+    together, apart = wilson(1.0, n), wilson(0.0, n)
     if not parted.any():
-        # scipy's curve has no point then.  What no event in n leaves open is what Clopper and Pearson's bound says.
-        low = (1 - CONFIDENCE) ** (1 / len(steps))
+        # scipy's curve has no point then.
         ends = np.array([0.0, steps.max()])
-        return Survival(ends, np.ones(2), np.array([1.0, low]), np.ones(2), len(steps), 0)
+        return Survival(ends, np.ones(2), np.full(2, together.low), np.ones(2), n, 0)
     curve = stats.ecdf(stats.CensoredData.right_censored(steps, ~parted)).sf
     with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
-        # Where none is left the interval is undefined, and comes back as NaN: we know, and draw it so.
         warnings.simplefilter("ignore", RuntimeWarning)
         interval = curve.confidence_interval(CONFIDENCE, method="log-log")
-    begin = np.ones(1)
+    share, gone = curve.probabilities, curve.probabilities == 0
     return Survival(
         steps=np.concatenate([[0.0], curve.quantiles]),
-        share=np.concatenate([begin, curve.probabilities]),
-        low=np.concatenate([begin, interval.low.probabilities]),
-        high=np.concatenate([begin, interval.high.probabilities]),
-        pairs=len(steps),
+        share=np.concatenate([[1.0], share]),
+        low=np.concatenate([[together.low], np.where(gone, apart.low, interval.low.probabilities)]),
+        high=np.concatenate([[1.0], np.where(gone, apart.high, interval.high.probabilities)]),
+        pairs=n,
         parted=int(parted.sum()),
     )

@@ -102,7 +102,7 @@ def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
         for choice in first_divergence.CHOICES:
             together, written = getattr(row, choice), ""
             if isinstance(together, Estimate):
-                # Where none is left, the interval is not defined.
+                # Of few pairs there is none.
                 interval = "" if np.isnan(together.low) else f" [{100 * together.low:.0f}, {100 * together.high:.0f}]"
                 written = f"{100 * together.value:.0f}{interval}"
             cells[f"equal, {choice} (%)"] = written

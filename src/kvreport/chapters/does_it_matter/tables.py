@@ -1,8 +1,6 @@
 """Tables behind the chapter on whether the difference matters: llama.cpp's statistics, flips by margin, partings, positions.
 
-Intervals are bootstraps over files (see `kvbook.measuring.estimates`), since tokens of one text resemble each other.  Where
-an event is rare or never seen, a bootstrap of what was seen is too sure of itself: shares have the wider of that interval and
-Wilson's over tokens.
+Intervals are bootstraps over files (see `kvbook.measuring.estimates`), since tokens of one text resemble each other.
 """
 
 import itertools
@@ -58,7 +56,7 @@ def _means(rows: pd.DataFrame, value: str, change=lambda mean: mean) -> dict[str
 
 def _shares(rows: pd.DataFrame, value: str) -> dict[str, estimates.Estimate]:
     """Give shares of tokens by way, with an interval over files."""
-    return {way: estimates.share_of_rows(part, part[value] > 0) for way, part in rows.groupby("way")}
+    return {way: estimates.share_of_rows(part, part[value] > 0)[0] for way, part in rows.groupby("way")}
 
 
 def by_file(rows: pd.DataFrame, columns: list[str]) -> list[np.ndarray]:
@@ -148,7 +146,7 @@ def margins_table(rows: pd.DataFrame) -> pd.DataFrame:
                     "tokens": len(inside),
                     "share_of_margins": len(inside) / len(part),
                     "flips": int(inside["flip"].sum()),
-                    "seen": estimates.share_of_rows(inside, inside["flip"] > 0) if len(inside) else None,
+                    "seen": estimates.share_of_rows(inside, inside["flip"] > 0)[0] if len(inside) else None,
                     "predicted": _overtaken(margins[inside.index].to_numpy() if len(inside) else middle, loss),
                 }
             )

@@ -285,13 +285,14 @@ def cut_shares(cuts: pd.DataFrame) -> pd.DataFrame:
             part = rows if place == "anywhere" else rows[rows["place"] == place]
             if part["source"].nunique() < estimates.FEWEST_UNITS:
                 continue
+            share, files = estimates.share_of_rows(part, unsafe[part.index])
             table.append(
                 {
                     "tokenizer": name,
                     "place": place,
-                    "estimate": estimates.share_of_rows(part, unsafe[part.index]),
+                    "estimate": share,
                     "cuts": len(part),
-                    "files": part["source"].nunique(),
+                    "files": files,
                     "lost": float((part["prefix_tokens"] - part["shared_tokens"]).mean()),
                 }
             )

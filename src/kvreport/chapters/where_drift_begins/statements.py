@@ -45,7 +45,7 @@ def _kinds(
         rows = rows[(rows["model"] == found.model) & (rows["dtype"] == dtype) & (rows["pass"] == name)]
         rows = rows[rows["kind"].isin(kinds) & rows["attention"].isin(attention)]
         return [
-            Measured(f"{kind}, {of_attention}", *estimates.share_over(of, of["share"]))
+            Measured(f"{kind}, {of_attention}", *estimates.share_of_rows(of, of["share"]))
             for (of_attention, kind), of in rows.groupby(["attention", "kind"], sort=False)
         ]
 

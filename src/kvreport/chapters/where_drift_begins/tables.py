@@ -42,10 +42,8 @@ def kinds_by_text(replayed: pd.DataFrame) -> pd.DataFrame:
 
 
 def kind_shares(by_text: pd.DataFrame) -> pd.DataFrame:
-    """Average `kinds_by_text` over files, texts of one file first, as statements do."""
-    keys = [*_CASE, "pass", "kind"]
-    of_files = by_text.groupby([*keys, "source"], sort=False)["share"].mean()
-    return of_files.groupby(keys, sort=False).mean().reset_index()
+    """Average `kinds_by_text` over texts, as statements do."""
+    return by_text.groupby([*_CASE, "pass", "kind"], sort=False)["share"].mean().reset_index()
 
 
 def beside(own: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
