@@ -39,6 +39,38 @@ def faults(claims: list[dict[str, str]]) -> list[str]:
     return found + [claim["id"] for claim in claims if not 1 <= len(claim.get("quote", "").split()) < 40]
 
 
+# Items of a list, which the document ends without a full stop.
+UNPUNCTUATED = {"grows-with-depth", "coarser-is-worse"}
+
+
+def is_cut_in_silence(claim: dict[str, str]) -> bool:
+    """Tell whether a quote begins or ends within a sentence and does not show it."""
+    begins, ends = re.match(r"[A-Z…]|model\.forward", claim["quote"]), re.search(r"[.?!…]$", claim["quote"])
+    return not begins or not (ends or claim["id"] in UNPUNCTUATED)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_quote_is_of_whole_sentences_or_shows_where_it_is_cut(document):
+    assert [c["id"] for c in documents.published(document)["claims"] if is_cut_in_silence(c)] == []
+
+
+def test_control_a_sentence_that_loses_its_reason_is_found():
+    (prefill,) = (c for c in documents.published("issue-25420")["claims"] if c["id"] == "prefill-exact")
+    reason = ", as the inputs contain the same values and shapes."
+    assert prefill["quote"].endswith(reason)
+    assert is_cut_in_silence(prefill | {"quote": prefill["quote"].removesuffix(reason)})
+
+
+def test_what_no_document_claims_is_not_judged():
+    asked = {claim["id"] for name in DOCUMENTS for claim in documents.published(name)["claims"]}
+    printed = {"element-counts", "peak-memory", "answer-survives"}
+    described = {"recipe-is-safe", "roberta-number-shows-it", "no-way-to-reduce"}
+    assert asked & (printed | described) == set()
+    # The numbers stay, as facts of the documents.
+    assert documents.published("notebook-static")["peak_gib"] == 12.07
+    assert documents.published("forum-reuse")["split"]["counts"][0]["elements"] == 75776
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_claim_rests_on_a_few_words_of_its_document(document):
     claims = documents.published(document)["claims"]

@@ -298,20 +298,13 @@ def word(results: Results, claim: str, **rows: pd.DataFrame) -> str:
 
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(results):
     table = claims.CLAIMS.judged(results)
-    assert len(table) == len(documents.published("forum-reuse")["claims"]) == 6
+    assert len(table) == len(documents.published("forum-reuse")["claims"]) == 3
     assert table["here"].str.contains(r"\d").all()
 
 
 def test_verdicts_on_these_rows(results):
-    assert word(results, "element-counts") == "reproduced"
     # The vocabulary has no word that the thread's own prompts would join with the full stop.
     assert word(results, "reused-cache-changes-text") == "not run"
-    assert word(results, "answer-survives") == "needs the real weights"
-
-
-def test_the_count_of_elements_is_refuted_by_another_shape(results):
-    shorter = results.layer.rows.assign(n_elements=lambda rows: rows["n_elements"] - 1)
-    assert word(results, "element-counts", layer=shorter) == "refuted"
 
 
 @pytest.mark.parametrize(("differing", "expected"), [(5, "reproduced in kind"), (0, "refuted in kind")])
@@ -357,19 +350,6 @@ def test_the_threads_own_prompts_decide_where_their_ids_leave_the_prefixs(result
         reuse = with_tokens(rows, posted, like)
         assert check(with_mismatch(results, reuse=reuse)).verdict == expected
         assert check(changed(results, reuse=reuse)).verdict == "not run"
-
-
-def test_one_run_that_breaks_refutes_the_recipe_and_two_prompts_do_not_bear_it_out(results):
-    rows = results.reuse.rows
-    posted = (rows["way"] == continuations.POSTED) & (rows["case"] == continuations.DOCUMENTED)
-    equal = with_tokens(rows, posted, like_no_reuse=True)
-    found = claims.CHECKS["recipe-is-safe"](changed(results, reuse=equal))
-    assert (found.verdict, found.n) == ("undecided", "2 prompts (too few)")
-    one = posted & (rows["dtype"] == "float32") & (rows["item"] == "0")
-    assert word(results, "recipe-is-safe", reuse=with_tokens(equal, one, like_no_reuse=False)) == "refuted in kind"
-    # Only in a coarser dtype it may be rounding.
-    coarse = posted & (rows["dtype"] == "bfloat16")
-    assert word(results, "recipe-is-safe", reuse=with_tokens(equal, coarse, like_no_reuse=False)) == "undecided"
 
 
 def four_prompts(results: Results, mismatched: dict[str, bool], continued: dict[str, bool]) -> Results:
@@ -426,28 +406,6 @@ def test_rounding_is_told_for_each_case_whose_ids_continue(results):
     # Control: the thread's own prompts where their ids continue.
     planted.__dict__["written"] = pd.concat([rows, *others, own.assign(seam=False)])
     assert "differ in 8 of 12 runs" in claims.CHECKS["precision-explains"](planted).here
-
-
-def test_an_answer_that_is_there_is_found_and_so_is_the_complaint(results):
-    rows = results.reuse.rows.copy()
-    asked = (rows["case"] == continuations.THREAD) & (rows["step"] == 0)
-    rows.loc[asked & (rows["way"] == continuations.NO_REUSE), "text"] = " Paris"
-    assert word(results, "answer-survives", reuse=rows) == "undecided", "no id is missing from what was asked"
-    seam = rows.assign(shared_tokens=rows["prefix_tokens"] - 1)
-    assert word(results, "answer-survives", reuse=seam) == "refuted in kind"
-    rows.loc[asked & (rows["way"] == continuations.POSTED), "text"] = " incomplete"
-    assert word(results, "answer-survives", reuse=rows) == "reproduced in kind"
-
-
-def test_an_answer_in_the_chat_template_counts_as_the_models(results):
-    rows = results.reuse.rows.copy()
-    there = (rows["case"] == continuations.CHAT) & (rows["step"] == 0) & (rows["way"] == continuations.NO_REUSE)
-    rows.loc[there, "text"] = " Paris"
-    rows.loc[(rows["case"] == continuations.THREAD) & (rows["way"] == continuations.POSTED), "text"] = " incomplete"
-    assert word(results, "answer-survives", reuse=rows) == "reproduced in kind"
-    # Control: one of the two models alone knows it.
-    rows.loc[there & (rows["model"] == rows["model"].iloc[0]), "text"] = " London"
-    assert word(results, "answer-survives", reuse=rows) == "undecided"
 
 
 def test_a_systems_turn_is_a_prefix_of_the_chat_in_ids(folders):

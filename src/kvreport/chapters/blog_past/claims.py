@@ -84,26 +84,6 @@ def _roberta_fails_bidirectional(results: Results) -> Evidence:
     return Evidence(_weights(results, "roberta"), found)
 
 
-POSTED = Quantity("texts in which the posted call differs from the last token alone", form="{:.0f}")
-HELD = Quantity("share of texts in which the posted call was given a past")
-AGAINST_POSTED = Quantity("difference with a past handed over, over that of the posted call", "text", "depth", "{:.2g}")
-
-
-def _roberta_number_shows_it(results: Results) -> Evidence:
-    posted = _of(results, "roberta", past_tables.NO_PAST)
-    handed = _of(results, "roberta", past_tables.HANDED)
-    if posted.empty or handed.empty:
-        return missing("stand-in", "0 runs of RoBERTa")
-    without = posted.groupby("sample")["relative_spread"].mean()
-    over = handed.assign(over=handed["relative_spread"] / handed["sample"].map(without))
-    found = {
-        POSTED: [_not_alone(posted)],
-        AGAINST_POSTED: by(over, "layers", layers, "over"),
-        HELD: [fact((posted["held"] > 0).mean())],
-    }
-    return Evidence(_weights(results, "roberta"), found, f"of {len(posted)} texts; posted call {_spread(posted)}")
-
-
 RELATIVE = Quantity("difference of GPT-2's logits in 4 bits over the logits, root mean squares", "text", form="{:.2g}")
 
 
@@ -185,18 +165,6 @@ CHECKS = {
             )
         ),
         _roberta_fails_bidirectional,
-    ),
-    "roberta-number-shows-it": Check(
-        Rule(
-            (
-                other_cause(
-                    every(POSTED, "at most", NO_TEXT),
-                    every(AGAINST_POSTED, "below", Bound(1, "arithmetic", "less than the posted difference")),
-                ),
-                reproduced(every(HELD, "at least", Bound(1, "arithmetic", "in every text"))),
-            )
-        ),
-        _roberta_number_shows_it,
     ),
     "quantization-keeps-past": Check(
         Rule((reproduced(every(RELATIVE, "below", _THOUSANDTH)), refuted(every(RELATIVE, "above", _THOUSANDTH)))),

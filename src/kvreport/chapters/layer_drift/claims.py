@@ -302,15 +302,6 @@ CHECKS = {
         Rule((reproduced(every(FLIPS, "below", _FEW_FLIPS)), refuted(anyone(FLIPS, "above", _MOST_FLIPS)))),
         _greedy_keeps_its_choice,
     ),
-    "no-way-to-reduce": Check(
-        Rule(
-            (
-                refuted(anyone(UPCAST, "below", Bound(1, "arithmetic", "less drift than stock"))),
-                reproduced(every(UPCAST, "inside", _NO_EFFECT)),
-            )
-        ),
-        _upcasts,
-    ),
     "most-mitigations-idle": Check(
         Rule((reproduced(most(UPCAST, "inside", _NO_EFFECT)), refuted(most(UPCAST, "outside", _NO_EFFECT)))),
         _upcasts,

@@ -5,8 +5,8 @@ import pandas as pd
 from kvbook.measuring import agreement, estimates
 from kvreport.chapters.prompt_reuse import continuations, split_keys, tables
 from kvreport.chapters.prompt_reuse.results import Results
-from kvreport.publishing.judging import DOCUMENTS, OTHERS, REAL_WEIGHTS, Check, Evidence, Measured, fact, facts, missing
-from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, other_cause, refuted, reproduced
+from kvreport.publishing.judging import Check, Evidence, Measured, fact, facts, missing
+from kvreport.publishing.rules import Bound, Quantity, Rule, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims, weights_of
 from kvreport.publishing.wording import DTYPES
 
@@ -28,19 +28,6 @@ def _finest(results: Results) -> str:
 
 def _of(equal: pd.Series) -> str:
     return f"{int(equal.sum())} of {len(equal)}"
-
-
-COUNT = Quantity("elements of the first layer's keys over the published number", series="model", form="{:g}")
-
-
-def _element_counts(results: Results) -> Evidence:
-    table = results.counts
-    beside = "; ".join(
-        f"{row.model}: {row.per_token:,} x ({row.prompt} + {row.response}) = {row.elements:,}"
-        for row in table.itertuples()
-    )
-    found = facts((row.model, row.elements / row.published) for row in table.itertuples())
-    return Evidence("hub", {COUNT: found}, beside)
 
 
 KEYS = Quantity("elements of the first layer's keys that differ in fp32 as posted", series="model", form="{:,.0f}")
@@ -124,64 +111,7 @@ def _precision_explains(results: Results) -> Evidence:
     return Evidence(_weights(results), found, beside)
 
 
-BROKEN = Quantity("runs of the documented example whose tokens differ in the finest dtype", form="{:.0f}")
-SAFE = Quantity("share of prompts of the documented example whose tokens are equal in the finest dtype", "prompt")
-
-
-def _recipe_is_safe(results: Results) -> Evidence:
-    table = _posted_runs(results.written, continuations.DOCUMENTED)
-    beside = f"the ids do not continue the prefix's in {_of(table['seam'])} runs of all dtypes"
-    table = table[table["dtype"] == _finest(results)]
-    found = {
-        BROKEN: [fact((~table["equal"]).sum())],
-        SAFE: [Measured("", *estimates.share_over(table, table["equal"], "item"))],
-    }
-    return Evidence(_weights(results), found, f"{beside}; of {len(table)} runs in {DTYPES[_finest(results)]}")
-
-
-NAMED = Quantity("share of models that name Paris without the cache, as posted or in their chat template")
-COMPLAINS = Quantity("texts with the cache that say “incomplete”", form="{:.0f}")
-LACKING = Quantity("texts with the cache whose ids leave the cached ones", form="{:.0f}")
-
-
-def _answer_survives(results: Results) -> Evidence:
-    runs = results.written
-    asked = runs[
-        runs["case"].isin([continuations.THREAD, continuations.CHAT])
-        & (runs["item"].astype(str) == "1")
-        & (runs["cache"] != "static")
-    ]
-    asked = asked.assign(text=asked["words"].map("".join))
-    plain, posted = (asked[asked["way"] == way] for way in (continuations.NO_REUSE, continuations.POSTED))
-    named = plain["text"].str.contains("Paris").groupby(plain["model"]).any()
-    found = {
-        NAMED: [fact(named.mean())],
-        COMPLAINS: [fact(posted["text"].str.contains("incomplete").sum())],
-        # Where the prompt's ids go on from the cache's, nothing is missing that a model could complain of.
-        LACKING: [fact(posted["seam"].sum())],
-    }
-    # Stand-ins of which none has learned the fact say nothing of it.
-    real = named.any() or _weights(results) in (*DOCUMENTS, *OTHERS)
-    has = frozenset({REAL_WEIGHTS} if real else ())
-    return Evidence(_weights(results), found, f"of {len(posted)} texts with the cache", has)
-
-
-_PUBLISHED_COUNT = Bound(1, "document", "its printed numbers")
-_ALL = Bound(1, "document", "both models answer")
-_ONE = Bound(1, "document", "one does")
-
 CHECKS = {
-    "element-counts": Check(
-        Rule(
-            (
-                reproduced(every(COUNT, "at least", _PUBLISHED_COUNT), every(COUNT, "at most", _PUBLISHED_COUNT)),
-                refuted(anyone(COUNT, "below", _PUBLISHED_COUNT)),
-                refuted(anyone(COUNT, "above", _PUBLISHED_COUNT)),
-            ),
-            about_code=True,
-        ),
-        _element_counts,
-    ),
     "first-layer-differs": Check(
         Rule(
             (
@@ -207,27 +137,6 @@ CHECKS = {
             )
         ),
         _precision_explains,
-    ),
-    "recipe-is-safe": Check(
-        Rule(
-            (
-                refuted(every(BROKEN, "above", _NONE), one_is_enough=True),
-                reproduced(every(BROKEN, "at most", _NONE), every(SAFE, "above", _HALF)),
-            )
-        ),
-        _recipe_is_safe,
-    ),
-    "answer-survives": Check(
-        Rule(
-            (
-                reproduced(every(NAMED, "at least", _ALL), every(COMPLAINS, "at least", _ONE)),
-                refuted(
-                    every(NAMED, "at least", _ALL), every(LACKING, "above", _NONE), every(COMPLAINS, "at most", _NONE)
-                ),
-            ),
-            needs=(REAL_WEIGHTS,),
-        ),
-        _answer_survives,
     ),
 }
 
