@@ -241,6 +241,7 @@ def test_a_bound_of_ours_is_tried_at_a_third_and_at_three_times_it():
     [
         (Bound(6, "ours", "x"), 2, 18),
         (Bound(1.3, "ours", "x", "ratio"), 1.1, 1.9),
+        (Bound(0.5, "ours", "x", "ratio"), 0.75, 0.25),
         (Bound(0.5, "ours", "x", "share"), 0.25, 0.75),
     ],
 )

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from kvbook.settings import Settings
 from kvreport.publishing import captions, evaluated, judging, provenance, statements, verdicts
 from kvreport.publishing.chapter_results import ChapterResults
 from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.rules import Bound, Quantity, anyone, every
+from kvreport.publishing.rules import HALF, Bound, Quantity, anyone, every
 from kvreport.publishing.statements import Checked, Statement
 from kvreport.running import planning
 from kvreport.site import sentences
@@ -96,6 +96,51 @@ def test_every_figure_and_table_has_its_caption_in_markdown_and_none_is_left_ove
     drawn = {name for name in named if f'"{name}"' in code} | ({judged.table} if judged else set())
     assert drawn == set(named)
     assert sum(code.count(f"page.{kind}(") for kind in ("figure", "table", "claims")) == len(named)
+
+
+def bounds() -> dict[str, Bound]:
+    """Give every bound of the book by the statement or claim that takes it."""
+    found = {}
+    for chapter in planning.plan():
+        if module := statements.module_of(chapter.name):
+            found |= {name: one.must.bound for name, one in module.STATEMENTS.items()}
+        if judged := verdicts.of(chapter.name):
+            found |= {
+                f"{name}, {k}": condition.bound
+                for name, check in judged.checks.items()
+                for k, condition in enumerate(check.rule.conditions)
+            }
+    return found
+
+
+def chosen(found: dict[str, Bound]) -> dict[str, Bound]:
+    """Give the bounds that say arithmetic and are a choice: neither none, all or as much, nor two errors of one size."""
+    return {
+        name: bound
+        for name, bound in found.items()
+        if bound.source == "arithmetic" and bound.value not in (0, 1, 2**0.5)
+    }
+
+
+def test_only_none_all_as_much_and_independent_errors_are_arithmetic():
+    assert chosen(bounds()) == {}
+    # Control: half, called arithmetic.
+    half = Bound(0.5, "arithmetic", "more often than not", "share")
+    assert chosen({"mostly": half}) == {"mostly": half}
+
+
+def test_more_often_than_not_is_one_bound_of_ours():
+    said = {bound for bound in bounds().values() if "often than not" in bound.why}
+    assert said == {HALF}
+    assert HALF.source == "ours"
+
+
+def test_a_statement_says_what_a_third_of_our_bound_and_three_times_it_would_give():
+    above = Statement(every(DRIFT, "above", HALF), lambda _: [Measured("", Estimate(0.6, 0.55, 0.65), 40)])
+    assert statements.check(above, None).elsewhere == "our bound of 0.5: holds at 0.25 and fails at 0.75"
+    # Control: a bound that is not ours has no other.
+    theirs = Statement(every(DRIFT, "above", replace(HALF, source="document")), above.measure)
+    assert statements.check(theirs, None).elsewhere == ""
 
 
 # The check
@@ -204,6 +249,7 @@ BOOK = {
     "statements": {
         "grows": {
             "outcome": "holds", "told": "2 [1.5, 2.5]", "units": 40, "scope": "any model", "rule": "Drift lies above 1",
+            "elsewhere": "our bound of 1: the same at 0.333 and 3",
             "processor": "one", "processors": {"one": "holds"},
         }
     },
@@ -240,6 +286,7 @@ def said(text=TEXT, executed=None) -> str:
 def test_a_sentence_that_holds_shows_its_number_and_a_link_and_no_mark(chapter):
     text = said()
     assert "Drift grows by 10 %. []{#statement-grows}[¶](#statement-grows)" in text
+    assert "Drift lies above 1 (any model); our bound of 1: the same at 0.333 and 3" in text
     assert sentences.MARK not in text
     assert "caption}" not in text
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
-from kvreport.publishing.rules import Answer, Outcome, Quantity, Rule
+from kvreport.publishing.rules import Answer, Bound, Outcome, Quantity, Rule
 
 Word = Literal[
     "reproduced", "reproduced on another real model", "reproduced in kind",
@@ -122,7 +122,9 @@ def judge(rule: Rule, evidence: Evidence) -> Verdict:
         here += [f"this run lacks {' and '.join(need for need in rule.needs if need not in evidence.has)}"]
     elif word == "undecided" and _too_few(counts):
         here += ["too few to decide"]
-    here += _elsewhere(rule, evidence) if word not in ("not run", "needs the real weights") else []
+    if word not in ("not run", "needs the real weights"):
+        bounds = (condition.bound for condition in rule.conditions)
+        here += elsewhere(bounds, word, lambda old, new: _decide(rule.with_bound(old, new), evidence)[0])
     n = "one case is enough" if outcome and outcome.one_is_enough else _counted(counts)
     return Verdict("; ".join(here), word, n, evidence.published)
 
@@ -204,12 +206,12 @@ def _told(quantity: Quantity, label: str, measured: Sequence[Measured]) -> str:
     return f"{label or f'{quantity.name}:'} {', '.join(filter(None, (said, without)))}"
 
 
-def _elsewhere(rule: Rule, evidence: Evidence) -> list[str]:
-    """Say what the verdict would be at a third and at three times each bound that is ours."""
-    said, here = [], _decide(rule, evidence)[0]
-    for bound in dict.fromkeys(c.bound for c in rule.conditions if c.bound.source == "ours"):
+def elsewhere(bounds: Iterable[Bound], here: str, judged: Callable[[Bound, Bound], str]) -> list[str]:
+    """Say what comes out at a third and at three times each bound that is ours, with the other bound in its place."""
+    said = []
+    for bound in dict.fromkeys(bound for bound in bounds if bound.source == "ours"):
         others = [bound.times(1 / 3), bound.times(3)]
-        words = [_decide(rule.with_bound(bound, other), evidence)[0] for other in others]
+        words = [judged(bound, other) for other in others]
         would = " and ".join(f"{word} at {other.number()}" for word, other in zip(words, others, strict=True))
         if set(words) == {here}:
             would = f"the same at {others[0].number()} and {others[1].number()}"

@@ -42,8 +42,8 @@ class Bound:
     why : str
         The word of the document, the arithmetic, or what the number means.
     scale : {"value", "ratio", "share"}
-        What three times the bound is: three times the value, three times a ratio's distance from 1, or three times a
-        share's odds.  A band is symmetric about 0, or of a ratio about 1.
+        What three times the bound is: three times the value, three times a ratio's distance from 1 (of one below 1, its
+        inverse's), or three times a share's odds.  A band is symmetric about 0, or of a ratio about 1.
     """
 
     value: float
@@ -60,7 +60,8 @@ class Bound:
         """Give a bound that is looser or stricter by a factor."""
         value = self.value * factor
         if self.scale == "ratio":
-            value = 1 + (self.value - 1) * factor
+            value = 1 + (max(self.value, 1 / self.value) - 1) * factor
+            value = value if self.value >= 1 else 1 / value
         elif self.scale == "share":
             odds = self.value / (1 - self.value) * factor
             value = odds / (1 + odds)
@@ -72,6 +73,10 @@ class Bound:
         if side not in ("inside", "outside"):
             return number
         return f"1/{number} to {number}" if self.scale == "ratio" else f"-{number} to {number}"
+
+
+# "Most" and "mostly" name no number: where they begin is our choice, of a claim as of a statement.
+HALF = Bound(0.5, "ours", "more often than not", "share")
 
 
 @dataclass(frozen=True)

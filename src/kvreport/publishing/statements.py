@@ -10,12 +10,12 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
 from kvbook.measuring.estimates import FEWEST_UNITS
-from kvreport.publishing.judging import Measured
+from kvreport.publishing.judging import Measured, elsewhere
 from kvreport.publishing.rules import Condition, Side
 
 Scope = Literal["any model", "this model", "this processor"]
@@ -77,11 +77,14 @@ class Checked:
         The estimates, as a table shows them.
     units : int or None
         Independent units, the fewest of any estimate; None where nothing is sampled.
+    elsewhere : str
+        What a third of the bound and three times it would give, where the bound is ours.
     """
 
     outcome: Outcome
     told: str = ""
     units: int | None = None
+    elsewhere: str = ""
 
 
 def check(statement: Statement[Results], results: Results) -> Checked:
@@ -95,13 +98,19 @@ def check(statement: Statement[Results], results: Results) -> Checked:
     told = _told(condition, found)
     if units is not None and units < FEWEST_UNITS:
         return Checked("not resolved", told, units)
+    outcome = _outcome(condition, found)
+    others = elsewhere([condition.bound], outcome, lambda _, other: _outcome(replace(condition, bound=other), found))
+    return Checked(outcome, told, units, "".join(others))
+
+
+def _outcome(condition: Condition, found: Sequence[Measured]) -> Outcome:
     estimates = [one.estimate for one in found]
     if condition.holds(estimates):
-        return Checked("holds", told, units)
+        return "holds"
     # "Every" fails by one, "any" only by all.
     of = {"every": "any", "any": "every", "most": "most"}[condition.of]
-    contrary = Condition(condition.quantity, _CONTRARY[condition.side], condition.bound, of)
-    return Checked("fails" if contrary.holds(estimates) else "not resolved", told, units)
+    contrary = replace(condition, side=_CONTRARY[condition.side], of=of)
+    return "fails" if contrary.holds(estimates) else "not resolved"
 
 
 def _told(condition: Condition, found: Sequence[Measured]) -> str:

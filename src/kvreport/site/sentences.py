@@ -104,7 +104,8 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
         here = own["statements"][name] if own else {"told": "", "comparison": "not run"}
         label = f"[{name}](#{anchor(name)})"
         there = "; ".join([found["told"], *_elsewhere(found)])
-        rows.append([label, f"{found['rule']} ({found['scope']})", there, here["told"], here["comparison"]])
+        rule = "; ".join(filter(None, [f"{found['rule']} ({found['scope']})", found["elsewhere"]]))
+        rows.append([label, rule, there, here["told"], here["comparison"]])
     counts = Counter(row[-1] for row in rows[1:])
     line = _counted(counts)
     table = table_directive(

@@ -7,14 +7,13 @@ from kvreport.chapters.atlas import results, tables
 from kvreport.chapters.atlas.results import Results
 from kvreport.publishing import wording
 from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.rules import Bound, Quantity, every
+from kvreport.publishing.rules import HALF, Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 
 EXPERIMENTS = results.EXPERIMENTS
 # Of fewer architectures a share says nothing about transformers.
 _WHOLE = 150
 _NONE = Bound(0, "arithmetic", "none")
-_MOST = Bound(0.5, "arithmetic", "more often than not", "share")
 _NINE_IN_TEN = Bound(0.9, "ours", "nine in ten", "share")
 
 
@@ -109,7 +108,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         scope="this processor",
     ),
     "bf16-attention-first": Statement(
-        every(Quantity(f"{_SHARE} were searched in bf16 and begin with attention"), "above", _MOST),
+        every(Quantity(f"{_SHARE} were searched in bf16 and begin with attention"), "above", HALF),
         _share(_first("bfloat16", "attention"), _first("bfloat16")),
         scope="this processor",
     ),

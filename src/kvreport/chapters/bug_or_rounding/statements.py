@@ -11,7 +11,7 @@ from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvreport.chapters.bug_or_rounding import first_bad_layer, results, symptoms, tables
 from kvreport.chapters.bug_or_rounding.results import Results
 from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.rules import Bound, Quantity, every
+from kvreport.publishing.rules import HALF, Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between, power_of_ten
 
@@ -25,11 +25,10 @@ PAST_BLOCK = (symptoms.PAST_BLOCK, symptoms.REPLY)
 IN_MODEL = ("RoBERTa as posted", "RoBERTa, past by hand", "MPT, use_cache false", "Falcon of mid-2023")
 BUGS = (*FED, *PAST_BLOCK, *IN_MODEL)
 
-_HALF = Bound(0.5, "arithmetic", "more often than not", "share")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four texts in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one text in five", "share")
 _MOST = Bound(verdict.LIMIT, "ours", "half way from fp64 to fp32, in powers of two")
-_BETWEEN = Bound(verdict.BOUNDARY, "arithmetic", "half way between a bug's 0 and rounding's 1")
+_BETWEEN = Bound(verdict.BOUNDARY, "ours", "half way between a bug's 0 and rounding's 1", "share")
 
 _LARGEST = Quantity("largest drift of any text in fp64, in roundoffs", "file", "model or symptom", "{:,.3g}")
 _BEYOND = Quantity("share of texts whose drift in fp64 is more than rounding can be", "file", "symptom", "{:.0%}")
@@ -214,13 +213,13 @@ STATEMENTS: dict[str, Statement[Results]] = {
     ),
     "narrow-hides": Statement(every(_AS_CLEAN, "above", _FOUR_IN_FIVE), _narrow_in_16_bits),
     "reported-rounding": Statement(every(_LARGEST, "at most", _MOST), _largest(None, *ROUNDING), headline=True),
-    "reported-bugs": Statement(every(_BEYOND, "above", _HALF), _beyond(None, BUGS)),
+    "reported-bugs": Statement(every(_BEYOND, "above", HALF), _beyond(None, BUGS)),
     "cause-removed": Statement(
         every(_LARGEST, "at most", _MOST), _largest(None, *sorted(symptoms.WITHOUT_THE_CAUSE))
     ),
     "first-layer-found": Statement(every(_FOUND, "above", _FOUR_IN_FIVE), _first_layer, headline=True),
     "clean-has-no-bad-layer": Statement(every(_ACCUSED, "below", _ONE_IN_FIVE), _clean_layers),
-    "fp32-inside-accuses-mpt": Statement(every(_BEYOND, "above", _HALF), _fp32_inside_mpt),
+    "fp32-inside-accuses-mpt": Statement(every(_BEYOND, "above", HALF), _fp32_inside_mpt),
     "fp32-inside-hides": Statement(
         every(_HIDDEN, "above", _ONE_IN_FIVE), _hidden, scope="this processor", on="AMD"
     ),

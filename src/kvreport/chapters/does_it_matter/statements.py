@@ -7,7 +7,7 @@ from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import drift_by_position, first_divergence, laid_out, results, variants
 from kvreport.chapters.does_it_matter.results import Results
 from kvreport.publishing.judging import Measured, fact, with_units
-from kvreport.publishing.rules import Bound, Quantity, every
+from kvreport.publishing.rules import HALF, Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between
 
@@ -15,7 +15,6 @@ EXPERIMENTS = results.EXPERIMENTS
 CACHE, OTHER, FAULT = variants.TOKENS.name, variants.OTHER_DTYPE.name, variants.LOST.name
 GREEDY, SAMPLED = first_divergence.CHOICES
 ASSISTED = first_divergence.ASSISTED
-_HALF = Bound(0.5, "arithmetic", "more often than not", "share")
 _TENTH = Bound(0.1, "ours", "one in ten", "share")
 _FIFTH = Bound(0.2, "ours", "one in five", "share")
 
@@ -141,7 +140,10 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_TIMES, "below", Bound(1e-4, "ours", "a ten-thousandth")), _over(OTHER, CACHE, dtype="float32"), headline=True
     ),
     "fp8-moves-further": Statement(
-        every(Quantity(f"{_DIVERGENCE}, over the cache's", "file", form="{:.2g}"), "above", Bound(2, "ours", "twice as far")),
+        every(
+            Quantity(f"{_DIVERGENCE}, over the cache's", "file", form="{:.2g}"), "above",
+            Bound(2, "ours", "twice as far", "ratio"),
+        ),
         _over(CACHE, variants.KV_FP8.name, dtype="bfloat16"), scope="this model",
     ),
     "fp8-further-than-int8": Statement(
@@ -152,7 +154,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         _over(variants.KV_INT8.name, variants.KV_FP8.name), scope="this model",
     ),
     "few-bits-move-further": Statement(
-        every(_OVER_THE_CACHE, "above", Bound(5, "ours", "five times as far")),
+        every(_OVER_THE_CACHE, "above", Bound(5, "ours", "five times as far", "ratio")),
         _over(CACHE, *_FEW_BITS, dtype="bfloat16"), scope="this model",
     ),
     "rounded-moves-further": Statement(
@@ -161,7 +163,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     ),
     "int8-as-the-cache": Statement(
         every(
-            Quantity(f"{_DIVERGENCE}, over the cache's", "file", form="{:.2f}"), "below", Bound(2, "ours", "twice as far")
+            Quantity(f"{_DIVERGENCE}, over the cache's", "file", form="{:.2f}"), "below", Bound(2, "ours", "twice as far", "ratio")
         ),
         _over(CACHE, variants.KV_INT8.name, dtype="bfloat16"), scope="this model",
     ),
@@ -170,7 +172,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         scope="this processor", on="Intel",
     ),
     "static-moves-less-on-amd": Statement(
-        every(_STATIC, "below", Bound(0.2, "ours", "a fifth")), _STATIC_OVER_DYNAMIC, scope="this processor", on="AMD",
+        every(_STATIC, "below", Bound(0.2, "ours", "a fifth", "ratio")), _STATIC_OVER_DYNAMIC, scope="this processor", on="AMD",
     ),
     "a-batch-changes-nothing": Statement(
         every(_EQUAL, "at least", _ALL), _equal_rows(variants.BATCHED.name, "float32"), scope="this processor",
@@ -215,7 +217,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     ),
     "fp32-texts-stay": Statement(every(_SHARE, "below", _TENTH), _diverged(GREEDY, "float32"), headline=True),
     "sampled-texts-diverge": Statement(
-        every(_SHARE, "above", _HALF), _diverged(SAMPLED, "bfloat16"), scope="this model"
+        every(_SHARE, "above", HALF), _diverged(SAMPLED, "bfloat16"), scope="this model"
     ),
     "assisted-texts-diverge": Statement(
         every(_SHARE, "above", _FIFTH), _diverged(GREEDY, "bfloat16", ASSISTED), scope="this model"
@@ -223,7 +225,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "length-adds-little": Statement(
         every(
             Quantity("divergence in the last quarter of the positions, over that in the first", "file", "dtype"), "below",
-            Bound(1.5, "ours", "half as much again"),
+            Bound(1.5, "ours", "half as much again", "ratio"),
         ),
         _growth,
     ),

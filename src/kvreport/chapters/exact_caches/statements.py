@@ -9,7 +9,7 @@ from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.exact_caches import paths, results, tables
 from kvreport.chapters.exact_caches.results import Results
 from kvreport.publishing.judging import Measured
-from kvreport.publishing.rules import Bound, Quantity, every
+from kvreport.publishing.rules import HALF, Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between
 
@@ -17,7 +17,6 @@ EXPERIMENTS = results.EXPERIMENTS
 SINGLE = "token by token"
 _NONE = Bound(0, "arithmetic", "none")
 _QUARTER = Bound(0.25, "ours", "one in four", "share")
-_HALF = Bound(0.5, "arithmetic", "less often than not", "share")
 
 Measure = Callable[[Results], list[Measured]]
 
@@ -98,7 +97,7 @@ _TEXTS = "share of texts whose rows are all bitwise identical"
 _DIFFER = "rows that are not bitwise identical"
 _ONE_PART = Quantity(f"{_TEXTS} with one part row-invariant", "file", "part and dtype")
 _ERROR = Quantity("error against fp64 in row-invariant mode, over stock's", "file", "pass and dtype")
-_TENTH_MORE, _AS_LARGE = Bound(1.1, "ours", "a tenth more"), Bound(1, "arithmetic", "as large")
+_TENTH_MORE, _AS_LARGE = Bound(1.1, "ours", "a tenth more", "ratio"), Bound(1, "arithmetic", "as large")
 _FULL, _STEPS = tables.ERRORS
 
 
@@ -120,16 +119,16 @@ STATEMENTS: dict[str, Statement[Results]] = {
         lambda found: _stock(found, "float32"), scope="this processor",
     ),
     "products-alone-are-not-enough": Statement(
-        every(_ONE_PART, "below", _HALF), _alone("products"), scope="this model"
+        every(_ONE_PART, "below", HALF), _alone("products"), scope="this model"
     ),
     "attention-alone-is-not-enough-in-fp32": Statement(
-        every(_ONE_PART, "below", _HALF), _alone("attention", "fp32"), scope="this model"
+        every(_ONE_PART, "below", HALF), _alone("attention", "fp32"), scope="this model"
     ),
     "attention-alone-is-enough-in-bf16": Statement(
-        every(_ONE_PART, "above", _HALF), _alone("attention", "bf16"), scope="this processor", on="Intel"
+        every(_ONE_PART, "above", HALF), _alone("attention", "bf16"), scope="this processor", on="Intel"
     ),
     "attention-alone-is-not-enough-on-amd": Statement(
-        every(_ONE_PART, "below", _HALF), _alone("attention", "bf16"), scope="this processor", on="AMD"
+        every(_ONE_PART, "below", HALF), _alone("attention", "bf16"), scope="this processor", on="AMD"
     ),
     "products-and-attention-are-enough": Statement(
         every(Quantity(f"{_DIFFER} with both parts row-invariant", "file", "dtype", "{:.0f}"), "at most", _NONE),

@@ -5,7 +5,7 @@ from kvreport.chapters.from_scratch import logits, speed, tables
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW
 from kvreport.chapters.from_scratch.results import Results
 from kvreport.publishing.judging import Check, Evidence, Measured, fact, facts, missing
-from kvreport.publishing.rules import Bound, Quantity, Rule, every, refuted, reproduced
+from kvreport.publishing.rules import HALF, Bound, Quantity, Rule, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
 _APPEND, _MASK, _PROMPT, _MODULO = FIXES
@@ -14,7 +14,6 @@ WORSE = Bound(0.01, "ours", "nats a character, a percent of likelihood")
 _MENDS = Bound(-0.01, "ours", "nats a character, a percent of likelihood")
 ROUNDING = Bound(tables.MOST_ROUNDOFFS, "ours", "more than roundings pile up to")
 NONE = Bound(0, "arithmetic", "none")
-HALF = Bound(0.5, "arithmetic", "more often than not", "share")
 THRICE = Bound(3, "document", "“>3x”")
 
 

@@ -10,7 +10,7 @@ from kvreport.chapters.from_scratch.gpt import checkpoints
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW, refill_name
 from kvreport.chapters.from_scratch.results import Results
 from kvreport.publishing.judging import Measured, facts
-from kvreport.publishing.rules import Bound, Quantity, every
+from kvreport.publishing.rules import HALF, Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES
 
@@ -105,7 +105,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "posted-cache-is-worse": Statement(_WORSE, _lost(POSTED), headline=True),
     "inside-it-is-rounding": Statement(_BELOW, _apart(POSTED, tables.INSIDE)),
     "past-it-is-a-bug": Statement(_ABOVE, _apart(POSTED, tables.BEHIND)),
-    "stale-keys-are-the-cause": Statement(every(_SHARE, "above", claims.HALF), _closed(tables.ABSOLUTE), headline=True),
+    "stale-keys-are-the-cause": Statement(every(_SHARE, "above", HALF), _closed(tables.ABSOLUTE), headline=True),
     "append-changes-nothing": Statement(every(_UNEQUAL, "at most", _SAME), _unequal(APPEND)),
     "order-does-not-matter": Statement(_BELOW, _apart(logits.SHUFFLED, tables.BEHIND)),
     "mask-changes-nothing": Statement(every(_UNEQUAL, "at most", _SAME), _unequal(MASK)),

@@ -12,6 +12,7 @@ from kvreport.chapters.layer_drift import greedy_paths, tables
 from kvreport.chapters.layer_drift.results import Results
 from kvreport.publishing.judging import UNFITTED, Check, Evidence, Measured, fact, missing
 from kvreport.publishing.rules import (
+    HALF,
     Bound,
     Quantity,
     Rule,
@@ -26,7 +27,6 @@ from kvreport.publishing.verdicts import Claims, weights_of
 from kvreport.publishing.wording import DTYPES
 
 _SERIES = "model and dtype"
-_HALF = Bound(0.5, "ours", "more often than not", "share")
 _NONE = Bound(0, "arithmetic", "no change")
 # A divergence of 1e-6 nats moves no probability by more than 0.0008 (Pinsker's inequality).
 _PERCEPTIBLE = Bound(1e-6, "ours", "nats that move no probability by more than 0.0008")
@@ -240,12 +240,10 @@ def _mitigations_cost(results: Results) -> Evidence:
 _GREATLY = Bound(2, "ours", "“greatly” is twice", "ratio")
 _COSTLY = Bound(1.5, "ours", "“high” is half as much again", "ratio")
 _FEW_FLIPS = Bound(0.1, "ours", "“often” is nine in ten", "share")
-_MOST_FLIPS = Bound(0.5, "arithmetic", "more often another token than the same")
-_MOST_RUNS = Bound(0.5, "arithmetic", "in more runs than not", "share")
 
 CHECKS = {
     "drift-everywhere": Check(
-        Rule((reproduced(every(DIFFERING, "above", _HALF)), refuted(anyone(DIFFERING, "below", _HALF)))),
+        Rule((reproduced(every(DIFFERING, "above", HALF)), refuted(anyone(DIFFERING, "below", HALF)))),
         _drift_everywhere,
     ),
     "grows-with-depth": Check(
@@ -288,8 +286,8 @@ CHECKS = {
     "positions-missing": Check(
         Rule(
             (
-                other_cause(every(_WITH_POSITIONS, "below", _MOST_RUNS), every(_LAST, "above", _MOST_RUNS)),
-                reproduced(every(_WITH_POSITIONS, "above", _MOST_RUNS), every(_POSTED, "below", _MOST_RUNS)),
+                other_cause(every(_WITH_POSITIONS, "below", HALF), every(_LAST, "above", HALF)),
+                reproduced(every(_WITH_POSITIONS, "above", HALF), every(_POSTED, "below", HALF)),
                 refuted(
                     every(MENDED_RUNS, "at most", Bound(0, "document", "with them “the results exactly match”")),
                     one_is_enough=True,
@@ -299,7 +297,7 @@ CHECKS = {
         _positions_missing,
     ),
     "greedy-keeps-its-choice": Check(
-        Rule((reproduced(every(FLIPS, "below", _FEW_FLIPS)), refuted(anyone(FLIPS, "above", _MOST_FLIPS)))),
+        Rule((reproduced(every(FLIPS, "below", _FEW_FLIPS)), refuted(anyone(FLIPS, "above", HALF)))),
         _greedy_keeps_its_choice,
     ),
     "most-mitigations-idle": Check(

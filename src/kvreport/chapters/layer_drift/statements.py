@@ -9,13 +9,12 @@ from kvbook.runs.records import Run
 from kvreport.chapters.layer_drift import claims, greedy_paths, results, tables
 from kvreport.chapters.layer_drift.results import Results
 from kvreport.publishing.judging import Measured, with_units
-from kvreport.publishing.rules import Bound, Condition, Quantity, every
+from kvreport.publishing.rules import HALF, Bound, Condition, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between, power_of_ten
 
 EXPERIMENTS = results.EXPERIMENTS
 _NONE = Bound(0, "arithmetic", "no growth")
-_HALF = Bound(0.5, "arithmetic", "more often than not", "share")
 _TENTH = Bound(0.1, "ours", "one text in ten", "share")
 _IMPERCEPTIBLE = Bound(1e-6, "ours", "nats that move no probability by more than 0.0008")
 
@@ -120,7 +119,7 @@ def _left_by_upcasts(found: Results) -> list[Measured]:
 
 STATEMENTS: dict[str, Statement[Results]] = {
     "every-dtype-drifts": Statement(
-        every(claims.DIFFERING, "above", _HALF), _has_drift(_differing), scope="this processor"
+        every(claims.DIFFERING, "above", HALF), _has_drift(_differing), scope="this processor"
     ),
     "bf16-agrees-at-no-length": Statement(
         every(_IDENTICAL, "below", _TENTH), _identical("bfloat16"), scope="this processor", on="Intel"
@@ -140,7 +139,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_TIMES, "inside", Bound(1.25, "ours", "within a quarter", "ratio")), _ratio("bfloat16", "float16", 8)
     ),
     "fp16-less-than-its-roundoff": Statement(
-        every(_LESS, "below", Bound(0.5, "ours", "less than half")), _ratio("float16", "float32", 8192)
+        every(_LESS, "below", Bound(0.5, "ours", "less than half", "ratio")), _ratio("float16", "float32", 8192)
     ),
     "fp32-imperceptible": Statement(
         every(claims.DIVERGENCE, "below", _IMPERCEPTIBLE), _divergence("float32"), headline=True
@@ -151,10 +150,10 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "flips-are-rare": Statement(
         every(claims.FLIPS, "below", _TENTH), _flips("float32", "float16")
     ),
-    "posted-loop-writes-other-text": Statement(every(_share(POSTED), "below", _HALF), _equal(POSTED), headline=True),
-    "positions-do-not-help": Statement(every(_share(POSITIONS), "below", _HALF), _equal(POSITIONS), headline=True),
+    "posted-loop-writes-other-text": Statement(every(_share(POSTED), "below", HALF), _equal(POSTED), headline=True),
+    "positions-do-not-help": Statement(every(_share(POSITIONS), "below", HALF), _equal(POSITIONS), headline=True),
     "last-token-helps": Statement(
-        every(_share(LAST), "above", _HALF), _equal(LAST, "float32", "float16"), headline=True
+        every(_share(LAST), "above", HALF), _equal(LAST, "float32", "float16"), headline=True
     ),
     "bf16-still-diverges": Statement(
         Condition(_share(LAST), "below", Bound(0.95, "ours", "at least one prompt in twenty", "share")),
@@ -164,7 +163,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "no-upcast-removes-it": Statement(
         every(
             Quantity("drift of the logits with one upcast, over stock's", "file", "upcast and dtype"), "above",
-            Bound(0.5, "ours", "half of the drift"),
+            Bound(0.5, "ours", "half of the drift", "ratio"),
         ),
         _left_by_upcasts,
         scope="this model",

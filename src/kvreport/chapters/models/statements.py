@@ -12,7 +12,7 @@ from kvreport.publishing.statements import Statement
 EXPERIMENTS = results.EXPERIMENTS
 _GIB = 2**30
 _BITS = Quantity("bits per byte on held-out text over those of the bigram model", "", "family")
-_LESS = Bound(0.75, "ours", "a quarter fewer bits")
+_LESS = Bound(0.75, "ours", "a quarter fewer bits", "ratio")
 
 
 def _over_bigram(found: Results) -> list[Measured]:

@@ -6,13 +6,12 @@ from kvbook.measuring import agreement, estimates
 from kvreport.chapters.prompt_reuse import continuations, split_keys, tables
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing.judging import Check, Evidence, Measured, fact, facts, missing
-from kvreport.publishing.rules import Bound, Quantity, Rule, every, other_cause, refuted, reproduced
+from kvreport.publishing.rules import HALF, Bound, Quantity, Rule, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims, weights_of
 from kvreport.publishing.wording import DTYPES
 
 # The thread loads its first example in the library's default, which was fp32 then.
 _POSTED_DTYPE = "float32"
-_HALF = Bound(0.5, "arithmetic", "more often than not", "share")
 _NONE = Bound(0, "arithmetic", "none")
 
 
@@ -123,7 +122,7 @@ CHECKS = {
     ),
     "reused-cache-changes-text": Check(
         Rule(
-            (reproduced(every(OWN, "above", _HALF)), refuted(every(OWN, "below", _HALF))),
+            (reproduced(every(OWN, "above", HALF)), refuted(every(OWN, "below", HALF))),
             needs=(MISMATCH,),
         ),
         _reused_cache_changes_text,
@@ -131,9 +130,9 @@ CHECKS = {
     "precision-explains": Check(
         Rule(
             (
-                other_cause(every(FINE, "above", _HALF), every(CONTINUED, "below", _HALF)),
-                reproduced(every(FINE, "below", _HALF), every(COARSE, "above", _HALF)),
-                refuted(every(FINE, "above", _HALF)),
+                other_cause(every(FINE, "above", HALF), every(CONTINUED, "below", HALF)),
+                reproduced(every(FINE, "below", HALF), every(COARSE, "above", HALF)),
+                refuted(every(FINE, "above", HALF)),
             )
         ),
         _precision_explains,

@@ -8,13 +8,12 @@ from kvbook.measuring import estimates
 from kvreport.chapters.prompt_reuse import continuations, results, split_keys
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing.judging import Measured, fact, with_units
-from kvreport.publishing.rules import Bound, Quantity, every
+from kvreport.publishing.rules import HALF, Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between, listed
 
 EXPERIMENTS = results.EXPERIMENTS
 _NONE = Bound(0, "arithmetic", "none")
-_HALF = Bound(0.5, "arithmetic", "more often than not", "share")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _NINE_IN_TEN = Bound(0.9, "ours", "nine in ten", "share")
 _FINE, _COARSE = "float32", "bfloat16"
@@ -158,7 +157,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         headline=True,
     ),
     "recipe-changes-text": Statement(
-        every(_EQUAL, "below", _HALF),
+        every(_EQUAL, "below", HALF),
         _equal(continuations.POSTED, (continuations.DOCUMENTED,)),
         scope="this model",
         headline=True,
@@ -188,7 +187,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         ),
         _fed_again,
     ),
-    "any-cut": Statement(every(_CHANGED, "above", _HALF), _cuts("anywhere"), headline=True),
+    "any-cut": Statement(every(_CHANGED, "above", HALF), _cuts("anywhere"), headline=True),
     "cut-after-a-space": Statement(every(_CHANGED, "above", _NINE_IN_TEN), _cuts("after a space"), headline=True),
     "cut-before-a-space": Statement(
         every(_CHANGED, "below", Bound(0.1, "ours", "one cut in ten", "share")), _cuts("before a space")

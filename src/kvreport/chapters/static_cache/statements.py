@@ -37,6 +37,7 @@ _LONGEST = Quantity("a step at the longest context over one at the shortest", se
 _TWICE = Bound(2, "ours", "twice as long", "ratio")
 _SHARED = Quantity("share of the text before static and dynamic differ", form="{:.0%}")
 _ALL = Bound(1, "arithmetic", "all of it")
+_MOST = Bound(0.5, "ours", "more than half", "share")
 
 Measure = Callable[[Results], list[Measured]]
 
@@ -216,10 +217,10 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_SPEEDS, "above", _HALF_MORE), _over_generate(LARGE_PAGES), "this processor"
     ),
     "kernels-take-most": Statement(
-        every(_SHARE_OF_STEP, "above", Bound(0.5, "arithmetic", "half")), _kernels, "this processor"
+        every(_SHARE_OF_STEP, "above", _MOST), _kernels, "this processor"
     ),
     "large-pages-save-kernels": Statement(
-        every(_SAVED, "above", Bound(0.5, "arithmetic", "half")), _saved_in_kernels, "this processor"
+        every(_SAVED, "above", _MOST), _saved_in_kernels, "this processor"
     ),
     "cache-outgrows-weights": Statement(
         every(_LONGEST, "above", _TWICE), _longest(max(weights_or_cache.BATCHES)),

@@ -10,7 +10,7 @@ from kvbook.measuring import estimates
 from kvreport.chapters.where_drift_begins import attention_forms, cache_factorial, operation_replay, results, tables
 from kvreport.chapters.where_drift_begins.results import Results
 from kvreport.publishing.judging import Measured, fact, with_units
-from kvreport.publishing.rules import Bound, Quantity, every
+from kvreport.publishing.rules import HALF, Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES
 
@@ -20,7 +20,6 @@ PREFILL, ALL, ONE_ROW = operation_replay.PREFILL, operation_replay.ALL, tables.O
 ROW_WISE = ("embedding", "elementwise", "norm")
 
 _NONE = Bound(0, "arithmetic", "none")
-_HALF = Bound(0.5, "arithmetic", "more often than not", "share")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
 
@@ -189,19 +188,19 @@ STATEMENTS: dict[str, Statement[Results]] = {
         _begins("bfloat16", lambda rows: rows["operation"].notna() & ~_begins_at_q(rows)), "this processor",
     ),
     "bf16-begins-in-the-step": Statement(
-        every(_BEGINS, "above", _HALF), _begins("bfloat16", lambda rows: rows["inputs_equal"] == 1), "this processor"
+        every(_BEGINS, "above", HALF), _begins("bfloat16", lambda rows: rows["inputs_equal"] == 1), "this processor"
     ),
     "one-row-is-enough": Statement(
         every(_STEP, "above", _FOUR_IN_FIVE), _factorial(cache_factorial.FULL, cache_factorial.ONE_ROW, "float32"),
         "this processor", headline=True,
     ),
     "one-row-is-enough-in-bf16": Statement(
-        every(_STEP, "above", _HALF),
+        every(_STEP, "above", HALF),
         _factorial(cache_factorial.FULL, cache_factorial.ONE_ROW, "bfloat16"),
         "this processor",
     ),
     "prefill-is-not-enough": Statement(
-        every(_STEP, "below", _HALF), _factorial(cache_factorial.PREFILL, cache_factorial.ALL_ROWS, "float32"),
+        every(_STEP, "below", HALF), _factorial(cache_factorial.PREFILL, cache_factorial.ALL_ROWS, "float32"),
         "this processor",
     ),
     "decoded-cache-is-enough": Statement(
@@ -228,7 +227,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         "this processor", on="AMD",
     ),
     "one-query-fp32": Statement(
-        every(_ROWS, "above", _HALF), _forms("float32", "1 row, no mask"), "this processor"
+        every(_ROWS, "above", HALF), _forms("float32", "1 row, no mask"), "this processor"
     ),
     "one-query-bf16": Statement(
         every(_ROWS, "below", _ONE_IN_FIVE), _forms("bfloat16", "1 row, no mask"), "this processor"

@@ -74,7 +74,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_RATIO, "inside", _QUARTER), _of("series", "ratio", *_SIXTEEN), scope="this model", headline=True
     ),
     "closer-in-fp32-here": Statement(
-        every(_RATIO, "below", Bound(0.8, "ours", "a fifth smaller")), _of("series", "ratio", "float32"),
+        every(_RATIO, "below", Bound(0.8, "ours", "a fifth smaller", "ratio")), _of("series", "ratio", "float32"),
         scope="this processor", headline=True,
     ),
     "eager-as-much": Statement(
@@ -102,7 +102,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         headline=True,
     ),
     "control-is-seen": Statement(
-        every(dataclasses.replace(_RATIO, form="{:,.0f}"), "above", Bound(5, "ours", "five times")),
+        every(dataclasses.replace(_RATIO, form="{:,.0f}"), "above", Bound(5, "ours", "five times", "ratio")),
         _of("series", "ratio", path=path_errors.OFF_BY_ONE),
     ),
     "no-growth-along-the-text": Statement(
