@@ -18,6 +18,7 @@ from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import (
     attention_forms,
     cache_factorial,
+    equal_shapes,
     figures,
     gemm_map,
     length_sweep,
@@ -63,6 +64,35 @@ def test_all_rows_once_more_are_equal_and_replayed_inputs_are_too(results):
     rows = results.replayed.rows
     assert (rows.loc[rows["pass"] == "all", "differing_calls"] == 0).all()
     assert (rows.loc[rows["pass"] != "real decode step", "inputs_equal"] == 1).all()
+
+
+def test_a_prompt_of_equal_shapes_is_the_same_with_a_cache_and_without(results):
+    rows = results.prefills.rows
+    assert not rows.duplicated(["model", "dtype", "sample", "shapes", "what"]).any()
+    equal = rows[rows["shapes"] == equal_shapes.EQUAL]
+    assert set(equal["what"]) == {"hidden states", "keys and values", "logits", "operations"}
+    assert (equal["differing"] == 0).all()
+    assert (rows["elements"] > 0).all()
+    assert tables.equal_prefills(rows)["equal"].all()
+
+
+@pytest.mark.parametrize("what", [equal_shapes.STATES, equal_shapes.KEYS, equal_shapes.LOGITS, equal_shapes.OPERATIONS])
+def test_control_a_bit_that_a_cache_changes_is_counted_where_it_shows(llama, ids, monkeypatch, what):
+    def nudged(model, ids, use_cache):
+        found = read(model, ids, use_cache)
+        if use_cache:
+            tensors = {
+                equal_shapes.STATES: found.hidden, equal_shapes.KEYS: found.attended,
+                equal_shapes.LOGITS: [found.logits], equal_shapes.OPERATIONS: found.operations,
+            }[what]  # fmt: skip
+            tensors[-1].view(-1)[0] += 1
+        return found
+
+    read = equal_shapes.read
+    monkeypatch.setattr(equal_shapes, "read", nudged)
+    with torch.inference_mode():
+        rows = pd.DataFrame(equal_shapes.compare(llama, ids))
+    assert rows.loc[(rows["shapes"] == "equal") & (rows["differing"] > 0), "what"].tolist() == [what]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import (
     attention_forms,
     cache_factorial,
+    equal_shapes,
     gemm_map,
     length_sweep,
     operation_replay,
@@ -23,6 +24,7 @@ EXPERIMENTS = (
     length_sweep.EXPERIMENT,
     attention_forms.EXPERIMENT,
     cache_factorial.EXPERIMENT,
+    equal_shapes.EXPERIMENT,
 )
 
 # The role of recorded runs that differ in the version of torch alone.
@@ -35,9 +37,9 @@ class Results(ChapterResults):
 
     Attributes
     ----------
-    replayed, mapped, swept, attention, factorial : Run or None
-        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``, ``cache_factorial``;
-        None for one that is not there.
+    replayed, mapped, swept, attention, factorial, prefills : Run or None
+        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``, ``cache_factorial``,
+        ``equal_shapes``; None for one that is not there.
     """
 
     EXPERIMENTS = EXPERIMENTS
@@ -47,6 +49,7 @@ class Results(ChapterResults):
     swept: Run | None
     attention: Run | None
     factorial: Run | None
+    prefills: Run | None = None
 
     @staticmethod
     def by_torch() -> list[Run]:

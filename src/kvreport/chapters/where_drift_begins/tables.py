@@ -6,7 +6,7 @@ import pandas as pd
 
 from kvbook.measuring import agreement, estimates, replay
 from kvbook.runs.records import Run
-from kvreport.chapters.where_drift_begins import cache_factorial, operation_replay
+from kvreport.chapters.where_drift_begins import cache_factorial, equal_shapes, operation_replay
 from kvreport.publishing import wording
 from kvreport.publishing.wording import DTYPES
 
@@ -183,6 +183,25 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
                     "samples": len(of_way),
                 }
             )
+    return pd.DataFrame(table)
+
+
+def equal_prefills(prefills: pd.DataFrame, shapes: str = equal_shapes.EQUAL) -> pd.DataFrame:
+    """Say of every prompt and dtype whether all that was compared is bitwise identical."""
+    rows = prefills[prefills["shapes"] == shapes]
+    found = rows.groupby(["dtype", "source", "sample"], sort=False)[["elements", "differing"]].sum().reset_index()
+    return found.assign(equal=found["differing"] == 0)
+
+
+def prefills_shown(prefills: pd.DataFrame) -> pd.DataFrame:
+    """Count the prompts in which anything differs, by what is compared, for equal shapes and for one token fewer."""
+    differs = prefills.assign(differs=prefills["differing"] > 0)
+    table = []
+    for (shapes, what), rows in differs.groupby(["shapes", "what"], sort=False):
+        cells = {
+            DTYPES[dtype]: f"{int(of['differs'].sum())} of {len(of)}" for dtype, of in rows.groupby("dtype", sort=False)
+        }
+        table.append({"shapes": shapes, "compared": what} | cells)
     return pd.DataFrame(table)
 
 
