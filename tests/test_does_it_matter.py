@@ -261,17 +261,69 @@ def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
     assert [row["kl"] for row in int8] == pytest.approx(stored["kl"].tolist(), rel=1e-6)
 
 
+def steps_of(tokens: list[int], scores: list[float] | None = None) -> list[first_divergence.Step]:
+    """Make steps that chose these tokens, by scores that are all the same unless they are given."""
+    return [first_divergence.Step(token, torch.tensor(scores or [1.0] * 10)) for token in tokens]
+
+
 @pytest.mark.parametrize(
-    ("baseline", "other", "most", "expected"),
-    [([1, 2, 3], [1, 2, 3], 3, (3, 0)), ([1, 2, 3], [1, 9, 3], 3, (2, 1)), ([1, 2, 3], [1, 2, 9], 2, (2, 0))],
+    ("other", "expected"), [([1, 2, 3], (3, 0)), ([1, 9, 3], (2, 1)), ([1, 2, 9, 9], (3, 1)), ([1, 2, 3, 9], (3, 0))]
 )
-def test_watching_counts_the_step_that_parts(baseline, other, most, expected):
-    assert first_divergence.watch(baseline, other, most) == expected
+def test_watching_counts_the_step_that_diverges_and_ends_with_the_baselines_text(other, expected):
+    (row,) = first_divergence.watch([steps_of([1, 2, 3])], ([step] for step in steps_of(other)))
+    assert (row["steps"], row["parted"]) == expected
 
 
-def test_a_text_ends_with_the_token_that_ends_it():
-    assert first_divergence.ended([5, 7, 0, 9], {0}) == 3
-    assert first_divergence.ended([5, 7], {0, None}) == 2
+def test_a_divergence_is_at_an_exact_tie_only_where_both_candidates_have_equal_scores():
+    def found(ours: list[float], theirs: list[float]) -> dict:
+        baseline, other = (
+            [first_divergence.Step(int(torch.tensor(scores).argmax()), torch.tensor(scores))]
+            for scores in (ours, theirs)
+        )
+        return first_divergence.watch([baseline], [other])[0]
+
+    tie = found([0.0, 5.0, 5.0], [0.0, 4.0, 5.0])
+    assert (tie["tied_baseline"], tie["tied"], tie["margin_baseline"], tie["margin"]) == (1, 0, 0, 1)
+    # Control: no tie, and a tie of two other tokens, which decides nothing.
+    for ours, theirs in (([0.0, 5.0, 4.0], [0.0, 4.0, 5.0]), ([5.0, 5.0, 4.0], [4.0, 4.0, 5.0])):
+        assert (found(ours, theirs)["tied_baseline"], found(ours, theirs)["tied"]) == (0, 0)
+
+
+def test_nothing_is_written_after_every_text_of_a_batch_has_diverged_or_ended():
+    asked = []
+
+    def written():
+        for place in range(9):
+            asked.append(place)
+            yield [*steps_of([9 if place == 2 else 1]), *steps_of([1])]
+
+    rows = first_divergence.watch([steps_of([1] * 9), steps_of([1] * 4)], written())
+    assert [(row["steps"], row["parted"]) for row in rows] == [(3, 1), (4, 0)]
+    assert asked == [0, 1, 2, 3]
+
+
+def test_the_baseline_is_what_generate_writes_without_a_cache_to_the_end_token(subject):
+    model = subject.baseline.model
+    prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(8))
+    choose = first_divergence.Chooser("greedy", 0)
+    with torch.inference_mode():
+        steps = first_divergence.write_uncached(model, prompt, 0, 12, choose)
+        ended = model.generation_config.eos_token_id
+        try:
+            # The fourth token ends the text, for both.
+            model.generation_config.eos_token_id = steps[3].token
+            first = [step.token for step in steps].index(steps[3].token)
+            until = first_divergence.write_uncached(model, prompt, 0, 12, choose)
+            output = model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), use_cache=False, do_sample=False, max_new_tokens=12,
+                return_dict_in_generate=True, output_logits=True, pad_token_id=0,
+            )  # fmt: skip
+        finally:
+            model.generation_config.eos_token_id = ended
+    assert [step.token for step in until] == output.sequences[0, 10:].tolist()
+    assert len(until) == first + 1
+    for step, logits in zip(until, output.logits, strict=True):
+        assert torch.equal(step.scores.float(), logits[0])
 
 
 def decoded(model, prompt, n, cache=None):
@@ -286,52 +338,80 @@ def decoded(model, prompt, n, cache=None):
     return ids[0, prompt.shape[1] :].tolist()
 
 
-def test_two_plain_loops_part_where_one_pass_says(subject):
+def test_what_reads_a_text_diverges_where_two_plain_loops_do(subject):
     model = subject.baseline.model
     prompts = torch.randint(11, 320, (6, 10), generator=torch.Generator().manual_seed(8))
     choose = first_divergence.Chooser("greedy", 0)
     with torch.inference_mode():
         found = {
-            (text, row["way"]): row for text, row in first_divergence.part(subject, prompts, list(range(6)), 14, choose)
+            (text, row["way"]): row
+            for text, row in first_divergence.diverge(subject, prompts, list(range(6)), 14, choose)
         }
         seen = []
         for text in range(6):
-            plain = decoded(model, prompts[text : text + 1], 14)
+            path = [int(token) for token in found[text, first_divergence.BASELINE]["path"].split()]
+            # The plain loop does not stop at the end token.
+            plain = decoded(model, prompts[text : text + 1], 14)[: len(path)]
             rounded = decoded(model, prompts[text : text + 1], 14, rounded_caches.make(model.config, 4))
             first = agreement.first_divergence(plain, rounded)
             row = found[text, variants.KV_INT4.name]
             seen.append(first)
-            most = found[text, first_divergence.WRITER]["steps"]
-            expected = (most, 0) if first is None or first >= most else (first + 1, 1)
-            assert (row["steps"], row["parted"]) == expected, text
-    assert any(first is not None for first in seen), "no loop parted: the test shows nothing"
+            assert (row["steps"], row["parted"]) == ((len(path), 0) if first is None else (first + 1, 1)), text
+            assert path == plain
+            if first is not None:
+                assert (row["instead"], row["token"]) == (plain[first], rounded[first])
+    assert any(first is not None for first in seen), "no loop diverged: the test shows nothing"
+
+
+def test_single_texts_are_written_alone_and_the_batch_is_a_way_of_its_own(subject, monkeypatch):
+    prompts = torch.randint(11, 320, (3, 10), generator=torch.Generator().manual_seed(8))
+    fed, true = [], first_divergence.write_cached
+
+    def counted(model, prompts, *rest):
+        fed.append(len(prompts))
+        return true(model, prompts, *rest)
+
+    monkeypatch.setattr(first_divergence, "write_cached", counted)
+    choose = first_divergence.Chooser("greedy", 0)
+    with torch.inference_mode():
+        found = list(first_divergence.diverge(subject, prompts, [0, 1, 2], 6, choose, cached_only=True))
+    assert sorted(fed) == [1, 1, 1, variants.BATCH]
+    ways = [row["way"] for _, row in found]
+    assert {way: ways.count(way) for way in ways} == dict.fromkeys(
+        (first_divergence.BASELINE, first_divergence.CACHED, first_divergence.BATCHED), 3
+    )
 
 
 def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_not(subject):
     prompts = torch.randint(11, 320, (4, 10), generator=torch.Generator().manual_seed(9))
+
+    def tokens(noise: int) -> list[int]:
+        choose = first_divergence.Chooser("sampled", noise)
+        written = first_divergence.write_cached(subject.baseline.model, prompts, [0, 1, 2, 3], 12, choose)
+        return [step.token for steps in written for step in steps]
+
     with torch.inference_mode():
-        for noise, parts in ((3, False), (4, True)):
-            written = first_divergence.write(
-                subject.baseline.model, prompts, [0, 1, 2, 3], 12, first_divergence.Chooser("sampled", 3)
-            )
-            other = first_divergence.write(
-                subject.baseline.model, prompts, [0, 1, 2, 3], 12, first_divergence.Chooser("sampled", noise)
-            )
-            assert (written != other).any().item() == parts
+        assert tokens(3) == tokens(3) != tokens(4)
 
 
 def test_every_way_is_watched_for_every_prompt_and_choice(parting):
     rows = parting.rows
-    ways = {first_divergence.WRITER, *(way.name for way in first_divergence.WATCHED)}
+    ways = {
+        first_divergence.BASELINE, first_divergence.CACHED, first_divergence.BATCHED,
+        *(way.name for way in first_divergence.WATCHED),
+    }  # fmt: skip
     assisted = rows["way"] == first_divergence.ASSISTED
     assert set(rows[~assisted]["way"]) == ways
     assert len(rows[~assisted]) == 2 * 2 * len(ways) * 4
     assert set(rows[assisted]["choice"]) == {first_divergence.GREEDY}
     assert assisted.sum() == 2 * 4
-    assert rows["steps"].between(1, 12).all()
-    wrote = rows[rows["way"] == first_divergence.WRITER].set_index(["dtype", "choice", "sample"])["steps"]
-    most = rows.set_index(["dtype", "choice", "sample"]).index.map(wrote)
-    assert (rows["steps"].to_numpy() <= np.asarray(most)).all()
+    # A quarter of 24 tokens is the prompt.
+    assert rows["steps"].between(1, 18).all()
+    baseline = rows[rows["way"] == first_divergence.BASELINE]
+    assert (baseline["path"].str.split().str.len() == baseline["steps"]).all()
+    assert (baseline["margins"].str.split().str.len() == baseline["steps"]).all()
+    columns = ["token", "instead", "margin", "margin_baseline", "tied", "tied_baseline"]
+    assert (rows[columns].notna().all(axis=1) == (rows["parted"] == 1)).all()
 
 
 def test_assisted_decoding_verifies_drafts_and_writes_what_plain_decoding_would_but_for_rounding(subject):
@@ -347,7 +427,8 @@ def test_assisted_decoding_verifies_drafts_and_writes_what_plain_decoding_would_
     finally:
         hook.remove()
     with torch.inference_mode():
-        assert written == decoded(model, prompt, 14)
+        assert [step.token for step in written] == decoded(model, prompt, 14)
+    assert [step.scores.argmax().item() for step in written] == [step.token for step in written]
     # The prompt with the first draft, then a draft and the token before it.
     assert fed.count(10 + variants.AT_ONCE - 1) == 1
     assert variants.AT_ONCE in fed
@@ -361,13 +442,14 @@ def test_control_assisted_decoding_that_leaves_the_baseline_is_seen_at_its_first
 
     def harmed(model, prompt, n_new_tokens):
         path = true(model, prompt, n_new_tokens)
-        return [*path[:3], (path[3] + 1) % 320, *path[4:]] if torch.equal(prompt, prompts[:1]) else path
+        other = first_divergence.Step((path[3].token + 1) % 320, path[3].scores)
+        return [*path[:3], other, *path[4:]] if torch.equal(prompt, prompts[:1]) else path
 
     monkeypatch.setattr(first_divergence, "write_assisted", harmed)
     with torch.inference_mode():
         rows = {
             text: (row["steps"], row["parted"])
-            for text, row in first_divergence.part(subject, prompts, [0, 1], 9, choose)
+            for text, row in first_divergence.diverge(subject, prompts, [0, 1], 9, choose)
             if row["way"] == first_divergence.ASSISTED
         }
     assert rows == {0: (4, 1), 1: (9, 0)}
@@ -377,9 +459,9 @@ def test_two_continuations_are_equal_up_to_the_parting_and_free_behind_it(subjec
     prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(10))
     choose = first_divergence.Chooser("greedy", 0)
     with torch.inference_mode():
-        path = first_divergence.write(subject.baseline.model, prompt, [0], 16, choose)[0].tolist()
-        instead = (path[6] + 1) % 320
-        rows = list(after_divergence.follow(subject, prompt, path, 7, instead, choose))
+        path = [step.token for step in first_divergence.write_uncached(subject.baseline.model, prompt, 0, 16, choose)]
+        other = (path[6] + 1) % 320
+        rows = list(after_divergence.follow(subject, prompt, path, 7, other, choose))
     assert [row["offset"] for row in rows] == list(range(-6, 10))
     by_offset = {row["offset"]: row for row in rows}
     assert all(by_offset[k]["token_equal"] and by_offset[k]["kl_free"] < 1e-8 for k in range(-6, 0))
@@ -399,7 +481,7 @@ def test_without_a_parting_there_is_nothing_behind_it_and_with_partings_every_pa
     together = parting.rows.assign(parted=0)
     assert behind(together) is None
     monkeypatch.undo()
-    parted = parting.rows.assign(parted=1, instead=5)
+    parted = parting.rows.assign(parted=1, token=5)
     assert len(after_divergence.pairs(parted)) == 2 * 4
     assert len(behind(parted).rows[["dtype", "sample"]].drop_duplicates()) == 2 * 4
 
@@ -407,7 +489,7 @@ def test_without_a_parting_there_is_nothing_behind_it_and_with_partings_every_pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_tokens": 60}, "context"),
+        ({"n_tokens": 80}, "context"),
         ({"model": "nosuch"}, "neither"),
         ({"n_samples": 9}, "samples"),
         ({"device": "cuda:99"}, "CUDA"),

@@ -94,7 +94,7 @@ def test_the_right_loop_grows_by_one_and_gives_the_uncached_tokens_in_fp32(greed
 
 def test_positions_alone_do_not_mend_the_posted_loop(llama, ids):
     def tokens(steps):
-        return [step["token"] for step in steps]
+        return [step.token for step in steps]
 
     with torch.inference_mode():
         uncached = tokens(greedy_paths.decode_uncached(llama, ids, 5))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kvbook.measuring import choosing
+
 # Half the distance from 1 to the next number: the relative error of one rounding (Higham, 2002, section 2.1).
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -97,12 +99,11 @@ def decision(reference: torch.Tensor, other: torch.Tensor) -> Decision:
         Logits.
     """
     first, second = torch.log_softmax(reference.double(), -1), torch.log_softmax(other.double(), -1)
-    best = reference.double().topk(2).values
     return Decision(
         # Rounding can leave a divergence of equal distributions a hair below zero.
         kl_nats=max(0.0, (first.exp() * (first - second)).sum().item()),
-        top1_flip=bool(reference.argmax() != other.argmax()),
-        margin=(best[0] - best[1]).item(),
+        top1_flip=bool(choosing.greedy(reference) != choosing.greedy(other)),
+        margin=choosing.margin(reference.double()).item(),
     )
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook.errors import UserError
-from kvbook.measuring import onerow
+from kvbook.measuring import choosing, onerow
 from kvbook.measuring.large_pages import LargePages
 
 CacheKind = Literal["none", "dynamic", "static"]
@@ -86,7 +86,7 @@ def _layers_step(
 
 
 def _head_step(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    return model.lm_head(model.model.norm(hidden[:, -1:])).argmax(-1)
+    return choosing.greedy(model.lm_head(model.model.norm(hidden[:, -1:])))
 
 
 class Decoder:
@@ -185,9 +185,9 @@ class Decoder:
         self._length, self._settled = ids.shape[1], False
         if self._way.cache == "none":
             self.resume(ids)
-            return self._model(ids, use_cache=False).logits[:, -1:].argmax(-1)
+            return choosing.greedy(self._model(ids, use_cache=False).logits[:, -1:])
         self._cache, self._grouped, self._hidden = self._empty(), None, None
-        token = self._model(ids, past_key_values=self._cache).logits[:, -1:].argmax(-1)
+        token = choosing.greedy(self._model(ids, past_key_values=self._cache).logits[:, -1:])
         if self._pages is not None:
             self._changes.enter_context(self._pages.used())
         if self._way.one_row:
@@ -231,7 +231,7 @@ class Decoder:
             token = self._ids
         if self._scope == "model":
             options = {"use_cache": False} if self._cache is None else {"past_key_values": self._cache}
-            following = self._forward(token, **options).logits[:, -1:].argmax(-1)
+            following = choosing.greedy(self._forward(token, **options).logits[:, -1:])
             self._length += 1
             return following
         hidden = self._model.model.embed_tokens(token)

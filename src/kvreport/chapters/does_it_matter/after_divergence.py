@@ -1,7 +1,7 @@
-"""What comes behind the first token that differs: the two continuations against each other.
+"""What comes after the first token that differs: the two continuations against each other.
 
-`first_divergence` has written a path with a cache, and knows the token that the baseline would have taken instead.  Here the
-baseline's token takes its place, the text is continued from there, and the two texts are compared step by step: how far the
+`first_divergence` has written a text without a cache, and knows the token that is written with one instead.  Here that token
+takes its place, the text is continued from there with a cache, and the two texts are compared step by step: how far the
 predictions are apart when each follows its own tokens, beside how far they are apart on one text's tokens.
 
 Rows, one a (model, dtype, sample, offset): see ``data/README.md``.
@@ -26,10 +26,12 @@ BEFORE, BEHIND = 8, 24
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Choose greedy paths that parted."""
-    wrote = (rows["way"] == first_divergence.WRITER) & (rows["choice"] == first_divergence.GREEDY)
-    found = rows[wrote & (rows["parted"] == 1)]
-    return found[["dtype", "sample", "source", "steps", "path", "instead"]]
+    """Choose the greedy texts that diverged, each with the uncached text."""
+    greedy = rows[rows["choice"] == first_divergence.GREEDY]
+    keys = ["dtype", "sample"]
+    cached = greedy[(greedy["way"] == first_divergence.CACHED) & (greedy["parted"] == 1)]
+    uncached = greedy.loc[greedy["way"] == first_divergence.BASELINE, [*keys, "path"]]
+    return cached[[*keys, "source", "steps", "token"]].merge(uncached, on=keys)
 
 
 def inputs(settings: DoesItMatterSettings) -> dict[str, Any] | None:
@@ -43,7 +45,7 @@ def inputs(settings: DoesItMatterSettings) -> dict[str, Any] | None:
 def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Compare the continuations of every pair."""
     parted = pairs(first_divergence.EXPERIMENT.run(settings).rows)
-    samples = variants.texts(settings, settings.n_samples, settings.n_tokens // 2)
+    samples = variants.texts(settings, settings.n_samples, first_divergence.prompt_length(settings))
     choose = first_divergence.Chooser(first_divergence.GREEDY, settings.seed)
     for dtype, some in parted.groupby("dtype", sort=False):
         subject = variants.Subject(settings, dtype)
@@ -57,9 +59,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
             path = [int(token) for token in str(pair.path).split()]
             prompt = subject.tensor([samples[pair.sample].ids])
             with torch.inference_mode():
-                rows = [
-                    about | row for row in follow(subject, prompt, path, int(pair.steps), int(pair.instead), choose)
-                ]
+                rows = [about | row for row in follow(subject, prompt, path, int(pair.steps), int(pair.token), choose)]
             writer.append(unit, rows)
 
 
@@ -68,18 +68,16 @@ def follow(
     prompt: torch.Tensor,
     path: list[int],
     steps: int,
-    instead: int,
+    token: int,
     choose: first_divergence.Chooser,
 ) -> Iterator[dict[str, Any]]:
     """Compare a path with the one that takes another token at a step."""
     model, length = subject.baseline.model, prompt.shape[1]
     last = min(len(path), steps + BEHIND)
     one = torch.cat([prompt, prompt.new_tensor([path[:last]])], 1)
-    begun = torch.cat([one[:, : length + steps - 1], one.new_tensor([[instead]])], 1)
-    rest = last - steps
-    other = begun
-    if rest:
-        other = torch.cat([begun, first_divergence.write(model, begun, [0], rest, choose)], 1)
+    begun = torch.cat([one[:, : length + steps - 1], one.new_tensor([[token]])], 1)
+    written = [step.token for (step,) in first_divergence.write_cached(model, begun, [0], last - steps, choose)]
+    other = torch.cat([begun, begun.new_tensor([written])], 1)
     # Row `length - 1 + step` chose the token of that step.
     rows = slice(length - 1 + max(0, steps - 1 - BEFORE), length - 1 + last)
     read = variants.Reader(model)
@@ -109,6 +107,5 @@ def work(settings: DoesItMatterSettings) -> Work:
 
 EXPERIMENT = Experiment(
     "after_divergence", DoesItMatterSettings, inputs, measure, fields=first_divergence.EXPERIMENT.fields,
-    after=(first_divergence.EXPERIMENT.name,),
-    work=work,
+    after=(first_divergence.EXPERIMENT.name,), revision=2, work=work,
 )  # fmt: skip

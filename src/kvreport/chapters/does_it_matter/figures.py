@@ -127,7 +127,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
 
 
 # Which curves are drawn: enough to compare, few enough to tell apart.
-DRAWN_WAYS = (first_divergence.WRITER, variants.KV_INT8.name, variants.KV_INT4.name, variants.WEIGHTS_4.name)
+DRAWN_WAYS = (first_divergence.CACHED, variants.KV_INT8.name, variants.KV_INT4.name, variants.WEIGHTS_4.name)
 
 
 def _plot_curve(ax: Axes, curve: Survival, steps: int, band: bool, **how) -> None:
@@ -147,9 +147,9 @@ def figure_partings(curves: dict[tuple[str, str, str], Survival], steps: int) ->
         for dtype in dtypes:
             for line, way in zip(_LINES, DRAWN_WAYS, strict=True):
                 # Few bits are drawn in the coarsest dtype alone: they hardly depend on it, and the lines would cover each other.
-                if (dtype, choice, way) not in curves or (way != first_divergence.WRITER and dtype != dtypes[-1]):
+                if (dtype, choice, way) not in curves or (way != first_divergence.CACHED and dtype != dtypes[-1]):
                     continue
-                wrote = way == first_divergence.WRITER
+                wrote = way == first_divergence.CACHED
                 _plot_curve(
                     ax, curves[dtype, choice, way], steps, band=wrote, color=DTYPE_COLOURS[dtype], linestyle=line,
                     linewidth=2 if wrote else 1.1,

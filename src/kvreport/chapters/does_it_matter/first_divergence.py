@@ -1,22 +1,24 @@
 """The model goes on from a prompt by itself: at which token each way first leaves the baseline's text.
 
-Up to the first token that differs, two paths hold the same tokens, so one needs not decode twice to see where they part.  A
-path is written with a cache, its prompts in a batch; one pass of the baseline over it tells what the baseline would have
-chosen at each step, and the first step at which that is another token is where decoding without a cache leaves this path.
-Every other way is asked the same along the part that is the baseline's own path.  Where that part ends without a difference
-of its own, the way is censored: how long it would have stayed together is not known, only that it did so until there.
+The baseline writes one text at a time without a cache: at each step it reads the whole text anew, as `generate` does with
+``use_cache=False``.  Beside it the same text is written with a cache, alone and in a batch of eight, each only to its first
+token that differs: up to there two ways hold the same tokens, and after it they write different texts.
 
-Assisted decoding by transformers' own `generate` writes a path of its own, greedily, with the model as its own assistant: so
-nearly every draft is taken and every verification reads as many tokens at once as it may.  Up to the first token at which it
-leaves the baseline it holds the baseline's tokens, so that it can be compared without a further pass.
+Assisted decoding by transformers' own `generate` writes greedily, with the model as its own assistant: so nearly every draft
+is taken and every verification reads as many tokens at once as it may.
+
+The other ways do not write.  One pass of each over the baseline's text tells what it would have chosen at each step, so the
+shape of that pass is part of what they change; `no cache, one pass` shows by how much.
 
 A choice is the largest logit, or the largest of logit + Gumbel noise, which is a sample at temperature 1.  The noise is the
-same for all ways, so two ways that sample differently do so because of their logits.
+same for all ways, so two ways that sample differently do so because of their logits.  A text ends with the token that ends
+it, for all ways.
 
 Rows, one a (model, dtype, choice, way, sample): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from kvbook import progress
-from kvbook.measuring import agreement, predictions
+from kvbook.measuring import choosing, predictions
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -33,12 +35,32 @@ from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 GREEDY, SAMPLED = "greedy", "sampled"
 CHOICES = (GREEDY, SAMPLED)
-# The way that wrote the path.
-WRITER = variants.TOKENS.name
+BASELINE = "no cache"
+# One text at a time, as the baseline.
+CACHED = variants.TOKENS.name
+BATCHED = f"cache, batch of {variants.BATCH}"
 # The one that `generate` writes with an assistant.
 ASSISTED = "assisted decoding"
-# The ways that are watched along it.
-WATCHED = (variants.OTHER_DTYPE, variants.KV_INT8, variants.KV_INT4, variants.WEIGHTS_4)
+# The baseline's own computation, but for its shape.
+ONE_PASS = variants.Variant("no cache, one pass", "rounding", variants.whole)
+# The ways that read the baseline's text.
+WATCHED = (ONE_PASS, variants.KV_INT8, variants.KV_INT4, variants.WEIGHTS_4)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One choice.
+
+    Attributes
+    ----------
+    token : int
+        What was chosen.
+    scores : Tensor, shape (vocabulary_size,)
+        What it is the largest of.
+    """
+
+    token: int
+    scores: torch.Tensor
 
 
 class Chooser:
@@ -60,29 +82,41 @@ class Chooser:
         """Whether the largest logit is taken."""
         return self._choice == GREEDY
 
-    def __call__(self, logits: torch.Tensor, text: int, step: int) -> torch.Tensor:
-        """Choose from consecutive rows."""
-        if self.is_greedy:
-            return logits.argmax(-1)
-        noise = [predictions.gumbel(self._seed, text, step + row, logits.shape[-1]) for row in range(len(logits))]
-        # 16-bit logits plus the noise have to be told apart in more than 16 bits.
-        return (logits.float() + torch.stack(noise).to(logits.device)).argmax(-1)
+    def __call__(self, logits: torch.Tensor, text: int, step: int) -> Step:
+        """Choose from one row."""
+        if not self.is_greedy:
+            # 16-bit logits plus the noise have to be told apart in more than 16 bits.
+            logits = logits.float() + predictions.gumbel(self._seed, text, step, len(logits)).to(logits.device)
+        return Step(choosing.greedy(logits).item(), logits)
 
 
-def write(
+def write_uncached(
+    model: PreTrainedModel, prompt: torch.Tensor, sample: int, n_new_tokens: int, choose: Chooser
+) -> list[Step]:
+    """Continue one prompt without a cache, to the token that ends the text."""
+    ends = model.generation_config.eos_token_id
+    ends = set(ends) if isinstance(ends, list) else {ends}
+    ids, steps = prompt, []
+    while len(steps) < n_new_tokens and not (steps and steps[-1].token in ends):
+        logits = model(ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+        steps.append(choose(logits, sample, len(steps)))
+        ids = torch.hstack([ids, ids.new_tensor([[steps[-1].token]])])
+    return steps
+
+
+def write_cached(
     model: PreTrainedModel, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser
-) -> torch.Tensor:
-    """Continue prompts with a cache, a batch at a time."""
-    cache = DynamicCache(config=model.config)
-    fed, written = prompts, []
+) -> Iterator[list[Step]]:
+    """Continue prompts of one length together with a cache; yield at each step every text's choice."""
+    cache, fed = DynamicCache(config=model.config), prompts
     for step in range(n_new_tokens):
-        logits = model(fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:]
-        fed = torch.stack([choose(row, sample, step) for row, sample in zip(logits, samples, strict=True)])
-        written.append(fed)
-    return torch.cat(written, 1)
+        logits = model(fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        chosen = [choose(row, sample, step) for row, sample in zip(logits, samples, strict=True)]
+        yield chosen
+        fed = prompts.new_tensor([[one.token] for one in chosen])
 
 
-def write_assisted(model: PreTrainedModel, prompt: torch.Tensor, n_new_tokens: int) -> list[int]:
+def write_assisted(model: PreTrainedModel, prompt: torch.Tensor, n_new_tokens: int) -> list[Step]:
     """Continue a prompt by transformers' assisted decoding, greedily, with the model as its own assistant."""
     own = model.generation_config
     asked = GenerationConfig(
@@ -91,6 +125,7 @@ def write_assisted(model: PreTrainedModel, prompt: torch.Tensor, n_new_tokens: i
         num_assistant_tokens_schedule="constant",
         # 0: no draft is cut short because the assistant is unsure.
         assistant_confidence_threshold=0.0,
+        return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
     # The assistant takes how much to draft from its own configuration.
     drafting = {
@@ -103,39 +138,61 @@ def write_assisted(model: PreTrainedModel, prompt: torch.Tensor, n_new_tokens: i
         # transformers calls its own `generate` in a way that it warns about.
         logging.set_verbosity_error()
         mask = torch.ones_like(prompt)
-        ids = model.generate(prompt, attention_mask=mask, generation_config=asked, assistant_model=model)
+        output = model.generate(prompt, attention_mask=mask, generation_config=asked, assistant_model=model)
     finally:
         logging.set_verbosity(said)
         own.update(**before)
-    return ids[0, prompt.shape[1] :].tolist()
+    tokens = output.sequences[0, prompt.shape[1] :].tolist()
+    return [Step(token, logits[0]) for token, logits in zip(tokens, output.logits, strict=True)]
 
 
-def ended(path: list[int], ends: set[int]) -> int:
-    """Give the number of tokens up to the first one that ends a text, that token included; all where none does."""
-    return next((index + 1 for index, token in enumerate(path) if token in ends), len(path))
+def watch(baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[dict[str, Any]]:
+    """Hold texts that are written together against the baseline's, and stop where each has diverged or ended."""
+    found: dict[int, dict[str, Any]] = {}
+    for place, steps in enumerate(written):
+        for text, (baseline, step) in enumerate(zip(baselines, steps, strict=False)):
+            if text not in found and place < len(baseline) and step.token != baseline[place].token:
+                found[text] = _divergence(baseline[place], step) | {"steps": place + 1, "parted": 1}
+        if all(text in found or place + 1 >= len(baseline) for text, baseline in enumerate(baselines)):
+            break
+    return [found.get(text, {"steps": len(baseline), "parted": 0}) for text, baseline in enumerate(baselines)]
 
 
-def watch(baseline: list[int], other: list[int], most: int) -> tuple[int, int]:
-    """Tell for how many steps two lists of choices were watched, and whether they differ at the last of them."""
-    first = agreement.first_divergence(baseline[:most], other[:most])
-    return (most, 0) if first is None else (first + 1, 1)
+def _divergence(baseline: Step, step: Step) -> dict[str, Any]:
+    return {
+        "token": step.token,
+        "instead": baseline.token,
+        "margin": choosing.margin(step.scores).item(),
+        "margin_baseline": choosing.margin(baseline.scores).item(),
+        "tied": choosing.tied(step.scores, step.token, baseline.token),
+        "tied_baseline": choosing.tied(baseline.scores, step.token, baseline.token),
+    }
+
+
+# What only a divergence has.
+_OF_DIVERGENCES = dict.fromkeys(("token", "instead", "margin", "margin_baseline", "tied", "tied_baseline"))
+
+
+def prompt_length(settings: DoesItMatterSettings) -> int:
+    """Give the tokens of a prompt: a quarter of the text."""
+    return settings.n_tokens // 4
 
 
 def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
     """Name the model and the corpus, and refuse what cannot be run."""
-    longest = settings.n_tokens + max(variants.PADS)
-    return variants.inputs(settings, longest, settings.n_samples, settings.n_tokens // 2)
+    return variants.inputs(settings, settings.n_tokens, settings.n_samples, prompt_length(settings))
 
 
 def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Write and watch, in every dtype."""
-    half = settings.n_tokens // 2
-    samples = variants.texts(settings, settings.n_samples, half)
+    length = prompt_length(settings)
+    samples = variants.texts(settings, settings.n_samples, length)
+    groups = [samples[first : first + variants.BATCH] for first in range(0, len(samples), variants.BATCH)]
     for dtype in settings.dtypes:
         subject = variants.Subject(settings, dtype)
-        groups = [samples[first : first + variants.BATCH] for first in range(0, len(samples), variants.BATCH)]
-        work = [(choice, number) for choice in CHOICES for number in range(len(groups))]
-        for choice, number in progress.track(work, len(work), f"where paths part, {dtype}: group"):
+        only = dtype in settings.greedy_only
+        work = [(choice, number) for choice in CHOICES[: 1 if only else 2] for number in range(len(groups))]
+        for choice, number in progress.track(work, len(work), f"where texts diverge, {dtype}: group"):
             if (unit := f"{dtype}|{choice}|{number}") in writer.done:
                 continue
             group = groups[number]
@@ -144,63 +201,72 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
             }  # fmt: skip
             indices = [sample.index for sample in group]
             with torch.inference_mode():
-                found = part(
-                    subject, subject.tensor([sample.ids for sample in group]), indices, settings.n_tokens - half,
-                    Chooser(choice, settings.seed),
+                found = diverge(
+                    subject, subject.tensor([sample.ids for sample in group]), indices, settings.n_tokens - length,
+                    Chooser(choice, settings.seed), cached_only=only,
                 )  # fmt: skip
                 rows = [about | {"sample": indices[text], "source": group[text].source} | row for text, row in found]
             writer.append(unit, rows)
 
 
-def part(
-    subject: variants.Subject, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Write one path a prompt and watch every way along it."""
+def diverge(
+    subject: variants.Subject, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser,
+    cached_only: bool = False,
+) -> Iterator[tuple[int, dict[str, Any]]]:  # fmt: skip
+    """Write every prompt's text without a cache, and hold the other ways against it."""
     model, prompt = subject.baseline.model, prompts.shape[1]
-    written = write(model, prompts, samples, n_new_tokens, choose)
-    # The last token written is only predicted: the row before it is the last one that chose.
-    ids = torch.cat([prompts, written], 1)[:, :-1]
-    ends = model.generation_config.eos_token_id
-    ends = set(ends) if isinstance(ends, list) else {ends}
-    paths = written.tolist()
+    singles = list(prompts.split(1))
+    baselines = [
+        write_uncached(model, single, sample, n_new_tokens, choose)
+        for single, sample in zip(singles, samples, strict=True)
+    ]
+    none = {"path": None, "margins": None} | _OF_DIVERGENCES
+    for text, steps in enumerate(baselines):
+        path = " ".join(str(step.token) for step in steps)
+        margins = " ".join(f"{choosing.margin(step.scores).item():.6g}" for step in steps)
+        yield text, none | {"way": BASELINE, "steps": len(steps), "parted": 0, "path": path, "margins": margins}
 
-    def chosen(pieces: Iterator[variants.Piece]) -> list[list[int]]:
-        tokens: list[list[int]] = [[] for _ in paths]
-        for piece in pieces:
+    def watched(way: str, baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[dict[str, Any]]:
+        return [none | {"way": way} | row for row in watch(baselines, written)]
+
+    # A smaller group is filled up with copies, whose steps nobody looks at.
+    filled = [index % len(samples) for index in range(variants.BATCH)]
+    together = write_cached(model, prompts[filled], [samples[index] for index in filled], n_new_tokens, choose)
+    yield from enumerate(watched(BATCHED, baselines, together))
+    for text, (single, sample, steps) in enumerate(zip(singles, samples, baselines, strict=True)):
+        alone = write_cached(model, single, [sample], n_new_tokens, choose)
+        yield text, watched(CACHED, [steps], alone)[0]
+        if cached_only:
+            continue
+        if choose.is_greedy:
+            assisted = write_assisted(model, single, n_new_tokens)
+            yield text, watched(ASSISTED, [steps], ([step] for step in assisted))[0]
+        # The last token written is only predicted: the row before it is the last one that chose.
+        ids = torch.cat([single, single.new_tensor([[step.token for step in steps[:-1]]])], 1)
+        for way in variants.possible(model, WATCHED):
+            # One token less of prompt, so that the row which chooses the first token is on the cache as well.
+            read = _read(subject.pieces(way, ids, prompt - 1), prompt, sample, choose)
+            yield text, watched(way.name, [steps], ([step] for step in read))[0]
+
+
+def _read(pieces: Iterable[variants.Piece], prompt: int, sample: int, choose: Chooser) -> Iterator[Step]:
+    """Choose at every step of a text that is given."""
+    for piece in pieces:
+        for row, logits in enumerate(piece.logits, piece.start - (prompt - 1)):
             # A piece that holds the prompt too begins, for us, with the row that chose the first token.
-            begin = max(0, prompt - 1 - piece.start)
-            step = piece.start + begin - (prompt - 1)
-            tokens[piece.text] += choose(piece.logits[begin:], samples[piece.text], step).tolist()
-        return tokens
-
-    baseline = chosen(variants.whole(variants.Reader(model), ids, prompt))
-    shared = {}
-    for text, path in enumerate(paths):
-        steps, parted = watch(baseline[text], path, ended(path, ends))
-        shared[text] = steps
-        yield text, {
-            "way": WRITER, "steps": steps, "parted": parted, "path": " ".join(map(str, path)),
-            "instead": baseline[text][steps - 1] if parted else None,
-        }  # fmt: skip
-    if choose.is_greedy:
-        for text in range(len(paths)):
-            path = write_assisted(model, prompts[text : text + 1], n_new_tokens)
-            steps, parted = watch(baseline[text], path, shared[text])
-            yield text, {"way": ASSISTED, "steps": steps, "parted": parted, "path": None, "instead": None}
-    for way in variants.possible(model, WATCHED):
-        # One token less of prompt, so that the row which chooses the first token is on the cache as well.
-        for text, tokens in enumerate(chosen(subject.pieces(way, ids, prompt - 1))):
-            steps, parted = watch(baseline[text], tokens, shared[text])
-            yield text, {"way": way.name, "steps": steps, "parted": parted, "path": None, "instead": None}
+            if row >= 0:
+                yield choose(logits, sample, row)
 
 
 def work(settings: DoesItMatterSettings) -> Work:
     """Count the passes of each model in each dtype."""
     n_texts = len(CHOICES) * settings.n_samples
-    written = settings.n_tokens - settings.n_tokens // 2
+    written = settings.n_tokens - prompt_length(settings)
     # A batch is written at once; assisted decoding is greedy and one text at a time, and drafts what it verifies.
-    n_steps = written * (n_texts / variants.BATCH + settings.n_samples)
-    return Work(settings.n_tokens, (1 + len(WATCHED)) * n_texts, n_steps, settings.dtypes, copies=3)
+    n_steps = written * (n_texts * (1 + 1 / variants.BATCH) + settings.n_samples)
+    # On average, the baseline reads little more than half of the text.
+    n_tokens = (settings.n_tokens + prompt_length(settings)) // 2
+    return Work(n_tokens, (written + 2 * len(WATCHED)) * n_texts, n_steps, settings.dtypes, copies=3)
 
 
 EXPERIMENT = Experiment(
@@ -208,6 +274,7 @@ EXPERIMENT = Experiment(
     DoesItMatterSettings,
     inputs,
     measure,
-    fields=variants.FIELDS | {"n_samples", "n_tokens"},
+    fields=variants.FIELDS | {"n_samples", "n_tokens", "greedy_only"},
+    revision=2,
     work=work,
 )

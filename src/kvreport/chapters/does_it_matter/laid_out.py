@@ -96,8 +96,11 @@ def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
         cells = {
             "change": row.way,
             "dtype": DTYPES[row.dtype],
-            "flips (%)": _percent(row.flip_share),
-            "flips, expected (%)": _small_percent(row.expected_flips),
+            # Not every way and dtype reads the fixed texts.
+            "flips (%)": _percent(row.flip_share) if isinstance(row.flip_share, Estimate) else "",
+            "flips, expected (%)": (
+                _small_percent(row.expected_flips) if isinstance(row.expected_flips, Estimate) else ""
+            ),
         }
         for choice in first_divergence.CHOICES:
             together, written = getattr(row, choice), ""

@@ -15,12 +15,14 @@ class DoesItMatterSettings(TextSettings):
     n_samples : int
         Texts, and prompts that are continued.
     n_tokens : int
-        Tokens that are read of each text: the first half is a prompt, the second half is scored; or written, where the
-        model continues the prompt.
+        Tokens of each text: the first half is a prompt and the second half is scored.  Where the model continues a text, the
+        first quarter is the prompt, and it writes the rest.
     longest : int
         Tokens of the texts along which drift is followed; no more than the model's context is used.
     dtypes : tuple of str
         Among float32, float16, bfloat16.
+    greedy_only : tuple of str
+        Those of them in which texts are continued greedily alone, with a cache and without, and by no other way.
     n_long : int
         Texts of that length.
     n_fit : int
@@ -31,5 +33,6 @@ class DoesItMatterSettings(TextSettings):
     n_tokens: Annotated[int, Field(ge=8)] = 96
     longest: Annotated[int, Field(ge=16)] = 1024
     dtypes: Annotated[tuple[SmallDType, ...], BeforeValidator(several), Field(min_length=1)] = ("float32", "bfloat16")
+    greedy_only: Annotated[tuple[SmallDType, ...], BeforeValidator(several)] = ()
     n_long: Annotated[int, Field(ge=1)] = 3
     n_fit: Annotated[int, Field(ge=2)] = 24

@@ -12,7 +12,7 @@ from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between
 
 EXPERIMENTS = results.EXPERIMENTS
-CACHE, OTHER, FAULT = variants.TOKENS.name, variants.OTHER_DTYPE.name, variants.LOST.name
+CACHE, OTHER, FAULT = first_divergence.CACHED, variants.OTHER_DTYPE.name, variants.LOST.name
 GREEDY, SAMPLED = first_divergence.CHOICES
 ASSISTED = first_divergence.ASSISTED
 _TENTH = Bound(0.1, "ours", "one in ten", "share")

@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from kvbook import paths
-from kvbook.measuring import estimates, survival
+from kvbook.measuring import agreement, estimates, survival
 from kvreport.chapters.does_it_matter import first_divergence, variants
 
 # Draws for what has to be sorted anew in each.
@@ -166,17 +166,39 @@ def _overtaken(margins: np.ndarray, losses: pd.Series) -> float:
 
 def partings(rows: pd.DataFrame) -> dict[tuple[str, str, str], survival.Survival]:
     """Estimate by dtype, choice and way how long a way stays with the baseline."""
+    ways = pd.concat([rows[rows["way"] != first_divergence.BASELINE], between_dtypes(rows)], ignore_index=True)
+    # A text that ended early and never diverged is equal to the end.
+    steps = ways["steps"].where(ways["parted"] == 1, rows["steps"].max())
     return {
         key: survival.kaplan_meier(part["steps"].to_numpy(), part["parted"].to_numpy() == 1)
-        for key, part in rows.groupby(["dtype", "choice", "way"], sort=False)
+        for key, part in ways.assign(steps=steps).groupby(["dtype", "choice", "way"], sort=False)
     }
+
+
+def between_dtypes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Hold the uncached texts of each dtype against those of the other one, in rows of a further way."""
+    table = []
+    written = rows[rows["way"] == first_divergence.BASELINE]
+    for (choice, sample), texts in written.groupby(["choice", "sample"], sort=False):
+        paths = {dtype: str(path).split() for dtype, path in zip(texts["dtype"], texts["path"], strict=True)}
+        for dtype, path in paths.items():
+            other = paths.get("bfloat16" if dtype == "float32" else "float32", path)
+            first = agreement.first_divergence(path, other)
+            if other is not path:
+                table.append(
+                    {
+                        "dtype": dtype, "choice": choice, "way": variants.OTHER_DTYPE.name, "sample": sample,
+                        "steps": len(path) if first is None else first + 1, "parted": int(first is not None),
+                    }
+                )  # fmt: skip
+    return pd.DataFrame(table, columns=["dtype", "choice", "way", "sample", "steps", "parted"])
 
 
 def partings_table(
     curves: dict[tuple[str, str, str], survival.Survival], axes: pd.DataFrame, steps: int
 ) -> pd.DataFrame:
     """Lay seen and expected partings side by side."""
-    known = axes.set_index(["dtype", "way"])
+    known = {(row.dtype, row.way): row for row in axes.itertuples()}
     table = []
     for dtype, way in dict.fromkeys((dtype, way) for dtype, _, way in curves):
         row = {"dtype": dtype, "way": way}
@@ -189,9 +211,10 @@ def partings_table(
             row[choice] = estimates.Estimate(value, *((np.nan, np.nan, "range") if few else (low, high)))
         # On fixed texts assisted decoding is its verification, which reads as many tokens at once.
         fixed = variants.CHUNKS.name if way == first_divergence.ASSISTED else way
-        same, expected = known.loc[(dtype, fixed), "same_top"], known.loc[(dtype, fixed), "expected_flips"]
-        row["flip_share"] = estimates.Estimate(1 - same.value, 1 - same.high, 1 - same.low, same.kind)
-        row["expected_flips"] = expected
+        if on_fixed := known.get((dtype, fixed)):
+            same = on_fixed.same_top
+            row["flip_share"] = estimates.Estimate(1 - same.value, 1 - same.high, 1 - same.low, same.kind)
+            row["expected_flips"] = on_fixed.expected_flips
         table.append(row)
     return pd.DataFrame(table)
 

@@ -2,7 +2,7 @@
 
 Two switches take the posted loop to the right one: what is fed on top of the cache (the whole sequence again, as posted, or
 the last token alone), and whether position ids are passed (the thread's explanation) or left to the model.  Beside them
-stand decoding without a cache, and the library's `generate`.
+stand decoding without a cache, and the library's `generate`.  All choose by one rule, and none stops at an end token.
 
 The document's prompt comes first; further ones are the beginnings of texts, and are decoded to the first token that differs
 from the one that is written without a cache.
@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook import progress
+from kvbook.measuring import choosing
 from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
@@ -57,29 +58,50 @@ LOOPS = {
 METHODS = (UNCACHED, *LOOPS, GENERATE)
 
 
-def _step(logits: torch.Tensor, cache_length: int) -> dict[str, Any]:
-    # `generate` hands its logits out as float32, which every 16-bit number is too: equal digests are equal bits.
+@dataclass(frozen=True)
+class Step:
+    """One decoding step.
+
+    Attributes
+    ----------
+    logits : Tensor of float32, shape (vocabulary_size,)
+        What the token was chosen by.  `generate` gives them as float32, which holds every 16-bit number.
+    token : int
+        The token written.
+    cache_length : int
+        Positions held by the cache after the step.
+    """
+
+    logits: torch.Tensor
+    token: int
+    cache_length: int
+
+    def row(self) -> dict[str, Any]:
+        """Give what is recorded; equal digests are equal bits."""
+        return {
+            "logits_sha256": hashlib.sha256(self.logits.cpu().numpy().tobytes()).hexdigest()[:16],
+            "token": self.token,
+            "margin": choosing.margin(self.logits).item(),
+            "cache_length": self.cache_length,
+        }
+
+
+def _step(logits: torch.Tensor, cache_length: int) -> Step:
     logits = logits.float()
-    best = logits.topk(2)
-    return {
-        "logits_sha256": hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()[:16],
-        "token": best.indices[0].item(),
-        "margin": (best.values[0] - best.values[1]).item(),
-        "cache_length": cache_length,
-    }
+    return Step(logits, choosing.greedy(logits).item(), cache_length)
 
 
-def decode_uncached(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int) -> Iterator[dict[str, Any]]:
+def decode_uncached(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int) -> Iterator[Step]:
     """Decode greedily, running the whole sequence anew at each step."""
     for _ in range(n_new_tokens):
         step = _step(model(ids, use_cache=False).logits[0, -1], 0)
         yield step
-        ids = torch.hstack([ids, ids.new_tensor([[step["token"]]])])
+        ids = torch.hstack([ids, ids.new_tensor([[step.token]])])
 
 
 def decode_cached(
     model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int, loop: Loop, limit: int | None = None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Step]:
     """Decode greedily with a cache; the loop's switches say how."""
     cache = None
     for _ in range(n_new_tokens):
@@ -95,23 +117,33 @@ def decode_cached(
         cache = output.past_key_values
         step = _step(output.logits[0, -1], cache.get_seq_length())
         yield step
-        ids = torch.hstack([ids, ids.new_tensor([[step["token"]]])])
+        ids = torch.hstack([ids, ids.new_tensor([[step.token]])])
 
 
-def decode_by_generate(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int) -> Iterator[dict[str, Any]]:
+def decode_by_generate(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int) -> Iterator[Step]:
     """Decode greedily through the library, with its default cache.
 
     Parameters and yields as for `decode_uncached`.
     """
     output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=n_new_tokens,
-        max_new_tokens=n_new_tokens, return_dict_in_generate=True, output_logits=True,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=n_new_tokens, return_dict_in_generate=True,
+        # What a model's own configuration may add to the largest logit, the loops do not have.
+        output_logits=True, do_sample=False, eos_token_id=None, repetition_penalty=1.0,
     )  # fmt: skip
     held = ids.shape[1]
     for index, logits in enumerate(output.logits):
-        # The token that was written, not the largest logit: min_new_tokens may have ruled that one out.
-        step = _step(logits[0], held + index) | {"token": output.sequences[0, held + index].item()}
-        yield step
+        yield Step(logits[0].float(), output.sequences[0, held + index].item(), held + index)
+
+
+# Whether the two tokens of a divergence have equal logits in a method, and without a cache.
+TIES = ("tied", "tied_uncached")
+
+
+def _ties(step: Step, uncached: Step) -> dict[str, int]:
+    """Tell of the first step that differs where its two candidates are tied."""
+    return dict(
+        zip(TIES, (choosing.tied(one.logits, step.token, uncached.token) for one in (step, uncached)), strict=True)
+    )
 
 
 def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
@@ -156,16 +188,22 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
             about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "prompt": text}
             # The document's prompt is decoded to its end.
             whole = settings.seed == 0 and place == 0
-            rows, uncached = [], []
+            rows: list[dict[str, Any]] = []
+            uncached: list[Step] = []
             with torch.inference_mode():
                 for method in METHODS:
+                    diverged = False
                     for index, step in enumerate(_decode(method, loaded.model, ids, settings.n_new_tokens, limit)):
-                        decoded = loaded.tokenizer.decode([step["token"]])
-                        rows.append(about | {"method": method, "step": index, "text": decoded} | step)
+                        decoded = loaded.tokenizer.decode([step.token])
+                        ties = dict.fromkeys(TIES)
                         if method == UNCACHED:
-                            uncached.append(step["token"])
-                        elif not whole and step["token"] != uncached[index]:
-                            # Behind it the two decode different texts, and a loop that feeds all again takes long.
+                            uncached.append(step)
+                        elif not diverged and step.token != uncached[index].token:
+                            diverged = True
+                            ties = _ties(step, uncached[index])
+                        rows.append(about | {"method": method, "step": index, "text": decoded} | step.row() | ties)
+                        if diverged and not whole:
+                            # After it the two decode different texts, and a loop that feeds all again takes long.
                             break
             writer.append(unit, rows)
 
@@ -196,6 +234,6 @@ EXPERIMENT = Experiment(
             "n_new_tokens",
         }
     ),
-    revision=2,
+    revision=3,
     work=work,
 )

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from kvbook import progress
 from kvbook.errors import UserError
+from kvbook.measuring import choosing
 from kvbook.models import loading, packages, placement, sources
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -46,9 +47,9 @@ def write(
             logits = model(ids, use_cache=False).logits[0, -1]
         else:
             logits = model(torch.hstack([ids, ids.new_tensor([[mask]])])).logits[0, -1]
-        best = logits.float().softmax(-1).max(-1)
-        yield best.indices.item(), best.values.item()
-        ids = torch.hstack([ids, best.indices[None, None]])
+        token = choosing.greedy(logits)
+        yield token.item(), logits.float().softmax(-1)[token].item()
+        ids = torch.hstack([ids, token[None, None]])
 
 
 def inputs(settings: ModelsSettings) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook import paths, progress
 from kvbook.errors import UserError
-from kvbook.measuring import caches
+from kvbook.measuring import caches, choosing
 from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
@@ -221,10 +221,9 @@ def generate(model: PreTrainedModel, ids: list[int], n_new_tokens: int, cache: C
         # The kind of cache is one question, compilation another: on a GPU a static cache would bring both.
         return_dict_in_generate=True, output_logits=True, disable_compile=True, **handed,
     )  # fmt: skip
-    best = torch.stack([logits[0].float().topk(2).values for logits in output.logits])
     return Continuation(
         tokens=output.sequences[0, len(ids) :].tolist(),
-        margins=(best[:, 0] - best[:, 1]).tolist(),
+        margins=[choosing.margin(logits[0]).item() for logits in output.logits],
         cache_length=caches.length(output.past_key_values),
     )
 

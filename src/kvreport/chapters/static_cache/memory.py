@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook import progress
-from kvbook.measuring import caches, memory
+from kvbook.measuring import caches, choosing, memory
 from kvbook.models import placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -70,12 +70,12 @@ def _generate(model: PreTrainedModel, length: int, kind: str) -> int:
     ids = (torch.arange(length - _N_NEW, device=model.device)[None] + 3) % model.config.vocab_size
     if kind == "none":
         for _ in range(_N_NEW):
-            token = model(ids, use_cache=False, logits_to_keep=1).logits[:, -1:].argmax(-1)
+            token = choosing.greedy(model(ids, use_cache=False, logits_to_keep=1).logits[:, -1:])
             ids = torch.cat([ids, token], 1)
         return 0
     cache, fed = caches.make(kind, model.config, length), ids
     for _ in range(_N_NEW + 1):
-        fed = model(fed, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
+        fed = choosing.greedy(model(fed, past_key_values=cache, logits_to_keep=1).logits[:, -1:])
     return memory.cache_bytes(cache)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook.measuring import caches, memory
+from kvbook.measuring import caches, choosing, memory
 from kvbook.models import loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -55,7 +55,7 @@ def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> l
     rows, fed = [], ids
     for step in range(N_STEPS):
         options = {"use_cache": False} if cache is None else {"past_key_values": cache}
-        token = model(fed, **options).logits[:, -1:].argmax(-1)
+        token = choosing.greedy(model(fed, **options).logits[:, -1:])
         row = {"cache": kind, "step": step, "fed": "x".join(map(str, fed.shape))}
         if cache is None:
             fed = torch.cat([fed, token], 1)

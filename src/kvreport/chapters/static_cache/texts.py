@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook import progress
-from kvbook.measuring import caches
+from kvbook.measuring import caches, choosing
 from kvbook.models import loading, placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -65,11 +65,10 @@ def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> l
     for _ in range(n_new):
         options = {"use_cache": False} if cache is None else {"past_key_values": cache}
         logits = model(fed, **options).logits[0, -1].float()
-        best = logits.topk(2)
-        token = best.indices[:1][None]
+        token = choosing.greedy(logits)[None, None]
         rows.append(
             {
-                "token": token.item(), "margin": (best.values[0] - best.values[1]).item(),
+                "token": token.item(), "margin": choosing.margin(logits).item(),
                 "logits_rms": logits.square().mean().sqrt().item(),
             }
         )  # fmt: skip
@@ -89,5 +88,6 @@ EXPERIMENT = Experiment(
     inputs,
     measure,
     fields=frozenset({"text_model", "weights", "dtype", "device", "seed", "prompt", "n_new_tokens"}),
+    revision=2,
     work=work,
 )

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from kvbook.measuring import choosing
 from kvreport.chapters.from_scratch.gpt.memory import FillingMemory, Keeping, RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import Mask, ScratchGPT
 
@@ -171,7 +172,7 @@ def write(way: Reader, ids: torch.Tensor, n_new: int, draws: torch.Tensor | None
     for step in range(n_new):
         logits = way.read(ids)
         if draws is None:
-            chosen = logits.argmax(-1)
+            chosen = choosing.greedy(logits)
         else:
             passed = torch.softmax(logits.double(), -1).cumsum(-1) > draws[step].item()
             # The last sum may round to below 1.

@@ -1,0 +1,97 @@
+"""Every experiment chooses a token by one rule: the largest logit, and on an exact tie the lowest index."""
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from kvbook import paths
+from kvbook.measuring import choosing
+from kvreport.chapters.does_it_matter import first_divergence
+from kvreport.chapters.layer_drift import greedy_paths
+from kvreport.chapters.models import greedy_samples
+from kvreport.chapters.static_cache import texts
+
+# A row in which several numbers are the largest; torch.topk puts another one first.
+TIED = torch.zeros(2000).index_fill(0, torch.arange(7, 2000, 3), 4.0)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+
+
+@DTYPES
+def test_on_an_exact_tie_the_lowest_index_is_chosen_however_the_numbers_lie(dtype):
+    row = TIED.to(dtype)
+    apart = torch.stack([row, torch.full_like(row, 9)], 1)[:, 0]
+    assert not apart.is_contiguous()
+    for of in (row, apart, row.expand(3, 1, -1)):
+        assert (choosing.greedy(of) == 7).all()
+    assert choosing.margin(row) == 0
+    assert (choosing.tied(row, 7, 10), choosing.tied(row, 7, 8)) == (1, 0)
+
+
+@DTYPES
+def test_control_topk_chooses_another_index_on_a_tie(dtype):
+    row = TIED.to(dtype)
+    assert row.topk(2).indices[0] != choosing.greedy(row)
+
+
+class OnATie(LlamaForCausalLM):
+    """Has the largest logit three times over at every step; the end token is the lowest of them."""
+
+    def forward(self, *args, **options):
+        output = super().forward(*args, **options)
+        output.logits = TIED[: output.logits.shape[-1]].expand_as(output.logits).clone()
+        return output
+
+
+@pytest.fixture(scope="module")
+def on_a_tie(llama):
+    model = OnATie(llama.config).eval()
+    model.generation_config.eos_token_id = 7
+    return model
+
+
+def test_each_experiments_own_loop_takes_the_lowest_index_and_so_does_generate(on_a_tie):
+    ids, choose = torch.tensor([[3, 4, 5]]), first_divergence.Chooser("greedy", 0)
+    with torch.inference_mode():
+        loops = {method: list(greedy_paths._decode(method, on_a_tie, ids, 5, None)) for method in greedy_paths.METHODS}
+        written = {
+            "uncached": first_divergence.write_uncached(on_a_tie, ids, 0, 5, choose),
+            "cached": [steps[0] for steps in first_divergence.write_cached(on_a_tie, ids, [0], 5, choose)],
+            **{way: [SimpleNamespace(**row) for row in texts._write(on_a_tie, ids, way, 5)] for way in texts.WAYS},
+            "samples": [SimpleNamespace(token=token) for token, _ in greedy_samples.write(on_a_tie, ids, 5)],
+        }
+    assert {step.token for steps in (*loops.values(), *written.values()) for step in steps} == {7}
+    assert all(step.row()["margin"] == 0 for steps in loops.values() for step in steps)
+
+
+def test_generate_is_neither_stopped_by_an_end_token_nor_kept_from_it(on_a_tie):
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.inference_mode():
+        generated = [step.token for step in greedy_paths.decode_by_generate(on_a_tie, ids, 5)]
+        uncached = [step.token for step in greedy_paths.decode_uncached(on_a_tie, ids, 5)]
+        forbidden = on_a_tie.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=5, min_new_tokens=5
+        )
+    assert generated == uncached == [7] * 5
+    # Control: a least number of tokens keeps `generate` alone from the end token.
+    assert 7 not in forbidden[0, 3:].tolist()
+
+
+def choices(source: str) -> list[str]:
+    """List what a module calls that finds the largest numbers in an order of its own."""
+    calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return [call.attr for call in calls if isinstance(call, ast.Attribute) and call.attr in ("topk", "kthvalue")]
+
+
+def test_no_experiment_takes_topk():
+    # The two candidates of a margin, of rows that are compared and from which nothing is written.
+    allowed = {"choosing.py": ["topk"], "predictions.py": ["topk"]}
+    source = Path(paths.ROOT) / "src"
+    files = [*(source / "kvreport" / "chapters").rglob("*.py"), *(source / "kvbook" / "measuring").rglob("*.py")]
+    found = {file.name: called for file in files if (called := choices(file.read_text("utf-8")))}
+    assert found == allowed
+    # Control: the loop that this book once had.
+    assert choices("best = logits.topk(2)\ntoken = best.indices[0]") == ["topk"]
