@@ -656,6 +656,19 @@ def test_other_rows_give_another_verdict(claim):
     assert verdicts_on(**other)[claim.partition(",")[0]].verdict == word
 
 
+def test_a_claim_and_a_statement_on_one_ratio_give_one_number():
+    rows = made_rows(TIMES)
+    # Repeats whose ratios have another mean than median.
+    rows["seconds"] *= 1 + rows["repeat"] ** 2 * (rows["cache"] == "static")
+    results = results_of(rows)
+    eager, compiled = claims.CHECKS["static-faster"].measure(results).found[claims.KIND]
+    for one, statement in ((eager, "static-alone"), (compiled, "static-compiled")):
+        (other,) = statements.STATEMENTS[statement].measure(results)
+        assert (one.estimate, one.units) == (other.estimate, other.units)
+    # Control: the two ratios are told apart.
+    assert eager.estimate != compiled.estimate
+
+
 def test_two_repeats_decide_nothing_about_speed():
     few = verdicts_on(repeats=2)
     for claim in ("cache-speeds-up", "static-slower-cpu"):

@@ -1,12 +1,8 @@
 """The claims of the notebook on static and dynamic caches: each one's rule, and what of the rows it looks at."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from kvbook.measuring import estimates
 from kvreport.chapters.static_cache import speed, tables
 from kvreport.chapters.static_cache.results import Results
 from kvreport.publishing import documents
@@ -36,24 +32,16 @@ def _has(results: Results, *more: str) -> frozenset[str]:
     return frozenset({CUDA} if _device(results).startswith("cuda") else ()) | frozenset(more)
 
 
-def _mean(values: Iterable[float], series: str = "") -> list[Measured]:
-    """Average ratios over units, with Student's interval or the range of few units; of none there is no average."""
-    logs = np.log(np.asarray(list(values), dtype=float))
-    if not len(logs):
-        return []
-    if len(logs) < estimates.FEWEST_UNITS:
-        ends, kind = [logs.mean(), logs.min(), logs.max()], "range"
-    else:
-        half = stats.t.ppf((1 + estimates.CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
-        ends, kind = [logs.mean() + shift for shift in (0.0, -half, half)], "95 %"
-    estimate = estimates.Estimate(*(float(np.exp(end)) for end in ends), kind)
-    return [Measured(series, estimate, len(logs))]
+def of_repeats(values: pd.Series, series: str = "") -> list[Measured]:
+    """Take the median over repeats, as tables do; of none there is no estimate."""
+    values = values.dropna()
+    return [Measured(series, tables.median(values), len(values))] if len(values) else []
 
 
-def _over(results: Results, way: tables.Way, against: tables.Way) -> pd.Series:
+def over(results: Results, way: tables.Way, against: tables.Way) -> pd.Series:
     """Give the ratio of two ways' tokens a second, repeat by repeat."""
     repeats = results.speeds.per_repeat
-    return (repeats[way] / repeats[against]).dropna()
+    return repeats[way] / repeats[against]
 
 
 CACHED_GAIN = Quantity(
@@ -66,9 +54,9 @@ def _cache_speeds_up(results: Results) -> Evidence:
     last = sorted(none["step"].unique())[-3:]
     late = none[none["step"].isin(last)]
     beside = dynamic[dynamic["step"] >= last[0]].groupby("repeat")["seconds"].median()
-    ratios = (late.groupby("repeat")["seconds"].median() / beside).dropna()
+    ratios = late.groupby("repeat")["seconds"].median() / beside
     where = f"at {late['context'].min()} to {late['context'].max()} tokens, on {_device(results)}"
-    return Evidence(_weights(results), {CACHED_GAIN: _mean(ratios)}, where)
+    return Evidence(_weights(results), {CACHED_GAIN: of_repeats(ratios)}, where)
 
 
 COMPUTED = Quantity("most tokens whose keys and values one step with a dynamic cache computes", form="{:.0f}")
@@ -107,14 +95,14 @@ COMPILING = Quantity("gain from compiling the static loop, over that from the ki
 
 def _static_faster(results: Results) -> Evidence:
     kind = {
-        done: _over(results, ("static", done, False, False), ("dynamic", done, False, False)) for done in (False, True)
+        done: over(results, ("static", done, False, False), ("dynamic", done, False, False)) for done in (False, True)
     }
-    compiling = _over(results, ("static", True, False, False), ("static", False, False, False))
+    compiling = over(results, ("static", True, False, False), ("static", False, False, False))
     largest = pd.concat([*kind.values(), *(1 / ratios for ratios in kind.values())], axis=1).max(axis=1)
     names = {False: "eager", True: "compiled"}
     found = {
-        KIND: [one for done, ratios in kind.items() for one in _mean(ratios, series=names[done])],
-        COMPILING: _mean((compiling / largest).dropna()),
+        KIND: [one for done, ratios in kind.items() for one in of_repeats(ratios, names[done])],
+        COMPILING: of_repeats(compiling / largest),
     }
     return Evidence(_weights(results), found, f"on {_device(results)}", _has(results))
 
@@ -127,7 +115,7 @@ def _static_slower(results: Results) -> Evidence:
     rows = results.speed.rows
     whole = rows[(rows["engine"] == speed.GENERATE) & (rows["phase"] == speed.WHOLE)]
     speeds = (whole["n_steps"] / whole["seconds"]).groupby([whole["cache"], whole["repeat"]]).median()
-    ratios = (speeds["static"] / speeds["dynamic"]).dropna()
+    ratios = speeds["static"] / speeds["dynamic"]
     eager, compiled = (
         tables.ratio(results.speeds.per_repeat, ("static", done, False, False), ("dynamic", False, False, False)).text()
         for done in (False, True)
@@ -138,7 +126,7 @@ def _static_slower(results: Results) -> Evidence:
     )
     has = [CPU] if _device(results) == "cpu" else []
     has += [T4] if "T4" in results.speed.about["machine"]["device_name"] else []
-    return Evidence(_weights(results), {GENERATE: _mean(ratios)}, beside, _has(results, *has))
+    return Evidence(_weights(results), {GENERATE: of_repeats(ratios)}, beside, _has(results, *has))
 
 
 FIRST_GRAPHS = Quantity("graphs compiled today at the first two steps with a dynamic cache", form="{:.0f}")

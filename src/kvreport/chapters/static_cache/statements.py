@@ -7,6 +7,7 @@ import pandas as pd
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.static_cache import (
     beside_llama_cpp,
+    claims,
     results,
     speed,
     step_budget,
@@ -46,9 +47,9 @@ def _over(way: tables.Way, against: tables.Way) -> Measure:
     """Measure a way's tokens a second over another's, both in the loop; a device or a model can leave a way out."""
 
     def measure(found: Results) -> list[Measured]:
-        if found.speed is None or not {way, against} <= set(repeats := found.speeds.per_repeat):
+        if found.speed is None or not {way, against} <= set(found.speeds.per_repeat):
             return []
-        return [Measured("", tables.ratio(repeats, way, against), len(repeats[way]))]
+        return claims.of_repeats(claims.over(found, way, against))
 
     return measure
 
@@ -71,8 +72,7 @@ def _growth(found: Results) -> list[Measured]:
     each = {
         cache: tables.growth_by_repeat(tables.step_seconds(found.speed.rows, cache, False)) for cache in tables.KINDS
     }
-    shares = {cache: each[cache] / each["none"] for cache in ("dynamic", "static")}
-    return [Measured(cache, tables.median(share), len(share)) for cache, share in shares.items()]
+    return [one for cache in ("dynamic", "static") for one in claims.of_repeats(each[cache] / each["none"], cache)]
 
 
 def _graphs(found: Results) -> list[Measured]:
@@ -117,8 +117,7 @@ def _limit_share(found: Results) -> list[Measured]:
     if found.speed is None or found.bandwidth is None or found.memory is None:
         return []
     per_second = found.speeds.per_repeat[found.speeds.fastest]
-    share = tables.median(per_second / found.bound.tokens_per_second)
-    return [Measured("", share, len(per_second))]
+    return claims.of_repeats(per_second / found.bound.tokens_per_second)
 
 
 def _kernel_seconds(found: Results, pages: str) -> pd.DataFrame:
@@ -146,8 +145,7 @@ def _saved_in_kernels(found: Results) -> list[Measured]:
     if found.budget is None:
         return []
     saved = _kernel_seconds(found, "usual") - _kernel_seconds(found, "large")
-    share = saved["kernels"] / saved[step_budget.PROFILED]
-    return [Measured("", tables.median(share), len(share))]
+    return claims.of_repeats(saved["kernels"] / saved[step_budget.PROFILED])
 
 
 def _pages_in_budget(found: Results) -> list[Measured]:
@@ -155,7 +153,7 @@ def _pages_in_budget(found: Results) -> list[Measured]:
     if found.budget is None:
         return []
     usual, large = (_kernel_seconds(found, pages)[step_budget.STEP] for pages in ("usual", "large"))
-    return [Measured("", tables.median(usual / large), len(usual))]
+    return claims.of_repeats(usual / large)
 
 
 def _between_runs(found: Results) -> list[Measured]:
@@ -172,9 +170,7 @@ def _over_llama_cpp(found: Results) -> list[Measured]:
     if found.beside is None:
         return []
     seconds = found.beside.rows.pivot(index="repeat", columns="program", values="step_s")
-    return [
-        Measured("", tables.median(seconds[beside_llama_cpp.THEIRS] / seconds[beside_llama_cpp.OURS]), len(seconds))
-    ]
+    return claims.of_repeats(seconds[beside_llama_cpp.THEIRS] / seconds[beside_llama_cpp.OURS])
 
 
 def _longest(batch: int) -> Measure:
