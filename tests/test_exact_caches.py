@@ -218,7 +218,9 @@ def lawful(results):
     rungs.loc[fp32, "error_rms"] = 0.8
     first = results.cost.rows[results.cost.rows["repeat"] == results.cost.rows["repeat"].min()]
     seconds = first["arithmetic"].map({paths.STOCK: 1.0, paths.EXACT: 1.1})
-    cost = pd.concat([first.assign(repeat=k, prefill_s=seconds, decode_s=seconds) for k in range(6)])
+    cost = pd.concat(
+        [first.assign(repeat=k, source=k, sample=k, prefill_s=seconds, decode_s=seconds) for k in range(6)]
+    )
     return changed(results, ways=ways, ladder=rungs, cost=cost)
 
 

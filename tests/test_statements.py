@@ -10,7 +10,7 @@ import pytest
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.measuring.estimates import Estimate
+from kvbook.measuring.estimates import Estimate, wilson
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.records import Run
 from kvbook.settings import Settings
@@ -72,12 +72,38 @@ def test_sentences_checks_numbers_and_slots_belong_together(chapter):
 
 
 @BY_NAME
-def test_headlines_rest_on_thirty_units_or_ten_repeats(chapter):
+def test_headlines_rest_on_thirty_units_or_ten_repeats_or_a_census(chapter):
     found, known = evaluated.published(chapter.name)["statements"], statements.module_of(chapter.name).STATEMENTS
     headlines = {name: found[name] for name, one in known.items() if one.headline}
     assert headlines
-    units = {name: (headlines[name]["units"], known[name].must.quantity.unit) for name in headlines}
-    assert {name: of for name, of in units.items() if of[0] is not None and judging.is_few(*of)} == {}
+    sampled = {name: (one["units"], known[name].must.quantity.unit) for name, one in headlines.items()}
+    # One that names no unit names its census: a `Statement` without either is refused.
+    assert {name: of for name, of in sampled.items() if of[1] and judging.is_few(*of)} == {}
+
+
+def test_a_count_or_a_maximum_cannot_pose_as_a_sample():
+    with pytest.raises(ValueError, match="a count is a fact"):
+        Measured("rows that differ", fact(0).estimate, 35)
+    # Control: what was estimated from as many units has an interval, also where it is 0.
+    assert Measured("share that differs", wilson(0.0, 35), 35).units == 35
+
+
+def test_a_headline_names_its_unit_or_all_that_was_counted():
+    counted = Quantity("rows that differ")
+    with pytest.raises(ValueError, match="names its unit"):
+        Statement(every(counted, "at most", BOUND), list, headline=True)
+    census = replace(counted, census="all rows that were run")
+    headline = Statement(every(census, "at most", BOUND), lambda _: [fact(0)], headline=True)
+    assert statements.check(headline, None).outcome == "holds"
+    assert "counted over all rows that were run" in census.about
+    # A fact that stands among a headline's samples would be taken for one of them.
+    mixed = Statement(
+        every(DRIFT, "above", BOUND), lambda _: [Measured("", Estimate(2, 1.5, 2.5), 40), fact(2)], headline=True
+    )
+    with pytest.raises(ValueError, match="a fact stands among"):
+        statements.check(mixed, None)
+    # Control: where it is no headline it is counted beside them.
+    assert statements.check(replace(mixed, headline=False), None).units == 40
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,12 @@ class Measured:
     estimate: Estimate
     units: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a fact that names units: it has no interval, however many rows it was counted on."""
+        known = not math.isnan(self.estimate.value)
+        if known and self.estimate.kind == "range" and (self.units or 0) >= FEWEST_UNITS:
+            raise ValueError(f"{self.series}: an estimate from {self.units} units has an interval; a count is a fact")
+
 
 def fact(value: float, series: str = "") -> Measured:
     """Give a number that is counted and not sampled."""

@@ -93,17 +93,21 @@ class Quantity:
         What one estimate is made for, such as "model and dtype"; empty where there is one.
     form : str
         How a value is written.
+    census : str
+        Of a fact, all that was counted, such as "all architectures"; empty where it is counted over what was at hand.
     """
 
     name: str
     unit: str = ""
     series: str = ""
     form: str = "{:.2f}"
+    census: str = ""
 
     @property
     def about(self) -> str:
         """The quantity with its unit and series."""
-        how = [f"unit: {self.unit}" if self.unit else "counted, not sampled"]
+        counted = f"counted over {self.census}" if self.census else "counted, not sampled"
+        how = [f"unit: {self.unit}" if self.unit else counted]
         how += [f"one for each {self.series}"] if self.series else []
         return f"{self.name} ({'; '.join(how)})"
 

@@ -47,7 +47,8 @@ class Statement(Generic[Results]):
     scope : {"any model", "this model", "this processor"}
         Whom the sentence speaks of.  Another run is comparable when it is of that model, and on that processor.
     headline : bool
-        Whether the chapter opens with it or is cited for it: then it must rest on 30 units or more, or on 10 repeats of a time.
+        Whether the chapter opens with it or is cited for it: then it must rest on 30 units or more, on 10 repeats of a time, or
+        on a census.
     on : str
         The maker of the processor that the sentence speaks of, such as "Intel"; on another one it is not checked.
     """
@@ -57,6 +58,11 @@ class Statement(Generic[Results]):
     scope: Scope = "any model"
     headline: bool = False
     on: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a headline of which nobody can say what it was counted on."""
+        if self.headline and not (self.must.quantity.unit or self.must.quantity.census):
+            raise ValueError(f"{self.must.quantity.name}: a headline names its unit, or all that was counted")
 
     def is_for(self, results: Results) -> bool:
         """Tell whether it speaks of the processor that results were made on."""
@@ -94,6 +100,10 @@ def check(statement: Statement[Results], results: Results) -> Checked:
         return Checked("not run")
     condition = statement.must
     counts = [one.units for one in found if one.units is not None]
+    if statement.headline and condition.quantity.unit and len(counts) < len(found):
+        raise ValueError(
+            f"{condition.quantity.name}: a headline speaks of a sample, and a fact stands among its estimates"
+        )
     units = min(counts, default=None)
     told = _told(condition, found)
     if units is not None and units < FEWEST_UNITS:

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from kvbook.measuring import estimates
-from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.exact_caches import paths, results, tables
 from kvreport.chapters.exact_caches.results import Results
-from kvreport.publishing.judging import Measured
+from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.rules import HALF, Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between
@@ -22,9 +21,8 @@ Measure = Callable[[Results], list[Measured]]
 
 
 def _counted(series: str, rows: pd.DataFrame) -> Measured:
-    """Count rows that are not bitwise identical: a count of all that was run, on so many files."""
-    count = float((rows["rows"] - rows["equal_rows"]).sum())
-    return Measured(series, Estimate(count, count, count), rows["source"].nunique())
+    """Count rows that are not bitwise identical: a fact about all that was run."""
+    return fact((rows["rows"] - rows["equal_rows"]).sum(), series)
 
 
 def _differing(found: Results) -> list[Measured]:
@@ -50,23 +48,23 @@ def _stock(found: Results, dtype: str, way: str = SINGLE) -> list[Measured]:
     ]
 
 
-def _on(found: Results, rungs: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
-    """Give the ladder's rows of some rungs, by rung and dtype."""
+def _on(found: Results, rungs: Sequence[str], dtypes: Sequence[str] = ()) -> list[tuple[str, pd.DataFrame]]:
+    """Give the ladder's rows of some rungs, by rung and dtype; of all dtypes where none is named."""
     if found.ladder is None:
         return []
     rows = found.ladder.rows[found.ladder.rows["rung"].isin(rungs)]
+    rows = rows[rows["dtype"].isin(dtypes)] if dtypes else rows
     grouped = rows.groupby(["rung", "dtype"], sort=False)
     return [(f"{rung}, {DTYPES[dtype]}", part) for (rung, dtype), part in grouped]
 
 
-def _alone(rung: str, dtypes: str = "fp32 bf16") -> Measure:
-    """Measure the share of texts all of whose rows are identical when one part alone is row-invariant."""
+def _alone(rung: str, *dtypes: str) -> Measure:
+    """Measure the share of texts all of whose rows are identical when one part alone is row-invariant, in some dtypes."""
 
     def measure(found: Results) -> list[Measured]:
         return [
             Measured(name, *estimates.share_over(part, part["equal_rows"] == part["rows"]))
-            for name, part in _on(found, [rung])
-            if name.split()[-1] in dtypes
+            for name, part in _on(found, [rung], dtypes)
         ]
 
     return measure
@@ -77,8 +75,8 @@ def _together(found: Results) -> list[Measured]:
     return [_counted(name, part) for name, part in _on(found, ["products + attention"])]
 
 
-def _errors(column: str, dtypes: str = "fp32 bf16") -> Measure:
-    """Measure the mode's error of a pass against double precision over stock's, by dtype."""
+def _errors(column: str, *dtypes: str) -> Measure:
+    """Measure the mode's error of a pass against double precision over stock's, by dtype; in all where none is named."""
 
     def measure(found: Results) -> list[Measured]:
         if found.ladder is None:
@@ -87,7 +85,7 @@ def _errors(column: str, dtypes: str = "fp32 bf16") -> Measure:
         return [
             Measured(f"{tables.ERRORS[column]}, {DTYPES[row.dtype]}", row.ratio, units)
             for row in found.errors[column].itertuples()
-            if DTYPES[row.dtype] in dtypes
+            if not dtypes or row.dtype in dtypes
         ]
 
     return measure
@@ -111,7 +109,10 @@ def _prices(found: Results) -> list[Measured]:
 
 STATEMENTS: dict[str, Statement[Results]] = {
     "no-row-differs": Statement(
-        every(Quantity(f"{_DIFFER} in row-invariant mode", "file", "model and dtype", "{:.0f}"), "at most", _NONE),
+        every(
+            Quantity(f"{_DIFFER} in row-invariant mode", "", "model and dtype", "{:.0f}", "all rows that were run"),
+            "at most", _NONE,
+        ),
         _differing, headline=True,
     ),
     "stock-differs-in-fp32": Statement(
@@ -119,29 +120,29 @@ STATEMENTS: dict[str, Statement[Results]] = {
         lambda found: _stock(found, "float32"), scope="this processor",
     ),
     "products-alone-are-not-enough": Statement(
-        every(_ONE_PART, "below", HALF), _alone("products"), scope="this model"
+        every(_ONE_PART, "below", HALF), _alone("products", "float32", "bfloat16"), scope="this model"
     ),
     "attention-alone-is-not-enough-in-fp32": Statement(
-        every(_ONE_PART, "below", HALF), _alone("attention", "fp32"), scope="this model"
+        every(_ONE_PART, "below", HALF), _alone("attention", "float32"), scope="this model"
     ),
     "attention-alone-is-enough-in-bf16": Statement(
-        every(_ONE_PART, "above", HALF), _alone("attention", "bf16"), scope="this processor", on="Intel"
+        every(_ONE_PART, "above", HALF), _alone("attention", "bfloat16"), scope="this processor", on="Intel"
     ),
     "attention-alone-is-not-enough-on-amd": Statement(
-        every(_ONE_PART, "below", HALF), _alone("attention", "bf16"), scope="this processor", on="AMD"
+        every(_ONE_PART, "below", HALF), _alone("attention", "bfloat16"), scope="this processor", on="AMD"
     ),
     "products-and-attention-are-enough": Statement(
-        every(Quantity(f"{_DIFFER} with both parts row-invariant", "file", "dtype", "{:.0f}"), "at most", _NONE),
+        every(Quantity(f"{_DIFFER} with both parts row-invariant", "", "dtype", "{:.0f}"), "at most", _NONE),
         _together, scope="this processor",
     ),
     "error-is-no-larger": Statement(
-        every(_ERROR, "at most", _TENTH_MORE), _errors(_FULL, "fp32 bf16 fp16"), scope="this model"
+        every(_ERROR, "at most", _TENTH_MORE), _errors(_FULL), scope="this model"
     ),
     "error-of-steps-is-no-larger": Statement(
-        every(_ERROR, "at most", _TENTH_MORE), _errors(_STEPS, "fp32 bf16 fp16"), scope="this model"
+        every(_ERROR, "at most", _TENTH_MORE), _errors(_STEPS), scope="this model"
     ),
     "error-in-fp32-is-smaller": Statement(
-        every(_ERROR, "below", _AS_LARGE), _errors(_FULL, "fp32"), scope="this model"
+        every(_ERROR, "below", _AS_LARGE), _errors(_FULL, "float32"), scope="this model"
     ),
     "price-is-small": Statement(
         every(
@@ -158,7 +159,8 @@ def _rows(arithmetic: str, way: str | None = None, dtype: str | None = None) -> 
 
     def give(found: Results) -> str:
         table = found.shares[found.shares["arithmetic"] == arithmetic]
-        table = table[(table["way"] == (way or table["way"])) & (table["dtype"] == (dtype or table["dtype"]))]
+        table = table[table["way"] == way] if way else table
+        table = table[table["dtype"] == dtype] if dtype else table
         return f"{table['equal_rows'].sum():,} of {table['rows'].sum():,}"
 
     return give
@@ -180,9 +182,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "exact_rows": _rows(paths.EXACT),
     "stock_steps_fp32": _rows(paths.STOCK, SINGLE, "float32"),
     "stock_steps_bf16": _rows(paths.STOCK, SINGLE, "bfloat16"),
-    "error_ratio": lambda found: between(
-        (one.estimate.value for one in _errors(_FULL, "fp32 bf16 fp16")(found)), "{:.2f}"
-    ),
-    "step_error_ratio": lambda found: ", ".join(one.estimate.text() for one in _errors(_STEPS, "fp32")(found)),
+    "error_ratio": lambda found: between((one.estimate.value for one in _errors(_FULL)(found)), "{:.2f}"),
+    "step_error_ratio": lambda found: ", ".join(one.estimate.text() for one in _errors(_STEPS, "float32")(found)),
     "price": _price,
 }

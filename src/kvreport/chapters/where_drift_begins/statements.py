@@ -24,7 +24,9 @@ _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
 
 _CALLS = Quantity("share of calls that differ on bitwise identical inputs", "file", "case", "{:.1%}")
-_MOST_CALLS = Quantity("largest share of calls that differ on bitwise identical inputs", "file", "case", "{:.1%}")
+_MOST_CALLS = Quantity(
+    "largest share of calls that differ on bitwise identical inputs", "", "case", "{:.1%}", "all calls of all texts"
+)
 _BEGINS = Quantity("share of texts whose cached step begins to differ so", "file", form="{:.0%}")
 _STEP = Quantity("share of texts whose last token's logits differ", "file", "dtype and length", "{:.0%}")
 _LENGTHS = Quantity("share of lengths with bitwise identical logits", "file", "dtype", "{:.0%}")
@@ -58,10 +60,7 @@ def _most_calls(choose: Callable[[pd.DataFrame], pd.Series], by: str = "kind") -
         if found.replayed is None:
             return []
         rows = found.by_text[choose(found.by_text)]
-        return [
-            Measured(str(name), fact(of["share"].max()).estimate, of["source"].nunique())
-            for name, of in rows.groupby(by, sort=False)
-        ]
+        return [fact(of["share"].max(), str(name)) for name, of in rows.groupby(by, sort=False)]
 
     return measure
 
@@ -115,9 +114,7 @@ def _lengths(dtype: str, column: str = "logits_equal") -> Callable[[Results], li
 
 def _all_lengths(dtype: str) -> Callable[[Results], list[Measured]]:
     """Measure `_lengths` as a fact about the texts at hand, for what is said of all of them."""
-    return lambda found: [
-        dataclasses.replace(one, estimate=fact(one.estimate.value).estimate) for one in _lengths(dtype)(found)
-    ]
+    return lambda found: [fact(one.estimate.value, one.series) for one in _lengths(dtype)(found)]
 
 
 def _begins_at_q(rows: pd.DataFrame) -> pd.Series:
@@ -208,7 +205,8 @@ STATEMENTS: dict[str, Statement[Results]] = {
         "this processor",
     ),
     "no-length-agrees-fp32": Statement(
-        every(_LENGTHS, "at most", _NONE), _all_lengths("float32"), "this processor"
+        every(dataclasses.replace(_LENGTHS, unit="", census="all lengths of all texts"), "at most", _NONE),
+        _all_lengths("float32"), "this processor",
     ),
     "some-lengths-agree-bf16": Statement(every(_LENGTHS, "above", _NONE), _lengths("bfloat16"), "this processor"),
     "short-products-fp32": Statement(
