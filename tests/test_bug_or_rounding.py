@@ -1,5 +1,6 @@
 """The chapter on bug or rounding: its rows, its verdicts, its statements."""
 
+import importlib
 import re
 
 import matplotlib.pyplot as plt
@@ -13,10 +14,11 @@ from kvbook.errors import UserError
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvbook.measuring.estimates import flat
 from kvbook.models import loading
-from kvreport.chapters.bug_or_rounding import figures, first_bad_layer, statements, symptoms, tables
+from kvreport.chapters.bug_or_rounding import figures, first_bad_layer, reported, statements, symptoms, tables
 from kvreport.chapters.bug_or_rounding.results import Results
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.prompt_reuse import continuations
+from kvreport.publishing import documents
 from kvreport.publishing.statements import check
 
 
@@ -190,7 +192,7 @@ def test_the_figure_of_symptoms_has_a_line_for_each_and_a_hollow_mark_for_zero(r
         assert [tables.named(symptom) for symptom in table["symptom"]] == [n for n in named if n not in documents]
         return len(marks)
 
-    documents = set(table["document"])
+    documents = {*table["document"], figures.FOUND_HEADING}
     assert hollow(lines.assign(drift=0.0)) == len(lines)
     assert hollow(lines.assign(drift=0.1)) == 0
 
@@ -235,7 +237,7 @@ def test_what_the_prose_calls_rounding_is_and_is_not_where_it_drifts_as_a_bug(re
     assert outcome(name, changed(results, drifts=rows.assign(drift=1.0))) == "fails"
 
 
-@pytest.mark.parametrize("name", ["bugs-stay", "bug-slope", "reported-bugs", "fp32-inside-accuses-mpt"])
+@pytest.mark.parametrize("name", ["bugs-stay", "bug-slope", "reported-bugs", "found-bugs", "fp32-inside-accuses-mpt"])
 def test_what_the_prose_calls_a_bug_is_and_is_not_where_it_drifts_as_rounding(results, name):
     assert outcome(name, results) == "holds"
     assert outcome(name, harmless(results)) != "holds"
@@ -270,13 +272,51 @@ def test_a_narrow_cache_is_said_to_hide_only_where_it_does(results):
     assert outcome("narrow-hides", changed(results, drifts=pd.concat([rows, coarse]))) == "fails"
 
 
-def test_what_the_prose_calls_bugs_and_rounding_are_the_symptoms_that_documents_report(results):
+# What a re-run turned up, and no document shows.
+UNREPORTED = {symptoms.WHOLE, symptoms.REPLY, symptoms.LAST_ONLY, "RoBERTa, past by hand"}
+
+
+def test_what_no_document_reports_is_not_counted_as_reported(results):
     found = results.symptoms
-    own = set(found.loc[tables.complained_of(found), "symptom"])
-    assert own <= {*statements.ROUNDING, *statements.BUGS}
-    assert not symptoms.WITHOUT_THE_CAUSE & {*statements.ROUNDING, *statements.BUGS}
-    assert {symptoms.CUT, symptoms.WITHIN, *symptoms.BLOG_NAMES.values()} >= symptoms.WITHOUT_THE_CAUSE
-    assert 0 < len(own) < len(found)
+    assert set(found["symptom"]) <= set(reported.BY_NAME)
+    assert set(reported.names(reported.FOUND)) == UNREPORTED
+    asked = tables.who_reports(found)
+    assert len(asked) == int(statements.NUMBERS["reported"](results))
+    assert not {tables.named(name) for name in UNREPORTED} & set(asked["symptom"])
+    assert asked["where"].str.len().all()
+    # A cause that is removed is removed from a bug that is reported.
+    bugs = reported.names(reported.REPORTED, *reported.LIES)
+    assert {one.without for one in reported.SYMPTOMS if one.without} <= set(bugs)
+
+
+def test_a_symptom_is_counted_once_and_stands_in_the_ledger_if_it_names_a_claim():
+    assert len(reported.BY_NAME) == len(reported.SYMPTOMS)
+    for symptom in reported.SYMPTOMS:
+        claims = {claim["id"] for claim in documents.published(symptom.document)["claims"]}
+        assert symptom.claim in claims | {""}, symptom
+        # Nothing is said of a cause where there is no bug, or no document that reports one.
+        assert symptom.lies or not symptom.inferred
+
+
+BEARS_OUT = {"other cause", "reproduced", "reproduced in kind", "reproduced on another real model"}
+
+
+def test_a_cause_is_called_shown_where_the_ledger_bears_it_out_and_inferred_elsewhere():
+    bugs = [one for one in reported.SYMPTOMS if one.whose == reported.REPORTED and one.lies]
+    verdicts: dict[str, set[str]] = {}
+    for chapter in ("layer_drift", "prompt_reuse", "from_scratch", "blog_past"):
+        claims = importlib.import_module(f"kvreport.chapters.{chapter}.claims").CLAIMS
+        published = importlib.import_module(f"kvreport.chapters.{chapter}.results").Results.of_each_processor()
+        for one in bugs:
+            if claims.document == one.document and one.claim in claims.checks:
+                check = claims.checks[one.claim]
+                verdicts[one.name] = {check(of).verdict for of in published}
+    assert {one.name for one in bugs if not verdicts.get(one.name, set()) & BEARS_OUT} == {
+        one.name for one in bugs if one.inferred
+    }
+    # Control: both kinds are there.
+    assert 0 < len(verdicts) < len(bugs)
+    assert any(found & BEARS_OUT for found in verdicts.values())
 
 
 def test_the_bugs_are_counted_by_where_they_lie(results):
@@ -287,7 +327,7 @@ def test_the_bugs_are_counted_by_where_they_lie(results):
     assert sum(found) == int(statements.NUMBERS["reported_bugs"](results))
     # Control: what drifts as rounding is counted among no bugs.
     rows = results.drifts.rows
-    fed = rows["symptom"].isin(statements.FED)
+    fed = rows["symptom"].isin(reported.names(reported.REPORTED, reported.FED))
     mended = changed(results, drifts=rows.assign(drift=rows["drift"].mask(fed, rows["dtype"].map(UNIT_ROUNDOFF))))
     assert counts(mended) == [0, *found[1:]]
     assert found[0] > 0

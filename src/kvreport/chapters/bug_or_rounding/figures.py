@@ -10,7 +10,7 @@ from matplotlib.ticker import NullFormatter
 
 from kvbook.diagnosis import verdict
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
-from kvreport.chapters.bug_or_rounding import first_bad_layer, symptoms, tables
+from kvreport.chapters.bug_or_rounding import first_bad_layer, reported, symptoms, tables
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
@@ -22,6 +22,7 @@ _LOOKS = {
     _NARROW: (style.PURPLE, "^", "-."),
 }
 _KINDS = {"rounding": style.BLUE, "exact": style.GREEN, "bug": style.VERMILION, "undecided": style.PURPLE}
+FOUND_HEADING = "in no document"
 # Lines run through labels otherwise.
 _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
 
@@ -143,7 +144,7 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
         label.set_fontsize(9)
         if isinstance(row, str):
             label.set_fontweight("bold")
-        elif row["symptom"] in symptoms.WITHOUT_THE_CAUSE:
+        elif row["whose"] == reported.REMOVED:
             label.set_color(style.GREY)
             label.set_fontstyle("italic")
     ax.tick_params(axis="y", length=0)
@@ -163,8 +164,9 @@ def _markers(dtypes: list[str]) -> dict[str, str]:
 
 def _with_headings(table: pd.DataFrame) -> list:
     rows: list = []
-    for document, part in table.groupby("document", sort=False):
-        rows += [str(document), *part.to_dict("records")]
+    headings = table["document"].mask(table["whose"] == reported.FOUND, FOUND_HEADING)
+    for heading, part in table.groupby(headings, sort=False):
+        rows += [str(heading), *part.to_dict("records")]
     return rows
 
 

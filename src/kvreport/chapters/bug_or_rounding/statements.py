@@ -8,7 +8,7 @@ from kvbook import lengths
 from kvbook.diagnosis import verdict
 from kvbook.measuring import estimates
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
-from kvreport.chapters.bug_or_rounding import first_bad_layer, results, symptoms, tables
+from kvreport.chapters.bug_or_rounding import first_bad_layer, reported, results, symptoms, tables
 from kvreport.chapters.bug_or_rounding.results import Results
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.rules import HALF, Bound, Quantity, every
@@ -17,13 +17,6 @@ from kvreport.publishing.wording import DTYPES, between, power_of_ten
 
 EXPERIMENTS = results.EXPERIMENTS
 NARROW = first_bad_layer.NARROW
-# What the prose calls rounding, and what it calls a bug; the rest of the documents' symptoms has its cause removed.
-ROUNDING = (symptoms.DRIFT, symptoms.KEYS, symptoms.STATIC_NONE, symptoms.STATIC_DYNAMIC, "GPT-2")
-# Of the bugs: what lies in what is fed, in a self-written cache past its block, and in the model or its configuration.
-FED = (symptoms.FED_AGAIN, symptoms.WHOLE, symptoms.ANEW, symptoms.LAST_ONLY)
-PAST_BLOCK = (symptoms.PAST_BLOCK, symptoms.REPLY)
-IN_MODEL = ("RoBERTa as posted", "RoBERTa, past by hand", "MPT, use_cache false", "Falcon of mid-2023")
-BUGS = (*FED, *PAST_BLOCK, *IN_MODEL)
 
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four texts in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one text in five", "share")
@@ -47,6 +40,10 @@ _AS_CLEAN = Quantity("share of texts that drift exactly as in the clean model", 
 _FOUND = Quantity("share of texts whose first layer beyond rounding is the injected one", "file", "bug", "{:.0%}")
 _ACCUSED = Quantity("share of texts with a layer beyond rounding in the clean model", "file", form="{:.0%}")
 _LAST_AS_CLEAN = Quantity("share of texts whose last layer drifts exactly as in the clean model", "file", form="{:.0%}")
+
+
+def _reported(*lies: str) -> tuple[str, ...]:
+    return reported.names(reported.REPORTED, *lies)
 
 
 def _drifts(found: Results, document: str | None, names: Collection[str] | None) -> pd.DataFrame:
@@ -214,10 +211,11 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_LARGEST_SLOPE, "below", _BETWEEN), _slopes(lambda names: names != symptoms.CLEAN)
     ),
     "narrow-hides": Statement(every(_AS_CLEAN, "above", _FOUR_IN_FIVE), _narrow_in_16_bits),
-    "reported-rounding": Statement(every(_BEYOND, "below", _ONE_IN_FIVE), _beyond(None, ROUNDING), headline=True),
-    "reported-bugs": Statement(every(_BEYOND, "above", HALF), _beyond(None, BUGS)),
+    "reported-rounding": Statement(every(_BEYOND, "below", _ONE_IN_FIVE), _beyond(None, _reported("")), headline=True),
+    "reported-bugs": Statement(every(_BEYOND, "above", HALF), _beyond(None, _reported(*reported.LIES))),
+    "found-bugs": Statement(every(_BEYOND, "above", HALF), _beyond(None, reported.names(reported.FOUND))),
     "cause-removed": Statement(
-        every(_LARGEST, "at most", _MOST), _largest(None, *sorted(symptoms.WITHOUT_THE_CAUSE))
+        every(_LARGEST, "at most", _MOST), _largest(None, *reported.names(reported.REMOVED))
     ),
     "first-layer-found": Statement(every(_FOUND, "above", _FOUR_IN_FIVE), _first_layer, headline=True),
     "clean-has-no-bad-layer": Statement(every(_ACCUSED, "below", _ONE_IN_FIVE), _clean_layers),
@@ -235,16 +233,14 @@ STATEMENTS: dict[str, Statement[Results]] = {
 }  # fmt: skip
 
 
-def _reported(*kinds: str, complaints: bool = True) -> Callable[[Results], str]:
+def _count(names: Collection[str], *kinds: str) -> Callable[[Results], str]:
+    """Count symptoms, or those whose verdict is of some kinds."""
+
     def give(found: Results) -> str:
-        asked = found.symptoms[tables.complained_of(found.symptoms) == complaints]
+        asked = found.symptoms[found.symptoms["symptom"].isin(names)]
         return str(int(asked["kind"].isin(kinds).sum())) if kinds else str(len(asked))
 
     return give
-
-
-def _bugs(names: Collection[str]) -> Callable[[Results], str]:
-    return lambda found: str(int((found.symptoms["symptom"].isin(names) & (found.symptoms["kind"] == "bug")).sum()))
 
 
 def _slope_range(of: Callable[[pd.DataFrame], pd.Series]) -> Callable[[Results], str]:
@@ -291,13 +287,15 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "limit_fp32": lambda _: f"{verdict.ROUNDING['float32']:,.0f}",
     "clean_slopes": _slope_range(lambda names: names == symptoms.CLEAN),
     "bug_slopes": _slope_range(lambda names: names != symptoms.CLEAN),
-    "reported": _reported(),
-    "reported_bugs": _reported("bug"),
-    "reported_rounding": _reported("rounding", "exact"),
-    "bugs_fed": _bugs(FED),
-    "bugs_past_block": _bugs(PAST_BLOCK),
-    "bugs_in_model": _bugs(IN_MODEL),
-    "removed": _reported(complaints=False),
+    "reported": _count(_reported()),
+    "reported_bugs": _count(_reported(), "bug"),
+    "reported_rounding": _count(_reported(), "rounding", "exact"),
+    "reported_inferred": _count([one.name for one in reported.SYMPTOMS if one.inferred], "bug"),
+    "bugs_fed": _count(_reported(reported.FED), "bug"),
+    "bugs_past_block": _count(_reported(reported.PAST_BLOCK), "bug"),
+    "bugs_in_model": _count(_reported(reported.IN_MODEL), "bug"),
+    "found_bugs": _count(reported.names(reported.FOUND), "bug"),
+    "removed": _count(reported.names(reported.REMOVED)),
     "planted_in": lambda found: str(int(found.by_layer.rows["planted_in"].max())),
     "inside_mpt": lambda found: power_of_ten(_inside(found)["mpt"]),
     "clean_most": lambda found: f"{_clean_most(found):,.0f}",

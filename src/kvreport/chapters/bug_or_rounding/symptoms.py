@@ -1,4 +1,4 @@
-"""Planted bugs, clean families, and the symptoms of all five documents, each at several unit roundoffs.
+"""Planted bugs, clean families, and what the five documents ran, each at several unit roundoffs.
 
 Rows, one a (model, dtype, document, symptom, text): see ``data/README.md``.
 """
@@ -53,8 +53,6 @@ BLOG_NAMES = {
     ("falcon", past_tables.NATIVE): "Falcon today",
 }
 STATIC_NONE, STATIC_DYNAMIC = "static against no cache", "static against dynamic"
-# What no document complains of: a symptom with its cause taken away, and a control.
-WITHOUT_THE_CAUSE = frozenset({CUT, WITHIN, "RoBERTa made causal", "MPT, use_cache true", "Falcon today"})
 
 # Blocks of characters behind which the thread's caches are compared.
 _BLOCKS = 2

@@ -6,7 +6,7 @@ import pandas as pd
 
 from kvbook.diagnosis import verdict
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
-from kvreport.chapters.bug_or_rounding import first_bad_layer, symptoms
+from kvreport.chapters.bug_or_rounding import first_bad_layer, reported, symptoms
 
 _KEYS = ["document", "symptom", "model", "weights"]
 # What rows call otherwise than a reader would.
@@ -54,15 +54,30 @@ def planted(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_documents(table: pd.DataFrame) -> pd.DataFrame:
-    """Take of `judged` or `lines` the documents' symptoms, document by document."""
-    order = (symptoms.ISSUE, symptoms.REUSE, symptoms.SCRATCH, symptoms.BLOG, symptoms.STATIC)
-    found = table[table["document"].isin(order)]
-    return found.sort_values("document", key=lambda names: names.map(order.index), kind="stable")
+    """Take of `judged` or `lines` what documents report, document by document, and last what was found while repeating it."""
+    found = table[table["symptom"].isin(reported.BY_NAME)]
+    found = found.assign(whose=[reported.BY_NAME[name].whose for name in found["symptom"]])
+    order = {name: (one.whose == reported.FOUND, k) for k, (name, one) in enumerate(reported.BY_NAME.items())}
+    return found.sort_values("symptom", key=lambda names: names.map(order), kind="stable")
 
 
-def complained_of(table: pd.DataFrame) -> pd.Series:
-    """Tell a document's own symptoms from those with their cause taken away; bool, one a line of `of_documents`."""
-    return ~table["symptom"].isin(symptoms.WITHOUT_THE_CAUSE)
+def who_reports(found: pd.DataFrame) -> pd.DataFrame:
+    """Lay out, of `of_documents`, every symptom that is counted as reported, with its place and what is known of its cause."""
+    table = []
+    for row in found[found["whose"] == reported.REPORTED].itertuples():
+        symptom = reported.BY_NAME[row.symptom]
+        cause = "" if row.kind != "bug" else "inferred" if symptom.inferred else "shown"
+        table.append(
+            {
+                "document": row.document,
+                "where": symptom.place,
+                "symptom": named(row.symptom),
+                "what it is": row.kind,
+                "cause": cause,
+                "n": row.files,
+            }
+        )
+    return pd.DataFrame(table)
 
 
 def planted_grid(planted: pd.DataFrame) -> pd.DataFrame:
