@@ -148,6 +148,8 @@ def parting():
         {
             "dtype": dtype, "choice": choice, "way": way, "sample": sample, "source": f"{sample}.py",
             "steps": 20 if dtype == "float32" else 4 + sample, "parted": int(dtype == "bfloat16" and sample % 2),
+            # Of three divergences in bf16 one is at a tie, on either side.
+            "tied": float(sample == 1), "tied_baseline": 0.0,
             "path": " ".join(map(str, range(20))) if dtype == "float32" or sample % 2 else "0 1 2 9",
         }
         for dtype in SIZE for choice in first_divergence.CHOICES for way in ways for sample in range(6)
@@ -198,6 +200,31 @@ def test_partings_put_seen_and_expected_side_by_side(results):
     assert wrote.loc["bfloat16", "greedy"].value < 1
     fp32, bf16 = (wrote.loc[dtype, "expected_flips"].value for dtype in SIZE)
     assert 0 < 100 * fp32 < bf16
+
+
+def test_a_divergence_counts_as_tied_where_either_side_is(parting, results):
+    cached = results.partings[results.partings["way"] == first_divergence.CACHED].set_index("dtype")
+    assert dict(cached["ties"]) == {"float32": "0 of 0", "bfloat16": "1 of 3"}
+    swapped = parting.rows.assign(tied=parting.rows["tied_baseline"], tied_baseline=parting.rows["tied"])
+    rows = tables.ties(swapped)
+    assert tables.counted(rows.loc[rows["way"] == first_divergence.CACHED, "tied"]) == "1 of 3"
+
+
+def test_the_other_dtype_is_held_against_by_the_two_uncached_texts(parting):
+    curve = tables.partings(parting.rows)["bfloat16", "greedy", variants.OTHER_DTYPE.name]
+    # Texts of even samples differ at their fourth token.
+    assert (curve.pairs, curve.parted) == (6, 3)
+    assert curve.at(3)[0] == 1
+    assert curve.at(4)[0] == 0.5
+    # Control: of a single dtype there is nothing to compare.
+    alone = parting.rows[parting.rows["dtype"] == "bfloat16"]
+    assert variants.OTHER_DTYPE.name not in {way for _, _, way in tables.partings(alone)}
+
+
+def test_a_text_that_ended_early_and_never_diverged_counts_to_the_end(parting):
+    rows = parting.rows
+    whole = tables.partings(rows)["bfloat16", "greedy", first_divergence.CACHED]
+    assert whole.at(20)[0] == pytest.approx(1 - whole.parted / whole.pairs)
 
 
 def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_not_draw(axes, results):

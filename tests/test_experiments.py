@@ -338,6 +338,27 @@ def test_position_ids_and_the_last_token_are_told_apart_with_prompts_enough(lawf
     assert verdict(pd.concat([greedy[greedy["method"] != healed], as_uncached])) == "reproduced"
 
 
+def test_a_divergence_is_tied_where_its_two_tokens_have_equal_logits_on_either_side(greedy):
+    rows = greedy.rows.query("model == 'small-llama' and dtype == 'float32'")
+    posted = tables.divergence_table(rows).set_index("method").loc["cache, as posted"]
+    assert posted["first_divergence"] > 0
+    assert not posted["tied"]
+    here = (rows["method"] == "cache, as posted") & (rows["step"] == posted["first_divergence"])
+    for column in greedy_paths.TIES:
+        tied = rows.assign(**{column: rows[column].mask(here, 1.0)})
+        assert tables.divergence_table(tied).set_index("method").loc["cache, as posted", "tied"]
+
+
+def test_control_generate_with_other_logits_than_the_loop_is_seen(greedy):
+    def equal(rows: pd.DataFrame) -> bool:
+        return bool(tables.steps_as(rows, greedy_paths.GENERATE, "cache, last token")["equal"].all())
+
+    rows = greedy.rows
+    assert equal(rows)
+    last = (rows["method"] == greedy_paths.GENERATE) & (rows["step"] == 1)
+    assert not equal(rows.assign(logits_sha256=rows["logits_sha256"].mask(last, "other")))
+
+
 def test_a_prompt_that_two_seeds_drew_is_one_unit(greedy):
     rows = greedy.rows
     twice = pd.concat([rows, rows], ignore_index=True)

@@ -468,6 +468,10 @@ def test_partings_name_the_first_other_token_and_its_margin():
     table = tables.partings(rows).set_index(["against", "cache"])
     assert np.isnan(table.loc[("none", "dynamic"), "step"])
     assert table.loc[("none", "static"), ["step", "margin"]].tolist() == [1, 0.01]
+    assert table["tied"].tolist() == [None, False, False]
+    # A tie on the other side counts as well.
+    tied = rows.assign(margin=rows["margin"].where((rows["cache"] != "static") | (rows["step"] != 1), 0.0))
+    assert tables.partings(tied)["tied"].tolist() == [None, True, True]
 
 
 def held(cache: str, **values) -> dict:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
-from kvreport.chapters.does_it_matter import first_divergence
+from kvreport.chapters.does_it_matter import first_divergence, variants
 from kvreport.publishing.wording import DTYPES, power_of_ten
 
 
@@ -109,5 +109,5 @@ def partings_shown(table: pd.DataFrame) -> pd.DataFrame:
                 interval = "" if np.isnan(together.low) else f" [{100 * together.low:.0f}, {100 * together.high:.0f}]"
                 written = f"{100 * together.value:.0f}{interval}"
             cells[f"equal, {choice} (%)"] = written
-        shown.append(cells)
+        shown.append(cells | {"at a tie": "" if row.way == variants.OTHER_DTYPE.name else row.ties})
     return pd.DataFrame(shown)

@@ -43,7 +43,7 @@ class Results(ChapterResults):
     def written(self) -> int:
         """Tokens that are written to each prompt."""
         n_tokens = self.parting.about["settings"]["n_tokens"]
-        return n_tokens - n_tokens // 2
+        return n_tokens - n_tokens // 4
 
     @cached_property
     def published(self) -> pd.DataFrame:
@@ -74,7 +74,7 @@ class Results(ChapterResults):
     @cached_property
     def partings(self) -> pd.DataFrame:
         """`tables.partings_table`."""
-        return tables.partings_table(self.curves, self.axes, self.written)
+        return tables.partings_table(self.curves, self.parting.rows, self.axes, self.written)
 
     @cached_property
     def along(self) -> pd.DataFrame:

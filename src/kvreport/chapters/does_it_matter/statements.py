@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
-from kvreport.chapters.does_it_matter import drift_by_position, first_divergence, laid_out, results, variants
+from kvreport.chapters.does_it_matter import drift_by_position, first_divergence, laid_out, results, tables, variants
 from kvreport.chapters.does_it_matter.results import Results
 from kvreport.publishing.judging import Measured, fact, with_units
 from kvreport.publishing.rules import HALF, Bound, Quantity, every
@@ -262,6 +262,16 @@ def _parted(choice: str, dtype: str, way: str = CACHE) -> Callable[[Results], st
     return give
 
 
+def _at_a_tie(dtype: str) -> Callable[[Results], str]:
+    """Count greedy texts that diverge with a cache, and those among them at an exact tie."""
+
+    def give(found: Results) -> str:
+        rows = tables.ties(found.parting.rows)
+        return tables.counted(rows.loc[(rows["dtype"] == dtype) & (rows["way"] == CACHE), "tied"])
+
+    return give
+
+
 def _ties(found: Results) -> str:
     lost = found.flips_by_rounding
     return f"{(lost['margin'] == 0).mean():.0%}"
@@ -296,6 +306,11 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "parted_bf16": _parted(GREEDY, "bfloat16"),
     "parted_fp32_share": lambda found: with_units(_diverged(GREEDY, "float32")(found), "prompts"),
     "parted_bf16_share": lambda found: with_units(_diverged(GREEDY, "bfloat16")(found), "prompts"),
+    "parted_fp16": _parted(GREEDY, "float16"),
+    "batched_bf16": _parted(GREEDY, "bfloat16", first_divergence.BATCHED),
+    "one_pass_bf16": _parted(GREEDY, "bfloat16", first_divergence.ONE_PASS.name),
+    "at_a_tie": _at_a_tie("bfloat16"),
+    "at_a_tie_fp16": _at_a_tie("float16"),
     "sampled_bf16": _parted(SAMPLED, "bfloat16"),
     "assisted_bf16": _parted(GREEDY, "bfloat16", ASSISTED),
     "growth": lambda found: ", ".join(f"{one.series} {one.estimate.text('{:.2f}')}" for one in _growth(found)),

@@ -194,14 +194,26 @@ def between_dtypes(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table, columns=["dtype", "choice", "way", "sample", "steps", "parted"])
 
 
+def ties(rows: pd.DataFrame) -> pd.DataFrame:
+    """List greedy texts that diverged: ``tied`` where the two candidates have equal logits in the way or the baseline."""
+    diverged = rows[(rows["choice"] == first_divergence.GREEDY) & (rows["parted"] == 1)]
+    return diverged.assign(tied=(diverged[["tied", "tied_baseline"]] == 1).any(axis=1))
+
+
+def counted(holds: pd.Series) -> str:
+    """Write of how many something holds."""
+    return f"{int(holds.sum())} of {len(holds)}"
+
+
 def partings_table(
-    curves: dict[tuple[str, str, str], survival.Survival], axes: pd.DataFrame, steps: int
+    curves: dict[tuple[str, str, str], survival.Survival], rows: pd.DataFrame, axes: pd.DataFrame, steps: int
 ) -> pd.DataFrame:
-    """Lay seen and expected partings side by side."""
+    """Lay seen and expected partings side by side, with how many greedy ones are at an exact tie."""
+    tied = dict(iter(ties(rows).groupby(["dtype", "way"])["tied"]))
     known = {(row.dtype, row.way): row for row in axes.itertuples()}
     table = []
     for dtype, way in dict.fromkeys((dtype, way) for dtype, _, way in curves):
-        row = {"dtype": dtype, "way": way}
+        row = {"dtype": dtype, "way": way, "ties": counted(tied.get((dtype, way), pd.Series(dtype=bool)))}
         for choice in dict.fromkeys(choice for _, choice, _ in curves):
             if (curve := curves.get((dtype, choice, way))) is None:
                 continue

@@ -8,7 +8,7 @@ from kvbook.measuring import estimates
 from kvbook.runs.records import Run
 from kvreport.chapters.layer_drift import claims, greedy_paths, results, tables
 from kvreport.chapters.layer_drift.results import Results
-from kvreport.publishing.judging import Measured, with_units
+from kvreport.publishing.judging import Measured, fact, with_units
 from kvreport.publishing.rules import HALF, Bound, Condition, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between, power_of_ten
@@ -97,6 +97,14 @@ def _equal(method: str, *dtypes: str) -> Callable[[Results], list[Measured]]:
     return measure
 
 
+def _generate_as_the_loop(found: Results) -> list[Measured]:
+    """Measure in how many prompts `generate` has the logits of the loop that feeds only the new token."""
+    if found.greedy is None:
+        return []
+    rows = tables.steps_as(found.greedy.rows, greedy_paths.GENERATE, LAST)
+    return [fact(of["equal"].mean(), DTYPES[dtype]) for dtype, of in rows.groupby("dtype", sort=False)]
+
+
 def _share(method: str) -> Quantity:
     return Quantity(f"share of prompts whose tokens under “{method}” equal those without a cache", "prompt", "dtype")
 
@@ -160,6 +168,14 @@ STATEMENTS: dict[str, Statement[Results]] = {
         _equal(LAST, "bfloat16"),
         scope="this model",
     ),
+    "generate-is-the-loop": Statement(
+        every(
+            Quantity("share of prompts on which `generate` and the loop have bitwise identical logits", series="dtype"),
+            "at least", Bound(1, "arithmetic", "all"),
+        ),
+        _generate_as_the_loop,
+        scope="this model",
+    ),
     "no-upcast-removes-it": Statement(
         every(
             Quantity("drift of the logits with one upcast, over stock's", "file", "upcast and dtype"), "above",
@@ -190,6 +206,17 @@ def _count(method: str, dtype: str) -> Callable[[Results], str]:
     def give(found: Results) -> str:
         rows = found.divergence[(found.divergence["method"] == method) & (found.divergence["dtype"] == dtype)]
         return f"{int(rows['equal'].sum())} of {len(rows)}"
+
+    return give
+
+
+def _ties(dtype: str) -> Callable[[Results], str]:
+    """Count divergences of the loop that feeds only the new token, and those among them at an exact tie."""
+
+    def give(found: Results) -> str:
+        rows = found.divergence[(found.divergence["method"] == LAST) & (found.divergence["dtype"] == dtype)]
+        tied = rows["tied"].dropna()
+        return f"{int(tied.sum())} of {len(tied)}"
 
     return give
 
@@ -225,8 +252,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     **{f"kl_{DTYPES[dtype]}": _divergence_said(dtype) for dtype in ("float32", "float16", "bfloat16")},
     "flips_bf16": _one(_flips("bfloat16"), "{:.1%}"),
     **{f"equal_{DTYPES[dtype]}": _count(LAST, dtype) for dtype in ("float32", "float16", "bfloat16")},
-    "generate_fp32": _count(greedy_paths.GENERATE, "float32"),
-    "generate_bf16": _count(greedy_paths.GENERATE, "bfloat16"),
+    **{f"ties_{DTYPES[dtype]}": _ties(dtype) for dtype in ("float16", "bfloat16")},
     "posted_fp32": _count(POSTED, "float32"),
     "posted_fp32_share": lambda found: with_units(_equal(POSTED, "float32")(found), "prompts"),
     "equal_fp32_share": lambda found: with_units(_equal(LAST, "float32")(found), "prompts"),

@@ -134,8 +134,9 @@ def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
 def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
     """Find for every prompt and method the first token that differs from decoding without a cache."""
     greedy = _distinct(greedy).sort_values("step", kind="stable")
-    tokens, margins, digests, lengths = (
-        greedy[name].to_numpy() for name in ("token", "margin", "logits_sha256", "cache_length")
+    tokens, margins, digests, lengths, tied = (
+        greedy[name].to_numpy()
+        for name in ("token", "margin", "logits_sha256", "cache_length", list(greedy_paths.TIES))
     )
     # Places in these, for there are hundreds of loops.
     places = greedy.groupby(["model", "dtype", "prompt", "method"], sort=False).indices
@@ -158,6 +159,7 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
                     "method": method,
                     "first_divergence": step,
                     "margin": None if step is None else margins[uncached[step]],
+                    "tied": None if step is None else bool(tied[own[step]].any()),
                     "steps": steps,
                     "equal": step is None and complete,
                     "bits_equal_steps": int(equal.sum()),
@@ -166,6 +168,14 @@ def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
             )
     frame = pd.DataFrame(table)
     return frame.astype({"first_divergence": "Float64", "margin": "Float64"})
+
+
+def steps_as(greedy: pd.DataFrame, method: str, other: str) -> pd.DataFrame:
+    """Tell of every prompt whether two methods have bitwise identical logits at all their steps."""
+    keys = ["model", "dtype", "prompt"]
+    both = _distinct(greedy).sort_values("step", kind="stable").groupby([*keys, "method"], sort=False)["logits_sha256"]
+    digests = both.agg(tuple).unstack("method")
+    return (digests[method] == digests[other]).rename("equal").reset_index()
 
 
 def _first_difference(rows: pd.DataFrame) -> str:

@@ -296,6 +296,13 @@ def _gains() -> dict[str, float]:
     return tables.published_gains()
 
 
+def _ties(found: Results) -> str:
+    if found.texts is None:
+        return "not run"
+    tied = found.partings["tied"].dropna()
+    return f"{int(tied.sum())} of {len(tied)}"
+
+
 NUMBERS: dict[str, Callable[[Results], str]] = {
     "published_equal": lambda _: " and ".join(device for device, gain in _gains().items() if gain == 1) or "none",
     "published_ahead": lambda _: between([gain - 1 for gain in _gains().values() if gain != 1], "{:.0%}"),
@@ -334,6 +341,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "limit": lambda found: f"{found.bound.tokens_per_second:.0f}",
     "fastest": lambda found: _fastest(found).text("{:.0f}"),
     "limit_share": _said(_limit_share),
+    "ties": _ties,
     "crossover_eager": lambda found: tables.crossover(found.speed.rows, False),
     "kv_per_token": lambda found: f"{found.kv_per_token:,}",
     "kv_static_early": lambda found: f"{found.early_bytes['static'] / 2**20:.1f}",

@@ -273,7 +273,7 @@ def speed_grid(table: pd.DataFrame, bound: Limit) -> pd.DataFrame:
 
 
 def partings(rows: pd.DataFrame) -> pd.DataFrame:
-    """Find where each kind's text parts from that without a cache, from rows of ``static_texts``."""
+    """Find where each kind's text first differs from that without a cache, from rows of ``static_texts``."""
     table = []
     for dtype, some in rows.groupby("dtype", sort=False):
         texts = {cache: one.sort_values("step") for cache, one in some.groupby("cache")}
@@ -286,6 +286,8 @@ def partings(rows: pd.DataFrame) -> pd.DataFrame:
                     "dtype": dtype, "cache": cache, "against": against, "tokens": len(one),
                     "share": 1.0 if step is None else step / len(one), "step": np.nan if step is None else step,
                     "margin": np.nan if step is None else float(one["margin"].iloc[step]),
+                    # On either side: there the order of the vocabulary decides.
+                    "tied": None if step is None else bool(min(one["margin"].iloc[step], other["margin"].iloc[step]) == 0),
                     "logits_rms": np.nan if step is None else float(one["logits_rms"].iloc[step]),
                 }
             )  # fmt: skip
