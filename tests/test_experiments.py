@@ -349,14 +349,17 @@ def test_a_divergence_is_tied_where_its_two_tokens_have_equal_logits_on_either_s
         assert tables.divergence_table(tied).set_index("method").loc["cache, as posted", "tied"]
 
 
-def test_control_generate_with_other_logits_than_the_loop_is_seen(greedy):
-    def equal(rows: pd.DataFrame) -> bool:
-        return bool(tables.steps_as(rows, greedy_paths.GENERATE, "cache, last token")["equal"].all())
+def test_generate_writes_and_computes_as_the_loop_and_control_another_token_or_logit_is_seen(greedy):
+    def equal(**changed) -> list[bool]:
+        table = tables.steps_as(greedy.rows.assign(**changed), greedy_paths.GENERATE, "cache, last token")
+        return table[["token", "logits_sha256"]].all().tolist()
 
     rows = greedy.rows
-    assert equal(rows)
-    last = (rows["method"] == greedy_paths.GENERATE) & (rows["step"] == 1)
-    assert not equal(rows.assign(logits_sha256=rows["logits_sha256"].mask(last, "other")))
+    assert equal() == [True, True]
+    for step, seen in ((0, True), (1, False)):
+        here = (rows["method"] == greedy_paths.GENERATE) & (rows["step"] == step)
+        assert equal(logits_sha256=rows["logits_sha256"].mask(here, "other")) == [True, seen]
+        assert equal(token=rows["token"].mask(here, 999)) == [False, True]
 
 
 def test_a_prompt_that_two_seeds_drew_is_one_unit(greedy):

@@ -256,8 +256,8 @@ def _count(column: str, dtype: str) -> Callable[[Results], str]:
 
 def _parted(choice: str, dtype: str, way: str = CACHE) -> Callable[[Results], str]:
     def give(found: Results) -> str:
-        curve = found.curves[dtype, choice, way]
-        return f"{curve.parted} of {curve.pairs}"
+        curve = found.curves.get((dtype, choice, way))
+        return f"{curve.parted} of {curve.pairs}" if curve else "not run"
 
     return give
 
