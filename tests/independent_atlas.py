@@ -14,7 +14,14 @@ import warnings
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+    StaticCache,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvbook.exact import NotInvariant, row_invariant
@@ -26,7 +33,7 @@ _COMMON = {
     "head_dim": 12,
 }  # fmt: skip
 # The first number of layers that a class takes: some want pairs, or a layer that attends.
-_LAYERS = (5, 4, 6, 3, 12)
+_LAYERS = (5, 4, 6, 3, 12, 24)
 _LARGEST = 20e6
 LENGTH = 19
 # Beyond it in fp64 a difference, over the spread of the logits, is no rounding.
@@ -164,7 +171,17 @@ def _behind_padding(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor |
     return torch.cat(logits, 1)[:, _PADDING:]
 
 
+def _static(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor | None:
+    """Feed two parts to a static cache with places to spare; None where a class returns another kind of cache."""
+    name = "past_key_values"
+    if not isinstance(model(ids, use_cache=True).get(name), DynamicCache):
+        return None
+    cache = StaticCache(config=model.config, max_cache_len=LENGTH + 5)
+    return torch.cat([model(part, use_cache=True, **{name: cache}).logits for part in ids.split(11, 1)], 1)
+
+
 PATHS = {
+    "static cache": _static,
     "behind padding": _behind_padding,
     "steps": lambda model, ids: _parts(model, ids, [3] + [1] * (LENGTH - 3)),
     "two parts": lambda model, ids: _parts(model, ids, [11, LENGTH - 11]),

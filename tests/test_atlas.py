@@ -1,15 +1,24 @@
 """The atlas: its rules build what they claim, its columns tell a sound cache from a wrong one, a killed run goes on."""
 
 import json
+from unittest import mock
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from kvbook.atlas import columns, configurations, feeding, running, table
+from kvbook.atlas import badges, columns, configurations, feeding, running, table
 from kvbook.errors import UserError
 from kvbook.exact import row_invariant
+
+
+def tried(name, *paths):
+    """Try an architecture's paths as they are, or only some, and judge them."""
+    asked = {path: feeding.PATHS[path] for path in paths or feeding.PATHS}
+    with torch.inference_mode(), mock.patch.object(feeding, "PATHS", asked):
+        found = columns._as_it_is(name, "cpu")
+    return table.judged({"architecture": name, "status": "ran", "cache": "DynamicCache", "causal": True} | found)
 
 
 def test_every_kind_of_layer_is_kept_and_the_last_stays_last():
@@ -73,7 +82,10 @@ def test_latent_attention_keeps_unequal_head_widths():
 
 def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exact_when_row_invariant():
     row = columns.measure("qwen2")
-    assert {row[path] for path in feeding.PATHS} <= {"rounding", "exact"}
+    assert not row.keys() & feeding.PATHS.keys(), "a row records, and verdicts are given when it is read"
+    row = table.judged(row)
+    assert {row[path] for path in feeding.PATHS if path != feeding.WHOLE} <= {"rounding", "exact"}
+    assert row[feeding.WHOLE] == "prompt fed twice"
     assert row["row_invariant"] == "exact"
     assert row["cache"] == "DynamicCache"
     assert table.verdict(row) == "rounding"
@@ -81,7 +93,7 @@ def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exac
 
 
 def test_moshi_is_wrong_from_the_first_position_beyond_its_window():
-    row = columns.measure("moshi")
+    row = tried("moshi", "token by token")
     assert table.verdict(row) == "bug"
     assert row["token by token, first wrong position"] == configurations.WINDOW
 
@@ -95,23 +107,121 @@ def test_control_a_cache_that_forgets_a_key_too_early_is_called_a_bug(monkeypatc
         return found
 
     monkeypatch.setattr(DynamicSlidingWindowLayer, "update", update)
-    row = columns.measure("mistral")
+    row = tried("mistral", "token by token", "chunks", "batch")
     assert row["token by token"] == row["chunks"] == "bug"
     assert row["batch"] != "bug"
     assert row["token by token, first wrong position"] < 3
 
 
 def test_a_cache_behind_padding_is_called_a_bug_where_only_the_full_pass_masks_it():
-    row = columns.measure("git")
+    row = tried("git", "left padding", "left padding, token by token")
     assert row["left padding"] == "rounding"
     assert row["left padding, token by token"] == table.verdict(row) == "bug"
 
 
 def test_a_class_whose_full_pass_changes_with_padding_is_not_accused_of_its_cache():
-    row = columns.measure("trocr")
-    assert row["left padding"] == "padding counts"
-    assert row["left padding, token by token"].startswith("not applicable")
+    row = tried("trocr")
+    assert row["left padding"] == row["left padding, token by token"] == "full pass changes"
     assert table.verdict(row) == "rounding"
+
+
+def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_generate_takes_it():
+    row = columns.measure("gpt_neo")
+    assert row["static cache, declared"] is False
+    row = table.judged(row)
+    assert row["static cache"] == table.verdict(row) == "bug"
+    assert table.faults(row) == ["static cache from 0 (not declared)"]
+    assert "bug (static cache, not declared)" in badges.words(row | running.versions())
+    model, ids = configurations.build("gpt_neo"), configurations.text(feeding.LENGTH)
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
+    written = [model.generate(ids, cache_implementation=name, **options) for name in ("dynamic", "static")]
+    assert not torch.equal(*written)
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [
+        ("deepseek_v4", {"static cache": "KeyError", "cropped": "RuntimeError"}),
+        ("inkling_text", {"static cache": "RuntimeError"}),
+        ("inkling2_text", {"static cache": "RuntimeError"}),
+    ],
+)
+def test_a_path_that_raises_an_error_is_an_outcome_of_its_own_and_not_sound(name, paths):
+    row = tried(name, "chunks", "static cache", "cropped")
+    assert {path for path in feeding.PATHS if row[path] == "raises an error"} == set(paths)
+    assert table.verdict(row) == "raises an error"
+    assert table.faults(row) == [f"{path} raises {error}" for path, error in paths.items()]
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    # The first three give logits of fp32 in bf16, the last two take no positions.
+    [
+        ("beam", "rounding"),
+        ("mllama", "rounding"),
+        ("nemotron_h", "bug"),
+        ("mamba", "rounding"),
+        ("mamba2", "rounding"),
+    ],
+)
+def test_padding_onto_a_cache_is_judged_where_padding_leaves_the_full_pass_as_it_is(name, outcome):
+    row = tried(name, "left padding", "left padding, token by token")
+    assert row["left padding"] in ("rounding", "exact")
+    assert row["left padding, token by token"] == outcome
+    assert len(row["left padding, token by token, drift"]) == len(columns.DTYPES)
+
+
+# Mamba's cache counts no tokens, and its tokens are right by chance.
+@pytest.mark.parametrize("name", ["llama", "mamba"])
+def test_a_prompt_that_is_cached_whole_is_fed_twice_and_its_logits_are_wrong(name):
+    ids = configurations.text(feeding.LENGTH)
+    with torch.inference_mode():
+        fed = feeding.look_at(configurations.build(name))
+        logits, count = feeding.onto_its_own_prompt(fed, ids)
+        assert count == feeding.LENGTH
+        off = (logits[:, 0] - feeding.full(fed, ids)[:, -1]).abs().max()
+        # Control: without such a cache it is right.
+        alone = fed.model.generate(
+            ids, max_new_tokens=1, do_sample=False, output_logits=True, return_dict_in_generate=True
+        ).logits[0]
+        assert (alone - feeding.full(fed, ids)[:, -1]).abs().max() < 1e-4 < off
+
+
+def row_of(**found):
+    """Make a row whose only record is of the path "chunks", in full passes of the usual sort."""
+    recorded = {f"chunks, {what.replace('_', ' ')}": value for what, value in found.items()}
+    return table.judged({"status": "ran", "cache": "DynamicCache", "causal": True} | recorded)
+
+
+SOUND = {"float64": [1e-15, 2e-15], "float32": [1e-7, 1e-7]}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "outcome"),
+    [
+        ({"drift": SOUND}, "rounding"),
+        ({"drift": SOUND | {"float64": [1e-15, 0.5]}}, "bug"),
+        ({"drift": {"float64": [0.0], "bfloat16": [0.0]}}, "exact"),
+        ({"drift": {"bfloat16": [0.3, 0.4]}}, "undecided"),
+        ({"drift": SOUND, "error": {"bfloat16": "RuntimeError: x"}}, "raises an error"),
+        ({"drift": {"float64": [0.5]}, "error": {"bfloat16": "RuntimeError: x"}}, "bug"),
+        ({"drift": SOUND, "not_tried": {"bfloat16": "no such kernel"}}, "rounding"),
+        ({"not_tried": {"bfloat16": "no cache is returned"}}, "not applicable"),
+        ({}, "not recorded there"),
+    ],
+)
+def test_the_outcome_of_a_path_is_the_worst_over_dtypes_and_one_dtypes_failure_hides_no_other(recorded, outcome):
+    assert row_of(**recorded)["chunks"] == outcome
+
+
+def test_control_logits_that_are_no_numbers_are_a_bug_and_not_left_out(monkeypatch):
+    chunks = feeding.PATHS["chunks"]
+    monkeypatch.setitem(
+        feeding.PATHS, "chunks", lambda fed, ids: chunks(fed, ids).index_fill(1, ids[0, :1] * 0 + 9, torch.nan)
+    )
+    row = tried("gpt2", "chunks")
+    assert row["chunks"] == "bug"
+    assert row["chunks, first wrong position"] == 9
 
 
 # GPT-Neo adds two masks up, and its padding's keys were no numbers; MOSS hands positions on without naming them.
@@ -230,7 +340,7 @@ def test_the_table_names_the_worst_path_the_reason_and_the_counts():
     assert "bug" in lines[1]
     assert "chunks from 8" in lines[1]
     assert [table.verdict(row) for row in ROWS] == ["bug", "does not run", "no cache", "not causal"]
-    assert lines[-2].startswith("4 architectures, 3 run: ")
+    assert lines[-2].startswith("4 architectures: 1 ")
     assert lines[-1] == "under row_invariant(): 1 exact"
 
 
@@ -248,6 +358,9 @@ def test_the_table_is_written_whole_for_other_programs(tmp_path, suffix):
     ("arguments", "words"),
     [
         (["nosuch"], "nosuch"),
+        (["Moshi"], "did you mean moshi?"),
+        (["gpt2", "--to", "/proc/atlas.csv"], "cannot write to /proc"),
+        (["gpt2", "--badges", "/proc/badges"], "cannot write to /proc"),
         (["gpt2", "--to", "atlas.xlsx"], ".csv"),
         (["--workers", "0"], "workers"),
         (["gpt2", "--device", "cuda:99"], "CUDA devices"),
@@ -258,6 +371,13 @@ def test_bad_input_of_the_command_is_refused_before_anything_is_measured(kvbook_
     assert done.returncode == 2
     assert words in done.stderr
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_the_command_prints_each_row_once(kvbook_here, monkeypatch, tmp_path):
+    monkeypatch.setattr(columns, "measure", lambda *_: {"status": "ran", "cache": "none", "causal": True})
+    done = kvbook_here("atlas", "gpt2", "gpt2", "--rows", tmp_path / "rows.jsonl")
+    assert (done.stdout + done.stderr).count("no cache ") == 1
+    assert "1 architecture: 1 no cache" in done.stdout
 
 
 def test_where_no_process_is_forked_one_line_says_so(monkeypatch):

@@ -52,7 +52,7 @@ def test_none_of_them_that_is_clean_is_called_a_bug_and_none_that_is_wrong_is_ca
     assert {name for name, one in tried.items() if called[name] in ("rounding", "exact") and one["wrong"]} == set()
 
 
-@pytest.mark.parametrize("name", ["moshi", "mamba", "falcon_mamba", "git"])
+@pytest.mark.parametrize("name", ["moshi", "mamba", "falcon_mamba", "git", "gpt_neo"])
 def test_what_is_called_a_bug_is_wrong_here_too(name, called):
     assert called[name] == "bug"
     assert independent_atlas.try_out(name)["wrong"]

@@ -1,6 +1,7 @@
 """The command line: ``kvbook``, or ``python -m kvbook``; other packages add commands to it by entry point."""
 
 import sys
+import tempfile
 from dataclasses import replace
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -232,28 +233,35 @@ def atlas(
     badges: Annotated[str | None, typer.Option(help="Also write an SVG badge per architecture to this folder.")] = None,
 ) -> None:
     """Build a tiny random model of every causal architecture of the installed transformers; say what its cache does."""
-    from kvbook import paths
+    from kvbook import paths, progress
     from kvbook.atlas import badges as drawn
     from kvbook.atlas import configurations, running, table
     from kvbook.models import placement
 
     placement.device_of(device)
-    known = configurations.names()
-    if unknown := sorted(set(names or []) - set(known)):
-        raise UserError(
-            f"transformers has no causal model type {unknown[0]!r}: leave the names out to see all {len(known)}"
-        )
+    asked, kept = configurations.known(names or configurations.names()), Path(rows or paths.BUILD / "atlas.jsonl")
     if to:
         table.check_format(Path(to))
-    asked, kept = list(names or known), Path(rows) if rows else paths.BUILD / "atlas.jsonl"
-    for row in running.run(asked, kept, workers, seconds, device):
-        typer.echo(table.line(row), err=True)
-    done = [row for name, row in running.finished(kept, device).items() if name in asked]
+    for folder in (kept.parent, Path(to or kept).parent, Path(badges or kept.parent)):
+        _check_writable(folder)
+    left = len(set(asked) - running.finished(kept, device).keys())
+    for _ in progress.track(running.run(asked, kept, workers, seconds, device), left, "atlas: architecture"):
+        pass
+    done = [table.judged(row) for name, row in running.finished(kept, device).items() if name in asked]
     if to:
         table.write(done, Path(to))
     if badges:
         drawn.write(done, Path(badges))
     typer.echo(table.text(done))
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be written, before anything is measured."""
+    there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; name another place") from None
 
 
 def main() -> None:

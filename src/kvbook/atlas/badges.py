@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from kvbook.atlas import table
+from kvbook.atlas.feeding import PATHS
 
 LABEL = "KV cache"
 # White text on each has a contrast of at least 4.5 : 1.
-_COLOURS = {"exact": "#00714f", "rounding": "#005f94", "bug": "#a84300"}
+_COLOURS = {table.EXACT: "#00714f", table.ROUNDING: "#005f94", table.BUG: "#a84300", table.RAISES: "#7a5200"}
 _OTHER, _LABEL_COLOUR = "#595959", "#333333"
 # Pixels of a character of Verdana at 11 px, about, and on both sides of a text.
 _CHARACTER, _ROOM = 6.6, 6
@@ -17,7 +18,11 @@ _CHARACTER, _ROOM = 6.6, 6
 
 def words(row: Mapping[str, Any]) -> str:
     """Say in a few words what an architecture's cache is, and what row-invariant arithmetic makes of it."""
-    said = [table.verdict(dict(row))]
+    kind = table.verdict(dict(row))
+    at_fault = [path for path in PATHS if row.get(path) == kind]
+    if kind in (table.BUG, table.RAISES) and not any(table.is_declared(dict(row), path) for path in at_fault):
+        kind += " (static cache, not declared)"
+    said = [kind]
     if "row_invariant" in row:
         said.append(f"row-invariant: {row['row_invariant'].split(':')[0]}")
     return " · ".join([*said, f"transformers {row['transformers']}"])

@@ -3,13 +3,12 @@
 import contextlib
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
 import torch
 
-from kvbook.atlas import configurations, feeding
+from kvbook.atlas import configurations, feeding, table
 from kvbook.diagnosis import verdict
 from kvbook.exact import NotInvariant, row_invariant
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
@@ -25,8 +24,6 @@ _PROMPT = 10
 _FEWER = (7, feeding.LENGTH - 1)
 # Paths on which row-invariant arithmetic has something to keep equal.
 _SOUND = ("exact", "rounding", "undecided")
-# A row of logits beyond so many roundoffs of fp32 is a wrong one.
-_WRONG = verdict.LIMIT
 
 
 def _ready(name: str, dtype: str, device: str) -> feeding.Fed:
@@ -47,7 +44,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def measure(name: str, device: str = "cpu") -> dict[str, Any]:
-    """Measure one architecture."""
+    """Measure one architecture: drifts, errors and reasons of each path by dtype, which `table.judged` judges."""
     start = time.monotonic()
     row: dict[str, Any] = {"architecture": name, "class": configurations.class_of(name)}
     torch.manual_seed(0)
@@ -57,70 +54,61 @@ def measure(name: str, device: str = "cpu") -> dict[str, Any]:
         row |= {"status": "ran", "cache": fed.kind, "parameters": fed.model.num_parameters()}
         row["causal"] = feeding.is_causal(fed, ids)
         # A class that says that it cannot be compiled whole promises nothing about a static cache.
-        row |= _as_it_is(name, device, row["causal"], static=fed.model._can_compile_fullgraph)
-        with contextlib.suppress(feeding.NoCache):
-            row["cache as long as the prompt"] = feeding.cache_as_long_as_the_prompt(fed, ids[:, :_PROMPT])
+        row[f"{feeding.STATIC}, declared"] = bool(fed.model._can_compile_fullgraph)
+        row |= _as_it_is(name, device)
         if row["causal"]:
             row |= _first_operations(name, device, ids)
         if row["causal"] and fed.name:
-            row |= _under_row_invariance(name, device, ids, [path for path in feeding.PATHS if row[path] in _SOUND])
+            judged = table.judged(row)
+            row |= _under_row_invariance(name, device, ids, [path for path in feeding.PATHS if judged[path] in _SOUND])
     row["seconds"] = round(time.monotonic() - start, 1)
     return row
 
 
-def _drifts(fed: feeding.Fed, dtype: str) -> Iterator[dict[str, Any]]:
-    """Compare every path with the full pass."""
-    for sample in range(_TEXTS):
-        ids = configurations.text(feeding.LENGTH, seed=5 + sample).to(fed.model.device)
-        with widened(getattr(torch, dtype)):
-            expected = feeding.full(fed, ids).double()
-            for path, feed in feeding.PATHS.items():
-                about = {"dtype": dtype, "source": str(sample), "sample": sample, "path": path}
-                try:
-                    found = feed(fed, ids).double()
-                except Exception as error:
-                    yield about | {"drift": None, "error": in_one_line(error)}
-                    continue
-                off = (found - expected).square().mean(-1).sqrt()[0] / expected.std()
-                yield about | {"drift": off.max().item(), "off": off.tolist(), "error": None}
-
-
-def _as_it_is(name: str, device: str, causal: bool, static: bool) -> dict[str, Any]:
-    rows = []
+def _as_it_is(name: str, device: str) -> dict[str, Any]:
+    """Try every path in every dtype: what each drifts by, what it raises, or why there was nothing to try."""
+    found: dict[str, Any] = {}
     for dtype in DTYPES:
         try:
-            rows += _drifts(_ready(name, dtype, device), dtype)
+            fed = _ready(name, dtype, device)
+            with widened(getattr(torch, dtype)):
+                texts = [configurations.text(feeding.LENGTH, seed=5 + k).to(fed.model.device) for k in range(_TEXTS)]
+                expected = [feeding.full(fed, ids).double() for ids in texts]
         except Exception as error:
-            rows.append({"dtype": dtype, "path": None, "error": in_one_line(error)})
-    table = pd.DataFrame(rows)
-    found: dict[str, Any] = {}
-    for path in feeding.PATHS:
-        part = table[table["path"] == path]
-        failed = part[part["error"].notna()]
-        if len(failed):
-            found[path] = failed["error"].iloc[0].replace("NoCache: ", "not applicable: ")
+            found.setdefault("dtypes left out", {})[dtype] = in_one_line(error)
             continue
-        finding = verdict.judge(part[["dtype", "source", "sample", "drift"]].astype({"drift": float}))
-        found[path] = finding.kind if causal else "not causal"
-        if path == "left padding" and found[path] == "bug":
-            # Not the cache's doing: the full pass itself gives other logits behind padding.
-            found[path] = "padding counts"
-        if path == "static cache" and found[path] == "bug" and not static:
-            found[path] = "wrong, and not declared"
-        found[f"{path}, drift"] = finding.drift
-        if finding.kind == "bug":
-            found[f"{path}, first wrong position"] = _first_wrong(part)
-    if left_out := {row["dtype"]: row["error"] for row in rows if row["path"] is None}:
-        found["dtypes left out"] = left_out
+        with widened(getattr(torch, dtype)):
+            for path, feed in feeding.PATHS.items():
+                try:
+                    offs = [_off(feed(fed, ids).double(), whole) for ids, whole in zip(texts, expected, strict=True)]
+                except feeding.NoCache as reason:
+                    found.setdefault(f"{path}, not tried", {})[dtype] = str(reason)
+                    continue
+                except Exception as error:
+                    found.setdefault(f"{path}, error", {})[dtype] = in_one_line(error)
+                    continue
+                drifts = found.setdefault(f"{path}, drift", {})
+                drifts[dtype] = [off.max().item() for off in offs]
+                # Of the finest dtype that there is.
+                if len(drifts) == 1 and (first := [at for off in offs if (at := _first_wrong(off, dtype)) is not None]):
+                    found[f"{path}, first wrong position"] = min(first)
+            # Where the path has an error, so has this.
+            with contextlib.suppress(Exception):
+                found[f"{feeding.WHOLE}, tokens fed"] = feeding.onto_its_own_prompt(fed, texts[0])[1]
     return found
 
 
-def _first_wrong(part: pd.DataFrame) -> int | None:
-    """Give the first position whose logits are off by more than rounding, in the finest dtype."""
-    finest = part[part["dtype"] == part["dtype"].iloc[0]]
-    roundoff = UNIT_ROUNDOFF[finest["dtype"].iloc[0]]
-    wrong = [next((i for i, off in enumerate(offs) if off > _WRONG * roundoff), None) for offs in finest["off"]]
-    return min((position for position in wrong if position is not None), default=None)
+def _off(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Give by how much each position's logits are off, over their spread; some path gives the last positions alone."""
+    off = (found - expected[:, -found.shape[1] :]).square().mean(-1).sqrt()[0] / expected.std()
+    # Not a number where the full pass has one is as wrong as can be.
+    return off.nan_to_num(nan=torch.inf, posinf=torch.inf) if expected.isfinite().all() else off
+
+
+def _first_wrong(off: torch.Tensor, dtype: str) -> int | None:
+    """Give the first position that is off by more than rounding."""
+    wrong = (off > verdict.LIMIT * UNIT_ROUNDOFF[dtype]).nonzero()
+    return int(wrong[0]) + feeding.LENGTH - len(off) if len(wrong) else None
 
 
 def _first_operations(name: str, device: str, ids: torch.Tensor) -> dict[str, Any]:
@@ -163,7 +151,7 @@ def _under_row_invariance(name: str, device: str, ids: torch.Tensor, paths: list
                 given = _tried(lambda fed=fed, ids=ids, path=path: feeding.PATHS[path](fed, ids))
                 refused = next((each for each in (expected, given) if isinstance(each, str)), None)
                 found[f"{path}, row-invariant {dtype}"] = refused or (
-                    "exact" if torch.equal(expected, given) else "different"
+                    "exact" if torch.equal(expected[:, -given.shape[1] :], given) else "different"
                 )
     outcomes = {outcome for key, outcome in found.items() if not key.endswith("left out")}
     refused = sorted(outcomes - {"exact", "different"})

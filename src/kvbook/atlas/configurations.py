@@ -6,6 +6,8 @@ every kind of layer at least one is kept.
 """
 
 import dataclasses
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvbook.atlas.exceptions import EXCEPTIONS
+from kvbook.errors import UserError
 from kvbook.measuring.in_fp64 import widened
 
 WINDOW = 8
@@ -67,6 +70,16 @@ _SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "decoder_start": 1}
 def names() -> list[str]:
     """List the model types of every causal architecture that the installed transformers has."""
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def known(asked: Iterable[str]) -> list[str]:
+    """Give model types each once, and refuse one that transformers does not list as causal."""
+    for name in asked:
+        if name not in names():
+            near = difflib.get_close_matches(name.lower(), names(), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"`kvbook atlas` without names looks at all {len(names())}"
+            raise UserError(f"transformers has no causal model type {name!r}: {hint}")
+    return list(dict.fromkeys(asked))
 
 
 def class_of(name: str) -> str:

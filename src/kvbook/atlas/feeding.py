@@ -7,11 +7,11 @@ from transformers import PreTrainedModel
 
 from kvbook.atlas.configurations import text
 from kvbook.diagnosis import feeding
-from kvbook.diagnosis.feeding import Fed, NoCache, cache_as_long_as_the_prompt, full, in_parts
+from kvbook.diagnosis.feeding import PADDING_COUNTS, Fed, NoCache, full, in_parts, onto_its_own_prompt
 
 __all__ = [
-    "CHUNKS", "LENGTH", "PATHS", "STEPS", "Fed", "NoCache", "cache_as_long_as_the_prompt", "full", "in_parts", "is_causal",
-    "look_at",
+    "CHUNKS", "LENGTH", "PADDED", "PADDING_COUNTS", "PATHS", "STATIC", "STEPS", "WHOLE", "Fed", "NoCache", "full", "in_parts",
+    "is_causal", "look_at", "onto_its_own_prompt",
 ]  # fmt: skip
 
 LENGTH = 24
@@ -28,14 +28,18 @@ def look_at(model: PreTrainedModel) -> Fed:
     return feeding.look_at(model, text(4).to(model.device))
 
 
+# Paths that are told apart from the others: a promise that not every class gives, a full pass, and a fault of `generate`.
+STATIC, PADDED, WHOLE = "static cache", "left padding", "cache as long as the prompt"
 PATHS: dict[str, Callable[[Fed, torch.Tensor], torch.Tensor]] = {
     "token by token": lambda fed, ids: in_parts(fed, ids, STEPS)[0],
     "chunks": lambda fed, ids: in_parts(fed, ids, CHUNKS)[0],
-    "static cache": lambda fed, ids: feeding.static(fed, ids, CHUNKS, LENGTH + 7),
+    STATIC: lambda fed, ids: feeding.static(fed, ids, CHUNKS, LENGTH + 7),
     "batch": feeding.in_batch,
-    "left padding": lambda fed, ids: feeding.left_padded(fed, ids, PADDING),
+    PADDED: lambda fed, ids: feeding.left_padded(fed, ids, PADDING),
     "left padding, token by token": lambda fed, ids: feeding.left_padded_in_parts(fed, ids, PADDING, STEPS),
     "cropped": lambda fed, ids: feeding.cropped(fed, ids, _CROPPED_AT, _CROPPED),
+    # The logits of one position: those behind the prompt.
+    WHOLE: lambda fed, ids: onto_its_own_prompt(fed, ids)[0],
 }
 
 

@@ -7,58 +7,105 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.atlas.feeding import PATHS
+from kvbook.atlas.feeding import PADDED, PADDING_COUNTS, PATHS, STATIC, WHOLE
+from kvbook.diagnosis.verdict import kind_of
 from kvbook.errors import UserError
 
-# What a path can be, from the worst; the first that occurs is an architecture's verdict.
-_KINDS = ("bug", "undecided", "rounding", "exact")
+EXACT, ROUNDING, UNDECIDED, BUG, RAISES = "exact", "rounding", "undecided", "bug", "raises an error"
+# Outcomes of a path that are not the cache's doing, and those of a path that was not tried.
+FED_TWICE, PADDING_CHANGES, NOT_CAUSAL = "prompt fed twice", "full pass changes", "not causal"
+NOT_TRIED, NOT_RECORDED = "not applicable", "not recorded there"
+# The first that occurs on a path is an architecture's verdict.
+JUDGED = (BUG, RAISES, UNDECIDED, ROUNDING, EXACT)
 FORMATS = (".csv", ".json")
 
 
+def judged(row: dict[str, Any]) -> dict[str, Any]:
+    """Give a row with the outcome of each path, by the path's name, from the drifts, errors and reasons that it records."""
+    return row | {path: _outcome(row, path) for path in PATHS} if row.get("status") == "ran" else row
+
+
+def _outcome(row: dict[str, Any], path: str) -> str:
+    drift, reasons = row.get(f"{path}, drift"), row.get(f"{path}, not tried", {})
+    # In bf16 the full pass hides that padding changes it.
+    if PADDING_COUNTS in reasons.values() and _outcome(row, PADDED) == PADDING_CHANGES:
+        return PADDING_CHANGES
+    kind = kind_of(drift) if drift else None
+    if path == WHOLE and row.get(f"{path}, tokens fed", 0) > 1 and kind in (BUG, None):
+        return FED_TWICE
+    if kind == BUG and row["causal"]:
+        # Padding at once is a full pass: no cache takes part.
+        return PADDING_CHANGES if path == PADDED else BUG
+    if row.get(f"{path}, error"):
+        return RAISES
+    if kind:
+        return kind if row["causal"] else NOT_CAUSAL
+    return NOT_TRIED if reasons else NOT_RECORDED
+
+
 def verdict(row: dict[str, Any]) -> str:
-    """Give the worst that an architecture's cache is on any path, and where it first is wrong."""
+    """Give the worst that an architecture's cache is on any path; what `generate` does to a whole prompt is not its doing."""
     if row.get("status") != "ran":
         return "does not run"
-    if row["cache"] == "none" or row["cache"].startswith("raises"):
+    if row["cache"] == "none":
         return "no cache"
     if not row["causal"]:
-        return "not causal"
-    kinds = [row.get(path) for path in PATHS]
-    return next((kind for kind in _KINDS if kind in kinds), "undecided")
+        return NOT_CAUSAL
+    kinds = {row.get(path) for path in PATHS}
+    return next((kind for kind in JUDGED if kind in kinds), UNDECIDED)
 
 
-def wrong_paths(row: dict[str, Any]) -> list[str]:
-    """List the paths on which an architecture's cache is wrong, each with its first wrong position."""
-    return [
-        f"{path} from {row[f'{path}, first wrong position']}"
-        for path in PATHS
-        if row.get(path) == "bug" and f"{path}, first wrong position" in row
-    ]
+def is_declared(row: dict[str, Any], path: str) -> bool:
+    """Tell whether a class promises a path; what it says of static caches stands in its row."""
+    return path != STATIC or bool(row.get(f"{path}, declared", True))
+
+
+def faults(row: dict[str, Any]) -> list[str]:
+    """List the paths on which an architecture's cache is wrong, each from where, and those that raise an error."""
+    found = []
+    for path in PATHS:
+        if row.get(path) == BUG:
+            where = row.get(f"{path}, first wrong position")
+            said = path if where is None else f"{path} from {where}"
+        elif row.get(path) == RAISES:
+            said = f"{path} raises {error(row, path).partition(':')[0]}"
+        else:
+            continue
+        found.append(said if is_declared(row, path) else f"{said} (not declared)")
+    return found
+
+
+def error(row: dict[str, Any], path: str) -> str:
+    """Give the error that a path raised, of the finest dtype in which it did."""
+    return next(iter(row.get(f"{path}, error", {}).values()), "")
 
 
 def line(row: dict[str, Any]) -> str:
     """Say in one line what an architecture's cache does."""
     kind = verdict(row)
     if kind == "does not run":
-        return f"{row['architecture']:26s} {kind:12s} {row.get('reason', '')}"
-    detail = "; ".join(wrong_paths(row))
+        return f"{row['architecture']:26s} {kind:15s} {row.get('reason', '')}"
     parts = [
-        f"{row['architecture']:26s} {kind:12s}",
+        f"{row['architecture']:26s} {kind:15s}",
         f"{row['cache']:20s}",
         row.get("row_invariant", "not tried"),
-        detail,
+        "; ".join(faults(row)),
     ]
     return " ".join(part for part in parts if part)
 
 
 def counts(rows: list[dict[str, Any]]) -> list[str]:
-    """Count the verdicts, and what row-invariant arithmetic makes of those that run."""
-    ran = [row for row in rows if row.get("status") == "ran"]
-    kinds = Counter(verdict(row) for row in rows)
-    invariant = Counter(row["row_invariant"].split(":")[0] for row in ran if "row_invariant" in row)
+    """Count the verdicts, what `generate` does to a whole prompt, and what row-invariant arithmetic makes of them."""
+    said = f"{len(rows)} architecture{'s' * (len(rows) != 1)}"
+    found = {
+        said: [verdict(row) for row in rows],
+        WHOLE: [row[WHOLE] for row in rows if WHOLE in row],
+        "under row_invariant()": [row["row_invariant"].split(":")[0] for row in rows if "row_invariant" in row],
+    }
     return [
-        f"{len(rows)} architectures, {len(ran)} run: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()),
-        "under row_invariant(): " + ", ".join(f"{n} {kind}" for kind, n in invariant.most_common()),
+        f"{what}: " + ", ".join(f"{n} {kind}" for kind, n in Counter(kinds).most_common())
+        for what, kinds in found.items()
+        if kinds
     ]
 
 
@@ -89,6 +136,7 @@ def write(rows: list[dict[str, Any]], path: Path) -> None:
         ]
         content = pd.DataFrame(flat).to_csv(index=False)
     # Written beside it and moved, so that nothing is there by halves.
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     beside.write_text(content)
     beside.replace(path)

@@ -55,6 +55,12 @@ def look_at(model: PreTrainedModel, ids: torch.Tensor) -> Fed:
     return Fed(model, name, kind)
 
 
+def agree(fed: Fed, expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """Tell whether two passes differ by rounding at most, in the model's dtype: some classes give fp32 logits in any."""
+    coarser = max(expected.dtype, fed.model.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+    return verdict.is_small(verdict.drift_between(expected, found), coarser)
+
+
 def full(fed: Fed, ids: torch.Tensor, **options: torch.Tensor | int) -> torch.Tensor:
     """Give the logits of one pass without a cache, shape (rows, seq_len, vocabulary)."""
     return fed.model(ids, use_cache=False, **options).logits
@@ -63,7 +69,9 @@ def full(fed: Fed, ids: torch.Tensor, **options: torch.Tensor | int) -> torch.Te
 def in_parts(fed: Fed, ids: torch.Tensor, sizes: list[int], cache: object = None) -> tuple[torch.Tensor, object]:
     """Feed tokens part by part on top of a cache."""
     if fed.name is None:
-        raise NoCache("no cache is returned" if fed.kind == "none" else fed.kind)
+        # Where a cache cannot even be asked for, this raises the error again.
+        fed.model(ids, use_cache=True)
+        raise NoCache("no cache is returned")
     parts = []
     for part in ids.split(sizes, 1):
         given = {} if cache is None else {fed.name: cache}
@@ -104,39 +112,40 @@ def left_padded(fed: Fed, ids: torch.Tensor, padding: int) -> torch.Tensor:
 def left_padded_in_parts(fed: Fed, ids: torch.Tensor, padding: int, sizes: list[int]) -> torch.Tensor:
     """Feed a padded text part by part onto a cache, its mask and its positions growing with it, as ``generate`` does.
 
-    Some classes count positions from the mask by themselves, or begin behind the padding's id; each is given what it expects,
-    if anything is.
+    Some classes count positions from the mask by themselves, or begin behind the padding's id; those without positions want the
+    mask in the first call alone.  Each is given what it expects, if anything is.
     """
     if fed.name is None:
-        raise NoCache("no cache is returned")
+        # Says why there is none.
+        in_parts(fed, ids, sizes)
     padded, mask = _with_padding(fed, ids, padding)
     expected = full(fed, ids)
-    if not verdict.is_small(verdict.drift_between(expected, left_padded(fed, ids, padding)), expected.dtype):
+    if not agree(fed, expected, left_padded(fed, ids, padding)):
         raise NoCache(PADDING_COUNTS)
     stops = list(itertools.accumulate([0, padding + sizes[0], *sizes[1:]]))
 
-    def feed(places: torch.Tensor | None) -> torch.Tensor:
+    def feed(places: torch.Tensor | None, masked: int = len(sizes)) -> torch.Tensor:
         parts, cache = [], None
-        for start, stop in itertools.pairwise(stops):
+        for number, (start, stop) in enumerate(itertools.pairwise(stops)):
             given: dict[str, Any] = {} if cache is None else {fed.name: cache}
+            if number < masked:
+                given["attention_mask"] = mask[:, :stop]
             if places is not None:
                 given["position_ids"] = places[:, start:stop]
-            output = fed.model(padded[:, start:stop], use_cache=True, attention_mask=mask[:, :stop], **given)
+            output = fed.model(padded[:, start:stop], use_cache=True, **given)
             cache = output[fed.name]
             parts.append(output.logits)
         return torch.cat(parts, 1)[:, padding:]
 
     tried = [feed(None)]
+    if "position_ids" not in inspect.signature(fed.model.forward).parameters:
+        tried.append(feed(None, masked=1))
     places = (mask.cumsum(-1) - 1).clamp(min=0)
     # Some classes hand them on without naming them.
     with contextlib.suppress(TypeError):
         behind = (getattr(fed.model.config.get_text_config(), "pad_token_id", None) or 0) + 1
         tried += [feed(places), feed(places + behind)]
-    nearest = min(tried, key=lambda logits: verdict.drift_between(expected, logits))
-    is_small = verdict.is_small(verdict.drift_between(expected, nearest), expected.dtype)
-    if not is_small and "position_ids" not in inspect.signature(fed.model.forward).parameters:
-        raise NoCache("takes no position_ids")
-    return nearest
+    return min(tried, key=lambda logits: verdict.drift_between(expected, logits))
 
 
 def _with_padding(fed: Fed, ids: torch.Tensor, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,19 +185,20 @@ def held(cache: object) -> int | None:
         return None
 
 
-def cache_as_long_as_the_prompt(fed: Fed, ids: torch.Tensor) -> str:
-    """Say what ``generate`` does with a cache that holds every token of its prompt already."""
+def onto_its_own_prompt(fed: Fed, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Let ``generate`` write a token after a prompt that the cache holds whole; give its logits, and how many tokens it fed."""
     if fed.name is None or not fed.kind.endswith("DynamicCache"):
-        return "not applicable"
-    new = 4
-    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "attention_mask": torch.ones_like(ids)}
-    expected = fed.model.generate(ids, **options)
+        raise NoCache(f"takes no filled cache in generate: its cache is {fed.kind}")
     cache = in_parts(fed, ids, [ids.shape[1]])[1]
+    counts: list[int] = []
+    hook = fed.model.register_forward_pre_hook(
+        lambda _, __, given: counts.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
     try:
-        found = fed.model.generate(ids, **{fed.name: cache}, **options)
-    except Exception as error:
-        return f"raises {type(error).__name__}"
-    length = held(cache)
-    if length is not None and length > ids.shape[1] + new:
-        return "fed twice"
-    return "right" if torch.equal(found, expected) else "other tokens"
+        written = fed.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, num_beams=1, output_logits=True,
+            return_dict_in_generate=True, **{fed.name: cache},
+        )  # fmt: skip
+    finally:
+        hook.remove()
+    return written.logits[0][:, None], counts[0]

@@ -144,7 +144,7 @@ def rows_of(
                 and not path.promised(model)
                 and not verdict.is_small(row["drift"], model.dtype)
             ):
-                row |= {"drift": None, "lacks": "its class makes no promise about static caches"}
+                row |= {"drift": None, "lacks": "gives other logits; its class makes no promise about static caches"}
             wrong = row["drift"] is not None and not verdict.is_small(row["drift"], model.dtype)
             # Beyond a boundary the passes have lengths of their own.
             if wrong and path.n_tokens == LENGTH and fault():
@@ -193,7 +193,7 @@ _cropped = _against_full(lambda fed, ids: feeding.cropped(fed, ids, 10, 4))
 
 def _padded(fed: Fed, ids: torch.Tensor) -> Compared:
     expected, found = feeding.full(fed, ids), feeding.left_padded(fed, ids, PADDING)
-    if not verdict.is_small(verdict.drift_between(expected, found), expected.dtype):
+    if not feeding.agree(fed, expected, found):
         raise NoCache(feeding.PADDING_COUNTS)
     return expected, found
 
@@ -227,9 +227,9 @@ def _generated(fed: Fed, ids: torch.Tensor, **options: Any) -> Compared:
         return feeding.full(fed, written.sequences[:, :-1])[:, -NEW:], torch.stack(written.logits, 1)
 
     compared = write(**options)
-    if not verdict.is_small(verdict.drift_between(*compared), compared[0].dtype):
+    if not feeding.agree(fed, *compared):
         without = write(use_cache=False)
-        if not verdict.is_small(verdict.drift_between(*without), without[0].dtype):
+        if not feeding.agree(fed, *without):
             raise NoCache(
                 "generate() without a cache differs from a direct call too: it passes other positions or masks"
             )

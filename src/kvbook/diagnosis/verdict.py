@@ -23,6 +23,7 @@ constant in front of u differs between them (16-bit products are summed in 32 bi
 never less than `SCATTER` allows, since with two to four dtypes the residuals say little.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -130,6 +131,22 @@ def _resampled(table: pd.DataFrame, roundoffs: np.ndarray, seed: int) -> float:
     x = np.log2(roundoffs)
     centred = x - x.mean()
     return float(np.std(np.log2(np.maximum(means, roundoffs)) @ centred / (centred @ centred), ddof=1))
+
+
+def kind_of(drifts: Mapping[str, Sequence[float]]) -> Kind:
+    """Give the verdict alone on drifts by dtype, one for each text; the slope is fitted only where nothing else decides."""
+    kept = {dtype: drifts[dtype] for dtype in UNIT_ROUNDOFF if dtype in drifts and not np.isnan(drifts[dtype]).any()}
+    means = {dtype: float(np.mean(values)) for dtype, values in kept.items()}
+    roundoffs = {dtype: max(values) / UNIT_ROUNDOFF[dtype] for dtype, values in kept.items()}
+    kind, _ = _rule(means, roundoffs, None)
+    if kind != "undecided" or not kept:
+        return kind
+    rows = [
+        {"dtype": dtype, "source": str(text), "sample": text, "drift": drift}
+        for dtype, values in kept.items()
+        for text, drift in enumerate(values)
+    ]
+    return judge(pd.DataFrame(rows)).kind
 
 
 def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:

@@ -5,57 +5,65 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvbook.atlas import table
 from kvreport.chapters.atlas import tables
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
 # Colour and hatching both say the outcome.
 _LOOKS = {
-    tables.EXACT: (style.GREEN, ""),
-    tables.ROUNDING: (style.SKY, ""),
-    "undecided": (style.PURPLE, ".."),
-    tables.BUG: (style.VERMILION, "//"),
+    table.EXACT: (style.GREEN, ""),
+    table.ROUNDING: (style.SKY, ""),
+    table.UNDECIDED: (style.BLUE, ".."),
+    table.BUG: (style.VERMILION, "//"),
     tables.DIFFERENT: (style.VERMILION, "//"),
+    table.RAISES: (style.BLACK, ""),
+    table.FED_TWICE: (style.PURPLE, ".."),
     tables.REFUSED: (style.ORANGE, "\\\\"),
-    "padding counts": (style.ORANGE, "\\\\"),
+    table.PADDING_CHANGES: (style.ORANGE, "\\\\"),
     "fails": ("#bbbbbb", "xx"),
     "no cache": ("#e6e6e6", ""),
-    "not causal": ("#e6e6e6", "--"),
+    table.NOT_CAUSAL: ("#e6e6e6", "--"),
     "does not run": ("#bbbbbb", "xx"),
-    tables.NOT_ASKED: ("#e6e6e6", ""),
+    table.NOT_TRIED: ("#e6e6e6", ""),
+    table.NOT_RECORDED: ("#ffffff", "--"),
 }
-# A narrower piece has no room for its number.
+# A narrower piece has no room for its number, which stands at the end of its bar.
 _NARROW = 6
 
 
-def _bar(ax: Axes, place: int, counted: pd.DataFrame, seen: set[str]) -> None:
-    left = 0
-    order = sorted(counted.itertuples(), key=lambda row: list(_LOOKS).index(row.outcome))
-    for row in order:
+def _bar(ax: Axes, place: int, counted: pd.DataFrame) -> None:
+    left, narrow = 0, []
+    for row in sorted(counted.itertuples(), key=lambda row: list(_LOOKS).index(row.outcome)):
         colour, hatch = _LOOKS[row.outcome]
         ax.barh(
             place, row.architectures, left=left, height=0.62, color=colour, hatch=hatch, edgecolor="black",
-            linewidth=0.6, label=None if row.outcome in seen else row.outcome,
+            linewidth=0.6, label=row.outcome,
         )  # fmt: skip
-        seen.add(row.outcome)
-        if row.architectures >= _NARROW:
+        if row.architectures < _NARROW:
+            narrow.append(str(row.architectures))
+        else:
             ax.text(
                 left + row.architectures / 2, place, str(row.architectures), ha="center", va="center", fontsize=9.5,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2},
             )  # fmt: skip
         left += row.architectures
+    ax.text(left + 2, place, ", ".join(narrow), ha="left", va="center", fontsize=9)
 
 
 def _stacked(counted: pd.DataFrame, by: str, places: list[str]) -> Figure:
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(places)))
-    seen: set[str] = set()
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.5 + 0.42 * len(places)))
     for place, name in enumerate(places):
-        _bar(ax, place, counted[counted[by] == name], seen)
+        _bar(ax, place, counted[counted[by] == name])
     ax.set_yticks(range(len(places)), places)
     ax.set_ylim(len(places) - 0.5, -0.5)
+    # The numbers of narrow pieces end at the axes' edge.
+    ax.margins(x=0.09)
     ax.set_xlabel("architectures")
     ax.grid(axis="y", visible=False)
-    fig.legend(loc="outside upper right", ncols=4, fontsize=9)
+    handles = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    known = [outcome for outcome in _LOOKS if outcome in handles]
+    fig.legend([handles[outcome] for outcome in known], known, loc="outside upper right", ncols=3, fontsize=9)
     return fig
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kvbook.runs.records import Run
 from kvreport.chapters.atlas import survey, tables
+from kvreport.publishing import wording
 from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (survey.EXPERIMENT,)
@@ -46,6 +47,13 @@ class Results(ChapterResults):
     def paths(self) -> pd.DataFrame:
         """`tables.by_path`."""
         return tables.by_path(self.rows)
+
+    @cached_property
+    def processors(self) -> pd.DataFrame:
+        """`tables.by_processor`, of every processor that the book has rows of."""
+        return tables.by_processor(
+            {wording.processor(of.run.about["machine"]["processor"]): of.rows for of in self.of_each_processor()}
+        )
 
     @cached_property
     def operations(self) -> pd.DataFrame:

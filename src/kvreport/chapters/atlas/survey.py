@@ -5,8 +5,7 @@ from typing import Any
 
 from kvbook import progress
 from kvbook.atlas import columns, configurations, running
-from kvbook.atlas.feeding import PATHS
-from kvbook.errors import UserError
+from kvbook.atlas.feeding import PATHS, STATIC, WHOLE
 from kvbook.models import placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -14,9 +13,9 @@ from kvreport.chapters.atlas.settings import AtlasSettings
 
 _WORKERS = 2
 COLUMNS = (
-    "architecture", "class", "status", "reason", "cache", "parameters", "causal",
-    *(f"{path}{what}" for path in PATHS for what in ("", ", drift", ", first wrong position")),
-    "cache as long as the prompt", "dtypes left out",
+    "architecture", "class", "status", "reason", "cache", "parameters", "causal", f"{STATIC}, declared",
+    *(f"{path}, {what}" for path in PATHS for what in ("drift", "error", "not tried", "first wrong position")),
+    f"{WHOLE}, tokens fed", "dtypes left out",
     *(f"first {what}, {dtype}" for dtype in columns.SWITCHED for what in ("operation", "kind")),
     *(f"{path}, row-invariant {dtype}" for dtype in columns.SWITCHED for path in PATHS),
     *(f"row-invariant {dtype} left out" for dtype in columns.SWITCHED),
@@ -26,14 +25,8 @@ COLUMNS = (
 
 def names(settings: AtlasSettings) -> list[str]:
     """List the architectures that are asked for."""
-    known = configurations.names()
-    if settings.architectures == ("all",):
-        return known
-    if unknown := sorted(set(settings.architectures) - set(known)):
-        raise UserError(
-            f"transformers has no causal model type {unknown[0]!r}: choose among {len(known)}, or write all"
-        )
-    return list(dict.fromkeys(settings.architectures))
+    everything = settings.architectures == ("all",)
+    return configurations.names() if everything else configurations.known(settings.architectures)
 
 
 def inputs(settings: AtlasSettings) -> dict[str, Any]:

@@ -1,29 +1,30 @@
 """Tables of the chapter on the atlas."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from kvbook.atlas import columns, table
-from kvbook.atlas.feeding import PATHS
+from kvbook.atlas.feeding import PADDED, PADDING_COUNTS, PATHS, WHOLE
 from kvbook.runs.records import Run
 
 Rows = list[dict[str, Any]]
 
-EXACT, ROUNDING, BUG, REFUSED, DIFFERENT = "exact", "rounding", "bug", "refused", "different"
-# What an architecture, a path or a switch can come out as, from the best; the order of every figure.
+REFUSED, DIFFERENT = "refused", "different"
+# What an architecture or a switch can come out as, from the best; the order of every figure.
 CACHED, INVARIANT = "cached against full pass", "under row_invariant()"
 OUTCOMES = {
-    CACHED: (EXACT, ROUNDING, "undecided", BUG, "no cache", "not causal", "does not run"),
-    INVARIANT: (EXACT, REFUSED, "fails", DIFFERENT),
+    CACHED: (*table.JUDGED[::-1], "no cache", table.NOT_CAUSAL, "does not run"),
+    INVARIANT: (table.EXACT, REFUSED, "fails", DIFFERENT),
 }
-NOT_ASKED = "not applicable"
 _USUAL = "DynamicCache"
+_TELLS_NOTHING = ("not applicable: takes no position_ids", "right", "other tokens")
 
 
 def rows(run: Run) -> Rows:
-    """Give a run's rows as the atlas makes them, by architecture, with the versions that they depend on."""
+    """Give a run's rows as the atlas makes them, by architecture and judged, with the versions that they depend on."""
     versions = {name: run.about["machine"][name] for name in ("transformers", "torch")}
     found = [
         {key: value for key, value in row.items() if not pd.isna(value)} | versions
@@ -31,8 +32,33 @@ def rows(run: Run) -> Rows:
     ]
     for row in found:
         row |= {key: json.loads(value) for key, value in row.items() if str(value).startswith("{")}
-        row |= {key: int(value) for key, value in row.items() if key.endswith("position") or key == "parameters"}
-    return sorted(found, key=lambda row: row["architecture"])
+        row |= {key: int(value) for key, value in row.items() if key.endswith(("position", "tokens fed", "parameters"))}
+        if "chunks" in row:
+            _of_one_word(row)
+    return sorted(map(table.judged, found), key=lambda row: row["architecture"])
+
+
+def _of_one_word(row: dict[str, Any]) -> None:
+    """Read a row from before each dtype kept its outcome: a word for each path, and one failure for all dtypes.
+
+    What such a word does not tell is left out: it reads "not recorded there".
+    """
+    words = {path: row.pop(path) for path in PATHS if path in row}
+    for path, word in words.items():
+        reason = word.removeprefix("not applicable").lstrip(": ")
+        # One dtype's failure stood for all, and tokens that agree by chance for a path that is right.
+        if (reason == PADDING_COUNTS and words[PADDED] in (table.EXACT, table.ROUNDING)) or word in _TELLS_NOTHING:
+            continue
+        if f"{path}, drift" in row:
+            row[f"{path}, drift"] = {dtype: [drift] for dtype, drift in row[f"{path}, drift"].items()}
+            row |= {f"{path}, declared": False} if word == "wrong, and not declared" else {}
+        elif word == "fed twice":
+            # The prompt of those runs.
+            row[f"{path}, tokens fed"] = 10
+        elif reason == word or reason.startswith("raises"):
+            row[f"{path}, error"] = {"": reason.removeprefix("raises ")}
+        else:
+            row[f"{path}, not tried"] = {"": reason}
 
 
 def invariant(row: dict[str, Any]) -> str | None:
@@ -51,16 +77,30 @@ def outcomes(rows: Rows) -> pd.DataFrame:
     return pd.DataFrame(counted).query("architectures > 0").reset_index(drop=True)
 
 
-def _of_path(row: dict[str, Any], path: str) -> str:
-    found = str(row.get(path, NOT_ASKED))
-    return found if found in (EXACT, ROUNDING, "undecided", BUG, "padding counts") else NOT_ASKED
-
-
 def by_path(rows: Rows) -> pd.DataFrame:
     """Count, for each execution path, what causal architectures with a cache give on it."""
-    asked = [row for row in rows if table.verdict(row) in (EXACT, ROUNDING, "undecided", BUG)]
-    found = pd.DataFrame([{"path": path, "outcome": _of_path(row, path)} for path in PATHS for row in asked])
+    asked = [row for row in rows if table.verdict(row) in table.JUDGED]
+    found = pd.DataFrame(
+        [{"path": path, "outcome": row.get(path, table.NOT_RECORDED)} for path in PATHS for row in asked]
+    )
     return found.value_counts(["path", "outcome"], sort=False).rename("architectures").reset_index()
+
+
+def by_processor(rows: Mapping[str, Rows]) -> pd.DataFrame:
+    """Set the paths of each processor's rows beside one another; of the outcomes, those that are neither sound nor not tried."""
+    found: dict[str, dict[str, str]] = {path: {"path": path} for path in PATHS}
+    for processor, of in rows.items():
+        counted = by_path(of).pivot(index="path", columns="outcome", values="architectures").fillna(0).astype(int)
+        for path, line in found.items():
+            counts = {outcome: count for outcome, count in counted.loc[path].items() if count}
+            if set(counts) == {table.NOT_RECORDED}:
+                line[processor] = table.NOT_RECORDED
+                continue
+            sound = counts.pop(table.EXACT, 0) + counts.pop(table.ROUNDING, 0)
+            counts.pop(table.NOT_TRIED, None)
+            told = {"exact or rounding": sound} | counts
+            line[processor] = ", ".join(f"{count} {outcome}" for outcome, count in told.items() if count)
+    return pd.DataFrame(found.values())
 
 
 def first_operations(rows: Rows) -> pd.DataFrame:
@@ -76,9 +116,8 @@ def first_operations(rows: Rows) -> pd.DataFrame:
 
 def _drift(row: dict[str, Any], dtype: str) -> float | None:
     """Give the largest drift of the paths that were judged."""
-    judged = (path for path in PATHS if row.get(path) in (EXACT, ROUNDING, "undecided", BUG))
-    drifts = [row.get(f"{path}, drift", {}).get(dtype) for path in judged]
-    return max((drift for drift in drifts if drift is not None), default=None)
+    judged = (path for path in PATHS if row.get(path) in table.JUDGED)
+    return max((drift for path in judged for drift in row.get(f"{path}, drift", {}).get(dtype, ())), default=None)
 
 
 def _operation(row: dict[str, Any], dtype: str) -> str:
@@ -104,16 +143,17 @@ def survey(rows: Rows) -> pd.DataFrame:
     """Write the atlas, one line an architecture."""
     found = []
     for row in rows:
-        kind = table.verdict(row)
-        remark = "; ".join(table.wrong_paths(row)) if kind == BUG else row.get("reason", "")
-        cache = "" if row.get("cache", _USUAL) == _USUAL else f"cache: {row['cache']}"
-        refused = "" if invariant(row) in (None, EXACT) else row["row_invariant"]
+        remarks = [*table.faults(row), row.get("reason")]
+        remarks += [f"{PADDED}: {table.PADDING_CHANGES}"] if row.get(PADDED) == table.PADDING_CHANGES else []
+        remarks += [] if row.get("cache", _USUAL) == _USUAL else [f"cache: {row['cache']}"]
+        remarks += [] if invariant(row) in (None, table.EXACT) else [row["row_invariant"]]
         left = ", ".join(row.get("dtypes left out", ()))
-        remark = "; ".join(filter(None, (remark, cache, refused, left and f"not in {left}")))
+        remark = "; ".join(filter(None, (*remarks, left and f"not in {left}")))
         found.append(
             {
                 "architecture": row["architecture"],
-                "verdict": kind,
+                "verdict": table.verdict(row),
+                "whole prompt cached": row.get(WHOLE, "not tried").removeprefix("prompt "),
                 "row-invariant": invariant(row) or "not tried",
                 "first operation, fp32": _operation(row, "float32"),
                 "first operation, bf16": _operation(row, "bfloat16"),
@@ -125,14 +165,16 @@ def survey(rows: Rows) -> pd.DataFrame:
 
 
 def bugs(rows: Rows) -> pd.DataFrame:
-    """List the architectures whose cache is wrong, with the paths and the first wrong position of each."""
+    """List the paths on which a cache is wrong, each with the first wrong position, or raises an error."""
     found = [
-        {"architecture": row["architecture"], "path": path, "first wrong position": row[f"{path}, first wrong position"],
-         "drift in fp64": row[f"{path}, drift"].get("float64")}
-        for row in rows if table.verdict(row) == BUG
-        for path in PATHS if row.get(path) == BUG
+        {"architecture": row["architecture"], "path": path, "outcome": table.error(row, path) or "wrong",
+         "declared": "" if table.is_declared(row, path) else "no",
+         "first wrong position": row.get(f"{path}, first wrong position"),
+         "drift in fp64": max(row.get(f"{path}, drift", {}).get("float64", ()), default=None)}
+        for row in rows if table.verdict(row) in (table.BUG, table.RAISES)
+        for path in PATHS if row.get(path) in (table.BUG, table.RAISES)
     ]  # fmt: skip
-    return pd.DataFrame(found, columns=["architecture", "path", "first wrong position", "drift in fp64"])
+    return pd.DataFrame(found).astype({"first wrong position": "Int64"})
 
 
 def compared(own: Rows, published: Rows) -> pd.DataFrame:
