@@ -176,7 +176,7 @@ def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(lawful):
     table = claims.CLAIMS.judged(lawful)
     assert len(table) == len(claims.CHECKS)
     assert table["here"].str.contains(r"\d").all()
-    shown = claims.CLAIMS.shown(lawful)
+    shown = claims.CLAIMS.shown({"": lawful})
     assert list(shown) == ["verdict", "claim", "n", "here", "published", "rule"]
     assert shown["claim"].str.contains("“This happens in most, if not all models", regex=False).any()
     assert (shown["rule"] == [check.rule.text() for check in claims.CHECKS.values()]).all()

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -59,14 +60,17 @@ def test_sentences_checks_numbers_and_slots_belong_together(chapter):
     module, text = statements.module_of(chapter.name), prose(chapter)
     said = [match["id"] for match in statements.HOLDS.finditer(text)]
     assert sorted(said) == sorted(module.STATEMENTS)
-    assert {match["key"] for match in captions.SLOT.finditer(text)} <= {*module.NUMBERS, evaluated.PROCESSOR}
+    slots = [match["key"].partition("@") for match in captions.SLOT.finditer(text)]
+    assert {key for key, _, _ in slots} <= {*module.NUMBERS, evaluated.PROCESSOR}
+    assert {there for _, _, there in slots} <= {"", "AMD", "Intel"}
     elsewhere = "".join(
         path.read_text("utf-8") for path in [paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md")]
     )
     unused = {
         key
         for key in module.NUMBERS
-        if f"glue:text}}`{key}`" not in text and f"{chapter.stem}.ipynb::{key}:s" not in elsewhere
+        if not re.search(rf"glue:text}}`{key}[`@]", text)
+        and not re.search(rf"{chapter.stem}\.ipynb::{key}[:@]", elsewhere)
     }
     assert unused == set()
 
@@ -276,9 +280,11 @@ BOOK = {
         "grows": {
             "outcome": "holds", "told": "2 [1.5, 2.5]", "units": 40, "scope": "any model", "rule": "Drift lies above 1",
             "elsewhere": "our bound of 1: the same at 0.333 and 3",
-            "processor": "one", "processors": {"one": "holds"},
+            "processor": "one", "processors": {"one": "holds"}, "said": {"one": "2 [1.5, 2.5]"}, "on": "",
         }
     },
+    "labels": {"one": "Maker One (kind)"},
+    "behind": {evaluated.PROCESSOR: [{"models": ["small"], "processor": "Maker One (kind)"}]},
 }  # fmt: skip
 TEXT = """\
 Drift grows by {glue:text}`growth`. {holds}`grows`
@@ -319,6 +325,8 @@ def test_a_sentence_that_holds_shows_its_number_and_a_link_and_no_mark(chapter):
 
 def test_a_sentence_that_fails_on_one_processor_shows_a_mark(chapter):
     chapter["statements"]["grows"]["processors"]["another"] = "fails"
+    chapter["statements"]["grows"]["said"]["another"] = "0.5 [0.4, 0.6]"
+    chapter["labels"]["another"] = "Maker Two"
     assert sentences.MARK in said()
 
 
@@ -338,13 +346,26 @@ def test_another_processor_can_only_contradict_what_speaks_of_all(scope, outcome
     assert statements.is_borne_out({"scope": scope, "processor": "one", "processors": outcomes}) is stands
 
 
-def test_the_table_names_other_processors_on_which_a_statement_does_not_hold(chapter):
+def test_the_table_shows_the_outcomes_on_each_processor_where_they_differ(chapter):
     of = chapter["statements"]["grows"]
-    assert "on another" not in said()
-    of["processors"]["another"] = "holds"
-    assert "on another" not in said()
-    of["processors"]["another"] = "fails"
-    assert '"2 [1.5, 2.5]; fails on another"' in said()
+    chapter["labels"]["another"] = "Maker Two"
+    of["processors"]["another"], of["said"]["another"] = "holds", "3 [2.5, 3.5]"
+    assert '"2 [1.5, 2.5]",' in said()
+    of["processors"]["another"], of["said"]["another"] = "fails", "0.5 [0.4, 0.6]"
+    both = "holds on the Maker One (kind): 2 [1.5, 2.5]; fails on the Maker Two: 0.5 [0.4, 0.6]"
+    assert f'"{both}"' in said()
+    of["processors"]["another"], of["said"]["another"] = "not run", ""
+    assert "; not recorded there (Maker Two)" in said()
+    # Control: what speaks of one processor is not checked on another.
+    of["on"] = "Maker One"
+    assert '"2 [1.5, 2.5]",' in said()
+
+
+def test_a_chapter_opens_with_the_model_and_the_processor_of_its_numbers(chapter):
+    assert "\n\n[small, Maker One (kind)]{.kvbook-made-on}\n" in said("# A title\n\nAn answer. {holds}`grows`\n")
+    assert "Also recorded" not in said()
+    chapter["labels"]["another"] = "Maker Two"
+    assert "[Also recorded: Maker Two.]{.kvbook-made-on}" in said()
 
 
 def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypatch):

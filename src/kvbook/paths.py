@@ -37,6 +37,8 @@ STANDINS = MODELS / "standins"
 RECORDED_RUNS = DATA / "runs"
 # Which of them each chapter cites.
 EVIDENCE = DATA / "evidence.yaml"
+# What is known of processors whose runs did not record it.
+PROCESSORS = DATA / "processors.yaml"
 
 # Everything that a run makes; ignored by git.
 BUILD = Path(os.environ.get("KVBOOK_BUILD", ROOT / "_build")).resolve()

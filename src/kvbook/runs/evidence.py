@@ -120,7 +120,8 @@ def joined(runs: Sequence[records.Run]) -> records.Run:
     import pandas as pd
 
     first, *others = (_but_for_the_seed(run.about) for run in runs)
-    if any(other != first for other in others):
+    processors = _recorded_processors(runs)
+    if any(other != first for other in others) or any(other != processors[0] for other in processors):
         names = ", ".join(run.folder.name for run in runs)
         raise UserError(f"{paths.EVIDENCE}: {names} differ in more than their seed: cite them in roles of their own")
     pieces, begin = [], 0
@@ -130,7 +131,12 @@ def joined(runs: Sequence[records.Run]) -> records.Run:
             rows, begin = _numbered_on(rows, begin)
         pieces.append(rows.assign(seed=run.about["settings"]["seed"]))
     counts = {key: value * len(runs) for key, value in runs[0].about["settings"].items() if key in COUNTED}
+    machine = dict(runs[0].about["machine"])
+    if len(processors) < len(runs):
+        # Of all together it is not recorded.
+        machine.pop("cpu", None)
     about = runs[0].about | {
+        "machine": machine,
         "settings": runs[0].about["settings"] | counts,
         "hash": [run.hash for run in runs],
         "seeds": [run.about["settings"]["seed"] for run in runs],
@@ -161,6 +167,12 @@ def _but_for_the_seed(about: Mapping[str, Any]) -> dict[str, Any]:
     models = [{key: value for key, value in model.items() if key != "seed"} for model in about.get("models", ())]
     machine = {key: about["machine"][key] for key in ("processor", "threads", "device", "torch", "transformers")}
     return {"settings": settings, "models": models, "corpus": about.get("corpus"), "machine": machine}
+
+
+def _recorded_processors(runs: Sequence[records.Run]) -> list[dict[str, Any]]:
+    """List which processors runs had, those that recorded it; another stepping has the same kernels."""
+    recorded = [run.about["machine"]["cpu"] for run in runs if "cpu" in run.about["machine"]]
+    return [{key: value for key, value in cpu.items() if key != "stepping"} for cpu in recorded]
 
 
 def cite(chapter: str, role: str, folder: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from kvbook.errors import UserError
 from kvreport.publishing import chapter_name, evaluated, wording
+from kvreport.publishing.judging import NOT_RECORDED
 
 BLOCK = re.compile(
     r"^:::\{caption\} (?P<name>\S+)\n(?::alt: (?P<alt>.+)\n)?(?P<text>(?:.|\n)*?)\n:::[ \t]*(?:\n|$)", re.MULTILINE
@@ -73,10 +74,13 @@ def speaks_of_the_book(item: Mapping[str, Any]) -> bool:
 
 
 def filled(text: str, numbers: Mapping[str, str]) -> str:
-    """Put numbers in their places."""
+    """Put numbers in their places; ``key@Maker`` is the number on that maker's processor."""
 
     def number(slot: re.Match[str]) -> str:
         if slot["key"] not in numbers:
+            key, _, there = slot["key"].partition("@")
+            if there and key in numbers:
+                return NOT_RECORDED
             raise UserError(f"the number `{slot['key']}` is nowhere computed: add it to NUMBERS in statements.py")
         return numbers[slot["key"]]
 

@@ -48,3 +48,7 @@ class ChapterResults:
         """The runs by their experiment."""
         names = (experiment.name for experiment in self.EXPERIMENTS)
         return {name: getattr(self, field.name) for name, field in zip(names, dataclasses.fields(self), strict=True)}
+
+    def lack(self, error: AttributeError) -> bool:
+        """Tell whether an error comes from reading a run that is not there."""
+        return error.obj is None and None in self.runs.values()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from kvbook.errors import UserError
-from kvreport.publishing import provenance
+from kvreport.publishing import processors, provenance
 from kvreport.publishing.checkout import Origin
 from kvreport.publishing.published import Published, Sentence
 
@@ -71,7 +71,7 @@ def of_published(item: Published, book: Origin) -> str:
         # The machine that built the page, and its versions, made none of these rows.
         made += [*provenance.named(item.made_by), f"page built by {', '.join(page)}"]
     else:
-        made += [*page, str(run["machine"]["device_name"])]
+        made += [*page, processors.device(run["machine"])]
         made += [f"{name} {run['versions'][name]}" for name in ("torch", "transformers") if name in run["versions"]]
     fields = {
         "author": " and ".join(book.authors),

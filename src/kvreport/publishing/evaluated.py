@@ -6,6 +6,7 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.runs import evidence, records
-from kvreport.publishing import provenance, statements, verdicts, wording
+from kvreport.publishing import processors, provenance, statements, verdicts, wording
+from kvreport.publishing.judging import NOT_RECORDED
 
 Evaluated = dict[str, Any]
 # A number that every chapter has: on what its printed runs were made.
@@ -25,9 +27,11 @@ PROCESSOR = "processor"
 def published(chapter: str) -> Evaluated | None:
     """Evaluate a chapter on what it publishes, once for each processor; None where it has no statements.
 
-    Numbers are of the runs that are printed.  Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``,
-    ``processors``, the outcome on each, ``made_by``, the runs that its check reads on each, and ``processor``, the first that
-    has rows for it, whose outcome is printed.
+    Numbers are of the runs that are printed; ``key@Maker`` is the number on the first processor of that maker.  ``behind``
+    says of each which models and processors its runs had, and ``labels`` what pages call the processors.
+    Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``, ``processors``, the outcome on each,
+    ``said``, the estimates on each, ``made_by``, the runs that its check reads on each, ``on``, the maker that it speaks of, and
+    ``processor``, the first that has rows for it, whose outcome is printed.
     ``verdicts`` has the name and the rows of the table of a document's claims, None where the chapter answers none, and
     ``rows`` the digests of the published rows.
     """
@@ -60,15 +64,16 @@ def _folders(chapter: str) -> list[Path]:
 
 def _made_of(chapter: str) -> list[str]:
     runs = (fingerprint.of_file(folder / "run.json") for folder in _folders(chapter))
-    return [fingerprint.of_source(_modules(chapter)), *_documents(), *runs]
+    return [fingerprint.of_source(_modules(chapter)), *_data(), *runs]
 
 
 def _modules(chapter: str) -> list[str]:
     return [f"kvreport.chapters.{chapter}.statements", f"kvreport.chapters.{chapter}.claims", __name__]
 
 
-def _documents() -> list[str]:
-    return [fingerprint.of_file(file) for file in sorted(paths.DOCUMENTS.glob("*.yaml"))]
+def _data() -> list[str]:
+    files = [*sorted(paths.DOCUMENTS.glob("*.yaml")), *([paths.PROCESSORS] if paths.PROCESSORS.is_file() else [])]
+    return [fingerprint.of_file(file) for file in files]
 
 
 def _kept(file: Path, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> Evaluated:
@@ -93,13 +98,20 @@ def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluat
     results = {processor: traced.of_runs(runs) for processor, runs in by_processor.items()}
     shown = evidence.printed(by_processor)
     # Where one processor has everything, its tables are not computed a second time.
-    numbers = next((results[name] for name, runs in by_processor.items() if runs == shown), None)
-    numbers = numbers or module.Results.of_runs(shown)
+    printed = next((results[name] for name, runs in by_processor.items() if runs == shown), None)
+    labels = {
+        name: processors.label(run.about["machine"] for run in runs.values()) for name, runs in by_processor.items()
+    }
+    numbers, behind = _numbers(chapter, module, printed or traced.of_runs(shown), labels)
+    for name, of in results.items():
+        for key, text in _numbers_there(chapter, module, of, labels[name]).items():
+            numbers.setdefault(f"{key}@{maker(name)}", text)
     return {
-        "numbers": {key: _number(chapter, key, give, numbers) for key, give in module.NUMBERS.items()}
-        | {PROCESSOR: _processors(shown)},
+        "numbers": numbers,
+        "behind": behind,
+        "labels": labels,
         "statements": {name: _checked(statement, results) for name, statement in module.STATEMENTS.items()},
-        "verdicts": _verdicts(chapter, numbers),
+        "verdicts": _verdicts(chapter, results, labels),
         "models": sorted(_models(shown)),
         "rows": [json.loads((folder / "run.json").read_text("utf-8"))["rows_sha256"] for folder in folders],
     }
@@ -120,13 +132,63 @@ def _checked(statement: statements.Statement[Any], results: Mapping[str, Any]) -
         "quantity": statement.must.quantity.about,
         "processor": printed,
         "processors": {processor: one.outcome for processor, one in found.items()},
+        "said": {processor: one.told for processor, one in found.items()},
+        "on": statement.on,
         "made_by": made_by,
     }
 
 
-def _verdicts(chapter: str, results: Any) -> dict[str, Any] | None:
+def _verdicts(
+    chapter: str, results: Mapping[str, Any], labels: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
     claims = verdicts.of(chapter)
-    return None if claims is None else {"table": claims.table, "rows": claims.shown(results).to_dict("records")}
+    return None if claims is None else {"table": claims.table, "rows": claims.shown(results, labels).to_dict("records")}
+
+
+def maker(processor: str) -> str:
+    """Give a processor's maker, the first word of its name."""
+    return re.match(r"\w*", processor)[0]
+
+
+def _numbers(
+    chapter: str, module: ModuleType, results: Any, labels: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, list[dict[str, Any]]]]:
+    """Compute the numbers that are printed, and name what made the runs behind each."""
+    found, behind = {}, {}
+    for key, give in module.NUMBERS.items():
+        found[key] = _number_or_not(chapter, key, give, results)
+        behind[key] = [_origin(run, labels) for run in results.runs_read()]
+    everything = [_origin(run, labels) for run in results.runs.values() if run]
+    printed = wording.listed(list(dict.fromkeys(one["processor"] for one in everything)))
+    return found | {PROCESSOR: printed}, behind | {PROCESSOR: everything}
+
+
+def _origin(run: records.Run, labels: Mapping[str, str]) -> dict[str, Any]:
+    return {"models": _names(run), "processor": labels[run.about["machine"]["processor"]]}
+
+
+def _names(run: records.Run) -> list[str]:
+    # An experiment on shapes alone names no model.
+    return [model["name"] for model in run.about.get("models", ())]
+
+
+def _numbers_there(chapter: str, module: ModuleType, results: Any, label: str) -> dict[str, str]:
+    """Compute the numbers on one processor."""
+    numbers = {key: _number_or_not(chapter, key, give, results) for key, give in module.NUMBERS.items()}
+    return numbers | {PROCESSOR: label}
+
+
+def _number_or_not(chapter: str, key: str, give: Callable[[Any], str], results: Any) -> str:
+    """Compute a number, or say that the run that it is from is not recorded."""
+    # Drops what was read for the number before.
+    results.runs_read()
+    try:
+        return _number(chapter, key, give, results)
+    # What lacks a run, or an estimate because of that, fails in one of these ways.
+    except (AttributeError, LookupError, ValueError):
+        if not results.read_what_is_not_there():
+            raise
+        return NOT_RECORDED
 
 
 def _number(chapter: str, key: str, give: Callable[[Any], str], results: Any) -> str:
@@ -135,14 +197,8 @@ def _number(chapter: str, key: str, give: Callable[[Any], str], results: Any) ->
     return text
 
 
-def _processors(runs: Mapping[str, records.Run]) -> str:
-    names = dict.fromkeys(run.about["machine"]["processor"] for run in runs.values())
-    return wording.listed([wording.processor(name) for name in names])
-
-
 def _models(runs: Mapping[str, records.Run]) -> set[str]:
-    # An experiment on shapes alone names no model.
-    return {model["name"] for run in runs.values() for model in run.about.get("models", ())}
+    return {name for run in runs.values() for name in _names(run)}
 
 
 def own(chapter: str, folders: Mapping[str, str]) -> Evaluated | None:
@@ -177,7 +233,7 @@ def _own(chapter: str, book: Evaluated, folders: Mapping[str, str]) -> Evaluated
         there = statements.Checked(**{key: book["statements"][name][key] for key in ("outcome", "told", "units")})
         fits = _is_in_scope(statement.scope, counterpart, book["models"], book["statements"][name]["processor"])
         found[name] = asdict(here) | {"comparison": statements.compare(there, here, fits)}
-    return {"statements": found, "verdicts": _verdicts(chapter, module.Results.of_runs(runs))}
+    return {"statements": found, "verdicts": _verdicts(chapter, {"": module.Results.of_runs(runs)})}
 
 
 def _is_in_scope(scope: statements.Scope, runs: Mapping[str, records.Run], models: list[str], processor: str) -> bool:

@@ -21,6 +21,8 @@ FEW_UNITS = 30
 FEW_REPEATS = 10
 _REPEATS = frozenset({"repeat", "repetition"})
 REAL_WEIGHTS = "the real weights"
+# What a page says of a number or a claim for which a processor has no rows.
+NOT_RECORDED = "not recorded there"
 
 Results = TypeVar("Results")
 
@@ -112,8 +114,13 @@ class Check(Generic[Results]):
     measure: Callable[[Results], Evidence]
 
     def __call__(self, results: Results) -> Verdict:
-        """Judge the claim."""
-        return judge(self.rule, self.measure(results))
+        """Judge the claim; where the results lack a run that it rests on, it was not run."""
+        try:
+            return judge(self.rule, self.measure(results))
+        except AttributeError as error:
+            if not results.lack(error):
+                raise
+            return Verdict(NOT_RECORDED, "not run")
 
 
 def judge(rule: Rule, evidence: Evidence) -> Verdict:

@@ -193,7 +193,7 @@ class Page:
         """
         if (claims := verdicts.of(chapter_name(self.chapter))) is None:
             raise UserError(f"chapter {self.chapter} answers no document: give it a claims.py with CLAIMS")
-        self.table(claims.shown(results), claims.table, runs=runs)
+        self.table(claims.shown({"": results}), claims.table, runs=runs)
 
     def numbers(self, values: Mapping[str, str]) -> None:
         """Give numbers a name by which prose shows them.

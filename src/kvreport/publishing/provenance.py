@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvbook.runs.records import SHORT_HASH, Run
+from kvreport.publishing import processors
 
 
 def of_run(run: Run) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def named(made_by: Iterable[Mapping[str, Any]]) -> list[str]:
 def _place(machine: Mapping[str, Any] | None) -> str:
     if machine is None:
         return ""
-    return f" on {machine['device_name']}, torch {machine['torch']}, transformers {machine['transformers']}"
+    return f" on {processors.device(machine)}, torch {machine['torch']}, transformers {machine['transformers']}"
 
 
 def traced(results: type) -> type:
@@ -54,6 +55,11 @@ def traced(results: type) -> type:
                 # All runs together are asked for their processor alone.
                 if name != "runs":
                     reading[-1] |= read[name]
+
+        def read_what_is_not_there(self) -> bool:
+            """Tell whether one of the runs that were read is missing."""
+            (read,), _ = vars(self)["traced"]
+            return any(getattr(self, field.name) is None for field in dataclasses.fields(self) if field.name in read)
 
         def runs_read(self) -> list[Run]:
             """Give the runs that were read since this was last asked."""

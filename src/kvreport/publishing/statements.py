@@ -95,7 +95,12 @@ class Checked:
 
 def check(statement: Statement[Results], results: Results) -> Checked:
     """Hold a statement against the results of a run."""
-    found = list(statement.measure(results)) if statement.is_for(results) else []
+    try:
+        found = list(statement.measure(results)) if statement.is_for(results) else []
+    except AttributeError as error:
+        if not results.lack(error):
+            raise
+        found = []
     if not found:
         return Checked("not run")
     condition = statement.must

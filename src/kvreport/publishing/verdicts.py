@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 import pandas as pd
 
 from kvbook.models import registry
-from kvreport.publishing import documents
-from kvreport.publishing.judging import DOCUMENTS, OTHERS, Check
+from kvreport.publishing import documents, wording
+from kvreport.publishing.judging import DOCUMENTS, NOT_RECORDED, OTHERS, Check
 
 Results = TypeVar("Results")
 
@@ -85,11 +85,47 @@ class Claims(Generic[Results]):
             )
         return pd.DataFrame(rows)
 
-    def shown(self, results: Results) -> pd.DataFrame:
-        """Lay `judged` out for a page: each claim with the words of the document that it rests on."""
-        table = self.judged(results)
+    def shown(self, results: Mapping[str, Results], labels: Mapping[str, str] | None = None) -> pd.DataFrame:
+        """Lay verdicts out for a page: each claim once, with the words of the document that it rests on.
+
+        Parameters
+        ----------
+        results : mapping of str to Results
+            The chapter's results by processor; a claim is judged on each.
+        labels : mapping of str to str, optional
+            What the page calls the processors.
+        """
+        labels = labels or {name: name for name in results}
+        tables = {name: self.judged(of) for name, of in results.items()}
+        table = next(iter(tables.values()))
         quotes = table["quote"].str.replace(_MARKUP, r"\\\1", regex=True)
-        return table.assign(claim=table["claim"] + " “" + quotes + "” (" + table["place"] + ")")[list(SHOWN)]
+        together = [_together({name: each.iloc[k] for name, each in tables.items()}, labels) for k in range(len(table))]
+        claims = table["claim"] + " “" + quotes + "” (" + table["place"] + ")"
+        return table.assign(claim=claims).assign(**pd.DataFrame(together))[list(SHOWN)]
+
+
+def _together(rows: Mapping[str, pd.Series], labels: Mapping[str, str]) -> dict[str, str]:
+    """Put the verdicts on one claim, by processor, into one row: all of them where they differ."""
+    judged = {name: row for name, row in rows.items() if row["verdict"] != "not run"}
+    without = [labels[name] for name in rows if judged and name not in judged]
+    # Where it was run nowhere, the first processor's row says why.
+    judged = judged or dict([next(iter(rows.items()))])
+    first, *others = judged
+    if len(rows) == 1:
+        return dict(rows[first][["verdict", "n", "here"]])
+    verdict = _each({name: row["verdict"] for name, row in judged.items()})
+    agree = verdict == judged[first]["verdict"]
+    here = [f"On the {labels[name]}: {judged[name]['here']}." for name in ([first] if agree else judged)]
+    here += [f"The same verdict on the {labels[name]}." for name in others if agree]
+    here += [f"On the {label}: {NOT_RECORDED}." for label in without]
+    return {"verdict": verdict, "n": _each({name: row["n"] for name, row in judged.items()}), "here": " ".join(here)}
+
+
+def _each(said: Mapping[str, str]) -> str:
+    """Say something of each processor, and once what is the same on all."""
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return "; ".join(f"{text} on the {wording.processor(name)}" for name, text in said.items())
 
 
 def of(chapter: str) -> Claims[Any] | None:

@@ -10,7 +10,7 @@ DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "
 
 def processor(name: str) -> str:
     """Name a processor without its marks: `Intel Xeon`."""
-    return name.replace("(R)", "").removesuffix(" Processor")
+    return name.replace("(R)", "").replace("(TM)", "").removesuffix(" Processor")
 
 
 def listed(parts: Sequence[str]) -> str:
@@ -44,6 +44,11 @@ def between(values: Iterable[float], form: str = "{:.2f}") -> str:
     """Write the least and the largest of several numbers, or the one that they are written as."""
     values = list(values)
     return " to ".join(dict.fromkeys((form.format(min(values)), form.format(max(values)))))
+
+
+def is_packaged(model: str) -> bool:
+    """Tell whether a model is a trained one that the book fetches with its weights."""
+    return model in {family.package.title for family in registry.families().values() if family.package}
 
 
 def weights_said(text: str) -> str:

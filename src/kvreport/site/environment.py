@@ -2,8 +2,12 @@
 
 import csv
 import io
+import json
+from collections.abc import Iterable
 
-from kvreport.publishing import published
+from kvbook import paths
+from kvbook.runs import evidence
+from kvreport.publishing import processors, published
 from kvreport.site.context import Context
 from kvreport.site.overlay import table_directive
 
@@ -13,16 +17,37 @@ def markdown(context: Context) -> str:
     runs = {chapter.stem: published.run_of(chapter.executed) for chapter in context.chapters}
     if not runs:
         return "No chapter has been executed yet."
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["chapter", "parameter set", "device", "started (UTC)", "took", "commit", "run"])
+    rows = [["chapter", "parameter set", "device", "started (UTC)", "took", "commit", "run"]]
     for stem, run in runs.items():
         started = run["started"].replace("+00:00", "").replace("T", " ")
-        row = [f"`{stem}`", run["profile"], run["machine"]["device_name"], started, f"{run['duration_s']:g} s"]
-        writer.writerow([*row, f"`{run['commit']}`", f"`{run['inputs_sha256'][:16]}`"])
+        row = [f"`{stem}`", run["profile"], processors.device(run["machine"]), started, f"{run['duration_s']:g} s"]
+        rows.append([*row, f"`{run['commit']}`", f"`{run['inputs_sha256'][:16]}`"])
     caption = "The runs that built the pages of this copy; a commit with + after it had uncommitted changes."
-    table = table_directive({"caption": caption, "name": "tab-runs", "csv": lines.getvalue()})
-    return f"{table}\n\n{_versions(list(runs.values()))}"
+    return f"{_table('tab-runs', caption, rows)}\n\n{_versions(list(runs.values()))}"
+
+
+def _table(name: str, caption: str, rows: Iterable[Iterable[object]]) -> str:
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows(rows)
+    return table_directive({"caption": caption, "name": name, "csv": lines.getvalue()})
+
+
+def recorded_processors(_context: Context) -> str:
+    """Write the table of processors whose runs the book cites: what the runs recorded, and what is from notes."""
+    machines: dict[str, list[dict]] = {}
+    cited = (folder for roles in evidence.manifest().values() for folders in roles.values() for folder in folders)
+    for folder in dict.fromkeys(cited):
+        machine = json.loads((paths.RECORDED_RUNS / folder / "run.json").read_text("utf-8")).get("machine")
+        if machine:
+            machines.setdefault(machine["processor"], []).append(machine)
+    rows = [["the system's name", "recorded by the runs", "of runs", "from notes, for the others"]]
+    for name, of in machines.items():
+        told = [machine for machine in of if processors.is_recorded(machine)]
+        others = [machine for machine in of if not processors.is_recorded(machine)]
+        said = [processors.label(some) if some else "" for some in (told, others)]
+        rows.append([name, said[0], f"{len(told)} of {len(of)}", said[1]])
+    caption = "Processors of the published runs. Family, model and instruction sets are recorded since version 0.2.0."
+    return _table("tab-processors", caption, rows)
 
 
 def _versions(runs: list[dict]) -> str:

@@ -15,7 +15,10 @@ from kvreport.site.context import Context
 # One on a line of its own; the line becomes the part.
 _MARK = re.compile(r"^<!-- part: (.+) -->$", re.MULTILINE)
 # A number of a chapter, on another page.
-_NUMBER = re.compile(r"\{glue:text\}`chapters/(\w+)\.ipynb::(\w+):s`")
+_NUMBER = re.compile(r"\{glue:text\}`chapters/(\w+)\.ipynb::([\w@]+):s`")
+# Becomes the models and processors behind the numbers of the list item that it ends.
+_MADE_ON = re.compile(r"<!-- made on -->")
+_ITEM = re.compile(r"^\d+\. ", re.MULTILINE)
 
 PARTS: dict[str, Callable[[Context], str]] = {
     "ledger": lambda context: ledger.markdown(ledger.verdicts(context.chapters)),
@@ -23,6 +26,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "gallery": gallery.markdown,
     "hero": hero.markdown,
     "runs": environment.markdown,
+    "processors": environment.recorded_processors,
     "memory": running.memory,
     "cards": cards.markdown,
     "modules": modules.markdown,
@@ -53,7 +57,15 @@ def fill(text: str, context: Context) -> str:
         # Numbers of a chapter without statements stand in its outputs.
         return slot[0] if book is None else captions.filled(f"{{glue:text}}`{slot[2]}`", book["numbers"])
 
-    return _NUMBER.sub(number, _MARK.sub(part, text))
+    def origins(mark: re.Match[str]) -> str:
+        item = _ITEM.split(text[: mark.start()])[-1]
+        found = {}
+        for slot in _NUMBER.finditer(item):
+            if "@" not in slot[2] and (book := evaluated.published(chapter_name(slot[1]))):
+                found[slot[1], slot[2]] = book["behind"][slot[2]]
+        return sentences.made_on(one for of_number in found.values() for one in of_number)
+
+    return _NUMBER.sub(number, _MARK.sub(part, _MADE_ON.sub(origins, text)))
 
 
 def _fill(app: Sphinx, docname: str, source: list[str]) -> None:

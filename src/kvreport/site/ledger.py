@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from kvbook import paths
@@ -17,6 +17,8 @@ from kvreport.running.planning import Chapter
 from kvreport.site.overlay import table_directive
 
 _PREFIX = "tab-claims-"
+# A claim whose verdicts on several processors are not one word counts once, as this.
+DIFFERS = "differs by processor"
 
 
 def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
@@ -46,13 +48,20 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
     for row in rows:
         if row["table"] not in (tables := documents.setdefault(row["document"], [])):
             tables.append(row["table"])
-    counts = Counter(row["verdict"] for row in rows)
-    kinds = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    counts = Counter(map(_kind, rows))
+    kinds = ", ".join(
+        f"{count} {verdict if count == 1 else verdict.replace('differs', 'differ')}"
+        for verdict, count in counts.most_common()
+    )
     parts = [f"Claims checked: {len(rows)}; documents: {len(documents)}; verdicts: {kinds}."]
-    by_document = Counter((row["document"], row["verdict"]) for row in rows)
+    differing = [row for row in rows if _kind(row) == DIFFERS]
+    # What a claim quotes is in the table below.
+    lines = [f"- {row['claim'].partition(' “')[0].rstrip('.')}: **{row['verdict']}**." for row in differing]
+    parts += ["\n".join(lines)] if lines else []
+    by_document = Counter((row["document"], _kind(row)) for row in rows)
     summary = [
         [word, *(by_document[document, word] or "" for document in documents)]
-        for word in get_args(Word)
+        for word in (*get_args(Word), DIFFERS)
         if word in counts
     ]
     header = ["verdict", *(f"[{document}](#{tables[0]})" for document, tables in documents.items())]
@@ -66,6 +75,11 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
     table = _table("tab-ledger-claims", caption, ["verdict", "document", "n", "claim"], claims, filtered=True)
     parts.append(f":::::{{dropdown}} All {len(rows)} claims, to search and to sort\n{table}\n:::::")
     return "\n\n".join(parts)
+
+
+def _kind(row: Mapping[str, str]) -> str:
+    """Give a claim's verdict, or that it is another one on each processor."""
+    return row["verdict"] if row["verdict"] in get_args(Word) else DIFFERS
 
 
 def _table(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbook.errors import UserError
-from kvreport.publishing import wording
+from kvreport.publishing import processors, wording
 from kvreport.publishing.captions import Caption, speaks_of_the_book
 
 Notebook = dict[str, Any]
@@ -188,7 +188,7 @@ def _made_by(published: Mapping[str, Any]) -> str:
         facts += [f"{settings[key]} {words}" for key, words in _COUNTS.items() if key in settings]
         if "dtypes" in settings:
             facts.append(", ".join(settings["dtypes"]))
-        facts += [str(machine.get("device_name", ""))]
+        facts += [processors.device(machine)]
         facts += [f"{name} {machine[name]}" for name in ("torch", "transformers", "python") if name in machine]
         facts += [f"seed{'s' * (len(made['seeds']) > 1)} {', '.join(map(str, made['seeds']))}"]
         facts += [f"run{'s' * (len(made['runs']) > 1)} {', '.join(run[:8] for run in made['runs'])}"]
@@ -254,7 +254,7 @@ def _machine(run: Mapping[str, Any]) -> str:
     # Only a processor's threads are shared out.
     is_shared = share is not None and machine["device"] == "cpu" and share < machine["threads"]
     behind = f" ({share} for experiments that measure no time)" if is_shared else ""
-    return f"{machine['device_name']}{behind}, {machine['system']}"
+    return f"{processors.device(machine)}{behind}, {machine['system']}"
 
 
 def _commit(commit: str) -> str:

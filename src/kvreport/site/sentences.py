@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbook.errors import UserError
-from kvreport.publishing import captions, evaluated, statements
+from kvreport.publishing import captions, evaluated, statements, wording
 from kvreport.publishing.captions import Caption
+from kvreport.publishing.judging import NOT_RECORDED
 from kvreport.running.planning import Chapter
 from kvreport.site.overlay import Notebook, table_directive
 
@@ -48,13 +49,15 @@ def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said | None:
     own = evaluated.own(chapter.name, measured(executed))
     used: Counter[str] = Counter()
     filled = copy.deepcopy(source)
+    opening = next((cell for cell in filled["cells"] if cell["cell_type"] == "markdown"), None)
     for cell in filled["cells"]:
         if cell["cell_type"] == "markdown":
             text = captions.BLOCK.sub("", "".join(cell["source"]))
             text = captions.filled(text, book["numbers"])
             used.update(match["id"] for match in statements.HOLDS.finditer(text))
             text = statements.HOLDS.sub(lambda match: _mark(match["id"], book, own, chapter.name), text)
-            cell["source"] = text.replace(YOUR_RUN, _comparison(book, own, chapter.name))
+            text = text.replace(YOUR_RUN, _comparison(book, own, chapter.name))
+            cell["source"] = _opening(text, book) if cell is opening else text
     _refuse_strangers(used, book)
     return Said(filled, captions.written(source, book["numbers"]))
 
@@ -103,7 +106,7 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
     for name, found in book["statements"].items():
         here = own["statements"][name] if own else {"told": "", "comparison": "not run"}
         label = f"[{name}](#{anchor(name)})"
-        there = "; ".join([found["told"], *_elsewhere(found)])
+        there = _there(found, book["labels"])
         rule = "; ".join(filter(None, [f"{found['rule']} ({found['scope']})", found["elsewhere"]]))
         rows.append([label, rule, there, here["told"], here["comparison"]])
     counts = Counter(row[-1] for row in rows[1:])
@@ -120,10 +123,44 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
     return f"Of {count} statement{'s' * (count != 1)}: {line}.\n\n{table}"
 
 
-def _elsewhere(found: Mapping[str, Any]) -> list[str]:
-    """Say on which other processors the published rows do not bear a statement out."""
-    others = {name: outcome for name, outcome in found["processors"].items() if name != found["processor"]}
-    return [f"{outcome} on {name}" for name, outcome in others.items() if outcome not in ("holds", "not run")]
+def _there(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    """Write what the published rows say of a statement, on each processor where outcomes differ."""
+    printed, said = found["processor"], [found["told"]]
+    for name, outcome in found["processors"].items():
+        if outcome == "not run" and name != printed:
+            # A sentence about one processor is not checked on the others.
+            said += [] if found["on"] else [f"{NOT_RECORDED} ({labels[name]})"]
+        elif outcome != found["outcome"]:
+            said.append(f"{outcome} on the {labels[name]}: {found['said'][name]}")
+    if len(said) > 1:
+        said[0] = f"{found['outcome']} on the {labels[printed]}: {found['told']}"
+    return "; ".join(said)
+
+
+def made_on(origins: Iterable[Mapping[str, Any]]) -> str:
+    """Write in small type which models and processors made numbers."""
+    by_processor: dict[str, list[str]] = {}
+    for one in origins:
+        by_processor.setdefault(one["processor"], []).extend(one["models"])
+    said = []
+    for processor, models in by_processor.items():
+        trained = [name for name in dict.fromkeys(models) if wording.is_packaged(name)]
+        others = [name for name in dict.fromkeys(models) if name not in trained]
+        named = [*trained, *others]
+        if len(named) > 2:
+            kept = trained or others[:1]
+            named = [*kept, f"{len(named) - len(kept)} other models"]
+        said.append(", ".join(filter(None, [wording.listed(named), processor])))
+    return f"[{'; '.join(said)}]{{.kvbook-made-on}}" if said else ""
+
+
+def _opening(text: str, book: Mapping[str, Any]) -> str:
+    """Say below a chapter's opening on what its numbers were made, and on what else it was recorded."""
+    origins = book["behind"][evaluated.PROCESSOR]
+    printed = {one["processor"] for one in origins}
+    others = [label for label in book["labels"].values() if label not in printed]
+    also = f"\n[Also recorded: {wording.listed(others)}.]{{.kvbook-made-on}}" if others else ""
+    return f"{text.rstrip()}\n\n{made_on(origins)}{also}\n"
 
 
 def _csv(rows: Iterable[Iterable[str]]) -> str:

@@ -1,5 +1,6 @@
 """How fast this book itself is: the last bench of each processor."""
 
+from kvreport.publishing import processors
 from kvreport.running import bench_table as bench
 from kvreport.site.context import Context
 from kvreport.site.overlay import table_directive
@@ -12,7 +13,7 @@ def markdown(_context: Context) -> str:
         return "No bench has been run on this copy of the book: `make bench` measures one, and the next build shows it."
     settings = next(iter(runs.values())).about["settings"]
     made = "; ".join(
-        f"{run.about['machine']['device_name']}, torch {run.about['machine']['torch']}, run `{run.hash}`"
+        f"{processors.device(run.about['machine'])}, torch {run.about['machine']['torch']}, run `{run.hash}`"
         for run in runs.values()
     )
     caption = (

@@ -53,6 +53,23 @@ def _kinds(
     return measure
 
 
+def _not_down_proj(found: Results) -> pd.DataFrame:
+    """Choose bf16 calls of one row in the first model's linear layers, but for the last product of each MLP."""
+    rows = found.replayed.rows
+    rows = rows[(rows["model"] == found.model) & (rows["dtype"] == "bfloat16") & (rows["pass"] == ONE_ROW)]
+    return rows[(rows["kind"] == "linear") & ~rows["operation"].str.endswith("down_proj", na=False)]
+
+
+def _most_of_them(found: Results) -> list[Measured]:
+    rows = _not_down_proj(found)
+    return [fact((rows["differing_calls"] / rows["calls"]).max())]
+
+
+def _share_of_them(found: Results) -> list[Measured]:
+    rows = _not_down_proj(found)
+    return [Measured("", *estimates.share_of_rows(rows, rows["differing_calls"] / rows["calls"]))]
+
+
 def _most_calls(choose: Callable[[pd.DataFrame], pd.Series], by: str = "kind") -> Callable[[Results], list[Measured]]:
     """Measure in which share of calls anything of some rows differs at most, over models, dtypes, passes and texts."""
 
@@ -159,6 +176,12 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "one-row-bf16": Statement(
         every(_CALLS, "below", _ONE_IN_FIVE), _kinds("bfloat16", ONE_ROW, ["linear", "attention"]), "this processor",
         headline=True,
+    ),
+    "other-products-differ-in-bf16": Statement(
+        every(_CALLS, "above", _NONE), _share_of_them, "this processor", on="Intel"
+    ),
+    "down-proj-alone-in-bf16-on-amd": Statement(
+        every(_MOST_CALLS, "at most", _NONE), _most_of_them, "this processor", on="AMD"
     ),
     "row-wise-never": Statement(
         every(_MOST_CALLS, "at most", _NONE), _most_calls(lambda rows: rows["kind"].isin(ROW_WISE)), headline=True

@@ -1,16 +1,13 @@
 """The numbers and statements of the chapter on which path is right."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import pandas as pd
 
 from kvbook.measuring import estimates
-from kvbook.runs import evidence
 from kvreport.chapters.which_path_is_right import path_errors, results, tables
 from kvreport.chapters.which_path_is_right.results import Results
-from kvreport.publishing import wording
 from kvreport.publishing.judging import UNFITTED, Measured, fact
 from kvreport.publishing.rules import Bound, Quantity, every
 from kvreport.publishing.statements import Statement
@@ -175,18 +172,6 @@ STATEMENTS: dict[str, Statement[Results]] = {
 }  # fmt: skip
 
 
-@functools.cache
-def _others() -> list[tuple[str, Results]]:
-    """List the processors whose numbers are not printed, with their results."""
-    runs = evidence.published("which_path_is_right", EXPERIMENTS)
-    return [(processor, Results.of_runs(of)) for processor, of in runs.items()][1:]
-
-
-def _elsewhere(measure: Callable[[Results], list[Measured]], form: str) -> Callable[[Results], str]:
-    """Write an estimate of the second processor."""
-    return lambda _: measure(_others()[0][1])[0].estimate.text(form) if _others() else "not run"
-
-
 def _one(measure: Callable[[Results], list[Measured]], form: str) -> Callable[[Results], str]:
     """Write the estimate of the book's one model."""
     return lambda found: measure(found)[0].estimate.text(form)
@@ -210,9 +195,6 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "n_tokens": lambda found: str(found.errors.about["settings"]["n_tokens"]),
     "n_scored": lambda found: str(int(found.rows["position"].nunique())),
     "ratio_fp32": _one(_of("series", "ratio", "float32"), "{:.2f}"),
-    "ratio_fp32_elsewhere": _elsewhere(_of("series", "ratio", "float32"), "{:.2f}"),
-    "other_processor": lambda _: wording.processor(_others()[0][0]) if _others() else "no other",
-    "n_elsewhere": lambda _: str(_others()[0][1].rows["sample"].nunique()) if _others() else "no",
     "ratio_bf16": _one(_of("series", "ratio", "bfloat16"), "{:.2f}"),
     "control_bf16": _one(_of("series", "ratio", "bfloat16", path=path_errors.OFF_BY_ONE), "{:.0f}"),
     "coarser": _one(_coarser, "{:,.0f}"),

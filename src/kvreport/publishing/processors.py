@@ -1,0 +1,81 @@
+"""How pages name a processor: by its maker's name, and by what tells it from others of that name."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from kvbook import paths
+from kvreport.publishing import wording
+
+# Vendor, family, first and last model, name, and the instructions that it must have and must not have.  A hypervisor can
+# report a model and instructions that no chip has together: then the numbers stand, and no name.
+_NAMED = (
+    ("AuthenticAMD", 25, 0, 15, "Zen 3", {"avx2"}, {"avx512f"}),
+    ("AuthenticAMD", 25, 16, 31, "Zen 4", {"avx512_bf16"}, {"avx512_fp16", "amx_bf16"}),
+    ("GenuineIntel", 6, 106, 106, "Ice Lake", {"avx512f"}, {"avx512_bf16", "amx_bf16"}),
+    ("GenuineIntel", 6, 143, 143, "Sapphire Rapids", {"amx_bf16"}, {"amx_fp16"}),
+    ("GenuineIntel", 6, 207, 207, "Emerald Rapids", {"amx_bf16"}, {"amx_fp16"}),
+)
+# The first one that a processor has says most about which kernels a library takes.
+_TELLING = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "bf16", "asimd")
+
+
+@functools.cache
+def _notes() -> dict[str, dict[str, Any]]:
+    """Read what is known of processors whose runs did not record it."""
+    return yaml.safe_load(paths.PROCESSORS.read_text("utf-8")) if paths.PROCESSORS.is_file() else {}
+
+
+def is_recorded(machine: Mapping[str, Any]) -> bool:
+    """Tell whether a run recorded which processor it had."""
+    return "cpu" in machine
+
+
+def _known(machine: Mapping[str, Any]) -> Mapping[str, Any]:
+    return machine["cpu"] if is_recorded(machine) else _notes().get(machine["processor"].partition(", ")[0], {})
+
+
+def _common(machines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Give what is known of all of these machines' processors, and is the same for each."""
+    first, *others = map(_known, machines)
+    found = {key: first[key] for key in first if all(other.get(key) == first[key] for other in others)}
+    instructions = set(first.get("instructions", ())).intersection(*(one.get("instructions", ()) for one in others))
+    return found | {"instructions": instructions}
+
+
+def _kind(known: Mapping[str, Any]) -> str:
+    """Name the microarchitecture where that is beyond doubt, else family and model."""
+    family, model, has = known.get("family"), known.get("model"), known["instructions"]
+    if not isinstance(family, int):
+        return ""
+    if not isinstance(model, int):
+        return f"family {family}"
+    for vendor, of_family, first, last, name, must, must_not in _NAMED:
+        is_model = (known.get("vendor"), family) == (vendor, of_family) and first <= model <= last
+        if is_model and must <= has and not must_not & has:
+            return name
+    return f"family {family} model {model}"
+
+
+def label(machines: Iterable[Mapping[str, Any]], remark: str = "") -> str:
+    """Name the processor that all of these machines had, such as ``AMD EPYC (Zen 4, avx512_bf16)``.
+
+    All have one name of a processor, which is all that is said where no more is known.  A remark stands in the brackets too.
+    """
+    machines = list(machines)
+    name, *limits = machines[0]["processor"].split(", ")
+    known = _common(machines)
+    telling = next((one for one in _TELLING if one in known["instructions"]), "")
+    said = [part for part in (_kind(known), telling) if part]
+    brackets = f" ({', '.join([*said, *filter(None, [remark])])})" if said else ""
+    return ", ".join([f"{wording.processor(name)}{brackets}", *limits])
+
+
+def device(machine: Mapping[str, Any]) -> str:
+    """Name the device of one run, and say where its processor is known from notes alone."""
+    if machine.get("device", "cpu") != "cpu" or "processor" not in machine:
+        return machine.get("device_name", "")
+    said = label([machine], "" if is_recorded(machine) else "from notes")
+    return machine["device_name"].replace(machine["processor"], said, 1)

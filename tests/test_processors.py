@@ -1,0 +1,226 @@
+"""Processors: what pages call them, and verdicts, statements and numbers on each of them."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvbook import paths
+from kvbook.errors import UserError
+from kvbook.runs import evidence
+from kvbook.runs.experiment import Experiment
+from kvbook.runs.records import Run
+from kvbook.settings import Settings
+from kvreport.publishing import captions, documents, evaluated, processors, provenance, verdicts
+from kvreport.publishing.chapter_results import ChapterResults
+from kvreport.publishing.judging import Check, Evidence, fact
+from kvreport.publishing.rules import Bound, Quantity, Rule, every, refuted, reproduced
+from kvreport.publishing.statements import module_of
+from kvreport.site import inserts, ledger
+from kvreport.site.context import Context
+
+XEON, EPYC = "Intel(R) Xeon(R) Processor", "AMD EPYC"
+AMX = {"vendor": "GenuineIntel", "family": 6, "model": 167, "stepping": 1, "instructions": ["avx512_bf16", "amx_bf16"]}
+GENOA = {"vendor": "AuthenticAMD", "family": 25, "model": 17, "stepping": 1, "instructions": ["avx512_bf16"]}
+
+
+def machine(processor: str, cpu: dict | None = None) -> dict:
+    about = {"device": "cpu", "processor": processor, "device_name": f"{processor}, 2 threads", "threads": 2}
+    return about | ({"cpu": cpu} if cpu else {})
+
+
+# What they are called
+
+
+@pytest.mark.parametrize(
+    ("machines", "label"),
+    [
+        ([machine(XEON, AMX)], "Intel Xeon (family 6 model 167, amx_bf16)"),
+        ([machine(EPYC, GENOA)], "AMD EPYC (Zen 4, avx512_bf16)"),
+        ([machine(f"{XEON}, ONEDNN_MAX_CPU_ISA=AVX2", AMX)], "Intel Xeon (family 6 model 167, amx_bf16), ONEDNN_MAX_CPU_ISA=AVX2"),
+        # From notes.
+        ([machine(EPYC)], "AMD EPYC (Zen 4, avx512_bf16)"),
+        ([machine(XEON)], "Intel Xeon (family 6, amx_bf16)"),
+        # Of both together no more is said than of each.
+        ([machine(XEON), machine(XEON, AMX)], "Intel Xeon (family 6, amx_bf16)"),
+        ([machine(EPYC, GENOA), machine(EPYC, GENOA | {"model": 1})], "AMD EPYC (family 25, avx512_bf16)"),
+        # A chip of that model would have other instructions.
+        ([machine(EPYC, GENOA | {"instructions": ["avx2"]})], "AMD EPYC (family 25 model 17, avx2)"),
+        ([machine(XEON, AMX | {"model": 143})], "Intel Xeon (Sapphire Rapids, amx_bf16)"),
+        ([machine(XEON, AMX | {"model": 143, "instructions": ["avx512f"]})], "Intel Xeon (family 6 model 143, avx512f)"),
+        # Nothing is known.
+        ([machine("arm64")], "arm64"),
+        ([machine("arm64", {"vendor": "unknown", "family": "unknown", "model": "unknown", "instructions": []})], "arm64"),
+    ],
+)  # fmt: skip
+def test_a_processor_is_called_by_its_name_kind_and_most_telling_instructions(machines, label):
+    assert processors.label(machines) == label
+
+
+def test_a_device_says_what_is_known_from_notes_alone():
+    assert processors.device(machine(EPYC)) == "AMD EPYC (Zen 4, avx512_bf16, from notes), 2 threads"
+    # Controls: what was recorded, what is not known, and a GPU.
+    assert processors.device(machine(EPYC, GENOA)) == "AMD EPYC (Zen 4, avx512_bf16), 2 threads"
+    assert processors.device(machine("arm64")) == "arm64, 2 threads"
+    gpu = machine(XEON, AMX) | {"device": "cuda", "device_name": "Some GPU"}
+    assert processors.device(gpu) == "Some GPU"
+
+
+def run(processor: str, cpu: dict | None = None, seed: int = 0) -> Run:
+    about = {"settings": {"seed": seed}, "hash": str(seed), "models": [{"name": "small"}]}
+    versions = {"torch": "2", "transformers": "5"}
+    made = Run(about | {"machine": machine(processor, cpu) | versions}, Path(f"run{seed}"))
+    made.__dict__["rows"] = pd.DataFrame({"value": [seed]})
+    return made
+
+
+def test_seeds_of_one_name_join_and_what_one_of_them_did_not_record_is_not_said_of_all():
+    joined = evidence.joined([run(XEON, seed=1), run(XEON, AMX, seed=2)])
+    assert list(joined.rows["value"]) == [1, 2]
+    assert processors.label([joined.about["machine"]]) == "Intel Xeon (family 6, amx_bf16)"
+    both = evidence.joined([run(XEON, AMX, seed=1), run(XEON, AMX | {"stepping": 2}, seed=2)])
+    assert "model 167" in processors.label([both.about["machine"]])
+    with pytest.raises(UserError, match="differ in more than their seed"):
+        evidence.joined([run(EPYC, GENOA, seed=1), run(EPYC, GENOA | {"model": 1}, seed=2)])
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("chapter", "claim"),
+    [
+        ("prompt_reuse", "first-layer-differs"),
+        ("from_scratch", "three-times-faster"),
+        ("static_cache", "static-slower-cpu"),
+    ],
+)
+def test_a_claim_whose_verdicts_differ_by_processor_shows_each_of_them(chapter, claim):
+    module, claims = module_of(chapter), verdicts.of(chapter)
+    by_processor = evidence.published(chapter, module.EXPERIMENTS)
+    words = {name: claims.checks[claim](module.Results.of_runs(runs)).verdict for name, runs in by_processor.items()}
+    assert set(words) == {XEON, EPYC}
+    assert words[XEON] != words[EPYC]
+    place = list(claims.checks).index(claim)
+    row = evaluated.published(chapter)["verdicts"]["rows"][place]
+    assert row["verdict"] == f"{words[XEON]} on the Intel Xeon; {words[EPYC]} on the AMD EPYC"
+    assert "On the Intel Xeon (family 6" in row["here"]
+    assert "On the AMD EPYC (Zen 4, avx512_bf16): " in row["here"]
+
+
+@dataclass(frozen=True)
+class Results(ChapterResults):
+    EXPERIMENTS = (Experiment("times", Settings, dict, print),)
+
+    times: Run | None
+
+
+SPEED = Quantity("speed")
+HALF, TWICE = Bound(0.5, "arithmetic", "slower"), Bound(2, "arithmetic", "faster")
+CHECK = Check(
+    Rule((reproduced(every(SPEED, "above", TWICE)), refuted(every(SPEED, "below", HALF)))),
+    lambda results: Evidence("hub", {SPEED: [fact(results.times.about["speed"])]}),
+)
+CLAIM = {"id": "fast", "claim": "It is fast.", "quote": "fast", "place": "post 1", "published": ""}
+
+
+def timed(speed: float | None) -> Results:
+    return Results(None if speed is None else Run({"speed": speed}, Path()))
+
+
+def shown(monkeypatch, **speeds) -> dict:
+    monkeypatch.setattr(documents, "published", lambda name: {"claims": [CLAIM]})
+    names = {"xeon": XEON, "epyc": EPYC}
+    results = {names[name]: timed(speed) for name, speed in speeds.items()}
+    labels = {name: processors.label([machine(name)]) for name in results}
+    return verdicts.Claims("a-post", {"fast": CHECK}).shown(results, labels).to_dict("records")[0]
+
+
+def test_one_row_holds_the_verdicts_of_both_processors_and_once_what_they_agree_on(monkeypatch):
+    row = shown(monkeypatch, xeon=3, epyc=0.1)
+    assert row["verdict"] == "reproduced on the Intel Xeon; refuted on the AMD EPYC"
+    assert row["here"] == (
+        "On the Intel Xeon (family 6, amx_bf16): speed: 3.00. On the AMD EPYC (Zen 4, avx512_bf16): speed: 0.10."
+    )
+    assert row["n"] == "counted"
+    # Control: they agree.
+    row = shown(monkeypatch, xeon=3, epyc=4)
+    assert row["verdict"] == "reproduced"
+    assert row["here"].endswith("speed: 3.00. The same verdict on the AMD EPYC (Zen 4, avx512_bf16).")
+    # Control: results of one machine, as of a reader's own run.
+    assert shown(monkeypatch, xeon=3)["here"] == "speed: 3.00"
+
+
+def test_a_processor_without_the_run_changes_no_verdict_and_the_row_says_so(monkeypatch):
+    row = shown(monkeypatch, xeon=3, epyc=None)
+    assert row["verdict"] == "reproduced"
+    assert row["here"].endswith("speed: 3.00. On the AMD EPYC (Zen 4, avx512_bf16): not recorded there.")
+    assert shown(monkeypatch, xeon=None, epyc=0.1)["verdict"] == "refuted"
+    assert shown(monkeypatch, xeon=None, epyc=None)["verdict"] == "not run"
+    # Control: another fault than a missing run is raised.
+    with pytest.raises(AttributeError):
+        Check(CHECK.rule, lambda results: results.times.nosuch)(timed(3))
+
+
+def test_the_ledger_counts_a_claim_once_and_lists_what_differs_by_processor():
+    about = {"document": "a-post", "table": "tab-claims-a-post", "n": "4 runs"}
+    words = ["reproduced", "reproduced on the Intel Xeon; refuted on the AMD EPYC"]
+    rows = [about | {"claim": f"Claim {k}. “quoted” (post {k})", "verdict": word} for k, word in enumerate(words)]
+    text = ledger.markdown(rows)
+    assert text.startswith("Claims checked: 2; documents: 1; verdicts: 1 reproduced, 1 differs by processor.")
+    assert "- Claim 1: **reproduced on the Intel Xeon; refuted on the AMD EPYC**." in text
+    assert "\nreproduced,1\ndiffers by processor,1" in text
+    # Control: where none differs there is no such row.
+    assert "processor" not in ledger.markdown(rows[:1])
+
+
+# Numbers
+
+
+def test_a_number_of_a_processor_without_the_run_reads_not_recorded_there():
+    module = type("", (), {"NUMBERS": {"speed": lambda found: f"{found.times.about['speed']:.0f}"}})
+    traced = provenance.traced(Results)
+
+    def numbers(speed):
+        return evaluated._numbers_there("a_chapter", module, traced.of_runs(timed(speed).runs), "Maker One")
+
+    assert numbers(3) == {"processor": "Maker One", "speed": "3"}
+    assert numbers(None) == {"processor": "Maker One", "speed": "not recorded there"}
+    # Control: another fault than a missing run is raised.
+    with pytest.raises(ValueError, match="Unknown format"):
+        numbers("fast")
+
+
+def test_a_slot_names_the_maker_whose_number_it_shows():
+    numbers = {"speed": "3", "speed@AMD": "2"}
+    assert captions.filled("{glue:text}`speed`, {glue:text}`speed@AMD`", numbers) == "3, 2"
+    assert captions.filled("{glue:text}`speed@Other`", numbers) == "not recorded there"
+    with pytest.raises(UserError, match="`nosuch@AMD` is nowhere computed"):
+        captions.filled("{glue:text}`nosuch@AMD`", numbers)
+
+
+# Headlines
+
+
+def test_an_answer_names_the_models_and_processors_behind_its_numbers_alone(monkeypatch):
+    origins = {
+        "speed": [{"models": ["SmolLM2-135M-Instruct", "gpt2", "llama"], "processor": "Maker One (kind)"}],
+        "size": [{"models": [], "processor": "Maker Two"}],
+    }
+    book = {"numbers": {"speed": "3", "size": "4", "speed@AMD": "2"}, "behind": origins}
+    monkeypatch.setattr(evaluated, "published", lambda name: book)
+    one, two, there = ("{glue:text}`chapters/10_x.ipynb::" + f"{key}:s`" for key in ("speed", "size", "speed@AMD"))
+    page = f"{two}\n\n1. **Fast?** {one} and {there}.\n   <!-- made on -->\n2. **Large?** {two}.\n   <!-- made on -->\n"
+    assert inserts.fill(page, Context([], Path(), Path())) == (
+        "4\n\n1. **Fast?** 3 and 2.\n   [SmolLM2-135M-Instruct and 2 other models, Maker One (kind)]{.kvbook-made-on}\n"
+        "2. **Large?** 4.\n   [Maker Two]{.kvbook-made-on}\n"
+    )
+
+
+def test_every_answer_of_the_front_page_says_on_what_its_numbers_were_made():
+    answers = (paths.ROOT / "index.md").read_text("utf-8").partition("## The answers in short")[2].partition("\n```")[0]
+    items = re.split(r"^\d+\. ", answers, flags=re.MULTILINE)[1:]
+    assert len(items) == 8
+    assert [item for item in items if not item.partition("\n\n")[0].rstrip().endswith("\n   <!-- made on -->")] == []
