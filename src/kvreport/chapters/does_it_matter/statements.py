@@ -67,7 +67,10 @@ def _coarser(way: str) -> Measure:
 
 def _equal_rows(way: str, dtype: str) -> Measure:
     def measure(found: Results) -> list[Measured]:
-        return [fact(one.estimate, one.series) for one in _axis("bits_equal_share", way, dtype)(found)]
+        if found.forced is None:
+            return []
+        rows = found.axes[(found.axes["way"] == way) & (found.axes["dtype"] == dtype)]
+        return [fact(row.bits_equal_share, DTYPES[row.dtype]) for row in rows.itertuples()]
 
     return measure
 
