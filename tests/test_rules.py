@@ -14,6 +14,7 @@ from kvreport.chapters.from_scratch import claims as from_scratch
 from kvreport.chapters.layer_drift import claims as layer_drift
 from kvreport.chapters.prompt_reuse import claims as prompt_reuse
 from kvreport.chapters.static_cache import claims as static_cache
+from kvreport.chapters.where_drift_begins import claims as where_drift_begins
 from kvreport.chapters.which_path_is_right import claims as which_path
 from kvreport.publishing import judging
 from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge, missing
@@ -29,7 +30,7 @@ from kvreport.publishing.rules import (
     reproduced,
 )  # fmt: skip
 
-CHAPTERS = (layer_drift, which_path, prompt_reuse, from_scratch, blog_past, static_cache)
+CHAPTERS = (layer_drift, where_drift_begins, which_path, prompt_reuse, from_scratch, blog_past, static_cache)
 RULES = {name: check.rule for chapter in CHAPTERS for name, check in chapter.CHECKS.items()}
 
 SHARE = Quantity("share of texts that differ", "file", "model")

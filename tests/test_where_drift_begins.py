@@ -18,6 +18,7 @@ from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import (
     attention_forms,
     cache_factorial,
+    claims,
     equal_shapes,
     figures,
     gemm_map,
@@ -93,6 +94,36 @@ def test_control_a_bit_that_a_cache_changes_is_counted_where_it_shows(llama, ids
     with torch.inference_mode():
         rows = pd.DataFrame(equal_shapes.compare(llama, ids))
     assert rows.loc[(rows["shapes"] == "equal") & (rows["differing"] > 0), "what"].tolist() == [what]
+
+
+def read_twice(results, differing: int, shapes: str, n_files: int = 40) -> Results:
+    """Give results of so many prompts, of which some differ where they were read in these shapes."""
+    rows = results.prefills.rows
+    one = rows[rows["sample"] == rows["sample"].min()].assign(differing=0)
+    many = pd.concat([one.assign(sample=k, source=f"file {k}") for k in range(n_files)], ignore_index=True)
+    many.loc[(many["sample"] < differing) & (many["shapes"] == shapes), "differing"] = 1
+    return changed(results, prefills=many)
+
+
+def test_a_prefill_is_called_exact_where_no_bit_of_equal_shapes_differs_and_one_that_does_refutes_it(results):
+    def word(of: Results) -> str:
+        return claims.CHECKS["prefill-exact"](of).verdict
+
+    # Another number of rows is no prefill of equal shapes, and says nothing of the claim.
+    assert word(read_twice(results, 40, equal_shapes.FEWER)).startswith("reproduced")
+    assert word(read_twice(results, 1, equal_shapes.EQUAL)).startswith("refuted")
+    assert word(read_twice(results, 0, equal_shapes.EQUAL, n_files=3)) == "undecided"
+    assert word(dataclasses.replace(results, prefills=None)) == "not run"
+
+
+def test_statements_on_a_prefill_hold_and_fail_by_what_differs(results):
+    exact, fewer = (statements.STATEMENTS[name] for name in ("equal-shapes-equal-bits", "one-token-fewer-differs"))
+    at_odds = read_twice(results, 40, equal_shapes.FEWER)
+    coarse = at_odds.prefills.rows.replace({"dtype": {at_odds.prefills.rows["dtype"].iloc[0]: "bfloat16"}})
+    at_odds = changed(at_odds, prefills=coarse[coarse["dtype"] == "bfloat16"])
+    assert (check(exact, at_odds).outcome, check(fewer, at_odds).outcome) == ("holds", "holds")
+    alike = read_twice(at_odds, 1, equal_shapes.EQUAL)
+    assert (check(exact, alike).outcome, check(fewer, alike).outcome) == ("fails", "fails")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pandas as pd
 
 from kvbook import lengths
 from kvbook.measuring import agreement, estimates
-from kvreport.chapters.layer_drift import greedy_paths, tables
+from kvreport.chapters.layer_drift import greedy_paths
 from kvreport.chapters.layer_drift.results import Results
 from kvreport.publishing.judging import UNFITTED, Check, Evidence, Measured, fact, missing
 from kvreport.publishing.rules import (
@@ -146,22 +146,6 @@ def _sixteen_bits_matter(results: Results) -> Evidence:
     return _divergence(results, "float16", "bfloat16")
 
 
-STATES = "the prompt's caches and hidden states, read with a cache and without"
-DIFFERING_STATES = Quantity("prompts whose caches or hidden states differ", series=_SERIES)
-
-
-def _prefill_exact(results: Results) -> Evidence:
-    equal = results.steps_last
-    first = equal[equal["step"] == 0]
-    generated = tables.steps_equal(results.greedy.rows, greedy_paths.GENERATE).query("step == 0")
-    return missing(
-        _weights(results),
-        f"caches and hidden states were not compared; logits of the prompt are equal in "
-        f"{int(first['bits_equal'].sum())} of {len(first)} runs of one computation done twice, and in "
-        f"{int(generated['bits_equal'].sum())} of {len(generated)} through generate, which computes one row of logits",
-    )
-
-
 def _equal_share(method: str) -> Quantity:
     return Quantity(f"share of runs of “{method}” whose tokens equal those without a cache", "prompt", form="{:.2f}")
 
@@ -271,17 +255,6 @@ CHECKS = {
             (reproduced(every(DIVERGENCE, "above", _PERCEPTIBLE)), refuted(anyone(DIVERGENCE, "below", _PERCEPTIBLE)))
         ),
         _sixteen_bits_matter,
-    ),
-    "prefill-exact": Check(
-        Rule(
-            (
-                refuted(
-                    anyone(DIFFERING_STATES, "above", Bound(0, "document", "“exactly the same”")), one_is_enough=True
-                ),
-            ),
-            needs=(STATES,),
-        ),
-        _prefill_exact,
     ),
     "positions-missing": Check(
         Rule(

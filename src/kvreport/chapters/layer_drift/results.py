@@ -101,11 +101,6 @@ class Results(ChapterResults):
         return tables.divergence_table(self.greedy.rows)
 
     @cached_property
-    def steps_last(self) -> pd.DataFrame:
-        """`tables.steps_equal`, of the loop that feeds the last token."""
-        return tables.steps_equal(self.greedy.rows, "cache, last token")
-
-    @cached_property
     def effects(self) -> pd.DataFrame:
         """`tables.mitigation_table`; empty where no mitigation was measured."""
         return tables.mitigation_table(self.mitigated.rows if self.mitigated else pd.DataFrame({"dtype": []}))

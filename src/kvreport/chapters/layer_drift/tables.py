@@ -115,22 +115,6 @@ def _distinct(greedy: pd.DataFrame) -> pd.DataFrame:
     return greedy.drop_duplicates(["model", "dtype", "prompt", "method", "step"])
 
 
-def steps_equal(greedy: pd.DataFrame, method: str) -> pd.DataFrame:
-    """Hold each step of a method against the same step without a cache."""
-    keys = ["model", "dtype", "prompt", "step"]
-    greedy = _distinct(greedy)
-    both = greedy[greedy["method"] == method].merge(
-        greedy[greedy["method"] == greedy_paths.UNCACHED], on=keys, suffixes=("", "_uncached")
-    )
-    both = both.sort_values(keys)
-    both["bits_equal"] = both["logits_sha256"] == both["logits_sha256_uncached"]
-    both["token_equal"] = both["token"] == both["token_uncached"]
-    both["same_prefix"] = both.groupby(keys[:-1])["token_equal"].transform(
-        lambda equal: equal.shift(fill_value=True).cummin()
-    )
-    return both[[*keys, "bits_equal", "token_equal", "same_prefix"]].reset_index(drop=True)
-
-
 def divergence_table(greedy: pd.DataFrame) -> pd.DataFrame:
     """Find for every prompt and method the first token that differs from decoding without a cache."""
     greedy = _distinct(greedy).sort_values("step", kind="stable")

@@ -7,7 +7,14 @@ import pandas as pd
 
 from kvbook import lengths
 from kvbook.measuring import estimates
-from kvreport.chapters.where_drift_begins import attention_forms, cache_factorial, operation_replay, results, tables
+from kvreport.chapters.where_drift_begins import (
+    attention_forms,
+    cache_factorial,
+    equal_shapes,
+    operation_replay,
+    results,
+    tables,
+)
 from kvreport.chapters.where_drift_begins.results import Results
 from kvreport.publishing.judging import Measured, fact, with_units
 from kvreport.publishing.rules import HALF, Bound, Quantity, every
@@ -31,6 +38,8 @@ _BEGINS = Quantity("share of texts whose cached step begins to differ so", "file
 _STEP = Quantity("share of texts whose last token's logits differ", "file", "dtype and length", "{:.0%}")
 _LENGTHS = Quantity("share of lengths with bitwise identical logits", "file", "dtype", "{:.0%}")
 _ROWS = Quantity("share of rows that differ from the causal pass", series="kernel", form="{:.1%}")
+_PROMPTS = Quantity("share of prompts whose hidden states, keys or values differ", "file", "dtype", "{:.0%}")
+_ANY_PROMPT = Quantity("prompts in which anything that is compared differs", "", "dtype", "{:.0f}", "all prompts")
 _MOST_ROWS = Quantity("largest query length at which some row differs", series="K", form="{:.0f}")
 
 
@@ -166,6 +175,18 @@ def _most_rows(dtype: str, longest: bool | None = None) -> Callable[[Results], l
     return measure
 
 
+def _prefills(
+    found: Results, shapes: str, measured: Callable[[str, pd.DataFrame], Measured], *dtypes: str
+) -> list[Measured]:
+    """Measure of each dtype, or of some, the prompts that were read twice."""
+    if found.prefills is None:
+        return []
+    table = tables.equal_prefills(found.prefills.rows, shapes)
+    return [
+        measured(DTYPES[dtype], of) for dtype, of in table.groupby("dtype", sort=False) if not dtypes or dtype in dtypes
+    ]
+
+
 STATEMENTS: dict[str, Statement[Results]] = {
     "one-row-linear-fp32": Statement(
         every(_CALLS, "above", _FOUR_IN_FIVE), _kinds("float32", ONE_ROW, ["linear"]), "this processor", headline=True
@@ -195,6 +216,18 @@ STATEMENTS: dict[str, Statement[Results]] = {
         _most_calls(
             lambda rows: (rows["pass"] == PREFILL) & (rows["kind"] == "linear") & (rows["dtype"] == "float32")
             & (rows["model"] == rows["model"].iloc[0])
+        ),
+        "this processor",
+    ),
+    "equal-shapes-equal-bits": Statement(
+        every(_ANY_PROMPT, "at most", _NONE),
+        lambda found: _prefills(found, equal_shapes.EQUAL, lambda dtype, of: fact((~of["equal"]).sum(), dtype)),
+    ),
+    "one-token-fewer-differs": Statement(
+        every(_PROMPTS, "above", _ONE_IN_FIVE),
+        lambda found: _prefills(
+            found, equal_shapes.FEWER,
+            lambda dtype, of: Measured(dtype, *estimates.share_over(of, ~of["equal"])), "bfloat16",
         ),
         "this processor",
     ),
@@ -307,6 +340,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "n_replayed": _texts("replayed"),
     "n_factorial": _texts("factorial"),
     "n_swept": _texts("swept"),
+    "n_prefills": _texts("prefills"),
     "n_tokens": lambda found: lengths.said(found.replayed.about["settings"]["n_tokens"]),
     "linear_fp32": _one_row("float32", "linear", _value),
     "linear_bf16": _one_row("bfloat16", "linear", _value),
