@@ -198,9 +198,8 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
         for way, line, marker in zip(ways, _LINES, style.MARKERS, strict=False)
         if way in present
     ]
-    handles += [
-        Line2D([], [], color=DTYPE_COLOURS[d], linewidth=3, label=DTYPES[d]) for d in dict.fromkeys(positions["dtype"])
-    ]
+    dtypes = dict.fromkeys([*positions["dtype"], *(() if behind is None else behind["dtype"])])
+    handles += [Line2D([], [], color=DTYPE_COLOURS[dtype], linewidth=3, label=DTYPES[dtype]) for dtype in dtypes]
     if behind is not None:
         ax = axes[1, 0]
         # Before the limits are set: on a linear axis they would go below zero.

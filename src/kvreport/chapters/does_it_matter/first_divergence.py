@@ -45,6 +45,8 @@ ASSISTED = "assisted decoding"
 ONE_PASS = variants.Variant("no cache, one pass", "rounding", variants.whole)
 # The ways that read the baseline's text.
 WATCHED = (ONE_PASS, variants.KV_INT8, variants.KV_INT4, variants.WEIGHTS_4)
+# As tables list them; the other dtype is read off the baselines of two dtypes.
+WAYS = (CACHED, BATCHED, ASSISTED, ONE_PASS.name, variants.OTHER_DTYPE.name, *(way.name for way in WATCHED[1:]))
 
 
 @dataclass(frozen=True)

@@ -169,10 +169,13 @@ def partings(rows: pd.DataFrame) -> dict[tuple[str, str, str], survival.Survival
     ways = pd.concat([rows[rows["way"] != first_divergence.BASELINE], between_dtypes(rows)], ignore_index=True)
     # A text that ended early and never diverged is equal to the end.
     steps = ways["steps"].where(ways["parted"] == 1, rows["steps"].max())
-    return {
+    curves = {
         key: survival.kaplan_meier(part["steps"].to_numpy(), part["parted"].to_numpy() == 1)
         for key, part in ways.assign(steps=steps).groupby(["dtype", "choice", "way"], sort=False)
     }
+    dtypes = list(dict.fromkeys(rows["dtype"]))
+    order = sorted(curves, key=lambda key: (dtypes.index(key[0]), key[1], first_divergence.WAYS.index(key[2])))
+    return {key: curves[key] for key in order}
 
 
 def between_dtypes(rows: pd.DataFrame) -> pd.DataFrame:
