@@ -186,10 +186,13 @@ def held(cache: object) -> int | None:
 
 
 def onto_its_own_prompt(fed: Fed, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Let ``generate`` write a token after a prompt that the cache holds whole; give its logits, and how many tokens it fed."""
+    """Let ``generate`` write a token after a prompt that the cache holds whole; give how many tokens it fed, too.
+
+    Of the logits the last are those that ``generate`` chose by, and the others those of the pass that filled the cache.
+    """
     if fed.name is None or not fed.kind.endswith("DynamicCache"):
         raise NoCache(f"takes no filled cache in generate: its cache is {fed.kind}")
-    cache = in_parts(fed, ids, [ids.shape[1]])[1]
+    filled, cache = in_parts(fed, ids, [ids.shape[1]])
     counts: list[int] = []
     hook = fed.model.register_forward_pre_hook(
         lambda _, __, given: counts.append(given["input_ids"].shape[1]), with_kwargs=True
@@ -201,4 +204,4 @@ def onto_its_own_prompt(fed: Fed, ids: torch.Tensor) -> tuple[torch.Tensor, int]
         )  # fmt: skip
     finally:
         hook.remove()
-    return written.logits[0][:, None], counts[0]
+    return torch.cat([filled[:, :-1], written.logits[0][:, None]], 1), counts[0]

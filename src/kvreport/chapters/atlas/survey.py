@@ -17,7 +17,7 @@ COLUMNS = (
     *(f"{path}, {what}" for path in PATHS for what in ("drift", "error", "not tried", "first wrong position")),
     f"{WHOLE}, tokens fed", "dtypes left out",
     *(f"first {what}, {dtype}" for dtype in columns.SWITCHED for what in ("operation", "kind")),
-    *(f"{path}, row-invariant {dtype}" for dtype in columns.SWITCHED for path in PATHS),
+    *(f"{path}, row-invariant {dtype}" for dtype in columns.SWITCHED for path in columns.SWITCHED_PATHS),
     *(f"row-invariant {dtype} left out" for dtype in columns.SWITCHED),
     "row_invariant",
 )  # fmt: skip
