@@ -193,6 +193,17 @@ def test_growth_of_what_grows_in_proportion_is_the_ratio_of_the_places(positions
     assert all(row.ratio.value == pytest.approx(1) for row in tables.growth(level).itertuples())
 
 
+def test_a_divergence_that_grows_by_two_fifths_along_a_text_shows_on_the_figures_axis(positions):
+    rows = positions.rows.assign(kl=lambda r: 1e-11 * (1 + 0.4 * (r["bin"] > 12)))
+    axis = figures.figure_drift_and_snowball(tables.positions_table(rows), None).axes[0]
+    heights = axis.lines[0].get_ydata()
+    assert heights[[0, -1]] == pytest.approx([1, 1.4])
+    # An axis of ten decades would draw the two ends at nearly one height.
+    low, high = axis.get_ylim()
+    assert axis.get_yscale() == "linear"
+    assert (heights[-1] - heights[0]) / (high - low) > 0.1
+
+
 def test_partings_put_seen_and_expected_side_by_side(results):
     table = results.partings
     wrote = table[table["way"] == first_divergence.CACHED].set_index("dtype")

@@ -19,6 +19,12 @@ def series(growth: float, noise: float, n_files: int = 20, seed: int = 0) -> pd.
     )  # fmt: skip
 
 
+def test_an_estimate_is_rounded_to_two_digits_with_its_ends():
+    rounded = fits.Estimate(14_191, 13_426, 14_911).in_two_digits()
+    assert rounded.text("{:,.0f}") == "14,000 [13,000, 15,000]"
+    assert fits.Estimate(0.0, 0.0374, 75.6, "range").in_two_digits() == fits.Estimate(0.0, 0.037, 76.0, "range")
+
+
 def test_growth_of_an_exact_law_is_found_exactly():
     layers = np.arange(2, 12)
     found = fits.growth_per_layer(layers, 3e-5 * 1.1**layers)
@@ -175,6 +181,7 @@ def test_no_estimate_over_samples_is_without_this_check():
         "resample",
         "common_share",
         "flat",
+        "two_digits",
         "wilson",
     }
     functions = {

@@ -24,6 +24,11 @@ _DRAWS = 2000
 Kind = Literal["95 %", "range"]
 
 
+def two_digits(value: float) -> float:
+    """Round to two significant digits."""
+    return float(f"{value:.2g}")
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A number with what is known of its scatter.
@@ -40,6 +45,10 @@ class Estimate:
     low: float
     high: float
     kind: Kind = "95 %"
+
+    def in_two_digits(self) -> "Estimate":
+        """Round it and its ends to two significant digits: two processors seldom share more."""
+        return Estimate(*map(two_digits, (self.value, self.low, self.high)), self.kind)
 
     def text(self, form: str = "{:.2f}") -> str:
         """Write it as ``value [low, high]``, and with a range as ``value [low to high]``, so that the two are told apart."""

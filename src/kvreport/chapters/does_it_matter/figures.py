@@ -179,7 +179,10 @@ def _plot_band(ax: Axes, x: pd.Series, found: pd.Series, **how) -> None:
 
 
 def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | None) -> Figure:
-    """Draw the divergence along fixed texts, and around the place where free ones diverge."""
+    """Draw the divergence along fixed texts over that of their first quarter, and around the place where free ones diverge.
+
+    The upper axis is linear and as wide as the estimates: on one of ten decades a growth by half would not show.
+    """
     fig, axes = plt.subplots(
         1 if behind is None else 2, 1, squeeze=False, figsize=(style.WIDTH, 3.4 if behind is None else 6.2)
     )
@@ -187,11 +190,14 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
     ways = [way.name for way in drift_by_position.VARIANTS]
     for (dtype, way), rows in positions.groupby(["dtype", "way"], sort=False):
         place = ways.index(way)
-        _plot_band(
-            along, rows["middle"], rows["kl"], color=DTYPE_COLOURS[dtype], linestyle=_LINES[place],
-            marker=style.MARKERS[place],
-        )  # fmt: skip
-    along.set(yscale="log", xlabel="position in the text (tokens)", ylabel="divergence (nats)")
+        if rows["over_first"].notna().all():
+            _plot_band(
+                along, rows["middle"], rows["over_first"], color=DTYPE_COLOURS[dtype], linestyle=_LINES[place],
+                marker=style.MARKERS[place],
+            )  # fmt: skip
+    along.axhline(1, color=style.GREY, linewidth=1, linestyle=":")
+    along.set(xlabel="position in the text (tokens)", ylabel="divergence / first quarter's")
+    along.set_ylim(bottom=0)
     present = set(positions["way"])
     handles = [
         Line2D([], [], color=style.GREY, linestyle=line, marker=marker, markersize=4, label=way)

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from kvbook.measuring.estimates import Estimate
+from kvbook.measuring.estimates import Estimate, two_digits
 from kvreport.chapters.does_it_matter import first_divergence, variants
 from kvreport.publishing.wording import DTYPES, power_of_ten
 
@@ -43,7 +43,7 @@ def _small(value: float) -> str:
 
 def tokens(count: float) -> str:
     """Write a number of tokens to two significant digits."""
-    return "never" if np.isinf(count) else f"{float(f'{count:.2g}'):,.0f}"
+    return "never" if np.isinf(count) else f"{two_digits(count):,.0f}"
 
 
 def axes_shown(axes: pd.DataFrame) -> pd.DataFrame:

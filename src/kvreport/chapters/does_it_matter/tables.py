@@ -236,28 +236,44 @@ def partings_table(
 
 def growth(rows: pd.DataFrame) -> pd.DataFrame:
     """Compare the last quarter of the positions with the first."""
-    quarter = rows["bin"].max() / 4
-    marked = rows.assign(variant=np.where(rows["bin"] <= quarter, "first", "middle"))
-    marked.loc[rows["bin"] > 3 * quarter, "variant"] = "last"
-    table = []
-    for (dtype, way), part in marked.groupby(["dtype", "way"], sort=False):
-        # A divergence of 0 throughout has no ratio.
-        if part.loc[part["variant"] == "first", "kl"].min() > 0:
-            table.append({"dtype": dtype, "way": way, "ratio": estimates.paired_ratio(part, "kl", "last", "first")})
+    table = [
+        {"dtype": dtype, "way": way, "ratio": ratio}
+        for (dtype, way), part in rows.groupby(["dtype", "way"], sort=False)
+        if (ratio := _over_the_first_quarter(part, part[part["bin"] > 3 * part["bin"].max() / 4])) is not None
+    ]
     return pd.DataFrame(table, columns=["dtype", "way", "ratio"])
 
 
+def _over_the_first_quarter(rows: pd.DataFrame, some: pd.DataFrame) -> estimates.Estimate | None:
+    """Take the mean divergence of some bins over that of the first quarter's; None where that is 0."""
+    first = rows[rows["bin"] <= rows["bin"].max() / 4]
+    if first["kl"].min() <= 0:
+        return None
+    both = pd.concat([first.assign(variant="first"), some.assign(variant="some")])
+    return estimates.paired_ratio(both, "kl", "some", "first")
+
+
 def positions_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average the divergence over texts, by way and bin of positions."""
-    keys = ["dtype", "way", "bin"]
-    table = rows.groupby(keys, sort=False).agg(
-        read_from=("read_from", "first"),
-        read_to=("read_to", "first"),
-        flips=("flips", "sum"),
-        n_tokens=("n_tokens", "sum"),
-    )
-    table["kl"] = [estimates.mean_resampled(part, "kl") for _, part in rows.groupby(keys, sort=False)]
-    return table.assign(middle=(table["read_from"] + table["read_to"]) / 2).reset_index()
+    """Average the divergence over texts, by way and bin of positions, and over that of the first quarter."""
+    table = []
+    for (dtype, way), part in rows.groupby(["dtype", "way"], sort=False):
+        for place, of_bin in part.groupby("bin", sort=False):
+            about = of_bin.iloc[0]
+            table.append(
+                {
+                    "dtype": dtype,
+                    "way": way,
+                    "bin": place,
+                    "read_from": about["read_from"],
+                    "read_to": about["read_to"],
+                    "flips": of_bin["flips"].sum(),
+                    "n_tokens": of_bin["n_tokens"].sum(),
+                    "kl": estimates.mean_resampled(of_bin, "kl"),
+                    "over_first": _over_the_first_quarter(part, of_bin),
+                }
+            )
+    found = pd.DataFrame(table)
+    return found.assign(middle=(found["read_from"] + found["read_to"]) / 2)
 
 
 def snowball(rows: pd.DataFrame) -> pd.DataFrame:

@@ -255,9 +255,12 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "growth": lambda found: _fitted(found.growth, "{:.0%}"),
     "relative_growth": lambda found: _fitted(found.relative_growth, "{:.0%}"),
     "their_growth": lambda found: _published(found, 0, "{:.0%}", model=_CODELLAMA),
+    "their_growth_gpt2": lambda found: _published(found, 0, "{:.0%}", model="gpt2"),
     "bf16_fp16": _one(_ratio("bfloat16", "float16"), "{:.1f}"),
     "their_bf16_fp16": lambda found: _published(found, 1, "{:.1f}", coarse="bfloat16"),
-    "fp16_fp32": _one(_ratio("float16", "float32"), "{:,.0f}"),
+    "fp16_fp32": lambda found: ", ".join(
+        one.estimate.in_two_digits().text("{:,.0f}") for one in _ratio("float16", "float32")(found)
+    ),
     "their_fp16_fp32": lambda found: _published(found, 1, "{:,.0f}", fine="float32"),
     **{f"kl_{DTYPES[dtype]}": _divergence_said(dtype) for dtype in ("float32", "float16", "bfloat16")},
     "flips_bf16": _one(_flips("bfloat16"), "{:.1%}"),

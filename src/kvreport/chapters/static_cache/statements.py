@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from kvbook.measuring.estimates import Estimate
+from kvbook.measuring.estimates import Estimate, two_digits
 from kvreport.chapters.static_cache import (
     beside_llama_cpp,
     claims,
@@ -187,7 +187,7 @@ def _longest(batch: int) -> Measure:
 
 def _doubled(found: Results, batch: int) -> str:
     at = step_tables.doubled_at(found.contexts, "bfloat16", batch)
-    return f"at about {at:,.0f} tokens" if at < float("inf") else "at no length measured"
+    return f"at about {two_digits(at):,.0f} tokens" if at < float("inf") else "at no length measured"
 
 
 STATEMENTS: dict[str, Statement[Results]] = {
@@ -283,7 +283,7 @@ def _generate(cache: str) -> Callable[[Results], str]:
     def give(found: Results) -> str:
         table = found.speeds.table
         (of,) = table.loc[(table["engine"] == speed.GENERATE) & (table["cache"] == cache), "speed"]
-        return of.text("{:.1f}") if cache != "none" else f"{of.value:.1f}"
+        return f"{of.value:.1f}" if cache == "none" else of.in_two_digits().text("{:.0f}")
 
     return give
 
@@ -314,8 +314,8 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "generate_none": _generate("none"),
     "generate_dynamic": _generate("dynamic"),
     "generate_static": _generate("static"),
-    "head_view": lambda found: f"{tables.head_ms(found.speed.rows, speed.HEAD_VIEW):.1f}",
-    "head_copy": lambda found: f"{tables.head_ms(found.speed.rows, speed.HEAD_COPY):.1f}",
+    "head_view": lambda found: f"{tables.head_ms(found.speed.rows, speed.HEAD_VIEW):.2g}",
+    "head_copy": lambda found: f"{tables.head_ms(found.speed.rows, speed.HEAD_COPY):.2g}",
     "cache_gain": _said(_over(DYNAMIC, NONE)),
     "static_eager": _said(_over(STATIC, DYNAMIC)),
     "static_compiled": _said(_over(COMPILED_STATIC, COMPILED_DYNAMIC)),

@@ -338,6 +338,7 @@ def _with_files(measured: list[Measured]) -> str:
 NUMBERS: dict[str, Callable[[Results], str]] = {
     "model": lambda found: found.model,
     "n_replayed": _texts("replayed"),
+    "longest_swept": lambda found: str(found.swept.rows["n_tokens"].max()),
     "n_factorial": _texts("factorial"),
     "n_swept": _texts("swept"),
     "n_prefills": _texts("prefills"),

@@ -197,7 +197,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "ratio_fp32": _one(_of("series", "ratio", "float32"), "{:.2f}"),
     "ratio_bf16": _one(_of("series", "ratio", "bfloat16"), "{:.2f}"),
     "control_bf16": _one(_of("series", "ratio", "bfloat16", path=path_errors.OFF_BY_ONE), "{:.0f}"),
-    "coarser": _one(_coarser, "{:,.0f}"),
+    "coarser": lambda found: _coarser(found)[0].estimate.in_two_digits().text("{:,.0f}"),
     "apart_bf16": _one(_of("series", "apart", "bfloat16"), "{:.2f}"),
     "difference_bf16": _one(_of("quality", "difference", "bfloat16"), "{:.4f}"),
     "kl_ratio_fp32": _one(_of("quality", "kl_ratio", "float32"), "{:.2f}"),
