@@ -16,7 +16,6 @@ from kvreport.chapters.prompt_reuse import claims as prompt_reuse
 from kvreport.chapters.static_cache import claims as static_cache
 from kvreport.chapters.where_drift_begins import claims as where_drift_begins
 from kvreport.chapters.which_path_is_right import claims as which_path
-from kvreport.publishing import judging
 from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge, missing
 from kvreport.publishing.rules import (
     Bound,
@@ -225,8 +224,6 @@ def test_what_a_run_lacks_is_said_and_nothing_is_judged():
     assert word(rule, {SHARE: at(0.9)}, has=frozenset({"a CUDA device"})) == "reproduced"
     assert judge(SIMPLE, missing("hub", "0 rows in bf16")).verdict == "not run"
     assert word(SIMPLE, {SHARE: []}) == "not run"
-    real = dataclasses.replace(SIMPLE, needs=(judging.REAL_WEIGHTS,))
-    assert word(real, {SHARE: at(0.9)}) == "needs the real weights"
 
 
 def test_a_bound_of_ours_is_tried_at_a_third_and_at_three_times_it():

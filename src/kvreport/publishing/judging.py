@@ -11,7 +11,7 @@ from kvreport.publishing.rules import Answer, Bound, Outcome, Quantity, Rule
 Word = Literal[
     "reproduced", "reproduced on another real model", "reproduced in kind",
     "refuted", "refuted on another real model", "refuted in kind",
-    "other cause", "plausible cause", "needs the real weights", "undecided", "not run",
+    "other cause", "plausible cause", "undecided", "not run",
 ]  # fmt: skip
 # Whose weights they are: the documents' models, or other trained models of a real size.
 DOCUMENTS, OTHERS = ("hub", "local"), ("package", "gguf")
@@ -20,7 +20,6 @@ FEW_UNITS = 30
 # Repeats of a time on one machine scatter less than texts differ; ways are timed by turns.
 FEW_REPEATS = 10
 _REPEATS = frozenset({"repeat", "repetition"})
-REAL_WEIGHTS = "the real weights"
 # What a page says of a number or a claim for which a processor has no rows.
 NOT_RECORDED = "not recorded there"
 
@@ -135,7 +134,7 @@ def judge(rule: Rule, evidence: Evidence) -> Verdict:
         here += [f"this run lacks {' and '.join(need for need in rule.needs if need not in evidence.has)}"]
     elif word == "undecided" and _too_few(counts):
         here += ["too few to decide"]
-    if word not in ("not run", "needs the real weights"):
+    if word != "not run":
         bounds = (condition.bound for condition in rule.conditions)
         here += elsewhere(bounds, word, lambda old, new: _decide(rule.with_bound(old, new), evidence)[0])
     n = "one case is enough" if outcome and outcome.one_is_enough else _counted(counts)
@@ -144,11 +143,8 @@ def judge(rule: Rule, evidence: Evidence) -> Verdict:
 
 def _decide(rule: Rule, evidence: Evidence) -> tuple[Word, Outcome | None]:
     """Find the first outcome whose conditions all hold, and the word for it."""
-    lacking = [need for need in rule.needs if need not in evidence.has]
-    if evidence.missing or (lacking and lacking != [REAL_WEIGHTS]):
+    if evidence.missing or not evidence.has.issuperset(rule.needs):
         return "not run", None
-    if lacking:
-        return "needs the real weights", None
     for outcome in rule.outcomes:
         looked_at = [condition.quantity for condition in outcome.conditions]
         if _too_few(_units(looked_at, evidence)) and not outcome.one_is_enough:
