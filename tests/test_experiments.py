@@ -172,6 +172,16 @@ def judged(results: Results) -> Judged:
     return Judged(claims.CHECKS, results)
 
 
+def of_six_models(results: Results) -> Results:
+    """Give results of six models that differ in their names."""
+
+    def copied(rows: pd.DataFrame) -> pd.DataFrame:
+        rows = rows[rows["model"] == rows["model"].iloc[0]]
+        return pd.concat([rows.assign(model=rows["model"] + str(k)) for k in range(6)], ignore_index=True)
+
+    return changed(results, drift=copied(results.drift.rows), lengths=copied(results.lengths.rows))
+
+
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(lawful):
     table = claims.CLAIMS.judged(lawful)
     assert len(table) == len(claims.CHECKS)
@@ -184,6 +194,8 @@ def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(lawful):
 
 def test_rows_as_the_document_describes_them_bear_it_out(lawful):
     said = {claim: verdict.verdict for claim, verdict in judged(lawful).items()}
+    # Two models say nothing of most models, and without a flip nothing is known to be noticed.
+    assert said.pop("drift-everywhere") == said.pop("sixteen-bits-matter") == "undecided"
     # Costs are those of a GPU, and the loop's cause is another one.
     assert said.pop("mitigations-cost") == "not run"
     assert said.pop("positions-missing") == "refuted"
@@ -193,14 +205,11 @@ def test_rows_as_the_document_describes_them_bear_it_out(lawful):
 @pytest.mark.parametrize(
     ("claim", "changes"),
     [
-        ("drift-everywhere", {"differing_share": lambda r: 0.0}),
-        # At most lengths one dtype may have equal bits: a claim on all dtypes does not survive one of them.
-        ("drift-everywhere", {"differing_share": lambda r: r["dtype"].ne("bfloat16") * 0.5}),
         ("grows-with-depth", {"max_abs": lambda r: r["max_abs"] * 1.2 ** -r["layer"]}),
         ("grows-with-depth", {"relative_rms": lambda r: r["relative_rms"] * 1.2 ** -r["layer"]}),
         ("coarser-is-worse", {"max_abs": lambda r: r["max_abs"] / r["dtype"].map(agreement.UNIT_ROUNDOFF) ** 2}),
         ("coarser-is-worse", {"max_abs": lambda r: r["max_abs"].where(r["dtype"] != "bfloat16", r["max_abs"] / 20)}),
-        ("fp32-imperceptible", {"kl_nats": lambda r: 1e-3}),
+        ("fp32-imperceptible", {"kl_nats": lambda r: 1e-3, "top1_flip": lambda r: r["sample"] % 3 == 0}),
         ("sixteen-bits-matter", {"kl_nats": lambda r: 1e-9}),
         ("greedy-keeps-its-choice", {"top1_flip": lambda r: 1.0}),
     ],
@@ -217,30 +226,47 @@ def test_evidence_that_holds_both_answers_decides_nothing(lawful):
         )
     )
     assert judged(changed(lawful, drift=double))["coarser-is-worse"].verdict == "undecided"
-    half, at_lengths = (run.rows.assign(differing_share=lambda r: r["sample"] % 2) for run in lawful.of_lengths)
-    at_lengths["sample"] = at_lengths["source"].rank(method="dense").astype(int)
-    at_lengths["differing_share"] = at_lengths["sample"] % 2
-    assert judged(changed(lawful, drift=half, lengths=at_lengths))["drift-everywhere"].verdict == "undecided"
 
 
 def test_files_are_counted_and_neither_samples_nor_series(lawful):
     files = lawful.drift.rows["source"].nunique()
-    assert judged(lawful)["drift-everywhere"].n == f"{files} files"
+    assert judged(lawful)["coarser-is-worse"].n == f"{files} files"
     one = lawful.drift.rows.assign(source=lawful.drift.rows["sample"] % 3)
-    at_lengths = lawful.lengths.rows.assign(source=lawful.lengths.rows["sample"] % 3)
-    few = judged(changed(lawful, drift=one, lengths=at_lengths))["drift-everywhere"]
+    few = judged(changed(lawful, drift=one))["coarser-is-worse"]
     assert (few.verdict, few.n) == ("undecided", "3 files (too few)")
 
 
-def test_equal_bits_at_drawn_lengths_contradict_drift_at_a_fixed_one(lawful):
-    rows = lawful.lengths.rows
-    equal = rows.assign(differing_share=rows["dtype"].ne("bfloat16") * 0.5)
-    said = judged(changed(lawful, lengths=equal))["drift-everywhere"]
+def test_most_models_are_not_one_however_many_texts_it_reads(lawful):
+    said = judged(lawful)["drift-everywhere"]
+    assert (said.verdict, said.n) == ("undecided", "2 models (too few)")
+    said = judged(of_six_models(lawful))["drift-everywhere"]
+    assert (said.verdict, said.n) == ("reproduced", "6 models (few)")
+
+
+def test_equal_bits_at_drawn_lengths_in_one_dtype_contradict_drift_at_a_fixed_one(lawful):
+    models = of_six_models(lawful)
+    rows = models.lengths.rows
+    equal = rows["dtype"] == "bfloat16"
+    said = judged(changed(models, lengths=rows.assign(differing_share=~equal * 0.5)))["drift-everywhere"]
     assert said.verdict == "refuted"
-    assert "small-llama bf16, 11 to 58 tokens 0.00" in said.here
-    assert "20 tokens 1.00" in said.here
+    assert "small-llama0 bf16 0% at 11 to 58" in said.here
+    assert "small-llama0 bf16 100% at 20" in said.here
+    # In some of the models only, it decides nothing.
+    some = equal & rows["model"].str.endswith(("0", "1", "2"))
+    said = judged(changed(models, lengths=rows.assign(differing_share=~some * 0.5)))["drift-everywhere"]
+    assert said.verdict == "undecided"
     # Control: where no lengths were drawn, the fixed length decides.
-    assert judged(dataclasses.replace(lawful, lengths=None))["drift-everywhere"].verdict == "reproduced"
+    assert judged(dataclasses.replace(models, lengths=None))["drift-everywhere"].verdict == "reproduced"
+
+
+def test_sixteen_bits_matter_where_tokens_change_and_not_where_a_divergence_passes_a_bound_of_ours(lawful):
+    rows = lawful.drift.rows.assign(kl_nats=1.0)
+    assert judged(changed(lawful, drift=rows))["sixteen-bits-matter"].verdict == "undecided"
+    flips = rows.assign(top1_flip=(rows["sample"] % 3 == 0) & (rows["dtype"] != "float32"))
+    assert judged(changed(lawful, drift=flips))["sixteen-bits-matter"].verdict == "reproduced"
+    # In one of the two dtypes alone, as here in bf16, it stays open.
+    bf16 = rows.assign(top1_flip=flips["top1_flip"] & (rows["dtype"] == "bfloat16"))
+    assert judged(changed(lawful, drift=bf16))["sixteen-bits-matter"].verdict == "undecided"
 
 
 def test_the_table_of_lengths_counts_texts_with_equal_bits_and_gives_few_files_no_interval(lawful):
@@ -269,25 +295,25 @@ def test_lengths_beside_a_fixed_one_go_from_half_of_it_to_three_times(settings, 
 def test_bounds_of_ours_are_tried_at_a_third_and_three_times(lawful):
     rows = lawful.drift.rows.assign(kl_nats=2e-6)
     said = judged(changed(lawful, drift=rows))["fp32-imperceptible"]
-    assert said.verdict == "refuted"
-    assert "our bound of 1e-06: refuted at 3.33e-07 and reproduced at 3e-06" in said.here
+    assert said.verdict == "undecided"
+    assert "our bound of 1e-06: undecided at 3.33e-07 and reproduced at 3e-06" in said.here
 
 
 def test_weights_that_are_not_the_documents_decide_in_kind_only(lawful):
     own = [about | {"weights": "local"} for about in lawful.drift.about["models"]]
-    assert judged(with_models(lawful, own))["drift-everywhere"].verdict == "reproduced in kind"
+    assert judged(with_models(lawful, own))["coarser-is-worse"].verdict == "reproduced in kind"
     # As many parameters as a model of the documents: a folder with the real checkpoint.
     real = [about | {"weights": "local", "parameters": 6_738_546_688} for about in lawful.drift.about["models"]]
-    assert judged(with_models(lawful, real))["drift-everywhere"].verdict == "reproduced"
+    assert judged(with_models(lawful, real))["coarser-is-worse"].verdict == "reproduced"
     mixed = [lawful.drift.about["models"][0], lawful.drift.about["models"][1] | {"weights": "stand-in"}]
-    assert judged(with_models(lawful, mixed))["drift-everywhere"].verdict == "reproduced in kind"
+    assert judged(with_models(lawful, mixed))["coarser-is-worse"].verdict == "reproduced in kind"
 
 
 @pytest.mark.parametrize("weights", ["package", "gguf", "local", "hub"])
 def test_a_real_model_that_is_not_the_documents_stands_between_theirs_and_a_toy(lawful, weights):
     def found(*models: dict) -> str:
         first, second = lawful.drift.about["models"]
-        return judged(with_models(lawful, [first | models[0], second | models[-1]]))["drift-everywhere"].verdict
+        return judged(with_models(lawful, [first | models[0], second | models[-1]]))["coarser-is-worse"].verdict
 
     another = {"weights": weights, "parameters": 200_000_000, "hub_id": "somebody/elses"}
     assert found(another) == "reproduced on another real model"

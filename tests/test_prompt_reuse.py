@@ -24,7 +24,7 @@ from kvreport.chapters.prompt_reuse import (
 )
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
-from kvreport.publishing import documents
+from kvreport.publishing import documents, judging
 from kvreport.publishing import statements as checking
 
 # Full stop and word are one piece in this text, so its vocabulary joins them as Llama-3's does.
@@ -388,6 +388,15 @@ def test_precision_explains_what_the_finest_dtype_does_not_show(results, mismatc
     assert found.n == "4 prompts (few)"
     planted.__dict__["written"] = planted.written[planted.written["item"] < "3"]
     assert claims.CHECKS["precision-explains"](planted).verdict == "undecided"
+
+
+def test_a_cause_of_a_symptom_that_was_not_seen_is_plausible_at_most(results):
+    planted = four_prompts(results, {"float32": False, "bfloat16": False}, {"float32": True, "bfloat16": True})
+    check = claims.CHECKS["precision-explains"]
+    evidence = dataclasses.replace(check.measure(planted), weights="hub")
+    assert judging.judge(check.rule, evidence).verdict == "plausible cause"
+    # Control: had the thread's own prompts shown it.
+    assert judging.judge(dataclasses.replace(check.rule, unseen=""), evidence).verdict == "other cause"
 
 
 def test_rounding_is_told_for_each_case_whose_ids_continue(results):

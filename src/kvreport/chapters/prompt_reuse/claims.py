@@ -133,7 +133,8 @@ CHECKS = {
                 other_cause(every(FINE, "above", HALF), every(CONTINUED, "below", HALF)),
                 reproduced(every(FINE, "below", HALF), every(COARSE, "above", HALF)),
                 refuted(every(FINE, "above", HALF)),
-            )
+            ),
+            unseen="the thread's own prompts do not show its symptom in the vocabulary that was run",
         ),
         _precision_explains,
     ),
