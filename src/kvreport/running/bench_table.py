@@ -6,6 +6,7 @@ import pandas as pd
 
 from kvbook import paths
 from kvbook.runs import records
+from kvreport.publishing import processors
 
 EXPERIMENT = "bench"
 
@@ -42,9 +43,9 @@ def latest() -> dict[str, records.Run]:
     return dict(sorted(by_processor.items()))
 
 
-def heading(processor: str) -> str:
-    """Name a processor in words that a narrow column can break."""
-    return processor.replace("ONEDNN_MAX_CPU_ISA=", "held to ")
+def heading(run: records.Run) -> str:
+    """Name the processor of a bench in words that a narrow column can break."""
+    return processors.label([run.about["machine"]]).replace("ONEDNN_MAX_CPU_ISA=", "held to ")
 
 
 def beside(runs: Mapping[str, records.Run]) -> pd.DataFrame:

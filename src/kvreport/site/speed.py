@@ -22,5 +22,5 @@ def markdown(_context: Context) -> str:
         f"Drift on `{settings['model']}` ({settings['weights']} weights), "
         f"statistics and decoding in the full-size architecture of `{settings['shape']}` with random weights. {made}."
     )
-    ratios = bench.beside(runs).rename(columns=bench.heading)
+    ratios = bench.beside(runs).rename(columns={name: bench.heading(run) for name, run in runs.items()})
     return table_directive({"caption": caption, "name": "tab-speed", "csv": ratios.to_csv(index=False)})

@@ -52,7 +52,7 @@ def markdown(_context: Context) -> str:
         return ""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["what", "target", *map(bench.heading, runs)])
+    writer.writerow(["what", "target", *map(bench.heading, runs.values())])
     for target in TARGETS:
         writer.writerow([target.what, target.words, *(_met(target, run.rows) for run in runs.values())])
     caption = (
