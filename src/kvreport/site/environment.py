@@ -40,6 +40,8 @@ def recorded_processors(_context: Context) -> str:
         machine = json.loads((paths.RECORDED_RUNS / folder / "run.json").read_text("utf-8")).get("machine")
         if machine:
             machines.setdefault(machine["processor"], []).append(machine)
+    if not machines:
+        return "No run is cited."
     rows = [["the system's name", "recorded by the runs", "of runs", "from notes, for the others"]]
     for name, of in machines.items():
         told = [machine for machine in of if processors.is_recorded(machine)]
