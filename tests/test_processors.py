@@ -1,5 +1,6 @@
 """Processors: what pages call them, and verdicts, statements and numbers on each of them."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,12 @@ from kvbook.runs import evidence
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.records import Run
 from kvbook.settings import Settings
-from kvreport.publishing import captions, documents, evaluated, processors, provenance, verdicts
+from kvreport.publishing import captions, documents, evaluated, processors, provenance, statements, verdicts
 from kvreport.publishing.chapter_results import ChapterResults
 from kvreport.publishing.judging import Check, Evidence, fact
 from kvreport.publishing.rules import Bound, Quantity, Rule, every, refuted, reproduced
 from kvreport.publishing.statements import module_of
-from kvreport.site import inserts, ledger
+from kvreport.site import environment, inserts, ledger
 from kvreport.site.context import Context
 
 XEON, EPYC = "Intel(R) Xeon(R) Processor", "AMD EPYC"
@@ -199,6 +200,25 @@ def test_a_slot_names_the_maker_whose_number_it_shows():
     assert captions.filled("{glue:text}`speed@Other`", numbers) == "not recorded there"
     with pytest.raises(UserError, match="`nosuch@AMD` is nowhere computed"):
         captions.filled("{glue:text}`nosuch@AMD`", numbers)
+
+
+def test_a_statement_is_not_run_on_a_processor_without_the_run():
+    statement = statements.Statement(every(SPEED, "above", TWICE), lambda results: [fact(results.times.about["speed"])])
+    assert statements.check(statement, timed(None)).outcome == "not run"
+    # Control: with the run it is.
+    assert [statements.check(statement, timed(speed)).outcome for speed in (3, 1)] == ["holds", "fails"]
+
+
+def test_a_table_tells_what_runs_recorded_of_their_processor_from_what_notes_say(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RECORDED_RUNS", tmp_path)
+    for name, about in {"old": machine(EPYC), "new": machine(EPYC, GENOA)}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"machine": about}))
+    monkeypatch.setattr(evidence, "manifest", lambda: {"a_chapter": {"published": ["old", "new"]}})
+    kind = '"AMD EPYC (Zen 4, avx512_bf16)"'
+    assert f"AMD EPYC,{kind},1 of 2,{kind}" in environment.recorded_processors(None)
+    monkeypatch.setattr(evidence, "manifest", lambda: {"a_chapter": {"published": ["old"]}})
+    assert f"AMD EPYC,,0 of 1,{kind}" in environment.recorded_processors(None)
 
 
 # Headlines
