@@ -59,7 +59,7 @@ def _ratio(coarse: str, fine: str, over: float = 1) -> Callable[[Results], list[
         units = found.drift.rows["source"].nunique()
         rows = found.ratios[(found.ratios["coarse"] == coarse) & (found.ratios["fine"] == fine)]
         return [
-            Measured(row.model, estimates.Estimate(*(end / over for end in (e.value, e.low, e.high))), units)
+            Measured(row.model, estimates.Estimate(*(end / over for end in (e.value, e.low, e.high)), e.kind), units)
             for row in rows.itertuples()
             for e in [row.sampling]
         ]
