@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -73,6 +74,54 @@ def test_sentences_checks_numbers_and_slots_belong_together(chapter):
         and not re.search(rf"{chapter.stem}\.ipynb::{key}[:@]", elsewhere)
     }
     assert unused == set()
+
+
+# Of one processor is a line that names it.
+ON_ONE_PROCESSOR = re.compile(r"Intel|AMD|this processor|`processor`")
+
+
+def has_digits_that_another_run_does_not_share(printed: str, there: str) -> bool:
+    """Tell whether two runs differ by a hundred units of the last digit that is printed; counts of so many are exact."""
+    values = [re.search(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", text) for text in (printed, there)]
+    if None in values or any(re.search(r"\d of \d", text) for text in (printed, there)):
+        return False
+    one, other = (value[0].replace(",", "") for value in values)
+    zeros = 0 if "." in one else len(one) - len(one.rstrip("0"))
+    last = 10.0 ** (zeros - len(one.partition(".")[2]))
+    return abs(float(one) - float(other)) >= 100 * last
+
+
+@BY_NAME
+def test_a_number_has_no_digits_that_two_processors_do_not_share(chapter):
+    numbers = evaluated.published(chapter.name)["numbers"]
+    front = (paths.ROOT / "index.md").read_text("utf-8")
+    front = re.sub(rf"chapters/{chapter.stem}.ipynb::(\w+):s", r"\1", front)
+    lines = [line for line in f"{prose(chapter)}\n{front}".splitlines() if not ON_ONE_PROCESSOR.search(line)]
+    written = {match["key"] for line in lines for match in captions.SLOT.finditer(line)}
+    found = {
+        key: (numbers[key], there)
+        for key in written & set(numbers)
+        for name, there in numbers.items()
+        if name.startswith(f"{key}@") and has_digits_that_another_run_does_not_share(numbers[key], there)
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("printed", "there", "found"),
+    [
+        ("14,191 [13,426, 14,911]", "15,803 [14,683, 16,989]", True),
+        ("14,000 [13,000, 15,000]", "16,000 [15,000, 17,000]", False),
+        ("at about 1,335 tokens", "at about 1,094 tokens", True),
+        ("75.6", "48.2", True),
+        ("76", "48", False),
+        ("0.67 [0.65, 0.69]", "1.00 [0.95, 1.06]", False),
+        ("61 of 3,200", "470 of 24,000", False),
+        ("ast.py", "12", False),
+    ],
+)
+def test_control_digits_beyond_what_two_runs_share_are_found(printed, there, found):
+    assert has_digits_that_another_run_does_not_share(printed, there) is found
 
 
 @BY_NAME
@@ -226,6 +275,18 @@ def test_a_run_agrees_differs_or_is_not_comparable():
     assert statements.compare(holds, open_, True) == "not resolved"
     assert statements.compare(holds, fails, False) == "not comparable"
     assert statements.compare(holds, nothing, False) == "not run"
+
+
+def test_a_tally_says_of_how_much_a_run_says_nothing():
+    counts = Counter({"agrees": 75, "not comparable": 80, "not resolved": 33})
+    assert sentences._tally(counts, "This run") == (
+        "This run can decide 75 of 188 statements. Of these 75 agree with the book and 0 differ. "
+        "It says nothing of the others: 80 about another model or processor and 33 for which it has too few texts."
+    )
+    assert sentences._tally(Counter({"differs": 1}), "It") == (
+        "It can decide 1 of 1 statements. Of these 0 agree with the book and 1 differs."
+    )
+    assert "Of these" not in sentences._tally(Counter({"not run": 2}), "It")
 
 
 def test_an_experiment_without_a_model_leaves_a_run_comparable():

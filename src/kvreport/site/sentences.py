@@ -110,7 +110,6 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
         rule = "; ".join(filter(None, [f"{found['rule']} ({found['scope']})", found["elsewhere"]]))
         rows.append([label, rule, there, here["told"], here["comparison"]])
     counts = Counter(row[-1] for row in rows[1:])
-    line = _counted(counts)
     table = table_directive(
         {
             "name": table_of(chapter),
@@ -119,8 +118,7 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
             "csv": _csv(rows),
         }
     )
-    count = len(rows) - 1
-    return f"Of {count} statement{'s' * (count != 1)}: {line}.\n\n{table}"
+    return f"{_tally(counts, 'This run')}\n\n{table}"
 
 
 def _there(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
@@ -169,16 +167,26 @@ def _csv(rows: Iterable[Iterable[str]]) -> str:
     return lines.getvalue()
 
 
-def _counted(counts: Counter[str]) -> str:
-    """Write how many statements have each outcome; of several they agree or differ."""
-    plural = {"agrees": "agree", "differs": "differ"}
-    return ", ".join(
-        f"{n} {outcome if n == 1 else plural.get(outcome, outcome)}" for outcome, n in counts.most_common()
-    )
+# Why a run says nothing of a statement, neither for it nor against it.
+_SILENT = {
+    "not comparable": "{} about another model or processor",
+    "not resolved": "{} for which it has too few texts",
+    "not run": "{} that it did not run",
+}
+
+
+def _tally(counts: Counter[str], run: str) -> str:
+    """Say what a run decides of the statements, and why it says nothing of the others."""
+    agree, differ = counts["agrees"], counts["differs"]
+    said = f"{run} can decide {agree + differ} of {counts.total()} statements."
+    if agree + differ:
+        said += f" Of these {agree} agree{'s' * (agree == 1)} with the book and {differ} differ{'s' * (differ == 1)}."
+    silent = [words.format(counts[outcome]) for outcome, words in _SILENT.items() if counts[outcome]]
+    return f"{said} It says nothing of the others: {wording.listed(silent)}." if silent else said
 
 
 def outcomes(chapters: Iterable[Chapter]) -> str:
-    """Count in one line how this machine's runs compare with the book's."""
+    """Say how this machine's runs compare with the book's, and of how much they say nothing."""
     counts: Counter[str] = Counter()
     for chapter in chapters:
         if (book := evaluated.published(chapter.name)) is None:
@@ -188,5 +196,4 @@ def outcomes(chapters: Iterable[Chapter]) -> str:
             (one["comparison"] for one in own["statements"].values()) if own else ["not run"] * len(book["statements"])
         )
         counts.update(found)
-    line = _counted(counts)
-    return f"On the machine that built this site, of {counts.total()} statements: {line}."
+    return _tally(counts, "The run that built this site")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from kvbook.measuring import estimates
+from kvbook.measuring.estimates import two_digits
 from kvreport.chapters.which_path_is_right import path_errors, results, tables
 from kvreport.chapters.which_path_is_right.results import Results
 from kvreport.publishing.judging import UNFITTED, Measured, fact
@@ -197,6 +198,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "ratio_fp32": _one(_of("series", "ratio", "float32"), "{:.2f}"),
     "ratio_bf16": _one(_of("series", "ratio", "bfloat16"), "{:.2f}"),
     "control_bf16": _one(_of("series", "ratio", "bfloat16", path=path_errors.OFF_BY_ONE), "{:.0f}"),
+    "coarser_factor": lambda found: f"{two_digits(_coarser(found)[0].estimate.value):,.0f}",
     "coarser": lambda found: _coarser(found)[0].estimate.in_two_digits().text("{:,.0f}"),
     "apart_bf16": _one(_of("series", "apart", "bfloat16"), "{:.2f}"),
     "difference_bf16": _one(_of("quality", "difference", "bfloat16"), "{:.4f}"),
