@@ -181,14 +181,18 @@ def test_the_ledger_counts_a_claim_once_and_lists_what_differs_by_processor():
 
 
 def test_a_number_of_a_processor_without_the_run_reads_not_recorded_there():
-    module = type("", (), {"NUMBERS": {"speed": lambda found: f"{found.times.about['speed']:.0f}"}})
+    speed = {
+        "speed": lambda found: f"{found.times.about['speed']:.0f}",
+        "guarded": lambda found: "run" if found.times else "not run",
+    }
+    module = type("", (), {"NUMBERS": speed})
     traced = provenance.traced(Results)
 
     def numbers(speed):
         return evaluated._numbers_there("a_chapter", module, traced.of_runs(timed(speed).runs), "Maker One")
 
-    assert numbers(3) == {"processor": "Maker One", "speed": "3"}
-    assert numbers(None) == {"processor": "Maker One", "speed": "not recorded there"}
+    assert numbers(3) == {"processor": "Maker One", "speed": "3", "guarded": "run"}
+    assert numbers(None) == {"processor": "Maker One"} | dict.fromkeys(speed, "not recorded there")
     # Control: another fault than a missing run is raised.
     with pytest.raises(ValueError, match="Unknown format"):
         numbers("fast")

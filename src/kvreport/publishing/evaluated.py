@@ -183,12 +183,13 @@ def _number_or_not(chapter: str, key: str, give: Callable[[Any], str], results: 
     # Drops what was read for the number before.
     results.runs_read()
     try:
-        return _number(chapter, key, give, results)
+        text = _number(chapter, key, give, results)
     # What lacks a run, or an estimate because of that, fails in one of these ways.
     except (AttributeError, LookupError, ValueError):
         if not results.read_what_is_not_there():
             raise
         return NOT_RECORDED
+    return NOT_RECORDED if text == "not run" and results.read_what_is_not_there() else text
 
 
 def _number(chapter: str, key: str, give: Callable[[Any], str], results: Any) -> str:
