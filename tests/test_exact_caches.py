@@ -75,6 +75,16 @@ def test_under_the_switch_all_rows_of_all_ways_are_equal(ways):
     assert (exact["max_abs"] == 0).all()
 
 
+def test_published_rows_of_the_real_model_reach_from_17_to_2049_tokens_in_every_dtype_on_one_thread_and_on_two():
+    rows = Results.of_book().lengths.rows
+    assert set(rows["model"]) == {"SmolLM2-135M-Instruct"}
+    longest = rows[rows["n_tokens"] == 2049]
+    assert rows["n_tokens"].min() == 17
+    assert set(zip(longest["dtype"], longest["threads"], strict=True)) == {
+        (dtype, threads) for dtype in ("float32", "float16", "bfloat16") for threads in (1, 2)
+    }
+
+
 def test_the_chunks_make_up_the_text_and_generate_writes_it(llama, ids):
     assert sum(paths.chunks(ids.shape[1])) == ids.shape[1]
     with torch.inference_mode():
@@ -193,6 +203,11 @@ def test_figures_and_tables_are_made_of_the_rows(results):
     assert (shown["row-invariant, fp32"].iloc[0], shown["row-invariant, fp32"].iloc[-1]) == ("40 of 40", "20 of 20")
     assert tables.cost_shown(results.cost.rows)["phase"].tolist() == ["prefill", "decode"]
     assert (tables.ladder_shown(results.rungs)["identical rows"].iloc[5]) == "40 of 40"
+    by_length = tables.lengths_table(results.lengths.rows)
+    assert by_length["tokens"].tolist() == [9, 40]
+    # Two texts in two dtypes, each fed in three ways.
+    assert by_length["row-invariant, all dtypes"].tolist() == ["108 of 108", "480 of 480"]
+    assert by_length["texts"].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(("share", "written"), [(0.0, "0"), (0.1, "<1"), (99.9, ">99"), (100.0, "100"), (40.4, "40")])
@@ -206,10 +221,13 @@ def test_some_rows_are_not_rounded_to_none_and_most_not_to_all(share, written):
 @pytest.fixture(scope="module")
 def lawful(results):
     """Rows that bear out every statement, of forty files."""
-    ways, rungs = (
+    ways, rungs, long_texts = (
         pd.concat([run.rows.assign(source=lambda r, k=k: r["source"] + str(k)) for k in range(20)])
-        for run in (results.ways, results.ladder)
+        for run in (results.ways, results.ladder, results.lengths)
     )
+    long_texts = long_texts.assign(sample=long_texts["source"] + long_texts["sample"].astype(str))
+    of_stock = long_texts["arithmetic"] == paths.STOCK
+    long_texts = long_texts.assign(equal_rows=long_texts["rows"].where(~of_stock, 0))
     stock = (ways["arithmetic"] == paths.STOCK) & (ways["dtype"] == "float32")
     ways = ways.assign(equal_rows=ways["rows"].where(~stock, 0))
     alone = rungs["rung"].isin(["attention", "products"])
@@ -221,7 +239,7 @@ def lawful(results):
     cost = pd.concat(
         [first.assign(repeat=k, source=k, sample=k, prefill_s=seconds, decode_s=seconds) for k in range(6)]
     )
-    return changed(results, ways=ways, ladder=rungs, cost=cost)
+    return changed(results, ways=ways, ladder=rungs, cost=cost, lengths=long_texts)
 
 
 def outcome(results, name):
@@ -231,6 +249,8 @@ def outcome(results, name):
 # Which run, which rows of it, and what is planted there.
 CONTRARY = {
     "no-row-differs": ("ways", lambda r: r["arithmetic"] == paths.EXACT, {"equal_rows": 0}),
+    "no-row-differs-at-length": ("lengths", lambda r: r["arithmetic"] == paths.EXACT, {"equal_rows": 0}),
+    "stock-differs-at-length": ("lengths", lambda r: r["n_tokens"] > 0, {"equal_rows": 40, "rows": 40}),
     "stock-differs-in-fp32": ("ways", lambda r: r["arithmetic"] == paths.STOCK, {"equal_rows": 20}),
     "products-alone-are-not-enough": ("ladder", lambda r: r["rung"] == "products", {"equal_rows": 20}),
     "attention-alone-is-not-enough-in-fp32": ("ladder", lambda r: r["rung"] == "attention", {"equal_rows": 20}),
@@ -274,10 +294,17 @@ def test_a_statement_on_one_processor_says_nothing_of_another(lawful, name):
     assert outcome(lawful_for(name, lawful, "another"), name) == "not run"
 
 
-def test_a_single_differing_row_of_one_model_is_seen(lawful):
-    rows = lawful.ways.rows.reset_index(drop=True)
+@pytest.mark.parametrize(("which", "name"), [("ways", "no-row-differs"), ("lengths", "no-row-differs-at-length")])
+def test_a_single_differing_row_is_seen(lawful, which, name):
+    rows = getattr(lawful, which).rows.reset_index(drop=True)
     rows.loc[rows[rows["arithmetic"] == paths.EXACT].index[-1], "equal_rows"] -= 1
-    assert outcome(changed(lawful, ways=rows), "no-row-differs") == "fails"
+    assert outcome(changed(lawful, **{which: rows}), name) == "fails"
+
+
+def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(results):
+    # Two texts of 20 tokens in two dtypes; six ways score all rows, and `generate` half of them.
+    assert said.NUMBERS["exact_rows"](results) == said.NUMBERS["exact_rows_others"](results) == "520 of 520"
+    assert said.NUMBERS["exact_rows_long"](results) == "588 of 588"
 
 
 def test_statements_and_prices_that_were_not_run_say_so(lawful):

@@ -36,6 +36,26 @@ def _differing(found: Results) -> list[Measured]:
     ]
 
 
+def _differing_at_length(found: Results) -> list[Measured]:
+    """Count the rows of texts of many lengths that differ in row-invariant mode, by dtype."""
+    if found.lengths is None:
+        return []
+    rows = found.lengths.rows[found.lengths.rows["arithmetic"] == paths.EXACT]
+    return [_counted(DTYPES[dtype], part) for dtype, part in rows.groupby("dtype", sort=False)]
+
+
+def _stock_at_length(found: Results) -> list[Measured]:
+    """Measure the share of texts of many lengths with a row that differs with stock arithmetic, by dtype."""
+    if found.lengths is None:
+        return []
+    rows = found.lengths.rows[found.lengths.rows["arithmetic"] == paths.STOCK]
+    texts = rows.groupby(["dtype", "sample", "source"], sort=False)[["rows", "equal_rows"]].sum().reset_index()
+    return [
+        Measured(DTYPES[dtype], *estimates.share_over(part, part["equal_rows"] < part["rows"]))
+        for dtype, part in texts.groupby("dtype", sort=False)
+    ]
+
+
 def _stock(found: Results, dtype: str, way: str = SINGLE) -> list[Measured]:
     """Measure the share of texts all of whose rows are identical with stock arithmetic, by model."""
     if found.ways is None:
@@ -115,6 +135,16 @@ STATEMENTS: dict[str, Statement[Results]] = {
         ),
         _differing, headline=True,
     ),
+    "no-row-differs-at-length": Statement(
+        every(
+            Quantity(f"{_DIFFER} in row-invariant mode", "", "dtype", "{:.0f}", "all rows that were run"), "at most", _NONE
+        ),
+        _differing_at_length, headline=True,
+    ),
+    "stock-differs-at-length": Statement(
+        every(Quantity("share of texts with a row that is not bitwise identical, stock", "file", "dtype"), "above", HALF),
+        _stock_at_length, scope="this processor",
+    ),
     "stock-differs-in-fp32": Statement(
         every(Quantity(f"{_TEXTS}, stock, token by token", "file", "model"), "below", _QUARTER),
         lambda found: _stock(found, "float32"), scope="this processor",
@@ -155,15 +185,33 @@ STATEMENTS: dict[str, Statement[Results]] = {
 
 
 def _rows(arithmetic: str, way: str | None = None, dtype: str | None = None) -> Callable[[Results], str]:
-    """Count identical rows of all."""
+    """Count identical rows of all that the chapter's model was fed in every way."""
 
     def give(found: Results) -> str:
-        table = found.shares[found.shares["arithmetic"] == arithmetic]
+        table = found.shares[(found.shares["arithmetic"] == arithmetic) & _is_own(found.shares)]
         table = table[table["way"] == way] if way else table
         table = table[table["dtype"] == dtype] if dtype else table
-        return f"{table['equal_rows'].sum():,} of {table['rows'].sum():,}"
+        return _of(table)
 
     return give
+
+
+def _is_own(rows: pd.DataFrame) -> pd.Series:
+    """Tell which rows are of the first model, the others being its company of other families."""
+    return rows["model"] == rows["model"].iloc[0]
+
+
+def _of(rows: pd.DataFrame) -> str:
+    return f"{rows['equal_rows'].sum():,} of {rows['rows'].sum():,}"
+
+
+def _others(found: Results) -> str:
+    return _of(found.shares[(found.shares["arithmetic"] == paths.EXACT) & ~_is_own(found.shares)])
+
+
+def _at_length(found: Results) -> str:
+    """Count identical rows of the texts of many lengths."""
+    return _of(found.lengths.rows[found.lengths.rows["arithmetic"] == paths.EXACT])
 
 
 def _price(found: Results) -> str:
@@ -174,12 +222,16 @@ def _price(found: Results) -> str:
 
 NUMBERS: dict[str, Callable[[Results], str]] = {
     "model": lambda found: found.ladder.about["models"][0]["name"],
-    "models": lambda found: str(found.ways.rows["model"].nunique()),
     "n_texts": lambda found: str(found.ways.rows["sample"].nunique()),
     "n_tokens": lambda found: str(found.ways.rows["n_tokens"].max()),
     "n_ways": lambda found: str(found.ways.rows["way"].nunique()),
     "n_rungs_texts": lambda found: str(found.ladder.rows["sample"].nunique()),
+    "n_others": lambda found: str(found.ways.rows["model"].nunique() - 1),
+    "n_long_texts": lambda found: str(found.lengths.rows["sample"].nunique()),
+    "long_lengths": lambda found: between(found.lengths.rows["n_tokens"], "{:,.0f}"),
     "exact_rows": _rows(paths.EXACT),
+    "exact_rows_others": _others,
+    "exact_rows_long": _at_length,
     "stock_steps_fp32": _rows(paths.STOCK, SINGLE, "float32"),
     "stock_steps_bf16": _rows(paths.STOCK, SINGLE, "bfloat16"),
     "error_ratio": lambda found: between((one.estimate.value for one in _errors(_FULL)(found)), "{:.2f}"),

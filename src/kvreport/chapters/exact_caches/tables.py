@@ -34,6 +34,18 @@ def ways_table(shares: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def lengths_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Count identical rows by length of the text: in row-invariant mode over all dtypes and ways, in stock by dtype."""
+    table = rows.groupby("n_tokens").agg(texts=("sample", "nunique"))
+    exact = rows["arithmetic"] == paths.EXACT
+    parts = {"row-invariant, all dtypes": rows[exact]}
+    parts |= {f"stock, {DTYPES[dtype]}": part for dtype, part in rows[~exact].groupby("dtype", sort=False)}
+    for name, part in parts.items():
+        sums = part.groupby("n_tokens")[["equal_rows", "rows"]].sum()
+        table[name] = sums["equal_rows"].map("{:,}".format) + " of " + sums["rows"].map("{:,}".format)
+    return table.reset_index(names="tokens")
+
+
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Summarise every rung."""
     both = rows[["error_rms", "step_error_rms"]].pow(2).mean(axis=1).pow(0.5)
