@@ -434,7 +434,7 @@ def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypat
     monkeypatch.setattr(evaluated, "own", lambda name, folders: own)
     text = said()
     assert f"[your run differs](#{sentences.table_of(planning.plan()[0].name)})" in text
-    assert "Of 1 statement: 1 differs." in text
+    assert "This run can decide 1 of 1 statements. Of these 0 agree with the book and 1 differs." in text
     own["statements"]["grows"]["comparison"] = "agrees"
     assert "your run differs" not in said()
 
