@@ -7,7 +7,7 @@ from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import drift_by_position, first_divergence, laid_out, results, tables, variants
 from kvreport.chapters.does_it_matter.results import Results
 from kvreport.publishing.judging import Measured, fact, with_units
-from kvreport.publishing.rules import HALF, Bound, Quantity, every
+from kvreport.publishing.rules import Bound, Quantity, every
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.wording import DTYPES, between
 
@@ -220,7 +220,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     ),
     "fp32-texts-stay": Statement(every(_SHARE, "below", _TENTH), _diverged(GREEDY, "float32"), headline=True),
     "sampled-texts-diverge": Statement(
-        every(_SHARE, "above", HALF), _diverged(SAMPLED, "bfloat16"), scope="this model"
+        every(_SHARE, "above", _FIFTH), _diverged(SAMPLED, "bfloat16"), scope="this model"
     ),
     "assisted-texts-diverge": Statement(
         every(_SHARE, "above", _FIFTH), _diverged(GREEDY, "bfloat16", ASSISTED), scope="this model"
