@@ -36,7 +36,10 @@ def test_decoding_is_measured_in_times_generate(ratio, said):
 def test_each_processor_has_a_column_and_what_its_bench_lacks_is_empty(monkeypatch):
     one = dict.fromkeys(("ratio", "lowest", "highest"), 1.0)
     rows = pd.DataFrame({"what": [target.what for target in targets.TARGETS]}).assign(**one)
-    runs = {"one": SimpleNamespace(rows=rows), "another": SimpleNamespace(rows=rows.iloc[1:])}
+    runs = {
+        name: SimpleNamespace(rows=some, about={"machine": {"processor": name}})
+        for name, some in (("one", rows), ("another", rows.iloc[1:]))
+    }
     monkeypatch.setattr(tables, "latest", lambda: runs)
     first, second = targets.markdown(None).splitlines()[-len(targets.TARGETS) - 1 :][:2]
     assert first.endswith("1.00: not met,")
