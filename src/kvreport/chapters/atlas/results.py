@@ -8,7 +8,7 @@ import pandas as pd
 
 from kvbook.runs.records import Run
 from kvreport.chapters.atlas import survey, tables
-from kvreport.publishing import wording
+from kvreport.publishing import processors
 from kvreport.publishing.chapter_results import ChapterResults
 
 EXPERIMENTS = (survey.EXPERIMENT,)
@@ -49,10 +49,10 @@ class Results(ChapterResults):
         return tables.by_path(self.rows)
 
     @cached_property
-    def processors(self) -> pd.DataFrame:
+    def by_processor(self) -> pd.DataFrame:
         """`tables.by_processor`, of every processor that the book has rows of."""
         return tables.by_processor(
-            {wording.processor(of.run.about["machine"]["processor"]): of.rows for of in self.of_each_processor()}
+            {processors.label([of.run.about["machine"]]): of.rows for of in self.of_each_processor()}
         )
 
     @cached_property

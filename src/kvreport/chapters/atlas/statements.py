@@ -76,6 +76,11 @@ def _undeclared(found: Results) -> dict[str, bool]:
     }
 
 
+def _differing(found: Results) -> int:
+    """Count the architectures that come out otherwise than in the rows that the book prints."""
+    return int((tables.compared(found.rows, Results.of_book().rows)["outcome"] == "differs").sum())
+
+
 def _recurrent(found: Results) -> int:
     """Count those that feed the prompt twice and hold what cannot be cropped."""
     return sum(
@@ -129,6 +134,10 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "prompt-fed-twice": Statement(
         every(Quantity(f"{_SHARE} take such a cache and are fed the prompt twice"), "above", _NINE_IN_TEN),
         _share(_twice, _whole_prompts),
+    ),
+    "verdicts-agree": Statement(
+        every(Quantity("architectures whose verdict another processor's rows change", form="{:.0f}"), "at most", _NONE),
+        lambda found: [fact(_differing(found))],
     ),
     "fp32-products-first": Statement(
         every(Quantity(f"{_SHARE} were searched in fp32 and begin with a linear layer"), "above", _NINE_IN_TEN),
