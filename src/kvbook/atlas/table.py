@@ -31,11 +31,12 @@ def _outcome(row: dict[str, Any], path: str) -> str:
     if PADDING_COUNTS in reasons.values() and _outcome(row, PADDED) == PADDING_CHANGES:
         return PADDING_CHANGES
     kind = kind_of(drift) if drift else None
-    if path == WHOLE and row.get(f"{path}, tokens fed", 0) > 1 and kind in (BUG, None):
-        return FED_TWICE
-    if kind == BUG and row["causal"]:
-        # Padding at once is a full pass: no cache takes part.
-        return PADDING_CHANGES if path == PADDED else BUG
+    if row["causal"]:
+        if path == WHOLE and row.get(f"{path}, tokens fed", 0) > 1 and kind in (BUG, None):
+            return FED_TWICE
+        if kind == BUG:
+            # Padding at once is a full pass: no cache takes part.
+            return PADDING_CHANGES if path == PADDED else BUG
     if row.get(f"{path}, error"):
         return RAISES
     if kind:
