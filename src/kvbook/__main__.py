@@ -175,6 +175,10 @@ def check(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="All dtypes; also windows, batch, padding, generate().")
     ] = False,
+    cache_dtype: Annotated[
+        str | None,
+        typer.Option(help="What the cache is meant to keep: float32, float16, bfloat16, fp8, int8, int4 or int2."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON; its schema is on the page of this command.")
     ] = False,
@@ -198,7 +202,7 @@ def check(
         )
     asked = CheckSettings.checked(
         model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
-        seed=seed, thorough=thorough,
+        seed=seed, thorough=thorough, cache_dtype=cache_dtype,
     )  # fmt: skip
     cores.settle()
     if prefix is not None and rest is not None:

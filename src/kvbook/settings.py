@@ -32,6 +32,9 @@ def several(value: Any) -> Any:
 DTypeName = Annotated[DType, BeforeValidator(_dtype)]
 # Those that quantized weights run in.
 SmallDType = Annotated[Literal["float32", "float16", "bfloat16"], BeforeValidator(_dtype)]
+# What a cache may be meant to keep its numbers in.
+CacheFormat = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4", "int2"]
+CacheDType = Annotated[CacheFormat, BeforeValidator(_dtype)]
 DTypes = Annotated[tuple[DTypeName, ...], BeforeValidator(several), Field(min_length=1)]
 
 

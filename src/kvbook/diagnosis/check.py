@@ -15,8 +15,8 @@ import transformers
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from kvbook import __version__, progress
-from kvbook.diagnosis import probe, reference_pass, thorough, verdict
-from kvbook.diagnosis.outcome import STATUS, Drift, Outcome, PathFound, Slope
+from kvbook.diagnosis import probe, reference_pass, storage, thorough, verdict
+from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.rows import rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
@@ -46,6 +46,8 @@ _LOOK_AT_LAYER = (
 _NOTHING = "none needed; for equal bits run the model in `with kvbook.exact.row_invariant():`"
 _OTHER_PATHS = "windows, long texts, batch, padding, static cache, generate(): --thorough"
 _GROUPED = "the grouped product of experts in float64, which it lacks: they ran one after the other"
+_HIDDEN_BELOW = "none needed; a fault that moves the logits by less than {:.1e} would hide below it"
+_DECLARE = "keep keys and values in the model's dtype, or pass --cache-dtype {} if they are meant to be in fewer bits"
 _FINER = "add a finer dtype, float64 first of all (--dtypes), or more texts (--samples)"
 
 
@@ -76,7 +78,7 @@ def check(settings: CheckSettings) -> Outcome:
     )  # fmt: skip
     if identity["parameters"] > _LARGE:
         _announce(config, identity, settings, texts)
-    rows, again, deep, left_out = [], [], [], {}
+    rows, again, deep, moves, left_out = [], [], [], [], {}
     use_cache, apart = None, False
     planned = settings.dtypes or DTYPES
     open_paths, too_far = thorough.paths_of(config, limit) if settings.thorough else ([], [])
@@ -99,9 +101,12 @@ def check(settings: CheckSettings) -> Outcome:
             if open_paths and len({row["dtype"] for row in deep}) < _ENOUGH:
                 deep += _deep(loaded.model, dtype, texts, open_paths)
                 open_paths = thorough.still_open(open_paths, deep)
-            if certain and worst(pd.DataFrame(rows), seed)[1].kind == "bug":
+            wrong = worst(pd.DataFrame(rows), seed)[1].kind == "bug"
+            if certain and wrong:
                 with _in_one_line(identity["name"]):
                     _refuse_reference(identity["name"], loaded.model, _most_wrong(found, texts))
+            if wrong or settings.cache_dtype:
+                moves += _moves(loaded.model, dtype, texts, settings, asks)
         except _OfTheModelError:
             raise
         except UserError as error:
@@ -114,9 +119,11 @@ def check(settings: CheckSettings) -> Outcome:
     if not rows:
         raise next(iter(left_out.values()))
     table = pd.DataFrame(rows)
-    fields = judged(table, use_cache, seed, pd.DataFrame(again) if again else None)
+    fields = judged(
+        table, use_cache, seed, pd.DataFrame(again) if again else None, pd.DataFrame(moves), settings.cache_dtype
+    )
     if deep:
-        fields = _with_paths(fields, thorough.findings(deep), paths)
+        fields = _with_paths(fields, thorough.findings(deep, _allowed(moves, settings.cache_dtype)), paths)
     return Outcome(
         model=identity["name"], weights=identity["weights"], layers=identity["layers"], parameters=identity["parameters"],
         device=settings.device, threads=torch.get_num_threads(),
@@ -130,7 +137,10 @@ def check(settings: CheckSettings) -> Outcome:
     )  # fmt: skip
 
 
-def judged(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame | None) -> dict[str, Any]:
+def judged(
+    rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame | None, moves: pd.DataFrame,
+    declared: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Give the fields of an `Outcome` that follow from the rows.
 
     Parameters
@@ -143,18 +153,30 @@ def judged(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
         Of the bootstrap.
     again : DataFrame or None
         The same with the cache asked for, where none came back.
+    moves : DataFrame
+        From `storage.rows_of`; empty where nothing was measured.
+    declared : str or None
+        What the cache is meant to keep keys and values in.
     """
     way, finding = worst(rows, seed)
     kinds = {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
-    cause, remedy = None, _NOTHING
-    if finding.kind == "undecided":
+    kind, why, cause, remedy = finding.kind, finding.why, None, _NOTHING
+    if kind == "undecided":
         remedy = _FINER
-    elif finding.kind == "bug":
+    elif kind == "bug":
         cause, remedy = _cause(rows, use_cache, seed, again)
+    stored = storage.storages(rows, moves) if len(moves) and kind in ("bug", "undecided") and cause is None else []
+    if stored and declared and stored[0].explains:
+        kind, why = INTENDED, stored[0].why(finding)
+        remedy = _HIDDEN_BELOW.format(storage.MOST * stored[0].drift)
+    elif stored and declared:
+        cause = stored[0].excess
+    elif kind == "bug" and (like := storage.nearest(stored)):
+        cause, remedy = like.looks_like, _DECLARE.format(like.name)
     return {
-        "verdict": finding.kind,
-        "status": STATUS[finding.kind],
-        "why": finding.why,
+        "verdict": kind,
+        "status": STATUS[kind],
+        "why": why,
         "path": way,
         "drift": [
             Drift(dtype=dtype, mean=_finite(mean), roundoffs=_finite(finding.roundoffs[dtype]))
@@ -164,11 +186,40 @@ def judged(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
         if finding.slope is None
         else Slope(value=finding.slope.value, low=finding.slope.low, high=finding.slope.high),
         "located": True,
-        "first_suspicious_layer": suspicious_layer(rows[rows["way"] == way]) if finding.kind == "bug" else None,
-        "paths": [PathFound(path=way, verdict=each.kind, detail=each.why) for way, each in kinds.items()],
+        "first_suspicious_layer": suspicious_layer(rows[rows["way"] == way]) if kind == "bug" else None,
+        "paths": [
+            PathFound(path=way, verdict=kind if each.kind == finding.kind else each.kind, detail=each.why)
+            for way, each in kinds.items()
+        ],
         "cause": cause,
         "remedy": remedy,
     }
+
+
+def _moves(
+    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], settings: CheckSettings, asks: dict[str, bool]
+) -> list[dict[str, Any]]:
+    """Measure what storage in fewer bits does: in the declared format, or else in every one."""
+    declared = settings.cache_dtype
+    names = [declared] if declared else storage.candidates(dtype)
+    try:
+        found = list(storage.rows_of(model, dtype, texts, names, settings.seed, **asks))
+    # A class may want more of its cache than what it hands over; undeclared, this would only have explained a verdict.
+    except Exception:
+        found = []
+    if any(row["drift"] for row in found):
+        return found
+    if declared:
+        raise _OfTheModelError(f"--cache-dtype {declared}: what rounding does to this model's cache cannot be measured")
+    return []
+
+
+def _allowed(moves: list[dict[str, Any]], declared: str | None) -> dict[str, float]:
+    """Give the drift of the logits that a declared format explains, by dtype."""
+    if not declared or not moves:
+        return {}
+    # A path reports the worst position of one text, which drifts further than last tokens do in the mean.
+    return {dtype: 2 * storage.MOST * part["drift"].mean() for dtype, part in pd.DataFrame(moves).groupby("dtype")}
 
 
 def _finite(number: float) -> float | None:

@@ -1,6 +1,6 @@
 """What a check found: for programs as JSON with a schema, for people as a dozen lines."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,7 +8,10 @@ from kvbook.diagnosis.verdict import Kind, count
 
 # Exit statuses.
 SOUND, BUG, COULD_NOT = 0, 1, 2
-STATUS: dict[Kind, int] = {"exact": SOUND, "rounding": SOUND, "bug": BUG, "undecided": COULD_NOT}
+# What a check says where the cache is meant to keep fewer bits, and its drift is theirs.
+INTENDED: Final = "intended storage precision"
+Verdict = Literal[Kind, "intended storage precision"]
+STATUS: dict[Verdict, int] = {"exact": SOUND, "rounding": SOUND, INTENDED: SOUND, "bug": BUG, "undecided": COULD_NOT}
 
 
 class _Part(BaseModel):
@@ -35,14 +38,14 @@ class PathFound(_Part):
     """One execution path, compared with the full pass."""
 
     path: str
-    verdict: Literal["exact", "rounding", "bug", "undecided", "not supported"]
+    verdict: Literal[Verdict, "not supported"]
     detail: str = Field(description="The number that decides, or why the path is not supported.")
 
 
 class Outcome(_Part):
     """What a check found."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     model: str
     weights: str = Field(description="Where the weights come from: hub, local, gguf, package, stand-in or random.")
     layers: int
@@ -51,8 +54,10 @@ class Outcome(_Part):
     threads: int
     texts: int
     tokens: int = Field(description="Tokens of the longest text.")
-    verdict: Kind
-    status: Literal[0, 1, 2] = Field(description="Exit status: 0 exact or rounding, 1 bug, 2 not decided.")
+    verdict: Verdict
+    status: Literal[0, 1, 2] = Field(
+        description="Exit status: 0 exact, rounding or intended storage precision, 1 bug, 2 not decided."
+    )
     why: str = Field(description="The rule that decided, with its number.")
     path: str = Field(description="The execution path on which the verdict rests: the worst one.")
     drift: list[Drift] = Field(description="By dtype, the finest first.")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvbook.settings import DTypes, TextSettings
+from kvbook.settings import CacheDType, DTypes, TextSettings
 
 
 class CheckSettings(TextSettings):
@@ -18,9 +18,13 @@ class CheckSettings(TextSettings):
         Texts, and tokens of each at most.
     thorough : bool
         Whether every dtype is run, and every path of `kvbook.diagnosis.thorough`.
+    cache_dtype : str or None
+        What the cache is meant to keep keys and values in: float32, float16, bfloat16, fp8, int8, int4 or int2; None for what
+        the model computes in.
     """
 
     dtypes: DTypes | None = None
     n_samples: Annotated[int, Field(ge=1)] = 4
     n_tokens: Annotated[int, Field(ge=4)] = 24
     thorough: bool = False
+    cache_dtype: CacheDType | None = None

@@ -1,5 +1,6 @@
 """Checking a loop of one's own: any function ``(ids, state) -> (logits, state)`` against one call on all tokens."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,8 +10,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from kvbook.diagnosis import verdict
-from kvbook.diagnosis.outcome import STATUS, PathFound
+from kvbook.diagnosis import storage, verdict
+from kvbook.diagnosis.outcome import INTENDED, STATUS, PathFound, Verdict
 from kvbook.errors import UserError
 from kvbook.measuring.agreement import UNIT_ROUNDOFF
 
@@ -35,7 +36,7 @@ class StepReport:
 
     Attributes
     ----------
-    verdict : {"exact", "rounding", "bug", "undecided"}
+    verdict : {"exact", "rounding", "intended storage precision", "bug", "undecided"}
         Of the worst path.
     why : str
         The rule that decided, with its number.
@@ -51,7 +52,7 @@ class StepReport:
         One verdict each.
     """
 
-    verdict: verdict.Kind
+    verdict: Verdict
     why: str
     path: str
     first_wrong: int | None = None
@@ -61,7 +62,7 @@ class StepReport:
 
     @property
     def status(self) -> int:
-        """0 for exact or rounding, 1 for a bug, 2 where nothing was decided."""
+        """0 for exact, rounding or intended storage precision, 1 for a bug, 2 where nothing was decided."""
         return STATUS[self.verdict]
 
     @property
@@ -81,7 +82,9 @@ class StepReport:
         return "\n".join(self.lines)
 
 
-def check_step(step: Step, ids: Any, *, modules: torch.nn.Module | None = None, dtype: str | None = None) -> StepReport:
+def check_step(
+    step: Step, ids: Any, *, modules: torch.nn.Module | None = None, dtype: str | None = None, cache_dtype: str | None = None
+) -> StepReport:  # fmt: skip
     """Compare a decoding loop with one call on all tokens.
 
     Parameters
@@ -96,6 +99,9 @@ def check_step(step: Step, ids: Any, *, modules: torch.nn.Module | None = None, 
         What `step` runs: its submodules' outputs are compared too, so that a bug is located.
     dtype : str, optional
         That `step` computes in, where it is not that of its logits.
+    cache_dtype : {"float32", "float16", "bfloat16", "fp8", "int8", "int4", "int2"}, optional
+        What the state is meant to keep its numbers in, where these are fewer bits than `step` computes with.  A quantized cache
+        of transformers says so itself.
 
     Returns
     -------
@@ -105,7 +111,7 @@ def check_step(step: Step, ids: Any, *, modules: torch.nn.Module | None = None, 
     Raises
     ------
     UserError
-        When the text is too short, or what `step` returns is no logits.
+        When the text is too short, what `step` returns is no logits, or a state of the declared kind cannot be changed.
 
     Examples
     --------
@@ -122,6 +128,8 @@ def check_step(step: Step, ids: Any, *, modules: torch.nn.Module | None = None, 
     length = ids.shape[-1]
     if length < _FEWEST:
         raise UserError(f"{length} tokens are too few to cut: give {_FEWEST} or more")
+    if cache_dtype not in (None, *storage.DECLARABLE):
+        raise UserError(f"cache_dtype {cache_dtype!r} is none of {', '.join(storage.DECLARABLE)}")
     run = _Run(step, ids, modules)
     dtype = dtype or run.dtype
     if dtype not in UNIT_ROUNDOFF:
@@ -138,17 +146,27 @@ def check_step(step: Step, ids: Any, *, modules: torch.nn.Module | None = None, 
     judged = {name: finding for name, finding in found.items() if finding is not None}
     order = ("exact", "rounding", "undecided", "bug")
     worst = max(judged, key=lambda name: order.index(judged[name].kind))
-    finding = judged[worst]
-    if finding.kind != "bug":
+    finding, declared = judged[worst], cache_dtype or run.declared
+    if finding.kind not in ("bug", "undecided") or (finding.kind == "undecided" and not declared):
         return StepReport(finding.kind, finding.why, worst, paths=paths)
     limit = verdict.LIMIT * UNIT_ROUNDOFF[dtype]
     with torch.no_grad():
-        if not run.is_causal(limit):
+        if finding.kind == "bug" and not run.is_causal(limit):
             why = "one call on all tokens gives earlier tokens other logits when later ones follow: nothing can agree with it"
             return StepReport("undecided", why, worst, paths=paths)
+        like = _storage(run, offs, dtype, declared)
+        if declared and like and like.explains:
+            wrong = ("bug", "undecided")
+            paths = [each.model_copy(update={"verdict": INTENDED}) if each.verdict in wrong else each for each in paths]
+            return StepReport(INTENDED, like.why(finding), worst, paths=paths)
+        if finding.kind == "undecided":
+            return StepReport("undecided", finding.why, worst, paths=paths)
         first = next(position for position, off in enumerate(offs[worst]) if not off <= limit)
         place = run.located(*_paths(length)[worst], limit) if modules is not None else None
         cause = _cause(worst, first, run)
+    if like:
+        meant = f"{like.looks_like}; if that is meant, pass cache_dtype={like.name!r}"
+        cause = f"{cause}; {like.excess}" if declared else meant
     return StepReport("bug", finding.why, worst, first, place, cause, paths)
 
 
@@ -172,6 +190,34 @@ def _cause(path: str, first: int, run: "_Run") -> str:
     return _FULL.format(first) if first > 1 else _AT_ONCE
 
 
+def _storage(
+    run: "_Run", offs: dict[str, np.ndarray | str], dtype: str, declared: str | None
+) -> storage.Storage | None:
+    """Compare the loop's differences with those of storage: in the declared format, or in the one that they are most like."""
+    found = [_ends(off) for off in offs.values() if not isinstance(off, str)]
+    names = [declared] if declared else storage.candidates(dtype)
+    try:
+        of_formats = run.moved(names)
+    # A state may be anything; without a declaration this would only have explained a verdict.
+    except Exception as error:
+        if declared:
+            raise UserError(
+                f"cache_dtype {declared}: the state cannot be copied and changed ({type(error).__name__})"
+            ) from error
+        return None
+    if declared and not of_formats[declared].any():
+        raise UserError(
+            f"cache_dtype {declared}: the state holds no numbers of floating point or of 8 bits to be changed"
+        )
+    compared = [storage.compared(name, found, _ends(off)) for name, off in of_formats.items()]
+    return compared[0] if declared else storage.nearest(compared)
+
+
+def _ends(offs: np.ndarray) -> np.ndarray:
+    """Give the mean over the positions that differ, and the largest."""
+    return np.array([offs[offs > 0].mean() if (offs > 0).any() else 0.0, offs.max()])
+
+
 def _judged(offs: np.ndarray | str, dtype: str) -> verdict.Finding | None:
     if isinstance(offs, str):
         return None
@@ -186,7 +232,8 @@ class _Run:
         self.step, self.ids, self.modules = step, ids, modules
         self.length = ids.shape[-1]
         with torch.no_grad():
-            logits = self._logits(step(ids, None)[0])
+            logits, state = step(ids, None)
+        logits, self.declared = self._logits(logits), storage.declared_by(state)
         self.dtype = str(logits.dtype).removeprefix("torch.")
         # Of the last token alone: then the call on all tokens is one on the tokens up to each.
         self.last_only = logits.shape[0] != self.length
@@ -242,6 +289,20 @@ class _Run:
         half = self.length // 2
         logits = self._logits(self.step(self.ids[..., :half], None)[0])
         return self._distance(self.expected(half - 1), logits[-1]) <= limit
+
+    def moved(self, names: list[str]) -> dict[str, np.ndarray]:
+        """Give each position's difference when the numbers of the state are moved, once, by steps of a format."""
+        found = {name: np.zeros(self.length) for name in names}
+        state = None
+        for position in range(self.length):
+            fed = self.ids[..., position : position + 1]
+            if position:
+                stock = self._logits(self.step(fed, copy.deepcopy(state))[0])[-1]
+                for name in names:
+                    other = self._logits(self.step(fed, storage.moved(state, name, position))[0])[-1]
+                    found[name][position] = self._distance(stock, other)
+            state = self.step(fed, state)[1]
+        return found
 
     def ignores_state(self) -> bool:
         """Tell whether the last token's logits are those without any context."""

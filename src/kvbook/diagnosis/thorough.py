@@ -3,8 +3,9 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from kvbook.diagnosis import feeding, reference_pass, verdict
 from kvbook.diagnosis.feeding import Fed, NoCache
-from kvbook.diagnosis.outcome import PathFound
+from kvbook.diagnosis.outcome import INTENDED, PathFound
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import hub
 
@@ -153,8 +154,8 @@ def rows_of(
             yield row
 
 
-def findings(rows: list[dict[str, Any]]) -> list[PathFound]:
-    """Judge every path."""
+def findings(rows: list[dict[str, Any]], allowed: Mapping[str, float] = MappingProxyType({})) -> list[PathFound]:
+    """Judge every path; `allowed` is the drift, by dtype, that a cache which is meant to keep fewer bits may have."""
     found = []
     for name, part in pd.DataFrame(rows).groupby("path", sort=False):
         lacking = part[part["lacks"].notna()]
@@ -162,7 +163,8 @@ def findings(rows: list[dict[str, Any]]) -> list[PathFound]:
             found.append(PathFound(path=name, verdict="not supported", detail=lacking["lacks"].iloc[0]))
             continue
         finding = verdict.judge(part.astype({"drift": float}))
-        found.append(PathFound(path=name, verdict=finding.kind, detail=finding.why))
+        meant = finding.kind == "bug" and all(drift <= allowed.get(dtype, 0) for dtype, drift in finding.drift.items())
+        found.append(PathFound(path=name, verdict=INTENDED if meant else finding.kind, detail=finding.why))
     return found
 
 

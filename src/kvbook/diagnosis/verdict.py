@@ -18,6 +18,9 @@ Slope
     with its whole interval it is nearer to a bug's, above 1/2 with its whole interval nearer to rounding's; if the interval
     holds 1/2 nothing is decided.
 
+No rule knows intent: a cache that keeps fewer bits than the model computes with is a bug here.  `kvbook.diagnosis.storage` tells
+those that are meant to.
+
 The interval takes in two uncertainties.  That over texts is bootstrapped over their files.  That over dtypes, for the
 constant in front of u differs between them (16-bit products are summed in 32 bits), is the fit's own standard error, but
 never less than `SCATTER` allows, since with two to four dtypes the residuals say little.

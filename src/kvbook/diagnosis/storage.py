@@ -1,0 +1,220 @@
+"""Storage in fewer bits, told from a defect by what it does to the logits.
+
+Rounding a number to a grid moves it by up to half a step: in the mean square by a twelfth of a step squared.  Moving one number
+in twelve by a whole step does the same, and also works on numbers that are on the grid already.  So the same is run twice, with
+and without such moves; a fault of the cache is in both runs or in neither, and what is left is what storage alone does.
+"""
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import Cache, PreTrainedModel
+
+from kvbook.diagnosis import probe, verdict
+from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.full_and_split import LastToken
+from kvbook.measuring.in_fp64 import widened
+from kvbook.models import corpus
+from kvbook.settings import CacheFormat
+
+# Bits of a significand, the leading one included; fp8 is e4m3.
+_SIGNIFICANDS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "fp8": 4}
+_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "fp8": 8}
+DECLARABLE = get_args(CacheFormat)
+# What a drift may look like.
+FORMATS = ("float32", "float16", "bfloat16", "int8", "fp8", "int4")
+# A cache holds these because it is meant to; beside them floats are scales.
+_NARROW = {torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2}
+# How many times as far as our rounding a declared format may move logits and hidden states: other scales, and tokens that were
+# written from rounded ones.  `tests/test_storage.py` holds it against stand-ins, and against faults that 8 bits do not explain.
+MOST = 3.0
+# How near a drift must be, at every layer, to look like a format's: closer, since nobody has declared it.
+_LIKE = 2.5
+
+
+def bits(name: str) -> int:
+    """Give the bits of a stored number."""
+    return _BITS[name] if name in _BITS else int(name.removeprefix("int"))
+
+
+def said(name: str) -> str:
+    """Name a format for a reader."""
+    return f"{bits(name)} bits ({name})"
+
+
+def candidates(dtype: str) -> list[str]:
+    """List the formats that hold fewer bits than a dtype."""
+    return [name for name in FORMATS if _SIGNIFICANDS.get(name, 0) < _SIGNIFICANDS[dtype]]
+
+
+def declared_by(state: Any) -> str | None:
+    """Name the format that a cache of transformers' quantized kinds is meant to keep; None for any other state."""
+    layers = getattr(state, "layers", None) or [None]
+    if not all(hasattr(layer, "_quantized_keys") for layer in layers):
+        return None
+    n_bits = getattr(layers[0], "nbits", None)
+    return "fp8" if n_bits is None else f"int{n_bits}"
+
+
+def moved(state: Any, name: str, seed: int = 0) -> Any:
+    """Copy a state, and move one in twelve of its stored numbers by a step of a format, up or down."""
+    copied = copy.deepcopy(state)
+    found = list(_tensors(copied, set()))
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in [each for each in found if each.dtype in _NARROW] or found:
+        chance = torch.rand(tensor.shape, generator=generator)
+        steps = (chance < 1 / 24).double() - (chance > 23 / 24).double()
+        numbers = tensor.detach().cpu().double()
+        limits = torch.finfo(tensor.dtype) if tensor.is_floating_point() else torch.iinfo(tensor.dtype)
+        step = _step(numbers, name) if tensor.is_floating_point() else 1.0
+        tensor.copy_((numbers + steps * step).clamp(limits.min, limits.max).to(tensor.dtype))
+    return copied
+
+
+def _step(numbers: torch.Tensor, name: str) -> torch.Tensor:
+    """Give the distance to a format's next number; integers share a scale along the last dimension."""
+    if integer := re.fullmatch(r"int(\d)", name):
+        return numbers.abs().amax(-1, keepdim=True) / max(1, 2 ** (int(integer[1]) - 1) - 1)
+    step = torch.ldexp(torch.ones_like(numbers), torch.frexp(numbers).exponent - _SIGNIFICANDS[name])
+    return step.where(numbers != 0, 0.0)
+
+
+def _tensors(state: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Find what a state holds: numbers of floating point or of 8 bits, more than one of them."""
+    if id(state) in seen or isinstance(state, torch.nn.Module):
+        return
+    seen.add(id(state))
+    if isinstance(state, np.ndarray) and state.dtype.kind in "fiu":
+        state = torch.from_numpy(state)
+    if isinstance(state, torch.Tensor):
+        # A single number is a scale or a counter.
+        if state.numel() > 1 and (state.is_floating_point() or state.dtype in _NARROW):
+            yield state
+    elif isinstance(state, dict | list | tuple):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from _tensors(part, seen)
+    elif hasattr(state, "__dict__"):
+        yield from _tensors(vars(state), seen)
+
+
+# Of a model.
+
+
+def rows_of(
+    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], names: list[str], seed: int = 0, **options: Any
+) -> Iterator[dict[str, Any]]:
+    """Measure how far each format moves the last token's logits and hidden states, in one call on an empty cache."""
+    with torch.inference_mode(), widened(model.dtype):
+        for text in texts:
+            ids = torch.tensor([text.ids], device=model.device)
+            stock = _read_through(model, ids, None, seed, **options)
+            for name in names:
+                other = _read_through(model, ids, name, seed + text.index, **options)
+                yield {
+                    "dtype": dtype, "format": name,
+                    "drift": probe.relative(stock.logits, other.logits, centred=True).item(),
+                    "layers": probe.relative(stock.hidden, other.hidden).tolist(),
+                }  # fmt: skip
+
+
+def _read_through(model: PreTrainedModel, ids: torch.Tensor, name: str | None, seed: int, **options: Any) -> LastToken:
+    """Run a text with a cache that keeps nothing: it gives back what enters it, some of the numbers moved.
+
+    What the model's own cache rounds is thus left out of both runs.  Not safe in threads, as a class's method is replaced.
+    """
+    stock, seeds = Cache.update, itertools.count(1000 * seed)
+
+    def update(_cache: Cache, *states: Any, **_more: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(moved(each, name, next(seeds)) if name else each for each in states[:2])
+
+    Cache.update = update
+    try:
+        return probe.last_tokens(model(ids, output_hidden_states=True, **options))[0]
+    finally:
+        Cache.update = stock
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What a format does to the logits, beside a drift.
+
+    Attributes
+    ----------
+    name : str
+        The format.
+    drift : float
+        Of the logits, that rounding each stored number to it gives; mean over texts.
+    least, most : float
+        How many times as far the cached pass is from the full pass, where that is least and where it is most: at the logits
+        and at every layer, on every path.
+    """
+
+    name: str
+    drift: float
+    least: float
+    most: float
+
+    @property
+    def explains(self) -> bool:
+        """Tell whether a declared format may be all that is behind the drift."""
+        return self.most <= MOST
+
+    @property
+    def is_alike(self) -> bool:
+        """Tell whether the drift is about the format's everywhere."""
+        return self.least >= 1 / _LIKE and self.most <= _LIKE
+
+    @property
+    def looks_like(self) -> str:
+        """Say what an undeclared drift is like; no more than that, for other faults may drift alike."""
+        return (
+            f"looks like storage in {said(self.name)}: rounding each stored number to that drifts by {self.drift:.1e}"
+        )
+
+    @property
+    def excess(self) -> str:
+        """Say that a declared format does not explain a drift."""
+        return (
+            f"storage in {said(self.name)} does not explain it: up to {self.most:,.0f} times what rounding to that does"
+        )
+
+    def why(self, finding: verdict.Finding) -> str:
+        """Say that a declared format explains a drift."""
+        dtype, drift = next(iter(finding.drift.items()))
+        times = f"{drift / self.drift:.1f} times that of rounding each stored number to {said(self.name)}"
+        return f"drift {drift:.1e} in {dtype}, {times}"
+
+
+def compared(name: str, found: list[np.ndarray], of_format: np.ndarray) -> Storage:
+    """Compare the drifts of several paths with those of a format, the logits' last; where both are zero they say nothing."""
+    of_each = np.broadcast_to(of_format, (len(found), len(of_format)))
+    somewhere = (np.stack(found) > 0) | (of_each > 0)
+    with np.errstate(divide="ignore"):
+        times = np.stack(found)[somewhere] / of_each[somewhere]
+    return Storage(name, float(of_format[-1]), float(times.min(initial=np.inf)), float(times.max(initial=0.0)))
+
+
+def storages(rows: pd.DataFrame, moves: pd.DataFrame) -> list[Storage]:
+    """Compare the drift of a check with that of every format, in the finest dtype in which both were measured."""
+    dtype = next(name for name in UNIT_ROUNDOFF if name in set(moves["dtype"]))
+    rows, moves = rows[rows["dtype"] == dtype], moves[moves["dtype"] == dtype]
+    found = [_places(part) for _, part in rows.groupby("way", sort=False)]
+    return [compared(name, found, _places(part)) for name, part in moves.groupby("format", sort=False)]
+
+
+def _places(part: pd.DataFrame) -> np.ndarray:
+    """Give the mean drift after every layer, and of the logits."""
+    return np.append(np.array(part["layers"].tolist()).mean(0), part["drift"].mean())
+
+
+def nearest(found: list[Storage]) -> Storage | None:
+    """Choose the format that a drift is most like; None where it is like none."""
+    alike = [each for each in found if each.is_alike]
+    return min(alike, key=lambda each: max(each.most, 1 / each.least)) if alike else None

@@ -1,0 +1,276 @@
+"""A cache that is meant to keep few bits is told from a defect, in `kvbook check` and in `check_step`."""
+
+import runpy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from small_models import asked
+from transformers import DynamicCache, QuantizedCache
+from transformers.cache_utils import DynamicLayer, Fp8QuantizedLayer
+
+import kvbook
+from kvbook import paths
+from kvbook.diagnosis import check, faults, outcome, storage
+from kvbook.diagnosis.rows import rows_of
+from kvbook.errors import UserError
+from kvbook.measuring import rounded_caches
+from kvbook.models import corpus, loading
+
+NARROW = {
+    "float16": lambda states: states.to(torch.float16).to(states.dtype),
+    "bfloat16": lambda states: states.to(torch.bfloat16).to(states.dtype),
+    "int8": lambda states: rounded_caches.rounded(states, 8),
+    "fp8": lambda states: states.to(torch.float8_e4m3fn).to(states.dtype),
+    "int4": lambda states: rounded_caches.rounded(states, 4),
+}
+
+
+def keep(patch: pytest.MonkeyPatch, narrow) -> None:
+    """Let every growing cache keep keys and values in few bits."""
+    stock = DynamicLayer.update
+    patch.setattr(
+        DynamicLayer, "update",
+        lambda self, keys, values, *rest, **more: stock(self, narrow(keys), narrow(values), *rest, **more),
+    )  # fmt: skip
+
+
+# What storage does to numbers.
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_moving_some_numbers_by_a_step_is_as_far_as_rounding_all_of_them(name):
+    numbers = torch.randn(64, 1024, 32, generator=torch.Generator().manual_seed(0))
+    rounding = (NARROW[name](numbers) - numbers).square().mean().sqrt().item()
+    assert (storage.moved([numbers], name)[0] - numbers).square().mean().sqrt().item() == pytest.approx(
+        rounding, rel=0.1
+    )
+    # Rounded already, it moves no less; rounded again, it would not move at all.
+    already = NARROW[name](numbers)
+    assert (storage.moved(already, name) - already).square().mean().sqrt().item() == pytest.approx(rounding, rel=0.1)
+
+
+def test_of_a_state_only_what_is_stored_is_moved_and_the_state_itself_is_left_alone():
+    state = {"keys": [np.ones((4, 50), np.float32)], "length": torch.tensor(3), "model": torch.nn.Linear(9, 9)}
+    found = storage.moved(state, "int8")
+    assert (found["keys"][0] != 1).any()
+    assert (state["keys"][0] == 1).all()
+    assert found["length"] == 3
+    assert (found["model"].weight == state["model"].weight).all()
+    # Beside numbers of 8 bits, floats are their scales.
+    packed = (torch.zeros(500, dtype=torch.int8), torch.ones(500))
+    numbers, scales = storage.moved(packed, "int8")
+    assert set(numbers.tolist()) == {-1, 0, 1}
+    assert (scales == 1).all()
+
+
+# Models.
+
+
+def _compared(model, texts) -> dict[str, storage.Storage]:
+    rows = pd.DataFrame(rows_of(model, "float32", texts, ways=check.WAYS))
+    moves = pd.DataFrame(storage.rows_of(model, "float32", texts, storage.candidates("float32")))
+    return {found.name: found for found in storage.storages(rows, moves)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["falcon", "llama"])
+def test_on_trained_models_storage_explains_itself_looks_like_itself_and_8_bits_explain_no_fault(family):
+    loaded = loading.load(family, dtype="float32")
+    texts = list(corpus.samples("stdlib", loaded.tokenizer, 3, 24))
+    for name in NARROW:
+        with pytest.MonkeyPatch.context() as patch:
+            keep(patch, NARROW[name])
+            found = _compared(loaded.model, texts)
+        assert found[name].explains, found[name]
+        assert storage.nearest(list(found.values())) is found[name]
+    for fault in (faults.offset_forgotten, faults.offset_by_one, faults.mask_off_by_one, faults.one_step_late):
+        with fault(loaded.model):
+            found = _compared(loaded.model, texts)
+        assert [found[name].explains for name in ("int8", "fp8")] == [False, False], found
+        assert storage.nearest(list(found.values())) is None, found
+
+
+def test_a_declared_8_bit_cache_is_intended_and_says_how_far_rounding_goes(llama_folder, text_folder, monkeypatch):
+    keep(monkeypatch, NARROW["int8"])
+    found = check.check(asked(llama_folder, text_folder, cache_dtype="int8"))
+    assert (found.verdict, found.status, found.cause) == (outcome.INTENDED, outcome.SOUND, None)
+    assert "times that of rounding each stored number to 8 bits (int8)" in found.why
+    assert "would hide below it" in found.remedy
+    assert {path.verdict for path in found.paths} == {outcome.INTENDED}
+
+
+def test_an_undeclared_8_bit_cache_is_a_bug_that_looks_like_storage_in_8_bits(llama_folder, text_folder, monkeypatch):
+    keep(monkeypatch, NARROW["int8"])
+    found = check.check(asked(llama_folder, text_folder))
+    assert (found.verdict, found.status) == ("bug", outcome.BUG)
+    assert found.cause.startswith("looks like storage in 8 bits (int8)")
+    assert "--cache-dtype int8" in found.remedy
+
+
+@pytest.mark.parametrize("fault", [faults.offset_forgotten, faults.offset_by_one, faults.one_step_late])
+def test_a_declared_8_bit_cache_with_another_fault_is_a_bug(llama_folder, text_folder, monkeypatch, planted, fault):
+    keep(monkeypatch, NARROW["int8"])
+    planted(fault)
+    found = check.check(asked(llama_folder, text_folder, cache_dtype="int8"))
+    assert (found.verdict, found.status) == ("bug", outcome.BUG)
+    assert found.cause.startswith("storage in 8 bits (int8) does not explain it")
+
+
+def test_fewer_bits_than_declared_are_a_bug(llama_folder, text_folder, monkeypatch):
+    keep(monkeypatch, NARROW["int4"])
+    found = check.check(asked(llama_folder, text_folder, cache_dtype="float16"))
+    assert found.verdict == "bug"
+    # Control: with the bits that it has it is none.
+    assert check.check(asked(llama_folder, text_folder, cache_dtype="int4")).verdict == outcome.INTENDED
+
+
+def test_numbers_of_fp32_in_an_fp64_run_are_a_bug_unless_they_are_declared(llama_folder, text_folder, monkeypatch):
+    keep(monkeypatch, _through_fp32)
+    found = check.check(asked(llama_folder, text_folder, dtypes="fp64"))
+    assert found.verdict == "bug"
+    assert found.cause.startswith("looks like storage in 32 bits (float32)")
+    declared = check.check(asked(llama_folder, text_folder, dtypes="fp64", cache_dtype="fp32"))
+    assert declared.verdict == outcome.INTENDED
+
+
+def _through_fp32(states):
+    # Past the mode that widens every request for fp32.
+    return torch.from_numpy(states.numpy().astype(np.float32).astype(states.numpy().dtype))
+
+
+def test_a_declaration_makes_nothing_of_a_cache_that_keeps_every_bit(llama_folder, text_folder):
+    found = check.check(asked(llama_folder, text_folder, cache_dtype="int8"))
+    assert (found.verdict, found.cause) == ("rounding", None)
+
+
+def test_the_other_paths_of_a_declared_cache_are_intended_and_one_with_a_fault_decides(
+    llama_folder, text_folder, monkeypatch
+):
+    keep(monkeypatch, NARROW["int8"])
+    settings = asked(llama_folder, text_folder, cache_dtype="int8", thorough=True)
+    found = check.check(settings)
+    assert found.verdict == outcome.INTENDED
+    verdicts = {path.path: path.verdict for path in found.paths}
+    assert (verdicts["chunked prefill"], verdicts["cropped cache"]) == (outcome.INTENDED, outcome.INTENDED)
+    stock = DynamicCache.crop
+    monkeypatch.setattr(DynamicCache, "crop", lambda self, n: stock(self, n + 1 if n else n))
+    found = check.check(settings)
+    assert (found.verdict, found.path) == ("bug", "cropped cache")
+
+
+def test_where_storage_cannot_be_measured_a_bug_stays_one_and_a_declaration_is_refused(
+    llama_folder, text_folder, planted, monkeypatch
+):
+    planted(faults.offset_forgotten)
+    monkeypatch.setattr(storage, "_read_through", lambda *_: {}["keys"])
+    assert check.check(asked(llama_folder, text_folder)).verdict == "bug"
+    with pytest.raises(
+        UserError, match="--cache-dtype int8: what rounding does to this model's cache cannot be measured"
+    ):
+        check.check(asked(llama_folder, text_folder, cache_dtype="int8"))
+
+
+def test_what_is_no_format_is_refused_in_one_line(kvbook_here, llama_folder):
+    done = kvbook_here("check", llama_folder, "--cache-dtype", "int7")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "cache_dtype = 'int7'" in done.stderr
+
+
+# Loops of one's own.
+
+GPT = runpy.run_path(str(paths.ROOT / "examples" / "hand_written_gpt.py"))["GPT"]
+IDS = list(range(20))
+
+
+def keeping(name: str, mistake: str | None = None):
+    """Give a loop whose state is in few bits."""
+    model = GPT(mistake)
+
+    def step(ids, state):
+        logits, new = model(ids, state)
+        return logits, [(NARROW[name](keys), NARROW[name](values), held) for keys, values, held in new]
+
+    return step
+
+
+def packed(mistake: str | None = None):
+    """Give a loop whose state is integers of 8 bits with their scales."""
+    model = GPT(mistake)
+
+    def pack(states):
+        scale = states.abs().amax(-1, keepdim=True) / 127
+        return (states / scale).round().to(torch.int8), scale
+
+    def step(ids, state):
+        if state is not None:
+            state = [(keys * scale, values * size, held) for (keys, scale), (values, size), held in state]
+        logits, new = model(ids, state)
+        return logits, [(pack(keys), pack(values), held) for keys, values, held in new]
+
+    return step
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_a_loop_with_a_declared_state_is_intended_and_with_a_mistake_it_is_a_bug(name):
+    found = kvbook.check_step(keeping(name), IDS, cache_dtype=name)
+    assert (found.verdict, found.status) == (outcome.INTENDED, outcome.SOUND), found
+    wrong = kvbook.check_step(keeping(name, "positions restart"), IDS, cache_dtype=name)
+    assert (wrong.verdict, wrong.first_wrong) == ("bug", 1)
+    assert "does not explain it" in wrong.cause
+
+
+def test_integers_with_scales_are_intended_and_with_a_mistake_a_bug():
+    assert kvbook.check_step(packed(), IDS, cache_dtype="int8").verdict == outcome.INTENDED
+    for mistake in ("positions restart", "mask not extended", "window cropped too short"):
+        assert kvbook.check_step(packed(mistake), IDS, cache_dtype="int8").verdict == "bug"
+
+
+@pytest.mark.parametrize("name", ["fp8", "int4"])
+def test_an_undeclared_state_of_few_bits_looks_like_them_and_no_mistake_does(name):
+    found = kvbook.check_step(keeping(name), IDS)
+    assert found.verdict == "bug"
+    assert found.cause.startswith("looks like storage in")
+    assert f"cache_dtype={name!r}" in found.cause
+    for mistake in ("positions restart", "mask not extended", "cached before rotation", "window cropped too short"):
+        assert "looks like" not in kvbook.check_step(GPT(mistake), IDS).cause
+
+
+def test_a_state_in_which_nothing_is_stored_cannot_be_declared():
+    model = GPT()
+
+    def step(ids, state):
+        # The whole text so far, read again with one row of it wrong.
+        seen = ids if state is None else torch.cat([state, ids], 1)
+        return model(seen.roll(int(state is not None), 1))[0][:, -ids.shape[1] :], seen
+
+    with pytest.raises(UserError, match="the state holds no numbers"):
+        kvbook.check_step(step, IDS, cache_dtype="int8")
+    with pytest.raises(UserError, match="is none of float32"):
+        kvbook.check_step(step, IDS, cache_dtype="int7")
+
+
+def _on_fp8(model):
+    def step(ids, state):
+        state = QuantizedCache("fp8", config=model.config) if state is None else state
+        output = model(ids, past_key_values=state, use_cache=True)
+        return output.logits, output.past_key_values
+
+    return step
+
+
+def test_transformers_quantized_cache_declares_itself(llama, monkeypatch):
+    # It takes its scale from the first call; after a single token larger numbers would be clipped, which is no rounding.
+    stock = Fp8QuantizedLayer._quantize
+
+    def with_room(self, states, scale=None):
+        return stock(self, states, 8 * stock(self, states)[1] if scale is None else scale)
+
+    clipped = kvbook.check_step(_on_fp8(llama), IDS)
+    monkeypatch.setattr(Fp8QuantizedLayer, "_quantize", with_room)
+    assert kvbook.check_step(_on_fp8(llama), IDS).verdict == outcome.INTENDED
+    with faults.offset_forgotten(llama):
+        assert kvbook.check_step(_on_fp8(llama), IDS).verdict == "bug"
+    assert (clipped.verdict, clipped.path) == ("bug", "token by token")
+    assert {path.path: path.verdict for path in clipped.paths}["in chunks"] != "exact"
