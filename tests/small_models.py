@@ -1,8 +1,20 @@
 """Models small enough to be made on the spot, and a check's questions to them."""
 
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from pathlib import Path
 
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)  # fmt: skip
+
+from kvbook import paths
 from kvbook.diagnosis.settings import CheckSettings
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
@@ -21,6 +33,32 @@ def small_gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(2)
     config = GPT2Config(**SMALL, n_embd=32, n_layer=6, n_head=4, n_positions=64, initializer_range=0.2)
     return GPT2LMHeadModel(config).eval().requires_grad_(False)
+
+
+# What a reader's checkpoint may be.
+PLAIN, MIXTURE, NO_PAD = "plain", "mixture", "no pad token"
+
+
+def checkpoint(kind: str, to: Path) -> str:
+    """Give the folder of a small checkpoint: a trained one, one of experts, or one without a pad token."""
+    trained = paths.DATA / "models" / "standins" / "llama"
+    if kind == PLAIN:
+        return str(trained)
+    tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModelForCausalLM.from_pretrained(trained)
+    if kind == MIXTURE:
+        torch.manual_seed(0)
+        config = MixtralConfig(
+            vocab_size=model.config.vocab_size, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, max_position_embeddings=512,
+            initializer_range=0.2, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        model = MixtralForCausalLM(config)
+    else:
+        tokenizer.pad_token = model.config.pad_token_id = model.generation_config.pad_token_id = None
+    model.save_pretrained(to)
+    tokenizer.save_pretrained(to)
+    return str(to)
 
 
 def asked(model, texts, **changes) -> CheckSettings:

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 import torch
+from small_models import MIXTURE, NO_PAD, PLAIN
+from small_models import checkpoint as made
 
 from kvbook import paths
 
@@ -13,9 +15,9 @@ EXAMPLES = sorted((paths.ROOT / "examples/howto").glob("*.py"))
 PAGES = sorted((paths.ROOT / "pages/howto").glob("*.md"))
 
 
-@pytest.fixture(scope="module")
-def checkpoint():
-    return str(paths.DATA / "models/standins/llama")
+@pytest.fixture(scope="module", params=[PLAIN, MIXTURE, NO_PAD])
+def checkpoint(request, tmp_path_factory):
+    return made(request.param, tmp_path_factory.mktemp("howto"))
 
 
 def masked(text: str) -> list[str]:

@@ -223,31 +223,6 @@ def test_the_picker_opens_the_symptom_that_fits_best(page, address, asked):
     page.wait_for_function("document.querySelectorAll('details.symptom[hidden], details.symptom[open]').length === 0")
 
 
-def test_every_combination_of_answers_leads_to_a_symptom(page, address):
-    page.goto(address)
-    combinations, empty = page.evaluate(
-        """() => {
-          const selects = [...document.querySelectorAll("form.kvbook-picker select")];
-          const form = selects[0].form;
-          const empty = [];
-          let combinations = 0;
-          const next = (place) => {
-            if (place < selects.length) {
-              for (const option of selects[place].options) { selects[place].value = option.value; next(place + 1); }
-              return;
-            }
-            form.dispatchEvent(new Event("input"));
-            combinations += 1;
-            if (!document.querySelector("details.symptom:not([hidden])")) empty.push(selects.map((one) => one.value));
-          };
-          next(0);
-          return [combinations, empty];
-        }"""
-    )
-    assert combinations == 6 * 3**4
-    assert empty == []
-
-
 def test_the_front_page_is_whole_without_javascript(browser, page, address):
     page.goto(address)
     symptoms = page.locator("details.symptom").count()

@@ -17,11 +17,11 @@ with torch.inference_mode():
 for rest in ("France is", "Italy is"):
     # Of the whole text: the prefix's last ids may change when more text follows.
     ids = tokenizer("You answer in one word. The capital of " + rest, return_tensors="pt").input_ids
-    common = int((prefix[0] == ids[0, : prefix.shape[1]]).long().cumprod(0).sum())
-    keep = min(common, ids.shape[1] - 1)  # at least one token must be left to feed
+    n = min(prefix.shape[1], ids.shape[1] - 1)  # one token must be left to feed
+    keep = int((prefix[0, :n] == ids[0, :n]).long().cumprod(0).sum())
     cache = copy.deepcopy(prompt_cache)  # generate() writes into the cache it is given
     if keep < prefix.shape[1]:
         cache.crop(keep - prefix.shape[1])  # a negative number: how many to drop
     reused = model.generate(ids, past_key_values=cache, max_new_tokens=8, do_sample=False)
     fresh = model.generate(ids, max_new_tokens=8, do_sample=False)
-    print(f"{rest}: {common} of {prefix.shape[1]} ids reused, tokens equal: {torch.equal(reused, fresh)}")
+    print(f"{rest}: {keep} of {prefix.shape[1]} ids reused, tokens equal: {torch.equal(reused, fresh)}")

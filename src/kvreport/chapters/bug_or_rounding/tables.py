@@ -198,8 +198,9 @@ ADVICE = (
     ),
     Advice(
         "Logits agree in 16 bits and not in fp32", (symptoms.PLANTED, first_bad_layer.NARROW), "bug",
-        "Something is stored in fewer bits than the model computes with",
-        "Look at the cache's dtype in the first bad layer", "{numref}`fig-bug-layer`",
+        "Something is stored in fewer bits than the model computes with, and nobody asked for it",
+        "Look at the cache's dtype in the first bad layer; if it is meant, pass `--cache-dtype` to `kvbook check`",
+        "{numref}`fig-bug-layer`",
     ),
 )  # fmt: skip
 

@@ -267,6 +267,7 @@ NUMBERS: dict[str, Callable[[Results], str]] = {
     "recipe_fp32_share": _kept_share(continuations.DOCUMENTED),
     "before_fp32_share": _kept_share(continuations.SPACE),
     "before_bf16": _kept(continuations.SPACE, continuations.POSTED, _COARSE),
+    "template_fp32": _kept(continuations.CHAT, continuations.POSTED, _FINE),
     "template_bf16": _kept(continuations.CHAT, continuations.POSTED, _COARSE),
     "corpus_safe": _kept(continuations.CORPUS, continuations.SAFE),
     "corpus_posted": _kept(continuations.CORPUS, continuations.POSTED),

@@ -1,32 +1,52 @@
-/* Questions above the front page's symptoms: an answer hides what does not fit it, and opens what fits best. All that is said
-   stands in the symptoms themselves, with classes that name the answers they belong to; without this they are a list. */
+/* Questions above the front page's symptoms: an answer hides what does not fit it, and opens what the answers decide. All that is
+   said stands in the symptoms themselves, with classes that name the answers they belong to; without this they are a list. */
 (() => {
+  // A question's name, its words, its answers, and what stands for none.
   const QUESTIONS = [
     ["changed", "What changed?", {
       logits: "logits or hidden states", text: "the generated text", loss: "loss or perplexity", speed: "the speed",
       equal: "nothing may change",
-    }],
-    ["dtype", "In which dtype?", { 32: "fp32 or fp64", 16: "bf16 or fp16 only" }],
-    ["loop", "Who feeds the tokens?", { generate: "generate", own: "my own loop" }],
-    ["ids", "Do the ids continue the cached ones?", { yes: "yes, I compared them", no: "no, or I did not look" }],
-    ["past", "Longer than the block or window?", { no: "no", yes: "yes" }],
+    }, "any"],
+    ["dtype", "In fp32 or fp64?", {
+      32: "it differs there too", 16: "it is equal there, and differs in bf16 or fp16",
+    }, "I have not tried"],
+    ["loop", "Who feeds the tokens?", { generate: "generate", own: "my own loop" }, "any"],
+    ["ids", "Do the ids continue the cached ones?", { yes: "yes, I compared them", no: "no" }, "I did not look"],
+    ["past", "Longer than the block or window?", { no: "no", yes: "yes" }, "I do not know"],
   ];
 
-  /* What a symptom says of a question: null if nothing, else whether the answer is among its own. */
-  function fits(symptom, question, answer) {
-    const own = [...symptom.classList].filter((name) => name.startsWith(`${question}-`));
-    return own.length && answer ? own.includes(`${question}-${answer}`) : null;
+  /* Say of every symptom, a list of classes, whether it is hidden and whether it is open. What names a question that has no
+     answer stays closed: the general advice opens in its place. What names one question alone says too little to be opened,
+     unless nothing else is left. */
+  function decide(symptoms, answers) {
+    const about = symptoms.map((classes) => {
+      const named = QUESTIONS.map(([name]) => [
+        answers[name], classes.filter((one) => one.startsWith(`${name}-`)).map((one) => one.slice(name.length + 1)),
+      ]).filter(([, own]) => own.length);
+      return {
+        general: classes.includes("general"),
+        hidden: named.some(([answer, own]) => answer && !own.includes(answer)),
+        decided: named.every(([answer, own]) => own.includes(answer)),
+        named: named.length,
+      };
+    });
+    const left = about.filter((one) => !one.hidden && !one.general).length;
+    const open = about.map((one) => !one.hidden && !one.general && one.decided && (one.named > 1 || left === 1));
+    const asked = Object.values(answers).some(Boolean);
+    return about.map((one, place) => ({
+      hidden: one.hidden, open: open[place] || (one.general && !one.hidden && asked && !open.includes(true)),
+    }));
   }
 
   function enable(symptoms) {
     const form = document.createElement("form");
     form.className = "kvbook-picker";
     form.setAttribute("aria-label", "Find your symptom");
-    for (const [name, words, answers] of QUESTIONS) {
+    for (const [name, words, answers, none] of QUESTIONS) {
       const label = document.createElement("label");
       const select = document.createElement("select");
       select.name = name;
-      select.append(new Option("any", ""), ...Object.entries(answers).map(([value, text]) => new Option(text, value)));
+      select.append(new Option(none, ""), ...Object.entries(answers).map(([value, text]) => new Option(text, value)));
       label.append(words, select);
       form.append(label);
     }
@@ -39,22 +59,10 @@
     form.append(last);
 
     function apply() {
-      const asked = QUESTIONS.map(([name]) => [name, form.elements[name].value]);
-      let best = null;
-      let most = 0;
-      let shown = 0;
-      for (const symptom of symptoms) {
-        const said = asked.map(([name, answer]) => fits(symptom, name, answer));
-        symptom.hidden = said.includes(false);
-        symptom.open = false;
-        const agreed = said.filter((one) => one === true).length;
-        if (!symptom.hidden) {
-          shown += 1;
-          if (agreed > most) [best, most] = [symptom, agreed];
-        }
-      }
-      if (best) best.open = true;
-      count.value = `${shown} of ${symptoms.length} fit`;
+      const answers = Object.fromEntries(QUESTIONS.map(([name]) => [name, form.elements[name].value]));
+      const decided = decide(symptoms.map((symptom) => [...symptom.classList]), answers);
+      symptoms.forEach((symptom, place) => Object.assign(symptom, decided[place]));
+      count.value = `${decided.filter((one) => !one.hidden).length} of ${symptoms.length} fit`;
     }
 
     form.addEventListener("input", apply);
@@ -66,6 +74,11 @@
     apply();
   }
 
+  // The tests call it without a page.
+  if (typeof document === "undefined") {
+    module.exports = { QUESTIONS, decide };
+    return;
+  }
   document.addEventListener("DOMContentLoaded", () => {
     const symptoms = [...document.querySelectorAll("details.symptom")];
     if (symptoms.length) enable(symptoms);

@@ -1,0 +1,120 @@
+"""The front page's picker opens a verdict only when the answers decide it: its real code, on the classes of the real page."""
+
+import itertools
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import playwright
+import pytest
+
+from kvbook import paths
+
+SCRIPT = paths.ROOT / "src" / "kvreport" / "site" / "static" / "kvbook-picker.js"
+# Playwright brings its own.
+NODE = Path(playwright.__file__).parent / "driver" / "node"
+GENERAL = "Something differs: is it a bug or rounding?"
+# Asked of every combination at once: a process takes longer than all answers.
+PROGRAM = """
+const { QUESTIONS, decide } = require(process.argv[1]);
+const symptoms = JSON.parse(require("fs").readFileSync(0, "utf-8"));
+const found = [];
+const next = (answers, left) => {
+  if (!left.length) return found.push([answers, decide(symptoms, answers)]);
+  const [[name, , given], ...rest] = left;
+  for (const answer of ["", ...Object.keys(given)]) next({ ...answers, [name]: answer }, rest);
+};
+next({}, QUESTIONS);
+console.log(JSON.stringify(found));
+"""
+
+
+def symptoms(page: str) -> dict[str, list[str]]:
+    """Give the classes of every symptom of a page, by its title."""
+    found = re.findall(r"^:{4}\{dropdown\} (.+)\n:class-container: symptom (.+)$", page, re.MULTILINE)
+    return {title: classes.split() for title, classes in found}
+
+
+def decided(entries: dict[str, list[str]], script: Path = SCRIPT) -> list[tuple[dict[str, str], set[str], set[str]]]:
+    """Give, for every combination of answers, the symptoms that are shown, and those that are open."""
+    asked = json.dumps(list(entries.values()))
+    done = subprocess.run([NODE, "-e", PROGRAM, script], input=asked, capture_output=True, text=True, check=True)
+    return [
+        (
+            answers,
+            {title for title, one in zip(entries, each, strict=True) if not one["hidden"]},
+            {title for title, one in zip(entries, each, strict=True) if one["open"]},
+        )
+        for answers, each in json.loads(done.stdout)
+    ]
+
+
+def faults(entries: dict[str, list[str]], script: Path = SCRIPT) -> list[str]:
+    """List where a symptom is open that names a question without an answer, or one answered otherwise, and dead ends."""
+    found = []
+    for answers, shown, opened in decided(entries, script):
+        said = ", ".join(f"{name} {answer}" for name, answer in answers.items() if answer) or "nothing"
+        for title in opened:
+            for name, own in itertools.groupby(sorted(entries[title]), lambda one: one.partition("-")[0]):
+                if (
+                    name != "general"
+                    and title != GENERAL
+                    and answers[name] not in {one.partition("-")[2] for one in own}
+                ):
+                    found.append(f"{said}: {title} is open, and needs an answer to {name}")
+        if not shown:
+            found.append(f"{said}: nothing fits")
+        if not opened and any(answers.values()) and answers["changed"] not in ("speed", "equal"):
+            found.append(f"{said}: no advice is open")
+    return found
+
+
+@pytest.fixture(scope="module")
+def entries():
+    return symptoms((paths.ROOT / "index.md").read_text("utf-8"))
+
+
+def test_no_symptom_opens_while_a_question_that_it_names_has_no_answer_and_some_advice_always_does(entries):
+    assert len(entries) >= 10
+    assert len(decided(entries)) == 6 * 3**4
+    assert faults(entries) == []
+
+
+def test_control_a_picker_that_takes_no_answer_for_a_fitting_one_is_found(entries, tmp_path):
+    code = SCRIPT.read_text("utf-8")
+    rule = "named.every(([answer, own]) => own.includes(answer))"
+    assert rule in code
+    (tmp_path / "picker.js").write_text(
+        code.replace(rule, "named.some(([answer, own]) => own.includes(answer))"), "utf-8"
+    )
+    found = faults(entries, tmp_path / "picker.js")
+    own = "changed logits, loop own: My own cache gets worse after block_size tokens (nanoGPT) is open, and needs an answer to past"
+    assert own in found
+
+
+ANSWERED = {
+    "logits of my own loop, and no more": ({"changed": "logits", "loop": "own"}, GENERAL),
+    "a text, and no more": ({"changed": "text"}, GENERAL),
+    "bf16, and fp32 was not tried": ({"changed": "text", "ids": "yes", "past": "no"}, GENERAL),
+    "a reused prompt, and nobody looked at its ids": ({"changed": "text", "dtype": "16"}, GENERAL),
+    "bf16 alone, and the ids are right": (
+        {"changed": "text", "dtype": "16", "ids": "yes", "past": "no"}, "The text differs in bf16 or fp16, and not in fp32",
+    ),
+    "fp32 too": ({"changed": "text", "dtype": "32", "ids": "yes", "past": "no"}, "The text differs in fp32 too"),
+    "a prompt whose ids do not go on": (
+        {"changed": "logits", "ids": "no"}, "I reuse a prompt's cache, and the answer changes",
+    ),
+    "a static cache's speed": ({"changed": "speed"}, "A static cache is slow, or writes another text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", ANSWERED)
+def test_answers_open_the_advice_that_they_decide(entries, asked):
+    given, title = ANSWERED[asked]
+    (opened,) = (
+        opened
+        for answers, _, opened in decided(entries)
+        if {name: one for name, one in answers.items() if one} == given
+    )
+    assert opened == {title}

@@ -1,0 +1,123 @@
+"""What the front page, chapter 1 and the page on checking give to copy runs as it is pasted."""
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import MIXTURE, NO_PAD, PLAIN, checkpoint
+from torch._dynamo.testing import CompileCounter
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kvbook import paths
+
+PAGES = ("index.md", "chapters/01_bug_or_rounding.ipynb")
+TEXT = "def area(width, height):\n    return width * height  # of a rectangle\n"
+# What only some snippets print, by a word of theirs.
+DRIFT, EQUAL, REUSED = "full.std()", "row_invariant()", "prompt_cache"
+
+
+def snippets(page: str) -> list[str]:
+    """Take every block of Python from a page or a notebook's prose."""
+    text = (paths.ROOT / page).read_text("utf-8")
+    if page.endswith(".ipynb"):
+        text = "\n".join(
+            "".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"
+        )
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def given(snippet: str) -> list[str]:
+    """Read from its first line what a snippet takes for granted."""
+    found = re.match(r"# Given: (.*)\n", snippet)
+    return found[1].split(", ") if found else []
+
+
+def everything(kind: str, folder: Path) -> dict[str, object]:
+    """Give all that a snippet may take for granted."""
+    name = checkpoint(kind, folder)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    return {"name": name, "model": model, "tokenizer": AutoTokenizer.from_pretrained(name), "text": TEXT}
+
+
+@pytest.fixture(scope="module", params=[PLAIN, MIXTURE, NO_PAD])
+def values(request, tmp_path_factory):
+    found = everything(request.param, tmp_path_factory.mktemp("snippets"))
+    assert (found["tokenizer"].pad_token is None) == (request.param == NO_PAD)
+    return found
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Count the graphs that a snippet compiles, and compile none of them to machine code."""
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    yield counter
+    torch._dynamo.reset()
+
+
+def run(snippet: str, values: dict[str, object]) -> None:
+    exec(compile(snippet, "snippet", "exec"), {name: values[name] for name in given(snippet)})
+
+
+SNIPPETS = [(page, place, code) for page in PAGES for place, code in enumerate(snippets(page))]
+
+
+def test_the_front_page_and_chapter_1_have_snippets_and_these_begin_with_what_they_take_for_granted():
+    assert [sum(page == where for page, _, _ in SNIPPETS) for where in PAGES] == [9, 1]
+    for _, _, code in SNIPPETS:
+        assert set(given(code)) <= {"name", "model", "tokenizer", "text"}
+        assert len(code.splitlines()) <= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "place", "code"), SNIPPETS, ids=[f"{page}-{place}" for page, place, _ in SNIPPETS])
+def test_a_snippet_runs_as_it_is_pasted(page, place, code, values, graphs, capsys):
+    capsys.readouterr()
+    run(code, values)
+    printed = capsys.readouterr().out.strip()
+    assert bool(printed) == ("print(" in code)
+    assert graphs.frame_count < 8
+    if DRIFT in code:
+        assert float(printed) < 1e-7
+    if EQUAL in code:
+        assert printed == "True"
+    if REUSED in code:
+        ids = values["tokenizer"]("You answer in one word. The capital of France is", return_tensors="pt").input_ids
+        fresh = values["model"].generate(ids, max_new_tokens=8, do_sample=False)
+        assert printed == values["tokenizer"].decode(fresh[0]).strip()
+
+
+# What each remedy was before: pasted alone it fails, or does something else.
+BROKEN = {
+    "a missing import": (PLAIN, EQUAL, "from kvbook.exact import row_invariant\n", NameError),
+    "no pad token": (
+        NO_PAD, "padding=True", "tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token\n", ValueError,
+    ),
+    "experts in fp64": (MIXTURE, DRIFT, ', experts_implementation="eager"', RuntimeError),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", BROKEN)
+def test_control_a_snippet_without_what_it_needs_fails(what, tmp_path):
+    kind, word, line, error = BROKEN[what]
+    code = next(code for _, _, code in SNIPPETS if word in code)
+    assert line in code
+    with pytest.raises(error):
+        run(code.replace(line, ""), everything(kind, tmp_path))
+
+
+@pytest.mark.slow
+def test_control_without_its_static_cache_a_compiled_step_is_compiled_over_and_over(graphs, tmp_path):
+    code = next(code for _, _, code in SNIPPETS if "torch.compile" in code)
+    changed = code.replace(
+        "cache = StaticCache(config=model.config, max_cache_len=ids.shape[1] + 20)",
+        "from transformers import DynamicCache; cache = DynamicCache(config=model.config)",
+    )
+    assert changed != code
+    run(changed, everything(PLAIN, tmp_path))
+    assert graphs.frame_count >= 8
