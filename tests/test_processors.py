@@ -14,7 +14,16 @@ from kvbook.runs import evidence
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.records import Run
 from kvbook.settings import Settings
-from kvreport.publishing import captions, documents, evaluated, processors, provenance, statements, verdicts
+from kvreport.publishing import (
+    captions,
+    chapter_name,
+    documents,
+    evaluated,
+    processors,
+    provenance,
+    statements,
+    verdicts,
+)
 from kvreport.publishing.chapter_results import ChapterResults
 from kvreport.publishing.judging import Check, Evidence, fact
 from kvreport.publishing.rules import Bound, Quantity, Rule, every, refuted, reproduced
@@ -228,19 +237,38 @@ def test_a_table_tells_what_runs_recorded_of_their_processor_from_what_notes_say
 # Headlines
 
 
-def test_an_answer_names_the_models_and_processors_behind_its_numbers_alone(monkeypatch):
+def test_an_answer_names_the_models_texts_and_processors_behind_its_numbers_alone(monkeypatch):
     origins = {
-        "speed": [{"models": ["SmolLM2-135M-Instruct", "gpt2", "llama"], "processor": "Maker One (kind)"}],
-        "size": [{"models": [], "processor": "Maker Two"}],
+        "speed": [
+            {
+                "models": ["SmolLM2-135M-Instruct", "gpt2", "llama"],
+                "processor": "Maker One (kind)",
+                "texts": "Python source",
+            }
+        ],
+        "size": [{"models": [], "processor": "Maker Two", "texts": ""}],
     }
     book = {"numbers": {"speed": "3", "size": "4", "speed@AMD": "2"}, "behind": origins}
     monkeypatch.setattr(evaluated, "published", lambda name: book)
     one, two, there = ("{glue:text}`chapters/10_x.ipynb::" + f"{key}:s`" for key in ("speed", "size", "speed@AMD"))
     page = f"{two}\n\n1. **Fast?** {one} and {there}.\n   <!-- made on -->\n2. **Large?** {two}.\n   <!-- made on -->\n"
     assert inserts.fill(page, Context([], Path(), Path())) == (
-        "4\n\n1. **Fast?** 3 and 2.\n   [SmolLM2-135M-Instruct and 2 other models, Maker One (kind)]{.kvbook-made-on}\n"
+        "4\n\n1. **Fast?** 3 and 2.\n"
+        "   [SmolLM2-135M-Instruct and 2 other models on Python source, Maker One (kind)]{.kvbook-made-on}\n"
         "2. **Large?** 4.\n   [Maker Two]{.kvbook-made-on}\n"
     )
+
+
+def test_every_headline_that_was_read_from_a_text_names_the_population_of_its_texts():
+    front = (paths.ROOT / "index.md").read_text("utf-8")
+    named = {}
+    for chapter, key in set(re.findall(r"chapters/(\w+)\.ipynb::(\w+)[@:]", front)):
+        for one in evaluated.published(chapter_name(chapter))["behind"][key]:
+            named.setdefault(one["texts"], set()).add(chapter.partition("_")[2])
+    # What draws no text is a time at a given length, and the atlas's tiny models on random ids.
+    assert named.pop("") <= {"exact_caches", "static_cache", "atlas"}
+    assert {"does_it_matter", "layer_drift", "from_scratch"} < named.pop("Python source")
+    assert named == {"questions": {"prompt_reuse"}}
 
 
 def test_every_answer_of_the_front_page_says_on_what_its_numbers_were_made():

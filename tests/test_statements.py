@@ -345,7 +345,7 @@ BOOK = {
         }
     },
     "labels": {"one": "Maker One (kind)"},
-    "behind": {evaluated.PROCESSOR: [{"models": ["small"], "processor": "Maker One (kind)"}]},
+    "behind": {evaluated.PROCESSOR: [{"models": ["small"], "processor": "Maker One (kind)", "texts": "Python source"}]},
 }  # fmt: skip
 TEXT = """\
 Drift grows by {glue:text}`growth`. {holds}`grows`
@@ -422,8 +422,10 @@ def test_the_table_shows_the_outcomes_on_each_processor_where_they_differ(chapte
     assert '"2 [1.5, 2.5]",' in said()
 
 
-def test_a_chapter_opens_with_the_model_and_the_processor_of_its_numbers(chapter):
-    assert "\n\n[small, Maker One (kind)]{.kvbook-made-on}\n" in said("# A title\n\nAn answer. {holds}`grows`\n")
+def test_a_chapter_opens_with_the_model_the_texts_and_the_processor_of_its_numbers(chapter):
+    assert "\n\n[small on Python source, Maker One (kind)]{.kvbook-made-on}\n" in said(
+        "# A title\n\nAn answer. {holds}`grows`\n"
+    )
     assert "Also recorded" not in said()
     chapter["labels"]["another"] = "Maker Two"
     assert "[Also recorded: Maker Two.]{.kvbook-made-on}" in said()

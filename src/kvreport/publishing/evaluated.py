@@ -28,7 +28,7 @@ def published(chapter: str) -> Evaluated | None:
     """Evaluate a chapter on what it publishes, once for each processor; None where it has no statements.
 
     Numbers are of the runs that are printed; ``key@Maker`` is the number on the first processor of that maker.  ``behind``
-    says of each which models and processors its runs had, and ``labels`` what pages call the processors.
+    says of each which models, processors and texts its runs had, and ``labels`` what pages call the processors.
     Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``, ``processors``, the outcome on each,
     ``said``, the estimates on each, ``made_by``, the runs that its check reads on each, ``on``, the maker that it speaks of, and
     ``processor``, the first that has rows for it, whose outcome is printed.
@@ -164,7 +164,14 @@ def _numbers(
 
 
 def _origin(run: records.Run, labels: Mapping[str, str]) -> dict[str, Any]:
-    return {"models": _names(run), "processor": labels[run.about["machine"]["processor"]]}
+    return {"models": _names(run), "processor": labels[run.about["machine"]["processor"]], "texts": _texts(run)}
+
+
+def _texts(run: records.Run) -> str:
+    """Name the population that a run's texts were drawn from; empty where it drew none."""
+    if corpus := (run.about.get("corpus") or {}).get("corpus"):
+        return "Python source" if corpus == "stdlib" else "another corpus"
+    return "questions" if "questions" in run.about else ""
 
 
 def _names(run: records.Run) -> list[str]:

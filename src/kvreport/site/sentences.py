@@ -136,19 +136,22 @@ def _there(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
 
 
 def made_on(origins: Iterable[Mapping[str, Any]]) -> str:
-    """Write in small type which models and processors made numbers."""
-    by_processor: dict[str, list[str]] = {}
+    """Write in small type which models, texts and processors made numbers."""
+    by_processor: dict[str, list[Mapping[str, Any]]] = {}
     for one in origins:
-        by_processor.setdefault(one["processor"], []).extend(one["models"])
+        by_processor.setdefault(one["processor"], []).append(one)
     said = []
-    for processor, models in by_processor.items():
+    for processor, of in by_processor.items():
+        models = [name for one in of for name in one["models"]]
+        texts = list(dict.fromkeys(filter(None, (one["texts"] for one in of))))
         trained = [name for name in dict.fromkeys(models) if wording.is_packaged(name)]
         others = [name for name in dict.fromkeys(models) if name not in trained]
         named = [*trained, *others]
         if len(named) > 2:
             kept = trained or others[:1]
             named = [*kept, f"{len(named) - len(kept)} other models"]
-        said.append(", ".join(filter(None, [wording.listed(named), processor])))
+        on = f" on {wording.listed(texts)}" if texts else ""
+        said.append(", ".join(filter(None, [f"{wording.listed(named)}{on}".strip(), processor])))
     return f"[{'; '.join(said)}]{{.kvbook-made-on}}" if said else ""
 
 
