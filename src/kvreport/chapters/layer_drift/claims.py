@@ -105,7 +105,7 @@ def _grows_with_depth(results: Results) -> Evidence:
     return Evidence(_weights(results), found, published=published)
 
 
-RATIO = Quantity("drift of a dtype over that of the next finer one", "file", "model and pair of dtypes", "{:,.3g}")
+RATIO = Quantity("drift of a dtype over that of the next finer one", "file", "model and pair of dtypes", "{:,.2g}")
 
 
 def _coarser_is_worse(results: Results) -> Evidence:

@@ -92,7 +92,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     ),
     "dtype-decides": Statement(
         every(
-            Quantity("error of the uncached pass in bf16, over that in fp32", "file", "model", "{:,.0f}"),
+            Quantity("error of the uncached pass in bf16, over that in fp32", "file", "model", "{:.2g}"),
             "above",
             Bound(1000, "ours", "three orders of magnitude"),
         ),
@@ -100,7 +100,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         headline=True,
     ),
     "control-is-seen": Statement(
-        every(dataclasses.replace(_RATIO, form="{:,.0f}"), "above", Bound(5, "ours", "five times", "ratio")),
+        every(dataclasses.replace(_RATIO, form="{:.2g}"), "above", Bound(5, "ours", "five times", "ratio")),
         _of("series", "ratio", path=path_errors.OFF_BY_ONE),
     ),
     "no-growth-along-the-text": Statement(
