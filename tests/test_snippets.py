@@ -1,5 +1,6 @@
-"""What the front page, chapter 1 and the page on checking give to copy runs as it is pasted."""
+"""What the front page and chapter 1 give to copy runs as it is pasted."""
 
+import copy
 import functools
 import json
 import re
@@ -60,7 +61,8 @@ def graphs(monkeypatch):
 
 
 def run(snippet: str, values: dict[str, object]) -> None:
-    exec(compile(snippet, "snippet", "exec"), {name: values[name] for name in given(snippet)})
+    # A copy: a snippet may change what it is given, as by a pad token.
+    exec(compile(snippet, "snippet", "exec"), {name: copy.deepcopy(values[name]) for name in given(snippet)})
 
 
 SNIPPETS = [(page, place, code) for page in PAGES for place, code in enumerate(snippets(page))]

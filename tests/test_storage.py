@@ -1,6 +1,8 @@
 """A cache that is meant to keep few bits is told from a defect, in `kvbook check` and in `check_step`."""
 
+import json
 import runpy
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -70,7 +72,7 @@ def test_of_a_state_only_what_is_stored_is_moved_and_the_state_itself_is_left_al
 
 def _compared(model, texts) -> dict[str, storage.Storage]:
     rows = pd.DataFrame(rows_of(model, "float32", texts, ways=check.WAYS))
-    moves = pd.DataFrame(storage.rows_of(model, "float32", texts, storage.candidates("float32")))
+    moves = pd.DataFrame(storage.rows_of(model, "float32", texts, storage.narrower("float32")))
     return {found.name: found for found in storage.storages(rows, moves)}
 
 
@@ -143,6 +145,58 @@ def _through_fp32(states):
 def test_a_declaration_makes_nothing_of_a_cache_that_keeps_every_bit(llama_folder, text_folder):
     found = check.check(asked(llama_folder, text_folder, cache_dtype="int8"))
     assert (found.verdict, found.cause) == ("rounding", None)
+
+
+def test_a_format_is_intended_beside_a_dtype_that_is_no_wider(llama_folder, text_folder, monkeypatch):
+    keep(monkeypatch, NARROW["float16"])
+    settings = asked(llama_folder, text_folder, cache_dtype="float16", dtypes="fp64,bf16", thorough=True)
+    found = check.check(settings)
+    assert (found.verdict, found.status) == (outcome.INTENDED, outcome.SOUND)
+    # Control: fewer bits than that stay a bug.
+    keep(monkeypatch, NARROW["int4"])
+    assert check.check(settings.model_copy(update={"thorough": False})).verdict == "bug"
+
+
+def test_a_declared_cache_that_overflows_in_a_coarser_dtype_is_a_bug(llama_folder, text_folder, monkeypatch):
+    def overflowing(states):
+        return states * 1e6 if states.dtype is torch.float16 else NARROW["int8"](states)
+
+    keep(monkeypatch, overflowing)
+    found = check.check(asked(llama_folder, text_folder, cache_dtype="int8", dtypes="fp64,fp16"))
+    assert (found.verdict, found.cause) == ("bug", "storage in 8 bits (int8) does not explain it in float16")
+    # Control: in fp64 alone nothing of this is seen.
+    alone = check.check(asked(llama_folder, text_folder, cache_dtype="int8", dtypes="fp64"))
+    assert alone.verdict == outcome.INTENDED
+
+
+def test_a_verdict_that_is_left_undecided_blames_no_storage():
+    rows = pd.DataFrame(
+        [
+            {
+                "dtype": "bfloat16",
+                "way": way,
+                "source": "a",
+                "sample": 0,
+                "drift": 0.5,
+                "layers": [0.5],
+                "held": 1,
+                "fed": 1,
+            }
+            for way in check.WAYS
+        ]
+    )
+    moves = pd.DataFrame([{"dtype": "bfloat16", "format": "int8", "drift": 0.01, "layers": [0.01], "furthest": 0.01}])
+    found = check.judged(rows, True, 0, None, moves, "int8")
+    assert (found["verdict"], found["cause"]) == ("undecided", None)
+
+
+def test_a_model_that_returns_no_cache_is_told_so_though_one_is_declared(tmp_path, llama_folder, text_folder):
+    shutil.copytree(llama_folder, tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"use_cache": False}), "utf-8")
+    found = check.check(asked(tmp_path / "model", text_folder, cache_dtype="int8"))
+    assert found.verdict == "bug"
+    assert found.cause.startswith("no cache came back")
 
 
 def test_the_other_paths_of_a_declared_cache_are_intended_and_one_with_a_fault_decides(
@@ -274,3 +328,9 @@ def test_transformers_quantized_cache_declares_itself(llama, monkeypatch):
         assert kvbook.check_step(_on_fp8(llama), IDS).verdict == "bug"
     assert (clipped.verdict, clipped.path) == ("bug", "token by token")
     assert {path.path: path.verdict for path in clipped.paths}["in chunks"] != "exact"
+
+
+def test_a_declaration_of_no_fewer_bits_than_the_loop_computes_with_explains_nothing():
+    found = kvbook.check_step(GPT("positions restart"), IDS, cache_dtype="float32", dtype="float32")
+    assert found.verdict == "bug"
+    assert "storage" not in found.cause

@@ -106,7 +106,7 @@ def check(settings: CheckSettings) -> Outcome:
                 with _in_one_line(identity["name"]):
                     _refuse_reference(identity["name"], loaded.model, _most_wrong(found, texts))
             if wrong or settings.cache_dtype:
-                moves += _moves(loaded.model, dtype, texts, settings, asks)
+                moves += _moves(loaded.model, dtype, texts, settings)
         except _OfTheModelError:
             raise
         except UserError as error:
@@ -170,7 +170,7 @@ def judged(
         kind, why = INTENDED, stored[0].why(finding)
         remedy = _HIDDEN_BELOW.format(storage.MOST * stored[0].drift)
     elif stored and declared:
-        cause = stored[0].excess
+        cause = stored[0].excess if kind == "bug" else None
     elif kind == "bug" and (like := storage.nearest(stored)):
         cause, remedy = like.looks_like, _DECLARE.format(like.name)
     return {
@@ -197,13 +197,14 @@ def judged(
 
 
 def _moves(
-    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], settings: CheckSettings, asks: dict[str, bool]
+    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], settings: CheckSettings
 ) -> list[dict[str, Any]]:
-    """Measure what storage in fewer bits does: in the declared format, or else in every one."""
+    """Measure what storage in fewer bits than a dtype's does: in the declared format, or else in every one."""
     declared = settings.cache_dtype
-    names = [declared] if declared else storage.candidates(dtype)
+    if not (names := storage.narrower(dtype, declared)):
+        return []
     try:
-        found = list(storage.rows_of(model, dtype, texts, names, settings.seed, **asks))
+        found = list(storage.rows_of(model, dtype, texts, names, settings.seed, use_cache=True))
     # A class may want more of its cache than what it hands over; undeclared, this would only have explained a verdict.
     except Exception:
         found = []
@@ -215,11 +216,10 @@ def _moves(
 
 
 def _allowed(moves: list[dict[str, Any]], declared: str | None) -> dict[str, float]:
-    """Give the drift of the logits that a declared format explains, by dtype."""
+    """Give the drift of the logits' worst position that a declared format explains, by dtype."""
     if not declared or not moves:
         return {}
-    # A path reports the worst position of one text, which drifts further than last tokens do in the mean.
-    return {dtype: 2 * storage.MOST * part["drift"].mean() for dtype, part in pd.DataFrame(moves).groupby("dtype")}
+    return storage.bounds(pd.DataFrame(moves).groupby("dtype")["furthest"].max())
 
 
 def _finite(number: float) -> float | None:

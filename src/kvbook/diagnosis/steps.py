@@ -195,19 +195,20 @@ def _storage(
 ) -> storage.Storage | None:
     """Compare the loop's differences with those of storage: in the declared format, or in the one that they are most like."""
     found = [_ends(off) for off in offs.values() if not isinstance(off, str)]
-    names = [declared] if declared else storage.candidates(dtype)
+    if not (names := storage.narrower(dtype, declared)):
+        return None
     try:
         of_formats = run.moved(names)
     # A state may be anything; without a declaration this would only have explained a verdict.
     except Exception as error:
         if declared:
             raise UserError(
-                f"cache_dtype {declared}: the state cannot be copied and changed ({type(error).__name__})"
+                f"storage in {storage.said(declared)}: the state cannot be copied and changed ({type(error).__name__})"
             ) from error
         return None
     if declared and not of_formats[declared].any():
         raise UserError(
-            f"cache_dtype {declared}: the state holds no numbers of floating point or of 8 bits to be changed"
+            f"storage in {storage.said(declared)}: the state holds no numbers of floating point or of 8 bits to be changed"
         )
     compared = [storage.compared(name, found, _ends(off)) for name, off in of_formats.items()]
     return compared[0] if declared else storage.nearest(compared)

@@ -8,8 +8,8 @@ and without such moves; a fault of the cache is in both runs or in neither, and 
 import copy
 import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -49,9 +49,10 @@ def said(name: str) -> str:
     return f"{bits(name)} bits ({name})"
 
 
-def candidates(dtype: str) -> list[str]:
-    """List the formats that hold fewer bits than a dtype."""
-    return [name for name in FORMATS if _SIGNIFICANDS.get(name, 0) < _SIGNIFICANDS[dtype]]
+def narrower(dtype: str, declared: str | None = None) -> list[str]:
+    """List the formats that hold fewer bits than a dtype, or the declared one alone if it does."""
+    names = (declared,) if declared else FORMATS
+    return [name for name in names if _SIGNIFICANDS.get(name, 0) < _SIGNIFICANDS[dtype]]
 
 
 def declared_by(state: Any) -> str | None:
@@ -110,21 +111,24 @@ def _tensors(state: Any, seen: set[int]) -> Iterator[torch.Tensor]:
 def rows_of(
     model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], names: list[str], seed: int = 0, **options: Any
 ) -> Iterator[dict[str, Any]]:
-    """Measure how far each format moves the last token's logits and hidden states, in one call on an empty cache."""
+    """Measure how far each format moves logits and hidden states, in one call on an empty cache."""
     with torch.inference_mode(), widened(model.dtype):
         for text in texts:
             ids = torch.tensor([text.ids], device=model.device)
-            stock = _read_through(model, ids, None, seed, **options)
+            stock, stock_logits = _read_through(model, ids, None, seed, **options)
             for name in names:
-                other = _read_through(model, ids, name, seed + text.index, **options)
+                other, logits = _read_through(model, ids, name, seed + text.index, **options)
                 yield {
                     "dtype": dtype, "format": name,
                     "drift": probe.relative(stock.logits, other.logits, centred=True).item(),
                     "layers": probe.relative(stock.hidden, other.hidden).tolist(),
+                    "furthest": verdict.drift_between(stock_logits, logits),
                 }  # fmt: skip
 
 
-def _read_through(model: PreTrainedModel, ids: torch.Tensor, name: str | None, seed: int, **options: Any) -> LastToken:
+def _read_through(
+    model: PreTrainedModel, ids: torch.Tensor, name: str | None, seed: int, **options: Any
+) -> tuple[LastToken, torch.Tensor]:
     """Run a text with a cache that keeps nothing: it gives back what enters it, some of the numbers moved.
 
     What the model's own cache rounds is thus left out of both runs.  Not safe in threads, as a class's method is replaced.
@@ -136,7 +140,8 @@ def _read_through(model: PreTrainedModel, ids: torch.Tensor, name: str | None, s
 
     Cache.update = update
     try:
-        return probe.last_tokens(model(ids, output_hidden_states=True, **options))[0]
+        output = model(ids, output_hidden_states=True, **options)
+        return probe.last_tokens(output)[0], output.logits
     finally:
         Cache.update = stock
 
@@ -154,22 +159,25 @@ class Storage:
     least, most : float
         How many times as far the cached pass is from the full pass, where that is least and where it is most: at the logits
         and at every layer, on every path.
+    beyond : list of str
+        Coarser dtypes whose drift neither the format nor rounding explains, as where fp16 overflows.
     """
 
     name: str
     drift: float
     least: float
     most: float
+    beyond: list[str] = field(default_factory=list)
 
     @property
     def explains(self) -> bool:
         """Tell whether a declared format may be all that is behind the drift."""
-        return self.most <= MOST
+        return self.most <= MOST and not self.beyond
 
     @property
     def is_alike(self) -> bool:
         """Tell whether the drift is about the format's everywhere."""
-        return self.least >= 1 / _LIKE and self.most <= _LIKE
+        return self.least >= 1 / _LIKE and self.most <= _LIKE and not self.beyond
 
     @property
     def looks_like(self) -> str:
@@ -181,6 +189,8 @@ class Storage:
     @property
     def excess(self) -> str:
         """Say that a declared format does not explain a drift."""
+        if self.most <= MOST:
+            return f"storage in {said(self.name)} does not explain it in {', '.join(self.beyond)}"
         return (
             f"storage in {said(self.name)} does not explain it: up to {self.most:,.0f} times what rounding to that does"
         )
@@ -204,9 +214,24 @@ def compared(name: str, found: list[np.ndarray], of_format: np.ndarray) -> Stora
 def storages(rows: pd.DataFrame, moves: pd.DataFrame) -> list[Storage]:
     """Compare the drift of a check with that of every format, in the finest dtype in which both were measured."""
     dtype = next(name for name in UNIT_ROUNDOFF if name in set(moves["dtype"]))
-    rows, moves = rows[rows["dtype"] == dtype], moves[moves["dtype"] == dtype]
-    found = [_places(part) for _, part in rows.groupby("way", sort=False)]
-    return [compared(name, found, _places(part)) for name, part in moves.groupby("format", sort=False)]
+    found = [_places(part) for _, part in rows[rows["dtype"] == dtype].groupby("way", sort=False)]
+    furthest = rows.groupby(["dtype", "way"])["drift"].mean().groupby("dtype").max()
+    compare = []
+    for name, part in moves.groupby("format", sort=False):
+        limits = bounds(part.groupby("dtype")["drift"].mean())
+        beyond = [other for other, drift in furthest.items() if other != dtype and drift > limits[other]]
+        one = compared(name, found, _places(part[part["dtype"] == dtype]))
+        compare.append(replace(one, beyond=beyond))
+    return compare
+
+
+def bounds(drift: Mapping[str, float]) -> dict[str, float]:
+    """Give the drift by dtype that a format's own explains; in coarser dtypes rounding may explain it too."""
+    finest = next(dtype for dtype in UNIT_ROUNDOFF if dtype in drift)
+    return {
+        dtype: max(MOST * drift.get(dtype, 0.0), 0.0 if dtype == finest else verdict.LIMIT * roundoff)
+        for dtype, roundoff in UNIT_ROUNDOFF.items()
+    }
 
 
 def _places(part: pd.DataFrame) -> np.ndarray:

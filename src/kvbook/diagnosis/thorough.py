@@ -163,7 +163,8 @@ def findings(rows: list[dict[str, Any]], allowed: Mapping[str, float] = MappingP
             found.append(PathFound(path=name, verdict="not supported", detail=lacking["lacks"].iloc[0]))
             continue
         finding = verdict.judge(part.astype({"drift": float}))
-        meant = finding.kind == "bug" and all(drift <= allowed.get(dtype, 0) for dtype, drift in finding.drift.items())
+        within = bool(allowed) and all(drift <= allowed[dtype] for dtype, drift in finding.drift.items())
+        meant = finding.kind == "bug" and within
         found.append(PathFound(path=name, verdict=INTENDED if meant else finding.kind, detail=finding.why))
     return found
 

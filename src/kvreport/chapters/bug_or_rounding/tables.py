@@ -160,7 +160,7 @@ ADVICE = (
         "Feed only the tokens that the cache does not hold", "{doc}`layer drift <06_layer_drift>`",
     ),
     Advice(
-        "Reusing a prompt's cache gives another text", (symptoms.REUSE, symptoms.ANEW), "bug",
+        "Reusing a prompt's cache gives another text, in fp32 too", (symptoms.REUSE, symptoms.ANEW), "bug",
         "Tokenizer boundary mismatch: tokenized whole, the text has other ids at the joint",
         "`kvbook check MODEL --prefix … --rest …` shows it; keep the shared ids (`kvbook.measuring.caches.reusable`)",
         "{doc}`prompt reuse <07_prompt_reuse>`",
