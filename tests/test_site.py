@@ -168,6 +168,20 @@ def test_control_thebe_and_twins_are_taken_out():
     ]
 
 
+def test_a_cell_and_a_word_of_code_are_wrapped_once_and_several_paragraphs_stay_apart():
+    code = '<code class="literal"><span class="pre">kvbook</span> <span class="pre">check</span></code>'
+    body = f'<tr><th class="head"><p>a</p></th><td><p>{code}</p></td>\n<td><p>one</p><p>two</p></td><td><p>b</p>\n</td></tr>'
+    slim = '<th class="head">a</th><td><code class="literal">kvbook check</code></td>'
+    kept = "<td><p>one</p><p>two</p></td><td><p>b</p>\n</td>"
+    assert clean_assets._without_wrappers(body) == f"<tr>{slim}\n{kept}</tr>"
+
+
+def test_no_cell_of_a_page_wraps_its_only_text_twice(built_once):
+    for file in (built_once[0] / "_build" / "html").rglob("*.html"):
+        article = file.read_text("utf-8").partition("<article")[2].partition("</article>")[0]
+        assert not re.search(r'<td><p>[^<]*</p></td>|<span class="pre">', article), file.name
+
+
 def test_a_book_of_unknown_origin_has_no_repository_buttons(built_once):
     html = (built_once[0] / "_build" / "html" / "index.html").read_text("utf-8")
     assert "github.com" not in html

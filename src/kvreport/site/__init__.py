@@ -10,7 +10,7 @@
 :mod:`~kvreport.site.moved` leads old addresses of chapters on,
 :mod:`~kvreport.site.pdf` prints chapters where that is asked for,
 :mod:`~kvreport.site.signatures` keeps this machine's folders out of the package's documentation, and
-:mod:`~kvreport.site.clean_assets` mends three faults that this set of packages puts into every page.
+:mod:`~kvreport.site.clean_assets` mends faults that this set of packages puts into every page.
 """
 
 from pathlib import Path
