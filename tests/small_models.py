@@ -36,14 +36,15 @@ def small_gpt2() -> GPT2LMHeadModel:
 
 
 # What a reader's checkpoint may be.
-PLAIN, MIXTURE, NO_PAD = "plain", "mixture", "no pad token"
+PLAIN, PLAIN_TOO, MIXTURE, NO_PAD = "llama", "falcon", "mixture", "no pad token"
 
 
 def checkpoint(kind: str, to: Path) -> str:
     """Give the folder of a small checkpoint: a trained one, one of experts, or one without a pad token."""
-    trained = paths.DATA / "models" / "standins" / "llama"
-    if kind == PLAIN:
-        return str(trained)
+    standins = paths.DATA / "models" / "standins"
+    if kind in (PLAIN, PLAIN_TOO):
+        return str(standins / kind)
+    trained = standins / PLAIN
     tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModelForCausalLM.from_pretrained(trained)
     if kind == MIXTURE:
         torch.manual_seed(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import MIXTURE, NO_PAD, PLAIN, checkpoint
+from small_models import MIXTURE, NO_PAD, PLAIN, PLAIN_TOO, checkpoint
 from torch._dynamo.testing import CompileCounter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -43,7 +43,7 @@ def everything(kind: str, folder: Path) -> dict[str, object]:
     return {"name": name, "model": model, "tokenizer": AutoTokenizer.from_pretrained(name), "text": TEXT}
 
 
-@pytest.fixture(scope="module", params=[PLAIN, MIXTURE, NO_PAD])
+@pytest.fixture(scope="module", params=[PLAIN, PLAIN_TOO, MIXTURE, NO_PAD])
 def values(request, tmp_path_factory):
     found = everything(request.param, tmp_path_factory.mktemp("snippets"))
     assert (found["tokenizer"].pad_token is None) == (request.param == NO_PAD)
