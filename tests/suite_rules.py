@@ -11,17 +11,17 @@ import pytest
 
 # Files whose tests all are, or share something that is. A single slow test of another file says so itself.
 FILES = frozenset({
-    "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_execution", "test_faults", "test_hub",
-    "test_kernel", "test_measuring", "test_packages", "test_pages", "test_pdf", "test_side_by_side", "test_site", "test_wheel",
+    "test_alone", "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_execution", "test_faults",
+    "test_hub", "test_packages", "test_pages", "test_pdf", "test_side_by_side", "test_site", "test_wheel",
 })  # fmt: skip
 # Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained, a compiler that begins anew.
 FIXTURES = frozenset({"workplace", "swept", "checkpoint", "freshly_compiled"})
 # The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
 LONGEST_FIRST = (
     "test_pages", "test_sweeps", "test_faults", "test_row_invariant", "test_scratch", "test_packages", "test_site",
-    "test_kernel", "test_execution", "test_wheel", "test_chapters", "test_side_by_side", "test_security", "test_contributing",
+    "test_execution", "test_wheel", "test_chapters", "test_side_by_side", "test_security", "test_contributing",
     "test_experiments", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models", "test_pdf",
-    "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_measuring", "test_atlas_independent",
+    "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_alone", "test_atlas_independent",
 )  # fmt: skip
 # What their executables are called.
 _WATCHED = ("python", "chrom", "unshare")

@@ -1,6 +1,7 @@
 """`kvbook evidence`: what chapters ask for is made once for each processor, recorded, cited, and joined over seeds."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -39,10 +40,13 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "EVIDENCE", tmp_path / "evidence.yaml")
     monkeypatch.setattr(machine, "commit", lambda: "abc")
     monkeypatch.delenv(making.THREADS_VARIABLE, raising=False)
-    chapter = type("Chapter", (), {"name": "chapter", "values": lambda self: {"model": "gpt2", "n_samples": 9}})()
     groups = [{"experiments": ["counting", "timing"], "seeds": [0, 1], "parameters": {"n_samples": 3}}]
-    monkeypatch.setattr(planning, "plan", lambda profile: [chapter])
-    monkeypatch.setattr(planning, "evidence_of", lambda chapter: groups)
+
+    def plan(profile):
+        about = planning.About(evidence=groups)
+        return [SimpleNamespace(name="chapter", about=about, values=lambda: {"model": "gpt2", "n_samples": 9})]
+
+    monkeypatch.setattr(planning, "plan", plan)
     monkeypatch.setattr(making, "_experiments", lambda name: (COUNTING, TIMING))
     return groups
 
@@ -130,7 +134,7 @@ def test_groups_of_another_form_are_refused(tmp_path, group):
     folder = tmp_path / "one"
     folder.mkdir()
     (folder / "chapter.yaml").write_text(yaml.safe_dump({"evidence": [group]}))
-    with pytest.raises(UserError, match="must hold evidence"):
+    with pytest.raises(UserError, match=r"must hold .* \(evidence\.0"):
         planning._read_about(tmp_path, "one")
 
 

@@ -39,21 +39,6 @@ def test_a_finished_run_is_read_and_not_done_again(runs):
     assert first.about["rows"] == len(first.rows) == 4
 
 
-def test_only_a_finished_run_exists(runs):
-    def failing(writer):
-        writer.append("u", [{"x": 1}])
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        records.run("e", {"a": 1}, failing)
-    assert not records.exists("e", {"a": 1})
-    made = records.run("e", {"a": 1}, measure(["u"]))
-    assert records.exists("e", {"a": 1})
-    assert not records.exists("e", {"a": 2})
-    made.folder.rename(made.folder.with_name("moved"))
-    assert not records.exists("e", {"a": 1})
-
-
 def test_other_inputs_make_another_run(runs):
     assert records.run("e", {"a": 1}, measure(["u"])).hash != records.run("e", {"a": 2}, measure(["u"])).hash
 

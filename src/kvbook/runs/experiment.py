@@ -36,8 +36,6 @@ class Experiment(Generic[Asked]):
         Whether it sets the number of threads itself, or starts processes of its own: then nothing may run beside it either.
     revision : int
         Raised by hand when the rows change meaning; recorded evidence of another revision is refused.
-    after : tuple of str
-        Names of experiments whose runs it reads.
     work : callable or None
         Says how much these settings run each model, for the line that predicts memory and minutes; None where that is
         little, or not the model's doing.
@@ -51,7 +49,6 @@ class Experiment(Generic[Asked]):
     timed: bool = False
     own_threads: bool = False
     revision: int = 1
-    after: tuple[str, ...] = ()
     work: Callable[[Asked], Work] | None = None
 
     @property
@@ -83,14 +80,6 @@ class Experiment(Generic[Asked]):
     def _announced(self, settings: Asked, inputs: dict[str, Any], writer: records.Writer) -> None:
         with announced(self.work and self.work(settings), settings, inputs.get("models", ())):
             self.measure(settings, inputs, writer)
-
-    def is_made(self, settings: Asked) -> bool:
-        """Tell whether `run` would find a finished run, or has nothing to measure."""
-        inputs = self.inputs(settings)
-        if inputs is None:
-            return True
-        with threads.share(whole=self.timed):
-            return records.exists(self.name, self._made_of(settings, inputs))
 
     def _made_of(self, settings: Asked, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -270,17 +270,6 @@ def run(
     return load(final)
 
 
-def exists(experiment: str, made_of: Mapping[str, Any]) -> bool:
-    """Tell whether these inputs have made a run that is finished.
-
-    Parameters
-    ----------
-    experiment, made_of
-        As for `run`.
-    """
-    return _folder(experiment, json.loads(json.dumps(made_of, default=str))).is_dir()
-
-
 def _folder(experiment: str, made_of: Mapping[str, Any]) -> Path:
     """Give the folder of this machine's own run; a recorded run is evidence and never stands in for it."""
     return paths.RUNS / experiment / hash_of(experiment, made_of)

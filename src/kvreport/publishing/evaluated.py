@@ -38,24 +38,10 @@ def published(chapter: str) -> Evaluated | None:
     if not statements.has_module(chapter):
         return None
     return _kept(
-        _published_file(chapter),
+        paths.BUILD / "statements" / f"{chapter}.json",
         _made_of(chapter),
         lambda: _published(chapter, statements.module_of(chapter), _folders(chapter)),
     )
-
-
-def is_kept(chapter: str) -> bool:
-    """Tell whether `published` has nothing to evaluate."""
-    if not statements.has_module(chapter):
-        return True
-    file = _published_file(chapter)
-    return file.is_file() and json.loads(file.read_text("utf-8")).get("made_of") == fingerprint.of_values(
-        _made_of(chapter)
-    )
-
-
-def _published_file(chapter: str) -> Path:
-    return paths.BUILD / "statements" / f"{chapter}.json"
 
 
 def _folders(chapter: str) -> list[Path]:

@@ -2,9 +2,15 @@
 
 import contextlib
 import os
-from typing import Any, TextIO
+from typing import Protocol, TextIO
 
+from kvbook.runs.threads import THREADS_VARIABLE
 from kvreport.running.screen import Screen
+
+
+class _Process(Protocol):
+    def kill(self) -> None:
+        """End it."""
 
 
 class Build:
@@ -15,27 +21,36 @@ class Build:
     out
         Where progress is written; standard error when None.
     jobs
-        How many experiments, and then how many chapters, run at a time.
-    forks
-        Whether their processes are forked from one that has imported the libraries.
+        How many chapters run at a time.
     """
 
-    def __init__(self, out: TextIO | None, jobs: int, forks: bool = False) -> None:
+    def __init__(self, out: TextIO | None, jobs: int) -> None:
         self.screen = Screen(out)
-        self.jobs = jobs
         # How many threads an experiment may use that measures no time; all where None.
         self.threads = max(1, cores() // jobs) if jobs > 1 else None
-        self.forks = forks
         self.stopped = False
-        # Whatever has a `kill`: processes, and what Jupyter takes for one.
-        self.processes: set[Any] = set()
+        self._processes: list[_Process] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process of this build finds in its environment."""
+        # Every refresh of a library's own bar would be stored as an output of a cell. torch's profiler notes each start and stop.
+        quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "KINETO_LOG_LEVEL": "6"}
+        return quiet if self.threads is None else quiet | {THREADS_VARIABLE: str(self.threads)}
+
+    def begun(self, process: _Process) -> None:
+        """Note a process, which is to end with the build."""
+        self._processes.append(process)
+        # One that was begun while everything was being stopped.
+        if self.stopped:
+            self.stop()
 
     def stop(self) -> None:
         """End everything at once."""
         self.stopped = True
-        for process in list(self.processes):
-            # It may end, or never have begun, at this very moment.
-            with contextlib.suppress(ProcessLookupError, AttributeError, ValueError):
+        for process in list(self._processes):
+            # It may have ended at this very moment.
+            with contextlib.suppress(ProcessLookupError):
                 process.kill()
 
 

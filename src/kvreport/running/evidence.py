@@ -13,6 +13,7 @@ kind of processor are passed over, so an interrupted command goes on where it wa
 """
 
 import importlib
+import itertools
 import os
 import sys
 import time
@@ -86,15 +87,14 @@ def cells(timed: bool, only: Iterable[str] = ()) -> Iterator[Cell]:
         if only and chapter.name not in only:
             continue
         known = {}
-        for group in planning.evidence_of(chapter):
+        for group in chapter.about.evidence:
             known = known or {e.name: e for e in _experiments(chapter.name)}
-            for name, seed in ((name, seed) for name in group["experiments"] for seed in group.get("seeds", [0])):
+            for name, seed in itertools.product(group.experiments, group.seeds):
                 if name not in known:
                     raise UserError(f"chapter {chapter.name} asks for evidence of {name!r}, which it does not measure")
                 if known[name].timed == timed:
-                    values = chapter.values() | group.get("parameters", {}) | {"seed": seed}
-                    role = group.get("role", evidence.PUBLISHED)
-                    yield Cell(chapter.name, role, known[name], known[name].settings.checked(**values))
+                    values = chapter.values() | group.parameters | {"seed": seed}
+                    yield Cell(chapter.name, group.role, known[name], known[name].settings.checked(**values))
 
 
 def _experiments(chapter: str) -> tuple[Experiment, ...]:

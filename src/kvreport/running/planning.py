@@ -1,15 +1,14 @@
 """Which chapters there are, what each runs with, and which must run again.
 
 A chapter is a notebook in ``chapters/`` with no outputs, and a folder of code in ``kvreport/chapters/`` of the notebook's
-name without its number.  The folder's ``chapter.yaml`` holds its parameters and names the data that it reads; a set may also
-name settings of the chapter that its notebook has no parameter for::
+name without its number.  The folder's ``chapter.yaml`` holds its parameters, names the data that it reads, and says whether
+some of its experiments must run alone; a set may also name settings of the chapter that its notebook has no parameter for::
 
-Parameters
-----------
-      default: {n_samples: 24}     # what `make book` runs with, where the notebook's own defaults are not meant
-      smoke: {n_samples: 4}        # what the tests run with, laid over default
-      gpu: {device: cuda}          # the documents' own settings, laid over default
+    parameters: {default: {n_samples: 24}, smoke: {n_samples: 4}, gpu: {device: cuda}}
     data: [documents/issue-25420.yaml, models/standins/*/*]
+    alone: true
+
+``default`` is what ``make book`` runs with; the other sets are laid over it.
 
 An executed copy is fresh as long as the digest in it equals the digest of everything that could change its outputs: the
 code cells (not the prose), the parameters, the modules of these packages that the notebook imports, directly or through
@@ -20,7 +19,6 @@ by a computed name is not seen.
 
 import ast
 import contextlib
-import hashlib
 import importlib
 import importlib.metadata
 import json
@@ -32,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 import kvreport
 from kvbook import fingerprint, paths
@@ -58,6 +57,29 @@ class Folders:
     executed: Path = paths.EXECUTED
     figures: Path = paths.FIGURES
     code: Path = Path(kvreport.__file__).parent / "chapters"
+
+
+class Group(BaseModel):
+    """Experiments that are published, with which seeds and parameters, and as what they are cited."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    experiments: list[str]
+    seeds: list[int] = [0]
+    parameters: dict[str, Any] = {}
+    role: str = evidence.PUBLISHED
+
+
+class About(BaseModel):
+    """A ``chapter.yaml``; `alone`: some experiments measure time, or use all cores by themselves."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    parameters: dict[str, dict[str, Any] | None] = {}
+    data: list[str] = []
+    packages: list[str] = []
+    alone: bool = False
+    evidence: list[Group] = []
 
 
 @dataclass(frozen=True)
@@ -109,16 +131,23 @@ class Chapter:
         """The figures that belong to the executed copy."""
         return self.folders.figures / self.stem
 
+    @property
+    def about(self) -> About:
+        """What its ``chapter.yaml`` says."""
+        return _read_about(self.folders.code, self.name) or About()
+
+    def defaults(self) -> dict[str, Any] | None:
+        """Read the defaults in the notebook's own parameters cell; None without such a cell."""
+        cells = [
+            c for c in read_notebook(self.source)["cells"] if "parameters" in c.get("metadata", {}).get("tags", ())
+        ]
+        lines = [line for cell in cells for line in ast.parse("".join(cell["source"])).body]
+        named = {line.target.id: line.value for line in lines if isinstance(line, ast.AnnAssign)}
+        return {name: ast.literal_eval(value) for name, value in named.items()} if cells else None
+
     def values(self) -> dict[str, Any]:
-        """Give all parameters: the defaults of the notebook's own cell, and over them what the chapter is to run with."""
-        defaults = {
-            line.target.id: ast.literal_eval(line.value)
-            for cell in read_notebook(self.source)["cells"]
-            if "parameters" in cell.get("metadata", {}).get("tags", ())
-            for line in ast.parse("".join(cell["source"])).body
-            if isinstance(line, ast.AnnAssign)
-        }
-        return defaults | self.parameters
+        """Give all parameters: the notebook's defaults, and over them what the chapter is to run with."""
+        return (self.defaults() or {}) | self.parameters
 
     def setting_names(self) -> set[str]:
         """Name all that the chapter's settings hold, which is more than its notebook has parameters; nothing without a module."""
@@ -131,27 +160,13 @@ class Chapter:
     def inputs_sha256(self) -> str:
         """Digest everything that could change what the chapter shows."""
         cells = code_cells(read_notebook(self.source))
-        digest = hashlib.sha256()
-
-        def add(label: str, content: bytes | str) -> None:
-            content = content.encode() if isinstance(content, str) else content
-            # Lengths, so that moving text from one input to the next cannot leave the digest as it was.
-            digest.update(f"{label} {len(content)}\n".encode() + content)
-
-        for cell_id, code in cells:
-            add(f"cell {cell_id}", code)
-        add("parameters", json.dumps(self.parameters, sort_keys=True))
-        add("source", _source_sha256(code for _, code in cells))
-        add("style", fingerprint.of_file(STYLE))
-        add("models", fingerprint.of_file(registry.FILE))
+        data = {str(file.relative_to(self.folders.data)): fingerprint.of_file(file) for file in self.data_files()}
         # A chapter that ran on a stand-in is not fresh once the packaged model is there.
-        about = _read_about(self.folders.code, self.name) or {}
-        if used := about.get("packages"):
-            add("packages", json.dumps({name: state for name, state in packages.state().items() if name in used}))
-        for file in self.data_files():
-            add(f"data {file.relative_to(self.folders.data)}", fingerprint.of_file(file))
-        add("versions", json.dumps(versions()))
-        return digest.hexdigest()
+        asked = self.about.packages
+        used = asked and {name: state for name, state in packages.state().items() if name in asked}
+        source = _source_sha256(code for _, code in cells)
+        files = [fingerprint.of_file(file) for file in (STYLE, registry.FILE)]
+        return fingerprint.of_values([cells, self.parameters, source, *files, used, data, versions()])
 
     def data_files(self) -> list[Path]:
         """List the files under ``data/`` that the chapter depends on; all of them where it does not say which."""
@@ -162,7 +177,7 @@ class Chapter:
             files = {file for file in data.rglob("*") if file.suffix != ".md" and not file.name.startswith(".")}
         else:
             files = set()
-            for pattern in about.get("data", ()):
+            for pattern in about.data:
                 if not (found := set(data.glob(pattern))):
                     raise UserError(
                         f"chapter {self.name} names data/{pattern}, which does not exist: mend its chapter.yaml"
@@ -213,8 +228,8 @@ def _parameter_sets(folders: Folders, stems: list[str]) -> dict[str, dict[str, d
     """Collect the sets of all chapters and of the folder ``parameters/``: set, stem, values."""
     sets: dict[str, dict[str, dict[str, Any]]] = {DEFAULT_PROFILE: {}}
     for stem in stems:
-        about = _read_about(folders.code, chapter_name(stem)) or {}
-        for name, values in (about.get("parameters") or {}).items():
+        about = _read_about(folders.code, chapter_name(stem)) or About()
+        for name, values in about.parameters.items():
             sets.setdefault(name, {})[stem] = values or {}
     for file in sorted(folders.parameters.glob("*.yaml")):
         for stem, values in _read_own_set(file, stems).items():
@@ -230,35 +245,18 @@ def _read_yaml(file: Path) -> Any:
         raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def _read_about(code: Path, name: str) -> dict[str, Any] | None:
+def _read_about(code: Path, name: str) -> About | None:
     file = code / name / "chapter.yaml"
     if not file.is_file():
         return None
-    about = _read_yaml(file)
-    sets = about.get("parameters", {}) if isinstance(about, dict) else None
-    whole = isinstance(sets, dict) and all(isinstance(values, dict | None) for values in sets.values())
-    known = {"parameters", "data", "packages", "evidence"}
-    if not whole or not isinstance(about.get("data", []), list) or set(about) - known:
-        raise UserError(f"{file} must hold parameters: {{<set>: {{<parameter>: <value>}}}} and data: [<pattern>]")
-    groups = about.get("evidence", [])
-    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
-        raise UserError(f"{file} must hold evidence: [{{experiments: [...], seeds: [...], parameters: {{...}}}}]")
-    return about
-
-
-def _is_group(group: Any) -> bool:
-    return (
-        isinstance(group, dict)
-        and not set(group) - {"experiments", "seeds", "parameters", "role"}
-        and isinstance(group.get("experiments"), list)
-        and all(isinstance(seed, int) for seed in group.get("seeds", []))
-        and isinstance(group.get("parameters", {}), dict)
-    )
-
-
-def evidence_of(chapter: Chapter) -> list[dict[str, Any]]:
-    """List the groups of experiments that a chapter publishes."""
-    return (_read_about(chapter.folders.code, chapter.name) or {}).get("evidence", [])
+    try:
+        return About.model_validate(_read_yaml(file))
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise UserError(
+            f"{file} must hold parameters: {{<set>: {{<parameter>: <value>}}}}, data: [<pattern>] and the like "
+            f"({'; '.join(faults)})"
+        ) from None
 
 
 def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any]]:

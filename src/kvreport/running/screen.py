@@ -1,11 +1,12 @@
 """What runs now and how far it is: on a terminal one line in place, in a log a line now and then."""
 
+import contextlib
 import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -13,116 +14,80 @@ SECONDS_BETWEEN_LINES = 5.0
 SECONDS_WITHOUT_NEWS = 20.0
 
 
-class Screen:
-    """Where several jobs that run side by side say how far they are.
+class Job:
+    """Something that runs: what it is called, and how far it is."""
 
-    Parameters
-    ----------
-    out
-        A terminal or a log; standard error when left out.
-    """
+    def __init__(self, head: str) -> None:
+        self.head = head
+        # What is said of it, and a file whose line is said behind that.
+        self.said = ""
+        self.progress_file: Path | None = None
+        self.interrupted = False
+        self._began = time.monotonic()
+
+    def news(self) -> str:
+        """Say how far it is."""
+        file = self.progress_file
+        reported = file.read_text("utf-8", errors="replace") if file is not None and file.is_file() else ""
+        return f"{self.said}  {reported}".strip()
+
+    def elapsed(self) -> str:
+        """Say for how long it runs."""
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        return f"{minutes}:{seconds:02d}"
+
+    def line(self) -> str:
+        """Say all of it."""
+        return f"{self.head}  {self.elapsed()}  {self.news()}"
+
+
+class Screen:
+    """Where jobs that run side by side say how far they are: a terminal or a log; standard error when left out."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
         self._lock = threading.Lock()
-        self._now: dict[Job, str] = {}
+        self._jobs: list[Job] = []
 
-    def line(self, text: str) -> None:
-        """Say something once, above what is in place."""
+    @contextlib.contextmanager
+    def job(self, head: str, why: str | None = None) -> Iterator[Job]:
+        """Say that a job begins and why, while it runs how far it is, and how it ended."""
+        job, ended = Job(head), threading.Event()
+        self._say(f"{head} ({why})" if why else head)
+        self._jobs.append(job)
+        watch = threading.Thread(target=self._watch, args=(job, ended), daemon=True)
+        watch.start()
+        end = "failed"
+        try:
+            yield job
+            end = "done"
+        except KeyboardInterrupt:
+            job.interrupted = True
+            raise
+        finally:
+            ended.set()
+            watch.join()
+            self._jobs.remove(job)
+            self._say(f"{head}: {'interrupted' if job.interrupted else end} after {job.elapsed()}")
+
+    def _say(self, line: str = "") -> None:
+        """Write a line; on a terminal put below it, or in its place, how far everything is."""
         with self._lock:
             if self._out.isatty():
-                self._out.write("\r\x1b[K")
-            self._out.write(f"{text}\n")
-            self._draw()
+                # A share of the width each, so that the second job is not pushed out of sight by the first.
+                room = max(10, (shutil.get_terminal_size().columns - 1) // max(1, len(self._jobs)) - 3)
+                line = f"\r\x1b[K{line}" + "\n" * bool(line)
+                line += "\r\x1b[K" + "   ".join(job.line()[:room] for job in self._jobs)
+            else:
+                line += "\n"
+            self._out.write(line)
+            self._out.flush()
 
-    def show(self, job: "Job", status: str) -> None:
-        """Put a job's status in place, on a terminal; a log has no place."""
-        with self._lock:
-            self._now[job] = status
-            self._draw()
-
-    def forget(self, job: "Job") -> None:
-        """Take a job's status away."""
-        with self._lock:
-            self._now.pop(job, None)
-            self._draw()
-
-    @property
-    def has_places(self) -> bool:
-        """Whether a line can be written over."""
-        return self._out.isatty()
-
-    def _draw(self) -> None:
-        if self._out.isatty():
-            # A share of the width each, so that the second job is not pushed out of sight by the first.
-            room = max(10, (shutil.get_terminal_size().columns - 1) // max(1, len(self._now)) - 3)
-            self._out.write("\r\x1b[K" + "   ".join(status[:room] for status in self._now.values()))
-        self._out.flush()
-
-
-class Job:
-    """One of them; a context that says when it begins, how far it is, and how it ended.
-
-    Parameters
-    ----------
-    screen
-        Where to say it.
-    head
-        What it is called, such as ``"chapter 1 of 3: 06_layer_drift"``.
-    why
-        Why it must run, for the first line.
-    steps
-        How many cells it has; 0 for what has none.
-    """
-
-    def __init__(self, screen: Screen, head: str, why: str | None = None, steps: int = 0) -> None:
-        self._screen, self._head, self._steps = screen, head, steps
-        self._why = f" ({why})" if why else ""
-        self._step = 0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.interrupted = False
-        self.progress_file: Path | None = None
-
-    def next_step(self) -> None:
-        """Note that the next cell begins."""
-        self._step += 1
-
-    def __enter__(self) -> "Job":
-        self._began = time.monotonic()
-        self._screen.line(f"{self._head}{self._why}")
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self._done.set()
-        self._thread.join()
-        self._screen.forget(self)
-        interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
-        end = "interrupted" if interrupted else "done" if kind is None else "failed"
-        self._screen.line(f"{self._head}: {end} after {self._elapsed()}")
-
-    def _watch(self) -> None:
-        last_news, last_said = "", self._began
-        while not self._done.wait(SECONDS_BETWEEN_LOOKS):
-            news, now = self._news(), time.monotonic()
-            line = f"{self._head}  {self._elapsed()}  {news}"
-            if self._screen.has_places:
-                self._screen.show(self, line)
-                last_news = news
-                continue
-            pause = SECONDS_BETWEEN_LINES if news != last_news else SECONDS_WITHOUT_NEWS
-            if now - last_said >= pause:
-                self._screen.line(line)
-                last_news, last_said = news, now
-
-    def _news(self) -> str:
-        news = f"cell {self._step} of {self._steps}" if self._steps else ""
-        if self.progress_file is not None and self.progress_file.is_file():
-            reported = self.progress_file.read_text("utf-8", errors="replace").strip()
-            news += f"  {reported}" if reported else ""
-        return news.strip()
-
-    def _elapsed(self) -> str:
-        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        return f"{minutes}:{seconds:02d}"
+    def _watch(self, job: Job, ended: threading.Event) -> None:
+        news, said = "", time.monotonic()
+        while not ended.wait(SECONDS_BETWEEN_LOOKS):
+            if self._out.isatty():
+                self._say()
+            elif time.monotonic() - said >= (SECONDS_BETWEEN_LINES if job.news() != news else SECONDS_WITHOUT_NEWS):
+                news, said = job.news(), time.monotonic()
+                self._say(job.line())

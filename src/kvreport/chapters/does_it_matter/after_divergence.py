@@ -107,5 +107,5 @@ def work(settings: DoesItMatterSettings) -> Work:
 
 EXPERIMENT = Experiment(
     "after_divergence", DoesItMatterSettings, inputs, measure, fields=first_divergence.EXPERIMENT.fields,
-    after=(first_divergence.EXPERIMENT.name,), revision=2, work=work,
+    revision=2, work=work,
 )  # fmt: skip

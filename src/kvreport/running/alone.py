@@ -1,0 +1,79 @@
+"""The experiments that nothing may run beside, measured before the chapters are executed: one after the other, in one process.
+
+The notebooks find their runs.  What fails here is left to its notebook, which shows how far it came.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kvbook import progress
+from kvreport.running.build import Build
+from kvreport.running.planning import Chapter
+
+
+def measure(chapters: Iterable[Chapter], build: Build) -> tuple[dict[str, float], bool]:
+    """Measure what needs the machine; gives the seconds by chapter, and whether all of it succeeded."""
+    asked = [
+        (chapter.stem, f"kvreport.chapters.{chapter.name}.results", chapter.values())
+        for chapter in chapters
+        if chapter.about.alone
+    ]
+    return measure_asked(asked, build) if asked else ({}, True)
+
+
+def measure_asked(asked: list[tuple[str, str, dict[str, Any]]], build: Build) -> tuple[dict[str, float], bool]:
+    """Measure what chapters ask for by their stems, modules of results and parameters."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvbook-") as scratch,
+        build.screen.job("measuring what nothing may run beside") as job,
+    ):
+        job.progress_file, took = Path(scratch) / "progress", Path(scratch) / "took"
+        with subprocess.Popen(
+            [sys.executable, "-m", __name__, json.dumps(asked), str(took)],
+            # It ends when this end of the pipe is closed, however this process ends.
+            stdin=subprocess.PIPE,
+            env=os.environ | build.environment | {progress.PROGRESS_VARIABLE: str(job.progress_file)},
+            # A group of its own: Ctrl-C on a terminal goes to the build.
+            start_new_session=True,
+        ) as process:
+            status = process.wait()
+        return json.loads(took.read_text()) if took.is_file() else {}, status == 0
+
+
+def _main(asked: list[list[Any]], took: Path) -> int:
+    """Measure in this process, note the seconds, and give how many failed."""
+    threading.Thread(target=_end_with_the_build, daemon=True).start()
+    seconds: Counter[str] = Counter()
+    failed = 0
+    for stem, module, values in asked:
+        for experiment in importlib.import_module(module).EXPERIMENTS:
+            if not experiment.needs_the_machine:
+                continue
+            began = time.monotonic()
+            try:
+                with progress.headed(f"{stem}: {experiment.name}"):
+                    experiment.run(experiment.settings.checked(**values))
+            except Exception:  # Its notebook will say what is wrong.
+                failed += 1
+            seconds[stem] += time.monotonic() - began
+            took.write_text(json.dumps(seconds))
+    return failed
+
+
+def _end_with_the_build() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, _main(json.loads(sys.argv[1]), Path(sys.argv[2]))))

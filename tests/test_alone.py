@@ -1,0 +1,132 @@
+"""What nothing may run beside is measured first, alone; then chapters are executed."""
+
+import io
+import itertools
+import os
+import signal
+import time
+
+import mini_book
+import psutil
+import pytest
+from test_execution import start, until
+
+from kvbook import paths
+from kvreport.running import alone, catalogue, execution, planning
+from kvreport.running.build import Build
+
+# A chapter's module of results, as a build finds it: experiments that note when they began and ended.
+RESULTS = """
+import os, pathlib, time
+from kvbook.runs.experiment import Experiment
+from kvbook.settings import Settings
+
+LOG = pathlib.Path(os.environ["KVBOOK_BUILD"]) / "log"
+
+def experiment(name, seconds=0.0, before=lambda: None, **options):
+    def measure(settings, made_of, writer):
+        import torch
+        before()
+        began = time.monotonic()
+        time.sleep(seconds)
+        with LOG.open("a") as file:
+            file.write(f"{name} {began} {time.monotonic()} {torch.get_num_threads()}\\n")
+        writer.append("u", [{"x": 1}])
+    return Experiment(name, Settings, lambda settings: {}, measure, **options)
+"""
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    """Give a function that writes a module of experiments, and measures those of them that are to be alone."""
+    monkeypatch.setenv("KVBOOK_BUILD", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+
+    def measured(experiments: str) -> tuple[dict, dict, bool, str]:
+        (tmp_path / "results.py").write_text(f"{RESULTS}\nEXPERIMENTS = ({experiments},)\n")
+        said = io.StringIO()
+        seconds, all_of_it = alone.measure_asked([("01_one", "results", {})], Build(said, 2))
+        log = tmp_path / "log"
+        lines = [line.split() for line in log.read_text().splitlines()] if log.is_file() else []
+        return {name: [float(n) for n in rest] for name, *rest in lines}, seconds, all_of_it, said.getvalue()
+
+    return measured
+
+
+def test_what_needs_the_machine_is_measured_one_after_the_other_and_what_measures_time_on_all_threads(ask):
+    found, seconds, all_of_it, said = ask(
+        'experiment("first", timed=True), experiment("shared"), experiment("second", timed=True), '
+        'experiment("own", 0.3, own_threads=True)'
+    )
+    assert {name: threads for name, (_, _, threads) in found.items()} == {"first": 2, "second": 2, "own": 1}
+    assert all(earlier[1] <= later[0] for earlier, later in itertools.pairwise(found.values()))
+    assert seconds["01_one"] >= 0.3
+    assert all_of_it
+    assert said.count(": done after ") == 1
+
+
+def test_what_has_been_measured_is_not_measured_again(ask, tmp_path):
+    ask('experiment("one", timed=True)')
+    before = (tmp_path / "log").read_text()
+    _, _, all_of_it, _ = ask('experiment("one", timed=True)')
+    assert all_of_it
+    assert (tmp_path / "log").read_text() == before
+
+
+@pytest.mark.parametrize(("harm", "found"), [("lambda: 1 / 0", ["good"]), ("lambda: os._exit(3)", [])])
+def test_what_fails_is_known_to_have_failed_and_leaves_no_run(ask, harm, found):
+    measured, _, all_of_it, _ = ask(f'experiment("bad", before={harm}, timed=True), experiment("good", timed=True)')
+    assert list(measured) == found
+    assert not all_of_it
+    assert not [path for path in paths.RUNS.glob("bad/*") if not path.name.endswith(".partial")]
+
+
+@pytest.mark.parametrize(("all_of_it", "at_most"), [(True, 2), (False, 1)])
+def test_chapters_run_one_at_a_time_where_something_could_not_be_measured_alone(
+    tmp_path, monkeypatch, all_of_it, at_most
+):
+    monkeypatch.setenv("JOBS", "2")
+    root = mini_book.create(tmp_path / "book")
+    for stem in ("02_two", "03_three"):
+        (root / "chapters" / f"{stem}.ipynb").write_text(mini_book.write(root).read_text())
+    running, most = [], []
+
+    def bring(chapter, *_):
+        running.append(chapter)
+        most.append(len(running))
+        time.sleep(0.3)
+        running.remove(chapter)
+
+    monkeypatch.setattr(execution, "_execute_unless_fresh", bring)
+    monkeypatch.setattr(alone, "measure", lambda *_: ({}, all_of_it))
+    execution.bring_up_to_date(planning.plan("default", mini_book.folders(root)), io.StringIO())
+    assert (len(most), max(most)) == (3, at_most)
+
+
+SCRIPT = """
+from kvreport.running import alone
+from kvreport.running.build import Build
+alone.measure_asked([("01_one", "results", {})], Build(None, 2))
+"""
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGINT])
+def test_the_process_that_measures_ends_with_the_build(tmp_path, harm):
+    root = mini_book.create(tmp_path / "book")
+    note = tmp_path / "note"
+    wait = f"lambda: (open({str(note)!r}, 'w').write(str(os.getpid())), time.sleep(600))"
+    (root / "results.py").write_text(f"{RESULTS}\nEXPERIMENTS = (experiment('one', before={wait}, timed=True),)\n")
+    run = start(root, "-c", SCRIPT)
+    until(lambda: note.is_file() and note.read_text(), seconds=60)
+    measuring = psutil.Process(int(note.read_text()))
+    assert measuring.ppid() == run.pid
+    run.send_signal(harm)
+    run.communicate(timeout=60)
+    until(lambda: not measuring.is_running(), seconds=20)
+
+
+def test_chapters_say_that_experiments_are_alone_where_and_only_where_some_are():
+    needing = {e.settings.__module__.split(".")[2] for e in catalogue.EXPERIMENTS.values() if e.needs_the_machine}
+    assert {chapter.name for chapter in planning.plan() if chapter.about.alone} == needing
+    assert len(needing) > 2
