@@ -7,17 +7,16 @@ same cell never work on it at once.  When a worker is lost, the scheduler gives 
 Workers whose ``_build`` is another folder keep their runs there, and a copy is fetched from them.
 
 Dask pickles what it sends between scheduler, workers and client.  The clusters that are started here talk TLS with
-certificates of their own, so that nobody else on the machine or the network can send them anything.
+certificates that Dask makes for each, so that nobody else on the machine or the network can send them anything.
 """
 
+import contextlib
 import importlib.util
 import logging
 import os
 import re
 import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,14 +30,12 @@ from kvbook import paths, progress
 from kvbook.errors import UserError
 from kvbook.runs import records
 from kvreport.running import catalogue
+from kvreport.running.screen import Screen
 from kvreport.running.sweeps import Cell
 
-# How often a cell whose worker was lost goes to another one, before the cell is taken for the cause.
-_LOST_WORKERS = 3
 # How often a cell that failed for another reason than its settings is tried again.
 _RETRIES = 1
-_SECONDS_BETWEEN_LOOKS = 0.5
-_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_TO_CONNECT = 15
 # Each worker imports torch before it is there.
 _SECONDS_TO_START = 300
@@ -47,33 +44,18 @@ _MISSING = "a sweep needs Dask Distributed: pip install -e 'src/kvreport[cluster
 
 @dataclass
 class Outcome:
-    """What came of a sweep.
+    """What came of a sweep: how many cells are finished, how many of them were made now, and a line for each that failed."""
 
-    Attributes
-    ----------
-    folders : dict
-        Folder of each finished cell's run, by its label; None for a cell with nothing to measure.
-    made : int
-        How many of them were made now; the others had been made before.
-    failures : dict
-        One line for each cell that failed, by its label.
-    lost_workers : int
-        How many workers were lost meanwhile.
-    """
-
-    folders: dict[str, Path | None] = field(default_factory=dict)
+    finished: int = 0
     made: int = 0
     failures: dict[str, str] = field(default_factory=dict)
-    lost_workers: int = 0
 
     def text(self) -> str:
         """Say it in a few lines."""
         lines = [f"failed: {label}: {why}" for label, why in self.failures.items()]
-        found = len(self.folders) - self.made
-        lost = f"; {self.lost_workers} workers were lost on the way" if self.lost_workers else ""
         lines.append(
-            f"{len(self.folders)} cells are finished in {paths.RUNS} ({self.made} made now, {found} found), "
-            f"{len(self.failures)} failed{lost}"
+            f"{self.finished} cells are finished in {paths.RUNS} ({self.made} made now, {self.finished - self.made} found), "
+            f"{len(self.failures)} failed"
         )
         return "\n".join(lines)
 
@@ -126,58 +108,40 @@ def local(n_workers: int, threads: int, gpus: int = 0) -> Iterator[Any]:
     """Start workers on this machine, each a process with a number of CPU threads, and GPUs of its own if any."""
     _require_dask()
     import dask
-    from distributed import Client, Nanny, Scheduler, SpecCluster
-    from distributed.security import Security
+    from distributed import Client, LocalCluster
 
-    security = Security.temporary()
-    with tempfile.TemporaryDirectory(prefix="kvbook-sweep-") as scratch, dask.config.set(_configuration()):
-        common = {"host": "127.0.0.1", "protocol": "tls", "security": security}
-        scheduler = {"cls": Scheduler, "options": {**common, "dashboard": False, "port": 0}}
-        workers = {
-            index: {
-                "cls": Nanny,
-                "options": {
-                    **common,
-                    "nthreads": 1,
-                    "memory_limit": 0,
-                    "dashboard": False,
-                    "local_directory": scratch,
-                    "resources": {"GPU": 1} if gpus else {},
-                    "env": _environment(Path(scratch), index, threads, gpus),
-                    "silence_logs": logging.CRITICAL,
-                    "preload": ["from kvbook import garbage; garbage.look_less_often()"],
-                },
-            }
-            for index in range(n_workers)
-        }
-        with (
-            SpecCluster(workers, scheduler, security=security, silence_logs=logging.CRITICAL) as cluster,
-            Client(cluster, security=security) as client,
-        ):
-            client.kvbook_progress = Path(scratch)
-            client.wait_for_workers(n_workers, timeout=_SECONDS_TO_START)
-            yield client
+    class Local(LocalCluster):
+        def new_worker_spec(self) -> dict[int, Any]:
+            ((index, spec),) = super().new_worker_spec().items()
+            return {index: spec | {"options": spec["options"] | {"env": _environment(index, threads, gpus)}}}
+
+    # A cell holds the interpreter for long; that is no reason to give its worker up.
+    settings = {"distributed.scheduler.worker-ttl": None, "distributed.logging.distributed": "critical"}
+    with (
+        tempfile.TemporaryDirectory(prefix="kvbook-sweep-") as scratch,
+        dask.config.set(settings),
+        Local(
+            n_workers=0, threads_per_worker=1, memory_limit=0, security=True, dashboard_address=None,
+            local_directory=scratch, resources={"GPU": 1} if gpus else {}, silence_logs=logging.CRITICAL,
+            preload=["from kvbook import garbage; garbage.look_less_often()"],
+        ) as cluster,
+        Client(cluster) as client,
+    ):  # fmt: skip
+        cluster.scale(n_workers)
+        client.wait_for_workers(n_workers, timeout=_SECONDS_TO_START)
+        yield client
 
 
-def _environment(scratch: Path, index: int, threads: int, gpus: int) -> dict[str, str]:
+def _environment(index: int, threads: int, gpus: int) -> dict[str, str]:
     # Dask sets some of these to one itself, but only for what a worker imports after it has started.
     values = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    values[progress.PROGRESS_VARIABLE] = str(scratch / f"progress-{index}")
+    # What each says of its cell would stand among what the sweep says.
+    values[progress.PROGRESS_VARIABLE] = os.devnull
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(i) for i in range((index + 1) * gpus)]
         values["CUDA_VISIBLE_DEVICES"] = ",".join(names[index * gpus : (index + 1) * gpus])
     return values
-
-
-def _configuration() -> dict[str, Any]:
-    return {
-        "distributed.scheduler.allowed-failures": _LOST_WORKERS,
-        # A cell holds the interpreter for long; that is no reason to give its worker up.
-        "distributed.scheduler.worker-ttl": None,
-        "distributed.admin.log-format": "%(message)s",
-        "distributed.logging.distributed": "critical",
-    }
 
 
 @contextmanager
@@ -199,16 +163,14 @@ def on_slurm(options_file: Path, gpu: bool) -> Iterator[Any]:
     """Start workers as jobs of Slurm."""
     _require_dask()
     from distributed import Client
-    from distributed.security import Security
 
+    # The workers read the certificates in a folder that they see too.
     with tempfile.TemporaryDirectory(prefix="kvbook-certificates-", dir=Path.home()) as shared:
-        security = Security.temporary()
-        cluster, jobs = _slurm_cluster(options_file, gpu, security=security, shared_temp_directory=shared)
-        with cluster, Client(cluster, security=security) as client:
+        cluster, jobs = _slurm_cluster(options_file, gpu, security=True, shared_temp_directory=shared)
+        with cluster, Client(cluster) as client:
             cluster.scale(jobs=jobs)
             yield client
-        # dask-jobqueue leaves its copies of the certificates to the garbage collector, which would come when the folder is
-        # gone, and complain.
+        # dask-jobqueue would delete its copies when they are collected, after the folder is gone, and complain.
         for copied in vars(cluster).values():
             if str(getattr(copied, "name", "")).startswith(shared):
                 copied.close()
@@ -285,38 +247,37 @@ def _refuse_without_gpu(client: Any, address: str) -> None:
 
 def run(client: Any, cells: list[Cell]) -> Outcome:
     """Run the cells of a sweep, and say how far."""
-    labels = {cell.key: cell for cell in cells}
+    from distributed import wait
+
     futures = {
-        cell.key: client.submit(
-            compute,
-            cell.experiment,
-            cell.settings,
-            cell.source,
-            key=cell.key,
-            resources={"GPU": 1} if cell.on_gpu else None,
-            retries=_RETRIES,
+        client.submit(
+            compute, cell.experiment, cell.settings, cell.source,
+            key=cell.key, resources={"GPU": 1} if cell.on_gpu else None, retries=_RETRIES,
             # A cell is found by its folder; a result that some scheduler remembers may be of a folder that is gone.
             pure=False,
-        )
+        ): cell
         for cell in cells
-    }
+    }  # fmt: skip
     outcome = Outcome()
-    watch = _Watch(client, cells, outcome)
-    while futures:
-        for key in [key for key, future in futures.items() if future.done()]:
-            _settle(client, labels[key], futures.pop(key), outcome)
-        watch.say(left=futures)
-        if futures:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def said() -> str:
+        running = [key.partition("|")[0] for keys in client.processing().values() for key in keys]
+        return f"{len(cells) - len(futures)}/{len(cells)} cells, {len(outcome.failures)} failed: {'; '.join(running)}"
+
+    with Screen().job("sweep") as job:
+        while futures:
+            with contextlib.suppress(TimeoutError):
+                wait(list(futures), timeout=_SECONDS_BETWEEN_LOOKS, return_when="FIRST_COMPLETED")
+            for future in [future for future in futures if future.done()]:
+                _settle(client, futures.pop(future), future, outcome)
+            job.said = said()
     return outcome
 
 
 def _settle(client: Any, cell: Cell, future: Any, outcome: Outcome) -> None:
     error = future.exception()
     if error is not None:
-        lost = type(error).__name__ == "KilledWorker"
-        why = f"{_LOST_WORKERS + 1} workers were lost on it" if lost else f"{type(error).__name__}: {error}"
-        outcome.failures[cell.label] = " ".join(why.split())
+        outcome.failures[cell.label] = " ".join(f"{type(error).__name__}: {error}".split())
         return
     result = future.result()
     if "error" in result:
@@ -327,49 +288,5 @@ def _settle(client: Any, cell: Cell, future: Any, outcome: Outcome) -> None:
     if folder and not any(folder.is_relative_to(ours) for ours in (paths.RUNS, paths.RECORDED_RUNS)):
         worker = next(iter(client.who_has([future])[future.key]))
         files = client.submit(contents, str(folder), workers=[worker], pure=False).result()
-        folder = _keep(cell.experiment, folder.name, files)
-    outcome.folders[cell.label] = folder
-
-
-class _Watch:
-    """Says what runs: in place on a terminal, else a line every few seconds."""
-
-    def __init__(self, client: Any, cells: list[Cell], outcome: Outcome) -> None:
-        self._client, self._cells, self._outcome = client, {cell.key: cell for cell in cells}, outcome
-        self._workers: set[str] = set()
-        self._last = ("", -_SECONDS_BETWEEN_LINES)
-
-    def say(self, left: Mapping[str, Any]) -> None:
-        workers = set(self._client.scheduler_info(n_workers=-1)["workers"])
-        if gone := self._workers - workers:
-            self._outcome.lost_workers += len(gone)
-            self._write(f"a worker was lost; its cell goes to another ({len(workers)} left)", lasting=True)
-        self._workers = workers
-        done = len(self._cells) - len(left)
-        failed = f", {len(self._outcome.failures)} failed" if self._outcome.failures else ""
-        running = [key for keys in self._client.processing().values() for key in keys if key in left]
-        names = "; ".join(f"{self._cells[key].label}" for key in running[:4])
-        more = f" and {len(running) - 4} more" if len(running) > 4 else ""
-        steps = f" [{' | '.join(self._steps())}]" if running else ""
-        self._write(f"{done}/{len(self._cells)} cells{failed}" + (f": {names}{more}{steps}" if running else ""))
-
-    def _steps(self) -> Iterator[str]:
-        folder = getattr(self._client, "kvbook_progress", None)
-        for file in sorted(folder.glob("progress-*")) if folder else ():
-            if said := file.read_text("utf-8", errors="replace").strip():
-                yield said
-
-    def _write(self, line: str, lasting: bool = False) -> None:
-        if sys.stderr.isatty():
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r\x1b[Ksweep: {line}"[: width + 4], end="\n" if lasting else "", file=sys.stderr, flush=True)
-            return
-        said, when = self._last
-        now = time.monotonic()
-        if (
-            lasting
-            or (line != said and now - when >= _SECONDS_BETWEEN_LINES)
-            or now - when >= 4 * _SECONDS_BETWEEN_LINES
-        ):
-            print(f"sweep: {line}", file=sys.stderr, flush=True)
-            self._last = (line, now)
+        _keep(cell.experiment, folder.name, files)
+    outcome.finished += 1
