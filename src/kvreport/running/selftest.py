@@ -34,9 +34,8 @@ SCHEMA = 1
 
 # What is loaded: a small trained model, and a full-size architecture with random weights.
 SHAPES = {"small": ("llama", "stand-in"), "full size": ("smollm2", "random")}
-DTYPES = ("float32", "float16", "bfloat16")
 # Apple's GPUs have no fp64, and the verdict does without it.
-_FOR_A_VERDICT = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16")
 _N_TEXTS, _N_TOKENS = 4, 48
 
 Rows = Iterator[dict[str, Any]]
@@ -50,30 +49,28 @@ def _found(what: str, value: float | str, dtype: str = "", published: float | No
     return {"what": what, "dtype": dtype, "value": value, "published": published}
 
 
-def _texts(loaded: loading.Loaded) -> list[torch.Tensor]:
-    samples = corpus.samples("stdlib", loaded.tokenizer, _N_TEXTS, _N_TOKENS)
-    return [torch.tensor([sample.ids], device=loaded.model.device) for sample in samples]
-
-
-def loads(settings: SelftestSettings, model: str, weights: str) -> Rows:
-    """Load the model in every dtype, and read a text."""
+def _in_each_dtype(device: str, model: str, weights: str) -> Iterator[tuple[str, torch.nn.Module, list[torch.Tensor]]]:
     for dtype in DTYPES:
-        loaded = loading.load(model, weights=weights, dtype=dtype, device=settings.device)
+        loaded = loading.load(model, weights=weights, dtype=dtype, device=device)
+        samples = corpus.samples("stdlib", loaded.tokenizer, _N_TEXTS, _N_TOKENS)
+        yield dtype, loaded.model, [torch.tensor([sample.ids], device=loaded.model.device) for sample in samples]
+
+
+def loads(settings: SelftestSettings, *shape: str) -> Rows:
+    """Load the model in every dtype, and read a text."""
+    for dtype, model, texts in _in_each_dtype(settings.device, *shape):
         with torch.inference_mode():
-            logits = loaded.model(_texts(loaded)[0]).logits
+            logits = model(texts[0]).logits
         yield _found("finite share of the logits", logits.isfinite().float().mean().item(), dtype)
 
 
-def drift(settings: SelftestSettings, model: str, weights: str) -> Rows:
+def drift(settings: SelftestSettings, *shape: str) -> Rows:
     """Compare the last token's logits with and without a cache."""
-    for dtype in DTYPES:
-        loaded = loading.load(model, weights=weights, dtype=dtype, device=settings.device)
+    for dtype, model, texts in _in_each_dtype(settings.device, *shape):
         with torch.inference_mode():
-            rows = [row for ids in _texts(loaded) for row in by_layer.compare(loaded.model, ids)]
-        largest = [row["max_abs"] for row in rows if row["place"] == "logits"]
-        yield _found(
-            f"largest difference of the logits, mean of {len(largest)} texts", statistics.fmean(largest), dtype
-        )
+            rows = [row for ids in texts for row in by_layer.compare(model, ids) if row["place"] == "logits"]
+        largest = statistics.fmean(row["max_abs"] for row in rows)
+        yield _found(f"largest difference of the logits, mean of {len(rows)} texts", largest, dtype)
 
 
 def drift_of_a_trained_model(settings: SelftestSettings, *_shape: str) -> Rows:
@@ -104,7 +101,7 @@ def tells_bugs(settings: SelftestSettings, model: str, weights: str) -> Rows:
     """Judge the clean model, and the same with an injected bug, which must be found."""
     cases = {"clean model": lambda _model: nullcontext(), "positions from 0 on a cache": faults.offset_forgotten}
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
-    for dtype in _FOR_A_VERDICT:
+    for dtype in DTYPES:
         loaded = loading.load(model, weights=weights, dtype=dtype, device=settings.device)
         texts = check.samples_of(loaded.tokenizer, "stdlib", _N_TEXTS, _N_TOKENS)
         for name, fault in cases.items():
@@ -114,15 +111,11 @@ def tells_bugs(settings: SelftestSettings, model: str, weights: str) -> Rows:
         yield _found(f"verdict, {name}", verdict.judge(pd.DataFrame(measured)).kind)
 
 
-def is_exact(settings: SelftestSettings, model: str, weights: str) -> Rows:
+def is_exact(settings: SelftestSettings, *shape: str) -> Rows:
     """Feed a text on every path in row-invariant mode."""
-    for dtype in DTYPES:
-        loaded = loading.load(model, weights=weights, dtype=dtype, device=settings.device)
-        found = verify(loaded.model, _texts(loaded)[0])
-        least = min(found, key=lambda difference: difference.equal_rows / difference.rows)
-        yield _found(
-            f"share of rows bitwise identical, least of {len(found)} paths", least.equal_rows / least.rows, dtype
-        )
+    for dtype, model, texts in _in_each_dtype(settings.device, *shape):
+        shares = [found.equal_rows / found.rows for found in verify(model, texts[0])]
+        yield _found(f"share of rows bitwise identical, least of {len(shares)} paths", min(shares), dtype)
 
 
 def decodes(settings: SelftestSettings, model: str, weights: str) -> Rows:
