@@ -34,7 +34,6 @@ def refused(done):
         ("run", "layer_drift", "n_samples"),
         ("run", "layer_drift", "model=nosuch"),
         ("cite", "fig-layer-drift"),
-        ("models", "train", "--family", "bert"),
         ("models", "fetch", "gpt2"),
         ("models", "cost", "nosuch"),
         ("models", "cost", "llama", "--dtypes", "fp8"),

@@ -33,6 +33,7 @@ ORDER = (
     "kvbook.runs",
     "kvbook.__main__",
     "kvreport.publishing",
+    "kvreport.training",
     "kvreport.chapters",
     "kvreport.running",
     "kvreport.site",

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import train_stand_ins as training
 from transformers import AutoConfig
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.models import baselines, corpus, loading, placement, registry, sources, standins, tokenizers, training
+from kvbook.models import corpus, loading, placement, registry, sources, standins, tokenizers
 
 SHIPPED = sorted(path.name for path in paths.STANDINS.iterdir() if path.is_dir())
 
@@ -41,7 +42,7 @@ def test_a_stand_in_scores_as_its_record_says(family):
     texts = [document.text[:4000] for document in list(corpus.documents("stdlib", "held-out"))[::10]]
     stream = np.concatenate([loaded.tokenizer(text)["input_ids"] for text in texts])[: 5 * recipe.long]
     nats = training.held_out_nats(loaded.model, stream, recipe, masked=family == "roberta")
-    found = baselines.bits_per_byte(nats, facts["held_out"]["tokens"], facts["held_out"]["bytes"])
+    found = training.training.bits_per_byte(nats, facts["held_out"]["tokens"], facts["held_out"]["bytes"])
     assert found == pytest.approx(facts["held_out_bits_per_byte"]["model"], rel=0.3)
 
 

@@ -143,7 +143,8 @@ HARMFUL_CALLS = {
 
 
 def sources() -> dict[str, str]:
-    found = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")}
+    files = [path for folder in ("src", "tools") for path in (ROOT / folder).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in files}
     for path in (ROOT / "chapters").glob("*.ipynb"):
         cells = json.loads(path.read_text("utf-8"))["cells"]
         found[path.name] = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")

@@ -4,14 +4,16 @@ import itertools
 import json
 import time
 
+import baselines
 import forked
 import numpy as np
 import pytest
 import torch
+import train_stand_ins as training
 from transformers import AutoModelForMaskedLM
 
 from kvbook import paths
-from kvbook.models import baselines, corpus, standins, training
+from kvbook.models import corpus, standins
 
 QUICK = training.Recipe(steps=6, tokens_per_step=64, short=16, long=32, warmup=2)
 
@@ -74,7 +76,7 @@ def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path,
     monkeypatch.setattr(corpus, "stdlib_files", lambda part: itertools.islice(files(part), 3))
 
     def train(name):
-        monkeypatch.setattr(training, "WORK", tmp_path / name / "training")
+        monkeypatch.setattr(training.training, "WORK", tmp_path / name / "training")
         training.train("gpt2", recipe, tmp_path / name / "model", every=2)
 
     def train_slowly():
@@ -118,7 +120,7 @@ class TestBaselines:
         assert baselines.bigram_nats(train, np.array([1, 0]), 2) == pytest.approx(-np.log(4 / 5))
 
     def test_bits_per_byte_of_a_fair_coin_a_byte(self):
-        assert baselines.bits_per_byte(np.log(2), 10, 10) == pytest.approx(1)
+        assert training.training.bits_per_byte(np.log(2), 10, 10) == pytest.approx(1)
 
     def test_noise_does_not_compress(self):
         assert baselines.xz_bits_per_byte(np.random.default_rng(0).bytes(5000)) > 8

@@ -2,7 +2,6 @@
 
 import sys
 import tempfile
-from dataclasses import replace
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated
@@ -104,21 +103,6 @@ def models_cost(
     config = loading.config_of(asked.model, asked.weights)
     cost = costs.predict(config, asked.dtypes, tokens, n_passes=passes, n_steps=steps, device=asked.device)
     typer.echo(cost.line())
-
-
-@models_app.command("train")
-def models_train(
-    family: Annotated[str, typer.Option(help="gpt2, llama, qwen2, smollm2, mpt, falcon or roberta.")],
-    steps: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's number of steps.")] = None,
-    destination: Annotated[str | None, typer.Option(help="Folder of the finished checkpoint.")] = None,
-) -> None:
-    """Train a family's stand-in on the standard library; a killed run goes on from its last checkpoint."""
-    from kvbook.models import training
-
-    recipe = training.recipe_for(family)
-    recipe = recipe if steps is None else replace(recipe, steps=steps)
-    folder = training.train(family, recipe, Path(destination) if destination else None)
-    typer.echo(f"{folder}: {(folder / 'training.json').read_text()}")
 
 
 @app.command()

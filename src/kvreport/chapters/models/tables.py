@@ -9,7 +9,8 @@ from transformers import PretrainedConfig
 
 from kvbook import paths
 from kvbook.measuring.memory import kv_heads
-from kvbook.models import baselines, listing, loading, lowbit, registry, sources
+from kvbook.models import listing, loading, lowbit, registry, sources
+from kvreport.training import bits_per_byte
 
 # What weights are stored as, and the bytes that follow: a name, a quantization, the dtype of the rest.
 STORED = (
@@ -106,7 +107,7 @@ def curves() -> pd.DataFrame:
         facts = loading.standin_facts(name)
         log = pd.read_csv(paths.STANDINS / name / "training_log.csv")
         held_out = facts["held_out"]
-        per_nat = baselines.bits_per_byte(1.0, held_out["tokens"], held_out["bytes"])
+        per_nat = bits_per_byte(1.0, held_out["tokens"], held_out["bytes"])
         tables.append(
             pd.DataFrame(
                 {

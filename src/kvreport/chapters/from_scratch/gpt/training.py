@@ -6,11 +6,7 @@ Every sequence of a batch starts at a random place of the text and at a random r
 step sees is a function of the seed and the step alone, so a killed run goes on from its last checkpoint.
 """
 
-import csv
 import json
-import platform
-import shutil
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from kvbook import fingerprint, progress
-from kvbook.models import training
+from kvbook import fingerprint
+from kvreport import training
 from kvreport.chapters.from_scratch.gpt import text
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
 
@@ -121,70 +117,37 @@ def train(
         recipe.block * recipe.blocks_in_table, recipe.dropout,
     )  # fmt: skip
     about = {"recipe": asdict(recipe), "train": text.describe(corpus_name, "train")}
-    work = training.WORK / f"scratch-{fingerprint.of_values(about)[:8]}"
-    work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
     model = ScratchGPT(shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
-    first = training.load_checkpoint(work, model, [optimizer])
-    log = work / "training_log.csv"
-    kept = training.log_kept(log, first)
-    started = time.perf_counter() - (float(kept[-1][3]) if kept else 0.0)
-    with log.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["step", "loss_nats", "rate", "elapsed_s"])
-        writer.writerows(kept)
-        steps = range(first, recipe.steps)
-        for step in progress.track(steps, len(steps), f"training, {recipe.layers} x {recipe.width}: step {first} +"):
-            model.train()
-            optimizer.param_groups[0]["lr"] = recipe.rate_at(step)
-            # A step's dropout, like its batch, must not depend on where a killed run went on.
-            torch.manual_seed(recipe.seed * 1_000_003 + step)
-            ids, targets, positions = (each.to(device) for each in batch(stream, recipe, step))
-            with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-                logits = model(ids, positions)
-                loss = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            elapsed = time.perf_counter() - started
-            writer.writerow([step, f"{loss.item():.5f}", f"{recipe.rate_at(step):.3e}", f"{elapsed:.1f}"])
-            if (step + 1) % every == 0 or step + 1 == recipe.steps:
-                file.flush()
-                training.save_checkpoint(work, step + 1, model, [optimizer])
-    return _publish(model, vocabulary, corpus_name, about, log, destination)
 
+    def loss_of(step: int) -> torch.Tensor:
+        # A step's dropout, like its batch, must not depend on where a killed run went on.
+        torch.manual_seed(recipe.seed * 1_000_003 + step)
+        ids, targets, positions = (each.to(device) for each in batch(stream, recipe, step))
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+            logits = model(ids, positions)
+            return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
-def _publish(
-    model: ScratchGPT, vocabulary: text.Vocabulary, corpus_name: str, about: dict, log: Path, destination: Path
-) -> Path:
-    """Round to bf16, score what will ship in fp32 arithmetic, write the folder whole and swap it in."""
+    name = f"scratch-{fingerprint.of_values(about)[:8]}"
+    log = training.run(
+        name, model, [optimizer], recipe.steps, lambda step: [recipe.rate_at(step)], loss_of, recipe.clip, every
+    )
     weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
+    # What will ship is scored, in fp32 arithmetic.
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(weights[name])
-    with log.open(newline="") as file:
-        elapsed = float(list(csv.reader(file))[-1][3])
-    recipe = about["recipe"]
-    about = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        **about,
-        "trained_characters": recipe["steps"] * recipe["batch_size"] * recipe["block"],
+    about |= {
+        "trained_characters": recipe.steps * recipe.batch_size * recipe.block,
         "held_out": text.describe(corpus_name, "held-out"),
         "held_out_nats_per_character": round(held_out_nats(model, vocabulary, corpus_name), 4),
-        "trained_s": elapsed,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
     }
-    part = destination.with_name(destination.name + ".partial")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    save_file(weights, part / "model.safetensors")
-    config = {"shape": asdict(model.shape), "characters": vocabulary.characters}
-    (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (part / "training.json").write_text(json.dumps(about, indent=2) + "\n")
-    shutil.copyfile(log, part / "training_log.csv")
-    shutil.rmtree(destination, ignore_errors=True)
-    part.replace(destination)
+
+    def save(folder: Path) -> None:
+        save_file(weights, folder / "model.safetensors")
+        config = {"shape": asdict(model.shape), "characters": vocabulary.characters}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    training.publish(destination, model, log, about, save)
     return destination

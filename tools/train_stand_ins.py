@@ -1,32 +1,24 @@
-"""The stand-ins' recipe: one corpus, one optimizer, and one budget for every causal family.
+"""Train a stand-in: one corpus, one optimizer, and one budget for every causal family.
 
-    python -m kvbook models train --family llama
+    python tools/train_stand_ins.py --family llama
 
-Which batch a step sees is a function of the seed and the step alone, so a run that was killed goes on from its last
-checkpoint with the batches that it would have seen.  A checkpoint is two safetensors files and a log, swapped in
-atomically; nothing is pickled.  The result goes to ``data/models/standins/<family>``.
+Which batch a step sees is a function of the seed and the step alone.  The result goes to ``data/models/standins/<family>``.
 """
 
-import csv
-import json
-import platform
-import shutil
-import time
-from dataclasses import asdict, dataclass
+import argparse
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import baselines
 import numpy as np
 import torch
-import transformers
-from safetensors.torch import load_file, save_file
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from kvbook import fingerprint, paths
-from kvbook.models import baselines, corpus, standins, tokenizers
+from kvbook.models import corpus, standins, tokenizers
 from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE
+from kvreport import training
 
-WORK = paths.BUILD / "training"
 # Positions without a target.
 _IGNORED = -100
 
@@ -221,102 +213,30 @@ def _optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Opti
     ]
 
 
-def _states(optimizers: list[torch.optim.Optimizer]) -> list[dict]:
-    """List the state of every parameter, in an order that a restart repeats."""
-    return [o.state[p] for o in optimizers for group in o.param_groups for p in group["params"]]
-
-
-def save_checkpoint(folder: Path, step: int, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Write weights and moments after `step` steps as two safetensors files, swap them in whole, drop older ones."""
-    fresh = folder / f"step-{step}.partial"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, fresh / "weights.safetensors")
-    moments = {
-        f"{index}.{key}": value.contiguous()
-        for index, state in enumerate(_states(optimizers))
-        for key, value in state.items()
-    }
-    save_file(moments, fresh / "moments.safetensors")
-    fresh.replace(folder / f"step-{step}")
-    for old in folder.glob("step-*"):
-        if old.name != f"step-{step}":
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def load_checkpoint(folder: Path, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
-    """Read the newest checkpoint into model and optimizers; give the number of steps done, 0 when there is none."""
-    steps = [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit()]
-    if not steps:
-        return 0
-    weights = load_file(folder / f"step-{max(steps)}" / "weights.safetensors")
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(weights[name])
-    states = _states(optimizers)
-    parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-    for name, value in load_file(folder / f"step-{max(steps)}" / "moments.safetensors").items():
-        index, _, key = name.partition(".")
-        # Moments lie where their parameter does; the count of steps stays on the host, where AdamW keeps it.
-        states[int(index)][key] = value if key == "step" else value.to(parameters[int(index)].device)
-    return max(steps)
-
-
-def log_kept(path: Path, step: int) -> list[list[str]]:
-    """Read the log's rows before `step`; what a killed run wrote past its checkpoint will be done again."""
-    if step == 0 or not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return [row for row in list(csv.reader(file))[1:] if int(row[0]) < step]
-
-
 def train(family: str, recipe: Recipe | None = None, destination: Path | None = None, every: int = 50) -> Path:
     """Train the stand-in of a family, or go on with a run that was interrupted."""
     recipe = recipe or recipe_for(family)
-    config = standins.config(family)
     masked = family == "roberta"
-    destination = destination or paths.STANDINS / family
-    # Another recipe is another run: what is under way of one must not be taken up by the other.
-    name = f"{family}-{fingerprint.of_values(asdict(recipe))[:8]}"
-    work = WORK / name
-    work.mkdir(parents=True, exist_ok=True)
-
     tokenizer = tokenizers.for_family(shared_bpe(standins.tokenizer_style(family)), family, standins.CONTEXT_LENGTH)
     stream, _ = token_stream(tokenizer, "train")
     torch.manual_seed(recipe.seed)
-    model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(config)
+    model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(standins.config(family))
     if masked:
         _begin_masked(model)
-    optimizers = _optimizers(model, recipe)
-    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    first = load_checkpoint(work, model, optimizers)
-    log = work / "training_log.csv"
-    kept = log_kept(log, first)
-    started = time.perf_counter() - (float(kept[-1][3]) if kept else 0.0)
-    with log.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["step", "loss_nats", "rate", "elapsed_s"])
-        writer.writerows(kept)
-        bar = tqdm(range(first, recipe.steps), initial=first, total=recipe.steps, desc=family, mininterval=2)
-        for step in bar:
-            model.train()
-            for optimizer, peak in zip(optimizers, peaks, strict=True):
-                optimizer.param_groups[0]["lr"] = peak * recipe.rate(step)
-            inputs, targets = batch(stream, recipe, step, masked)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(inputs, labels=targets, **({} if masked else {"use_cache": False})).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-            elapsed = time.perf_counter() - started
-            writer.writerow([step, f"{loss.item():.5f}", f"{recipe.rate(step):.4f}", f"{elapsed:.1f}"])
-            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-            if (step + 1) % every == 0 or step + 1 == recipe.steps:
-                file.flush()
-                save_checkpoint(work, step + 1, model, optimizers)
-    return _publish(family, recipe, model, tokenizer, stream, log, destination)
+
+    def loss_of(step: int) -> torch.Tensor:
+        inputs, targets = batch(stream, recipe, step, masked)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(inputs, labels=targets, **({} if masked else {"use_cache": False})).loss
+
+    def rates(step: int) -> list[float]:
+        factor = recipe.rate(step)
+        return [recipe.matrix_lr * factor, recipe.other_lr * factor]
+
+    # Another recipe is another run: what is under way of one must not be taken up by the other.
+    name = f"{family}-{fingerprint.of_values(asdict(recipe))[:8]}"
+    log = training.run(name, model, _optimizers(model, recipe), recipe.steps, rates, loss_of, recipe.clip, every)
+    return _publish(family, recipe, model, tokenizer, stream, log, destination or paths.STANDINS / family)
 
 
 def _publish(
@@ -328,50 +248,54 @@ def _publish(
     log: Path,
     destination: Path,
 ) -> Path:
-    """Round to bf16, score what will ship, write the folder whole and swap it in."""
+    """Round to bf16, and score what will ship."""
     masked = family == "roberta"
     held_out, n_bytes = token_stream(tokenizer, "held-out")
     text = b"".join(document.text.encode() for document in corpus.documents("stdlib", "held-out"))
-    model = model.to(torch.bfloat16)
 
     def per_byte(nats: float) -> float:
-        return round(baselines.bits_per_byte(nats, len(held_out), n_bytes), 4)
+        return round(training.bits_per_byte(nats, len(held_out), n_bytes), 4)
 
     # Scored in fp32 arithmetic with the bf16 weights that ship.
-    shipped = model.float()
-    scores = {
-        "model": per_byte(held_out_nats(shipped, held_out, recipe, masked)),
-        "unigram": per_byte(baselines.unigram_nats(train_stream, held_out, VOCABULARY_SIZE)),
-        "bigram_backoff": per_byte(baselines.bigram_nats(train_stream, held_out, VOCABULARY_SIZE)),
-        "xz_9": round(baselines.xz_bits_per_byte(text), 4),
-    }
-    part = destination.with_name(destination.name + ".partial")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    shipped.to(torch.bfloat16).save_pretrained(part)
-    tokenizer.save_pretrained(part)
-    shutil.copyfile(log, part / "training_log.csv")
-    with log.open(newline="") as file:
-        elapsed = float(list(csv.reader(file))[-1][3])
+    shipped = model.to(torch.bfloat16).float()
     about = {
         "family": family,
-        "parameters": sum(p.numel() for p in model.parameters()),
         "objective": "masked language model" if masked else "next token",
         "recipe": asdict(recipe),
         "trained_tokens": recipe.steps * recipe.tokens_per_step,
         "tokenizer": standins.tokenizer_style(family),
         "train": corpus.describe("stdlib", "train"),
         "held_out": corpus.describe("stdlib", "held-out") | {"tokens": len(held_out)},
-        "held_out_bits_per_byte": scores,
-        "trained_s": elapsed,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
+        "held_out_bits_per_byte": {
+            "model": per_byte(held_out_nats(shipped, held_out, recipe, masked)),
+            "unigram": per_byte(baselines.unigram_nats(train_stream, held_out, VOCABULARY_SIZE)),
+            "bigram_backoff": per_byte(baselines.bigram_nats(train_stream, held_out, VOCABULARY_SIZE)),
+            "xz_9": round(baselines.xz_bits_per_byte(text), 4),
         },
-        "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
     }
-    (part / "training.json").write_text(json.dumps(about, indent=2) + "\n")
-    shutil.rmtree(destination, ignore_errors=True)
-    part.replace(destination)
+
+    def save(folder: Path) -> None:
+        shipped.to(torch.bfloat16).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    training.publish(destination, shipped, log, about, save)
     return destination
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description="Train a family's stand-in; a killed run goes on from its last checkpoint."
+    )
+    parser.add_argument("--family", required=True, choices=standins.FAMILIES)
+    parser.add_argument("--steps", type=int, help="other than the recipe's number of steps")
+    parser.add_argument("--destination", type=Path, help="folder of the finished checkpoint")
+    asked = parser.parse_args()
+    recipe = recipe_for(asked.family)
+    recipe = recipe if asked.steps is None else replace(recipe, steps=asked.steps)
+    folder = train(asked.family, recipe, asked.destination)
+    print(f"{folder}: {(folder / 'training.json').read_text()}")
+
+
+if __name__ == "__main__":
+    main()

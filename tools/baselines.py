@@ -5,11 +5,6 @@ import lzma
 import numpy as np
 
 
-def bits_per_byte(nats_per_token: float, n_tokens: int, n_bytes: int) -> float:
-    """Turn a mean loss per token into bits per byte of text, the unit that does not depend on the tokenizer."""
-    return float(nats_per_token) / np.log(2) * n_tokens / n_bytes
-
-
 def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocabulary_size: int) -> float:
     """Mean negative log likelihood of held-out tokens under add-one unigram frequencies."""
     counts = np.bincount(train, minlength=vocabulary_size) + 1.0
