@@ -6,7 +6,8 @@ import pytest
 
 from kvbook.models import registry
 from kvbook.runs.work import Work
-from kvreport.site import cards, inserts
+from kvreport.benchmarks import cards
+from kvreport.site import inserts
 
 SMALL = registry.families()["smollm2"].architectures[0]
 CARD = cards.Card(16, 100, {"float64": 1, "float32": 10, "float16": 100, "bfloat16": 10}, "made up")
@@ -34,8 +35,10 @@ def test_dtypes_and_the_reference_add_up():
 
 
 def test_what_a_card_does_not_hold_is_said_not_to_fit():
-    assert cards._time(CARD, 17, 60) == "does not fit"
-    assert cards._time(CARD, 15, 90) == "1.5"
+    # A pass of one token takes 4 bytes of each parameter at 100 GB/s: so many of them take a minute and a half.
+    passes = Work(1, 90 * 100e9 / (4 * SMALL.parameters))
+    assert CARD.minutes([SMALL], [passes], held_gb=17) == "does not fit"
+    assert CARD.minutes([SMALL], [passes], held_gb=15) == "1.5"
     seven = registry.families()["llama"].architectures[0]
     assert cards.bytes_of(seven, Work(64, 1, dtypes=("float32",), copies=2)) == 8 * seven.parameters
 

@@ -36,6 +36,7 @@ ORDER = (
     "kvreport.training",
     "kvreport.chapters",
     "kvreport.running",
+    "kvreport.benchmarks",
     "kvreport.site",
     "kvreport.commands",
 )

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from kvreport.running import bench
-from kvreport.running import bench_table as tables
-from kvreport.site import targets
+from kvreport.benchmarks import ratios
+from kvreport.benchmarks import results as targets
+from kvreport.site import speed
 
 
 def measured(target, ratio, lowest, highest):
@@ -40,18 +40,18 @@ def test_each_processor_has_a_column_and_what_its_bench_lacks_is_empty(monkeypat
         name: SimpleNamespace(rows=some, about={"machine": {"processor": name}})
         for name, some in (("one", rows), ("another", rows.iloc[1:]))
     }
-    monkeypatch.setattr(tables, "latest", lambda: runs)
-    first, second = targets.markdown(None).splitlines()[-len(targets.TARGETS) - 1 :][:2]
+    monkeypatch.setattr(targets, "latest", lambda: runs)
+    first, second = speed.targets().splitlines()[-len(targets.TARGETS) - 1 :][:2]
     assert first.endswith("1.00: not met,")
     assert second.endswith("1.00: met,1.00: met")
 
 
 def test_without_a_bench_there_is_no_table(monkeypatch):
-    monkeypatch.setattr(tables, "latest", dict)
-    assert targets.markdown(None) == ""
+    monkeypatch.setattr(targets, "latest", dict)
+    assert speed.targets() == ""
 
 
 def test_every_target_names_a_line_of_the_last_bench():
-    newest = max(tables.latest().values(), key=lambda run: run.about["finished"])
-    assert newest.about["experiment"] == tables.EXPERIMENT == bench.EXPERIMENT
+    newest = max(targets.latest().values(), key=lambda run: run.about["finished"])
+    assert newest.about["experiment"] == targets.EXPERIMENT == ratios.EXPERIMENT
     assert {one.what for one in targets.TARGETS} <= set(newest.rows["what"])

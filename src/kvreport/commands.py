@@ -22,7 +22,7 @@ def build(
 ) -> None:
     """Execute the chapters that are not up to date and render the site into _build/html; what `make book` does.
 
-    The environment's PROFILE names the parameter set, JOBS how many experiments and chapters at a time.
+    The environment's PROFILE names the parameter set, JOBS how many chapters at a time.
     """
     from kvbook import paths
     from kvbook.models import packages
@@ -185,13 +185,12 @@ def bench(
     """Measure this book's own speed as ratios, side by side in one run; print them, and keep them as a run."""
     import time
 
-    from kvreport.running import bench as benchmarks
-    from kvreport.running.bench_table import table
+    from kvreport.benchmarks import ratios, results
 
     # A new seed is a new run: what was measured at another hour is another bench.
     values = {"seed": int(time.time()), "book": book} | _assignments(settings or [])
-    done = benchmarks.run(benchmarks.BenchSettings.checked(**values))
-    typer.echo(table(done.rows).to_string(index=False))
+    done = ratios.run(ratios.BenchSettings.checked(**values))
+    typer.echo(results.table(done.rows).to_string(index=False))
     typer.echo(f"on {done.about['machine']['device_name']}; rows in {done.folder}")
 
 

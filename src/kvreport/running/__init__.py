@@ -1,1 +1,1 @@
-"""How the book runs: kernels, chapters side by side, sweeps and the bench."""
+"""How the book runs: its chapters, evidence, sweeps and the bench."""

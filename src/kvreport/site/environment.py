@@ -1,15 +1,12 @@
 """The runs that built the pages of this copy of the book: one table, read from the executed chapters."""
 
-import csv
-import io
 import json
-from collections.abc import Iterable
 
 from kvbook import paths
 from kvbook.runs import evidence
 from kvreport.publishing import processors, published
 from kvreport.site.context import Context
-from kvreport.site.overlay import table_directive
+from kvreport.site.overlay import csv_table
 
 
 def markdown(context: Context) -> str:
@@ -23,13 +20,7 @@ def markdown(context: Context) -> str:
         row = [f"`{stem}`", run["profile"], processors.device(run["machine"]), started, f"{run['duration_s']:g} s"]
         rows.append([*row, f"`{run['commit']}`", f"`{run['inputs_sha256'][:16]}`"])
     caption = "The runs that built the pages of this copy; a commit with + after it had uncommitted changes."
-    return f"{_table('tab-runs', caption, rows)}\n\n{_versions(list(runs.values()))}"
-
-
-def _table(name: str, caption: str, rows: Iterable[Iterable[object]]) -> str:
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows(rows)
-    return table_directive({"caption": caption, "name": name, "csv": lines.getvalue()})
+    return f"{csv_table('tab-runs', caption, rows)}\n\n{_versions(list(runs.values()))}"
 
 
 def recorded_processors(_context: Context) -> str:
@@ -49,7 +40,7 @@ def recorded_processors(_context: Context) -> str:
         said = [processors.label(some) if some else "" for some in (told, others)]
         rows.append([name, said[0], f"{len(told)} of {len(of)}", said[1]])
     caption = "Processors of the published runs. Family, model and instruction sets are recorded since version 0.2.0."
-    return _table("tab-processors", caption, rows)
+    return csv_table("tab-processors", caption, rows)
 
 
 def _versions(runs: list[dict]) -> str:

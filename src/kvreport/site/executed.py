@@ -9,8 +9,8 @@ from sphinx.environment import BuildEnvironment
 from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.runs import evidence
+from kvreport.benchmarks import results as bench
 from kvreport.publishing import checkout as origin
-from kvreport.running import bench_table as bench
 from kvreport.running import execution, planning
 from kvreport.site import citations, judged_again, pdf, sentences
 from kvreport.site.overlay import Files, overlay

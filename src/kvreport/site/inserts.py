@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 from kvbook.errors import UserError
 from kvreport.publishing import captions, chapter_name, citation, evaluated
 from kvreport.publishing import checkout as origin
-from kvreport.site import cards, environment, gallery, hero, ledger, modules, running, sentences, speed, targets
+from kvreport.site import environment, gallery, hero, ledger, running, sentences, speed
 from kvreport.site.context import Context
 
 # One on a line of its own; the line becomes the part.
@@ -28,13 +28,12 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "runs": environment.markdown,
     "processors": environment.recorded_processors,
     "memory": running.memory,
-    "cards": cards.markdown,
-    "modules": modules.markdown,
+    "cards": running.cards,
     "colab": running.colab,
     "gpu parameters": running.gpu_parameters,
     "never on cuda": running.never_on_cuda,
-    "speed": speed.markdown,
-    "targets": targets.markdown,
+    "speed": lambda _context: speed.speed(),
+    "targets": lambda _context: speed.targets(),
     "how to cite": lambda context: f"```none\n{citation.of_book(origin.of(context.root))}```",
 }
 

@@ -15,7 +15,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,13 @@ def table_directive(table: Mapping[str, Any]) -> str:
     look = "kvbook-table kvbook-filter" if table.get("filtered") else "kvbook-table"
     head = f"::::{{csv-table}} {caption}\n:name: {table['name']}\n:header-rows: 1\n:class: {look}"
     return f"{head}\n\n{rows}\n::::"
+
+
+def csv_table(name: str, caption: str, rows: Iterable[Iterable[object]], filtered: bool = False) -> str:
+    """Write rows, of which the first is the header, as a numbered directive."""
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows(rows)
+    return table_directive({"name": name, "caption": caption, "csv": lines.getvalue(), "filtered": filtered})
 
 
 def _safe_row(fields: list[str]) -> str:

@@ -1,14 +1,12 @@
 """What the page on running the book elsewhere computes: memory by model, and the way to Colab."""
 
-import csv
-import io
-
 import yaml
 
+from kvreport.benchmarks import cards as predictions
 from kvreport.publishing import checkout as origin
 from kvreport.running import planning
 from kvreport.site.context import Context
-from kvreport.site.overlay import table_directive
+from kvreport.site.overlay import csv_table
 
 GIB = 2**30
 # The number of tokens whose keys and values are given: what fits most of the documents' models.
@@ -23,18 +21,26 @@ def memory(_context: Context) -> str:
     from kvbook.measuring.memory import kv_bytes_per_token
     from kvbook.models import registry, sources
 
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
     header = ["model", "used by", "weights fp32, GiB", "weights 16-bit, GiB", "KV a token, 16-bit, KiB"]
-    writer.writerow([*header, f"KV of {TOKENS:,} tokens, GiB"])
+    rows = [[*header, f"KV of {TOKENS:,} tokens, GiB"]]
     for family in registry.families().values():
         for model in family.architectures:
             kept = kv_bytes_per_token(sources.configuration(model), torch.bfloat16)
             weights = [f"{model.parameters * n_bytes / GIB:.1f}" for n_bytes in (4, 2)]
             row = [f"`{model.hub_id}`", ", ".join(model.documents), *weights, f"{kept / 1024:g}"]
-            writer.writerow([*row, f"{kept * TOKENS / GIB:.2f}"])
+            rows.append([*row, f"{kept * TOKENS / GIB:.2f}"])
     caption = "Memory that the documents' models take, computed from their shapes for a batch of one; not measured."
-    return table_directive({"caption": caption, "name": "tab-memory-needed", "csv": lines.getvalue()})
+    return csv_table("tab-memory-needed", caption, rows)
+
+
+def cards(_context: Context) -> str:
+    """Write what chapters would take on common cards."""
+    sources = ", ".join(dict.fromkeys(card.source for card in predictions.cards().values()))
+    caption = (
+        "Predicted least minutes of a chapter with its parameter set gpu: every pass at the card's published peaks of "
+        f"memory or arithmetic ({sources}); not measured. Loading, Python and short kernels come on top."
+    )
+    return csv_table("tab-cards", caption, predictions.predicted())
 
 
 # The folder must not be called kvbook: the running kernel would take it for the package.

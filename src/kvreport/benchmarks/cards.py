@@ -1,8 +1,6 @@
 """What each chapter would take on three common cards: predicted from shapes and published peaks, never measured."""
 
-import csv
-import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +10,6 @@ from kvbook import paths
 from kvbook.models import registry
 from kvbook.runs.work import Work
 from kvreport.running import planning
-from kvreport.site.context import Context
-from kvreport.site.overlay import table_directive
 
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # The parameters of chapters that name models.
@@ -31,7 +27,9 @@ class Card:
 
     def seconds(self, model: registry.Architecture, dtype: str, n_tokens: int) -> float:
         """Predict a pass: the longer of reading the weights and of the arithmetic, both at their peaks."""
-        layers, width = _shape(model)
+        shape = model.config
+        layers = shape.get("num_hidden_layers", shape.get("n_layer", shape.get("n_layers")))
+        width = shape.get("hidden_size", shape.get("n_embd", shape.get("d_model")))
         operations = 2 * n_tokens * model.parameters + 4 * n_tokens**2 * layers * width
         read = model.parameters * _BYTES[dtype]
         return max(operations / (self.tflops[dtype] * 1e12), read / (self.bandwidth_gb_s * 1e9))
@@ -44,18 +42,18 @@ class Card:
             for dtype in work.dtypes
         )
 
+    def minutes(self, models: Iterable[registry.Architecture], works: Iterable[Work], held_gb: float) -> str:
+        """Write the least minutes of a chapter that holds so many GB of weights."""
+        if held_gb > self.memory_gb:
+            return "does not fit"
+        minutes = sum(self.takes(model, work) for model in models for work in works) / 60
+        return f"{minutes:.1f}" if minutes >= 0.1 else "under 0.1"
+
 
 def cards() -> dict[str, Card]:
     """Read the cards' peaks."""
-    return {
-        name: Card(**peaks) for name, peaks in yaml.safe_load((paths.DATA / "cards.yaml").read_text("utf-8")).items()
-    }
-
-
-def _shape(model: registry.Architecture) -> tuple[int, int]:
-    config = model.config
-    layers = config.get("num_hidden_layers", config.get("n_layer", config.get("n_layers")))
-    return layers, config.get("hidden_size", config.get("n_embd", config.get("d_model")))
+    known = yaml.safe_load((paths.DATA / "cards.yaml").read_text("utf-8"))
+    return {name: Card(**peaks) for name, peaks in known.items()}
 
 
 def bytes_of(model: registry.Architecture, work: Work) -> float:
@@ -64,14 +62,13 @@ def bytes_of(model: registry.Architecture, work: Work) -> float:
     return model.parameters * (work.copies * widest + (8 if work.in_fp64 else 0))
 
 
-def models_of(values: Mapping[str, Any]) -> list[registry.Architecture]:
+def _models(values: Mapping[str, Any]) -> list[registry.Architecture]:
     """List the registered models that a chapter's parameters name, by hub id or by family."""
     families = registry.families()
     known = {model.hub_id: model for family in families.values() for model in family.architectures}
     known |= {name: family.architectures[0] for name, family in families.items()}
-    named = [
-        name for key in _NAMING for name in ([values[key]] if isinstance(values.get(key), str) else values.get(key, []))
-    ]
+    given = [values.get(key, []) for key in _NAMING]
+    named = [name for one in given for name in ([one] if isinstance(one, str) else one)]
     return list({known[name].hub_id: known[name] for name in named if name in known}.values())
 
 
@@ -86,32 +83,15 @@ def _works(chapter: planning.Chapter) -> Iterator[Work]:
             yield work
 
 
-def markdown(_context: Context) -> str:
-    """Write the table for the parameter set ``gpu``."""
+def predicted() -> list[list[str]]:
+    """Predict what each chapter takes on each card with the parameter set ``gpu``: a header and rows."""
     found = cards()
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["chapter", "largest model", "weights held, GB", *(f"{name}, min" for name in found)])
+    rows = [["chapter", "largest model", "weights held, GB", *(f"{name}, min" for name in found)]]
     for chapter in planning.plan("gpu"):
-        models, works = models_of(chapter.values()), list(_works(chapter))
-        if not models or not works:
-            continue
-        largest = max(models, key=lambda model: model.parameters)
-        held = max(bytes_of(largest, work) for work in works) / 1e9
-        times = [
-            _time(card, held, sum(card.takes(model, work) for model in models for work in works))
-            for card in found.values()
-        ]
-        writer.writerow([chapter.stem, f"`{largest.hub_id}`", f"{held:.1f}", *times])
-    sources = ", ".join(dict.fromkeys(card.source for card in found.values()))
-    caption = (
-        "Predicted least minutes of a chapter with its parameter set gpu: every pass at the card's published peaks of "
-        f"memory or arithmetic ({sources}); not measured. Loading, Python and short kernels come on top."
-    )
-    return table_directive({"caption": caption, "name": "tab-cards", "csv": lines.getvalue()})
-
-
-def _time(card: Card, held_gb: float, seconds: float) -> str:
-    if held_gb > card.memory_gb:
-        return "does not fit"
-    return f"{seconds / 60:.1f}" if seconds >= 6 else "under 0.1"
+        models, works = _models(chapter.values()), list(_works(chapter))
+        if models and works:
+            largest = max(models, key=lambda model: model.parameters)
+            held = max(bytes_of(largest, work) for work in works) / 1e9
+            minutes = [card.minutes(models, works, held) for card in found.values()]
+            rows.append([chapter.stem, f"`{largest.hub_id}`", f"{held:.1f}", *minutes])
+    return rows

@@ -2,6 +2,8 @@
 
 Wall times of a shared machine wander; the ratio of two pieces of work that take turns does not, or less.  Every bench is a
 run of its own, since its seed, which changes no time, is new each time.  Rows, one a ratio: see ``data/README.md``.
+
+`PARTS` lists what is measured; each part gives its rows.
 """
 
 import os
@@ -11,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +32,7 @@ from kvbook.measuring import memory, predictions, timing
 from kvbook.models import corpus, loading
 from kvbook.runs import machine, records
 from kvbook.settings import DTypeName, Settings
+from kvreport.benchmarks.results import EXPERIMENT
 from kvreport.chapters.exact_caches import cost
 from kvreport.chapters.exact_caches import paths as exact_ways
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
@@ -37,7 +41,6 @@ from kvreport.chapters.static_cache import memory_bandwidth
 from kvreport.chapters.static_cache import speed as static_speed
 from kvreport.chapters.static_cache import tables as static_cache
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
-from kvreport.running.bench_table import EXPERIMENT
 
 # The way that the book calls its fastest.
 _FASTEST = ("static", True, True, True)
@@ -119,27 +122,22 @@ def our_way(model: torch.nn.Module, samples: list[torch.Tensor]) -> list[dict]:
         return [row for ids in samples for row in layer_drift.compare(model, ids)]
 
 
-def _row(
-    what: str, against: str, ratios: list[float], seconds: float, against_seconds: float
-) -> dict[str, str | float | int]:
+def _row(what: str, against: str, ours: Sequence[float], theirs: Sequence[float], n: int = 1) -> dict[str, Any]:
+    """Say how many times as long the second takes, turn by turn; seconds are of one of n equal pieces."""
+    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     return {
-        "what": what,
-        "against": against,
-        "ratio": statistics.median(ratios),
-        "lowest": min(ratios),
-        "highest": max(ratios),
-        "repeats": len(ratios),
-        "seconds": seconds,
-        "against_seconds": against_seconds,
-    }
+        "what": what, "against": against,
+        "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios), "repeats": len(ratios),
+        "seconds": statistics.median(ours) / n, "against_seconds": statistics.median(theirs) / n,
+    }  # fmt: skip
 
 
-def _ratios(
+def _in_turn(
     first: Callable[[], object], second: Callable[[], object], device: torch.device, rounds: int, label: str
 ) -> tuple[list[float], list[float]]:
     """Time two pieces of work in turn; the first round only warms up."""
     times: tuple[list[float], list[float]] = ([], [])
-    for turn in progress.track(range(rounds + 1), label=label):
+    for turn in progress.track(range(rounds + 1), label=f"{label}: round"):
         for work, into in zip((first, second), times, strict=True):
             _, seconds = timing.timed(work, device)
             if turn:
@@ -151,24 +149,16 @@ def _drift_harness(settings: BenchSettings) -> Iterator[dict]:
     """Compare the two harnesses on one model and set of samples, in two dtypes."""
     for dtype in ("float32", "bfloat16"):
         loaded = loading.load(settings.model, weights=settings.weights, dtype=dtype, device=settings.device)
+        model = loaded.model
         # As `from_pretrained` leaves it, which the described script does not change.
-        loaded.model.requires_grad_(True)
+        model.requires_grad_(True)
         texts = corpus.samples("stdlib", loaded.tokenizer, settings.n_samples, 64)
-        samples = [torch.tensor([sample.ids], device=loaded.model.device) for sample in texts]
-        theirs, ours = _ratios(
-            lambda loaded=loaded, samples=samples: documented_way(loaded.model, samples),
-            lambda loaded=loaded, samples=samples: our_way(loaded.model, samples),
-            loaded.model.device,
-            settings.n_repeats,
-            f"drift harness, {dtype}: round",
-        )
-        yield _row(
-            f"drift of every layer, a sample, {dtype}",
-            "issue 25420's way",
-            [their / our for their, our in zip(theirs, ours, strict=True)],
-            statistics.median(ours) / len(samples),
-            statistics.median(theirs) / len(samples),
-        )
+        samples = [torch.tensor([sample.ids], device=model.device) for sample in texts]
+        ours, theirs = _in_turn(
+            partial(our_way, model, samples), partial(documented_way, model, samples),
+            model.device, settings.n_repeats, f"drift harness, {dtype}",
+        )  # fmt: skip
+        yield _row(f"drift of every layer, a sample, {dtype}", "issue 25420's way", ours, theirs, n=len(samples))
 
 
 def statistics_in_one_pass(one: Reads, other: Reads, ids: torch.Tensor) -> dict[str, float]:
@@ -217,12 +207,7 @@ def statistic_by_statistic(one: Reads, other: Reads, ids: torch.Tensor) -> dict[
 
 def _statistics(settings: BenchSettings) -> Iterator[dict]:
     """Compare the statistics of "Does it matter?" with the two passes that they are of, and with a script a statistic."""
-    loaded = loading.load(
-        settings.shape, weights="random", dtype=settings.dtype, device=settings.device, seed=settings.seed
-    )
-    model = loaded.model
-    generator = torch.Generator().manual_seed(settings.seed)
-    ids = torch.randint(model.config.vocab_size, (1, _SCORED + 1), generator=generator).to(model.device)
+    model, ids = _random_model(settings, _SCORED + 1)
 
     def whole(fed: torch.Tensor) -> torch.Tensor:
         return model(fed, use_cache=False).logits[0]
@@ -236,19 +221,20 @@ def _statistics(settings: BenchSettings) -> Iterator[dict]:
         "the two passes alone": lambda: (whole(ids[:, :-1]), split(ids[:, :-1])),
         "a script a statistic": lambda: statistic_by_statistic(whole, split, ids),
     }
+    what = f"all statistics of a prediction, a text of {_SCORED} tokens, {settings.dtype}"
     with torch.inference_mode():
         for name, rival in rivals.items():
-            theirs, ours = _ratios(
-                rival, lambda: statistics_in_one_pass(whole, split, ids), model.device, settings.n_repeats,
-                f"statistics against {name}: round",
-            )  # fmt: skip
-            yield _row(
-                f"all statistics of a prediction, a text of {_SCORED} tokens, {settings.dtype}",
-                name,
-                [their / our for their, our in zip(theirs, ours, strict=True)],
-                statistics.median(ours),
-                statistics.median(theirs),
-            )
+            ours = partial(statistics_in_one_pass, whole, split, ids)
+            times = _in_turn(ours, rival, model.device, settings.n_repeats, f"statistics against {name}")
+            yield _row(what, name, *times)
+
+
+def _random_model(settings: BenchSettings, n_tokens: int, **options: Any) -> tuple[torch.nn.Module, torch.Tensor]:
+    """Load the full-size shape with random weights, and draw a text for it."""
+    options = {"dtype": settings.dtype} | options
+    model = loading.load(settings.shape, weights="random", device=settings.device, seed=settings.seed, **options).model
+    generator = torch.Generator().manual_seed(settings.seed)
+    return model, torch.randint(model.config.vocab_size, (1, n_tokens), generator=generator).to(model.device)
 
 
 def _decoding(settings: BenchSettings) -> Iterator[dict]:
@@ -268,14 +254,16 @@ def _decoding(settings: BenchSettings) -> Iterator[dict]:
         "ratio": faster.value, "lowest": faster.low, "highest": faster.high, "repeats": settings.n_repeats,
         "seconds": a_step, "against_seconds": float((whole["seconds"] / whole["n_steps"]).median()),
     }  # fmt: skip
-    read = _bandwidth(settings)
-    config = loading.config_of(settings.shape, "random")
     identity = loading.identify(settings.shape, "random", settings.seed)
     dtype = getattr(torch, settings.dtype)
-    kept = memory.kv_bytes_per_token(config, dtype) * float(steps["context"].mean())
-    least = (identity["parameters"] * dtype.itemsize + kept) / static_cache.bandwidth(read)
-    shares = [least / float(some["seconds"].median()) for _, some in steps.groupby("repeat")]
-    yield _row("its share of the memory bandwidth", "a STREAM kernel", shares, a_step, least)
+    kept = memory.kv_bytes_per_token(loading.config_of(settings.shape, "random"), dtype) * float(
+        steps["context"].mean()
+    )
+    least = (identity["parameters"] * dtype.itemsize + kept) / static_cache.bandwidth(_bandwidth(settings))
+    taken = list(steps.groupby("repeat")["seconds"].median())
+    yield _row("its share of the memory bandwidth", "a STREAM kernel", taken, [least] * len(taken)) | {
+        "seconds": a_step
+    }
 
 
 def _bandwidth(settings: BenchSettings) -> pd.DataFrame:
@@ -296,7 +284,7 @@ def _switch(settings: BenchSettings) -> Iterator[dict]:
         times = rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
         for phase, name in (("prefill_s", f"prefill of {_PREFILLED} tokens"), ("decode_s", "decode step")):
             stock, exact = times[phase][exact_ways.STOCK], times[phase][exact_ways.EXACT]
-            yield _row(f"row-invariant {name}, {dtype}", "stock", list(stock / exact), exact.median(), stock.median())
+            yield _row(f"row-invariant {name}, {dtype}", "stock", exact, stock)
 
 
 def _switch_beyond(settings: BenchSettings) -> Iterator[dict]:
@@ -315,12 +303,8 @@ def _switch_beyond(settings: BenchSettings) -> Iterator[dict]:
                 seconds = cost.turn(model, ids, asked, arithmetic)["decode_s"]
                 if repeat:
                     times[arithmetic].append(seconds)
-        stock, exact = times[exact_ways.STOCK], times[exact_ways.EXACT]
-        yield _row(
-            f"row-invariant decode step, {name}, {settings.dtype}", "stock",
-            [one / other for one, other in zip(stock, exact, strict=True)],
-            statistics.median(exact), statistics.median(stock),
-        )  # fmt: skip
+        what = f"row-invariant decode step, {name}, {settings.dtype}"
+        yield _row(what, "stock", times[exact_ways.EXACT], times[exact_ways.STOCK])
 
 
 def _check(settings: BenchSettings) -> Iterator[dict]:
@@ -328,22 +312,14 @@ def _check(settings: BenchSettings) -> Iterator[dict]:
     asked = CheckSettings.checked(
         model=settings.shape, weights="random", device=settings.device, seed=settings.seed
     )  # fmt: skip
-    model = loading.load(settings.shape, weights="random", device=settings.device, seed=settings.seed).model
-    generator = torch.Generator().manual_seed(settings.seed)
-    ids = torch.randint(model.config.vocab_size, (1, asked.n_tokens), generator=generator).to(model.device)
+    model, ids = _random_model(settings, asked.n_tokens, dtype="float32")
 
     def full() -> None:
         with torch.inference_mode():
             model(ids, use_cache=False)
 
-    passes, whole = _ratios(full, lambda: checks.check(asked), model.device, _CHECKS, "check: round")
-    yield _row(
-        f"one full pass of {asked.n_tokens} tokens, float32",
-        "kvbook check, imports apart",
-        [check / one for one, check in zip(passes, whole, strict=True)],
-        statistics.median(passes),
-        statistics.median(whole),
-    )
+    times = _in_turn(full, lambda: checks.check(asked), model.device, _CHECKS, "check")
+    yield _row(f"one full pass of {asked.n_tokens} tokens, float32", "kvbook check, imports apart", *times)
 
 
 def _book(settings: BenchSettings) -> Iterator[dict]:
@@ -358,8 +334,14 @@ def _book(settings: BenchSettings) -> Iterator[dict]:
         first = sorted((build / "executed").glob("*.ipynb"))[0]
         first.unlink()
         one = _seconds_to_build(root, settings.profile)
-    yield _row(f"book, nothing to do ({settings.profile})", "from nothing", [cold / warm], warm, cold)
-    yield _row(f"book, chapter {first.stem} to execute ({settings.profile})", "from nothing", [cold / one], one, cold)
+    yield _row(f"book, nothing to do ({settings.profile})", "from nothing", [warm], [cold])
+    yield _row(f"book, chapter {first.stem} to execute ({settings.profile})", "from nothing", [one], [cold])
+
+
+PARTS: dict[str, Callable[[BenchSettings], Iterable[dict]]] = {
+    "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch,
+    "switch beyond": _switch_beyond, "check": _check,
+}  # fmt: skip
 
 
 def _seconds_to_build(root: Path, profile: str) -> float:
@@ -387,11 +369,7 @@ def run(settings: BenchSettings) -> records.Run:
     }
 
     def measure(writer: records.Writer) -> None:
-        parts = {
-            "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch,
-            "switch beyond": _switch_beyond, "check": _check,
-        }  # fmt: skip
-        for name, part in (parts | ({"book": _book} if settings.book else {})).items():
+        for name, part in (PARTS | ({"book": _book} if settings.book else {})).items():
             if name not in writer.done:
                 writer.append(name, part(settings))
 

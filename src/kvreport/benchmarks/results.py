@@ -1,0 +1,104 @@
+"""What `make bench` gave: the last bench of each processor, as tables, and the targets of speed that they meet."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from kvbook import paths
+from kvbook.runs import records
+from kvreport.publishing import processors
+
+EXPERIMENT = "bench"
+
+
+class Target(NamedTuple):
+    """A target of speed: a line of the bench, the target in words, and the least ratio that meets it.
+
+    The words may speak of the second's time over the first's, which is the bench's ratio turned over.
+    """
+
+    what: str
+    words: str
+    least: float
+    inverse: bool = True
+
+
+# The most of stock's time that row-invariant arithmetic should take.
+_AT_MOST = {
+    "decode step, bfloat16": "1.10",
+    "prefill of 512 tokens, bfloat16": "1.5",
+    "decode step, float32": "1.15",
+    "prefill of 512 tokens, float32": "1.25",
+    "decode step, sliding window, bfloat16": "1.25",
+    "decode step, mixture of experts, bfloat16": "1.25",
+}
+TARGETS = (
+    Target("static cache, one-row step on large pages, compiled, a token, bfloat16",
+           "2.5 times `generate` or more", 2.5, inverse=False),
+    *(Target(f"row-invariant {what}", f"{most} of stock's time or less", 1 / float(most))
+      for what, most in _AT_MOST.items()),
+)  # fmt: skip
+
+
+def latest() -> dict[str, records.Run]:
+    """Find the bench that was finished last on each processor, among the recorded ones and those of this machine."""
+    folders = [paths.RECORDED_RUNS / EXPERIMENT, paths.RUNS / EXPERIMENT]
+    finished = [file.parent for folder in folders for file in folder.glob("*/run.json")]
+    runs = [records.load(folder) for folder in finished if not folder.name.endswith(".partial")]
+    runs.sort(key=lambda run: run.about["finished"])
+    return dict(sorted({run.about["machine"]["processor"]: run for run in runs}.items()))
+
+
+def _ratio(row: Any) -> str:
+    # Only the ratio to `generate` has an interval; the others have the lowest and the highest of the turns.
+    between = ", " if row.against == "generate" else " to "
+    return f"{row.ratio:.2f} [{row.lowest:.2f}{between}{row.highest:.2f}]"
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write a bench for people; above 1 the first is the faster one, and a share is at most 1."""
+    return pd.DataFrame(
+        {
+            "what": rows["what"],
+            "against": rows["against"],
+            "ratio": [_ratio(row) for row in rows.itertuples()],
+            "runs": rows["repeats"],
+            "ms": [f"{1000 * seconds:.4g}" for seconds in rows["seconds"]],
+            "ms, against": [f"{1000 * seconds:.4g}" for seconds in rows["against_seconds"]],
+        }
+    )
+
+
+def headings(runs: Mapping[str, records.Run]) -> dict[str, str]:
+    """Name the benches' processors in words that a narrow column can break."""
+    return {
+        name: processors.label([run.about["machine"]]).replace("ONEDNN_MAX_CPU_ISA=", "held to ")
+        for name, run in runs.items()
+    }
+
+
+def beside(runs: Mapping[str, records.Run]) -> pd.DataFrame:
+    """Set the ratios of several processors side by side: in the order of the last bench, then what only others measured."""
+    lines = ["what", "against"]
+    columns = {name: table(run.rows).set_index(lines)["ratio"].rename(name) for name, run in runs.items()}
+    newest = max(runs.values(), key=lambda run: run.about["finished"])
+    found = pd.concat(columns.values(), axis=1)
+    first = columns[newest.about["machine"]["processor"]].index
+    return found.reindex(first.append(found.index.difference(first, sort=False))).fillna("").reset_index()
+
+
+def against_targets(runs: Mapping[str, records.Run]) -> pd.DataFrame:
+    """Say on each processor which targets are met; empty where its bench did not measure it."""
+    met = {name: [_met(target, run.rows) for target in TARGETS] for name, run in runs.items()}
+    return pd.DataFrame({"what": [t.what for t in TARGETS], "target": [t.words for t in TARGETS]} | met)
+
+
+def _met(target: Target, rows: pd.DataFrame) -> str:
+    measured = rows[rows["what"] == target.what]
+    if measured.empty:
+        return ""
+    row = measured.iloc[0]
+    shown = 1 / row["ratio"] if target.inverse else row["ratio"]
+    narrowly = ", narrowly" if row["lowest"] < target.least <= row["highest"] else ""
+    return f"{shown:.2f}: {'met' if row['ratio'] >= target.least else 'not met'}{narrowly}"
