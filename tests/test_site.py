@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import mini_book
 import pytest
@@ -20,8 +19,9 @@ from mini_book import STEM
 from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
+from kvreport.publishing import chapter_name
 from kvreport.publishing import checkout as origin
-from kvreport.site import clean_assets, executed, numrefs
+from kvreport.site import MOVED, clean_assets, executed
 from kvreport.site.overlay import Files, overlay
 
 
@@ -468,28 +468,15 @@ def test_the_ledger_counts_another_real_model_between_the_documents_and_a_stand_
     assert counted == words[::-1]
 
 
-def test_documentation_of_the_package_shows_no_folder_of_this_machine():
-    from kvreport.site.signatures import without_paths
-
-    shown = without_paths("(chapters: Path = PosixPath('/home/me/chapters'), n: int = 3)")
-    assert shown == "(chapters: Path = ..., n: int = 3)"
-
-
-def test_a_page_that_many_references_point_to_is_read_once():
-    class Environment:
-        numbers: ClassVar = {"fig-a": (1, 2)}
-        read: ClassVar[list[str]] = []
-
-        def get_doctree(self, name):
-            self.read.append(name)
-            return object()
-
-    environment = Environment()
-    kept = numrefs._Kept(environment)
-    assert kept.get_doctree("a") is kept.get_doctree("a")
-    assert kept.get_doctree("b") is not kept.get_doctree("a")
-    assert environment.read == ["a", "b"]
-    assert kept.numbers is environment.numbers
+def test_every_old_address_of_a_chapter_leads_to_the_chapter_of_that_name():
+    chapters = {path.stem for path in (ROOT / "chapters").glob("*.ipynb")}
+    pages = sorted(MOVED.rglob("*.html"))
+    assert len(pages) == 10
+    assert not chapters & {page.stem for page in pages}
+    for page in pages:
+        (to,) = set(re.findall(r"(\w+)\.html", page.read_text("utf-8")))
+        assert to in chapters
+        assert chapter_name(to) == chapter_name(page.stem)
 
 
 def test_a_picture_waits_and_keeps_its_place(built_once):

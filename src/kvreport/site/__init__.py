@@ -6,10 +6,7 @@
 :mod:`~kvreport.site.pictures` lets pictures load when they come near,
 :mod:`~kvreport.site.social` gives a link to a page a picture,
 :mod:`~kvreport.site.badges` lays the atlas's badges beside the pages,
-:mod:`~kvreport.site.numrefs` resolves references to figures without reading their pages again and again,
-:mod:`~kvreport.site.moved` leads old addresses of chapters on,
-:mod:`~kvreport.site.pdf` prints chapters where that is asked for,
-:mod:`~kvreport.site.signatures` keeps this machine's folders out of the package's documentation, and
+:mod:`~kvreport.site.pdf` prints chapters where that is asked for, and
 :mod:`~kvreport.site.clean_assets` mends faults that this set of packages puts into every page.
 """
 
@@ -19,50 +16,26 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from kvreport.site import (
-    badges,
-    clean_assets,
-    executed,
-    inserts,
-    moved,
-    numrefs,
-    pdf,
-    pictures,
-    repository,
-    signatures,
-    social,
-)
+from kvreport.site import badges, clean_assets, executed, inserts, pdf, pictures, repository, social
 
 STATIC = Path(__file__).parent / "static"
+# Chapters were once numbered by their documents: pages under their old addresses lead on.
+MOVED = Path(__file__).parent / "moved"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect all parts; Sphinx calls this."""
     app.connect("config-inited", _add_static)
     app.add_css_file("kvbook.css")
-    app.add_js_file("kvbook-filter.js", loading_method="defer")
-    app.add_js_file("kvbook-memory.js", loading_method="defer")
-    app.add_js_file("kvbook-tables.js", loading_method="defer")
-    app.add_js_file("kvbook-hero.js", loading_method="defer")
-    app.add_js_file("kvbook-picker.js", loading_method="defer")
-    for part in (
-        numrefs,
-        repository,
-        executed,
-        inserts,
-        signatures,
-        clean_assets,
-        pictures,
-        social,
-        badges,
-        moved,
-        pdf,
-    ):
+    for script in ("filter", "memory", "tables", "hero", "picker"):
+        app.add_js_file(f"kvbook-{script}.js", loading_method="defer")
+    for part in (repository, executed, inserts, clean_assets, pictures, social, badges, pdf):
         part.connect(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
 
 def _add_static(_app: Sphinx, config: Config) -> None:
     config.html_static_path.append(str(STATIC))
+    config.html_extra_path.append(str(MOVED))
     # Browsers ask for an icon in any case, and log an error where there is none.
     config.html_favicon = str(STATIC / "favicon.svg")
