@@ -1,4 +1,4 @@
-"""Verdicts on documents' claims: judged when the site is built, so that another rule executes nothing."""
+"""Verdicts on documents' claims: judged when a page is read, so that another rule executes nothing and edits no copy."""
 
 import hashlib
 import json
@@ -6,71 +6,58 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvreport.publishing import evaluated
-from kvreport.site import judged_again
+from kvreport.publishing import citation, evaluated, published
+from kvreport.site import citations, ledger
 
 TABLE = "tab-claims-some-thread"
-CHAPTER = "some_chapter"
+TODAY = "verdict,claim\nrefuted,Water is wet.\n"
 
 
 def judged(verdict: str) -> dict:
-    return {"verdicts": {"table": TABLE, "rows": [{"verdict": verdict, "claim": "Water is wet."}]}}
+    return {"numbers": {}, "verdicts": {"table": TABLE, "rows": [{"verdict": verdict, "claim": "Water is wet."}]}}
 
 
 @pytest.fixture
-def chapter(tmp_path, monkeypatch):
-    """A chapter whose copy was executed when its claim was called undecided."""
-    (tmp_path / f"{TABLE}.csv").write_text("verdict,claim\nundecided,Water is wet.\n")
-    table = {"name": TABLE, "published": True, "csv": "verdict,claim\nundecided,Water is wet.\n", "files": {"csv": "0"}}
-    output = {"data": {"text/html": "old", "text/plain": "old"}, "metadata": {"text/html": {"kvbook_table": table}}}
-    figure = {"data": {"image/png": "a"}, "metadata": {"image/png": {"name": "fig-x"}}}
-    copy = {
-        "cells": [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": [figure, output]}],
-        "metadata": {"kvbook": {"files": {f"{TABLE}.csv": "0", "fig-x.png": "1"}}},
-    }
-    executed = tmp_path / "executed.ipynb"
-    executed.write_text(json.dumps(copy))
+def copy(tmp_path, monkeypatch):
+    """A copy that was executed when its claim was undecided; since then the rule has changed."""
+    table = {"name": TABLE, "caption": "x", "published": True, "csv": "verdict\nundecided\n", "files": {"csv": "0"}}
+    other = {"name": "tab-other", "caption": "x", "csv": "a\n1\n", "files": {"csv": "1"}}
+    outputs = [{"metadata": {"text/html": {"kvbook_table": one}}} for one in (table, other)]
+    notebook = {"cells": [{"cell_type": "markdown", "source": ""}, {"cell_type": "code", "outputs": outputs}]}
+    file = tmp_path / "executed" / "01_one.ipynb"
+    file.parent.mkdir()
+    file.write_text(json.dumps(notebook | {"metadata": {"kvbook": {}}}))
     monkeypatch.setattr(evaluated, "published", lambda name: judged("refuted"))
     monkeypatch.setattr(evaluated, "own", lambda name, folders: judged("reproduced"))
-    return SimpleNamespace(name=CHAPTER, executed=executed, figures=tmp_path)
+    return file
 
 
-def shown(chapter) -> tuple[dict, dict]:
-    copy = json.loads(chapter.executed.read_text())
-    return copy["cells"][1]["outputs"][1], copy["metadata"]["kvbook"]["files"]
+def test_a_verdict_is_that_of_today_for_page_ledger_and_download_and_the_copy_stays_as_it_is(
+    copy, monkeypatch, tmp_path
+):
+    before = copy.read_bytes()
+    table, other = (published.table_of(output) for output in published.outputs(published.read(copy)))
+    assert table["csv"] == TODAY
+    assert table["files"] == {"csv": hashlib.sha256(TODAY.encode()).hexdigest()}
+    assert other["csv"] == "a\n1\n"
+    chapter = SimpleNamespace(
+        executed=copy, source=copy, stem="01_one", folders=SimpleNamespace(figures=tmp_path / "figures")
+    )
+    assert [row["verdict"] for row in ledger.verdicts([chapter])] == ["refuted"]
+    monkeypatch.setattr(citation, "of_published", lambda item, book: item.name)
+    citations.write([chapter], None)
+    made = {file.name: file.read_text() for file in citations.folder(chapter).iterdir()}
+    assert made == {f"{TABLE}.csv": TODAY, f"{TABLE}.bib": TABLE, "tab-other.bib": "tab-other"}
+    assert copy.read_bytes() == before
 
 
-def test_another_rule_changes_the_table_its_file_and_their_digests(chapter):
-    judged_again.bring_up_to_date(chapter)
-    output, files = shown(chapter)
-    table = output["metadata"]["text/html"]["kvbook_table"]
-    assert table["csv"] == "verdict,claim\nrefuted,Water is wet.\n"
-    assert "refuted" in output["data"]["text/html"]
-    assert "refuted" in output["data"]["text/plain"]
-    content = (chapter.figures / f"{TABLE}.csv").read_bytes()
-    assert content == b"verdict,claim\nrefuted,Water is wet.\n"
-    assert files == {f"{TABLE}.csv": hashlib.sha256(content).hexdigest(), "fig-x.png": "1"}
-    assert table["files"]["csv"] == files[f"{TABLE}.csv"]
-
-
-def test_control_the_same_verdicts_leave_the_copy_as_it_is(chapter, monkeypatch):
-    monkeypatch.setattr(evaluated, "published", lambda name: judged("undecided"))
-    before = chapter.executed.read_text()
-    judged_again.bring_up_to_date(chapter)
-    assert chapter.executed.read_text() == before
-
-
-def test_a_table_of_ones_own_rows_is_judged_by_these(chapter):
-    copy = json.loads(chapter.executed.read_text())
-    copy["cells"][1]["outputs"][1]["metadata"]["text/html"]["kvbook_table"]["published"] = False
-    chapter.executed.write_text(json.dumps(copy))
-    judged_again.bring_up_to_date(chapter)
-    assert "reproduced" in shown(chapter)[0]["metadata"]["text/html"]["kvbook_table"]["csv"]
+def test_a_table_of_ones_own_rows_is_judged_by_these(copy):
+    copy.write_text(copy.read_text().replace('"published": true', '"published": false'))
+    table, _ = (published.table_of(output) for output in published.outputs(published.read(copy)))
+    assert "reproduced" in table["csv"]
 
 
 @pytest.mark.parametrize("of", [None, {"verdicts": None}])
-def test_a_chapter_that_answers_no_document_is_left_alone(chapter, monkeypatch, of):
+def test_a_chapter_that_answers_no_document_is_left_alone(copy, monkeypatch, of):
     monkeypatch.setattr(evaluated, "published", lambda name: of)
-    before = chapter.executed.read_text()
-    judged_again.bring_up_to_date(chapter)
-    assert chapter.executed.read_text() == before
+    assert published.read(copy) == json.loads(copy.read_text())

@@ -1,6 +1,7 @@
 """What executed chapters published, read back: figures and tables, each with the run that made it."""
 
 import base64
+import hashlib
 import json
 import math
 import re
@@ -9,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvreport.publishing import captions, chapter_name, evaluated, statements
 from kvreport.publishing.captions import Caption
+from kvreport.publishing.table_output import csv_of
 
 # Sixteen hexadecimal digits, as for the folders of runs.
 _HASH_LENGTH = 16
@@ -46,6 +50,8 @@ class Published:
         By axis, where it lies in the picture and what it spans; empty for a figure of several panels.
     made_by : tuple of dict
         What :mod:`kvreport.publishing.provenance` kept of the runs of its rows; empty where they were not named.
+    judged : bool
+        Whether it holds verdicts, which are judged when it is read and not when the chapter was executed.
     own : bool
         Whether a reader's run with parameters of its own made it, and its caption speaks of the book's.
     """
@@ -61,6 +67,7 @@ class Published:
     rows: str = ""
     frame: Mapping[str, Any] = field(default_factory=dict)
     made_by: tuple[Mapping[str, Any], ...] = ()
+    judged: bool = False
     own: bool = False
 
     @property
@@ -89,22 +96,49 @@ class Published:
         return f"chapters/{self.chapter}.html#{self.name}"
 
 
+def read(executed: Path) -> dict[str, Any]:
+    """Read an executed copy; its verdicts are judged now, by today's rules, on the rows that it shows."""
+    notebook = json.loads(executed.read_text("utf-8"))
+    chapter = chapter_name(executed.stem)
+    if (book := evaluated.published(chapter)) is None or book["verdicts"] is None:
+        return notebook
+    own = evaluated.own(chapter, measured(notebook))
+    for table in filter(None, map(table_of, outputs(notebook))):
+        judged = book if table.get("published") else own
+        if table["name"] == book["verdicts"]["table"] and judged is not None:
+            content = csv_of(pd.DataFrame(judged["verdicts"]["rows"]))
+            table |= {"csv": content.decode(), "files": {"csv": hashlib.sha256(content).hexdigest()}, "judged": True}
+    return notebook
+
+
+def table_of(output: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Give what an output says of the table that it publishes."""
+    return output.get("metadata", {}).get("text/html", {}).get("kvbook_table")
+
+
+def measured(notebook: Mapping[str, Any]) -> dict[str, str]:
+    """Tell which runs an executed copy was made from: experiment to folder."""
+    found = (
+        output["metadata"]["kvbook_runs"] for output in outputs(notebook) if "kvbook_runs" in output.get("metadata", {})
+    )
+    return next(found, {})
+
+
 def of(executed: Path, source: Path | None = None) -> list[Published]:
     """List what one executed chapter published, in its order; captions may stand in the notebook that it was made from."""
-    notebook = json.loads(executed.read_text("utf-8"))
+    notebook = read(executed)
     written = captions.of(source or paths.CHAPTERS / executed.name)
     about = {"chapter": executed.stem, "title": title(notebook), "run": notebook["metadata"]["kvbook"]}
     found = []
-    for output in _outputs(notebook):
-        metadata = output.get("metadata", {})
-        figure, table = metadata.get("image/png", {}), metadata.get("text/html", {}).get("kvbook_table")
+    for output in outputs(notebook):
+        figure = output.get("metadata", {}).get("image/png", {})
         if "name" in figure:
             words = _kept(figure) | _words(figure, written)
             picture = base64.b64decode(output["data"]["image/png"])
             found.append(Published(**about, **words, frame=figure.get("frame", {}), picture=picture))
-        if table is not None:
+        if (table := table_of(output)) is not None:
             words = _kept(table) | _words(table, written) | {"alt": None}
-            found.append(Published(**about, **words, rows=table["csv"]))
+            found.append(Published(**about, **words, rows=table["csv"], judged="judged" in table))
     return found
 
 
@@ -201,6 +235,7 @@ def everything(executed: Iterable[Path] | None = None) -> list[Published]:
     return [item for path in executed for item in of(path)]
 
 
-def _outputs(notebook: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def outputs(notebook: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Give the outputs of all cells."""
     for cell in notebook["cells"]:
         yield from cell.get("outputs", ())

@@ -1,4 +1,4 @@
-"""A BibTeX file for every figure and table, in ``_build/citations/<chapter>/``, beside what the chapters made."""
+"""Beside what the chapters made, in ``_build/citations/<chapter>/``: a BibTeX file for every figure and table, and verdicts."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +19,9 @@ def write(chapters: Iterable[Chapter], book: Origin) -> None:
         place = folder(chapter)
         place.mkdir(parents=True, exist_ok=True)
         for item in published.of(chapter.executed, chapter.source):
-            file, text = place / f"{item.name}.bib", citation.of_published(item, book)
-            # Only when it differs: Sphinx reads a page again when a file that it offers is newer.
-            if not file.is_file() or file.read_text("utf-8") != text:
-                file.write_text(text, "utf-8")
+            texts = {"bib": citation.of_published(item, book)} | ({"csv": item.rows} if item.judged else {})
+            for kind, text in texts.items():
+                file = place / f"{item.name}.{kind}"
+                # Only when it differs: Sphinx reads a page again when a file that it offers is newer.
+                if not file.is_file() or file.read_text("utf-8") != text:
+                    file.write_text(text, "utf-8")

@@ -11,8 +11,9 @@ from kvbook.errors import UserError
 from kvbook.runs import evidence
 from kvreport.benchmarks import results as bench
 from kvreport.publishing import checkout as origin
+from kvreport.publishing import evaluated, published
 from kvreport.running import execution, planning
-from kvreport.site import citations, judged_again, pdf, sentences
+from kvreport.site import citations, pdf, sentences
 from kvreport.site.overlay import Files, overlay
 
 _CHAPTERS = "kvbook_chapters"
@@ -31,8 +32,6 @@ def _execute_what_is_stale(app: Sphinx) -> None:
     try:
         chapters = planning.plan()
         execution.bring_up_to_date(chapters)
-        for chapter in chapters:
-            judged_again.bring_up_to_date(chapter)
     except UserError as error:
         # Not an exception of Sphinx: Jupyter Book would bury its one line under a trace of its own.
         raise SystemExit(f"kvbook: {error}") from None
@@ -53,8 +52,9 @@ def _read_again_what_was_run_again(
             now[docname] = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
     # What a citation says of the book stands on every page too, and whether there are PDFs.
     now["book"] = f"{origin.of(Path(app.srcdir))} {pdf.wanted()}"
-    # What the chapters' statements are evaluated from.
-    now["evidence"] = fingerprint.of_values(evidence.manifest())
+    # What the chapters' statements and verdicts are evaluated from.
+    books = (evaluated.published(chapter.name) for chapter in getattr(app, _CHAPTERS).values())
+    now["evidence"] = fingerprint.of_values([evidence.manifest(), *(book["made_of"] for book in books if book)])
     # What writes tables and lists into pages.
     now["code"] = fingerprint.of_source(["kvreport.site.inserts", __name__])
     # The last bench, which a page shows.
@@ -75,13 +75,13 @@ def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
     files = Files(
         page=chapter.source.parent,
         figures=chapter.figures,
-        citations=citations.folder(chapter),
+        made=citations.folder(chapter),
         executed=chapter.executed,
         address=f"{site}{docname}.html" if site else None,
         pdf=f"../{pdf.FOLDER}/{chapter.stem}.pdf" if pdf.wanted() else None,
     )
     try:
-        notebook, ran = json.loads(source[0]), json.loads(chapter.executed.read_text("utf-8"))
+        notebook, ran = json.loads(source[0]), published.read(chapter.executed)
         said = sentences.say(notebook, ran, chapter)
         merged = overlay(said.notebook, ran, files, said.captions) if said else overlay(notebook, ran, files)
     except UserError as error:

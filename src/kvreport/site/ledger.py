@@ -6,15 +6,15 @@ only say what the chapters' pages say.  A second chapter on a document calls its
 
 import csv
 import io
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 from kvbook import paths
+from kvreport.publishing import published
 from kvreport.publishing.judging import Word
 from kvreport.running.planning import Chapter
-from kvreport.site.overlay import table_directive
+from kvreport.site.overlay import csv_table
 
 _PREFIX = "tab-claims-"
 # A claim whose verdicts on several processors are not one word counts once, as this.
@@ -24,12 +24,10 @@ DIFFERS = "differs by processor"
 def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
     """Yield every verdict that the chapters published."""
     for chapter in chapters:
-        for cell in json.loads(chapter.executed.read_text("utf-8"))["cells"]:
-            for output in cell.get("outputs", ()):
-                table = output.get("metadata", {}).get("text/html", {}).get("kvbook_table", {})
-                if table.get("name", "").startswith(_PREFIX):
-                    about = {"document": _document(table["name"]), "table": table["name"]}
-                    yield from (about | row for row in csv.DictReader(io.StringIO(table["csv"])))
+        for output in published.outputs(published.read(chapter.executed)):
+            if (table := published.table_of(output)) and table["name"].startswith(_PREFIX):
+                about = {"document": _document(table["name"]), "table": table["name"]}
+                yield from (about | row for row in csv.DictReader(io.StringIO(table["csv"])))
 
 
 def _document(table: str) -> str:
@@ -66,13 +64,13 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
     ]
     header = ["verdict", *(f"[{document}](#{tables[0]})" for document, tables in documents.items())]
     caption = "Verdicts on the documents' claims, counted; each document's name leads to its claims in the chapter."
-    parts.append(_table("tab-ledger", caption, header, summary))
+    parts.append(csv_table("tab-ledger", caption, [header, *summary]))
     claims = [[row["verdict"], f"[{row['document']}](#{row['table']})", row["n"], row["claim"]] for row in rows]
     caption = (
         "Every claim in our words and its own, with its verdict. A document's name leads to the rule, the numbers and what it "
         "published; n counts independent units."
     )
-    table = _table("tab-ledger-claims", caption, ["verdict", "document", "n", "claim"], claims, filtered=True)
+    table = csv_table("tab-ledger-claims", caption, [["verdict", "document", "n", "claim"], *claims], filtered=True)
     parts.append(f":::::{{dropdown}} All {len(rows)} claims, to search and to sort\n{table}\n:::::")
     return "\n\n".join(parts)
 
@@ -80,11 +78,3 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
 def _kind(row: Mapping[str, str]) -> str:
     """Give a claim's verdict, or that it is another one on each processor."""
     return row["verdict"] if row["verdict"] in get_args(Word) else DIFFERS
-
-
-def _table(
-    name: str, caption: str, header: Sequence[str], rows: Iterable[Iterable[object]], filtered: bool = False
-) -> str:
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows([header, *rows])
-    return table_directive({"caption": caption, "name": name, "csv": lines.getvalue(), "filtered": filtered})

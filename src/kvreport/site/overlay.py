@@ -51,8 +51,8 @@ class Files:
         The folder of the source; links are written relative to it.
     figures : Path
         The folder with the chapter's figure files.
-    citations : Path
-        The folder with a BibTeX file for each figure and table, as :mod:`kvreport.site.citations` wrote them.
+    made : Path
+        The folder of what :mod:`kvreport.site.citations` wrote: a BibTeX file for each figure and table, and the verdicts.
     executed : Path
         The executed copy, offered for download.
     address : str or None
@@ -63,7 +63,7 @@ class Files:
 
     page: Path
     figures: Path
-    citations: Path
+    made: Path
     executed: Path
     address: str | None = None
     pdf: str | None = None
@@ -160,12 +160,13 @@ def _folded(cell: Cell) -> Cell:
 def _offered(published: Mapping[str, Any], files: Files) -> Cell:
     """Write what follows a figure or a table: its files, a link to it, and how to cite it."""
     name = published["name"]
+    folder = files.made if published.get("judged") else files.figures
     links = [
-        _download(label, files.figures / f"{name}.{kind}", files.page)
+        _download(label, folder / f"{name}.{kind}", files.page)
         for kind, label in _FILE_KINDS.items()
         if kind in published["files"]
     ]
-    bibtex = files.citations / f"{name}.bib"
+    bibtex = files.made / f"{name}.bib"
     links += [_download("BibTeX", bibtex, files.page), f"[permalink]({files.address or ''}#{name})"]
     text = (
         "::::::{container} kvbook-downloads\n"

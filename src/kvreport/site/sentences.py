@@ -5,8 +5,6 @@ link to it; else a mark that no reader overlooks, for the book must not be publi
 """
 
 import copy
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbook.errors import UserError
-from kvreport.publishing import captions, evaluated, statements, wording
+from kvreport.publishing import captions, evaluated, published, statements, wording
 from kvreport.publishing.captions import Caption
 from kvreport.publishing.judging import NOT_RECORDED
 from kvreport.running.planning import Chapter
-from kvreport.site.overlay import Notebook, table_directive
+from kvreport.site.overlay import Notebook, csv_table
 
 YOUR_RUN = "<!-- part: your run -->"
 # Stands in a page where a statement is not borne out; a test looks for it.
@@ -46,7 +44,7 @@ def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said | None:
     book = evaluated.published(chapter.name)
     if book is None:
         return None
-    own = evaluated.own(chapter.name, measured(executed))
+    own = evaluated.own(chapter.name, published.measured(executed))
     used: Counter[str] = Counter()
     filled = copy.deepcopy(source)
     opening = next((cell for cell in filled["cells"] if cell["cell_type"] == "markdown"), None)
@@ -60,15 +58,6 @@ def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said | None:
             cell["source"] = _opening(text, book) if cell is opening else text
     _refuse_strangers(used, book)
     return Said(filled, captions.written(source, book["numbers"]))
-
-
-def measured(executed: Mapping[str, Any]) -> dict[str, str]:
-    """Read which runs an executed copy was made from: experiment to folder."""
-    for cell in executed["cells"]:
-        for output in cell.get("outputs", ()):
-            if (runs := output.get("metadata", {}).get("kvbook_runs")) is not None:
-                return runs
-    return {}
 
 
 def _refuse_strangers(used: Counter[str], book: Mapping[str, Any]) -> None:
@@ -110,15 +99,11 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
         rule = "; ".join(filter(None, [f"{found['rule']} ({found['scope']})", found["elsewhere"]]))
         rows.append([label, rule, there, here["told"], here["comparison"]])
     counts = Counter(row[-1] for row in rows[1:])
-    table = table_directive(
-        {
-            "name": table_of(chapter),
-            "caption": "Statements of this chapter, published and on this machine. Values are shown, not judged; "
-            "a statement about one model or processor is not comparable with others.",
-            "csv": _csv(rows),
-        }
+    caption = (
+        "Statements of this chapter, published and on this machine. Values are shown, not judged; "
+        "a statement about one model or processor is not comparable with others."
     )
-    return f"{_tally(counts, 'This run')}\n\n{table}"
+    return f"{_tally(counts, 'This run')}\n\n{csv_table(table_of(chapter), caption, rows)}"
 
 
 def _there(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
@@ -164,12 +149,6 @@ def _opening(text: str, book: Mapping[str, Any]) -> str:
     return f"{text.rstrip()}\n\n{made_on(origins)}{also}\n"
 
 
-def _csv(rows: Iterable[Iterable[str]]) -> str:
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows(rows)
-    return lines.getvalue()
-
-
 # Why a run says nothing of a statement, neither for it nor against it.
 _SILENT = {
     "not comparable": "{} about another model or processor",
@@ -194,7 +173,7 @@ def outcomes(chapters: Iterable[Chapter]) -> str:
     for chapter in chapters:
         if (book := evaluated.published(chapter.name)) is None:
             continue
-        own = evaluated.own(chapter.name, measured(json.loads(chapter.executed.read_text("utf-8"))))
+        own = evaluated.own(chapter.name, published.measured(json.loads(chapter.executed.read_text("utf-8"))))
         found = (
             (one["comparison"] for one in own["statements"].values()) if own else ["not run"] * len(book["statements"])
         )
