@@ -7,6 +7,8 @@
         - static_speed/amd-epyc-2-threads__smollm2__1b5c2d0a
 """
 
+import copy
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +39,7 @@ def manifest() -> Manifest:
     if not file.is_file():
         return {}
     try:
-        content = yaml.safe_load(file.read_text("utf-8")) or {}
+        content = copy.deepcopy(_parsed(file.read_text("utf-8")))
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     if not _is_manifest(content):
@@ -49,6 +51,12 @@ def manifest() -> Manifest:
                     f"{file}: chapter {chapter} cites {twice[0]} twice, and would count it twice: delete one"
                 )
     return content
+
+
+@functools.cache
+def _parsed(text: str) -> Any:
+    """Parse once what a build asks for dozens of times."""
+    return yaml.safe_load(text) or {}
 
 
 def _is_manifest(content: Any) -> bool:
