@@ -15,8 +15,18 @@ STEM = "01_squares"
 PROSE = """\
 # Squares
 
-The last square is {glue:text}`last-square`, and a number that must not be touched is {glue:text}`exact`.
-See {numref}`fig-squares` and {numref}`tab-squares`.
+The last square stands in {numref}`tab-squares`; see {numref}`fig-squares`.
+"""
+
+CAPTIONS = """\
+:::{caption} fig-squares
+:alt: A line through points.
+Thirds of squares.
+:::
+
+:::{caption} tab-squares
+The rows behind {numref}`fig-squares`.
+:::
 """
 
 CODE = {
@@ -38,16 +48,14 @@ CODE = {
         f'page = publish.Page("{STEM}")\n'
         "fig, ax = plt.subplots()\n"
         'ax.plot(rows["x"], rows["y"], marker="o", label=label)\n'
-        'page.figure(fig, "fig-squares", f"Thirds of {n} squares.", f"A line through {n} points.", table=rows)\n'
+        'page.figure(fig, "fig-squares", table=rows)\n'
     ),
-    "table": 'page.table(rows, "tab-squares", "The rows behind {numref}`fig-squares`.", {"y": "{:.2f}"})\n',
-    "numbers": 'page.numbers({"last-square": f"{rows.y.iloc[-1]:.2f}", "exact": "1e-3 [8.40, 9.5]"})\n',
+    "table": 'page.table(rows, "tab-squares", formats={"y": "{:.2f}"})\n',
+    "last": 'print(f"the last square is {rows.y.iloc[-1]:.2f}")\n',
 }
 
 INDEX = """\
 # A small book
-
-The chapter's number, from another page: {glue:text}`chapters/01_squares.ipynb::last-square:s`.
 
 <!-- part: how to cite -->
 """
@@ -74,6 +82,7 @@ def notebook(prose: str = PROSE, **code: str) -> dict:
         metadata = {"tags": ["parameters"]} if name == "parameters" else {}
         cell = {"cell_type": "code", "id": name, "metadata": metadata, "source": source}
         cells.append(cell | {"outputs": [], "execution_count": None})
+    cells.append({"cell_type": "markdown", "id": "captions", "metadata": {}, "source": CAPTIONS})
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 

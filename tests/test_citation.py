@@ -29,7 +29,7 @@ def executed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def items(executed):
-    return published.everything([executed / "_build" / "executed" / f"{STEM}.ipynb"])
+    return published.of(executed / "_build" / "executed" / f"{STEM}.ipynb", executed / "chapters" / f"{STEM}.ipynb")
 
 
 def kvbook(root, *arguments):
@@ -54,7 +54,7 @@ def test_an_entry_names_the_figure_its_rows_and_its_run(executed, items):
         assert known in entry.fields["note"].replace("\\", "")
     assert f"torch {run['versions']['torch']}" in entry.fields["note"]
     assert entry.fields["year"] == run["started"][:4]
-    assert entry.fields["title"] == "{Thirds of 3 squares}"
+    assert entry.fields["title"] == "{Thirds of squares}"
     assert "Squares" in entry.fields["howpublished"]
 
 
@@ -63,7 +63,7 @@ def test_equal_rows_give_equal_files_and_citations_and_other_rows_others(execute
         root = mini_book.create(tmp_path / profile)
         (chapter,) = planning.plan(profile, mini_book.folders(root))
         execution.execute(chapter)
-        return published.everything([chapter.executed])
+        return published.of(chapter.executed, chapter.source)
 
     def entry(found):
         # The commit is the checkout's, and somebody may commit while a test runs.

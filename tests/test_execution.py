@@ -67,7 +67,7 @@ def test_an_edit_of_the_prose_leaves_a_chapter_fresh(root):
 
 
 def test_an_edit_of_the_code_makes_a_chapter_stale(root):
-    mini_book.write(root, numbers='page.numbers({"last-square": "0", "exact": "1"})\n')
+    mini_book.write(root, last="print(0)\n")
     assert only_chapter(root).why_stale() == "its inputs have changed"
 
 
@@ -144,13 +144,12 @@ def test_the_copy_says_what_made_it(root):
 
 def test_progress_never_becomes_an_output(root):
     texts = [output["text"] for output in outputs(root) if output["output_type"] == "stream"]
-    assert [text.split()[:2] for text in texts] == [["run", "by"]]
+    assert [text.split()[:2] for text in texts] == [["run", "by"], ["the", "last"]]
 
 
 def test_a_parameter_of_the_profile_reaches_the_chapter(root):
     execution.execute(only_chapter(root, "few"), out=io.StringIO())
-    captions = [o["metadata"]["image/png"]["caption"] for o in outputs(root) if "image/png" in o.get("metadata", {})]
-    assert captions == ["Thirds of 3 squares."]
+    assert "the last square is 1.33\n" in [o.get("text") for o in outputs(root)]
     assert only_chapter(root, "few").is_fresh()
 
 
@@ -258,7 +257,7 @@ def test_a_failed_chapter_leaves_a_partial_copy_and_changes_nothing_else(root):
 
 def test_a_chapter_that_never_succeeded_has_no_executed_copy(tmp_path):
     root = mini_book.create(tmp_path)
-    mini_book.write(root, numbers="undefined_name\n")
+    mini_book.write(root, last="undefined_name\n")
     refusal(execution.execute, only_chapter(root))
     assert not only_chapter(root).executed.exists()
     assert not only_chapter(root).figures.exists()

@@ -33,7 +33,7 @@ def drawn(tmp_path, monkeypatch):
             ax.grid(visible=False)
             ax.plot(x, y, "s", color="red", markersize=8, markeredgewidth=0)
             page = publish.Page("06_layer_drift", tmp_path)
-            page.figure(fig, "fig-drift", "A caption.", "A point.", table=pd.DataFrame({"x": [x]}))
+            page.figure(fig, "fig-drift", table=pd.DataFrame({"x": [x]}))
         picture = plt.imread(tmp_path / "fig-drift.png")
         red = np.argwhere((picture[..., 0] > 0.9) & (picture[..., 1] < 0.2))
         down, across = red.mean(axis=0) / picture.shape[:2] * 100

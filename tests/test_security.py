@@ -76,10 +76,8 @@ def test_no_secret_of_the_environment_reaches_a_notebook_a_record_a_figure_a_pag
 
 LEAKS = {
     "printed": "import os\nprint(dict(os.environ))\n",
-    "in a caption": "import os\npage.numbers({'last-square': os.environ['HF_TOKEN'], 'exact': '1'})\n",
     "in rows": (
-        "import os\nimport pandas as pd\n"
-        "page.table(pd.DataFrame({'y': [os.environ['DATABASE_URL']]}), 'tab-squares', 'Rows.')\n"
+        "import os\nimport pandas as pd\npage.table(pd.DataFrame({'y': [os.environ['DATABASE_URL']]}), 'tab-squares')\n"
     ),
 }
 
@@ -87,7 +85,7 @@ LEAKS = {
 @pytest.mark.parametrize("where", LEAKS)
 @pytest.mark.slow
 def test_a_chapter_that_shows_a_secret_is_refused_and_nothing_of_it_is_kept(book, canaries, where):
-    cell = "table" if where == "in rows" else "numbers"
+    cell = "table" if where == "in rows" else "last"
     mini_book.write(book, **{cell: LEAKS[where]})
     with pytest.raises(UserError, match="would publish") as caught:
         execution.execute(only_chapter(book), out=io.StringIO())
@@ -236,11 +234,9 @@ def test_what_a_model_writes_is_shown_on_a_page_and_never_obeyed(book):
     table = (
         f"rows['text'] = {HOSTILE!r}\nrows['quoted'] = {HOSTILE + BLOCKS!r}\nrows['blocks'] = {BLOCKS!r}\n"
         f"rows['fence'] = {FENCES!r}\n"
-        f"page.table(rows, 'tab-squares', {'Rows of ' + HOSTILE + '.'!r}, literal=['quoted'])\n"
+        f"page.table(rows, 'tab-squares', literal=['quoted'])\n"
     )
-    numbers = f"page.numbers({{'last-square': {HOSTILE!r}, 'exact': '1'}})\nprint({HOSTILE!r})\n"
-    figure = mini_book.CODE["figure"].replace('f"Thirds of {n} squares."', f"'A caption ' + {HOSTILE!r}")
-    mini_book.write(book, table=table, numbers=numbers, figure=figure)
+    mini_book.write(book, table=table, last=f"print({HOSTILE!r})\n")
     done = mini_book.make_book(book)
     assert "kvbook: chapter" not in done.stdout
     page = book / "_build" / "html" / "chapters" / "01_squares.html"

@@ -46,7 +46,7 @@ class Caption:
 def of(source: Path) -> dict[str, Caption]:
     """Read the captions of a chapter's notebook, by the figure's or table's name, with their numbers filled in."""
     found = evaluated.published(chapter_name(source.stem))
-    return {} if found is None else written(json.loads(source.read_text("utf-8")), found["numbers"])
+    return written(json.loads(source.read_text("utf-8")), found["numbers"] if found else {})
 
 
 def written(notebook: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str, Caption]:

@@ -1,18 +1,19 @@
-r"""A figure, a table or a number of a chapter: written to files and shown, in one place.
+"""A figure or a table of a chapter: written to files and shown, in one place.
 
 A chapter's page shows what its cells published::
 
     page = publish.Page("06_layer_drift")
-    page.figure(fig, name="fig-layer-drift", caption="...", alt="...", table=rows)  # one to a cell
-    page.table(summary, name="tab-layer-drift", caption="...", formats={"rms": "{:.2e}"})
-    page.numbers({"growth": "9.6 % [9.1, 10.2]"})  # in the prose: {glue:text}`growth`
+    page.figure(fig, name="fig-layer-drift", table=rows)  # one to a cell
+    page.table(summary, name="tab-layer-drift", formats={"rms": "{:.2e}"})
+
+Words and numbers stand in the notebook's markdown: see :mod:`kvreport.publishing.captions`.
 
 Files go to ``_build/figures/<chapter>/<name>.{svg,pdf,png,csv}``. When the book itself runs the chapter
 (:mod:`kvreport.running.execution`), they are put there only after the whole chapter succeeded; a run of your own, from
 papermill or from Jupyter, writes to ``_build/figures/own/<chapter>/``, so that it never changes what the
 book's pages offer.
 
-The output's metadata carries caption, alternative text, name and the files' digests;
+The output's metadata carries name and the files' digests;
 :mod:`kvreport.site.overlay` makes numbered figures, tables and download links of them. Everything here works
 without Sphinx and without Jupyter Book.
 """
@@ -49,9 +50,6 @@ _NO_DATES = {
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
     "png": {"Software": None},
 }
-
-# What myst_nb.glue uses; written here because a machine that only runs experiments has no myst_nb.
-_GLUE_PREFIX = "application/papermill.record/"
 
 Format = str | Callable[[Any], str]
 
@@ -93,8 +91,6 @@ class Page:
         self,
         fig: Figure,
         name: str,
-        caption: str | None = None,
-        alt: str | None = None,
         *,
         table: pd.DataFrame,
         runs: Iterable[Run] = (),
@@ -107,19 +103,12 @@ class Page:
             The figure; it is closed, so that the notebook does not show it a second time.
         name
             ``fig-`` and lower-case words; the target of ``{numref}`` in the prose.
-        caption
-            MyST text: what the figure shows, with weights, dtype, machine and number of samples.  Left out where the
-            notebook has it in markdown (:mod:`kvreport.publishing.captions`); then `alt` is too.
-        alt
-            The figure in words, for who cannot see it.
         table
             The rows that the figure was drawn from.
         runs
             Those that made the rows.
         """
         _check_name(name, "fig-")
-        if caption is not None:
-            _check_words(name, caption=caption, alt=alt or "")
         # Laid out once, for all files alike: at every one anew takes as long as drawing it.
         fig.draw_without_rendering()
         # No layout at all from here on: with the engine of no effect that "none" stands for, each file would be drawn twice.
@@ -134,15 +123,13 @@ class Page:
         frame = _frame(fig)
         plt.close(fig)
         digests = self._write(name, files)
-        words = {} if caption is None else {"alt": alt, "caption": caption}
-        metadata = words | {"name": name, "files": digests, "width": width} | frame | _made_by(runs)
-        _show({"image/png": base64.b64encode(inline).decode(), "text/plain": alt or name}, {"image/png": metadata})
+        metadata = {"name": name, "files": digests, "width": width} | frame | _made_by(runs)
+        _show({"image/png": base64.b64encode(inline).decode(), "text/plain": name}, {"image/png": metadata})
 
     def table(
         self,
         df: pd.DataFrame,
         name: str,
-        caption: str | None = None,
         formats: Mapping[str, Format] | None = None,
         literal: Collection[str] = (),
         filtered: bool = False,
@@ -156,8 +143,6 @@ class Page:
             The rows; its index is not shown. Column names are the header, so give them a reader's names.
         name
             ``tab-`` and lower-case words; the target of ``{numref}`` in the prose.
-        caption
-            MyST text, as for a figure.
         formats
             How to write a column's values: ``"{:.2e}"`` or a function. Others are written as they are.
         literal
@@ -169,15 +154,11 @@ class Page:
             Those that made the rows.
         """
         _check_name(name, "tab-")
-        if caption is not None:
-            _check_words(name, caption=caption)
         if unknown := sorted({*(formats or {}), *literal} - set(map(str, df.columns))):
             raise UserError(f"table {name} has no column {unknown[0]!r} to format; it has {', '.join(map(str, df))}")
         shown = pd.DataFrame({str(c): _written(df[c], (formats or {}).get(str(c))) for c in df.columns})
         digests = self._write(name, {"csv": csv_of(df)})
-        metadata = {} if caption is None else {"caption": caption}
-        metadata |= {"name": name, "files": digests} | _made_by(runs)
-        metadata |= {"filtered": True} if filtered else {}
+        metadata = {"name": name, "files": digests} | _made_by(runs) | ({"filtered": True} if filtered else {})
         data, rows = laid_out(shown, literal)
         _show(data, {"text/html": {"kvbook_table": metadata | rows}})
 
@@ -194,25 +175,6 @@ class Page:
         if (claims := verdicts.of(chapter_name(self.chapter))) is None:
             raise UserError(f"chapter {self.chapter} answers no document: give it a claims.py with CLAIMS")
         self.table(claims.shown({"": results}), claims.table, runs=runs)
-
-    def numbers(self, values: Mapping[str, str]) -> None:
-        """Give numbers a name by which prose shows them.
-
-        In the chapter: ``{glue:text}`name```. On another page with a format, without which MyST-NB misreads
-        the path: ``{glue:text}`chapters/06_layer_drift.ipynb::name:s```.
-
-        Parameters
-        ----------
-        values
-            The text of each number as it is to be read, rounded and with its unit or interval.
-        """
-        for key, text in values.items():
-            if not isinstance(text, str):
-                raise UserError(f"number {key!r} is {text!r}: give it as text, rounded as it is to be read")
-            scrap = {"name": key, "mime_prefix": _GLUE_PREFIX}
-            # repr, because the reader of a glued text evaluates it: an unquoted 1e-3 would come back as
-            # 0.001.
-            _show({_GLUE_PREFIX + "text/plain": repr(text)}, {"scrapbook": scrap, "strip_text_quotes": True})
 
     def _write(self, name: str, files: Mapping[str, bytes]) -> dict[str, str]:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -253,12 +215,6 @@ def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
 def _check_name(name: str, prefix: str) -> None:
     if not re.fullmatch(rf"{prefix}[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UserError(f'"{name}" cannot name this: write {prefix} and lower-case words joined by hyphens')
-
-
-def _check_words(name: str, **texts: str) -> None:
-    for what, text in texts.items():
-        if not text.strip():
-            raise UserError(f"{name} has no {what}: say in it what the reader is to see")
 
 
 def _picture(fig: Figure, kind: str, dpi: int, title: str = "") -> bytes:

@@ -155,9 +155,7 @@ def _kept(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(item: Mapping[str, Any], written: Mapping[str, Caption]) -> dict[str, Any]:
-    """Give caption and alternative text, from the outputs or from the notebook's markdown, and whose rows they are."""
-    if "caption" in item:
-        return {"caption": item["caption"], "alt": item.get("alt")}
+    """Give caption and alternative text from the notebook's markdown, and whose rows they are."""
     if (name := item["name"]) not in written:
         raise UserError(f"{name} has no caption: write one in the notebook, in a block :::{{caption}} {name}")
     return {"caption": written[name].text, "alt": written[name].alt, "own": captions.speaks_of_the_book(item)}

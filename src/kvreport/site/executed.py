@@ -83,7 +83,7 @@ def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
     try:
         notebook, ran = json.loads(source[0]), published.read(chapter.executed)
         said = sentences.say(notebook, ran, chapter)
-        merged = overlay(said.notebook, ran, files, said.captions) if said else overlay(notebook, ran, files)
+        merged = overlay(said.notebook, ran, files, said.captions)
     except UserError as error:
         raise SystemExit(f"kvbook: chapter {chapter.stem}: {error}") from None
     source[0] = json.dumps(merged)

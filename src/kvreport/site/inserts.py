@@ -53,8 +53,7 @@ def fill(text: str, context: Context) -> str:
 
     def number(slot: re.Match[str]) -> str:
         book = evaluated.published(chapter_name(slot[1]))
-        # Numbers of a chapter without statements stand in its outputs.
-        return slot[0] if book is None else captions.filled(f"{{glue:text}}`{slot[2]}`", book["numbers"])
+        return captions.filled(f"{{glue:text}}`{slot[2]}`", book["numbers"] if book else {})
 
     def origins(mark: re.Match[str]) -> str:
         item = _ITEM.split(text[: mark.start()])[-1]

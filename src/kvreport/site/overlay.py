@@ -69,12 +69,10 @@ class Files:
     pdf: str | None = None
 
 
-def overlay(
-    source: Notebook, executed: Notebook, files: Files, captions: Mapping[str, Caption] | None = None
-) -> Notebook:
+def overlay(source: Notebook, executed: Notebook, files: Files, captions: Mapping[str, Caption]) -> Notebook:
     """Join a source notebook with the outputs of its executed copy; captions are those that it has in markdown."""
     _refuse_failed(executed)
-    executed = _captioned(executed, captions or {})
+    executed = _captioned(executed, captions)
     outputs = {cell["id"]: cell for cell in executed["cells"] if cell["cell_type"] == "code"}
     merged = copy.deepcopy(source)
     cells: list[Cell] = []
@@ -103,7 +101,7 @@ def _captioned(executed: Notebook, captions: Mapping[str, Caption]) -> Notebook:
         for output in cell.get("outputs", ()):
             metadata = output.get("metadata", {})
             for item in (metadata.get("image/png", {}), metadata.get("text/html", {}).get("kvbook_table") or {}):
-                if "name" in item and "caption" not in item:
+                if "name" in item:
                     if (name := item["name"]) not in captions:
                         raise UserError(f"{name} has no caption: write one in a block :::{{caption}} {name}")
                     whose = f"{YOURS} " if speaks_of_the_book(item) else ""

@@ -23,6 +23,10 @@ YOUR_RUN = "<!-- part: your run -->"
 MARK = "⚠ not borne out by the published rows"
 
 
+# Of a chapter without statements.
+_NOTHING = {"numbers": {}, "statements": {}, "labels": {}, "behind": {evaluated.PROCESSOR: []}}
+
+
 @dataclass(frozen=True)
 class Said:
     """What a chapter says.
@@ -39,11 +43,9 @@ class Said:
     captions: dict[str, Caption]
 
 
-def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said | None:
-    """Fill in a chapter's prose; None where its words still come from its code."""
-    book = evaluated.published(chapter.name)
-    if book is None:
-        return None
+def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said:
+    """Fill in a chapter's prose."""
+    book = evaluated.published(chapter.name) or _NOTHING
     own = evaluated.own(chapter.name, published.measured(executed))
     used: Counter[str] = Counter()
     filled = copy.deepcopy(source)
