@@ -1,7 +1,7 @@
 /* A table that says so gets a search box, a choice for every column of few different values, and heads that sort; without
    this it is whole. */
 (() => {
-  const FEW = 8;
+  const FEW = 12;
 
   function enable(table, number) {
     const rows = [...table.tBodies[0].rows];
