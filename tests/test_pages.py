@@ -453,3 +453,14 @@ def harmed_faults(tab, judged, tmp_path_factory, site):
 @pytest.mark.parametrize("fault", HARM)
 def test_control_each_fault_is_found_and_named(harmed_faults, fault):
     assert any(line.startswith(fault) for line in harmed_faults), harmed_faults
+
+
+def test_no_page_names_a_folder_of_this_machine(site, tmp_path):
+    def naming(folder):
+        return [
+            f.name for f in folder.rglob("*.html") if str(ROOT) in (text := f.read_text("utf-8")) or "Path('" in text
+        ]
+
+    assert naming(site) == []
+    (tmp_path / "control.html").write_text(f"chapters: Path = PosixPath('{ROOT}/chapters')")
+    assert naming(tmp_path) == ["control.html"]
