@@ -370,6 +370,7 @@ CONTRARY = {
     "fp32-expects-no-flip": ("forced", of(said.CACHE, "float32"), {"shift": -1.0}),
     "bf16-texts-diverge": ("parting", of(said.CACHE, "bfloat16"), {"parted": 0}),
     "fp32-texts-stay": ("parting", of(said.CACHE, "float32"), {"parted": 1, "steps": 3}),
+    "sampled-texts-diverge": ("parting", of(said.CACHE, "bfloat16"), {"parted": 0}),
     "assisted-texts-diverge": ("parting", of(said.ASSISTED, "bfloat16"), {"parted": 0}),
     "length-adds-little": ("positions", lambda rows: rows["bin"] > 10, {"kl": 1.0}),
     "texts-go-their-own-way": ("behind", lambda rows: rows["offset"] > 0, {"kl_free": 1e-3}),
@@ -397,17 +398,6 @@ def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not
     rows.loc[where(rows), list(planted)] = list(planted.values())
     # Texts that all diverge at once have no interval.
     assert outcome(changed(lawful, **{which: rows}), name) in ("fails", "not resolved")
-
-
-@pytest.mark.parametrize(
-    ("of_ten", "words"),
-    [(9, "most texts do"), (6, "it is undecided whether most texts do"), (1, "most texts do not")],
-)
-def test_whether_most_sampled_texts_diverge_is_told_by_one_half_and_can_be_undecided(lawful, of_ten, words):
-    rows = lawful.parting.rows
-    parted = (rows["dtype"] == "bfloat16") & (rows["sample"] % 10 < of_ten)
-    seen = changed(lawful, parting=rows.assign(parted=parted.astype(int)))
-    assert said.NUMBERS["most_sampled"](seen) == words
 
 
 def test_statements_about_what_was_not_run_say_so():
