@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from kvbook.runs.records import Run
+from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Check, Verdict
 
 Results = TypeVar("Results")
@@ -20,6 +21,25 @@ def run_of(rows: pd.DataFrame, /, **about: Any) -> Run:
     run = Run({"settings": {}, "models": [], "corpus": {"name": "stdlib"}, "machine": MACHINE} | about, Path())
     run.__dict__["rows"] = rows
     return run
+
+
+def with_runs(found: Found, **runs: Run | None) -> Found:
+    """Give what a chapter found with other runs for some of its experiments."""
+    return Found(found.frames, {**found.runs, **runs})
+
+
+def with_rows(found: Found, **rows: pd.DataFrame) -> Found:
+    """Give what a chapter found with other rows for some of its runs, which say of themselves what they said."""
+    return with_runs(found, **{name: run_of(given, **found.runs[name].about) for name, given in rows.items()})
+
+
+def on_processor(processor: str, found: Found) -> Found:
+    """Give what a chapter found as if another processor had made its runs."""
+    moved = {}
+    for name, run in found.runs.items():
+        if run:
+            moved[name] = run_of(run.rows, **run.about | {"machine": run.about["machine"] | {"processor": processor}})
+    return with_runs(found, **moved)
 
 
 def changed(results: Results, **rows: pd.DataFrame) -> Results:

@@ -1,22 +1,21 @@
 """The experiments of issue 25420 on small checkpoints in a local folder."""
 
-import dataclasses
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import Judged, changed, moved_to, run_of
+from planted import Judged, on_processor, run_of, with_rows, with_runs
 
 from kvbook import lengths as kvbook_lengths
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
-from kvreport.chapters.layer_drift import by_layer, by_length, claims, greedy_paths, mitigations, tables
-from kvreport.chapters.layer_drift import statements as words
-from kvreport.chapters.layer_drift.results import Results
+from kvreport.chapters.layer_drift import by_layer, greedy_paths, measures, mitigations, tables
+from kvreport.chapters.layer_drift.rows import GENERATE, LOOPS, TIES, UNCACHED
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.publishing import found as found_in
 from kvreport.publishing import statements, verdicts
+from kvreport.publishing.found import Found
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +28,22 @@ def settings(llama_folder, gpt2_folder, text_folder):
 
 @pytest.fixture(scope="module")
 def results(settings):
-    return Results.of(settings)
+    return found_in.measured("layer_drift", settings)
 
 
 @pytest.fixture(scope="module")
 def drift(results):
-    return results.drift
+    return results.runs["layer_drift"]
 
 
 @pytest.fixture(scope="module")
 def greedy(results):
-    return results.greedy
+    return results.runs["greedy_paths"]
 
 
 @pytest.fixture(scope="module")
 def mitigated(results):
-    return results.mitigated
+    return results.runs["mitigations"]
 
 
 def test_rows_hold_every_sample_layer_and_dtype_once(drift):
@@ -68,7 +67,7 @@ def test_rows_are_what_the_passes_give(drift, settings, llama, bpe):
 
 
 def test_means_equal_an_average_written_out(results, drift):
-    means = results.means
+    means = results["means"]
     expected = drift.rows.query("model == 'small-gpt2' and dtype == 'bfloat16' and layer == 2")["max_abs"].mean()
     found = means.query("model == 'small-gpt2' and dtype == 'bfloat16' and layer == 2").iloc[0]
     assert found["max_abs"] == pytest.approx(expected)
@@ -86,8 +85,8 @@ def test_the_posted_loop_feeds_the_whole_sequence_again(greedy):
 def test_the_right_loop_grows_by_one_and_gives_the_uncached_tokens_in_fp32(greedy):
     rows = greedy.rows.query("model == 'small-llama' and dtype == 'float32'")
     right = rows[rows["method"] == "cache, last token"].sort_values("step")
-    uncached = rows[rows["method"] == greedy_paths.UNCACHED].sort_values("step")
-    generated = rows[rows["method"] == greedy_paths.GENERATE].sort_values("step")
+    uncached = rows[rows["method"] == UNCACHED].sort_values("step")
+    generated = rows[rows["method"] == GENERATE].sort_values("step")
     assert right["token"].tolist() == uncached["token"].tolist() == generated["token"].tolist()
     assert right["cache_length"].diff().dropna().eq(1).all()
 
@@ -150,46 +149,48 @@ def lawful(results, drift, mitigated):
     )
     # Whoever feeds the whole sequence on top of its cache leaves the uncached tokens at step 2, and nobody else ever does.
     keys = ["model", "dtype", "step"]
-    greedy = results.greedy.rows
-    uncached = greedy[greedy["method"] == greedy_paths.UNCACHED].set_index(keys)["token"].rename("uncached")
-    whole = greedy["method"].map(lambda name: name in greedy_paths.LOOPS and greedy_paths.LOOPS[name].feeds_whole)
+    greedy = results["greedy_paths"]
+    uncached = greedy[greedy["method"] == UNCACHED].set_index(keys)["token"].rename("uncached")
+    whole = greedy["method"].map(lambda name: name in LOOPS and greedy_paths.LOOPS[name].feeds_whole)
     tokens = greedy.join(uncached, on=keys)["uncached"] + (whole & (greedy["step"] >= 2))
     published = [about | {"weights": "hub", "hub_id": "openai-community/gpt2"} for about in drift.about["models"]]
-    lengths = results.lengths.rows.assign(differing_share=0.5)
+    lengths = results["layer_drift_lengths"].assign(differing_share=0.5)
     lengths = pd.concat([lengths.assign(source=lengths["source"] + str(k)) for k in range(20)])
-    planted = changed(
-        results, drift=rows, mitigated=measured, greedy=greedy.assign(token=tokens.astype(int)), lengths=lengths
-    )
+    planted = with_rows(
+        results, layer_drift=rows, mitigations=measured, greedy_paths=greedy.assign(token=tokens.astype(int)),
+        layer_drift_lengths=lengths,
+    )  # fmt: skip
     return with_models(planted, published)
 
 
-def with_models(results: Results, models: list[dict]) -> Results:
-    """Give results of other models."""
-    return dataclasses.replace(results, drift=run_of(results.drift.rows, **results.drift.about | {"models": models}))
+def with_models(found: Found, models: list[dict]) -> Found:
+    """Give what was found of other models."""
+    runs = {name: run_of(run.rows, **run.about | {"models": models}) for name, run in found.runs.items() if run}
+    return with_runs(found, **runs)
 
 
-def judged(results: Results) -> Judged:
-    return Judged(claims.CHECKS, results)
+def judged(results: Found) -> Judged:
+    return Judged(measures.CHECKS, results)
 
 
-def of_six_models(results: Results) -> Results:
-    """Give results of six models that differ in their names."""
+def of_six_models(results: Found) -> Found:
+    """Give what was found of six models that differ in their names."""
 
     def copied(rows: pd.DataFrame) -> pd.DataFrame:
         rows = rows[rows["model"] == rows["model"].iloc[0]]
         return pd.concat([rows.assign(model=rows["model"] + str(k)) for k in range(6)], ignore_index=True)
 
-    return changed(results, drift=copied(results.drift.rows), lengths=copied(results.lengths.rows))
+    return with_rows(results, **{name: copied(results[name]) for name in ("layer_drift", "layer_drift_lengths")})
 
 
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(lawful):
-    table = claims.CLAIMS.judged(lawful)
-    assert len(table) == len(claims.CHECKS)
+    table = measures.CLAIMS.judged(lawful)
+    assert len(table) == len(measures.CHECKS)
     assert table["here"].str.contains(r"\d").all()
-    shown = claims.CLAIMS.shown({"": lawful})
+    shown = measures.CLAIMS.shown({"": lawful})
     assert list(shown) == ["verdict", "claim", "n", "here", "published", "rule"]
     assert shown["claim"].str.contains("“This happens in most, if not all models", regex=False).any()
-    assert (shown["rule"] == [check.rule.text() for check in claims.CHECKS.values()]).all()
+    assert (shown["rule"] == [check.rule.text() for check in measures.CHECKS.values()]).all()
 
 
 def test_rows_as_the_document_describes_them_bear_it_out(lawful):
@@ -215,24 +216,24 @@ def test_rows_as_the_document_describes_them_bear_it_out(lawful):
     ],
 )
 def test_a_verdict_turns_when_the_drift_does(lawful, claim, changes):
-    rows = lawful.drift.rows.assign(**{column: change(lawful.drift.rows) for column, change in changes.items()})
-    assert judged(changed(lawful, drift=rows))[claim].verdict == "refuted"
+    rows = lawful["layer_drift"].assign(**{column: change(lawful["layer_drift"]) for column, change in changes.items()})
+    assert judged(with_rows(lawful, layer_drift=rows))[claim].verdict == "refuted"
 
 
 def test_evidence_that_holds_both_answers_decides_nothing(lawful):
-    double = lawful.drift.rows.assign(
+    double = lawful["layer_drift"].assign(
         max_abs=lambda r: (
             1.1 ** r["layer"] * (1 + r["sample"] % 3) * r["dtype"].map({"float32": 1, "float16": 2, "bfloat16": 4})
         )
     )
-    assert judged(changed(lawful, drift=double))["coarser-is-worse"].verdict == "undecided"
+    assert judged(with_rows(lawful, layer_drift=double))["coarser-is-worse"].verdict == "undecided"
 
 
 def test_files_are_counted_and_neither_samples_nor_series(lawful):
-    files = lawful.drift.rows["source"].nunique()
+    files = lawful["layer_drift"]["source"].nunique()
     assert judged(lawful)["coarser-is-worse"].n == f"{files} files"
-    one = lawful.drift.rows.assign(source=lawful.drift.rows["sample"] % 3)
-    few = judged(changed(lawful, drift=one))["coarser-is-worse"]
+    one = lawful["layer_drift"].assign(source=lawful["layer_drift"]["sample"] % 3)
+    few = judged(with_rows(lawful, layer_drift=one))["coarser-is-worse"]
     assert (few.verdict, few.n) == ("undecided", "3 files (too few)")
 
 
@@ -245,74 +246,79 @@ def test_most_models_are_not_one_however_many_texts_it_reads(lawful):
 
 def test_equal_bits_at_drawn_lengths_in_one_dtype_contradict_drift_at_a_fixed_one(lawful):
     models = of_six_models(lawful)
-    rows = models.lengths.rows
+    rows = models["layer_drift_lengths"]
     equal = rows["dtype"] == "bfloat16"
-    said = judged(changed(models, lengths=rows.assign(differing_share=~equal * 0.5)))["drift-everywhere"]
+    said = judged(with_rows(models, layer_drift_lengths=rows.assign(differing_share=~equal * 0.5)))["drift-everywhere"]
     assert said.verdict == "refuted"
     assert "small-llama0 bf16 0% at 11 to 58" in said.here
     assert "small-llama0 bf16 100% at 20" in said.here
     # In some of the models only, it decides nothing.
     some = equal & rows["model"].str.endswith(("0", "1", "2"))
-    said = judged(changed(models, lengths=rows.assign(differing_share=~some * 0.5)))["drift-everywhere"]
+    said = judged(with_rows(models, layer_drift_lengths=rows.assign(differing_share=~some * 0.5)))["drift-everywhere"]
     assert said.verdict == "undecided"
     # Control: where no lengths were drawn, the fixed length decides.
-    assert judged(dataclasses.replace(models, lengths=None))["drift-everywhere"].verdict == "reproduced"
+    assert judged(with_runs(models, layer_drift_lengths=None))["drift-everywhere"].verdict == "reproduced"
 
 
 def test_sixteen_bits_matter_where_tokens_change_and_not_where_a_divergence_passes_a_bound_of_ours(lawful):
-    rows = lawful.drift.rows.assign(kl_nats=1.0)
-    assert judged(changed(lawful, drift=rows))["sixteen-bits-matter"].verdict == "undecided"
+    rows = lawful["layer_drift"].assign(kl_nats=1.0)
+    assert judged(with_rows(lawful, layer_drift=rows))["sixteen-bits-matter"].verdict == "undecided"
     flips = rows.assign(top1_flip=(rows["sample"] % 3 == 0) & (rows["dtype"] != "float32"))
-    assert judged(changed(lawful, drift=flips))["sixteen-bits-matter"].verdict == "reproduced"
+    assert judged(with_rows(lawful, layer_drift=flips))["sixteen-bits-matter"].verdict == "reproduced"
     # In one of the two dtypes alone, as here in bf16, it stays open.
     bf16 = rows.assign(top1_flip=flips["top1_flip"] & (rows["dtype"] == "bfloat16"))
-    assert judged(changed(lawful, drift=bf16))["sixteen-bits-matter"].verdict == "undecided"
+    assert judged(with_rows(lawful, layer_drift=bf16))["sixteen-bits-matter"].verdict == "undecided"
 
 
 def test_the_table_of_lengths_counts_texts_with_equal_bits_and_gives_few_files_no_interval(lawful):
-    table = by_length.table(lawful.of_lengths)
+    table = tables.by_length(lawful)
     assert set(table["tokens"]) == {"20", "11 to 58"}
-    assert (table["identical"] == 0).all()
-    rows = lawful.lengths.rows
-    equal = lawful.lengths.rows.assign(differing_share=(rows["sample"] > 0) * 0.5)
-    found = by_length.table(changed(lawful, lengths=equal).of_lengths).query("tokens == '11 to 58'")
-    assert (found["share"].map(lambda share: share.value) == 0.2).all()
-    assert by_length.shown(table)["share"].str.contains("[", regex=False).all()
-    few = changed(lawful, drift=lawful.drift.rows.assign(source="one.py"))
-    assert by_length.shown(by_length.table(few.of_lengths[:1]))["share"].str.contains(" to ").all()
-    assert not by_length.shown(table)["share"].str.contains(" to ").any()
+    assert table["bitwise identical"].str.startswith("0 of ").all()
+    rows = lawful["layer_drift_lengths"]
+    equal = rows.assign(differing_share=(rows["sample"] > 0) * 0.5)
+    found = tables.by_length(with_rows(lawful, layer_drift_lengths=equal)).query("tokens == '11 to 58'")
+    assert found["share"].str.startswith("0.20 [").all()
+    few = with_rows(lawful, layer_drift=lawful["layer_drift"].assign(source="one.py"))
+    assert tables.by_length(few).query("tokens == '20'")["share"].str.contains(" to ").all()
+    assert not table["share"].str.contains(" to ").any()
 
 
 def test_lengths_beside_a_fixed_one_go_from_half_of_it_to_three_times(settings, results):
     assert LayerDriftSettings().other_lengths == "33-190"
-    drawn = results.lengths.rows.groupby("sample")["n_tokens"].first()
+    drawn = results["layer_drift_lengths"].groupby("sample")["n_tokens"].first()
     assert list(drawn) == [kvbook_lengths.drawn("11-58", index) for index in drawn.index]
-    assert set(results.lengths.rows["model"]) == {results.drift.about["models"][0]["name"]}
+    assert set(results["layer_drift_lengths"]["model"]) == {results.runs["layer_drift"].about["models"][0]["name"]}
     # Control: where the main run draws them, there is nothing beside.
     assert by_layer.LENGTHS.run(settings.model_copy(update={"n_tokens": "8-16"})) is None
 
 
 def test_bounds_of_ours_are_tried_at_a_third_and_three_times(lawful):
-    rows = lawful.drift.rows.assign(kl_nats=2e-6)
-    said = judged(changed(lawful, drift=rows))["fp32-imperceptible"]
+    rows = lawful["layer_drift"].assign(kl_nats=2e-6)
+    said = judged(with_rows(lawful, layer_drift=rows))["fp32-imperceptible"]
     assert said.verdict == "undecided"
     assert "our bound of 1e-06: undecided at 3.33e-07 and reproduced at 3e-06" in said.here
 
 
 def test_weights_that_are_not_the_documents_decide_in_kind_only(lawful):
-    own = [about | {"weights": "local"} for about in lawful.drift.about["models"]]
+    own = [about | {"weights": "local"} for about in lawful.runs["layer_drift"].about["models"]]
     assert judged(with_models(lawful, own))["coarser-is-worse"].verdict == "reproduced in kind"
     # As many parameters as a model of the documents: a folder with the real checkpoint.
-    real = [about | {"weights": "local", "parameters": 6_738_546_688} for about in lawful.drift.about["models"]]
+    real = [
+        about | {"weights": "local", "parameters": 6_738_546_688}
+        for about in lawful.runs["layer_drift"].about["models"]
+    ]
     assert judged(with_models(lawful, real))["coarser-is-worse"].verdict == "reproduced"
-    mixed = [lawful.drift.about["models"][0], lawful.drift.about["models"][1] | {"weights": "stand-in"}]
+    mixed = [
+        lawful.runs["layer_drift"].about["models"][0],
+        lawful.runs["layer_drift"].about["models"][1] | {"weights": "stand-in"},
+    ]
     assert judged(with_models(lawful, mixed))["coarser-is-worse"].verdict == "reproduced in kind"
 
 
 @pytest.mark.parametrize("weights", ["package", "gguf", "local", "hub"])
 def test_a_real_model_that_is_not_the_documents_stands_between_theirs_and_a_toy(lawful, weights):
     def found(*models: dict) -> str:
-        first, second = lawful.drift.about["models"]
+        first, second = lawful.runs["layer_drift"].about["models"]
         return judged(with_models(lawful, [first | models[0], second | models[-1]]))["coarser-is-worse"].verdict
 
     another = {"weights": weights, "parameters": 200_000_000, "hub_id": "somebody/elses"}
@@ -324,25 +330,25 @@ def test_a_real_model_that_is_not_the_documents_stands_between_theirs_and_a_toy(
 
 
 def test_verdicts_on_the_mitigations_turn_with_their_rows(lawful):
-    rows = lawful.mitigated.rows
-    idle = judged(changed(lawful, mitigated=rows.assign(logits_relative_rms=1e-3)))
+    rows = lawful["mitigations"]
+    idle = judged(with_rows(lawful, mitigations=rows.assign(logits_relative_rms=1e-3)))
     assert idle["most-mitigations-idle"].verdict == "reproduced"
     active = rows.assign(logits_relative_rms=rows["logits_relative_rms"].mask(rows["variant"] != "stock", 1e-4))
-    assert judged(changed(lawful, mitigated=active))["most-mitigations-idle"].verdict == "refuted"
+    assert judged(with_rows(lawful, mitigations=active))["most-mitigations-idle"].verdict == "refuted"
     # Scatter so wide that an interval holds 1 is no evidence of no effect.
     wide = rows.assign(logits_relative_rms=np.random.default_rng(0).lognormal(sigma=1.0, size=len(rows)))
-    assert judged(changed(lawful, mitigated=wide))["most-mitigations-idle"].verdict == "undecided"
-    none = judged(dataclasses.replace(lawful, mitigated=None))
+    assert judged(with_rows(lawful, mitigations=wide))["most-mitigations-idle"].verdict == "undecided"
+    none = judged(with_runs(lawful, mitigations=None))
     assert {none[c].verdict for c in ("most-mitigations-idle", "mitigations-cost")} == {"not run"}
 
 
 def test_what_an_upcast_costs_is_judged_on_a_gpu_alone(lawful):
     def on(device: str, **times: float) -> str:
-        run = lawful.mitigated
+        run = lawful.runs["mitigations"]
         rows = run.rows.assign(**times) if times else run.rows
         machine = run.about["machine"] | {"device": device}
         moved = run_of(rows, **run.about | {"machine": machine})
-        return judged(dataclasses.replace(lawful, mitigated=moved))["mitigations-cost"].verdict
+        return judged(with_runs(lawful, mitigations=moved))["mitigations-cost"].verdict
 
     assert on("cpu") == "not run"
     assert on("cuda") == "reproduced"
@@ -351,39 +357,38 @@ def test_what_an_upcast_costs_is_judged_on_a_gpu_alone(lawful):
 
 def test_position_ids_and_the_last_token_are_told_apart_with_prompts_enough(lawful):
     def verdict(greedy: pd.DataFrame) -> str:
-        results = changed(lawful, greedy=greedy)
-        results.__dict__["divergence"] = pd.concat(
-            [results.divergence.assign(prompt=f"prompt {k}") for k in range(4)], ignore_index=True
-        )
-        return judged(results)["positions-missing"].verdict
+        four = pd.concat([greedy.assign(prompt=f"prompt {k}") for k in range(4)], ignore_index=True)
+        return judged(with_rows(lawful, greedy_paths=four))["positions-missing"].verdict
 
-    greedy = lawful.greedy.rows
+    greedy = lawful["greedy_paths"]
     assert verdict(greedy) == "other cause"
-    healed = "cache, as posted + position ids"
-    as_uncached = greedy[greedy["method"] == "no cache"].assign(method=healed)
-    assert verdict(pd.concat([greedy[greedy["method"] != healed], as_uncached])) == "reproduced"
+    healed = greedy[greedy["method"] == UNCACHED].assign(method=measures.POSITIONS)
+    assert verdict(pd.concat([greedy[greedy["method"] != measures.POSITIONS], healed])) == "reproduced"
+
+
+def of_greedy(rows: pd.DataFrame) -> Found:
+    return found_in.of_runs("layer_drift", {"greedy_paths": run_of(rows)})
 
 
 def test_a_divergence_is_tied_where_its_two_tokens_have_equal_logits_on_either_side(greedy):
     rows = greedy.rows.query("model == 'small-llama' and dtype == 'float32'")
-    posted = tables.divergence_table(rows).set_index("method").loc["cache, as posted"]
+    posted = of_greedy(rows)["divergence"].set_index("method").loc["cache, as posted"]
     assert posted["first_divergence"] > 0
     assert not posted["tied"]
     here = (rows["method"] == "cache, as posted") & (rows["step"] == posted["first_divergence"])
-    for column in greedy_paths.TIES:
+    for column in TIES:
         tied = rows.assign(**{column: rows[column].mask(here, 1.0)})
-        assert tables.divergence_table(tied).set_index("method").loc["cache, as posted", "tied"]
+        assert of_greedy(tied)["divergence"].set_index("method").loc["cache, as posted", "tied"]
 
 
 def test_generate_writes_and_computes_as_the_loop_and_control_another_token_or_logit_is_seen(greedy):
     def equal(**changed) -> list[bool]:
-        table = tables.steps_as(greedy.rows.assign(**changed), greedy_paths.GENERATE, "cache, last token")
-        return table[["token", "logits_sha256"]].all().tolist()
+        return of_greedy(greedy.rows.assign(**changed))["generate and the loop"][["token", "logits"]].all().tolist()
 
     rows = greedy.rows
     assert equal() == [True, True]
     for step, seen in ((0, True), (1, False)):
-        here = (rows["method"] == greedy_paths.GENERATE) & (rows["step"] == step)
+        here = (rows["method"] == GENERATE) & (rows["step"] == step)
         assert equal(logits_sha256=rows["logits_sha256"].mask(here, "other")) == [True, seen]
         assert equal(token=rows["token"].mask(here, 999)) == [False, True]
 
@@ -391,14 +396,15 @@ def test_generate_writes_and_computes_as_the_loop_and_control_another_token_or_l
 def test_a_prompt_that_two_seeds_drew_is_one_unit(greedy):
     rows = greedy.rows
     twice = pd.concat([rows, rows], ignore_index=True)
-    table = tables.divergence_table
-    pd.testing.assert_frame_equal(table(twice), table(rows))
-    # Control: another prompt is a unit of its own.
-    assert len(table(pd.concat([rows, rows.assign(prompt="another")]))) == 2 * len(table(rows))
+    for name in ("divergence", "generate and the loop"):
+        once = of_greedy(rows)[name]
+        pd.testing.assert_frame_equal(of_greedy(twice)[name], once)
+        # Control: another prompt is a unit of its own.
+        assert len(of_greedy(pd.concat([rows, rows.assign(prompt="another")]))[name]) == 2 * len(once)
 
 
 def test_a_claim_without_a_check_is_refused(lawful):
-    checks = dict(claims.CHECKS)
+    checks = dict(measures.CHECKS)
     checks.pop("grows-with-depth")
     with pytest.raises(ValueError, match="grows-with-depth"):
         verdicts.Claims("issue-25420", checks).judged(lawful)
@@ -431,22 +437,24 @@ def test_a_run_that_cannot_start_leaves_nothing_behind(settings, tmp_path, monke
 # Statements
 
 
-def outcomes(results: Results) -> dict[str, str]:
-    return {name: statements.check(one, results).outcome for name, one in words.STATEMENTS.items()}
+def outcomes(results: Found) -> dict[str, str]:
+    return {name: statements.check(one, results).outcome for name, one in measures.STATEMENTS.items()}
 
 
 def test_statements_hold_on_rows_that_follow_the_law_and_fail_on_rows_that_do_not(lawful):
-    four = pd.concat([lawful.greedy.rows.assign(prompt=f"prompt {k}") for k in range(8)], ignore_index=True)
-    lawful = changed(lawful, greedy=four)
+    four = pd.concat([lawful["greedy_paths"].assign(prompt=f"prompt {k}") for k in range(8)], ignore_index=True)
+    lawful = with_rows(lawful, greedy_paths=four)
     found = outcomes(lawful)
     for name in ("drift-grows", "posted-loop-writes-other-text", "positions-do-not-help", "last-token-helps"):
         assert found[name] == "holds", name
-    falling = changed(lawful, drift=lawful.drift.rows.assign(max_abs=lambda r: r["max_abs"] * 1.3 ** -r["layer"]))
+    falling = with_rows(
+        lawful, layer_drift=lawful["layer_drift"].assign(max_abs=lambda r: r["max_abs"] * 1.3 ** -r["layer"])
+    )
     assert outcomes(falling)["drift-grows"] == "fails"
-    alike = changed(lawful, drift=lawful.drift.rows.assign(max_abs=lambda r: 1.1 ** r["layer"]))
+    alike = with_rows(lawful, layer_drift=lawful["layer_drift"].assign(max_abs=lambda r: 1.1 ** r["layer"]))
     assert outcomes(alike)["bf16-as-its-roundoff"] == "fails"
-    healed = four[four["method"] == "no cache"].assign(method=words.POSTED)
-    mended = changed(lawful, greedy=pd.concat([four[four["method"] != words.POSTED], healed]))
+    healed = four[four["method"] == "no cache"].assign(method=measures.POSTED)
+    mended = with_rows(lawful, greedy_paths=pd.concat([four[four["method"] != measures.POSTED], healed]))
     assert outcomes(mended)["posted-loop-writes-other-text"] == "fails"
 
 
@@ -455,32 +463,27 @@ def test_statements_hold_on_rows_that_follow_the_law_and_fail_on_rows_that_do_no
     [("bf16-agrees-at-no-length", "Intel", False), ("bf16-agrees-at-some-lengths", "AMD", True)],
 )
 def test_lengths_at_which_bf16_agrees_are_said_of_the_processor_that_they_were_seen_on(lawful, name, maker, agrees):
-    there = moved_to(maker, lawful)
-    rows = there.lengths.rows
+    there = on_processor(maker, lawful)
+    rows = there["layer_drift_lengths"]
     equal = rows.assign(differing_share=rows["differing_share"].where(rows["dtype"] != "bfloat16", 0.0))
-    assert outcomes(changed(there, lengths=equal))[name] == ("holds" if agrees else "fails")
+    assert outcomes(with_rows(there, layer_drift_lengths=equal))[name] == ("holds" if agrees else "fails")
     assert outcomes(there)[name] == ("fails" if agrees else "holds")
-    assert outcomes(moved_to("another", lawful))[name] == "not run"
+    assert outcomes(on_processor("another", lawful))[name] == "not run"
 
 
 def test_an_upcast_that_leaves_most_of_the_drift_bears_its_statement_out_and_one_that_leaves_none_does_not(lawful):
-    rows = lawful.mitigated.rows
+    rows = lawful["mitigations"]
     stock = rows["variant"] == "stock"
     for left, outcome in ((0.9, "holds"), (0.01, "fails")):
         planted = rows.assign(logits_relative_rms=np.where(stock, 1e-3, left * 1e-3))
-        assert outcomes(changed(lawful, mitigated=planted))["no-upcast-removes-it"] == outcome
+        assert outcomes(with_rows(lawful, mitigations=planted))["no-upcast-removes-it"] == outcome
 
 
 def test_a_statement_of_few_files_is_not_resolved(lawful):
-    few = lawful.drift.rows[lawful.drift.rows["source"].isin(lawful.drift.rows["source"].unique()[:3])]
-    assert outcomes(changed(lawful, drift=few))["flips-are-rare"] == "not resolved"
+    few = lawful["layer_drift"][lawful["layer_drift"]["source"].isin(lawful["layer_drift"]["source"].unique()[:3])]
+    assert outcomes(with_rows(lawful, layer_drift=few))["flips-are-rare"] == "not resolved"
 
 
 def test_statements_about_what_was_not_run_say_so(lawful):
-    none = dataclasses.replace(lawful, drift=None, greedy=None, lengths=None, mitigated=None)
+    none = with_runs(lawful, **dict.fromkeys(lawful.runs))
     assert set(outcomes(none).values()) == {"not run"}
-
-
-def test_every_number_of_the_prose_can_be_computed_from_rows_of_any_model(lawful):
-    lawful = dataclasses.replace(lawful)
-    assert all(isinstance(give(lawful), str) for give in words.NUMBERS.values())

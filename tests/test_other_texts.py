@@ -13,9 +13,9 @@ from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvbook.models import kept, loading
 from kvreport.chapters.bug_or_rounding import symptoms, tables
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
-from kvreport.chapters.layer_drift import by_layer, claims, statements
-from kvreport.chapters.layer_drift.results import Results
+from kvreport.chapters.layer_drift import by_layer, measures
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.publishing import found as found_in
 from kvreport.publishing.statements import check
 
 # Seed and range of lengths; no length is in both.
@@ -82,9 +82,9 @@ def verdicts(model, corpus_folder, draw) -> dict[str, str]:
         model=str(model), reference_model=str(model), corpus=corpus_folder, n_samples=12, n_tokens=n_tokens, seed=seed,
         dtypes="float32,bfloat16",
     )  # fmt: skip
-    results = Results(drift=by_layer.EXPERIMENT.run(settings), greedy=None, mitigated=None)
-    found = {claim: claims.CHECKS[claim](results).verdict for claim in CLAIMS}
-    return found | {DRIFTS: check(statements.STATEMENTS[DRIFTS], results).outcome}
+    found = found_in.of_runs("layer_drift", {"layer_drift": by_layer.EXPERIMENT.run(settings)})
+    verdicts = {claim: measures.CHECKS[claim](found).verdict for claim in CLAIMS}
+    return verdicts | {DRIFTS: check(measures.STATEMENTS[DRIFTS], found).outcome}
 
 
 def called(model, corpus_folder, draw) -> dict[tuple[str, str], str]:

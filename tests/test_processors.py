@@ -19,6 +19,7 @@ from kvreport.publishing import (
     chapter_name,
     documents,
     evaluated,
+    measures,
     processors,
     provenance,
     statements,
@@ -262,9 +263,11 @@ def test_an_answer_names_the_models_texts_and_processors_behind_its_numbers_alon
 def test_every_headline_that_was_read_from_a_text_names_the_population_of_its_texts():
     front = (paths.ROOT / "index.md").read_text("utf-8")
     named = {}
-    for chapter, key in set(re.findall(r"chapters/(\w+)\.ipynb::(\w+)[@:]", front)):
-        for one in evaluated.published(chapter_name(chapter))["behind"][key]:
-            named.setdefault(one["texts"], set()).add(chapter.partition("_")[2])
+    written = {(chapter_name(stem), key) for stem, key in re.findall(r"chapters/(\w+)\.ipynb::(\w+)[@:]", front)}
+    written |= {(role["chapter"], role["what"]) for role in measures.ROLE.finditer(front)}
+    for chapter, key in written:
+        for one in evaluated.published(chapter)["behind"][key]:
+            named.setdefault(one["texts"], set()).add(chapter)
     # What draws no text is a time at a given length, and the atlas's tiny models on random ids.
     assert named.pop("") <= {"exact_caches", "static_cache", "atlas"}
     assert {"does_it_matter", "layer_drift", "from_scratch"} < named.pop("Python source")

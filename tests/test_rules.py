@@ -11,7 +11,7 @@ import pytest
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
 from kvreport.chapters.blog_past import claims as blog_past
 from kvreport.chapters.from_scratch import claims as from_scratch
-from kvreport.chapters.layer_drift import claims as layer_drift
+from kvreport.chapters.layer_drift import measures as layer_drift
 from kvreport.chapters.prompt_reuse import claims as prompt_reuse
 from kvreport.chapters.static_cache import claims as static_cache
 from kvreport.chapters.where_drift_begins import claims as where_drift_begins

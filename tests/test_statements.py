@@ -1,5 +1,6 @@
 """Statements: a sentence holds on the published rows, says so when it does not, and is held against a reader's run."""
 
+import ast
 import copy
 import json
 import re
@@ -16,7 +17,7 @@ from kvbook.measuring.estimates import Estimate, wilson
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.records import Run
 from kvbook.settings import Settings
-from kvreport.publishing import captions, evaluated, judging, provenance, statements, verdicts
+from kvreport.publishing import captions, evaluated, judging, measures, provenance, statements, verdicts
 from kvreport.publishing.chapter_results import ChapterResults
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.rules import HALF, Bound, Quantity, anyone, every
@@ -56,23 +57,34 @@ def test_every_statement_names_the_runs_that_it_was_checked_on(chapter):
             assert all(made["recorded"] for made in made_by)
 
 
+def names_read(folder: Path) -> set[str]:
+    """List the names that a folder's code reads, as they stand or of a module."""
+    nodes = [node for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return read | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
 @BY_NAME
 def test_sentences_checks_numbers_and_slots_belong_together(chapter):
     module, text = statements.module_of(chapter.name), prose(chapter)
     said = [match["id"] for match in statements.HOLDS.finditer(text)]
     assert sorted(said) == sorted(module.STATEMENTS)
     slots = [match["key"].partition("@") for match in captions.SLOT.finditer(text)]
-    assert {key for key, _, _ in slots} <= {*module.NUMBERS, evaluated.PROCESSOR}
+    assert {key for key, _, _ in slots} <= set(evaluated.published(chapter.name)["numbers"])
     assert {there for _, _, there in slots} <= {"", "AMD", "Intel"}
     elsewhere = "".join(
         path.read_text("utf-8") for path in [paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md")]
     )
-    unused = {
-        key
-        for key in module.NUMBERS
-        if not re.search(rf"glue:text}}`{key}[`@]", text)
-        and not re.search(rf"{chapter.stem}\.ipynb::{key}[:@]", elsewhere)
-    }
+    if hasattr(module, "NUMBERS"):
+        unused = {
+            key
+            for key in module.NUMBERS
+            if not re.search(rf"glue:text}}`{key}[`@]", text)
+            and not re.search(rf"{chapter.stem}\.ipynb::{key}[:@]", elsewhere)
+        }
+    else:
+        written = {role.split()[0] for role in evaluated.roles(chapter.name)}
+        unused = set(measures.named(module)) - written - names_read(Path(module.__file__).parent)
     assert unused == set()
 
 
@@ -105,6 +117,7 @@ def unnamed(chapter) -> dict[str, list[str]]:
     numbers = evaluated.published(chapter.name)["numbers"]
     front = (paths.ROOT / "index.md").read_text("utf-8")
     front = re.sub(rf"chapters/{chapter.stem}.ipynb::(\w+):s", r"\1", front)
+    front = front.replace(f"{{measured}}`{chapter.name}:", "{measured}`")
     lines = [line for line in f"{prose(chapter)}\n{front}".splitlines() if not ON_ONE_PROCESSOR.search(line)]
     written = {match["key"] for line in lines for match in captions.SLOT.finditer(line)}
     return {

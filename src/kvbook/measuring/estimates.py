@@ -55,6 +55,10 @@ class Estimate:
         between = ", " if self.kind == "95 %" else " to "
         return f"{form.format(self.value)} [{form.format(self.low)}{between}{form.format(self.high)}]"
 
+    def over(self, divisor: float) -> "Estimate":
+        """Divide it and its ends by a positive number."""
+        return Estimate(self.value / divisor, self.low / divisor, self.high / divisor, self.kind)
+
 
 def _slope(layers: np.ndarray, logs: np.ndarray) -> np.ndarray:
     """Slope of least squares of each row of `logs` on `layers`."""

@@ -71,20 +71,23 @@ def folders(chapter: str) -> list[Path]:
     return [paths.RECORDED_RUNS / folder for cited in manifest().get(chapter, {}).values() for folder in cited]
 
 
-def cited(chapter: str, role: str, experiments: "Iterable[Experiment]") -> dict[str, list[records.Run]]:
+def cited(
+    chapter: str, role: str, experiments: "Iterable[Experiment] | Mapping[str, int]"
+) -> dict[str, list[records.Run]]:
     """Read the runs that a chapter cites in a role."""
     named = manifest().get(chapter, {}).get(role)
     if not named:
         raise UserError(
             f"{paths.EVIDENCE} names no runs for chapter {chapter} as {role!r}: record one and add it there"
         )
-    known = {experiment.name: experiment for experiment in experiments}
+    # Whoever only reads rows names revisions, since an experiment brings torch with it.
+    revisions = experiments if isinstance(experiments, Mapping) else {one.name: one.revision for one in experiments}
     found: dict[str, list[records.Run]] = {}
     for folder in named:
         name = folder.partition("/")[0]
-        if name not in known:
+        if name not in revisions:
             raise UserError(f"{paths.EVIDENCE}: {folder}: chapter {chapter} has no experiment {name!r} as {role!r}")
-        found.setdefault(name, []).append(_read(folder, known[name].revision))
+        found.setdefault(name, []).append(_read(folder, revisions[name]))
     return found
 
 
@@ -101,7 +104,9 @@ def _read(folder: str, current: int) -> records.Run:
     return run
 
 
-def published(chapter: str, experiments: "Iterable[Experiment]") -> dict[str, dict[str, records.Run]]:
+def published(
+    chapter: str, experiments: "Iterable[Experiment] | Mapping[str, int]"
+) -> dict[str, dict[str, records.Run]]:
     """Read what a chapter publishes, by processor and experiment; the runs of several seeds are joined.
 
     The processor that the manifest names first comes first; see `printed`.

@@ -24,7 +24,7 @@ from kvreport.publishing.judging import NOT_RECORDED
 BLOCK = re.compile(
     r"^:::\{caption\} (?P<name>\S+)\n(?::alt: (?P<alt>.+)\n)?(?P<text>(?:.|\n)*?)\n:::[ \t]*(?:\n|$)", re.MULTILINE
 )
-SLOT = re.compile(r"\{glue:text\}`(?P<key>[^`:]+)`")
+SLOT = re.compile(r"\{(?:glue:text|measured)\}`(?P<key>[^`:]+)`")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def filled(text: str, numbers: Mapping[str, str]) -> str:
             key, _, there = slot["key"].partition("@")
             if there and key in numbers:
                 return NOT_RECORDED
-            raise UserError(f"the number `{slot['key']}` is nowhere computed: add it to NUMBERS in statements.py")
+            raise UserError(f"the number `{slot['key']}` is nowhere computed: no measure of the chapter has that name")
         return numbers[slot["key"]]
 
     return SLOT.sub(number, text)

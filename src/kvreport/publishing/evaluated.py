@@ -4,6 +4,7 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 ``<chapter>.yours.json``, until the rows or the chapter's code change.
 """
 
+import functools
 import json
 import os
 import re
@@ -16,7 +17,8 @@ from typing import Any
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.runs import evidence, records
-from kvreport.publishing import processors, provenance, statements, verdicts, wording
+from kvreport.publishing import chapter_name, measures, processors, provenance, statements, verdicts, wording
+from kvreport.publishing import found as found_in
 from kvreport.publishing.judging import NOT_RECORDED
 
 Evaluated = dict[str, Any]
@@ -50,11 +52,24 @@ def _folders(chapter: str) -> list[Path]:
 
 def _made_of(chapter: str) -> list[str]:
     runs = (fingerprint.of_file(folder / "run.json") for folder in _folders(chapter))
-    return [fingerprint.of_source(_modules(chapter)), *_data(), *runs]
+    return [fingerprint.of_source(_modules(chapter)), *_data(), *runs, *sorted(roles(chapter))]
 
 
 def _modules(chapter: str) -> list[str]:
-    return [f"kvreport.chapters.{chapter}.statements", f"kvreport.chapters.{chapter}.claims", __name__]
+    return [*(f"kvreport.chapters.{chapter}.{name}" for name in ("measures", "statements", "claims")), __name__]
+
+
+def roles(chapter: str) -> set[str]:
+    """List the numbers that the chapter's prose and other pages ask for by a measure's name."""
+    own = [path for path in paths.CHAPTERS.glob("*.ipynb") if chapter_name(path.stem) == chapter]
+    # In a notebook's file quotation marks are escaped.
+    texts = [path.read_text("utf-8").replace('\\"', '"') for path in own]
+    found = {role["what"] for text in texts for role in measures.ROLE.finditer(text) if role["chapter"] is None}
+    for page in (paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md")):
+        if page.is_file():
+            roles = measures.ROLE.finditer(page.read_text("utf-8"))
+            found |= {role["what"] for role in roles if role["chapter"] == chapter}
+    return found - {PROCESSOR}
 
 
 def _data() -> list[str]:
@@ -80,15 +95,15 @@ def _kept(file: Path, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> 
 
 def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluated:
     by_processor = evidence.published(chapter, module.EXPERIMENTS)
-    traced = provenance.traced(module.Results)
-    results = {processor: traced.of_runs(runs) for processor, runs in by_processor.items()}
+    of_runs = _results(chapter, module)
+    results = {processor: of_runs(runs) for processor, runs in by_processor.items()}
     shown = evidence.printed(by_processor)
     # Where one processor has everything, its tables are not computed a second time.
     printed = next((results[name] for name, runs in by_processor.items() if runs == shown), None)
     labels = {
         name: processors.label(run.about["machine"] for run in runs.values()) for name, runs in by_processor.items()
     }
-    numbers, behind = _numbers(chapter, module, printed or traced.of_runs(shown), labels)
+    numbers, behind = _numbers(chapter, module, printed or of_runs(shown), labels)
     for name, of in results.items():
         for key, text in _numbers_there(chapter, module, of, labels[name]).items():
             numbers.setdefault(f"{key}@{maker(name)}", text)
@@ -101,6 +116,21 @@ def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluat
         "models": sorted(_models(shown)),
         "rows": [json.loads((folder / "run.json").read_text("utf-8"))["rows_sha256"] for folder in folders],
     }
+
+
+def _results(chapter: str, module: ModuleType) -> Callable[[Mapping[str, records.Run]], Any]:
+    """Choose what makes a chapter's results of runs; they know which of these are read."""
+    if hasattr(module, "Results"):
+        return provenance.traced(module.Results).of_runs
+    return lambda runs: found_in.of_runs(chapter, runs)
+
+
+def _numbers_of(chapter: str, module: ModuleType) -> dict[str, Callable[[Any], str]]:
+    """List what computes each number of the prose."""
+    if hasattr(module, "NUMBERS"):
+        return module.NUMBERS
+    known = measures.named(module)
+    return {role: functools.partial(measures.written, role, known) for role in sorted(roles(chapter))}
 
 
 def _checked(statement: statements.Statement[Any], results: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +171,7 @@ def _numbers(
 ) -> tuple[dict[str, str], dict[str, list[dict[str, Any]]]]:
     """Compute the numbers that are printed, and name what made the runs behind each."""
     found, behind = {}, {}
-    for key, give in module.NUMBERS.items():
+    for key, give in _numbers_of(chapter, module).items():
         found[key] = _number_or_not(chapter, key, give, results)
         behind[key] = [_origin(run, labels) for run in results.runs_read()]
     everything = [_origin(run, labels) for run in results.runs.values() if run]
@@ -167,7 +197,7 @@ def _names(run: records.Run) -> list[str]:
 
 def _numbers_there(chapter: str, module: ModuleType, results: Any, label: str) -> dict[str, str]:
     """Compute the numbers on one processor."""
-    numbers = {key: _number_or_not(chapter, key, give, results) for key, give in module.NUMBERS.items()}
+    numbers = {key: _number_or_not(chapter, key, give, results) for key, give in _numbers_of(chapter, module).items()}
     return numbers | {PROCESSOR: label}
 
 
@@ -220,14 +250,15 @@ def _own(chapter: str, book: Evaluated, folders: Mapping[str, str]) -> Evaluated
     runs = {name: records.load(paths.RUNS / folder) for name, folder in folders.items()}
     # What of a run is to be compared; without a word of the module's, all of it as it is.
     counterpart = getattr(module, "comparable", dict)(runs)
-    comparable = module.Results.of_runs(counterpart)
+    of_runs = _results(chapter, module)
+    comparable = of_runs(counterpart)
     found = {}
     for name, statement in module.STATEMENTS.items():
         here = statements.check(statement, comparable)
         there = statements.Checked(**{key: book["statements"][name][key] for key in ("outcome", "told", "units")})
         fits = _is_in_scope(statement.scope, counterpart, book["models"], book["statements"][name]["processor"])
         found[name] = asdict(here) | {"comparison": statements.compare(there, here, fits)}
-    return {"statements": found, "verdicts": _verdicts(chapter, {"": module.Results.of_runs(runs)})}
+    return {"statements": found, "verdicts": _verdicts(chapter, {"": of_runs(runs)})}
 
 
 def _is_in_scope(scope: statements.Scope, runs: Mapping[str, records.Run], models: list[str], processor: str) -> bool:

@@ -163,7 +163,7 @@ class Page:
         _show(data, {"text/html": {"kvbook_table": metadata | rows}})
 
     def claims(self, results: Any, runs: Iterable[Run] = ()) -> None:
-        """Show the verdicts on the claims that the chapter answers, as its ``claims.py`` judges them.
+        """Show the verdicts on the claims that the chapter answers, as its ``CLAIMS`` judge them.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class Page:
             Those that made the rows.
         """
         if (claims := verdicts.of(chapter_name(self.chapter))) is None:
-            raise UserError(f"chapter {self.chapter} answers no document: give it a claims.py with CLAIMS")
+            raise UserError(f"chapter {self.chapter} answers no document: give it CLAIMS in measures.py")
         self.table(claims.shown({"": results}), claims.table, runs=runs)
 
     def _write(self, name: str, files: Mapping[str, bytes]) -> dict[str, str]:

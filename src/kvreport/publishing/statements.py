@@ -1,8 +1,8 @@
 """Statements: sentences of a chapter, each beside a check that published rows must pass.
 
-A chapter's folder holds ``statements.py`` with two mappings.  ``STATEMENTS`` has a check for each sentence that ends in
-``{holds}`id```; ``NUMBERS`` has the text of each ``{glue:text}`key```.  Both are evaluated from rows when a page is
-rendered, so that changing them executes nothing.
+A chapter's ``STATEMENTS``, in ``measures.py``, has a check for each sentence that ends in ``{holds}`id```.  An older chapter has
+``statements.py`` instead, and there ``NUMBERS`` too, the text of each ``{glue:text}`key```.  Both are evaluated from rows when a
+page is rendered, so that changing them executes nothing.
 """
 
 import importlib
@@ -154,15 +154,21 @@ def compare(published: Checked, own: Checked, comparable: bool) -> Comparison:
 
 def has_module(chapter: str) -> bool:
     """Tell whether a chapter has statements, without importing what computes."""
-    package = f"kvreport.chapters.{chapter}"
-    return (
-        importlib.util.find_spec(package) is not None and importlib.util.find_spec(f"{package}.statements") is not None
-    )
+    return _module_name(chapter) is not None
 
 
 def module_of(chapter: str) -> ModuleType | None:
     """Import the module of a chapter's statements; None where it has none."""
-    return importlib.import_module(f"kvreport.chapters.{chapter}.statements") if has_module(chapter) else None
+    name = _module_name(chapter)
+    return None if name is None else importlib.import_module(name)
+
+
+def _module_name(chapter: str) -> str | None:
+    package = f"kvreport.chapters.{chapter}"
+    if importlib.util.find_spec(package) is None:
+        return None
+    names = (f"{package}.{name}" for name in ("measures", "statements"))
+    return next((name for name in names if importlib.util.find_spec(name)), None)
 
 
 def bound_text(statement: Statement[Any]) -> str:

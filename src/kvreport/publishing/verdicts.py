@@ -135,8 +135,10 @@ def of(chapter: str) -> Claims[Any] | None:
     """
     if importlib.util.find_spec(f"kvreport.chapters.{chapter}") is None:
         return None
-    name = f"kvreport.chapters.{chapter}.claims"
-    return importlib.import_module(name).CLAIMS if importlib.util.find_spec(name) else None
+    for name in (f"kvreport.chapters.{chapter}.{module}" for module in ("measures", "claims")):
+        if importlib.util.find_spec(name) and (claims := getattr(importlib.import_module(name), "CLAIMS", None)):
+            return claims
+    return None
 
 
 def weights_of(models: Iterable[dict[str, Any]]) -> str:

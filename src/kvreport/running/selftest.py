@@ -23,11 +23,12 @@ from kvbook.models import corpus, loading, packages
 from kvbook.runs import evidence, machine, privacy, records
 from kvbook.settings import Settings
 from kvreport.chapters.layer_drift import by_layer
-from kvreport.chapters.layer_drift import tables as layer_drift
+from kvreport.chapters.layer_drift import measures as layer_drift
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.chapters.static_cache import speed
 from kvreport.chapters.static_cache import tables as static_cache
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.publishing import found
 
 EXPERIMENT = "selftest"
 SCHEMA = 1
@@ -78,15 +79,14 @@ def drift_of_a_trained_model(settings: SelftestSettings, *_shape: str) -> Rows:
     if not packages.is_here(by_layer.TRAINED_FAMILY):
         return
     asked = LayerDriftSettings.checked(device=settings.device)
-    known = {row.dtype: row.sampling.value for row in _growth(_recorded("layer_drift", by_layer.EXPERIMENT))}
-    for row in _growth(by_layer.TRAINED.run(asked)):
-        yield _found("growth of the drift per layer", row.sampling.value, row.dtype, known.get(row.dtype))
+    known = _growth(_recorded("layer_drift", by_layer.EXPERIMENT))
+    for dtype, growth in _growth(by_layer.TRAINED.run(asked)).items():
+        yield _found("growth of the drift per layer", growth, dtype, known.get(dtype))
 
 
-def _growth(run: records.Run | None) -> list[Any]:
-    if run is None:
-        return []
-    return list(layer_drift.growth_table(layer_drift.fittable(run.rows)).itertuples())
+def _growth(run: records.Run | None) -> dict[str, float]:
+    table = layer_drift.GROWTH.table(found.of_runs("layer_drift", {"layer_drift": run}))
+    return {row.dtype: row.estimate.value for row in table.itertuples()}
 
 
 def _recorded(chapter: str, experiment: Any) -> records.Run | None:

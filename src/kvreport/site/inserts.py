@@ -9,6 +9,7 @@ from sphinx.application import Sphinx
 from kvbook.errors import UserError
 from kvreport.publishing import captions, chapter_name, citation, evaluated
 from kvreport.publishing import checkout as origin
+from kvreport.publishing.measures import ROLE
 from kvreport.site import environment, gallery, hero, ledger, running, sentences, speed
 from kvreport.site.context import Context
 
@@ -55,15 +56,22 @@ def fill(text: str, context: Context) -> str:
         book = evaluated.published(chapter_name(slot[1]))
         return captions.filled(f"{{glue:text}}`{slot[2]}`", book["numbers"] if book else {})
 
+    def measured(role: re.Match[str]) -> str:
+        if role["chapter"] is None or (book := evaluated.published(role["chapter"])) is None:
+            raise UserError(
+                f"{role[0]}: on this page a number needs its chapter before it: {{measured}}`layer_drift:...`"
+            )
+        return captions.filled(role[0].replace(f"{role['chapter']}:", "", 1), book["numbers"])
+
     def origins(mark: re.Match[str]) -> str:
         item = _ITEM.split(text[: mark.start()])[-1]
-        found = {}
-        for slot in _NUMBER.finditer(item):
-            if "@" not in slot[2] and (book := evaluated.published(chapter_name(slot[1]))):
-                found[slot[1], slot[2]] = book["behind"][slot[2]]
-        return sentences.made_on(one for of_number in found.values() for one in of_number)
+        asked = [(chapter_name(slot[1]), slot[2]) for slot in _NUMBER.finditer(item) if "@" not in slot[2]]
+        asked += [(role["chapter"], role["what"]) for role in ROLE.finditer(item) if role["maker"] is None]
+        books = {chapter: evaluated.published(chapter) for chapter, _ in asked}
+        found = (books[chapter]["behind"][key] for chapter, key in dict.fromkeys(asked) if books[chapter])
+        return sentences.made_on(one for of_number in found for one in of_number)
 
-    return _NUMBER.sub(number, _MARK.sub(part, _MADE_ON.sub(origins, text)))
+    return ROLE.sub(measured, _NUMBER.sub(number, _MARK.sub(part, _MADE_ON.sub(origins, text))))
 
 
 def _fill(app: Sphinx, docname: str, source: list[str]) -> None:

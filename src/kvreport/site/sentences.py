@@ -71,7 +71,7 @@ def _refuse_strangers(used: Counter[str], book: Mapping[str, Any]) -> None:
 
 def _mark(name: str, book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter: str) -> str:
     if name not in book["statements"]:
-        raise UserError(f"the sentence `{name}` has no check: add it to STATEMENTS in statements.py")
+        raise UserError(f"the sentence `{name}` has no check: add it to the chapter's STATEMENTS")
     found = book["statements"][name]
     shown = f" []{{#{anchor(name)}}}[¶](#{anchor(name)}){{.kvbook-statement}}"
     if not statements.is_borne_out(found):

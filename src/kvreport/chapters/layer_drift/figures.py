@@ -17,7 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from kvbook.measuring import agreement, estimates
-from kvreport.chapters.layer_drift import greedy_paths, tables
+from kvreport.chapters.layer_drift import rows as named
+from kvreport.chapters.layer_drift import tables
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
@@ -187,8 +188,8 @@ _STATE_COLOURS = (style.BLUE, style.SKY, style.VERMILION, "#e8e8e8")
 
 def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> Axes:
     """Draw for every cached method and step whether bits or tokens equal those without a cache."""
-    uncached = greedy[greedy["method"] == greedy_paths.UNCACHED].set_index("step")
-    methods = greedy_paths.METHODS[1:]
+    uncached = greedy[greedy["method"] == named.UNCACHED].set_index("step")
+    methods = named.METHODS[1:]
     grid = np.full((len(methods), len(uncached)), 3)
     for row, method in enumerate(methods):
         own = greedy[greedy["method"] == method].set_index("step")

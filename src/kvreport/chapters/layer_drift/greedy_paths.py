@@ -25,12 +25,21 @@ from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.layer_drift import by_layer
+from kvreport.chapters.layer_drift.rows import (
+    EXPERIMENTS,
+    GENERATE,
+    LAST,
+    LAST_POSITIONS,
+    METHODS,
+    POSITIONS,
+    POSTED,
+    TIES,
+    UNCACHED,
+)  # fmt: skip
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Of a prompt that is the beginning of a text.
 PROMPT_TOKENS = 16
-UNCACHED = "no cache"
-GENERATE = "generate"
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,11 @@ class Loop:
 
 
 LOOPS = {
-    "cache, as posted": Loop(feeds_whole=True, gives_positions=False),
-    "cache, as posted + position ids": Loop(feeds_whole=True, gives_positions=True),
-    "cache, last token": Loop(feeds_whole=False, gives_positions=False),
-    "cache, last token + position ids": Loop(feeds_whole=False, gives_positions=True),
+    POSTED: Loop(feeds_whole=True, gives_positions=False),
+    POSITIONS: Loop(feeds_whole=True, gives_positions=True),
+    LAST: Loop(feeds_whole=False, gives_positions=False),
+    LAST_POSITIONS: Loop(feeds_whole=False, gives_positions=True),
 }
-METHODS = (UNCACHED, *LOOPS, GENERATE)
 
 
 @dataclass(frozen=True)
@@ -133,10 +141,6 @@ def decode_by_generate(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: 
     held = ids.shape[1]
     for index, logits in enumerate(output.logits):
         yield Step(logits[0].float(), output.sequences[0, held + index].item(), held + index)
-
-
-# Whether the two tokens of a divergence have equal logits in a method, and without a cache.
-TIES = ("tied", "tied_uncached")
 
 
 def _ties(step: Step, uncached: Step) -> dict[str, int]:
@@ -234,6 +238,6 @@ EXPERIMENT = Experiment(
             "n_new_tokens",
         }
     ),
-    revision=3,
+    revision=EXPERIMENTS["greedy_paths"],
     work=work,
 )

@@ -1,0 +1,157 @@
+"""The rows of the chapter on issue 25420 by name; to read them takes no torch."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from kvbook import lengths
+from kvbook.measuring import estimates
+from kvbook.runs.records import Run
+from kvreport.publishing import documents
+from kvreport.publishing.found import Frame
+
+# The chapter's experiments and the revision of their rows.
+EXPERIMENTS = {
+    "layer_drift": 1, "greedy_paths": 3, "mitigations": 1, "layer_drift_trained": 1, "layer_drift_lengths": 1,
+}  # fmt: skip
+
+# The issue's loop, as it stands and with each of two changes and both; beside them, no cache, and the library's call.
+UNCACHED, GENERATE = "no cache", "generate"
+POSTED, POSITIONS, LAST, LAST_POSITIONS = LOOPS = (
+    "cache, as posted", "cache, as posted + position ids", "cache, last token", "cache, last token + position ids",
+)  # fmt: skip
+METHODS = (UNCACHED, *LOOPS, GENERATE)
+# Whether the two tokens of a divergence have equal logits in a method, and without a cache.
+TIES = ("tied", "tied_uncached")
+STOCK = "stock"
+
+# The embedding cannot drift, and layer 1 only begins to: in 16 bits few or none of its elements differ.  From layer 2 on
+# there is drift to carry along; what comes after the final norm has another scale.
+FIRST_FITTED_LAYER = 2
+
+
+def inner(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the layers to which one law of growth can apply."""
+    last = rows.loc[rows["place"] == "hidden", "layer"].max()
+    return rows[(rows["place"] == "hidden") & (rows["layer"] >= FIRST_FITTED_LAYER) & (rows["layer"] < last)]
+
+
+def _logits(run: Run) -> pd.DataFrame:
+    rows = run.rows[run.rows["place"] == "logits"]
+    tokens = lengths.said(run.about.get("lengths", run.about["settings"]["n_tokens"]))
+    return rows.assign(tokens=tokens, differs=rows["differing_share"] > 0, identical=rows["differing_share"] == 0)
+
+
+def _at_all_lengths(fixed: Run, drawn: Run | None) -> pd.DataFrame:
+    return pd.concat([_logits(run) for run in (fixed, drawn) if run])
+
+
+def _drifting_models(rows: pd.DataFrame) -> pd.DataFrame:
+    """Tell of every model whether most of its texts differ, at all lengths that were tried."""
+    shares = rows.groupby(["dtype", "model", "tokens"], sort=False)["differs"].mean()
+    return (shares > 0.5).groupby(["dtype", "model"], sort=False).all().rename("drifts").reset_index()
+
+
+def layer_means(run: Run) -> pd.DataFrame:
+    """Average over samples, as the document did, with an interval."""
+    tables = []
+    for (model, weights, dtype), rows in run.rows.groupby(["model", "weights", "dtype"], sort=False):
+        resampled = estimates.resample(rows, "max_abs")
+        low, high = resampled.interval()
+        of_layers = rows.groupby("layer")
+        means = of_layers[["relative_rms", "differing_share"]].mean()
+        tables.append(
+            pd.DataFrame(
+                {
+                    "model": model, "weights": weights, "dtype": dtype, "place": of_layers["place"].first().to_numpy(),
+                    "layer": resampled.layers, "max_abs": resampled.mean, "low": low, "high": high,
+                    "relative_rms": means["relative_rms"].to_numpy(),
+                    "differing_share": means["differing_share"].to_numpy(), "n": rows["sample"].nunique(),
+                }
+            )
+        )  # fmt: skip
+    return pd.concat(tables, ignore_index=True)
+
+
+def _distinct(run: Run) -> pd.DataFrame:
+    """Keep one copy of a prompt that several seeds drew: its rows are equal, and it is one unit."""
+    distinct = run.rows.drop_duplicates(["model", "dtype", "prompt", "method", "step"])
+    return distinct.sort_values("step", kind="stable")
+
+
+def divergence(run: Run) -> pd.DataFrame:
+    """Find for every prompt and method the first token that differs from decoding without a cache."""
+    greedy = _distinct(run)
+    columns = {name: greedy[name].to_numpy() for name in ("token", "margin", "logits_sha256", "cache_length")}
+    tied = greedy[list(TIES)].to_numpy()
+    # Places in these, for there are hundreds of loops.
+    places = greedy.groupby(["model", "dtype", "prompt", "method"], sort=False).indices
+    table = []
+    for key in dict.fromkeys(place[:3] for place in places):
+        uncached = places[*key, UNCACHED]
+        for method in METHODS[1:]:
+            own = places[*key, method]
+            steps = min(len(uncached), len(own))
+            apart, equal_bits = (
+                columns[name][own[:steps]] != columns[name][uncached[:steps]] for name in ("token", "logits_sha256")
+            )
+            step = int(apart.argmax()) if apart.any() else None
+            table.append(
+                {
+                    **dict(zip(("model", "dtype", "prompt"), key, strict=True)), "method": method,
+                    "first_divergence": step, "margin": None if step is None else columns["margin"][uncached[step]],
+                    "tied": None if step is None else bool(tied[own[step]].any()), "steps": steps,
+                    # A loop that ended early, at the model's context, cannot be called equal.
+                    "equal": step is None and steps == len(uncached), "bits_equal_steps": int((~equal_bits).sum()),
+                    "final_cache_length": int(columns["cache_length"][own[-1]]),
+                }
+            )  # fmt: skip
+    return pd.DataFrame(table).astype({"first_divergence": "Float64", "margin": "Float64"})
+
+
+def _as_the_loop(run: Run) -> pd.DataFrame:
+    """Tell of every prompt whether `generate` has the loop's tokens, and after the first step its logits.
+
+    At the first one `generate` runs the output head on the last row alone, and a loop on all rows of the prompt.
+    """
+    keys, greedy = ["model", "dtype", "prompt"], _distinct(run)
+    found = {}
+    for name, column, of in (("token", "token", greedy), ("logits", "logits_sha256", greedy[greedy["step"] > 0])):
+        written = of.groupby([*keys, "method"], sort=False)[column].agg(tuple).unstack("method")
+        found[name] = written[GENERATE].eq(written[LAST])
+    return pd.DataFrame(found).fillna(True).reset_index()
+
+
+def _mitigated(run: Run) -> pd.DataFrame:
+    """Leave out a dtype in which stock shows no drift: there is none to remove."""
+    rows = run.rows.assign(identical=run.rows["logits_relative_rms"] == 0)
+    drifts = rows.loc[(rows["variant"] == STOCK) & ~rows["identical"], "dtype"]
+    return rows[rows["dtype"].isin(drifts)]
+
+
+def _that_lower(mitigated: pd.DataFrame) -> pd.DataFrame:
+    """Keep, by dtype, stock and the mitigations that lower the drift."""
+    by_dtype = (rows for _, rows in mitigated.groupby("dtype", sort=False))
+    return pd.concat([rows[rows["variant"].isin([STOCK, *_lower(rows)])] for rows in by_dtype])
+
+
+def _lower(rows: pd.DataFrame) -> Iterable[str]:
+    for variant in rows["variant"].unique():
+        if variant != STOCK and estimates.paired_ratio(rows, "logits_relative_rms", variant, STOCK).high < 1:
+            yield variant
+
+
+ROWS = {
+    "logits": Frame(_logits, ("layer_drift",)),
+    "logits at drawn lengths": Frame(_logits, ("layer_drift_lengths",)),
+    "logits at all lengths": Frame(_at_all_lengths, ("layer_drift",), ("layer_drift_lengths",)),
+    "models that drift": Frame(_drifting_models, ("logits at all lengths",)),
+    "inner": Frame(lambda run: inner(run.rows), ("layer_drift",)),
+    "means": Frame(layer_means, ("layer_drift",)),
+    "published": Frame(documents.published_drift),
+    "divergence": Frame(divergence, ("greedy_paths",)),
+    "divergences": Frame(lambda table: table[table["first_divergence"].notna()], ("divergence",)),
+    "generate and the loop": Frame(_as_the_loop, ("greedy_paths",)),
+    "mitigated": Frame(_mitigated, ("mitigations",)),
+    "mitigations that lower the drift": Frame(_that_lower, ("mitigated",)),
+}

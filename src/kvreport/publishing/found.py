@@ -1,0 +1,131 @@
+"""What a chapter found on one machine: its runs by experiment, and the rows that are made of them by name."""
+
+import functools
+import importlib
+import operator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from kvbook.runs import evidence
+from kvbook.runs.records import Run
+from kvbook.settings import Settings
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Rows that a function makes of runs and of other frames.
+
+    Attributes
+    ----------
+    make : callable
+        Takes a `Run` for each experiment in `of` and a table for each frame.
+    of : tuple of str
+        Names of experiments and frames.
+    maybe : tuple of str
+        Further ones, for which it takes None where they are not there.
+    """
+
+    make: Callable[..., pd.DataFrame]
+    of: tuple[str, ...] = ()
+    maybe: tuple[str, ...] = ()
+
+
+class Found:
+    """What a chapter found on one machine: runs by experiment, and frames, each made once.
+
+    Parameters
+    ----------
+    frames : mapping of str to Frame
+        The chapter's ``ROWS``.
+    runs : mapping of str to Run or None
+        By experiment; None for one that was not run.
+    """
+
+    def __init__(self, frames: Mapping[str, Frame], runs: Mapping[str, Run | None]) -> None:
+        self.frames, self.runs = frames, runs
+        self._made: dict[Hashable, Any] = {}
+        self._read: set[str] = set()
+
+    def __getitem__(self, name: str) -> pd.DataFrame | None:
+        """Give the rows of a frame or an experiment; None where a run behind them is not there."""
+        self._read.update(self._experiments(name))
+        return self.once(name, lambda: self._make(name))
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Give what was made before under a key, or make it."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _make(self, name: str) -> pd.DataFrame | None:
+        if (frame := self.frames.get(name)) is None:
+            run = self.runs.get(name)
+            return None if run is None else run.rows
+        parts = [self[of] if of in self.frames else self.runs.get(of) for of in (*frame.of, *frame.maybe)]
+        return None if any(part is None for part in parts[: len(frame.of)]) else frame.make(*parts)
+
+    def behind(self, *names: str) -> list[Run]:
+        """List the runs that rows are made of."""
+        experiments = dict.fromkeys(one for name in names for one in self._experiments(name))
+        return [run for name in experiments if (run := self.runs.get(name)) is not None]
+
+    def noted(self, experiment: str, *path: str | int) -> Any:
+        """Read a run's record; None where the run is not there."""
+        self._read.add(experiment)
+        if (run := self.runs.get(experiment)) is None:
+            return None
+        return functools.reduce(operator.getitem, path, run.about)
+
+    def runs_read(self) -> list[Run]:
+        """Give the runs that were read since this was last asked."""
+        read = [run for name in sorted(self._read) if (run := self.runs.get(name)) is not None]
+        self._read.clear()
+        return read
+
+    def read_what_is_not_there(self) -> bool:
+        """Tell whether one of the runs that were read is missing."""
+        return any(self.runs.get(name) is None for name in self._read)
+
+    def lack(self, _error: AttributeError) -> bool:
+        """Rows that are not there are None here, and no error."""
+        return False
+
+    def _experiments(self, name: str) -> Iterator[str]:
+        if (frame := self.frames.get(name)) is None:
+            yield name
+        else:
+            for of in (*frame.of, *frame.maybe):
+                yield from self._experiments(of)
+
+
+def of_runs(chapter: str, runs: Mapping[str, Run | None]) -> Found:
+    """Name the rows that a chapter makes of runs."""
+    return Found(_rows(chapter).ROWS, runs)
+
+
+def measured(chapter: str, settings: Settings) -> Found:
+    """Measure, or read what these settings have measured."""
+    # What measures needs torch; what reads rows does not.
+    experiments = importlib.import_module(f"kvreport.chapters.{chapter}.results").EXPERIMENTS
+    return of_runs(chapter, {experiment.name: experiment.run(settings) for experiment in experiments})
+
+
+def published(chapter: str) -> dict[str, Found]:
+    """Read what the book publishes, by processor, in the manifest's order."""
+    return {name: of_runs(chapter, runs) for name, runs in _published(chapter).items()}
+
+
+def printed(chapter: str) -> Found:
+    """Read what the book prints: each experiment on the first processor that the manifest names for it."""
+    return of_runs(chapter, evidence.printed(_published(chapter)))
+
+
+def _published(chapter: str) -> dict[str, dict[str, Run]]:
+    return evidence.published(chapter, _rows(chapter).EXPERIMENTS)
+
+
+def _rows(chapter: str) -> Any:
+    return importlib.import_module(f"kvreport.chapters.{chapter}.rows")

@@ -1,0 +1,347 @@
+"""Measures: what a chapter's rows say, each named once, for sentences, numbers, claims and tables alike.
+
+A chapter's ``rows.py`` names its frames, and its ``measures.py`` lists what is estimated from them::
+
+    EQUAL = Measure("share of texts with bitwise identical logits", "file", rows="logits", by=("dtype",),
+                    estimate=share("equal"))
+
+In the prose ``{measured}`EQUAL dtype=float32``` writes the number, and a check names the measure that it judges.  Here is
+what all chapters need: rows that are not there, groups, pairs of groups, independent units and labels.
+"""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import pandas as pd
+
+from kvbook.errors import UserError
+from kvbook.measuring import estimates
+from kvbook.measuring.estimates import Estimate
+from kvreport.publishing.found import Found
+from kvreport.publishing.judging import NOT_RECORDED, UNFITTED, Check, Evidence, Measured, with_units
+from kvreport.publishing.rules import (
+    Bound,
+    Condition,
+    Outcome,
+    Quantity,
+    Rule,
+    anyone,
+    every,
+    refuted,
+    reproduced,
+)  # fmt: skip
+from kvreport.publishing.statements import Scope, Statement
+from kvreport.publishing.verdicts import weights_of
+from kvreport.publishing.wording import DTYPES, between, power_of_ten
+
+# A number in the prose: of a chapter's own measures, or on another page with the chapter's name before it.
+ROLE = re.compile(r"\{measured\}`(?:(?P<chapter>\w+):)?(?P<what>[^`@]+)(?:@(?P<maker>\w+))?`")
+# The column that tells the independent units of a measure apart.
+UNITS = {"file": "source", "model": "model", "prompt": "prompt", "repeat": "repeat", "text": "sample"}
+
+
+@dataclass(frozen=True)
+class Measure(Quantity):
+    """A quantity, and how it is estimated from rows.
+
+    Attributes
+    ----------
+    rows : str
+        The frame or the experiment that has them.
+    estimate : callable
+        Makes an estimate from the rows of one group, or of two where `over` pairs them; None where these allow none.
+    by : tuple of str
+        Columns; each combination of their values has an estimate of its own.
+    over : tuple of (str, value or callable), optional
+        A column of `by`, and the value that each group is compared with; a callable chooses it from the group's own value
+        and all that there are.
+    keep : tuple of (str, tuple)
+        Columns, and the values of them that count.
+    """
+
+    rows: str = ""
+    estimate: Callable[..., Estimate | None] | None = None
+    by: tuple[str, ...] = ()
+    over: tuple[str, Any] | None = None
+    keep: tuple[tuple[str, tuple[Hashable, ...]], ...] = ()
+
+    def where(self, **keep: Any) -> "Measure":
+        """Give the measure of some of its rows; a place in braces in its name takes what was chosen."""
+        chosen = tuple((column, value if isinstance(value, tuple) else (value,)) for column, value in keep.items())
+        name = self.name
+        for column, values in chosen:
+            name = name.replace(f"{{{column}}}", " or ".join(map(said, values)))
+        return dataclasses.replace(self, name=name, keep=(*self.keep, *chosen))
+
+    def __call__(self, found: Found) -> list[Measured]:
+        """Estimate it for every group; nothing where the rows are not there."""
+        groups = self.groups(found)
+        told = [i for i in range(len(self.by)) if len({key[i] for key in groups}) > 1]
+        return [
+            Measured(
+                " ".join(said(key[i]) for i in told),
+                found.once((self, key), lambda parts=parts: self.estimate(*parts)) or UNFITTED,
+                parts[0][UNITS[self.unit]].nunique() if self.unit else None,
+            )
+            for key, parts in groups.items()
+        ]
+
+    def table(self, found: Found, name: str = "estimate") -> pd.DataFrame:
+        """Give its estimates as a table, a column for each of `by`; without those that could not be made."""
+        estimated = zip(self.groups(found), self(found), strict=True)
+        rows = [(*key, one.estimate) for key, one in estimated if one.estimate is not UNFITTED]
+        return pd.DataFrame(rows, columns=[*self.by, name])
+
+    def groups(self, found: Found) -> dict[tuple[Hashable, ...], list[pd.DataFrame]]:
+        """Split the rows that count into groups, each with the one that it is compared with."""
+        if (rows := found[self.rows]) is None:
+            return {}
+        # Of the column that is compared, a group that does not count itself may be the other one's partner.
+        compared = self.over[0] if self.over else None
+        for column, values in self.keep:
+            if column != compared:
+                rows = rows[rows[column].isin(values)]
+        if not len(rows):
+            return {}
+        groups = {key: [group] for key, group in rows.groupby(list(self.by), sort=False)} if self.by else {(): [rows]}
+        if self.over is None:
+            return groups
+        chosen = dict(self.keep).get(compared)
+        return {key: parts for key, parts in self._pairs(groups) if chosen is None or self._at(key) in chosen}
+
+    def _pairs(self, groups: Mapping[tuple, list[pd.DataFrame]]) -> Iterator[tuple[tuple, list[pd.DataFrame]]]:
+        for key, (group,) in groups.items():
+            alike = {self._at(other): of for other, (of,) in groups.items() if self._but(other) == self._but(key)}
+            wanted = self._other(self._at(key), list(alike))
+            if wanted in alike and wanted != self._at(key):
+                yield key, [group, alike[wanted]]
+
+    def _other(self, own: Any, values: list[Any]) -> Any:
+        choose = self.over[1]
+        return choose(own, values) if callable(choose) else choose
+
+    def _at(self, key: tuple) -> Any:
+        return key[self.by.index(self.over[0])]
+
+    def _but(self, key: tuple) -> tuple:
+        return tuple(value for column, value in zip(self.by, key, strict=True) if column != self.over[0])
+
+
+def joined(columns: Mapping[str, Measure], found: Found) -> pd.DataFrame:
+    """Put measures of the same groups side by side, one column each."""
+    tables = (measure.table(found, name).set_index(list(measure.by)) for name, measure in columns.items())
+    return pd.concat(tables, axis=1, join="inner").reset_index()
+
+
+def said(value: Any) -> str:
+    """Write a value of a column: a dtype by its short name."""
+    return DTYPES.get(value, str(value))
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Something that a run's record says, such as a setting.
+
+    Attributes
+    ----------
+    experiment : str
+        Whose record.
+    path : tuple
+        Keys into it, one inside the other.
+    """
+
+    experiment: str
+    path: tuple[str | int, ...]
+
+    def __call__(self, found: Found) -> str:
+        """Read it."""
+        value = found.noted(self.experiment, *self.path)
+        return NOT_RECORDED if value is None else str(value)
+
+
+def noted(experiment: str, *path: str | int) -> Noted:
+    """Name a fact of a run's record."""
+    return Noted(experiment, path)
+
+
+# Estimators: what becomes of the rows of a group.
+
+
+def share(column: str, unit: str = "file"):
+    """Share of units for which a column holds."""
+    return lambda rows: estimates.share_over(rows, rows[column] > 0, UNITS[unit])[0]
+
+
+def mean(column: str):
+    """Mean over samples, with files resampled."""
+    return lambda rows: estimates.mean_resampled(rows, column)
+
+
+def ratio_of_means(column: str):
+    """Ratio of two groups' means over the same samples."""
+    return lambda rows, other: estimates.paired_ratio(_paired(rows, other), column, "one", "other")
+
+
+def median_of_ratios(column: str):
+    """Median over samples of the ratio of two groups, for times."""
+    return lambda rows, other: estimates.paired_median_ratio(_paired(rows, other), column, "one", "other")
+
+
+def _paired(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([rows.assign(variant="one"), other.assign(variant="other")])
+
+
+def counted(count: Callable[[pd.DataFrame], float]):
+    """A fact about the rows, with no interval: nothing is sampled."""
+
+    def estimate(rows: pd.DataFrame) -> Estimate:
+        value = float(count(rows))
+        return Estimate(value, value, value, "range")
+
+    return estimate
+
+
+def total(column: str):
+    """Sum of a column."""
+    return counted(lambda rows: rows[column].sum())
+
+
+def part(column: str):
+    """Share of all rows for which a column holds, where these are all that there are."""
+    return counted(lambda rows: rows[column].mean())
+
+
+def distinct(column: str):
+    """How many values a column has."""
+    return counted(lambda rows: rows[column].nunique())
+
+
+def first(column: str):
+    """A column's value in the first row."""
+    return counted(lambda rows: rows[column].iloc[0])
+
+
+# What is judged by measures: a sentence of ours, and a document's claim.
+
+
+def holds(must: Condition, speaks_of: Scope = "any model", headline: bool = False, on: str = "") -> Statement[Found]:
+    """Check a sentence by the measure of its condition; see `Statement`."""
+    return Statement(must, must.quantity, speaks_of, headline, on)
+
+
+def either(measure: Measure, side: Literal["above", "below"], bound: Bound) -> tuple[Outcome, Outcome]:
+    """Bear a claim out by every series on one side of a bound, and contradict it by any on the other."""
+    other = "below" if side == "above" else "above"
+    return reproduced(every(measure, side, bound)), refuted(anyone(measure, other, bound))
+
+
+def claim(
+    *outcomes: Outcome,
+    needs: tuple[str, ...] = (),
+    about_code: bool = False,
+    unseen: str = "",
+    beside: Callable[[Found], str] = lambda _: "",
+    missing: Callable[[Found], str] = lambda _: "",
+    has: Callable[[Found], frozenset[str]] = lambda _: frozenset(),
+    published: Callable[[Found], str | None] = lambda _: None,
+) -> Check[Found]:
+    """Judge a document's claim by the measures of its rule; see `Rule` and, for what else is told, `Evidence`."""
+    rule = Rule(outcomes, needs, about_code, unseen)
+
+    def evidence(found: Found) -> Evidence:
+        runs = found.behind(*(measure.rows for measure in rule.quantities))
+        weights = weights_of(model for run in runs for model in run.about.get("models", ()))
+        if not runs or (why := missing(found)):
+            return Evidence(weights, missing=why if runs else NOT_RECORDED, published=published(found))
+        measured = {measure: measure(found) for measure in rule.quantities}
+        return Evidence(weights, measured, beside(found), has(found), "", published(found))
+
+    return Check(rule, evidence)
+
+
+# Numbers in the prose.
+
+
+def named(module: ModuleType) -> dict[str, Measure | Noted]:
+    """List what a chapter's ``measures.py`` names."""
+    return {name: one for name, one in vars(module).items() if isinstance(one, Measure | Noted)}
+
+
+def written(role: str, known: Mapping[str, Measure | Noted], found: Found) -> str:
+    """Write a number of the prose: a measure's name, what of its rows counts, and how it is written.
+
+    ``EQUAL dtype=float32 count``: after the name come ``column=value``, a word of `HOW` and a format such as ``.0%``.
+    """
+    name, *words = shlex.split(role)
+    if name not in known:
+        raise UserError(f"{{measured}}`{role}`: there is no measure {name}; measures.py has {', '.join(known)}")
+    one = known[name]
+    if isinstance(one, Noted):
+        return one(found)
+    kept = dict(word.split("=", 1) for word in words if "=" in word)
+    how = [word for word in words if word in HOW]
+    forms = [f"{{:{word}}}" for word in words if "=" not in word and word not in HOW]
+    if len(how) > 1 or len(forms) > 1:
+        raise UserError(f"{{measured}}`{role}`: give one format, and one of {', '.join(HOW)}")
+    measured = one.where(**_values(role, kept, found[one.rows]))(found)
+    form = forms[0] if forms else one.form
+    try:
+        return (HOW[how[0]] if how else _estimates)(measured, form, one.unit) if measured else NOT_RECORDED
+    except ValueError as error:
+        raise UserError(f"{{measured}}`{role}`: {error}") from None
+
+
+def _values(role: str, kept: Mapping[str, str], rows: pd.DataFrame | None) -> dict[str, tuple[Hashable, ...]]:
+    """Find the values of columns that are written so."""
+    if rows is None:
+        return {}
+    found = {}
+    for column, text in kept.items():
+        if column not in rows:
+            raise UserError(f"{{measured}}`{role}`: no column {column}; there are {', '.join(map(str, rows))}")
+        found[column] = tuple(value for value in rows[column].unique() if str(value) == text)
+    return found
+
+
+def _estimates(measured: Sequence[Measured], form: str, _unit: str) -> str:
+    """Write each with its interval; a fact has none."""
+    ends = ((one.estimate.low, one.estimate.high) for one in measured)
+    return ", ".join(
+        form.format(low) if low == high else one.estimate.text(form)
+        for one, (low, high) in zip(measured, ends, strict=True)
+    )
+
+
+def _values_alone(measured: Sequence[Measured], form: str, _unit: str) -> str:
+    return ", ".join(form.format(one.estimate.value) for one in measured)
+
+
+def _rounded(measured: Sequence[Measured], form: str, _unit: str) -> str:
+    return ", ".join(one.estimate.in_two_digits().text(form) for one in measured)
+
+
+def _span(measured: Sequence[Measured], form: str, _unit: str) -> str:
+    return between((one.estimate.value for one in measured), form)
+
+
+def _count(measured: Sequence[Measured], _form: str, _unit: str) -> str:
+    """Write a share as the units that it is of: 3 of 60."""
+    counts = [(one.estimate.value * one.units, one.units) for one in measured if one.units]
+    if len(counts) < len(measured) or any(abs(part - round(part)) > 1e-6 for part, _ in counts):
+        raise ValueError("only a share of units, one row each, can be counted")
+    return ", ".join(f"{round(part)} of {whole}" for part, whole in counts)
+
+
+HOW: dict[str, Callable[[Sequence[Measured], str, str], str]] = {
+    "value": _values_alone,
+    "rounded": _rounded,
+    "span": _span,
+    "count": _count,
+    "units": lambda measured, form, unit: with_units(measured, f"{unit}s", form),
+    "power": lambda measured, _form, _unit: ", ".join(power_of_ten(one.estimate.value) for one in measured),
+}

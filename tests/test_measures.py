@@ -1,0 +1,140 @@
+"""Measures: one estimate a group, absent rows give none, and a number in the prose is what its rows say."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvbook.errors import UserError
+from kvbook.runs.records import Run
+from kvreport.publishing import measures
+from kvreport.publishing.found import Found, Frame
+from kvreport.publishing.judging import UNFITTED
+from kvreport.publishing.measures import Measure, noted, ratio_of_means, share, total
+
+DTYPES = ("float32", "bfloat16")
+
+
+def run(rows: pd.DataFrame, **about) -> Run:
+    made = Run({"experiment": "drift", "hash": "1", "settings": {"n": 3}} | about, Path())
+    made.__dict__["rows"] = rows
+    return made
+
+
+@pytest.fixture
+def found() -> Found:
+    rows = [
+        {"model": "small", "dtype": dtype, "source": f"file {k}", "sample": k, "drift": 1.0 + k + 8 * (dtype != "float32"),
+         "equal": dtype == "float32" or k < 3}
+        for dtype in DTYPES for k in range(12)
+    ]  # fmt: skip
+    frames = {
+        "bf16": Frame(lambda run: run.rows[run.rows["dtype"] == "bfloat16"], ("drift",)),
+        "of the frame": Frame(lambda rows: rows.assign(twice=2 * rows["drift"]), ("bf16",)),
+        "gone": Frame(lambda run: run.rows, ("not there",)),
+        "with or without": Frame(
+            lambda run, other: run.rows.assign(other=other is not None), ("drift",), ("not there",)
+        ),
+    }
+    return Found(frames, {"drift": run(pd.DataFrame(rows)), "not there": None})
+
+
+EQUAL = Measure("share that is equal in {dtype}", "file", rows="drift", by=("model", "dtype"), estimate=share("equal"))
+DRIFT = Measure(
+    "drift over fp32's", "file", form="{:.1f}", rows="drift", by=("model", "dtype"), over=("dtype", "float32"),
+    estimate=ratio_of_means("drift"),
+)  # fmt: skip
+SUM = Measure("sum", rows="of the frame", estimate=total("twice"), form="{:,.0f}")
+SETTING = noted("drift", "settings", "n")
+KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "SETTING": SETTING}
+
+
+def test_each_group_has_its_estimate_and_its_units_and_is_named_by_what_tells_it_apart(found):
+    one, other = EQUAL(found)
+    assert (one.series, one.estimate.value, one.units) == ("fp32", 1.0, 12)
+    assert (other.series, other.estimate.value) == ("bf16", 0.25)
+
+
+def test_a_group_is_compared_with_its_partner_and_not_with_itself(found):
+    (only,) = DRIFT(found)
+    assert only.estimate.value == pytest.approx((6.5 + 8) / 6.5)
+    # The partner need not be among what was chosen.
+    assert [one.estimate.value for one in DRIFT.where(dtype="bfloat16")(found)] == [only.estimate.value]
+    assert DRIFT.where(dtype="float32")(found) == []
+
+
+def test_a_partner_may_be_chosen_from_what_there_is(found):
+    finer = Measure("drift", "file", rows="drift", by=("dtype",), over=("dtype", lambda own, all_: min(all_)),
+                    estimate=ratio_of_means("drift"))  # fmt: skip
+    (only,) = finer(found)
+    assert only.estimate.value == pytest.approx(6.5 / (6.5 + 8))
+
+
+def test_what_was_not_run_has_no_estimate_and_what_cannot_be_estimated_says_so(found):
+    gone = Measure("gone", rows="gone", estimate=total("drift"))
+    assert gone(found) == []
+    unfitted = Measure("unfitted", "file", rows="drift", by=("dtype",), estimate=lambda rows: None)
+    assert [one.estimate for one in unfitted(found)] == [UNFITTED, UNFITTED]
+    assert unfitted.table(found).empty
+    assert not found["with or without"]["other"].any()
+
+
+def test_rows_know_the_runs_that_they_are_made_of(found):
+    assert found.behind("of the frame", "gone") == [found.runs["drift"]]
+    # Control: a run that is not there is behind nothing.
+    assert found.behind("gone") == []
+
+
+def test_a_frame_and_an_estimate_are_made_once():
+    made = []
+    frame = Frame(lambda run: made.append("frame") or run.rows, ("drift",))
+    once = Found({"x": frame}, {"drift": run(pd.DataFrame({"drift": [1.0]}))})
+    measure = Measure("x", rows="x", estimate=lambda rows: made.append("estimate") or total("drift")(rows))
+    assert [measure(once)[0].estimate.value for _ in range(2)] == [1.0, 1.0]
+    assert made == ["frame", "estimate"]
+
+
+def test_a_name_takes_the_values_that_were_chosen(found):
+    assert EQUAL.where(dtype="float32").name == "share that is equal in fp32"
+    assert EQUAL.where(dtype=DTYPES).name == "share that is equal in fp32 or bf16"
+
+
+@pytest.mark.parametrize(
+    ("role", "text"),
+    [
+        ("SUM", "348"),
+        ("SUM .1e", "3.5e+02"),
+        ("SETTING", "3"),
+        ("EQUAL dtype=bfloat16 count", "3 of 12"),
+        ("EQUAL dtype=bfloat16 value .0%", "25%"),
+        ("EQUAL span .2f", "0.25 to 1.00"),
+        ("EQUAL dtype=float32 units .0%", "100% [76%, 100%], 12 files"),
+        ("DRIFT dtype=bfloat16 value", "2.2"),
+        ('EQUAL model="small" dtype=float32 value', "1.00"),
+    ],
+)
+def test_a_number_in_the_prose_is_written_as_it_asks(found, role, text):
+    assert measures.written(role, KNOWN, found) == text
+
+
+def test_what_was_not_run_is_written_as_not_recorded(found):
+    known = {"GONE": Measure("gone", rows="gone", estimate=total("drift")), "NOTE": noted("not there", "settings", "n")}
+    assert {measures.written(role, known, found) for role in ("GONE", "GONE dtype=float32", "NOTE")} == {
+        "not recorded there"
+    }
+
+
+@pytest.mark.parametrize(
+    ("role", "message"),
+    [
+        ("NOSUCH", "there is no measure NOSUCH"),
+        ("EQUAL dtpye=float32", "no column dtpye"),
+        ("EQUAL count span", "give one format"),
+        ("EQUAL .1f .2f", "give one format"),
+        ("SUM count", "only a share of units"),
+    ],
+)
+def test_a_misspelt_number_stops_in_one_line(found, role, message):
+    with pytest.raises(UserError, match=message) as caught:
+        measures.written(role, KNOWN, found)
+    assert "\n" not in str(caught.value)
