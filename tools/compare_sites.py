@@ -1,0 +1,82 @@
+"""Compare two builds of the site page by page: visible text line by line, and the data of figures and tables value by value.
+
+Run it before and after a change of the code that is to change no result::
+
+    python tools/compare_sites.py old/_build/html _build/html
+
+Figures and tables of the reader's own run differ from build to build, and are left out.  The exit status is 1 where anything
+differs.
+"""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bs4 import BeautifulSoup
+
+# What a build makes anew on each machine, by its name and by the headings of its sections.
+_OWN_RUN = re.compile(r"(^|-)your(-|$)|^tab-run|-here$")
+_OWN_SECTIONS = ("Your run", "The run")
+_BREAKS = "p h1 h2 h3 h4 li td th figcaption pre dt"
+
+
+def lines_of(page: Path) -> list[str]:
+    """Read the visible lines of a page's article."""
+    soup = BeautifulSoup(page.read_bytes(), "html.parser")
+    article = soup.find("article") or soup
+    for dropped in article.find_all(["script", "style", "svg"]):
+        dropped.decompose()
+    for section in article.find_all("section"):
+        heading = section.find(["h2", "h3"])
+        if heading and heading.get_text().strip("#\n ").startswith(_OWN_SECTIONS):
+            section.decompose()
+    for block in article.find_all(_BREAKS.split()):
+        block.append("\n")
+    text = article.get_text().replace("#\n", "\n")
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def data_of(site: Path) -> dict[str, Path]:
+    """List the published data by the name of its figure or table."""
+    return {path.stem: path for path in site.rglob("*.csv") if not _OWN_RUN.search(path.stem)}
+
+
+def differences(old: Path, new: Path) -> Iterator[str]:
+    """Name what differs between two sites, the lines that left with a minus and those that came with a plus."""
+    for kind, found in (
+        ("page", [{str(path.relative_to(site)): path for path in site.rglob("*.html")} for site in (old, new)]),
+        ("data", [data_of(site) for site in (old, new)]),
+    ):
+        for name in sorted(set(found[0]) | set(found[1])):
+            if missing := [site for site, paths in zip((old, new), found, strict=True) if name not in paths]:
+                yield f"{kind} {name}: not in {missing[0]}"
+                continue
+            one, other = (
+                lines_of(paths[name]) if kind == "page" else paths[name].read_text("utf-8").splitlines()
+                for paths in found
+            )
+            changed = [line for line in difflib.ndiff(one, other) if line[0] in "+-"]
+            if changed:
+                yield "\n".join([f"{kind} {name}:", *changed])
+
+
+def main() -> int:
+    """Print the differences, and give the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for site in ("old", "new"):
+        parser.add_argument(site, type=Path, help="a folder with index.html")
+    given = parser.parse_args()
+    for site in (given.old, given.new):
+        if not (site / "index.html").is_file():
+            print(f"{site} has no index.html: name the folder of a built site", file=sys.stderr)
+            return 2
+    found = list(differences(given.old, given.new))
+    print("\n\n".join(found) or "no difference")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
