@@ -36,7 +36,9 @@ def lines_of(page: Path) -> list[str]:
     for block in article.find_all(_BREAKS.split()):
         block.append("\n")
     text = article.get_text().replace("#\n", "\n")
-    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    # A citation names the build.
+    return [line for line in lines if line and not line.startswith("note = {")]
 
 
 def data_of(site: Path) -> dict[str, Path]:
