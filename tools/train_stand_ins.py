@@ -37,7 +37,7 @@ class Recipe:
         Sequence length of the first four fifths of the steps, and of the last fifth, which teaches the late positions.
     matrix_lr, other_lr : float
         Peak learning rate of Muon (the layers' matrices, its update scaled to AdamW's size) and of AdamW (embeddings,
-        heads, norms, biases).  See CHANGELOG.md for one trial of each.
+        heads, norms, biases).  See changelog/0.1.0.md for one trial of each.
     warmup : int
         Steps of linear warm-up; after three tenths of all steps both rates fall linearly to a tenth.
     weight_decay, clip : float
@@ -72,7 +72,7 @@ class Recipe:
 
 
 # A masked model learns from the masked positions alone, and from nothing before it looks at their neighbours: it takes more
-# of them, and slower embeddings, which would else drown the positions. See `_begin_masked` and CHANGELOG.md.
+# of them, and slower embeddings, which would else drown the positions. See `_begin_masked` and changelog/0.1.0.md.
 _OWN_RECIPES = {"roberta": Recipe(short=128, matrix_lr=3e-3, other_lr=1e-3, warmup=40, mask_share=0.3)}
 # The share of the held-out tokens that a masked model is scored on: RoBERTa's own, whatever it was trained with.
 _SCORED_SHARE = 0.15
