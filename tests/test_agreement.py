@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvbook.measuring import agreement
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 
 def test_drift_equals_what_one_computes_by_hand():
@@ -36,7 +37,7 @@ def test_shapes_that_would_broadcast_are_refused():
 
 
 def test_unit_roundoff_is_half_of_torchs_epsilon():
-    for name, roundoff in agreement.UNIT_ROUNDOFF.items():
+    for name, roundoff in UNIT_ROUNDOFF.items():
         assert roundoff == torch.finfo(getattr(torch, name)).eps / 2
 
 

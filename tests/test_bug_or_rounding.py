@@ -11,8 +11,8 @@ from planted import changed, moved_to
 from kvbook import paths
 from kvbook.diagnosis import faults
 from kvbook.errors import UserError
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvbook.measuring.estimates import flat
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import loading
 from kvreport.chapters.bug_or_rounding import figures, first_bad_layer, reported, statements, symptoms, tables
 from kvreport.chapters.bug_or_rounding.results import Results

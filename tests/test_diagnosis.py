@@ -17,7 +17,7 @@ from kvbook.diagnosis import check, faults, outcome, probe, seams, verdict
 from kvbook.diagnosis.rows import rows_of, suspicious_layer
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading, placement, tokenizers
 
 DTYPES = tuple(UNIT_ROUNDOFF)

@@ -9,7 +9,8 @@ from planted import Judged, on_processor, run_of, with_rows, with_runs
 from kvbook import lengths as kvbook_lengths
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.measuring import agreement, full_and_split
+from kvbook.measuring import full_and_split
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.layer_drift import by_layer, greedy_paths, measures, mitigations, tables
 from kvreport.chapters.layer_drift.rows import GENERATE, LOOPS, TIES, UNCACHED
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
@@ -122,7 +123,7 @@ def lawful(results, drift, mitigated):
 
     Whether models this small drift at all depends on the processor, so a test of the verdicts makes its own rows.
     """
-    roundoff = drift.rows["dtype"].map(agreement.UNIT_ROUNDOFF)
+    roundoff = drift.rows["dtype"].map(UNIT_ROUNDOFF)
     rows = drift.rows.assign(
         differing_share=0.5,
         max_abs=roundoff * 1.1 ** drift.rows["layer"] * (1 + 0.1 * drift.rows["sample"]),
@@ -208,7 +209,7 @@ def test_rows_as_the_document_describes_them_bear_it_out(lawful):
     [
         ("grows-with-depth", {"max_abs": lambda r: r["max_abs"] * 1.2 ** -r["layer"]}),
         ("grows-with-depth", {"relative_rms": lambda r: r["relative_rms"] * 1.2 ** -r["layer"]}),
-        ("coarser-is-worse", {"max_abs": lambda r: r["max_abs"] / r["dtype"].map(agreement.UNIT_ROUNDOFF) ** 2}),
+        ("coarser-is-worse", {"max_abs": lambda r: r["max_abs"] / r["dtype"].map(UNIT_ROUNDOFF) ** 2}),
         ("coarser-is-worse", {"max_abs": lambda r: r["max_abs"].where(r["dtype"] != "bfloat16", r["max_abs"] / 20)}),
         ("fp32-imperceptible", {"kl_nats": lambda r: 1e-3, "top1_flip": lambda r: r["sample"] % 3 == 0}),
         ("sixteen-bits-matter", {"kl_nats": lambda r: 1e-9}),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvbook import paths
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import kept, loading
 from kvreport.chapters.bug_or_rounding import symptoms, tables
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings

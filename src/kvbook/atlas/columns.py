@@ -11,9 +11,9 @@ import torch
 from kvbook.atlas import configurations, feeding, table
 from kvbook.diagnosis import verdict
 from kvbook.exact import NotInvariant, row_invariant
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvbook.measuring.first_operation import first_operation
 from kvbook.measuring.in_fp64 import widened
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 DTYPES = ("float64", "float32", "bfloat16")
 # In which row-invariant arithmetic is tried, and the first operation that needs it is looked for.

@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from kvbook.diagnosis import probe, tolerance
 from kvbook.errors import UserError
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 _TEXTS, _TOKENS = 2, 20
 

@@ -21,7 +21,7 @@ from kvbook.diagnosis.rows import rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import costs
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import corpus, hub, loading, placement
 
 # What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is a

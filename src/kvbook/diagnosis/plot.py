@@ -5,7 +5,7 @@ from pathlib import Path
 from kvbook.diagnosis.outcome import Outcome
 from kvbook.diagnosis.verdict import LIMIT
 from kvbook.errors import UserError
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 
 def check_possible(to: Path) -> None:

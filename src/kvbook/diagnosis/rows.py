@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook.diagnosis import probe, verdict
 from kvbook.errors import UserError
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import corpus
 
 

@@ -13,7 +13,7 @@ import torch
 from kvbook.diagnosis import storage, verdict
 from kvbook.diagnosis.outcome import INTENDED, STATUS, PathFound, Verdict
 from kvbook.errors import UserError
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 # What the user's function is: the state is None before the first call.
 Step = Callable[[Any, Any], tuple[Any, Any]]

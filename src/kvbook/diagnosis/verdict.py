@@ -36,7 +36,7 @@ import torch
 from scipy import stats
 
 from kvbook.measuring import estimates as fits
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 Kind = Literal["exact", "rounding", "bug", "undecided"]
 

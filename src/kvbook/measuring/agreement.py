@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kvbook.measuring import choosing
-
-# Half the distance from 1 to the next number: the relative error of one rounding (Higham, 2002, section 2.1).
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF  # noqa: F401
 
 
 @dataclass(frozen=True)

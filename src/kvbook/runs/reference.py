@@ -6,7 +6,7 @@ from typing import Any
 
 from kvbook.diagnosis import tolerance
 from kvbook.errors import UserError
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.runs import records
 
 _EXPERIMENT = "layer_drift"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.measuring import agreement
 from kvbook.measuring import estimates as fits
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.blog_past import past_tables
 from kvreport.publishing import documents
 
@@ -121,9 +121,9 @@ def _named(row: dict[str, Any]) -> str:
 
 def roundoffs(rows: pd.DataFrame) -> pd.Series:
     """Give each row's difference over the size of the logits in unit roundoffs of the dtype, or of fp16 where quantized."""
-    own = rows["dtype"].map(agreement.UNIT_ROUNDOFF)
+    own = rows["dtype"].map(UNIT_ROUNDOFF)
     # In 8 bits bitsandbytes casts what enters a product to fp16.  In 4 bits it is asked for the run's dtype, and rounds to bf16
     # all the same on a CPU with AVX512-BF16 (`gemv_4bit`): there fp16's roundoff is the finer one, and the stricter bound.
     # The post's 4-bit logits are fp16's.
-    unit = own.where(rows["quantization"] == "none", own.clip(lower=agreement.UNIT_ROUNDOFF["float16"]))
+    unit = own.where(rows["quantization"] == "none", own.clip(lower=UNIT_ROUNDOFF["float16"]))
     return rows["relative_rms"] / unit

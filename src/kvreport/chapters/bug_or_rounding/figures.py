@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from kvbook.diagnosis import verdict
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.bug_or_rounding import first_bad_layer, reported, symptoms, tables
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES

@@ -7,7 +7,7 @@ import pandas as pd
 from kvbook import lengths
 from kvbook.diagnosis import verdict
 from kvbook.measuring import estimates
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.bug_or_rounding import first_bad_layer, reported, results, symptoms, tables
 from kvreport.chapters.bug_or_rounding.results import Results
 from kvreport.publishing.judging import Measured, fact

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from kvbook.diagnosis import verdict
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.bug_or_rounding import first_bad_layer, reported, symptoms
 
 _KEYS = ["document", "symptom", "model", "weights"]

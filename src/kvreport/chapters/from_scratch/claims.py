@@ -1,6 +1,7 @@
 """The claims of the forum thread about a model from scratch: each one's rule, and what of the rows it looks at."""
 
-from kvbook.measuring import agreement, estimates
+from kvbook.measuring import estimates
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.from_scratch import logits, speed, tables
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW
 from kvreport.chapters.from_scratch.results import Results
@@ -81,7 +82,7 @@ def _prompt_skipped(results: Results) -> Evidence:
     rows = rows[(rows["dtype"] == results.finest) & (rows["comparison"] == logits.LAST_ONLY) & (rows["length"] > 1)]
     if rows.empty:
         return missing(_weights(results), "only 16-bit dtypes, in which rounding hides the difference: add float32")
-    roundoffs = rows["relative_rms"] / agreement.UNIT_ROUNDOFF[results.finest]
+    roundoffs = rows["relative_rms"] / UNIT_ROUNDOFF[results.finest]
     found = facts(zip(rows["length"], roundoffs, strict=True))
     return Evidence(_weights(results), {SKIPPED: found}, f"one text, {len(rows)} prompts of more than one character")
 

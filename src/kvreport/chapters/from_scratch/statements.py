@@ -3,8 +3,8 @@
 import json
 from collections.abc import Callable
 
-from kvbook.measuring import agreement
 from kvbook.measuring.estimates import Estimate
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.from_scratch import claims, logits, results, speed, tables
 from kvreport.chapters.from_scratch.gpt import checkpoints
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW, refill_name
@@ -35,9 +35,7 @@ def _apart(comparison: str, where: str) -> Callable[[Results], list[Measured]]:
             return []
         rows = found.largest
         rows = rows[(rows["comparison"] == comparison) & (rows["where"] == where)]
-        return facts(
-            (DTYPES[row.dtype], row.relative_rms / agreement.UNIT_ROUNDOFF[row.dtype]) for row in rows.itertuples()
-        )
+        return facts((DTYPES[row.dtype], row.relative_rms / UNIT_ROUNDOFF[row.dtype]) for row in rows.itertuples())
 
     return measure
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from kvbook.measuring import agreement, estimates
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, POSTED, WINDOW, refill_name
 from kvreport.chapters.from_scratch.speed import ALL_ROWS, PAST, RUN, STEP
 from kvreport.publishing import wording
@@ -21,8 +22,8 @@ MOST_ROUNDOFFS = 1000
 
 def finest(logits: pd.DataFrame) -> str | None:
     """Name the finest dtype of the rows; None when it is too coarse to tell rounding from a bug."""
-    dtype = min(logits["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
-    return dtype if MOST_ROUNDOFFS * agreement.UNIT_ROUNDOFF[dtype] < 0.01 else None
+    dtype = min(logits["dtype"].unique(), key=UNIT_ROUNDOFF.__getitem__)
+    return dtype if MOST_ROUNDOFFS * UNIT_ROUNDOFF[dtype] < 0.01 else None
 
 
 def largest(logits: pd.DataFrame) -> pd.DataFrame:

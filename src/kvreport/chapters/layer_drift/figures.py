@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from kvbook.measuring import agreement, estimates
+from kvbook.measuring import estimates
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.layer_drift import rows as named
 from kvreport.chapters.layer_drift import tables
 from kvreport.publishing import style
@@ -141,7 +142,7 @@ def plot_relative(means: pd.DataFrame, ax: Axes) -> Axes:
                 continue
             ax.plot(
                 hidden["layer"] / series.loc[series["place"] == "hidden", "layer"].max(),
-                hidden["relative_rms"] / agreement.UNIT_ROUNDOFF[dtype],
+                hidden["relative_rms"] / UNIT_ROUNDOFF[dtype],
                 color=style.DTYPE_COLOURS[dtype], marker=style.MARKERS[model_index], markersize=3.5, linewidth=1.2,
                 linestyle=("-", ":")[model_index % 2],
             )  # fmt: skip

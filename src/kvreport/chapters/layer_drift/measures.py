@@ -6,8 +6,8 @@ from dataclasses import replace
 import pandas as pd
 
 from kvbook.measuring import estimates
-from kvbook.measuring.agreement import UNIT_ROUNDOFF
 from kvbook.measuring.estimates import Estimate
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.chapters.layer_drift import rows
 from kvreport.chapters.layer_drift.rows import EXPERIMENTS, LAST, POSITIONS, POSTED, ROWS, STOCK  # noqa: F401

@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from kvbook.measuring import agreement, estimates
+from kvbook.measuring import estimates
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.prompt_reuse import continuations, split_keys, tables
 from kvreport.chapters.prompt_reuse.results import Results
 from kvreport.publishing.judging import Check, Evidence, Measured, fact, facts, missing
@@ -22,7 +23,7 @@ def _weights(results: Results) -> str:
 
 def _finest(results: Results) -> str:
     """Name the finest dtype of the run."""
-    return min(results.reuse.rows["dtype"].unique(), key=agreement.UNIT_ROUNDOFF.__getitem__)
+    return min(results.reuse.rows["dtype"].unique(), key=UNIT_ROUNDOFF.__getitem__)
 
 
 def _of(equal: pd.Series) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from kvbook.measuring import agreement, estimates
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.chapters.prompt_reuse import continuations, split_keys, tokenizer_boundaries
 from kvreport.publishing import documents
@@ -91,7 +92,7 @@ def by_layer(split: pd.DataFrame, variant: str = split_keys.POSTED) -> pd.DataFr
     rows = split[split["variant"] == variant]
     return rows.assign(
         share=rows["n_differing"] / rows["n_elements"],
-        relative_roundoffs=rows["relative_rms"] / rows["dtype"].map(agreement.UNIT_ROUNDOFF),
+        relative_roundoffs=rows["relative_rms"] / rows["dtype"].map(UNIT_ROUNDOFF),
     )[["model", "dtype", "tensor", "part", "layer", "share", "median_ulps", "max_abs", "relative_roundoffs"]]
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from kvbook.measuring import agreement, estimates, replay
+from kvbook.measuring import estimates, replay
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import cache_factorial, equal_shapes, operation_replay
 from kvreport.publishing import wording
@@ -162,7 +163,7 @@ def factorial_table(factorial: pd.DataFrame) -> pd.DataFrame:
         n_tokens = wording.between(rows["n_tokens"], "{}")
         units = rows.assign(
             way=rows["cache"] + "|" + rows["query"],
-            units=rows["relative_rms"] / agreement.UNIT_ROUNDOFF[dtype],
+            units=rows["relative_rms"] / UNIT_ROUNDOFF[dtype],
         )
         resampled = estimates.resample(units, "units", by="way")
         low, high = resampled.interval()
