@@ -175,6 +175,42 @@ def test_what_must_start_quickly_does_not_import_what_is_slow(library):
     assert {name for name in slow if name.endswith(HEAVY[library]) or part(name) in HEAVY[library]} == set()
 
 
+# What draws a page, in a chapter that names its rows: it reads rows, and takes no library that computes them.
+DRAWS = (".rows", ".measures", ".tables", ".figures")
+COMPUTES = {"torch", "transformers"}
+
+
+def computing_behind(module: str, sources: dict[str, str]) -> list[str]:
+    """List the modules behind a module's imports, at the top of each, that import what computes."""
+    seen, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        if name in sources and name not in seen:
+            seen.add(name)
+            top = [node for node in ast.parse(sources[name]).body if isinstance(node, ast.Import | ast.ImportFrom)]
+            waiting += imports_of("\n".join(map(ast.unparse, top)), name)
+    return sorted(name for name in seen if COMPUTES & imports_at_the_top(sources[name]))
+
+
+def test_a_page_is_drawn_without_what_computes():
+    sources = modules()
+    named = {module.removesuffix(".rows") for module in sources if chapter(module) and module.endswith(".rows")}
+    assert named
+    drawing = [f"{package}{name}" for package in named for name in DRAWS]
+    assert {module: found for module in drawing if (found := computing_behind(module, sources))} == {}
+
+
+def test_control_a_library_that_computes_is_found_behind_two_imports():
+    sources = {
+        "kvreport.chapters.layer_drift.figures": "from kvreport.chapters.layer_drift import tables",
+        "kvreport.chapters.layer_drift.tables": "from kvbook.measuring import agreement",
+        "kvbook.measuring.agreement": "import torch",
+    }
+    assert computing_behind("kvreport.chapters.layer_drift.figures", sources) == ["kvbook.measuring.agreement"]
+    sources["kvreport.chapters.layer_drift.tables"] = "def later():\n    from kvbook.measuring import agreement\n"
+    assert computing_behind("kvreport.chapters.layer_drift.figures", sources) == []
+
+
 # transformers brings these two itself.
 BROUGHT = {"huggingface_hub", "tokenizers"}
 

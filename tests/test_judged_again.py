@@ -20,10 +20,11 @@ def judged(verdict: str) -> dict:
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     """A copy that was executed when its claim was undecided; since then the rule has changed."""
-    table = {"name": TABLE, "caption": "x", "published": True, "csv": "verdict\nundecided\n", "files": {"csv": "0"}}
-    other = {"name": "tab-other", "caption": "x", "csv": "a\n1\n", "files": {"csv": "1"}}
+    table = {"name": TABLE, "published": True, "csv": "verdict\nundecided\n", "files": {"csv": "0"}}
+    other = {"name": "tab-other", "csv": "a\n1\n", "files": {"csv": "1"}}
     outputs = [{"metadata": {"text/html": {"kvbook_table": one}}} for one in (table, other)]
-    notebook = {"cells": [{"cell_type": "markdown", "source": ""}, {"cell_type": "code", "outputs": outputs}]}
+    captions = "\n".join(f":::{{caption}} {name}\nA table.\n:::" for name in (TABLE, "tab-other"))
+    notebook = {"cells": [{"cell_type": "markdown", "source": captions}, {"cell_type": "code", "outputs": outputs}]}
     file = tmp_path / "executed" / "01_one.ipynb"
     file.parent.mkdir()
     file.write_text(json.dumps(notebook | {"metadata": {"kvbook": {}}}))

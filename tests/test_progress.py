@@ -111,4 +111,4 @@ def test_plain_papermill_shows_progress_on_its_terminal_and_keeps_it_out_of_the_
     ]
     said = "".join("".join(text) for text in streams)
     assert "remark" in said
-    assert "square" not in said
+    assert "square 0/3" not in said
