@@ -18,9 +18,9 @@ FILES = frozenset({
 FIXTURES = frozenset({"workplace", "swept", "checkpoint", "freshly_compiled"})
 # The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
 LONGEST_FIRST = (
-    "test_pages", "test_sweeps", "test_faults", "test_row_invariant", "test_scratch", "test_packages", "test_site",
+    "test_pages", "test_sweeps", "test_faults", "test_row_invariant", "test_from_scratch", "test_packages", "test_site",
     "test_execution", "test_wheel", "test_chapters", "test_side_by_side", "test_security", "test_contributing",
-    "test_experiments", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models", "test_pdf",
+    "test_layer_drift", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models", "test_pdf",
     "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_alone", "test_atlas_independent",
 )  # fmt: skip
 # What their executables are called.

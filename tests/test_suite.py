@@ -4,11 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import suite_rules
 
 from kvbook.paths import ROOT
+from kvreport.running import planning
 
 SAMPLE = """
 import subprocess, sys
@@ -24,6 +27,26 @@ def test_starts_a_process_and_does_not_say_so():
 def test_says_so():
     raise AssertionError("left out")
 """
+
+
+def chapters_without_tests_of_their_name(tests: Path, chapters: Iterable[str]) -> list[str]:
+    return [
+        name
+        for name in chapters
+        if not any(
+            re.search(rf"kvreport\.chapters(\.| import ){name}\b", file.read_text("utf-8"))
+            for file in tests.glob(f"test_{name}*.py")
+        )
+    ]
+
+
+def test_a_chapters_tests_are_found_by_its_name(tmp_path):
+    chapters = [chapter.name for chapter in planning.plan()]
+    assert len(chapters) == 12
+    assert chapters_without_tests_of_their_name(ROOT / "tests", chapters) == []
+    # Control: neither another chapter's name nor a file that imports nothing of it is enough.
+    (tmp_path / "test_atlas.py").write_text("from kvreport.chapters.models import tables\n")
+    assert chapters_without_tests_of_their_name(tmp_path, ["atlas", "models"]) == ["atlas", "models"]
 
 
 @pytest.mark.slow
