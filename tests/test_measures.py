@@ -10,7 +10,7 @@ from kvbook.runs.records import Run
 from kvreport.publishing import measures
 from kvreport.publishing.found import Found, Frame
 from kvreport.publishing.judging import UNFITTED
-from kvreport.publishing.measures import Measure, noted, ratio_of_means, share, total
+from kvreport.publishing.measures import Measure, noted, part, ratio_of_means, share, total
 
 DTYPES = ("float32", "bfloat16")
 
@@ -44,9 +44,10 @@ DRIFT = Measure(
     "drift over fp32's", "file", form="{:.1f}", rows="drift", by=("model", "dtype"), over=("dtype", "float32"),
     estimate=ratio_of_means("drift"),
 )  # fmt: skip
+DRIFTED = Measure("drift in bf16", rows="of the frame", estimate=part("drift", "twice"))
 SUM = Measure("sum", rows="of the frame", estimate=total("twice"), form="{:,.0f}")
 SETTING = noted("drift", "settings", "n")
-KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "SETTING": SETTING}
+KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "DRIFTED": DRIFTED, "SETTING": SETTING}
 
 
 def test_each_group_has_its_estimate_and_its_units_and_is_named_by_what_tells_it_apart(found):
@@ -106,6 +107,8 @@ def test_a_name_takes_the_values_that_were_chosen(found):
         ("SUM .1e", "3.5e+02"),
         ("SETTING", "3"),
         ("EQUAL dtype=bfloat16 count", "3 of 12"),
+        ("DRIFTED count", "174 of 348"),
+        ("DRIFTED .0%", "50%"),
         ("EQUAL dtype=bfloat16 value .0%", "25%"),
         ("EQUAL span .2f", "0.25 to 1.00"),
         ("EQUAL dtype=float32 units .0%", "100% [76%, 100%], 12 files"),

@@ -12,7 +12,8 @@ from kvbook import paths
 from kvreport import chapters
 
 FOLDER = Path(chapters.__file__).parent
-NAMES = [module.name for module in pkgutil.iter_modules([str(FOLDER)])]
+# Where there are measures, frames are made once, by name.
+NAMES = [one.name for one in pkgutil.iter_modules([str(FOLDER)]) if not (FOLDER / one.name / "measures.py").exists()]
 
 
 def tables_in(code: str) -> set[str]:

@@ -211,9 +211,22 @@ def total(column: str):
     return counted(lambda rows: rows[column].sum())
 
 
-def part(column: str):
-    """Share of all rows for which a column holds, where these are all that there are."""
-    return counted(lambda rows: rows[column].mean())
+@dataclass(frozen=True)
+class Part(Estimate):
+    """A share that was counted, and of how many."""
+
+    of: int = 0
+
+
+def part(column: str, of: str = ""):
+    """Share of all rows for which a column holds, or of what another one adds up to, where these are all that there are."""
+
+    def estimate(rows: pd.DataFrame) -> Estimate:
+        whole = int(rows[of].sum()) if of else len(rows)
+        value = float(rows[column].sum() / whole)
+        return Part(value, value, value, "range", whole)
+
+    return estimate
 
 
 def distinct(column: str):
@@ -330,11 +343,12 @@ def _span(measured: Sequence[Measured], form: str, _unit: str) -> str:
 
 
 def _count(measured: Sequence[Measured], _form: str, _unit: str) -> str:
-    """Write a share as the units that it is of: 3 of 60."""
-    counts = [(one.estimate.value * one.units, one.units) for one in measured if one.units]
+    """Write a share as what it is of: 3 of 60."""
+    wholes = ((one.estimate.value, getattr(one.estimate, "of", one.units)) for one in measured)
+    counts = [(share * whole, whole) for share, whole in wholes if whole]
     if len(counts) < len(measured) or any(abs(part - round(part)) > 1e-6 for part, _ in counts):
-        raise ValueError("only a share of units, one row each, can be counted")
-    return ", ".join(f"{round(part)} of {whole}" for part, whole in counts)
+        raise ValueError("only a share of units, one row each, or of all rows can be counted")
+    return ", ".join(f"{round(part):,} of {whole:,}" for part, whole in counts)
 
 
 HOW: dict[str, Callable[[Sequence[Measured], str, str], str]] = {
