@@ -15,7 +15,7 @@ from kvbook.errors import UserError
 from kvbook.runs import records
 from kvreport.benchmarks import ratios as bench
 from kvreport.benchmarks import results as tables
-from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.chapters.exact_caches import rows as exact_ways
 from kvreport.site import speed
 
 

@@ -34,7 +34,7 @@ from kvbook.runs import machine, records
 from kvbook.settings import DTypeName, Settings
 from kvreport.benchmarks.results import EXPERIMENT
 from kvreport.chapters.exact_caches import cost
-from kvreport.chapters.exact_caches import paths as exact_ways
+from kvreport.chapters.exact_caches import rows as exact_ways
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.chapters.layer_drift import by_layer as layer_drift
 from kvreport.chapters.static_cache import memory_bandwidth

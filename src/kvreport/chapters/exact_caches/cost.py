@@ -17,7 +17,7 @@ from kvbook.measuring import timing
 from kvbook.models import loading, placement, registry
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
-from kvreport.chapters.exact_caches import paths
+from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 
@@ -41,7 +41,7 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
         unit = str(repeat)
         if unit in writer.done:
             continue
-        order = paths.ARITHMETICS[:: 1 if repeat % 2 else -1]
+        order = ARITHMETICS[:: 1 if repeat % 2 else -1]
         rows = [
             {"repeat": repeat, "source": repeat, "sample": repeat, "arithmetic": arithmetic}
             | turn(model, ids, settings, arithmetic)
@@ -70,7 +70,7 @@ def prefill(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 def turn(model: PreTrainedModel, ids: torch.Tensor, settings: ExactCachesSettings, arithmetic: str) -> dict[str, float]:
     """Time a prefill and a few decode steps in one arithmetic."""
-    switch = exact.row_invariant() if arithmetic == paths.EXACT else nullcontext()
+    switch = exact.row_invariant() if arithmetic == EXACT else nullcontext()
     with torch.inference_mode(), switch:
         _, prefill_s = timing.timed(lambda: prefill(model, ids[:, : settings.n_prefill]), model.device)
         cache = DynamicCache(config=model.config)

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from kvreport.chapters.exact_caches import ladder, paths
+from kvreport.chapters.exact_caches.rows import EXACT, STOCK
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
@@ -19,7 +19,7 @@ _SHADES = LinearSegmentedColormap.from_list("identical", ["white", "#7ab8dc"])
 def _grid(shares: pd.DataFrame, dtype: str) -> pd.DataFrame:
     """Lay the percentages of one dtype out: a row for each model with stock arithmetic, and one for the mode over all."""
     of_dtype = shares[shares["dtype"] == dtype]
-    stock, exact = (of_dtype[of_dtype["arithmetic"] == name] for name in (paths.STOCK, paths.EXACT))
+    stock, exact = (of_dtype[of_dtype["arithmetic"] == name] for name in (STOCK, EXACT))
     grid = 100 * stock.pivot(index="model", columns="way", values="share")
     grid.loc["row-invariant: the lowest"] = 100 * exact.groupby("way")["share"].min()
     order = [*dict.fromkeys(stock["model"]), "row-invariant: the lowest"]
@@ -27,7 +27,7 @@ def _grid(shares: pd.DataFrame, dtype: str) -> pd.DataFrame:
 
 
 def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
-    """Map the share of identical rows by model and way, from `tables.shares`; the book's stands in brackets."""
+    """Map the share of identical rows by model and way, from the frame of shares; the book's stands in brackets."""
     dtypes = list(dict.fromkeys(shares["dtype"]))
     grids = {dtype: _grid(shares, dtype) for dtype in dtypes}
     lines = len(grids[dtypes[0]])
@@ -67,7 +67,7 @@ def figure_ladder(table: pd.DataFrame) -> Figure:
         place = rows["rung"].map(rungs.index) + 0.18 * (index - (len(dtypes) - 1) / 2)
         drawn = {"color": DTYPE_COLOURS[dtype], "marker": style.MARKERS[index], "linestyle": "", "markersize": 5}
         left.plot(rows["share"], place, **drawn)
-        stock = rows.loc[rows["rung"] == ladder.STOCK, "error"].iloc[0]
+        stock = rows.loc[rows["rung"] == STOCK, "error"].iloc[0]
         right.plot(rows["error"] / stock, place, label=DTYPES[dtype], **drawn)
     left.set(xlabel="share of identical rows", xlim=(-0.07, 1.07))
     left.set_yticks(range(len(rungs)), rungs)

@@ -17,17 +17,17 @@ from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.exact_caches import paths
+from kvreport.chapters.exact_caches import rows as named
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
-STOCK = "stock"
 # Attention implementation and invariant parts of every rung; None is torch's own arithmetic.
 RUNGS: dict[str, tuple[str | None, tuple[str, ...] | None]] = {
-    STOCK: (None, None),
-    "stock, eager": ("eager", None),
-    "attention": (None, ("attention",)),
-    "products": (None, ("products",)),
-    "products + attention": (None, ("products", "attention")),
-    "all": (None, exact.PARTS),
+    named.STOCK: (None, None),
+    named.EAGER: ("eager", None),
+    named.ATTENTION: (None, ("attention",)),
+    named.PRODUCTS: (None, ("products",)),
+    named.BOTH: (None, ("products", "attention")),
+    named.ALL: (None, exact.PARTS),
 }
 
 

@@ -16,6 +16,7 @@ from kvbook.runs import records, samples, threads
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.exact_caches import paths
+from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 # Sizes of chunks, in the order in which they are fed: one token, odd numbers, and one either side of a power of two.
@@ -46,8 +47,8 @@ def ways(model: PreTrainedModel, length: int, first: int) -> Iterator[tuple[str,
 
 def compare(model: PreTrainedModel, ids: torch.Tensor, first: int) -> Iterator[dict[str, Any]]:
     """Hold every way against the full pass, under both arithmetics."""
-    for arithmetic in paths.ARITHMETICS:
-        with torch.inference_mode(), exact.row_invariant() if arithmetic == paths.EXACT else nullcontext():
+    for arithmetic in ARITHMETICS:
+        with torch.inference_mode(), exact.row_invariant() if arithmetic == EXACT else nullcontext():
             full = model(ids, use_cache=False).logits[0]
             for way, sizes, cache in ways(model, ids.shape[1], first):
                 about = {"arithmetic": arithmetic, "way": way, "chunks": len(sizes)}
@@ -108,7 +109,7 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
 
 def work(settings: ExactCachesSettings) -> Work:
     """Count the passes of the model in each dtype."""
-    n_texts = len(paths.ARITHMETICS) * settings.n_samples
+    n_texts = len(ARITHMETICS) * settings.n_samples
     mean = sum(settings.lengths) // len(settings.lengths)
     return Work(mean, 4 * n_texts, _SINGLE * n_texts, settings.dtypes)
 

@@ -17,10 +17,9 @@ from kvbook.models import corpus, registry, sources
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT, SINGLE
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
-STOCK, EXACT = "stock", "row-invariant"
-ARITHMETICS = (STOCK, EXACT)
 # Tokens that a padded text is moved by.
 _PAD = 7
 
@@ -55,7 +54,7 @@ def ways(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, torch
     yield "chunks", fed(model, ids, chunks(length), DynamicCache(config=config))
     static = StaticCache(config=config, max_cache_len=length + _PAD)
     yield "chunks, static cache", fed(model, ids, chunks(length), static)
-    yield "token by token", fed(model, ids, [1] * length, DynamicCache(config=config))
+    yield SINGLE, fed(model, ids, [1] * length, DynamicCache(config=config))
     yield "in a batch of three", model(torch.cat([ids.flip(1), ids, ids.roll(5, 1)])).logits[1]
     padded = torch.cat([ids[:, :_PAD], ids], 1)
     mask = torch.ones_like(padded)

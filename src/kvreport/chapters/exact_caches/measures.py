@@ -1,0 +1,97 @@
+"""What the rows of the chapter on exact caches say: its measures, then the sentences that they decide."""
+
+from dataclasses import replace
+
+from kvreport.chapters.exact_caches.rows import ALL, ATTENTION, BOTH, EXACT, EXPERIMENTS, PRODUCTS, ROWS, SINGLE, STOCK  # noqa: F401
+from kvreport.publishing.measures import (
+    Measure,
+    distinct,
+    first,
+    holds,
+    median_of_ratios,
+    noted,
+    part,
+    ratio_of_means,
+    share,
+    total,
+)  # fmt: skip
+from kvreport.publishing.rules import HALF, Bound, every
+
+DIFFERING = Measure(
+    "rows that are not bitwise identical in {arithmetic} mode", "", "model and dtype", "{:.0f}", "all rows that were run",
+    rows="ways", by=("model", "dtype"), estimate=total("differing"),
+).where(arithmetic=EXACT)  # fmt: skip
+DIFFERING_AT_LENGTH = replace(DIFFERING, series="dtype", rows="lengths", by=("dtype",))
+DIFFERING_ON_RUNG = Measure(
+    "rows that are not bitwise identical with both parts row-invariant", "", "dtype", "{:.0f}", rows="ladder", by=("dtype",),
+    estimate=total("differing"),
+).where(rung=BOTH)  # fmt: skip
+STOCK_TEXTS_AT_LENGTH = Measure(
+    "share of texts with a row that is not bitwise identical, {arithmetic}", "file", "dtype", rows="long texts", by=("dtype",),
+    estimate=share("differing"),
+).where(arithmetic=STOCK)  # fmt: skip
+STOCK_TEXTS = Measure(
+    "share of texts whose rows are all bitwise identical, {arithmetic}, {way}", "file", "model", rows="ways", by=("model",),
+    estimate=share("identical"),
+).where(arithmetic=STOCK, way=SINGLE)  # fmt: skip
+ONE_PART = Measure(
+    "share of texts whose rows are all bitwise identical with {rung} alone row-invariant", "file", "dtype", rows="ladder",
+    by=("dtype",), estimate=share("identical"),
+)  # fmt: skip
+ERROR = Measure(
+    "error of the full pass against fp64 in row-invariant mode, over stock's", "file", "dtype", rows="ladder",
+    by=("dtype", "rung"), over=("rung", STOCK), estimate=ratio_of_means("error_rms"),
+).where(rung=ALL)  # fmt: skip
+ERROR_OF_STEPS = replace(
+    ERROR, name=ERROR.name.replace("the full pass", "tokens fed one by one"), estimate=ratio_of_means("step_error_rms")
+)
+PRICE = Measure(
+    "time in row-invariant mode over stock's", "repeat", "phase", rows="times", by=("phase", "arithmetic"),
+    over=("arithmetic", STOCK), estimate=median_of_ratios("seconds"),
+)  # fmt: skip
+
+# Facts for the prose.
+MODEL = noted("exact_ladder", "models", 0, "name")
+N_TOKENS = noted("exact_ways", "settings", "n_tokens")
+TEXTS = Measure("texts", rows="exact_ways", estimate=distinct("sample"), form="{:.0f}")
+TEXTS_ON_RUNGS, LONG_TEXTS = (replace(TEXTS, rows=rows) for rows in ("exact_ladder", "exact_lengths"))
+LONG_LENGTHS = Measure("tokens", rows="exact_lengths", by=("n_tokens",), estimate=first("n_tokens"), form="{:,.0f}")
+WAYS = Measure("ways to feed a text", rows="exact_ways", estimate=distinct("way"), form="{:.0f}")
+OTHERS = Measure("stand-ins", rows="ways", estimate=distinct("model"), form="{:.0f}").where(own=False)
+_IDENTICAL = Measure("rows that are bitwise identical", rows="ways", estimate=part("equal_rows", "rows"))
+EXACT_ROWS, EXACT_ROWS_OF_OTHERS = (_IDENTICAL.where(arithmetic=EXACT, own=own) for own in (True, False))
+EXACT_ROWS_AT_LENGTH = replace(_IDENTICAL, rows="lengths").where(arithmetic=EXACT)
+STOCK_ROWS = _IDENTICAL.where(arithmetic=STOCK, way=SINGLE, own=True)
+
+_NONE = Bound(0, "arithmetic", "none")
+_TENTH_MORE = Bound(1.1, "ours", "a tenth more", "ratio")
+
+STATEMENTS = {
+    "no-row-differs": holds(every(DIFFERING, "at most", _NONE), headline=True),
+    "no-row-differs-at-length": holds(every(DIFFERING_AT_LENGTH, "at most", _NONE), headline=True),
+    "stock-differs-at-length": holds(every(STOCK_TEXTS_AT_LENGTH, "above", HALF), "this processor"),
+    "stock-differs-in-fp32": holds(
+        every(STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share")), "this processor"
+    ),
+    "products-alone-are-not-enough": holds(
+        every(ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF), "this model"
+    ),
+    "attention-alone-is-not-enough-in-fp32": holds(
+        every(ONE_PART.where(rung=ATTENTION, dtype="float32"), "below", HALF), "this model"
+    ),
+    "attention-alone-is-enough-in-bf16": holds(
+        every(ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "above", HALF), "this processor", on="Intel"
+    ),
+    "attention-alone-is-not-enough-on-amd": holds(
+        every(ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "below", HALF), "this processor", on="AMD"
+    ),
+    "products-and-attention-are-enough": holds(every(DIFFERING_ON_RUNG, "at most", _NONE), "this processor"),
+    "error-is-no-larger": holds(every(ERROR, "at most", _TENTH_MORE), "this model"),
+    "error-of-steps-is-no-larger": holds(every(ERROR_OF_STEPS, "at most", _TENTH_MORE), "this model"),
+    "error-in-fp32-is-smaller": holds(
+        every(ERROR.where(dtype="float32"), "below", Bound(1, "arithmetic", "as large")), "this model"
+    ),
+    "price-is-small": holds(
+        every(PRICE, "below", Bound(1.25, "ours", "a quarter more time", "ratio")), "this processor"
+    ),
+}  # fmt: skip
