@@ -90,7 +90,8 @@ def check(settings: CheckSettings) -> Outcome:
             use_cache = getattr(loaded.model.config.get_text_config(), "use_cache", None)
             # Where the configuration says nothing, the caller does, as `generate` does.
             asks = {"use_cache": True} if use_cache is None else {}
-            apart |= dtype == "float64" and _experts_one_by_one(loaded.model)
+            if dtype == "float64":
+                apart = _experts_one_by_one(loaded.model)
             with _in_one_line(identity["name"]), _counted(loaded.model, dtype, work):
                 found = list(rows_of(loaded.model, dtype, texts, seed, WAYS, _TOGETHER, **asks))
                 _refuse_not_finite(identity["name"], loaded.model, found)

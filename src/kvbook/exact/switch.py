@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.nn import Parameter
@@ -141,14 +142,17 @@ def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return _bmm(*flat).view(*batch, left.shape[-2], right.shape[-1])
 
 
-def _refusal(name: str) -> Callable[..., None]:
-    def refuse(*_arguments: object, **_options: object) -> None:
+@dataclass(frozen=True)
+class _Refusal:
+    """Stands for an operation that cannot be made row-invariant."""
+
+    name: str
+
+    def __call__(self, *_arguments: object, **_options: object) -> None:
         raise NotInvariant(
-            f"row_invariant() met {name}, which it cannot make row-invariant: leave the block for this operation, "
+            f"row_invariant() met {self.name}, which it cannot make row-invariant: leave the block for this operation, "
             "or use a model without it"
         )
-
-    return refuse
 
 
 def _exists(name: str, key: str) -> bool:
@@ -200,7 +204,7 @@ def _replacements(key: str, names: frozenset[str]) -> dict[str, Callable[..., ob
         if any(pattern.match(name) for pattern in patterns) and (
             _exists(name, key) or _exists(name, "CompositeExplicitAutograd")
         ):
-            table[name] = _refusal(name)
+            table[name] = _Refusal(name)
     return table
 
 
@@ -218,7 +222,7 @@ def _only(table: dict[str, Callable[..., object]], parts: Collection[str]) -> di
     return {
         name: function
         for name, function in table.items()
-        if function.__name__ != "refuse"
+        if not isinstance(function, _Refusal)
         and ("products" if name in products else "attention" if name in attends else "functions") in parts
     }
 
