@@ -60,7 +60,7 @@ def test_each_experiments_own_loop_takes_the_lowest_index_and_so_does_generate(o
         written = {
             "uncached": first_divergence.write_uncached(on_a_tie, ids, 0, 5, choose),
             "cached": [steps[0] for steps in first_divergence.write_cached(on_a_tie, ids, [0], 5, choose)],
-            **{way: [SimpleNamespace(**row) for row in texts._write(on_a_tie, ids, way, 5)] for way in texts.WAYS},
+            **{way: [SimpleNamespace(**row) for row in texts._write(on_a_tie, ids, way, 5)] for way in texts.KINDS},
             "samples": [SimpleNamespace(token=token) for token, _ in greedy_samples.write(on_a_tie, ids, 5)],
         }
     assert {step.token for steps in (*loops.values(), *written.values()) for step in steps} == {7}

@@ -9,8 +9,8 @@ from kvbook.errors import UserError
 from kvbook.runs.records import Run
 from kvreport.publishing import measures
 from kvreport.publishing.found import Found, Frame
-from kvreport.publishing.judging import UNFITTED
-from kvreport.publishing.measures import Measure, noted, part, ratio_of_means, share, total
+from kvreport.publishing.judging import NOT_RECORDED, UNFITTED
+from kvreport.publishing.measures import Measure, Worded, median, noted, part, ratio_of_means, share, total
 
 DTYPES = ("float32", "bfloat16")
 
@@ -54,6 +54,22 @@ def test_each_group_has_its_estimate_and_its_units_and_is_named_by_what_tells_it
     one, other = EQUAL(found)
     assert (one.series, one.estimate.value, one.units) == ("fp32", 1.0, 12)
     assert (other.series, other.estimate.value) == ("bf16", 0.25)
+
+
+def test_a_ratio_of_times_is_taken_at_each_repeat_in_whatever_order_they_stand():
+    rows = pd.DataFrame({"repeat": range(5), "s": [1.0, 2.0, 3.0, 4.0, 50.0]})
+    twice = rows.assign(s=2 * rows["s"]).iloc[::-1]
+    estimate = median("s")(twice, rows)
+    assert (estimate.low, estimate.value, estimate.high) == (2, 2, 2)
+    # Control: repeats that belong to others have other ratios.
+    assert median("s")(twice.assign(repeat=range(5)), rows).low != 2
+    assert median("s")(rows).value == 3
+    assert median("s")(rows, rows.assign(repeat=9)) is None, "no repeat is in both"
+
+
+def test_words_are_of_rows_that_are_there(found):
+    assert Worded("bf16", lambda rows: f"{len(rows)} rows")(found) == "12 rows"
+    assert Worded("gone", lambda rows: f"{len(rows)} rows")(found) == NOT_RECORDED
 
 
 def test_a_group_is_compared_with_its_partner_and_not_with_itself(found):

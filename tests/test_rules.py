@@ -13,7 +13,7 @@ from kvreport.chapters.blog_past import claims as blog_past
 from kvreport.chapters.from_scratch import claims as from_scratch
 from kvreport.chapters.layer_drift import measures as layer_drift
 from kvreport.chapters.prompt_reuse import claims as prompt_reuse
-from kvreport.chapters.static_cache import claims as static_cache
+from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.where_drift_begins import claims as where_drift_begins
 from kvreport.chapters.which_path_is_right import claims as which_path
 from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge, missing

@@ -10,28 +10,32 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import MACHINE, Judged, run_of
+from planted import MACHINE, Judged, run_of, with_runs
 from torch._dynamo.utils import counters
 
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import caches, decoding, large_pages, memory, onerow
 from kvbook.measuring.decoding import Decoder, Way
-from kvreport.chapters.static_cache import (
-    beside_llama_cpp,
-    claims,
-    memory_bandwidth,
-    shapes,
-    speed,
-    statements,
-    step_budget,
-    step_tables,
-    tables,
-)
+from kvbook.measuring.estimates import Estimate
+from kvreport.chapters.static_cache import measures, memory_bandwidth, shapes, speed, tables
+from kvreport.chapters.static_cache import rows as chapter_rows
 from kvreport.chapters.static_cache import texts as written_texts
-from kvreport.chapters.static_cache.results import EXPERIMENTS, Results, Speeds
+from kvreport.chapters.static_cache.results import EXPERIMENTS
+from kvreport.chapters.static_cache.rows import (
+    CALLS,
+    GENERATE,
+    KERNELS_OF_HEAD,
+    KERNELS_OF_LAYERS,
+    OURS,
+    PROFILED,
+    STEP,
+    THEIRS,
+)  # fmt: skip
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import documents
+from kvreport.publishing import found as found_in
+from kvreport.publishing.found import Found
 from kvreport.publishing.statements import check
 
 IDS = torch.tensor([[5, 17, 200, 31, 8]])
@@ -321,13 +325,19 @@ def rows() -> pd.DataFrame:
     return made_rows(TIMES)
 
 
-@pytest.fixture
-def speeds(rows) -> Speeds:
-    return Speeds(run_of(rows))
+def found_of(**runs: pd.DataFrame) -> Found:
+    """Give what the chapter finds in these rows, by experiment."""
+    return found_in.of_runs("static_cache", {name: run_of(rows) for name, rows in runs.items()})
 
 
-def test_speeds_are_steps_over_their_seconds(speeds):
-    table = speeds.table.set_index(["engine", "cache", "compiled", "one_row", "large_pages"])["speed"]
+def told(measure: measures.Measure, rows: pd.DataFrame) -> list[Estimate]:
+    return [one.estimate for one in measure(found_of(static_speed=rows))]
+
+
+def test_speeds_are_steps_over_their_seconds(rows):
+    table = tables.speeds(found_of(static_speed=rows)).set_index(
+        ["engine", "cache", "compiled", "one_row", "large_pages"]
+    )["speed"]
     assert table[("loop", "static", 1, 1, 0)].value == pytest.approx(100 / 1.01)
     assert table[("loop", "static", 1, 1, 1)].value == pytest.approx(125 / 1.01)
     assert table[("loop", "static", 1, 1, 0)].high == pytest.approx(100)
@@ -336,11 +346,11 @@ def test_speeds_are_steps_over_their_seconds(speeds):
     assert table[("generate", "dynamic", 0, 0, 0)].high == pytest.approx(40)
 
 
-def test_a_single_run_is_given_no_range(speeds):
-    rows = speeds.rows
-    once = Speeds(run_of(rows[(rows["engine"] != speed.GENERATE) | (rows["cache"] != "none") | (rows["repeat"] == 0)]))
+def test_a_single_run_is_given_no_range(rows):
+    once = rows[(rows["engine"] != GENERATE) | (rows["cache"] != "none") | (rows["repeat"] == 0)]
     written, before = (
-        tables.speed_grid(each.table, tables.Limit(1e9, 8e6)).set_index("way")["tokens/s"] for each in (once, speeds)
+        tables.speed_grid(tables.speeds(found_of(static_speed=each)), 125).set_index("way")["tokens/s"]
+        for each in (once, rows)
     )
     assert written["generate, none"] == "10.0"
     # Controls: of several runs there is a range, also of the others here.
@@ -348,45 +358,51 @@ def test_a_single_run_is_given_no_range(speeds):
     assert written.drop("generate, none").str.contains(" to ").all()
 
 
-def test_ratios_compare_runs_of_the_same_turn(speeds):
-    found = tables.ratio(speeds.per_repeat, ("static", True, True, False), ("static", False, False, False))
+def test_ratios_compare_runs_of_the_same_turn(rows):
+    (found,) = told(measures.ONE_ROW, rows)
     assert (found.low, found.value, found.high) == pytest.approx((2.5, 2.5, 2.5))
 
 
 def test_against_generate_counts_the_prefill_on_both_sides(rows):
-    found = tables.against_generate(rows, ("static", True, True, False))
-    assert found.high == pytest.approx(200 / (199 * 0.01 + 0.03) / 40, rel=1e-3)
+    (found,) = told(measures.OVER_GENERATE, rows)
+    # Each repeat of a step is longer by as much as one of `generate`; the prefill is not.
+    assert found.low == pytest.approx(200 / (199 * 0.008 + 0.03) / 40, rel=1e-3)
 
 
 def test_growth_is_found_where_it_is_and_not_where_it_is_not(rows):
-    grows = tables.growth(tables.step_seconds(rows, "none", False))
-    assert grows.value == pytest.approx(100 * 4e-4 / 0.0204, rel=0.02)
-    flat = tables.growth(tables.step_seconds(rows, "dynamic", False))
-    assert flat.low <= 0 <= flat.high
+    found = found_of(static_speed=rows)["growth"].groupby("cache")["growth"]
+    assert found.median()["none"] == pytest.approx(100 * 4e-4 / 0.0204, rel=0.02)
+    assert found.min()["dynamic"] <= 0 <= found.max()["dynamic"]
 
 
 def test_what_the_document_published_is_compared_as_it_stands():
     # By hand: 26 / 21 and 31 / 27 tokens a second; 9 s in the table against 8.03 s of a later call.
-    assert tables.published_gains() == pytest.approx({"L4": 1.0, "T4": 26 / 21, "A100": 31 / 27})
-    assert tables.published_spread() == pytest.approx(9 / 8.03 - 1)
+    gains = measures.PUBLISHED_AHEAD.table(found_of()).set_index("device")["estimate"]
+    assert gains.map(lambda one: one.value).to_dict() == pytest.approx(
+        {"L4": 0, "T4": 26 / 21 - 1, "A100": 31 / 27 - 1}
+    )
+    assert measures.PUBLISHED_EQUAL(found_of()) == "L4"
+    (spread,) = measures.PUBLISHED_SPREAD(found_of())
+    assert spread.estimate.value == pytest.approx(9 / 8.03 - 1)
 
 
 def test_the_crossover_is_where_the_lines_cross(rows):
     # 0.02 + 4e-4 * step = 0.025 at step 12.5, seven tokens behind the prompt.
-    said = re.fullmatch(r"from (\d+) tokens on", tables.crossover(rows, compiled=False))
+    def said_of(rows: pd.DataFrame) -> str:
+        return measures.CROSSOVER(found_of(static_speed=rows))
+
+    said = re.fullmatch(r"from (\d+) tokens on", said_of(rows))
     assert int(said[1]) == pytest.approx(20, abs=1)
     never = made_rows(TIMES | {("none", 0, 0): (0.01, 0.0)})
-    assert tables.crossover(never, compiled=False) == "at no length measured"
+    assert said_of(never) == "at no length measured"
     always = made_rows(TIMES | {("none", 0, 0): (0.03, 4e-4)})
-    assert re.fullmatch(
-        r"already at the shortest length measured, \d+ tokens", tables.crossover(always, compiled=False)
-    )
+    assert re.fullmatch(r"already at the shortest length measured, \d+ tokens", said_of(always))
 
 
 def test_the_limit_is_bandwidth_over_bytes():
     read = pd.DataFrame({"kernel": ["sum", "copy"], "repeat": 0, "n_bytes": [4e9, 8e9], "seconds": [0.2, 0.2]})
     used = pd.DataFrame({"cache": ["static"], "n_tokens": [200], "weights_bytes": [3e8], "kv_bytes": [2e8]})
-    assert tables.limit(read, used).tokens_per_second == pytest.approx(100)
+    assert tables.limit(found_of(memory_bandwidth=read, static_memory=used)) == pytest.approx(100)
 
 
 def budget_rows(milliseconds: dict[str, dict[str, float]]) -> pd.DataFrame:
@@ -399,9 +415,9 @@ def budget_rows(milliseconds: dict[str, dict[str, float]]) -> pd.DataFrame:
 
 
 PARTS = {
-    step_budget.STEP: 14.0, step_budget.PROFILED: 15.0, step_budget.LAYERS: 10.0, step_budget.HEAD: 2.0, step_budget.CALLS: 1.0,
+    STEP: 14.0, PROFILED: 15.0, KERNELS_OF_LAYERS: 10.0, KERNELS_OF_HEAD: 2.0, CALLS: 1.0,
 }  # fmt: skip
-SLOWER = {step_budget.STEP: 21.0, step_budget.LAYERS: 13.0, step_budget.PROFILED: 18.0}
+SLOWER = {STEP: 21.0, KERNELS_OF_LAYERS: 13.0, PROFILED: 18.0}
 BUDGET = budget_rows({"usual": PARTS | SLOWER, "large": PARTS})
 # A gain from large pages of 1.05 to 1.47, by repeat, around the 1.25 of `TIMES`.
 OVERLAPPING = BUDGET.assign(
@@ -410,21 +426,20 @@ OVERLAPPING = BUDGET.assign(
 
 
 def test_the_parts_of_a_step_add_up_to_the_profiled_step():
-    found = step_tables.budget(BUDGET, tables.Limit(1e9, 8e6)).set_index("part")["large"]
-    parts = [
-        found[part].value
-        for part in (step_tables.READING, step_tables.REST_OF_KERNELS, step_tables.CALLS, step_tables.AROUND)
-    ]
+    read = pd.DataFrame({"n_bytes": [1e9], "seconds": [1.0]})
+    used = pd.DataFrame([held("static", weights_bytes=7e6, kv_bytes=2e6)])
+    found = tables.budget(found_of(step_budget=BUDGET, memory_bandwidth=read, static_memory=used))["large"]
+    *parts, profiled, step = (one.value for one in found)
     assert parts == pytest.approx([8, 4, 1, 2], rel=0.01)
-    assert sum(parts) == pytest.approx(found[step_tables.PROFILED].value, rel=0.01)
-    assert found[step_tables.STEP].value == pytest.approx(14, rel=0.01)
+    assert sum(parts) == pytest.approx(profiled, rel=0.01)
+    assert step == pytest.approx(14, rel=0.01)
 
 
 def beside_rows(theirs: float) -> pd.DataFrame:
     """Make steps of 14 ms, and others of so many."""
     return pd.DataFrame(
         ABOUT | {"repeat": repeat, "program": program, "n_steps": 5, "step_s": 1e-3 * ms * (1 + 0.001 * repeat)}
-        for program, ms in ((beside_llama_cpp.OURS, 14.0), (beside_llama_cpp.THEIRS, theirs))
+        for program, ms in ((OURS, 14.0), (THEIRS, theirs))
         for repeat in range(5)
     )
 
@@ -448,11 +463,13 @@ CONTEXTS = context_rows(per_token=1)
 
 
 def test_where_the_cache_takes_over_is_found_in_bytes_and_in_time():
-    found = step_tables.by_context(CONTEXTS)
-    assert step_tables.as_many_bytes_at(found, "bfloat16", 16) == pytest.approx(1000 / 16)
+    found = found_of(weights_or_cache=CONTEXTS)
+    (as_many,) = measures.CACHE_IS_WEIGHTS.where(dtype="bfloat16", batch=16)(found)
+    assert as_many.estimate.value == pytest.approx(1000 / 16)
     # 10 ms + 16 us a token is twice its value at 128 tokens where 16 us x tokens = 10 ms + 2 x 2.048 ms.
-    assert step_tables.doubled_at(found, "bfloat16", 16) == pytest.approx((10 + 2 * 2.048) / 0.016, rel=0.01)
-    assert step_tables.doubled_at(found, "bfloat16", 1) == np.inf
+    alone, batch = (measures.DOUBLED.where(dtype="bfloat16", batch=size)(found)[0].estimate.value for size in (1, 16))
+    assert batch == pytest.approx((10 + 2 * 2.048) / 0.016, rel=0.03)
+    assert alone == np.inf
 
 
 def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFrame:
@@ -465,13 +482,13 @@ def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFram
 
 def test_partings_name_the_first_other_token_and_its_margin():
     rows = text_rows({"none": [1, 2, 3], "dynamic": [1, 2, 3], "static": [1, 9, 3]}, [1.0, 0.01, 1.0])
-    table = tables.partings(rows).set_index(["against", "cache"])
+    table = chapter_rows.partings(run_of(rows)).set_index(["against", "cache"])
     assert np.isnan(table.loc[("none", "dynamic"), "step"])
     assert table.loc[("none", "static"), ["step", "margin"]].tolist() == [1, 0.01]
     assert table["tied"].tolist() == [None, False, False]
     # A tie on the other side counts as well.
     tied = rows.assign(margin=rows["margin"].where((rows["cache"] != "static") | (rows["step"] != 1), 0.0))
-    assert tables.partings(tied)["tied"].tolist() == [None, True, True]
+    assert chapter_rows.partings(run_of(tied))["tied"].tolist() == [None, True, True]
 
 
 def held(cache: str, **values) -> dict:
@@ -525,25 +542,25 @@ def results_of(
     contexts=None,
     beside=None,
     device_name="a processor",
-) -> Results:
+) -> Found:
     machine = MACHINE | {"device_name": device_name}
-    return Results(
-        run_of(rows, settings={"device": device}, models=models, machine=machine),
-        run_of(pd.DataFrame({"n_bytes": [4e9], "seconds": [0.2]})),
-        run_of(memory),
-        run_of(shape_rows() if shapes is None else shapes),
-        run_of(texts, models=models),
-        run_of(BUDGET if budget is None else budget),
-        run_of(CONTEXTS if contexts is None else contexts),
-        run_of(beside_rows(theirs=16.0) if beside is None else beside),
+    found = found_of(
+        memory_bandwidth=pd.DataFrame({"n_bytes": [4e9], "seconds": [0.2]}),
+        static_memory=memory,
+        static_shapes=shape_rows() if shapes is None else shapes,
+        static_texts=texts,
+        step_budget=BUDGET if budget is None else budget,
+        weights_or_cache=CONTEXTS if contexts is None else contexts,
+        beside_llama_cpp=beside_rows(theirs=16.0) if beside is None else beside,
     )
+    return with_runs(found, static_speed=run_of(rows, settings={"device": device}, models=models, machine=machine))
 
 
 def outcome(name: str, **given) -> str:
     """Hold a statement against made rows."""
     rows = made_rows(given.pop("seconds", TIMES), given.pop("generate", None), given.pop("graphs", 0), repeats=5)
     # Whatever processor it speaks of: made rows are of none.
-    return check(replace(statements.STATEMENTS[name], on=""), results_of(rows, **given)).outcome
+    return check(replace(measures.STATEMENTS[name], on=""), results_of(rows, **given)).outcome
 
 
 COMPILED_LATE = {("static", 1, 0): (0.04, 0.0)}
@@ -554,10 +571,8 @@ CONTRARY = {
     "one-row-pays": {"seconds": TIMES | {("static", 1, 1): (0.02, 0.0)}},
     "large-pages-pay": {"seconds": TIMES | {("static", 1, 1, 1): (0.012, 0.0)}},
     "runs-disagree-on-pages": {"budget": OVERLAPPING},
-    "kernels-take-most": {"budget": budget_rows({"large": PARTS | {step_budget.LAYERS: 1.0}})},
-    "large-pages-save-kernels": {
-        "budget": budget_rows({"usual": PARTS | {step_budget.PROFILED: 18.0}, "large": PARTS})
-    },
+    "kernels-take-most": {"budget": budget_rows({"large": PARTS | {KERNELS_OF_LAYERS: 1.0}})},
+    "large-pages-save-kernels": {"budget": budget_rows({"usual": PARTS | {PROFILED: 18.0}, "large": PARTS})},
     "cache-outgrows-weights": {"contexts": context_rows(per_token=0.1)},
     "one-sequence-hardly-grows": {"contexts": context_rows(per_token=10)},
     "one-sequence-in-fp16-grows-on-amd": {"contexts": CONTEXTS},
@@ -578,13 +593,14 @@ CONTRARY = {
 def test_ours_beside_the_published_speeds_names_the_threads(threads, said):
     rows = made_rows(TIMES, None, 0, repeats=5)
     results = results_of(rows)
-    results.speed.about["machine"] = results.speed.about["machine"] | {"threads": threads}
-    assert any(str(cell).endswith(said) for cell in results.beside_published.to_numpy().ravel())
+    about = results.runs["static_speed"].about
+    about["machine"] = about["machine"] | {"threads": threads}
+    assert any(str(cell).endswith(said) for cell in tables.beside_published(results).to_numpy().ravel())
 
 
 def test_every_statement_of_ours_has_its_negative_control():
     # Graphs that are compiled late have a test of their own below.
-    assert set(CONTRARY) == set(statements.STATEMENTS) - {"dynamic-compiles"}
+    assert set(CONTRARY) == set(measures.STATEMENTS) - {"dynamic-compiles"}
 
 
 @pytest.mark.parametrize("name", CONTRARY)
@@ -598,12 +614,11 @@ def test_a_statement_holds_on_rows_made_for_it_and_fails_on_others(name):
 
 
 def test_a_chapter_without_rows_says_not_run():
-    nothing = Results(*[None] * len(EXPERIMENTS))
-    assert {check(one, nothing).outcome for one in statements.STATEMENTS.values()} == {"not run"}
+    assert {check(one, found_of()).outcome for one in measures.STATEMENTS.values()} == {"not run"}
 
 
 def verdicts_on(seconds=TIMES, generate=None, graphs=0, repeats=5, last=200, **others) -> Judged:
-    return Judged(claims.CHECKS, results_of(made_rows(seconds, generate, graphs, repeats, last), **others))
+    return Judged(measures.CHECKS, results_of(made_rows(seconds, generate, graphs, repeats, last), **others))
 
 
 def test_what_a_cpu_can_say_of_the_document():
@@ -665,9 +680,9 @@ def test_a_claim_and_a_statement_on_one_ratio_give_one_number():
     # Repeats whose ratios have another mean than median.
     rows["seconds"] *= 1 + rows["repeat"] ** 2 * (rows["cache"] == "static")
     results = results_of(rows)
-    eager, compiled = claims.CHECKS["static-faster"].measure(results).found[claims.KIND]
+    eager, compiled = measures.CHECKS["static-faster"].measure(results).found[measures.KIND]
     for one, statement in ((eager, "static-alone"), (compiled, "static-compiled")):
-        (other,) = statements.STATEMENTS[statement].measure(results)
+        (other,) = measures.STATEMENTS[statement].measure(results)
         assert (one.estimate, one.units) == (other.estimate, other.units)
     # Control: the two ratios are told apart.
     assert eager.estimate != compiled.estimate
@@ -689,15 +704,15 @@ def test_what_compiles_nothing_is_no_first_call_and_configurations_are_no_sample
     rows = made_rows(TIMES)
     found = rows["large_pages"] == 1
     rows.loc[found, "graphs"] = 0
-    evidence = claims.CHECKS["first-call-slow"].measure(results_of(rows)).found[claims.FIRST]
+    evidence = measures.CHECKS["first-call-slow"].measure(results_of(rows)).found[measures.FIRST]
     assert len(evidence) == 4
     assert {one.units for one in evidence} == {1}
     # Control: where every configuration compiles, each is told.
-    assert len(claims.CHECKS["first-call-slow"].measure(results_of(made_rows(TIMES))).found[claims.FIRST]) == 5
+    assert len(measures.CHECKS["first-call-slow"].measure(results_of(made_rows(TIMES))).found[measures.FIRST]) == 5
 
 
 def test_a_statement_about_another_version_is_judged_of_todays_and_says_which():
-    check = claims.CHECKS["dynamic-not-compilable"]
+    check = measures.CHECKS["dynamic-not-compilable"]
     said = check(results_of(made_rows(TIMES))).here
     assert said.count("today") >= 1
     assert documents.published("notebook-static")["versions"]["transformers"] in said
@@ -708,16 +723,16 @@ def test_a_graph_for_every_length_is_not_called_compilable():
     rows = made_rows(TIMES)
     late = (rows["cache"] == "dynamic") & (rows["compiled"] == 1) & (rows["step"] == 150)
     rows.loc[late, "graphs"] = 1
-    claim = claims.CHECKS["dynamic-not-compilable"]
+    claim = measures.CHECKS["dynamic-not-compilable"]
     assert claim(results_of(rows)).verdict == "undecided"
-    assert check(statements.STATEMENTS["dynamic-compiles"], results_of(rows)).outcome == "fails"
+    assert check(measures.STATEMENTS["dynamic-compiles"], results_of(rows)).outcome == "fails"
     assert outcome("dynamic-compiles") == "holds"
     assert "a few layers compiled as one graph, without CUDA graphs" in claim(results_of(rows)).here
 
 
 def test_every_claim_has_a_check():
     published = documents.published("notebook-static")["claims"]
-    assert [claim["id"] for claim in published] == list(claims.CHECKS)
+    assert [claim["id"] for claim in published] == list(measures.CHECKS)
 
 
 def test_the_documents_own_ids_are_fed_and_another_prompt_is_cut_anew(settings):
@@ -749,13 +764,15 @@ def test_the_chapter_runs_on_a_local_folder(settings, monkeypatch):
     monkeypatch.setattr(speed, "_start_compiler", started.append)
     # Not those whose one way would be compiled anew.
     asked = ("static_speed", "memory_bandwidth", "static_memory", "static_shapes")
-    results = Results.of_runs({each.name: each.run(settings) for each in EXPERIMENTS if each.name in asked})
-    run = results.speed
+    runs = {each.name: each.run(settings) for each in EXPERIMENTS if each.name in asked}
+    results = found_in.of_runs("static_cache", runs)
+    run = runs["static_speed"]
     # Once, before anything is compiled; and not for a run that is there.
     assert speed.EXPERIMENT.run(settings).hash == run.hash
     assert started == [torch.device("cpu")]
     assert set(run.rows["phase"]) == {"load", "compile", "prefill", "decode", "whole", "head"}
-    assert 0 < tables.head_ms(run.rows, speed.HEAD_COPY) < 1e3 * run.rows["seconds"].sum()
+    (head,) = measures.HEAD_COPY(results)
+    assert 0 < head.estimate.value < 1e3 * run.rows["seconds"].sum()
     # `generate` and the loop take turns, in an order that moves on by one with every repeat.
     begun = run.rows[run.rows["phase"].isin(["whole", "prefill"]) & (run.rows["cache"] != "none")]
     orders = [
@@ -767,10 +784,10 @@ def test_the_chapter_runs_on_a_local_folder(settings, monkeypatch):
     assert (cached.groupby(["cache", "compiled", "repeat"]).size() == 5).all()
     # All ways in fp32 at this size: one text.
     assert cached.groupby("step")["token"].nunique().max() == 1
-    used = results.memory.rows
+    used = results["static_memory"]
     assert (used["kv_bytes"] == used["predicted_bytes"]).all()
-    assert len(results.shapes.rows) == 15
-    assert results.bound.tokens_per_second > 0
+    assert len(results["static_shapes"]) == 15
+    assert tables.limit(results) > 0
 
 
 @pytest.mark.parametrize("experiment", [speed, written_texts])
@@ -786,8 +803,8 @@ def test_only_what_measures_time_asks_for_the_whole_machine():
 
 
 def test_judging_writes_every_claim(rows):
-    table = claims.CLAIMS.judged(results_of(rows))
-    assert len(table) == len(claims.CHECKS)
+    table = measures.CLAIMS.judged(results_of(rows))
+    assert len(table) == len(measures.CHECKS)
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -795,8 +812,9 @@ def test_what_a_runs_parameters_leave_out_is_drawn_from_the_books_rows(measured)
     cells = json.loads((paths.CHAPTERS / "10_static_cache.ipynb").read_text("utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (choice,) = (line for source in code for line in source.splitlines() if line.startswith("budgeted, batched = "))
-    own = SimpleNamespace(budget=measured or None, batches=measured or None)
+    own = SimpleNamespace(runs={"step_budget": measured or None, "weights_or_cache": measured or None})
     names = {"shown": own, "book": "the book"}
     exec(choice, names)
     assert (names["budgeted"], names["batched"]) == ((own, own) if measured else ("the book", "the book"))
-    assert not any(f"shown.{part}" in source for source in code for part in ("parts", "contexts"))
+    assert not any(f"{part}(shown" in source for source in code for part in ("budget_table", "figure_batches"))
+    assert not any('shown["contexts"]' in source for source in code)

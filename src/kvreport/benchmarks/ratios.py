@@ -37,13 +37,13 @@ from kvreport.chapters.exact_caches import cost
 from kvreport.chapters.exact_caches import rows as exact_ways
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.chapters.layer_drift import by_layer as layer_drift
+from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.static_cache import memory_bandwidth
+from kvreport.chapters.static_cache import rows as static_rows
 from kvreport.chapters.static_cache import speed as static_speed
-from kvreport.chapters.static_cache import tables as static_cache
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.publishing import found
 
-# The way that the book calls its fastest.
-_FASTEST = ("static", True, True, True)
 # Tokens of the text whose predictions are compared; the second half is read on a cache of the first.
 _SCORED = 128
 # Tokens that are read at once, with stock arithmetic and with the row-invariant one.
@@ -243,11 +243,12 @@ def _decoding(settings: BenchSettings) -> Iterator[dict]:
         model=settings.shape, weights="random", device=settings.device, seed=settings.seed, dtype=settings.dtype,
         n_new_tokens=settings.n_new_tokens, n_repeats=settings.n_repeats,
     )  # fmt: skip
-    rows = static_speed.EXPERIMENT.run(asked).rows
-    faster = static_cache.against_generate(rows, _FASTEST)
-    steps = static_cache.step_seconds(rows, *_FASTEST)
+    speed = found.of_runs("static_cache", {"static_speed": static_speed.EXPERIMENT.run(asked)})
+    faster = static_cache.OVER_GENERATE(speed)[0].estimate
+    steps = speed["steps"][speed["steps"]["way"] == static_rows.LARGE_PAGES]
     a_step = float(steps["seconds"].median())
-    whole = rows[(rows["phase"] == static_speed.WHOLE) & (rows["cache"] == "dynamic")]
+    timed = speed["timed"]
+    whole = timed[(timed["phase"] == static_rows.WHOLE) & (timed["cache"] == "dynamic")]
     yield {
         "what": f"static cache, one-row step on large pages, compiled, a token, {settings.dtype}",
         "against": "generate",
@@ -259,7 +260,7 @@ def _decoding(settings: BenchSettings) -> Iterator[dict]:
     kept = memory.kv_bytes_per_token(loading.config_of(settings.shape, "random"), dtype) * float(
         steps["context"].mean()
     )
-    least = (identity["parameters"] * dtype.itemsize + kept) / static_cache.bandwidth(_bandwidth(settings))
+    least = (identity["parameters"] * dtype.itemsize + kept) / static_rows.bandwidth(_bandwidth(settings))
     taken = list(steps.groupby("repeat")["seconds"].median())
     yield _row("its share of the memory bandwidth", "a STREAM kernel", taken, [least] * len(taken)) | {
         "seconds": a_step

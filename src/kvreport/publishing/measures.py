@@ -42,7 +42,14 @@ from kvreport.publishing.wording import DTYPES, between, power_of_ten
 # A number in the prose: of a chapter's own measures, or on another page with the chapter's name before it.
 ROLE = re.compile(r"\{measured\}`(?:(?P<chapter>\w+):)?(?P<what>[^`@]+)(?:@(?P<maker>\w+))?`")
 # The column that tells the independent units of a measure apart.
-UNITS = {"file": "source", "model": "model", "prompt": "prompt", "repeat": "repeat", "text": "sample"}
+UNITS = {
+    "file": "source",
+    "model": "model",
+    "prompt": "prompt",
+    "repeat": "repeat",
+    "text": "sample",
+    "compilation": "way",
+}
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,27 @@ def noted(experiment: str, *path: str | int) -> Noted:
     return Noted(experiment, path)
 
 
+@dataclass(frozen=True)
+class Worded:
+    """Something that rows say in words, such as where one curve crosses another.
+
+    Attributes
+    ----------
+    rows : str
+        The frame or the experiment that has them.
+    say : callable
+        Writes it.
+    """
+
+    rows: str
+    say: Callable[[pd.DataFrame], str]
+
+    def __call__(self, found: Found) -> str:
+        """Write it."""
+        rows = found[self.rows]
+        return NOT_RECORDED if rows is None else self.say(rows)
+
+
 # Estimators: what becomes of the rows of a group.
 
 
@@ -192,15 +220,28 @@ def median_of_ratios(column: str):
     return lambda rows, other: estimates.paired_median_ratio(_paired(rows, other), column, "one", "other")
 
 
+def median(column: str):
+    """Median over repeats, or of the ratio of two groups at each repeat."""
+
+    def estimate(rows: pd.DataFrame, other: pd.DataFrame | None = None) -> Estimate | None:
+        values = rows.set_index("repeat")[column]
+        if other is not None:
+            values = values / other.set_index("repeat")[column]
+        values = values.dropna().to_numpy()
+        return estimates.median_of(values) if len(values) else None
+
+    return estimate
+
+
 def _paired(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([rows.assign(variant="one"), other.assign(variant="other")])
 
 
-def counted(count: Callable[[pd.DataFrame], float]):
-    """A fact about the rows, with no interval: nothing is sampled."""
+def counted(count: Callable[..., float]):
+    """A fact about the rows of a group or of two, with no interval: nothing is sampled."""
 
-    def estimate(rows: pd.DataFrame) -> Estimate:
-        value = float(count(rows))
+    def estimate(*groups: pd.DataFrame) -> Estimate:
+        value = float(count(*groups))
         return Estimate(value, value, value, "range")
 
     return estimate
@@ -280,12 +321,12 @@ def claim(
 # Numbers in the prose.
 
 
-def named(module: ModuleType) -> dict[str, Measure | Noted]:
+def named(module: ModuleType) -> dict[str, Measure | Noted | Worded]:
     """List what a chapter's ``measures.py`` names."""
-    return {name: one for name, one in vars(module).items() if isinstance(one, Measure | Noted)}
+    return {name: one for name, one in vars(module).items() if isinstance(one, Measure | Noted | Worded)}
 
 
-def written(role: str, known: Mapping[str, Measure | Noted], found: Found) -> str:
+def written(role: str, known: Mapping[str, Measure | Noted | Worded], found: Found) -> str:
     """Write a number of the prose: a measure's name, what of its rows counts, and how it is written.
 
     ``EQUAL dtype=float32 count``: after the name come ``column=value``, a word of `HOW` and a format such as ``.0%``.
@@ -294,7 +335,7 @@ def written(role: str, known: Mapping[str, Measure | Noted], found: Found) -> st
     if name not in known:
         raise UserError(f"{{measured}}`{role}`: there is no measure {name}; measures.py has {', '.join(known)}")
     one = known[name]
-    if isinstance(one, Noted):
+    if isinstance(one, Noted | Worded):
         return one(found)
     kept = dict(word.split("=", 1) for word in words if "=" in word)
     how = [word for word in words if word in HOW]

@@ -25,8 +25,9 @@ from kvbook.settings import Settings
 from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.layer_drift import measures as layer_drift
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.chapters.static_cache import measures as static_cache
+from kvreport.chapters.static_cache import rows as static_rows
 from kvreport.chapters.static_cache import speed
-from kvreport.chapters.static_cache import tables as static_cache
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import found
 
@@ -129,10 +130,9 @@ def decodes(settings: SelftestSettings, model: str, weights: str) -> Rows:
 
 
 def _speeds(run: records.Run | None) -> dict[str, float]:
-    if run is None:
-        return {}
-    medians = static_cache.per_repeat(run.rows)
-    return {static_cache.label(*way): float(repeats.median()) for way, repeats in medians.items()}
+    in_loop = static_cache.SPEED.where(engine=static_rows.LOOP)
+    table = in_loop.table(found.of_runs("static_cache", {"static_speed": run}))
+    return {row.way: row.estimate.value for row in table.itertuples()}
 
 
 PARTS: dict[str, Callable[..., Rows]] = {

@@ -28,9 +28,9 @@ from kvbook.runs import evidence, recording, records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.rows import OURS, THEIRS
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
 
-OURS, THEIRS = "one-row step", "llama.cpp"
 _FASTEST = decoding.Way("static", True, True, True)
 _FIRST_STEPS = 3
 

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvreport.chapters.static_cache import tables
+from kvreport.chapters.static_cache import rows
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
@@ -51,8 +51,8 @@ def figure_published(beside: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_grid(table: pd.DataFrame, bound: tables.Limit) -> Figure:
-    """Draw tokens a second of every way, and the memory limit, from `tables.speeds` and `tables.limit`."""
+def figure_grid(table: pd.DataFrame, limit: float) -> Figure:
+    """Draw tokens a second of every way, and the memory limit, from `tables.speeds`."""
     shown = table.sort_values("speed", key=lambda column: column.map(lambda e: e.value)).reset_index(drop=True)
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.34 * len(shown)))
     for row in shown.itertuples():
@@ -66,9 +66,9 @@ def figure_grid(table: pd.DataFrame, bound: tables.Limit) -> Figure:
             f"{row.speed.value:.0f}", (row.speed.high, row.Index), xytext=(8, -1), textcoords="offset points", va="center",
             fontsize=9,
         )  # fmt: skip
-    ax.axvline(bound.tokens_per_second, color=style.GREY, linestyle="--")
+    ax.axvline(limit, color=style.GREY, linestyle="--")
     ax.annotate(
-        f"limit of memory\n{bound.tokens_per_second:.0f}", (bound.tokens_per_second, 0), xytext=(-5, 0),
+        f"limit of memory\n{limit:.0f}", (limit, 0), xytext=(-5, 0),
         textcoords="offset points", ha="right", va="bottom", fontsize=9, color=style.GREY,
     )  # fmt: skip
     ax.set_yticks(range(len(shown)), shown["way"], fontsize=9.5)
@@ -85,7 +85,7 @@ def figure_grid(table: pd.DataFrame, bound: tables.Limit) -> Figure:
 
 
 def figure_length(steps: pd.DataFrame) -> Figure:
-    """Draw the time of a step against the number of tokens, from `tables.decode_steps`."""
+    """Draw the time of a step against the number of tokens, from `tables.steps`."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.9))
     for way, some in steps.groupby(["cache", "compiled", "one_row", "large_pages"], sort=False):
         cache, compiled, one_row, large_pages = way
@@ -98,7 +98,7 @@ def figure_length(steps: pd.DataFrame) -> Figure:
         ax.plot(
             place.index, place, color=colour, linestyle="-." if large_pages else ":" if one_row else "-" if compiled else "--",
             marker=marker, markevery=max(1, len(place) // 6), markerfacecolor=colour if compiled else "white",
-            label=tables.label(*way),
+            label=rows.label(*way),
         )  # fmt: skip
     ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
     ax.xaxis.get_major_locator().set_params(integer=True)
@@ -108,7 +108,7 @@ def figure_length(steps: pd.DataFrame) -> Figure:
 
 
 def figure_batches(found: pd.DataFrame) -> Figure:
-    """Draw the time of a step against its context, a panel a dtype and a line a batch, from `step_tables.by_context`."""
+    """Draw the time of a step against its context, a panel a dtype and a line a batch, from `rows.contexts`."""
     dtypes = list(found["dtype"].unique())
     fig, axes = plt.subplots(1, len(dtypes), figsize=(style.WIDTH, 3.4), sharey=True, squeeze=False)
     for ax, dtype in zip(axes[0], dtypes, strict=True):

@@ -16,6 +16,7 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.rows import KINDS
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Tokens behind the prompt.
@@ -44,7 +45,7 @@ def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: reco
     limit = made_of["models"][0]["context_length"] or max(lengths(settings))
     turns = [
         (length, kind) for length in sorted({min(length, limit) for length in lengths(settings)})
-        for kind in ("none", "dynamic", "static")
+        for kind in KINDS
     ]  # fmt: skip
     rows = []
     with torch.inference_mode():

@@ -23,12 +23,20 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.rows import (
+    COMPILE,
+    DECODE,
+    GENERATE,
+    HEAD,
+    HEAD_COPY,
+    HEAD_VIEW,
+    KINDS,
+    LOAD,
+    LOOP,
+    PREFILL,
+    WHOLE,
+)  # fmt: skip
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
-
-GENERATE, LOOP = "generate", "loop"
-# The head alone, on the last of all rows as `generate` hands it over, a view into them, and on a copy of that row.
-HEAD_VIEW, HEAD_COPY = "head, a view", "head, a copy"
-LOAD, COMPILE, PREFILL, DECODE, WHOLE, HEAD = "load", "compile", "prefill", "decode", "whole", "head"
 
 # Lengths at which a step without a cache is measured.
 _N_LENGTHS = 9
@@ -40,7 +48,7 @@ _FIRST_STEPS = 2
 
 def ways(settings: StaticCacheSettings) -> list[Way]:
     """List the ways of the loop: every cache, eager and compiled; and the one-row form, where it can be compiled."""
-    found = [Way(cache, compiled) for compiled in (False, True) for cache in ("none", "dynamic", "static")]
+    found = [Way(cache, compiled) for compiled in (False, True) for cache in KINDS]
     if settings.scope == "layer":
         found += [Way("static", compiled=True, one_row=True, large_pages=pages) for pages in (False, True)]
     return found

@@ -18,10 +18,9 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.rows import CALLS, KERNELS_OF_HEAD, KERNELS_OF_LAYERS, PROFILED, STEP
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
-# A step without the profiler; of one with it, all, the graphs' kernels (of layers and of the head), and what calls them.
-STEP, PROFILED, LAYERS, HEAD, CALLS = "step", "profiled step", "kernels of the layers", "kernels of the head", "calls"
 # What the profiler calls a compiled graph's kernels, and what stands around them.
 _KERNELS = "## Call CompiledFxGraph"
 _AROUND = ("TorchDynamo Cache Lookup", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher Runtime Wrapper")
@@ -84,8 +83,8 @@ def _taken_apart(
     graphs = sorted((event for event in events if event.key.startswith(_KERNELS)), key=lambda event: event.count)
     # The head is called once a step, the layers once a group.
     seconds = {
-        STEP: plain, PROFILED: profiled, HEAD: 1e-6 * graphs[0].self_cpu_time_total,
-        LAYERS: 1e-6 * sum(event.self_cpu_time_total for event in graphs[1:]),
+        STEP: plain, PROFILED: profiled, KERNELS_OF_HEAD: 1e-6 * graphs[0].self_cpu_time_total,
+        KERNELS_OF_LAYERS: 1e-6 * sum(event.self_cpu_time_total for event in graphs[1:]),
         CALLS: 1e-6 * sum(event.self_cpu_time_total for event in events if event.key.startswith(_AROUND)),
     }  # fmt: skip
     return {part: value / _STEPS for part, value in seconds.items()}

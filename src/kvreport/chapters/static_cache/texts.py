@@ -15,9 +15,8 @@ from kvbook.models import loading, placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.static_cache.rows import KINDS
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
-
-WAYS = ("none", "dynamic", "static")
 
 
 def _weights(settings: StaticCacheSettings) -> str:
@@ -50,7 +49,7 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
         about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
         rows = []
         with torch.inference_mode():
-            for way in progress.track(WAYS, label=f"texts, {dtype}: way"):
+            for way in progress.track(KINDS, label=f"texts, {dtype}: way"):
                 written = _write(loaded.model, ids, way, settings.n_new_tokens)
                 rows += [
                     about | {"cache": way, "step": step, "text": loaded.tokenizer.decode(row["token"])} | row

@@ -17,10 +17,10 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.rows import BATCHES
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 DTYPES = ("float32", "float16", "bfloat16")
-BATCHES = (1, 4, 16)
 _STEPS = 11
 
 

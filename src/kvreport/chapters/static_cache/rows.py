@@ -1,0 +1,279 @@
+"""The rows of the chapter on static and dynamic caches by name; to read them takes no torch."""
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from kvbook.runs.records import Run
+from kvreport.publishing import documents
+from kvreport.publishing.found import Frame
+
+# The chapter's experiments and the revision of their rows.
+EXPERIMENTS = {
+    "static_speed": 2, "memory_bandwidth": 2, "static_memory": 1, "static_shapes": 1, "static_texts": 2, "step_budget": 1,
+    "weights_or_cache": 1, "beside_llama_cpp": 1,
+}  # fmt: skip
+DOCUMENT = "notebook-static"
+
+# What of ``static_speed`` is timed.  The head alone runs on the last of all rows as `generate` hands it over, a view into
+# them, and on a copy of that row.
+GENERATE, LOOP, HEAD_VIEW, HEAD_COPY = "generate", "loop", "head, a view", "head, a copy"
+LOAD, COMPILE, PREFILL, DECODE, WHOLE, HEAD = "load", "compile", "prefill", "decode", "whole", "head"
+KINDS = ("none", "dynamic", "static")
+WAY = ["engine", "cache", "compiled", "one_row", "large_pages"]
+
+# Of ``step_budget``: a step without the profiler; of one with it, all, the graphs' kernels, and what calls them.
+STEP, PROFILED, CALLS = "step", "profiled step", "calls"
+KERNELS_OF_LAYERS, KERNELS_OF_HEAD = "kernels of the layers", "kernels of the head"
+
+# Of ``weights_or_cache`` and of ``beside_llama_cpp``.
+BATCHES = (1, 4, 16)
+OURS, THEIRS = "one-row step", "llama.cpp"
+
+
+def label(cache: str, compiled: int, one_row: int = 0, large_pages: int = 0, engine: str = LOOP) -> str:
+    """Name a way as the figures do."""
+    if engine == GENERATE:
+        return f"generate, {cache}"
+    form = "one-row, " if one_row else ""
+    pages = ", large pages" if large_pages else ""
+    return f"{cache}, {form}{'compiled' if compiled else 'eager'}{pages}"
+
+
+NONE, DYNAMIC, STATIC = (label(cache, False) for cache in KINDS)
+COMPILED_DYNAMIC, COMPILED_STATIC = (label(cache, True) for cache in KINDS[1:])
+ONE_ROW, LARGE_PAGES = (label("static", True, True, pages) for pages in (False, True))
+
+
+def timed(run: Run) -> pd.DataFrame:
+    """Keep what decodes, by its way: the loop's steps and the library's calls."""
+    rows = run.rows[run.rows["engine"].isin([GENERATE, LOOP])]
+    ways = rows[WAY].drop_duplicates()
+    names = {way: label(*way[1:], way[0]) for way in ways.itertuples(index=False, name=None)}
+    return rows.assign(way=[names[way] for way in rows[WAY].itertuples(index=False, name=None)])
+
+
+def steps(timed: pd.DataFrame) -> pd.DataFrame:
+    """Keep the decode steps of every way of the loop."""
+    return timed[(timed["engine"] == LOOP) & (timed["phase"] == DECODE)]
+
+
+def _tokens_per_s(steps: pd.DataFrame) -> float:
+    """Give tokens a second of one repeat, prefill left out.
+
+    Without a cache only some lengths were timed: their seconds are joined by straight lines and summed over all steps.
+    """
+    every = np.arange(1, steps["step"].max() + 1)
+    ordered = steps.sort_values("step")
+    return len(every) / np.interp(every, ordered["step"], ordered["seconds"]).sum()
+
+
+def speeds(timed: pd.DataFrame) -> pd.DataFrame:
+    """Give tokens a second of each way and repeat; with the prefill too, where all steps were timed."""
+    whole = timed[timed["phase"] == WHOLE]
+    calls = whole.assign(tokens_per_s=whole["n_steps"] / whole["seconds"])
+    calls = calls.assign(whole_tokens_per_s=calls["tokens_per_s"])
+    prefills = timed[timed["phase"] == PREFILL].set_index(["way", "repeat"])["seconds"]
+    keys, decoded = [*WAY, "way", "repeat"], steps(timed)
+    loop = [
+        {
+            **dict(zip(keys, key, strict=True)), "tokens_per_s": _tokens_per_s(of),
+            "whole_tokens_per_s": (len(of) + 1) / (of["seconds"].sum() + prefills.get(key[-2:], np.nan)),
+        }
+        for way in timed.loc[timed["engine"] == LOOP, "way"].unique()
+        for key, of in decoded[decoded["way"] == way].groupby(keys)
+    ]  # fmt: skip
+    columns = [*keys, "tokens_per_s", "whole_tokens_per_s"]
+    found = pd.concat([calls[columns], pd.DataFrame(loop, columns=columns)], ignore_index=True)
+    return found.assign(compilation=found["compiled"].map({0: "eager", 1: "compiled"}))
+
+
+def _compiling(speeds: pd.DataFrame) -> pd.DataFrame:
+    """Give what compiling the static loop gains, over what the kind of cache changes in either direction."""
+    of = speeds[speeds["engine"] == LOOP].pivot(index="repeat", columns="way", values="tokens_per_s")
+    kind = pd.concat([of[STATIC] / of[DYNAMIC], of[COMPILED_STATIC] / of[COMPILED_DYNAMIC]], axis=1)
+    largest = np.exp(np.log(kind).abs().max(axis=1))
+    return (of[COMPILED_STATIC] / of[STATIC] / largest).rename("gain").reset_index()
+
+
+def _fastest(speeds: pd.DataFrame, limit: pd.DataFrame) -> pd.DataFrame:
+    """Keep the way of the loop with the most tokens a second, each as a share of the limit too."""
+    loop = speeds[speeds["engine"] == LOOP]
+    best = loop[loop["way"] == loop.groupby("way")["tokens_per_s"].median().idxmax()]
+    return best.assign(share_of_limit=best["tokens_per_s"] / limit["tokens_per_s"].iloc[0])
+
+
+def _first_steps(timed: pd.DataFrame) -> pd.DataFrame:
+    """Give the first steps of each way of the loop; a graph that an earlier way has compiled is found, not compiled."""
+    table = []
+    for way, of in timed[timed["engine"] == LOOP].groupby("way", sort=False):
+        first, later = of[of["phase"] == COMPILE].sort_values("step"), of[of["phase"] == DECODE]
+        seconds = first["seconds"].iloc[0]
+        table.append(
+            {
+                "way": way, "compiles": bool(first["compiled"].iloc[0] and first["graphs"].iloc[0]), "seconds": seconds,
+                "all_s": first["seconds"].sum(), "over_later": seconds / later["seconds"].median(),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(table)
+
+
+def _late_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """Give the median eager step of each cache and repeat from the last three lengths on that were timed without a cache."""
+    eager = steps[(steps["compiled"] == 0) & (steps["one_row"] == 0)]
+    last = eager[eager["step"].isin(sorted(eager.loc[eager["cache"] == "none", "step"].unique())[-3:])]
+    late = eager[eager["step"] >= last["step"].min()]
+    found = late.groupby(["cache", "repeat"])["seconds"].median().reset_index()
+    return found.assign(shortest=last["context"].min(), longest=last["context"].max())
+
+
+def growth(steps: pd.DataFrame) -> pd.DataFrame:
+    """Fit an eager step's seconds against the number of tokens, and give the growth over 100 tokens as a share of the start.
+
+    Least squares over the steps of each repeat, for steps of one repeat are not independent.
+    """
+    table = []
+    for cache, of in steps[(steps["compiled"] == 0) & (steps["one_row"] == 0)].groupby("cache", sort=False):
+        # One step in fifty is interrupted by the system; a median over the repeats would need more of them.
+        kept = of[of["seconds"] <= of["seconds"].quantile(0.98)]
+        for repeat, some in kept.groupby("repeat"):
+            fit = stats.linregress(some["context"], some["seconds"])
+            start = fit.intercept + fit.slope * some["context"].min()
+            table.append({"cache": cache, "repeat": repeat, "growth": 100 * fit.slope / start})
+    return pd.DataFrame(table)
+
+
+def _graphs(timed: pd.DataFrame) -> pd.DataFrame:
+    """Count the compiled steps with a dynamic cache in the loop, and the graphs compiled for them."""
+    of = timed[(timed["engine"] == LOOP) & (timed["cache"] == "dynamic") & (timed["compiled"] == 1)]
+    first, later = (of[of["phase"] == phase] for phase in (COMPILE, DECODE))
+    return pd.DataFrame([{"first": first["graphs"].sum(), "later": later["graphs"].sum(), "steps": len(later)}])
+
+
+def bandwidth(rows: pd.DataFrame) -> float:
+    """Give the largest bandwidth that any kernel of ``memory_bandwidth`` reached in any repeat, in bytes a second."""
+    return float((rows["n_bytes"] / rows["seconds"]).max())
+
+
+def _limit(read: Run, memory: Run) -> pd.DataFrame:
+    """Compute the limit of a decode step, which reads every weight once and, on average over the text, half of the cache."""
+    row = memory.rows[memory.rows["cache"] == "static"].sort_values("n_tokens").iloc[0]
+    per_second, per_token = bandwidth(read.rows), row["weights_bytes"] + row["kv_bytes"] / 2
+    found = {"gb_per_s": per_second / 1e9, "mb_per_token": per_token / 1e6, "tokens_per_s": per_second / per_token}
+    return pd.DataFrame([found])
+
+
+def _step(run: Run) -> pd.DataFrame:
+    """Take a step's milliseconds apart, a row for each repeat on usual and on large pages."""
+    tables = []
+    for pages, of in run.rows.groupby("pages", sort=False):
+        ms = 1e3 * of.pivot_table(index="repeat", columns="part", values="seconds")
+        kernels = ms[KERNELS_OF_LAYERS] + ms[KERNELS_OF_HEAD]
+        around = ms[PROFILED] - kernels - ms[CALLS]
+        shared = ms.assign(kernels=kernels, around=around, share_of_kernels=kernels / ms[PROFILED])
+        tables.append(shared.reset_index().assign(pages=pages))
+    return pd.concat(tables, ignore_index=True)
+
+
+def contexts(run: Run) -> pd.DataFrame:
+    """Give a step's median milliseconds by dtype, batch and context, and its bytes."""
+    found = run.rows.groupby(["dtype", "batch", "context"], sort=False, as_index=False).agg(
+        seconds=("seconds", "median"), weights_bytes=("weights_bytes", "first"), kv_bytes=("kv_bytes", "first")
+    )
+    return found.assign(ms=1e3 * found.pop("seconds"))
+
+
+def _early_bytes(run: Run) -> pd.DataFrame:
+    """Give the bytes of keys and values behind the document's five steps."""
+    last = run.rows.groupby("cache")["kv_bytes"].last().reset_index()
+    return last.assign(mib=last["kv_bytes"] / 2**20)
+
+
+def _fed(run: Run) -> pd.DataFrame:
+    """Count the tokens that each step computes; the first one is the prompt's, with every kind of cache."""
+    later = run.rows[run.rows["step"] > run.rows["step"].min()]
+    return later.assign(tokens=later["fed"].str.split("x").str[1].astype(int))
+
+
+def _shapes(run: Run) -> pd.DataFrame:
+    """Set the shapes that the document prints beside those here."""
+    published = documents.published(DOCUMENT)["shapes"]
+    of = {cache: some.sort_values("step") for cache, some in run.rows.groupby("cache")}
+    found = {
+        # The ids are printed behind the step, when the token is with them already.
+        "ids_without_cache": [f"1x{int(fed.split('x')[1]) + 1}" for fed in of["none"]["fed"]],
+        "keys_dynamic": of["dynamic"]["keys_shape"], "keys_static": of["static"]["keys_shape"],
+    }  # fmt: skip
+    pairs = [(name, *pair) for name in published for pair in zip(published[name], found[name], strict=True)]
+    table = pd.DataFrame(pairs, columns=["what", "theirs", "here"])
+    return table.assign(equal=table["theirs"] == table["here"])
+
+
+def partings(run: Run) -> pd.DataFrame:
+    """Find where each kind's text first differs from that without a cache."""
+    table = []
+    for dtype, some in run.rows.groupby("dtype", sort=False):
+        texts = {cache: one.sort_values("step") for cache, one in some.groupby("cache")}
+        for against, cache in (("none", "dynamic"), ("none", "static"), ("dynamic", "static")):
+            one, other = texts[against], texts[cache]
+            apart = np.flatnonzero(one["token"].to_numpy() != other["token"].to_numpy())
+            row = {"dtype": dtype, "cache": cache, "against": against, "tokens": len(one), "share": 1.0, "tied": None}
+            if len(apart):
+                step = int(apart[0])
+                # On either side: there the order of the vocabulary decides.
+                tied = min(one["margin"].iloc[step], other["margin"].iloc[step]) == 0
+                row |= {"share": step / len(one), "step": step, "margin": one["margin"].iloc[step], "tied": bool(tied)}
+                row |= {"logits_rms": one["logits_rms"].iloc[step]}
+            table.append(row)
+    columns = ["dtype", "cache", "against", "tokens", "share", "step", "margin", "tied", "logits_rms"]
+    return pd.DataFrame(table, columns=columns)
+
+
+def _published_gains() -> pd.DataFrame:
+    """Give, by the document's device, how far the dynamic cache's tokens a second are ahead of those without a cache."""
+    speeds = {(row["device"], row["cache"]): row["tokens_per_s"] for row in documents.published(DOCUMENT)["speeds"]}
+    ahead = {
+        device: speeds[device, "dynamic"] / speeds[device, "none"] - 1 for device, cache in speeds if cache == "none"
+    }
+    return pd.DataFrame(
+        {"device": list(ahead), "ahead": list(ahead.values()), "equal": [not of for of in ahead.values()]}
+    )
+
+
+def _published_calls() -> pd.DataFrame:
+    """List the seconds of the calls that the document repeated, with the one of its table."""
+    document = documents.published(DOCUMENT)
+    (device,) = document["compilation_skipped"]
+    table = {row["cache"]: row["seconds"] for row in document["speeds"] if row["device"] == device}
+    calls = [(cache, s) for cache, more in document["repeated_s"].items() for s in (table[cache], *more)]
+    return pd.DataFrame(calls, columns=["cache", "seconds"])
+
+
+def _heads(run: Run) -> pd.DataFrame:
+    heads = run.rows[run.rows["phase"] == HEAD]
+    return heads.assign(ms=1e3 * heads["seconds"])
+
+
+ROWS = {
+    "timed": Frame(timed, ("static_speed",)),
+    "steps": Frame(steps, ("timed",)),
+    "speeds": Frame(speeds, ("timed",)),
+    "compiling": Frame(_compiling, ("speeds",)),
+    "fastest": Frame(_fastest, ("speeds", "limit")),
+    "first steps": Frame(_first_steps, ("timed",)),
+    "late steps": Frame(_late_steps, ("steps",)),
+    "growth": Frame(growth, ("steps",)),
+    "graphs": Frame(_graphs, ("timed",)),
+    "heads": Frame(_heads, ("static_speed",)),
+    "limit": Frame(_limit, ("memory_bandwidth", "static_memory")),
+    "step": Frame(_step, ("step_budget",)),
+    "contexts": Frame(contexts, ("weights_or_cache",)),
+    "early bytes": Frame(_early_bytes, ("static_shapes",)),
+    "keys": Frame(lambda run: run.rows.dropna(subset="first_dimension"), ("static_shapes",)),
+    "fed": Frame(_fed, ("static_shapes",)),
+    "shapes": Frame(_shapes, ("static_shapes",)),
+    "partings": Frame(partings, ("static_texts",)),
+    "differences": Frame(lambda partings: partings.dropna(subset="tied"), ("partings",)),
+    "published gains": Frame(_published_gains),
+    "published calls": Frame(_published_calls),
+}
