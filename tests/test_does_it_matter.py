@@ -21,9 +21,10 @@ from kvreport.chapters.does_it_matter import (
     teacher_forced,
     variants,
 )
+from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
-ROUNDING = [way for way in variants.VARIANTS if way.kind == "rounding"]
+ROUNDING = [way for way in variants.VARIANTS if named.KINDS[way.name] == "rounding"]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def gathered(subject, way, ids, prompt):
     return rows
 
 
-BASELINE = variants.Variant("itself", "rounding", variants.whole)
+BASELINE = variants.Variant("itself", variants.whole)
 
 
 def without_offset(read, ids, prompt):
@@ -100,8 +101,8 @@ def without_mask(read, ids, _prompt):
         yield variants.Piece(text, 0, logits[0, 5:], hidden[0, 5:])
 
 
-FORGOTTEN = variants.Variant("offset forgotten", "control", without_offset)
-UNMASKED = variants.Variant("padding not masked", "control", without_mask)
+FORGOTTEN = variants.Variant("offset forgotten", without_offset)
+UNMASKED = variants.Variant("padding not masked", without_mask)
 
 
 def mean_kl(subject, way, ids, prompt=8):
@@ -378,7 +379,7 @@ def test_single_texts_are_written_alone_and_the_batch_is_a_way_of_its_own(subjec
     assert sorted(fed) == [1, 1, 1, variants.BATCH]
     ways = [row["way"] for _, row in found]
     assert {way: ways.count(way) for way in ways} == dict.fromkeys(
-        (first_divergence.BASELINE, first_divergence.CACHED, first_divergence.BATCHED), 3
+        (first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER), 3
     )
 
 
@@ -397,7 +398,7 @@ def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_
 def test_every_way_is_watched_for_every_prompt_and_choice(parting):
     rows = parting.rows
     ways = {
-        first_divergence.BASELINE, first_divergence.CACHED, first_divergence.BATCHED,
+        first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER,
         *(way.name for way in first_divergence.WATCHED),
     }  # fmt: skip
     assisted = rows["way"] == first_divergence.ASSISTED

@@ -5,19 +5,13 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from planted import changed, run_of
+from planted import run_of, with_rows, with_runs
 
 from kvbook.measuring import estimates as fits
-from kvreport.chapters.does_it_matter import (
-    figures,
-    first_divergence,
-    laid_out,
-    tables,
-    variants,
-)
-from kvreport.chapters.does_it_matter import statements as said
-from kvreport.chapters.does_it_matter.results import Results
-from kvreport.publishing import statements
+from kvreport.chapters.does_it_matter import figures, measures, tables
+from kvreport.chapters.does_it_matter import rows as named
+from kvreport.publishing import found as found_in
+from kvreport.publishing import statements, wording
 
 ABOUT = {
     "settings": {"n_samples": 6, "n_tokens": 40, "dtypes": ["float32", "bfloat16"]},
@@ -40,12 +34,12 @@ def forced():
     for dtype, rounding in SIZE.items():
         for sample in range(6):
             margins, nll = generator.exponential(1.5, 20), generator.exponential(2.0, 20)
-            for way in variants.VARIANTS:
-                size = rounding if way.kind == "rounding" else 0.3
+            for way, kind in named.KINDS.items():
+                size = rounding if kind == "rounding" else 0.3
                 shifts = generator.normal(0, size, 20)
                 rows += [
                     {
-                        "dtype": dtype, "way": way.name, "sample": sample, "source": f"{sample}.py", "position": 20 + k,
+                        "dtype": dtype, "way": way, "sample": sample, "source": f"{sample}.py", "position": 20 + k,
                         "nll": nll[k], "dlogp": generator.normal(0, size), "kl": shifts[k] ** 2 / 4,
                         "flip": float(shifts[k] < -margins[k]), "margin": margins[k], "shift": shifts[k],
                         "ulp": 2.0**-20 if dtype == "float32" else 2.0**-4, "decision_flip": 0, "decision_right": 1,
@@ -57,7 +51,7 @@ def forced():
 
 @pytest.fixture(scope="module")
 def axes(results):
-    return results.axes
+    return tables.axes(results)
 
 
 def test_the_statistics_are_those_that_numpy_gives(forced, axes):
@@ -80,19 +74,23 @@ def test_the_statistics_are_those_that_numpy_gives(forced, axes):
     assert found["delta_p_1"] == pytest.approx(np.quantile(behind - before, 0.01))
 
 
-def test_streams_that_are_equal_differ_in_nothing_and_shares_keep_an_interval(forced):
+def test_streams_that_are_equal_differ_in_nothing_and_shares_keep_an_interval(forced, results):
     equal = forced.rows.assign(kl=0.0, dlogp=0.0, shift=0.0, flip=0.0)
-    table = tables.axes_table(equal)
+    table = tables.axes(with_rows(results, teacher_forced=equal))
     assert all(estimate == fits.Estimate(0, 0, 0) for estimate in table["kl"])
     assert all(estimate == fits.Estimate(1, 1, 1) for estimate in table["perplexity_ratio"])
     assert all(estimate.value == 1 and estimate.low < 1 for estimate in table["same_top"])
     assert (table["bits_equal_share"] == 1).all()
 
 
+def of_files(*values: float) -> pd.DataFrame:
+    """Make rows of files that each hold one value."""
+    return pd.DataFrame([{"source": str(k), "x": value} for k, value in enumerate(values) for _ in range(50)])
+
+
 def test_the_unit_of_resampling_is_the_file():
     # Two files that disagree, each with many tokens: the interval is as wide as two files leave it.
-    files = [np.full((500, 1), value) for value in (0.0, 1.0)]
-    found = tables.resampled(files, lambda kept: kept.mean())
+    found = measures.of_all_rows(np.mean, "x")(of_files(0.0, 1.0))
     assert (found.low, found.value, found.high) == (0, 0.5, 1)
 
 
@@ -104,25 +102,25 @@ def test_expected_flips_are_those_of_independent_margins_and_shifts(size):
     loss = np.linspace(0, 8 * size, 20001)
     density = np.exp(-0.5 * (loss / size) ** 2) / (size * np.sqrt(2 * np.pi))
     exact = np.trapezoid(density * -np.expm1(-loss), loss)
-    assert tables.expected_flips(margins, shifts) == pytest.approx(exact, rel=0.15)
+    assert measures.expected_flips(margins, shifts) == pytest.approx(exact, rel=0.15)
 
 
 def test_a_change_that_shifts_nothing_is_expected_to_flip_nothing_where_margins_are_zero():
     margins = np.repeat([0.0, 0.0625, 0.125, 4.0], 25)
-    assert tables.expected_flips(margins, np.zeros(100)) == 0
+    assert measures.expected_flips(margins, np.zeros(100)) == 0
     # A loss as large as the smallest margin that is not 0 takes those below it.
-    assert tables.expected_flips(margins, np.full(100, -0.0625)) == pytest.approx(0.5)
+    assert measures.expected_flips(margins, np.full(100, -0.0625)) == pytest.approx(0.5)
 
 
 def test_control_counting_flips_alone_says_nothing_where_none_was_seen():
     generator = np.random.default_rng(5)
     margins, shifts = generator.exponential(1.0, 4000), generator.normal(0, 1e-6, 4000)
-    assert (shifts < -margins).sum() == 0 < tables.expected_flips(margins, shifts) < 1e-5
+    assert (shifts < -margins).sum() == 0 < measures.expected_flips(margins, shifts) < 1e-5
 
 
-def test_margins_hold_every_comparison_that_only_rounds(forced):
-    table = tables.margins_table(forced.rows)
-    rounding = forced.rows[forced.rows["way"].isin([way.name for way in variants.VARIANTS if way.kind == "rounding"])]
+def test_margins_hold_every_comparison_that_only_rounds(forced, results):
+    table = results["margins"]
+    rounding = forced.rows[forced.rows["way"].isin(named.ROUNDING)]
     for dtype, part in rounding.groupby("dtype"):
         own = table[table["dtype"] == dtype]
         assert own["tokens"].sum() == len(part)
@@ -134,16 +132,13 @@ def test_margins_hold_every_comparison_that_only_rounds(forced):
 def test_a_loss_that_just_takes_a_margin_leaves_a_tie():
     losses = pd.Series([0.0, 1.0, 1.0, 2.0])
     # A margin of 1: one loss is larger and two leave a tie.  A margin of 0: three losses are larger.
-    assert tables._overtaken(np.array([1.0]), losses) == pytest.approx(1 / 4 + 2 / 8)
-    assert tables._overtaken(np.array([0.0]), losses) == pytest.approx(3 / 4)
+    assert named.overtaken(np.array([1.0]), losses) == pytest.approx(1 / 4 + 2 / 8)
+    assert named.overtaken(np.array([0.0]), losses) == pytest.approx(3 / 4)
 
 
 @pytest.fixture(scope="module")
 def parting():
-    ways = [
-        first_divergence.BASELINE, first_divergence.CACHED, first_divergence.BATCHED,
-        *(way.name for way in first_divergence.WATCHED), first_divergence.ASSISTED,
-    ]  # fmt: skip
+    ways = [named.BASELINE, *(way for way in named.WAYS if way != named.OTHER_DTYPE)]
     return run(
         {
             "dtype": dtype, "choice": choice, "way": way, "sample": sample, "source": f"{sample}.py",
@@ -152,8 +147,8 @@ def parting():
             "tied": float(sample == 1), "tied_baseline": 0.0,
             "path": " ".join(map(str, range(20))) if dtype == "float32" or sample % 2 else "0 1 2 9",
         }
-        for dtype in SIZE for choice in first_divergence.CHOICES for way in ways for sample in range(6)
-        if (choice, way) != (first_divergence.SAMPLED, first_divergence.ASSISTED)
+        for dtype in SIZE for choice in named.CHOICES for way in ways for sample in range(6)
+        if (choice, way) != (named.SAMPLED, named.ASSISTED)
     )  # fmt: skip
 
 
@@ -180,22 +175,27 @@ def behind():
     )  # fmt: skip
 
 
+def found_of(*runs):
+    return found_in.of_runs("does_it_matter", dict(zip(named.EXPERIMENTS, runs, strict=True)))
+
+
 @pytest.fixture(scope="module")
 def results(forced, positions, parting, behind):
-    return Results(forced, positions, parting, behind)
+    return found_of(forced, positions, parting, behind)
 
 
-def test_growth_of_what_grows_in_proportion_is_the_ratio_of_the_places(positions):
-    grown = tables.growth(positions.rows)
+def test_growth_of_what_grows_in_proportion_is_the_ratio_of_the_places(positions, results):
+    growth = measures.OVER_THE_FIRST_QUARTER.where(place=named.LAST)
     # Bins 1 to 3 against 12 to 15.
-    assert [row.ratio.value for row in grown.itertuples()] == pytest.approx([13.5 / 2] * 4)
-    level = positions.rows.assign(kl=1e-3)
-    assert all(row.ratio.value == pytest.approx(1) for row in tables.growth(level).itertuples())
+    assert [one.estimate.value for one in growth(results)] == pytest.approx([13.5 / 2] * 4)
+    level = with_rows(results, drift_by_position=positions.rows.assign(kl=1e-3))
+    assert [one.estimate.value for one in growth(level)] == pytest.approx([1] * 4)
 
 
-def test_a_divergence_that_grows_by_two_fifths_along_a_text_shows_on_the_figures_axis(positions):
+def test_a_divergence_that_grows_by_two_fifths_along_a_text_shows_on_the_figures_axis(positions, results):
     rows = positions.rows.assign(kl=lambda r: 1e-11 * (1 + 0.4 * (r["bin"] > 12)))
-    axis = figures.figure_drift_and_snowball(tables.positions_table(rows), None).axes[0]
+    along = tables.along(with_rows(results, drift_by_position=rows))
+    axis = figures.figure_drift_and_snowball(along, None).axes[0]
     heights = axis.lines[0].get_ydata()
     assert heights[[0, -1]] == pytest.approx([1, 1.4])
     # An axis of ten decades would draw the two ends at nearly one height.
@@ -204,93 +204,82 @@ def test_a_divergence_that_grows_by_two_fifths_along_a_text_shows_on_the_figures
     assert (heights[-1] - heights[0]) / (high - low) > 0.1
 
 
-def test_partings_put_seen_and_expected_side_by_side(results):
-    table = results.partings
-    wrote = table[table["way"] == first_divergence.CACHED].set_index("dtype")
-    assert wrote.loc["float32", "greedy"].value == 1
-    assert wrote.loc["bfloat16", "greedy"].value < 1
-    fp32, bf16 = (wrote.loc[dtype, "expected_flips"].value for dtype in SIZE)
-    assert 0 < 100 * fp32 < bf16
+def of_cache(measure, results):
+    """Give a measure of the cache by dtype."""
+    return dict(measure.where(way=named.CACHED).table(results)[["dtype", "estimate"]].itertuples(index=False))
+
+
+def test_divergences_seen_and_expected_are_larger_in_the_coarser_dtype(results):
+    together = of_cache(measures.EQUAL_AT_THE_END.where(choice=named.GREEDY), results)
+    assert together["float32"].value == 1 > together["bfloat16"].value
+    expected = of_cache(measures.EXPECTED_FLIPS, results)
+    assert 0 < 100 * expected["float32"].value < expected["bfloat16"].value
 
 
 def test_a_divergence_counts_as_tied_where_either_side_is(parting, results):
-    cached = results.partings[results.partings["way"] == first_divergence.CACHED].set_index("dtype")
-    assert dict(cached["ties"]) == {"float32": "0 of 0", "bfloat16": "1 of 3"}
     swapped = parting.rows.assign(tied=parting.rows["tied_baseline"], tied_baseline=parting.rows["tied"])
-    rows = tables.ties(swapped)
-    assert tables.counted(rows.loc[rows["way"] == first_divergence.CACHED, "tied"]) == "1 of 3"
+    for given in (results, with_rows(results, first_divergence=swapped)):
+        cached = tables.partings(given).query("change == @named.CACHED").set_index("dtype")
+        assert dict(cached["at a tie"]) == {"fp32": "0 of 0", "bf16": "1 of 3"}
 
 
-def test_the_other_dtype_is_held_against_by_the_two_uncached_texts(parting):
-    curve = tables.partings(parting.rows)["bfloat16", "greedy", variants.OTHER_DTYPE.name]
-    # Texts of even samples differ at their fourth token.
-    assert (curve.pairs, curve.parted) == (6, 3)
-    assert curve.at(3)[0] == 1
-    assert curve.at(4)[0] == 0.5
+def test_the_other_dtype_is_held_against_by_the_two_uncached_texts(parting, results):
+    curve = results["curves"].query("dtype == 'bfloat16' and choice == 'greedy' and way == @named.OTHER_DTYPE")
+    # Three of six texts, those of even samples, differ at their fourth token.
+    assert list(zip(curve["step"], curve["share"], strict=True))[:2] == [(0, 1), (4, 0.5)]
     # Control: of a single dtype there is nothing to compare.
-    alone = parting.rows[parting.rows["dtype"] == "bfloat16"]
-    assert variants.OTHER_DTYPE.name not in {way for _, _, way in tables.partings(alone)}
+    alone = with_rows(results, first_divergence=parting.rows[parting.rows["dtype"] == "bfloat16"])
+    assert named.OTHER_DTYPE not in set(alone["texts"]["way"])
 
 
-def test_a_text_that_ended_early_and_never_diverged_counts_to_the_end(parting):
-    rows = parting.rows
-    whole = tables.partings(rows)["bfloat16", "greedy", first_divergence.CACHED]
-    assert whole.at(20)[0] == pytest.approx(1 - whole.parted / whole.pairs)
+def test_a_text_that_ended_early_and_never_diverged_counts_to_the_end(results):
+    # Half of the texts diverged, and the others ended before some of these did.
+    assert of_cache(measures.EQUAL_AT_THE_END.where(choice=named.GREEDY), results)["bfloat16"].value == pytest.approx(
+        0.5
+    )
 
 
-def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_not_draw(axes, results):
-    table = results.partings.set_index(["dtype", "way"])
-    known = axes.set_index(["dtype", "way"])["expected_flips"]
-    for dtype in SIZE:
-        row = table.loc[(dtype, first_divergence.ASSISTED)]
-        assert row["expected_flips"] == known[dtype, variants.CHUNKS.name]
-        assert (row["greedy"].value == 1) == (dtype == "float32")
-    shown = laid_out.partings_shown(table.reset_index()).set_index(["change", "dtype"])
-    cells = shown.loc[first_divergence.ASSISTED]
+def test_assisted_decoding_is_expected_to_part_as_its_verification_is_and_does_not_draw(results):
+    known = measures.EXPECTED_FLIPS.where(way=named.CHUNKS).table(results)["estimate"]
+    cells = tables.partings(results).query("change == @named.ASSISTED")
+    assert list(cells["flips, expected (%)"]) == [tables._small_percent(one) for one in known]
     assert list(cells["equal, sampled (%)"]) == ["", ""]
-    assert "" not in list(cells["equal, greedy (%)"])
+    assert [cell.startswith("100 ") for cell in cells["equal, greedy (%)"]] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("share", "written"),
     [(fits.Estimate(0.5, 0.4, 0.6), "50.0 [40.0, 60.0]"), (fits.Estimate(2e-6, 1e-6, 3e-6), "(2.0 ± 1.0) × 10⁻⁴")],
 )
-def test_flips_expected_are_in_per_cent_as_those_measured(results, share, written):
-    table = results.partings
-    both = table.assign(expected_flips=[share] * len(table), flip_share=[share] * len(table))
-    shown = laid_out.partings_shown(both)
-    assert set(shown["flips, expected (%)"]) == {written}
+def test_flips_expected_are_in_per_cent_as_those_measured(share, written):
+    assert tables._small_percent(share) == written
     # Control: a share that is no small one stands alike in both columns.
-    assert (set(shown["flips (%)"]) == {written}) == (share.value > 0.1)
+    assert (tables._percent(share) == written) == (share.value > 0.1)
 
 
 def test_of_few_files_a_statistic_of_tokens_and_a_change_have_a_range():
-    for n_files, kind in ((3, "range"), (4, "95 %")):
-        files = [np.full((50, 2), float(number)) for number in range(n_files)]
-        found = tables.resampled(files, lambda kept: kept.mean())
-        assert found.kind == kind
-    assert (tables.resampled(files[:3], lambda kept: kept.mean()).low, found.value) == (0.0, 1.5)
-    assert laid_out.change(fits.Estimate(1.001, 0.999, 1.003, "range")) == "+0.10 [-0.10 to +0.30]"
-    assert laid_out.change(fits.Estimate(1.001, 0.999, 1.003)) == "+0.10 ± 0.20"
+    of_tokens = measures.of_all_rows(np.mean, "x")
+    three, four = of_tokens(of_files(0.0, 1.0, 2.0)), of_tokens(of_files(0.0, 1.0, 2.0, 3.0))
+    assert (three.kind, four.kind) == ("range", "95 %")
+    assert (three.low, three.value, three.high) == (0.0, 1.0, 2.0)
+    assert wording.change(fits.Estimate(1.001, 0.999, 1.003, "range")) == "+0.10 [-0.10 to +0.30]"
+    assert wording.change(fits.Estimate(1.001, 0.999, 1.003)) == "+0.10 ± 0.20"
 
 
 @pytest.mark.parametrize("parted", [True, False])
-def test_figures_and_tables_are_made_of_the_rows(results, parted):
-    results = results if parted else dataclasses.replace(results, behind=None)
-    assert len(figures.figure_margins(results.margins).axes) == 2
-    assert len(figures.figure_partings(results.curves, results.written).axes) == 2
-    assert len(figures.figure_drift_and_snowball(results.along, results.snowball).axes) == 1 + parted
-    for shown in (
-        laid_out.axes_shown(results.axes), laid_out.tails_shown(results.axes), laid_out.partings_shown(results.partings),
-    ):  # fmt: skip
+def test_figures_and_tables_are_made_of_the_rows(results, axes, parted):
+    results = results if parted else with_runs(results, after_divergence=None)
+    assert len(figures.figure_margins(results["margins"]).axes) == 2
+    assert len(figures.figure_partings(results["curves"], 30).axes) == 2
+    assert len(figures.figure_drift_and_snowball(tables.along(results), tables.snowball(results)).axes) == 1 + parted
+    for shown in (tables.axes_grid(axes), tables.tails_grid(axes), tables.partings(results)):
         assert shown.notna().all(axis=None)
-    assert not tables.curves_table(results.curves).empty
 
 
-def test_what_is_exactly_zero_stands_beside_the_logarithmic_axis(results):
-    assert len(figures.figure_axes(results.axes, results.published).axes) == 1
-    none = results.axes.assign(kl=[fits.Estimate(0, 0, 0), *results.axes["kl"][1:]])
-    zero, log = figures.figure_axes(none, book=results.axes).axes
+def test_what_is_exactly_zero_stands_beside_the_logarithmic_axis(results, axes):
+    assert len(figures.figure_axes(axes, results["published"]).axes) == 1
+    none = axes.assign(kl=[fits.Estimate(0, 0, 0), *axes["kl"][1:]])
+    zero, log = figures.figure_axes(none, book=axes).axes
     assert (zero.get_xscale(), log.get_xscale()) == ("linear", "log")
 
 
@@ -305,15 +294,15 @@ def test_what_is_exactly_zero_stands_beside_the_logarithmic_axis(results):
     ],
 )
 def test_small_numbers_are_written_with_half_their_interval(estimate, written):
-    assert laid_out.spread(estimate) == written
+    assert wording.spread(estimate) == written
 
 
 # Statements
 
 
 KL = {
-    variants.OTHER_DTYPE: 1e-3, variants.KV_FP8: 5e-3, variants.KV_INT8: 2e-3, variants.KV_INT4: 0.1,
-    variants.WEIGHTS_8: 0.02, variants.WEIGHTS_4: 0.4, variants.LOST: 0.17,
+    named.OTHER_DTYPE: 1e-3, named.KV_FP8: 5e-3, named.KV_INT8: 2e-3, named.KV_INT4: 0.1, named.WEIGHTS_8: 0.02,
+    named.WEIGHTS_4: 0.4, named.FAULT: 0.17,
 }  # fmt: skip
 
 
@@ -323,11 +312,11 @@ def lawful(forced, positions, parting, behind):
     rows = pd.concat([forced.rows.assign(source=lambda r, k=k: r["source"] + str(k)) for k in range(6)])
     rows["sample"] = rows.groupby("source", sort=False).ngroup()
     rounding = rows["dtype"].map({"float32": 1e-11, "bfloat16": 1.5e-3})
-    by_way = rows["way"].map({way.name: kl for way, kl in KL.items()}).fillna(rounding)
-    by_way = by_way.mask((rows["way"] == variants.BATCHED.name) & (rows["dtype"] == "float32"), 0)
+    by_way = rows["way"].map(KL).fillna(rounding)
+    by_way = by_way.mask((rows["way"] == named.BATCHED) & (rows["dtype"] == "float32"), 0)
     rows = rows.assign(kl=by_way * np.random.default_rng(1).uniform(0.8, 1.2, len(rows)), flip=0.0)
     rows["dlogp"] *= 1e-3
-    first = rows[(rows["dtype"] == "bfloat16") & (rows["way"] == said.CACHE)].index[0]
+    first = rows[(rows["dtype"] == "bfloat16") & (rows["way"] == named.CACHED)].index[0]
     rows.loc[first, ["flip", "margin"]] = 1.0, 0.0
     prompts = pd.concat([parting.rows.assign(sample=lambda r, k=k: 6 * k + r["sample"]) for k in range(8)])
     prompts = prompts.assign(
@@ -335,74 +324,69 @@ def lawful(forced, positions, parting, behind):
     )
     texts = pd.concat([frame.rows.assign(source=f"{k}.py", sample=k) for k in range(6) for frame in (behind,)])
     level = pd.concat([positions.rows.assign(source=lambda r, k=k: r["source"] + str(k), kl=1e-3) for k in range(6)])
-    return Results(run(rows), run(level), run(prompts), run(texts))
+    return found_of(run(rows), run(level), run(prompts), run(texts))
 
 
 def outcome(results, name):
     # Whatever processor it speaks of: made rows are of none.
-    return statements.check(dataclasses.replace(said.STATEMENTS[name], on=""), results).outcome
+    return statements.check(dataclasses.replace(measures.STATEMENTS[name], on=""), results).outcome
 
 
 def of(way, dtype=None):
-    name = way if isinstance(way, str) else way.name
-    return lambda rows: (rows["way"] == name) & (rows["dtype"] == dtype if dtype else True)
+    return lambda rows: (rows["way"] == way) & (rows["dtype"] == dtype if dtype else True)
 
 
 # Which run, which rows of it, and what is planted there.
 CONTRARY = {
-    "perplexity-stays": ("forced", of(said.CACHE), {"dlogp": -0.05}),
-    "bf16-as-the-dtype": ("forced", of(said.CACHE, "bfloat16"), {"kl": 0.01}),
-    "fp32-far-below-the-dtype": ("forced", of(said.CACHE, "float32"), {"kl": 1e-3}),
-    "few-bits-move-further": ("forced", of(variants.WEIGHTS_8), {"kl": 1e-3}),
-    "rounded-moves-further": ("forced", of(variants.KV_INT8), {"kl": 1e-4}),
-    "fp8-moves-further": ("forced", of(variants.KV_FP8), {"kl": 1e-3}),
-    "fp8-further-than-int8": ("forced", of(variants.KV_FP8), {"kl": 1e-3}),
-    "int8-as-the-cache": ("forced", of(variants.KV_INT8), {"kl": 0.1}),
-    "static-moves-as-far": ("forced", of(variants.STATIC), {"kl": 1.0}),
-    "static-moves-less-on-amd": ("forced", of(variants.STATIC), {"kl": 1.0}),
-    "a-batch-changes-nothing-on-amd": ("forced", of(variants.BATCHED, "bfloat16"), {"kl": 1e-3}),
-    "a-batch-changes-nothing": ("forced", of(variants.BATCHED, "float32"), {"kl": 1e-12}),
-    "a-batch-changes-all-in-bf16": ("forced", of(variants.BATCHED, "bfloat16"), {"kl": 0.0}),
-    "rounding-shrinks": ("forced", of(said.CACHE, "float32"), {"kl": 1e-3}),
-    "a-fault-stays": ("forced", of(said.FAULT, "float32"), {"kl": 1e-9}),
-    "a-fault-looks-like-few-bits": ("forced", of(variants.WEIGHTS_4), {"kl": 1e-3}),
-    "flips-at-small-margins": ("forced", of(said.CACHE, "bfloat16"), {"flip": 1.0, "margin": 9.0}),
-    "fp32-expects-no-flip": ("forced", of(said.CACHE, "float32"), {"shift": -1.0}),
-    "bf16-texts-diverge": ("parting", of(said.CACHE, "bfloat16"), {"parted": 0}),
-    "fp32-texts-stay": ("parting", of(said.CACHE, "float32"), {"parted": 1, "steps": 3}),
-    "sampled-texts-diverge": ("parting", of(said.CACHE, "bfloat16"), {"parted": 0}),
-    "assisted-texts-diverge": ("parting", of(said.ASSISTED, "bfloat16"), {"parted": 0}),
-    "length-adds-little": ("positions", lambda rows: rows["bin"] > 10, {"kl": 1.0}),
-    "texts-go-their-own-way": ("behind", lambda rows: rows["offset"] > 0, {"kl_free": 1e-3}),
+    "perplexity-stays": ("teacher_forced", of(named.CACHED), {"dlogp": -0.05}),
+    "bf16-as-the-dtype": ("teacher_forced", of(named.CACHED, "bfloat16"), {"kl": 0.01}),
+    "fp32-far-below-the-dtype": ("teacher_forced", of(named.CACHED, "float32"), {"kl": 1e-3}),
+    "few-bits-move-further": ("teacher_forced", of(named.WEIGHTS_8), {"kl": 1e-3}),
+    "rounded-moves-further": ("teacher_forced", of(named.KV_INT8), {"kl": 1e-4}),
+    "fp8-moves-further": ("teacher_forced", of(named.KV_FP8), {"kl": 1e-3}),
+    "fp8-further-than-int8": ("teacher_forced", of(named.KV_FP8), {"kl": 1e-3}),
+    "int8-as-the-cache": ("teacher_forced", of(named.KV_INT8), {"kl": 0.1}),
+    "static-moves-as-far": ("teacher_forced", of(named.STATIC), {"kl": 1.0}),
+    "static-moves-less-on-amd": ("teacher_forced", of(named.STATIC), {"kl": 1.0}),
+    "a-batch-changes-nothing-on-amd": ("teacher_forced", of(named.BATCHED, "bfloat16"), {"kl": 1e-3}),
+    "a-batch-changes-nothing": ("teacher_forced", of(named.BATCHED, "float32"), {"kl": 1e-12}),
+    "a-batch-changes-all-in-bf16": ("teacher_forced", of(named.BATCHED, "bfloat16"), {"kl": 0.0}),
+    "rounding-shrinks": ("teacher_forced", of(named.CACHED, "float32"), {"kl": 1e-3}),
+    "a-fault-stays": ("teacher_forced", of(named.FAULT, "float32"), {"kl": 1e-9}),
+    "a-fault-looks-like-few-bits": ("teacher_forced", of(named.WEIGHTS_4), {"kl": 1e-3}),
+    "flips-at-small-margins": ("teacher_forced", of(named.CACHED, "bfloat16"), {"flip": 1.0, "margin": 9.0}),
+    "fp32-expects-no-flip": ("teacher_forced", of(named.CACHED, "float32"), {"shift": -1.0}),
+    "bf16-texts-diverge": ("first_divergence", of(named.CACHED, "bfloat16"), {"parted": 0}),
+    "fp32-texts-stay": ("first_divergence", of(named.CACHED, "float32"), {"parted": 1, "steps": 3}),
+    "sampled-texts-diverge": ("first_divergence", of(named.CACHED, "bfloat16"), {"parted": 0}),
+    "assisted-texts-diverge": ("first_divergence", of(named.ASSISTED, "bfloat16"), {"parted": 0}),
+    "length-adds-little": ("drift_by_position", lambda rows: rows["bin"] > 10, {"kl": 1.0}),
+    "texts-go-their-own-way": ("after_divergence", lambda rows: rows["offset"] > 0, {"kl_free": 1e-3}),
 }  # fmt: skip
 
 
 # What holds on one processor where its contrary holds on another.
 ELSEWHERE = {
-    "static-moves-less-on-amd": (of(variants.STATIC), {"kl": 1e-15}),
-    "a-batch-changes-nothing-on-amd": (of(variants.BATCHED, "bfloat16"), {"kl": 0.0}),
+    "static-moves-less-on-amd": (of(named.STATIC), {"kl": 1e-15}),
+    "a-batch-changes-nothing-on-amd": (of(named.BATCHED, "bfloat16"), {"kl": 0.0}),
 }
 
 
-@pytest.mark.parametrize("name", said.STATEMENTS)
+@pytest.mark.parametrize("name", measures.STATEMENTS)
 def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not(lawful, name):
     if name in ELSEWHERE:
         where, values = ELSEWHERE[name]
         assert outcome(lawful, name) == "fails"
-        rows = lawful.forced.rows.copy()
+        rows = lawful["teacher_forced"].copy()
         rows.loc[where(rows), list(values)] = list(values.values())
-        lawful = changed(lawful, forced=rows)
+        lawful = with_rows(lawful, teacher_forced=rows)
     assert outcome(lawful, name) == "holds"
     which, where, planted = CONTRARY[name]
-    rows = getattr(lawful, which).rows.copy()
+    rows = lawful[which].copy()
     rows.loc[where(rows), list(planted)] = list(planted.values())
     # Texts that all diverge at once have no interval.
-    assert outcome(changed(lawful, **{which: rows}), name) in ("fails", "not resolved")
+    assert outcome(with_rows(lawful, **{which: rows}), name) in ("fails", "not resolved")
 
 
 def test_statements_about_what_was_not_run_say_so():
-    assert {outcome(Results(None, None, None, None), name) for name in said.STATEMENTS} == {"not run"}
-
-
-def test_every_number_of_the_prose_can_be_computed_from_rows_of_any_model(lawful):
-    assert all(isinstance(give(lawful), str) for give in said.NUMBERS.values())
+    assert {outcome(found_of(None, None, None, None), name) for name in measures.STATEMENTS} == {"not run"}

@@ -127,6 +127,8 @@ def test_a_name_takes_the_values_that_were_chosen(found):
         ("DRIFTED .0%", "50%"),
         ("EQUAL dtype=bfloat16 value .0%", "25%"),
         ("EQUAL span .2f", "0.25 to 1.00"),
+        ("EQUAL dtype=bfloat16 change", "-75.00 ± 22.17"),
+        ("EQUAL dtype=bfloat16 spread", "2.5 [0.9, 5.3] × 10⁻¹"),
         ("EQUAL dtype=float32 units .0%", "100% [76%, 100%], 12 files"),
         ("DRIFT dtype=bfloat16 value", "2.2"),
         ('EQUAL model="small" dtype=float32 value', "1.00"),

@@ -6,6 +6,7 @@ samples; it resamples files, since samples of one file resemble each other.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -319,7 +320,9 @@ def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: s
     return percentiles(whole, np.asarray(draws))
 
 
-def mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
+def mean_resampled(
+    rows: pd.DataFrame, value: str, change: Callable[[np.ndarray], np.ndarray] = lambda mean: mean
+) -> Estimate:
     """Give the mean over samples with its bootstrap interval over files.
 
     Parameters
@@ -328,10 +331,12 @@ def mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
         Columns ``sample``, ``source`` and `value`; several rows of one sample are averaged first.
     value : str
         What to average.
+    change : callable, optional
+        A function of the mean, to be given instead.
     """
     # As `resample` with a single column, without a pivot table, which would take most of the time.
     only = _resampled(rows.groupby(["source", "sample"])[[value]].mean().dropna(), seed=0)
-    return percentiles(only.mean[0], only.draws[:, 0], only.kind)
+    return percentiles(change(only.mean[0]), change(only.draws[:, 0]), only.kind)
 
 
 def log_mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:

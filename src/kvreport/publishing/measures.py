@@ -37,7 +37,7 @@ from kvreport.publishing.rules import (
 )  # fmt: skip
 from kvreport.publishing.statements import Scope, Statement
 from kvreport.publishing.verdicts import weights_of
-from kvreport.publishing.wording import DTYPES, between, power_of_ten
+from kvreport.publishing.wording import DTYPES, between, change, power_of_ten, spread
 
 # A number in the prose: of a chapter's own measures, or on another page with the chapter's name before it.
 ROLE = re.compile(r"\{measured\}`(?:(?P<chapter>\w+):)?(?P<what>[^`@]+)(?:@(?P<maker>\w+))?`")
@@ -205,9 +205,9 @@ def share(column: str, unit: str = "file"):
     return lambda rows: estimates.share_over(rows, rows[column] > 0, UNITS[unit])[0]
 
 
-def mean(column: str):
-    """Mean over samples, with files resampled."""
-    return lambda rows: estimates.mean_resampled(rows, column)
+def mean(column: str, change: Callable[[Any], Any] = lambda of: of):
+    """Mean over samples, or a function of it, with files resampled."""
+    return lambda rows: estimates.mean_resampled(rows, column, change)
 
 
 def ratio_of_means(column: str):
@@ -398,5 +398,7 @@ HOW: dict[str, Callable[[Sequence[Measured], str, str], str]] = {
     "span": _span,
     "count": _count,
     "units": lambda measured, form, unit: with_units(measured, f"{unit}s", form),
+    "change": lambda measured, _form, _unit: ", ".join(change(one.estimate) for one in measured),
+    "spread": lambda measured, _form, _unit: ", ".join(spread(one.estimate) for one in measured),
     "power": lambda measured, _form, _unit: ", ".join(power_of_ten(one.estimate.value) for one in measured),
 }

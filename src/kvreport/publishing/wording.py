@@ -1,8 +1,10 @@
 """Numbers and names, as prose and tables write them."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from kvbook.measuring.estimates import Estimate
 from kvbook.models import registry
 
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -38,6 +40,36 @@ def power_of_ten(value: float, digits: int = 1) -> str:
     mantissa, exponent = f"{value:.{digits}e}".split("e")
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return mantissa if int(exponent) == 0 else f"{mantissa} × 10{raised}"
+
+
+def scaled(estimate: Estimate, factor: float, less: float = 0) -> Estimate:
+    """Multiply an estimate's distance from a number by a factor."""
+    ends = (factor * (end - less) for end in (estimate.value, estimate.low, estimate.high))
+    return Estimate(*ends, estimate.kind)
+
+
+def spread(estimate: Estimate) -> str:
+    """Write a small estimate and half its interval, as (1.7 ± 0.2) × 10⁻⁴; a skew one or a range, as 1.4 [0.0, 4.1] × 10⁻⁷."""
+    if estimate.value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(estimate.value)))
+    value, low, high = (number / 10.0**exponent for number in (estimate.value, estimate.low, estimate.high))
+    power = f" × {power_of_ten(10.0**exponent, 0)[4:]}" if exponent else ""
+    below, above = value - low, high - value
+    skew = max(below, above) > 1.5 * min(below, above) and round(max(below, above), 1) > 0.1
+    if skew or estimate.kind == "range":
+        return Estimate(value, low, high, estimate.kind).text("{:.1f}") + power
+    return f"({value:.1f} ± {(high - low) / 2:.1f}){power}"
+
+
+def change(ratio: Estimate) -> str:
+    """Write by how many per cent a ratio is off 1, and half its interval."""
+    if ratio.low == ratio.high == 1:
+        return "0"
+    if ratio.kind == "range":
+        return scaled(ratio, 100, less=1).text("{:+.2f}")
+    # Plus zero, for what rounds to minus zero.
+    return f"{round(100 * (ratio.value - 1), 2) + 0:+.2f} ± {50 * (ratio.high - ratio.low):.2f}"
 
 
 def between(values: Iterable[float], form: str = "{:.2f}") -> str:

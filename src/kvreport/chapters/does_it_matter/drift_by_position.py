@@ -17,16 +17,14 @@ from kvbook.models import corpus, loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
+from kvreport.chapters.does_it_matter.rows import LONG_AT_ONCE
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Bins of positions from the first token to the last.
 BINS = 16
-# Tokens that a call feeds: one at a time takes minutes for long texts.
-_AT_ONCE = 64
-CHUNKS = variants.Variant(
-    f"cache, {_AT_ONCE} tokens at once", "rounding", variants.on_a_cache(variants.dynamic, _AT_ONCE)
-)
+CHUNKS = variants.Variant(named.LONG_CHUNKS, variants.on_a_cache(variants.dynamic, LONG_AT_ONCE))
 VARIANTS = (CHUNKS, variants.KV_INT8, variants.WEIGHTS_4)
 
 

@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from kvbook.measuring.survival import Survival
-from kvreport.chapters.does_it_matter import drift_by_position, first_divergence, tables, variants
+from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
@@ -17,6 +16,8 @@ from kvreport.publishing.wording import DTYPES
 _DTYPE_MARKERS = dict(zip(DTYPE_COLOURS, style.MARKERS, strict=False))
 # Of the ways in the curves: the line says which, the colour says in which dtype.
 _LINES = ("-", "--", "-.", ":")
+# Comparisons in a bin of margins below which its share says next to nothing and is not drawn.
+_FEWEST = 40
 
 
 def _markers(dtypes: list[str]) -> list[Line2D]:
@@ -56,7 +57,7 @@ def figure_axes(axes: pd.DataFrame, elsewhere: pd.DataFrame | None = None, book:
     if book is not None:
         _plot_axes(book, ways, log, zero, faint=True)
     _plot_axes(axes, ways, log, zero, faint=False)
-    kinds = [variants.BY_NAME[way].kind for way in ways]
+    kinds = [named.KINDS[way] for way in ways]
     for ax in panels[0]:
         for index in range(1, len(ways)):
             if kinds[index] != kinds[index - 1]:
@@ -105,7 +106,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
         top.stairs(rows["share_of_margins"], [*left, rows["high"].iloc[-1]], color=colour, fill=True, alpha=0.35)
         top.stairs(rows["share_of_margins"], [*left, rows["high"].iloc[-1]], color=colour)
         middle = np.sqrt(left * rows["high"])
-        seen = rows[rows["tokens"] >= tables.FEWEST]
+        seen = rows[rows["tokens"] >= _FEWEST]
         # Where there are no margins there is nothing to expect.
         bottom.plot(middle[seen.index], seen["predicted"], color=colour, linestyle="--", linewidth=1.2)
         for row, at in zip(seen.itertuples(), middle[seen.index], strict=True):
@@ -127,31 +128,28 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
 
 
 # Which curves are drawn: enough to compare, few enough to tell apart.
-DRAWN_WAYS = (first_divergence.CACHED, variants.KV_INT8.name, variants.KV_INT4.name, variants.WEIGHTS_4.name)
+DRAWN_WAYS = (named.CACHED, named.KV_INT8, named.KV_INT4, named.WEIGHTS_4)
 
 
-def _plot_curve(ax: Axes, curve: Survival, steps: int, band: bool, **how) -> None:
-    x, share = np.append(curve.steps, steps), np.append(curve.share, curve.share[-1])
+def _plot_curve(ax: Axes, curve: pd.DataFrame, steps: int, band: bool, **how) -> None:
+    x = [*curve["step"], steps]
+    share, low, high = ([*curve[name], curve[name].iloc[-1]] for name in ("share", "low", "high"))
     ax.step(x, share, where="post", **how)
     if band:
-        low, high = (np.append(end, end[-1]) for end in (curve.low, curve.high))
         ax.fill_between(x, low, high, step="post", color=how["color"], alpha=0.15, linewidth=0)
 
 
-def figure_partings(curves: dict[tuple[str, str, str], Survival], steps: int) -> Figure:
+def figure_partings(curves: pd.DataFrame, steps: int) -> Figure:
     """Draw for both choices the share of texts that still equal the baseline's."""
-    choices = list(dict.fromkeys(choice for _, choice, _ in curves))
-    dtypes = list(dict.fromkeys(dtype for dtype, _, _ in curves))
+    choices, dtypes = (list(dict.fromkeys(curves[name])) for name in ("choice", "dtype"))
     fig, axes = plt.subplots(len(choices), 1, sharex=True, figsize=(style.WIDTH, 0.9 + 2.3 * len(choices)))
     for ax, choice in zip(np.atleast_1d(axes), choices, strict=True):
-        for dtype in dtypes:
-            for line, way in zip(_LINES, DRAWN_WAYS, strict=True):
-                # Few bits are drawn in the coarsest dtype alone: they hardly depend on it, and the lines would cover each other.
-                if (dtype, choice, way) not in curves or (way != first_divergence.CACHED and dtype != dtypes[-1]):
-                    continue
-                wrote = way == first_divergence.CACHED
+        for (dtype, way), curve in curves[curves["choice"] == choice].groupby(["dtype", "way"], sort=False):
+            wrote = way == named.CACHED
+            # Few bits are drawn in the coarsest dtype alone: they hardly depend on it, and the lines would cover each other.
+            if way in DRAWN_WAYS and (wrote or dtype == dtypes[-1]):
                 _plot_curve(
-                    ax, curves[dtype, choice, way], steps, band=wrote, color=DTYPE_COLOURS[dtype], linestyle=line,
+                    ax, curve, steps, band=wrote, color=DTYPE_COLOURS[dtype], linestyle=_LINES[DRAWN_WAYS.index(way)],
                     linewidth=2 if wrote else 1.1,
                 )  # fmt: skip
         ax.set(ylim=(-0.04, 1.06), ylabel="texts still equal")
@@ -187,9 +185,8 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
         1 if behind is None else 2, 1, squeeze=False, figsize=(style.WIDTH, 3.4 if behind is None else 6.2)
     )
     along = axes[0, 0]
-    ways = [way.name for way in drift_by_position.VARIANTS]
     for (dtype, way), rows in positions.groupby(["dtype", "way"], sort=False):
-        place = ways.index(way)
+        place = named.ALONG.index(way)
         if rows["over_first"].notna().all():
             _plot_band(
                 along, rows["middle"], rows["over_first"], color=DTYPE_COLOURS[dtype], linestyle=_LINES[place],
@@ -201,7 +198,7 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
     present = set(positions["way"])
     handles = [
         Line2D([], [], color=style.GREY, linestyle=line, marker=marker, markersize=4, label=way)
-        for way, line, marker in zip(ways, _LINES, style.MARKERS, strict=False)
+        for way, line, marker in zip(named.ALONG, _LINES, style.MARKERS, strict=False)
         if way in present
     ]
     dtypes = dict.fromkeys([*positions["dtype"], *(() if behind is None else behind["dtype"])])

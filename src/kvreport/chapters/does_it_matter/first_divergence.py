@@ -30,23 +30,14 @@ from kvbook.measuring import choosing, predictions
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
+from kvreport.chapters.does_it_matter.rows import ASSISTED, BASELINE, CACHED, CHOICES, GREEDY
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
-GREEDY, SAMPLED = "greedy", "sampled"
-CHOICES = (GREEDY, SAMPLED)
-BASELINE = "no cache"
-# One text at a time, as the baseline.
-CACHED = variants.TOKENS.name
-BATCHED = f"cache, batch of {variants.BATCH}"
-# The one that `generate` writes with an assistant.
-ASSISTED = "assisted decoding"
-# The baseline's own computation, but for its shape.
-ONE_PASS = variants.Variant("no cache, one pass", "rounding", variants.whole)
+ONE_PASS = variants.Variant(named.ONE_PASS, variants.whole)
 # The ways that read the baseline's text.
 WATCHED = (ONE_PASS, variants.KV_INT8, variants.KV_INT4, variants.WEIGHTS_4)
-# As tables list them; the other dtype is read off the baselines of two dtypes.
-WAYS = (CACHED, BATCHED, ASSISTED, ONE_PASS.name, variants.OTHER_DTYPE.name, *(way.name for way in WATCHED[1:]))
 
 
 @dataclass(frozen=True)
@@ -234,7 +225,7 @@ def diverge(
     # A smaller group is filled up with copies, whose steps nobody looks at.
     filled = [index % len(samples) for index in range(variants.BATCH)]
     together = write_cached(model, prompts[filled], [samples[index] for index in filled], n_new_tokens, choose)
-    yield from enumerate(watched(BATCHED, baselines, together))
+    yield from enumerate(watched(named.TOGETHER, baselines, together))
     for text, (single, sample, steps) in enumerate(zip(singles, samples, baselines, strict=True)):
         alone = write_cached(model, single, [sample], n_new_tokens, choose)
         yield text, watched(CACHED, [steps], alone)[0]

@@ -11,7 +11,7 @@ caches are caches as well, so they are two changes away; what is scored is fed t
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,14 +21,10 @@ from transformers.pytorch_utils import Conv1D
 from kvbook.errors import UserError
 from kvbook.measuring import rounded_caches
 from kvbook.models import corpus, kept, loading, lowbit, placement
+from kvreport.chapters.does_it_matter import rows as named
+from kvreport.chapters.does_it_matter.rows import AT_ONCE, BATCH
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
-Kind = Literal["rounding", "another dtype", "fewer bits", "control"]
-
-# Texts that go through a batched way together; a smaller group is filled up with copies.
-BATCH = 8
-# Tokens that assisted decoding's verification feeds at once; a draft of 4 and the token before it.
-AT_ONCE = 5
 # Left padding of the texts of a batch: none is padded as far as its neighbour.
 PADS = tuple(1 + 3 * index for index in range(BATCH))
 
@@ -94,9 +90,7 @@ class Variant:
     Attributes
     ----------
     name : str
-        As figures and tables show it.
-    kind : {"rounding", "another dtype", "fewer bits", "control"}
-        What the difference is made of.
+        As figures and tables show it; `rows.KINDS` says what the difference is made of.
     feed : callable
         Takes the reader, the ids of shape (texts, tokens) and the prompt's length; yields pieces, which together hold every
         row from the prompt's length on.
@@ -109,7 +103,6 @@ class Variant:
     """
 
     name: str
-    kind: Kind
     feed: Feed
     attention: str | None = None
     quantization: str = "none"
@@ -196,26 +189,25 @@ def _bits(bits: int) -> MakeCache:
     return lambda model, _length: rounded_caches.make(model.config, bits)
 
 
-TOKENS = Variant("cache, token by token", "rounding", on_a_cache(dynamic, 1))
-CHUNKS = Variant(f"cache, {AT_ONCE} tokens at once", "rounding", on_a_cache(dynamic, AT_ONCE))
-STATIC = Variant(f"static cache, {AT_ONCE} at once", "rounding", on_a_cache(_static, AT_ONCE))
-BATCHED = Variant(f"batch of {BATCH}", "rounding", batched)
-PADDED = Variant(f"batch of {BATCH}, left-padded", "rounding", left_padded)
-EAGER = Variant("eager attention", "rounding", whole, attention="eager")
-OTHER_DTYPE = Variant("other dtype", "another dtype", whole, other_dtype=True)
-KV_FP8 = Variant("KV cache in fp8", "fewer bits", on_a_cache(_fp8, None))
-KV_INT8 = Variant("KV cache in int8", "fewer bits", on_a_cache(_bits(8), None))
-KV_INT4 = Variant("KV cache in int4", "fewer bits", on_a_cache(_bits(4), None))
-WEIGHTS_8 = Variant("8-bit weights", "fewer bits", whole, quantization="8bit")
-WEIGHTS_4 = Variant("4-bit weights", "fewer bits", whole, quantization="4bit")
-LOST = Variant("fault: a cached token lost", "control", on_a_cache(dynamic, None, lost=1))
+TOKENS = Variant(named.CACHED, on_a_cache(dynamic, 1))
+CHUNKS = Variant(named.CHUNKS, on_a_cache(dynamic, AT_ONCE))
+STATIC = Variant(named.STATIC, on_a_cache(_static, AT_ONCE))
+BATCHED = Variant(named.BATCHED, batched)
+PADDED = Variant(named.PADDED, left_padded)
+EAGER = Variant(named.EAGER, whole, attention="eager")
+OTHER_DTYPE = Variant(named.OTHER_DTYPE, whole, other_dtype=True)
+KV_FP8 = Variant(named.KV_FP8, on_a_cache(_fp8, None))
+KV_INT8 = Variant(named.KV_INT8, on_a_cache(_bits(8), None))
+KV_INT4 = Variant(named.KV_INT4, on_a_cache(_bits(4), None))
+WEIGHTS_8 = Variant(named.WEIGHTS_8, whole, quantization="8bit")
+WEIGHTS_4 = Variant(named.WEIGHTS_4, whole, quantization="4bit")
+LOST = Variant(named.FAULT, on_a_cache(dynamic, None, lost=1))
 
 VARIANTS = (
     TOKENS, CHUNKS, STATIC, BATCHED, PADDED, EAGER,
     OTHER_DTYPE, KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4,
     LOST,
 )  # fmt: skip
-BY_NAME = {way.name: way for way in VARIANTS}
 
 
 # bitsandbytes' 4-bit product on a CPU takes rows of whole blocks of this many numbers.

@@ -1,0 +1,250 @@
+"""What the rows of the chapter on whether the difference matters say: its measures, then the sentences that they decide."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from kvbook.measuring import estimates
+from kvbook.measuring.estimates import Estimate
+from kvreport.chapters.does_it_matter import rows as named
+from kvreport.chapters.does_it_matter.rows import EXPERIMENTS, ROWS  # noqa: F401
+from kvreport.publishing.measures import (
+    Measure,
+    counted,
+    distinct,
+    first,
+    holds,
+    mean,
+    noted,
+    part,
+    ratio_of_means,
+    share,
+    total,
+)  # fmt: skip
+from kvreport.publishing.rules import HALF, Bound, every
+
+# Draws for what has to be sorted anew in each.
+_DRAWS = 200
+# Share of the smallest margins below which their density is taken as even, so that margins smaller than any that was met
+# have their chance too.
+_EVEN = 0.05
+
+
+def of_all_rows(statistic: Callable[..., float], *columns: str):
+    """Statistic of columns' rows with its bootstrap interval over files, or of few files with its range over them."""
+
+    def estimate(rows: pd.DataFrame) -> Estimate:
+        files = [part[list(columns)].to_numpy() for _, part in rows.groupby("source", sort=True)]
+        whole = statistic(*np.concatenate(files).T)
+        if len(files) < estimates.FEWEST_UNITS:
+            return estimates.percentiles(whole, np.array([statistic(*file.T) for file in files]), "range")
+        picks = np.random.default_rng(0).integers(0, len(files), (_DRAWS, len(files)))
+        drawn = [statistic(*np.concatenate([files[place] for place in pick]).T) for pick in picks]
+        return estimates.percentiles(whole, np.array(drawn))
+
+    return estimate
+
+
+def expected_flips(margins: np.ndarray, shifts: np.ndarray) -> float:
+    """Predict the share of flips from how large margins are and how much they are shifted.
+
+    The second choice overtakes the first where the margin is smaller than the loss that the shift brings.  Margins and shifts
+    are taken as independent, so a single number of the one is held against the whole distribution of the other; and below
+    the smallest twentieth of the margins their density is taken as even.  Both make an estimate possible where no flip was
+    seen at all, and it is no better than they are.  In 16 bits many margins are exactly 0; those are spread as far as the
+    smallest one that is not, for no shift loses nothing.
+    """
+    places, counts = np.unique(margins, return_counts=True)
+    shares = np.cumsum(counts) / len(margins)
+    known = (places > 0) & (shares >= _EVEN)
+    # The distribution function of margins, even from 0 to the edge.
+    places, shares = (np.concatenate([[0.0], values[known]]) for values in (places, shares))
+    return float(np.interp(np.maximum(-shifts, 0.0), places, shares).mean())
+
+
+def _one_in(rows: pd.DataFrame) -> float:
+    share = expected_flips(rows["margin"].to_numpy(), rows["shift"].to_numpy())
+    return estimates.two_digits(1 / share) if share else np.inf
+
+
+def _over_what_differs(rows: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
+    return ratio_of_means("kl")(rows, other) if other["kl"].min() > 0 else None
+
+
+def _equal_at_the_end(texts: pd.DataFrame) -> Estimate:
+    curve = named.stays(texts)
+    value, low, high = curve.at(texts["written"].iloc[0])
+    # Each pair goes on from a prompt of its own.
+    few = curve.pairs < estimates.FEWEST_UNITS
+    return Estimate(value, np.nan, np.nan, "range") if few else Estimate(value, low, high)
+
+
+def _rest(share_of: Callable[[pd.DataFrame], Estimate]):
+    """Share of the others."""
+
+    def estimate(rows: pd.DataFrame) -> Estimate:
+        of = share_of(rows)
+        return Estimate(1 - of.value, 1 - of.high, 1 - of.low, of.kind)
+
+    return estimate
+
+
+# The same texts, token by token: how far each change moves the predictions.
+_BY_CHANGE = ("dtype", "way")
+DIVERGENCE = Measure(
+    "mean divergence from the baseline", "file", "dtype and change", "{:.3g}", rows="changes", by=_BY_CHANGE, estimate=mean("kl")
+)  # fmt: skip
+TAIL = replace(
+    DIVERGENCE, name="divergence below which 99 % of the tokens lie",
+    estimate=of_all_rows(lambda kl: np.quantile(kl, 0.99), "kl"),
+)  # fmt: skip
+PERPLEXITY = replace(
+    DIVERGENCE, name="perplexity, over the baseline's", form="{:.4f}", estimate=mean("dlogp", lambda of: np.exp(-of))
+)
+PERPLEXITY_BEFORE = replace(DIVERGENCE, name="perplexity of the baseline", estimate=mean("nll", np.exp))
+PERPLEXITY_AFTER = replace(DIVERGENCE, name="perplexity", estimate=mean("nll_way", np.exp))
+DELTA_P = replace(DIVERGENCE, name="change of the true token's probability", estimate=mean("delta_p"))
+RMS_DELTA_P = replace(DELTA_P, name="its root mean square", estimate=mean("delta_p_squared", np.sqrt))
+SAME_TOP = replace(DIVERGENCE, name="share of tokens with the baseline's top-1 token", estimate=share("same_top"))
+SAME_DECISION = replace(DIVERGENCE, name="share of tokens with the same decision", estimate=share("same_decision"))
+FLIPPED = replace(DIVERGENCE, name="share of top-1 flips", estimate=_rest(share("same_top")))
+EXPECTED_FLIPS = replace(
+    DIVERGENCE, name="share of top-1 flips expected from margins and shifts", form="{:.1e}",
+    estimate=of_all_rows(expected_flips, "margin", "shift"),
+)  # fmt: skip
+EQUAL = Measure(
+    "share of tokens whose prediction is bitwise identical", rows="changes", by=_BY_CHANGE, estimate=part("bits_equal")
+)
+
+
+def _over(way: str, whose: str) -> Measure:
+    """Compare changes with another one."""
+    name = f"{DIVERGENCE.name}, over {whose}"
+    return replace(DIVERGENCE, name=name, over=("way", way), estimate=ratio_of_means("kl"))
+
+
+OVER_THE_DTYPE = _over(named.OTHER_DTYPE, "that of computing in the other dtype").where(way=named.CACHED)
+OVER_THE_CACHE = _over(named.CACHED, "the cache's").where(dtype="bfloat16")
+FP8_OVER_THE_CACHE = OVER_THE_CACHE.where(way=named.KV_FP8)
+STATIC_OVER_DYNAMIC = _over(named.CHUNKS, "that of a dynamic cache").where(way=named.STATIC)
+IN_BF16 = replace(
+    DIVERGENCE, name=f"{DIVERGENCE.name} in bf16, over that in fp32", over=("dtype", "float32"), estimate=ratio_of_means("kl")
+).where(dtype="bfloat16")  # fmt: skip
+PERPLEXITY_OF_CACHE, PERPLEXITY_OF_FP8 = (PERPLEXITY.where(way=way) for way in (named.CACHED, named.KV_FP8))
+DIVERGENCE_OF_CACHE = DIVERGENCE.where(way=named.CACHED)
+ONE_IN = Measure(
+    "tokens to one flip that is expected", form="{:,.0f}", rows="changes", by=_BY_CHANGE, estimate=counted(_one_in)
+).where(way=named.CACHED)
+LARGEST_MARGIN = Measure(
+    "largest margin in ulps at which only rounding flips the top-1 token", form="{:.3g}", rows="flips by rounding",
+    estimate=counted(lambda rows: rows["ulps"].max()),
+)  # fmt: skip
+FLIPS_AT_A_TIE = replace(LARGEST_MARGIN, name="share of these flips at a tie", form="{:.0%}", estimate=part("at_a_tie"))
+
+# The model writes: which texts have left the baseline's at the end.
+EQUAL_AT_THE_END = Measure(
+    "share of texts that equal the baseline's at the end", "prompt", "dtype", rows="texts", by=("dtype", "choice", "way"),
+    estimate=_equal_at_the_end,
+)  # fmt: skip
+_DIVERGED = replace(
+    EQUAL_AT_THE_END, name="share of texts that have diverged at the end", estimate=_rest(_equal_at_the_end)
+)
+DIVERGED, DIVERGED_TOGETHER, DIVERGED_ASSISTED, DIVERGED_IN_ONE_PASS = (
+    _DIVERGED.where(choice=named.GREEDY, way=way)
+    for way in (named.CACHED, named.TOGETHER, named.ASSISTED, named.ONE_PASS)
+)
+DIVERGED_SAMPLED = _DIVERGED.where(choice=named.SAMPLED, way=named.CACHED)
+AT_A_TIE = Measure(
+    "share of greedy divergences at an exact tie", "prompt", "dtype", rows="divergences", by=("dtype", "way"),
+    estimate=share("tied", "prompt"),
+).where(way=named.CACHED)  # fmt: skip
+
+# Along a text, and around the place where two texts diverge.
+ALONG = replace(DIVERGENCE, rows="drift_by_position", by=("dtype", "way", "bin"))
+OVER_THE_FIRST_QUARTER = Measure(
+    "divergence in some positions, over that in the first quarter of them", "file", "dtype", rows="places",
+    by=("dtype", "way", "place"), over=("place", named.FIRST), estimate=_over_what_differs,
+)  # fmt: skip
+GROWTH = OVER_THE_FIRST_QUARTER.where(way=named.LONG_CHUNKS, place=named.LAST)
+AFTER = Measure(
+    "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}", rows="after",
+    by=("dtype",), estimate=mean("kl_free"),
+)  # fmt: skip
+EQUAL_AFTER = replace(AFTER, name="share of tokens that are equal", form="{:.0%}", estimate=mean("token_equal"))
+AROUND_FREE = replace(AFTER, rows="after_divergence", by=("dtype", "offset"))
+AROUND_FORCED = replace(AROUND_FREE, name="divergence on one text's tokens (nats)", estimate=mean("kl_forced"))
+
+# Facts for the prose.
+MODEL = noted("teacher_forced", "models", 0, "name")
+N_TOKENS = noted("teacher_forced", "settings", "n_tokens")
+TEXTS = Measure("texts", rows="teacher_forced", estimate=distinct("sample"), form="{:,.0f}")
+SCORED = replace(TEXTS, name="tokens scored", by=_BY_CHANGE, estimate=counted(len)).where(way=named.CACHED)
+FLIPS = replace(SCORED, name="tokens at which the cache flips the top-1 token", estimate=total("flip"))
+OTHER_DECISIONS = replace(SCORED, name="tokens at which the cache changes a decision", estimate=total("decision_flip"))
+HEAD_RIGHT = replace(TEXTS, name="share of decisions that are right", form="{:.0%}", estimate=part("decision_right"))
+PROMPTS = replace(TEXTS, name="prompts", rows="first_divergence")
+WRITTEN = replace(TEXTS, name="tokens written", rows="texts", estimate=first("written"))
+LONG_TEXTS = replace(TEXTS, name="long texts", rows="drift_by_position")
+LONGEST = replace(LONG_TEXTS, name="their tokens", estimate=counted(lambda rows: rows["read_to"].max() + 1))
+PAIRS = replace(TEXTS, name="pairs of texts that diverged", rows="after_divergence", by=("dtype",))
+
+_ALL, _NONE = Bound(1, "arithmetic", "all"), Bound(0, "arithmetic", "none")
+_AS_FAR = Bound(1, "arithmetic", "as far")
+_TWICE = Bound(2, "ours", "twice as far", "ratio")
+_TENTH = Bound(0.1, "ours", "one in ten", "share")
+_FIFTH = Bound(0.2, "ours", "one in five", "share")
+_FEW_BITS = (named.KV_INT4, named.WEIGHTS_8, named.WEIGHTS_4)
+_BATCHED = {dtype: EQUAL.where(way=named.BATCHED, dtype=dtype) for dtype in ("float32", "bfloat16")}
+STATEMENTS = {
+    "perplexity-stays": holds(
+        every(PERPLEXITY_OF_CACHE, "inside", Bound(1.01, "ours", "one per cent", "ratio")), headline=True
+    ),
+    "bf16-as-the-dtype": holds(
+        every(OVER_THE_DTYPE.where(dtype="bfloat16"), "inside", Bound(2, "ours", "a factor of two", "ratio")),
+        "this model", headline=True,
+    ),
+    "fp32-far-below-the-dtype": holds(
+        every(OVER_THE_DTYPE.where(dtype="float32"), "below", Bound(1e-4, "ours", "a ten-thousandth")), headline=True
+    ),
+    "fp8-moves-further": holds(every(FP8_OVER_THE_CACHE, "above", _TWICE), "this model"),
+    "fp8-further-than-int8": holds(
+        every(_over(named.KV_INT8, "that of our 8 bits").where(way=named.KV_FP8), "above", _AS_FAR), "this model"
+    ),
+    "few-bits-move-further": holds(
+        every(OVER_THE_CACHE.where(way=_FEW_BITS), "above", Bound(5, "ours", "five times as far", "ratio")), "this model"
+    ),
+    "rounded-moves-further": holds(every(OVER_THE_CACHE.where(way=named.FEWER_BITS), "above", _AS_FAR), "this model"),
+    "int8-as-the-cache": holds(every(OVER_THE_CACHE.where(way=named.KV_INT8), "below", _TWICE), "this model"),
+    "static-moves-as-far": holds(
+        every(STATIC_OVER_DYNAMIC, "inside", Bound(1.1, "ours", "a tenth", "ratio")), "this processor", on="Intel"
+    ),
+    "static-moves-less-on-amd": holds(
+        every(STATIC_OVER_DYNAMIC, "below", Bound(0.2, "ours", "a fifth", "ratio")), "this processor", on="AMD"
+    ),
+    "a-batch-changes-nothing": holds(every(_BATCHED["float32"], "at least", _ALL), "this processor"),
+    "a-batch-changes-all-in-bf16": holds(every(_BATCHED["bfloat16"], "at most", _NONE), "this processor", on="Intel"),
+    "a-batch-changes-nothing-on-amd": holds(every(_BATCHED["bfloat16"], "at least", _ALL), "this processor", on="AMD"),
+    "rounding-shrinks": holds(
+        every(IN_BF16.where(way=named.CACHED), "above", Bound(1000, "ours", "a thousand times")), headline=True
+    ),
+    "a-fault-stays": holds(
+        every(IN_BF16.where(way=named.FAULT), "inside", Bound(1.25, "ours", "a quarter", "ratio")), headline=True
+    ),
+    "a-fault-looks-like-few-bits": holds(
+        every(_over(named.FAULT, "the fault's").where(way=named.WEIGHTS_4), "above", _AS_FAR), "this model"
+    ),
+    "flips-at-small-margins": holds(every(LARGEST_MARGIN, "at most", Bound(8, "ours", "a few ulps"))),
+    "fp32-expects-no-flip": holds(
+        every(EXPECTED_FLIPS.where(way=named.CACHED, dtype="float32"), "below", Bound(1e-4, "ours", "one token in ten thousand"))
+    ),
+    "bf16-texts-diverge": holds(every(DIVERGED.where(dtype="bfloat16"), "above", _FIFTH), "this model", headline=True),
+    "fp32-texts-stay": holds(every(DIVERGED.where(dtype="float32"), "below", _TENTH), headline=True),
+    "sampled-texts-diverge": holds(every(DIVERGED_SAMPLED.where(dtype="bfloat16"), "above", HALF), "this model"),
+    "assisted-texts-diverge": holds(every(DIVERGED_ASSISTED.where(dtype="bfloat16"), "above", _FIFTH), "this model"),
+    "length-adds-little": holds(every(GROWTH, "below", Bound(1.5, "ours", "half as much again", "ratio"))),
+    "texts-go-their-own-way": holds(
+        every(AFTER.where(dtype="bfloat16"), "above", Bound(0.1, "ours", "a tenth of a nat"))
+    ),
+}  # fmt: skip

@@ -1,0 +1,181 @@
+"""The rows of the chapter on whether the difference matters by name; to read them takes no torch."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from kvbook import paths
+from kvbook.measuring import estimates, survival
+from kvbook.runs.records import Run
+from kvreport.publishing.found import Frame
+
+# The chapter's experiments and the revision of their rows.
+EXPERIMENTS = {"teacher_forced": 1, "drift_by_position": 1, "first_divergence": 2, "after_divergence": 2}
+
+# Texts that go through a batched way together; a smaller group is filled up with copies.
+BATCH = 8
+# Tokens that assisted decoding's verification feeds at once; a draft of 4 and the token before it.
+AT_ONCE = 5
+
+# The changes, as figures and tables show them.  Only the first ones do nothing but round otherwise.
+CACHED, CHUNKS, STATIC, BATCHED, PADDED, EAGER = ROUNDING = (
+    "cache, token by token", f"cache, {AT_ONCE} tokens at once", f"static cache, {AT_ONCE} at once", f"batch of {BATCH}",
+    f"batch of {BATCH}, left-padded", "eager attention",
+)  # fmt: skip
+OTHER_DTYPE = "other dtype"
+KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4 = FEWER_BITS = (
+    "KV cache in fp8", "KV cache in int8", "KV cache in int4", "8-bit weights", "4-bit weights"
+)  # fmt: skip
+FAULT = "fault: a cached token lost"
+KINDS = {
+    **dict.fromkeys(ROUNDING, "rounding"), OTHER_DTYPE: "another dtype", **dict.fromkeys(FEWER_BITS, "fewer bits"),
+    FAULT: "control",
+}  # fmt: skip
+
+# How a text is written: by the largest logit, or by a sample; without a cache, with one, in a batch, with an assistant.
+GREEDY, SAMPLED = CHOICES = ("greedy", "sampled")
+BASELINE, TOGETHER, ASSISTED = "no cache", f"cache, batch of {BATCH}", "assisted decoding"
+# The baseline's own computation, but for its shape.
+ONE_PASS = "no cache, one pass"
+# As tables list them; the other dtype is read off the baselines of two dtypes.
+WAYS = (CACHED, TOGETHER, ASSISTED, ONE_PASS, OTHER_DTYPE, KV_INT8, KV_INT4, WEIGHTS_4)
+
+# Tokens that a call feeds along a long text: one at a time takes minutes.
+LONG_AT_ONCE = 64
+LONG_CHUNKS = f"cache, {LONG_AT_ONCE} tokens at once"
+ALONG = (LONG_CHUNKS, KV_INT8, WEIGHTS_4)
+FIRST, LAST = "first quarter", "last quarter"
+
+# Bins of the margin, in ulps: four to a power of ten.
+_BINS_A_DECADE = 4
+
+
+def elsewhere() -> pd.DataFrame:
+    """Read what others published, from the smallest divergence on: ``data/elsewhere.yaml``."""
+    read = yaml.safe_load((paths.DATA / "elsewhere.yaml").read_text("utf-8"))
+    entries = [{"whose": whose, **entry} for whose, entries in read.items() for entry in entries]
+    return pd.DataFrame(entries).sort_values("mean_kl_nats")
+
+
+def _changes(run: Run) -> pd.DataFrame:
+    """Add the change in the true token's probability, and what stays the same."""
+    rows = run.rows
+    # exp(nll + x) would lose what is small; the product keeps it.
+    delta_p = np.exp(-rows["nll"]) * np.expm1(rows["dlogp"])
+    return rows.assign(
+        nll_way=rows["nll"] - rows["dlogp"], delta_p=delta_p, delta_p_squared=delta_p**2, same_top=1 - rows["flip"],
+        same_decision=1 - rows["decision_flip"], bits_equal=rows["kl"] == 0, ulps=rows["margin"] / rows["ulp"],
+        at_a_tie=rows["margin"] == 0,
+    )  # fmt: skip
+
+
+def _margins(rounding: pd.DataFrame) -> pd.DataFrame:
+    """Count flips by the margin in ulps."""
+    table = []
+    for dtype, part in rounding.groupby("dtype", sort=False):
+        loss = -part["shift"] / part["ulp"]
+        top = int(np.ceil(_BINS_A_DECADE * np.log10(max(part["ulps"].max(), 2.0))))
+        edges = np.concatenate([[0.0], 10.0 ** (np.arange(0, top + 1) / _BINS_A_DECADE)])
+        for low, high in itertools.pairwise(edges):
+            inside = part[(part["ulps"] >= low) & (part["ulps"] < high)]
+            middle = np.array([np.sqrt(low * high) if low else high / 2])
+            table.append(
+                {
+                    "dtype": dtype, "low": low, "high": high, "tokens": len(inside),
+                    "share_of_margins": len(inside) / len(part), "flips": int(inside["flip"].sum()),
+                    "seen": estimates.share_of_rows(inside, inside["flip"] > 0)[0] if len(inside) else None,
+                    "predicted": overtaken(inside["ulps"].to_numpy() if len(inside) else middle, loss),
+                }
+            )  # fmt: skip
+    return pd.DataFrame(table)
+
+
+def overtaken(margins: np.ndarray, losses: pd.Series) -> float:
+    """Give the mean probability that a loss is larger than a margin.
+
+    A loss that just takes a margin away leaves a tie, which the lower id wins: a half.  Where there was no margin it was a
+    tie before, and stays as it was.
+    """
+    ordered = np.sort(losses)
+    at_least, more = (1 - np.searchsorted(ordered, margins, side=side) / len(ordered) for side in ("left", "right"))
+    return float(np.where(margins > 0, (at_least + more) / 2, more).mean())
+
+
+def _texts(run: Run) -> pd.DataFrame:
+    """List every text that was held against the baseline's, and how long it stayed equal."""
+    rows, n_tokens = run.rows, run.about["settings"]["n_tokens"]
+    texts = pd.concat([rows[rows["way"] != BASELINE], _between_dtypes(rows)], ignore_index=True)
+    texts = texts.assign(
+        # A text that ended early and never diverged is equal to the end.
+        steps=texts["steps"].where(texts["parted"] == 1, rows["steps"].max()),
+        prompt=texts["sample"],
+        # A quarter of the tokens is the prompt.
+        written=n_tokens - n_tokens // 4,
+    )
+    places = {name: place for names in (rows["dtype"].unique(), CHOICES, WAYS) for place, name in enumerate(names)}
+    return texts.sort_values(["dtype", "choice", "way"], key=lambda column: column.map(places))
+
+
+def _between_dtypes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Hold the uncached texts of each dtype against those of the other one, in rows of a further way."""
+    table = []
+    written = rows[rows["way"] == BASELINE]
+    for (choice, sample), texts in written.groupby(["choice", "sample"], sort=False):
+        by_dtype = {dtype: str(path).split() for dtype, path in zip(texts["dtype"], texts["path"], strict=True)}
+        for dtype, path in by_dtype.items():
+            if other := by_dtype.get("bfloat16" if dtype == "float32" else "float32"):
+                differs = [one != two for one, two in zip(path, other, strict=False)]
+                steps = differs.index(True) + 1 if any(differs) else len(path)
+                table.append((dtype, choice, OTHER_DTYPE, sample, steps, int(any(differs))))
+    return pd.DataFrame(table, columns=["dtype", "choice", "way", "sample", "steps", "parted"])
+
+
+def stays(texts: pd.DataFrame) -> survival.Survival:
+    """Estimate how long texts stay equal to the baseline's."""
+    return survival.kaplan_meier(texts["steps"].to_numpy(), texts["parted"].to_numpy() == 1)
+
+
+def _curves(texts: pd.DataFrame) -> pd.DataFrame:
+    """Write curves as rows: the share that is still equal after each step, with its interval."""
+    keys = ["dtype", "choice", "way"]
+    curves = [(key, stays(part)) for key, part in texts.groupby(keys, sort=False)]
+    return pd.concat(
+        [
+            pd.DataFrame(
+                dict(zip(keys, key, strict=True))
+                | {"step": curve.steps, "share": curve.share, "low": curve.low, "high": curve.high}
+            )
+            for key, curve in curves
+        ],
+        ignore_index=True,
+    )
+
+
+def _divergences(run: Run) -> pd.DataFrame:
+    """List greedy texts that diverged: ``tied`` where the two candidates have equal logits in the way or the baseline."""
+    diverged = run.rows[(run.rows["choice"] == GREEDY) & (run.rows["parted"] == 1)]
+    return diverged.assign(tied=(diverged[["tied", "tied_baseline"]] == 1).any(axis=1), prompt=diverged["sample"])
+
+
+def _places(run: Run) -> pd.DataFrame:
+    """Give each bin of positions, and the first and the last quarter of them once more as a whole."""
+    rows = run.rows
+    last = rows.groupby(["dtype", "way"])["bin"].transform("max")
+    first, end = rows[rows["bin"] <= last / 4], rows[rows["bin"] > 3 * last / 4]
+    return pd.concat([rows.assign(place=rows["bin"]), first.assign(place=FIRST), end.assign(place=LAST)])
+
+
+ROWS = {
+    "published": Frame(elsewhere),
+    "changes": Frame(_changes, ("teacher_forced",)),
+    "rounding": Frame(lambda rows: rows[rows["way"].isin(ROUNDING)], ("changes",)),
+    "flips by rounding": Frame(lambda rows: rows[rows["flip"] > 0], ("rounding",)),
+    "margins": Frame(_margins, ("rounding",)),
+    "texts": Frame(_texts, ("first_divergence",)),
+    "curves": Frame(_curves, ("texts",)),
+    "divergences": Frame(_divergences, ("first_divergence",)),
+    "places": Frame(_places, ("drift_by_position",)),
+    "after": Frame(lambda run: run.rows[run.rows["offset"] > 0], ("after_divergence",)),
+}
