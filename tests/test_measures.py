@@ -10,7 +10,20 @@ from kvbook.runs.records import Run
 from kvreport.publishing import measures
 from kvreport.publishing.found import Found, Frame
 from kvreport.publishing.judging import NOT_RECORDED, UNFITTED
-from kvreport.publishing.measures import Measure, Worded, median, noted, part, ratio_of_means, share, total
+from kvreport.publishing.measures import (
+    Measure,
+    Worded,
+    geometric_mean,
+    geometric_mean_of_ratios,
+    joined,
+    mean,
+    median,
+    noted,
+    part,
+    ratio_of_means,
+    share,
+    total,
+)  # fmt: skip
 
 DTYPES = ("float32", "bfloat16")
 
@@ -96,6 +109,27 @@ def test_what_was_not_run_has_no_estimate_and_what_cannot_be_estimated_says_so(f
     assert not found["with or without"]["other"].any()
 
 
+def test_a_row_without_a_value_is_not_estimated_from_and_none_with_one_gives_no_estimate(found):
+    rows = found["drift"].query("dtype == 'bfloat16'").drop(columns="dtype")
+    unknown = rows.assign(drift=rows["drift"].where(rows["sample"] > 5), equal=rows["equal"].where(rows["sample"] > 1))
+    assert mean("drift")(unknown).value == pytest.approx(9 + 8.5)
+    assert share("equal")(unknown).value == 0.1
+    assert [one("drift")(unknown.head(3)) for one in (mean, share, geometric_mean)] == [None] * 3
+    # What has no logarithm has no place in a geometric mean.
+    endless = rows.assign(drift=[0.0, float("inf")] + [2.0, 8.0] * 5)
+    assert geometric_mean("drift")(endless).value == pytest.approx(4)
+    threefold = rows.assign(drift=3 * rows["drift"]).sample(frac=1, random_state=0)
+    assert geometric_mean_of_ratios("drift")(threefold, rows).value == pytest.approx(3)
+
+
+def test_measures_stand_side_by_side_for_the_groups_that_all_have_or_that_any_has(found):
+    columns = {"equal": EQUAL, "drift": DRIFT}
+    assert joined(columns, found)["dtype"].tolist() == ["bfloat16"]
+    any_has = joined(columns, found, "outer")
+    assert any_has["dtype"].tolist() == ["float32", "bfloat16"]
+    assert any_has["drift"].isna().tolist() == [True, False]
+
+
 def test_rows_know_the_runs_that_they_are_made_of(found):
     assert found.behind("of the frame", "gone") == [found.runs["drift"]]
     # Control: a run that is not there is behind nothing.
@@ -129,6 +163,9 @@ def test_a_name_takes_the_values_that_were_chosen(found):
         ("EQUAL span .2f", "0.25 to 1.00"),
         ("EQUAL dtype=bfloat16 change", "-75.00 ± 22.17"),
         ("EQUAL dtype=bfloat16 spread", "2.5 [0.9, 5.3] × 10⁻¹"),
+        ("SUM rounded value ,.0f", "350"),
+        ("SUM power", "3.5 × 10²"),
+        ("SUM digit", "3 × 10²"),
         ("EQUAL dtype=float32 units .0%", "100% [76%, 100%], 12 files"),
         ("DRIFT dtype=bfloat16 value", "2.2"),
         ('EQUAL model="small" dtype=float32 value', "1.00"),

@@ -10,6 +10,7 @@ what all chapters need: rows that are not there, groups, pairs of groups, indepe
 """
 
 import dataclasses
+import math
 import re
 import shlex
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -24,17 +25,7 @@ from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import NOT_RECORDED, UNFITTED, Check, Evidence, Measured, with_units
-from kvreport.publishing.rules import (
-    Bound,
-    Condition,
-    Outcome,
-    Quantity,
-    Rule,
-    anyone,
-    every,
-    refuted,
-    reproduced,
-)  # fmt: skip
+from kvreport.publishing.rules import Bound, Condition, Outcome, Quantity, Rule, anyone, every, refuted, reproduced
 from kvreport.publishing.statements import Scope, Statement
 from kvreport.publishing.verdicts import weights_of
 from kvreport.publishing.wording import DTYPES, between, change, power_of_ten, spread
@@ -43,13 +34,8 @@ from kvreport.publishing.wording import DTYPES, between, change, power_of_ten, s
 ROLE = re.compile(r"\{measured\}`(?:(?P<chapter>\w+):)?(?P<what>[^`@]+)(?:@(?P<maker>\w+))?`")
 # The column that tells the independent units of a measure apart.
 UNITS = {
-    "file": "source",
-    "model": "model",
-    "prompt": "prompt",
-    "repeat": "repeat",
-    "text": "sample",
-    "compilation": "way",
-}
+    "file": "source", "model": "model", "prompt": "prompt", "repeat": "repeat", "text": "sample", "compilation": "way",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,10 +125,10 @@ class Measure(Quantity):
         return tuple(value for column, value in zip(self.by, key, strict=True) if column != self.over[0])
 
 
-def joined(columns: Mapping[str, Measure], found: Found) -> pd.DataFrame:
-    """Put measures of the same groups side by side, one column each."""
+def joined(columns: Mapping[str, Measure], found: Found, groups: Literal["inner", "outer"] = "inner") -> pd.DataFrame:
+    """Put measures side by side, one column each, of the groups that all of them have or that any has."""
     tables = (measure.table(found, name).set_index(list(measure.by)) for name, measure in columns.items())
-    return pd.concat(tables, axis=1, join="inner").reset_index()
+    return pd.concat(tables, axis=1, join=groups).reset_index()
 
 
 def said(value: Any) -> str:
@@ -200,14 +186,40 @@ class Worded:
 # Estimators: what becomes of the rows of a group.
 
 
+def _of_known(column: str, estimate: Callable[[pd.DataFrame], Estimate]):
+    """Estimate from the rows that have a value in a column; None where none has."""
+
+    def of_known(rows: pd.DataFrame) -> Estimate | None:
+        known = rows[rows[column].notna()]
+        return estimate(known) if len(known) else None
+
+    return of_known
+
+
 def share(column: str, unit: str = "file"):
     """Share of units for which a column holds."""
-    return lambda rows: estimates.share_over(rows, rows[column] > 0, UNITS[unit])[0]
+    return _of_known(column, lambda rows: estimates.share_over(rows, rows[column] > 0, UNITS[unit])[0])
 
 
 def mean(column: str, change: Callable[[Any], Any] = lambda of: of):
     """Mean over samples, or a function of it, with files resampled."""
-    return lambda rows: estimates.mean_resampled(rows, column, change)
+    return _of_known(column, lambda rows: estimates.mean_resampled(rows, column, change))
+
+
+def geometric_mean(column: str):
+    """Geometric mean over samples, with files resampled, of the values that have a logarithm."""
+    fitted = _of_known(column, lambda rows: estimates.log_mean_resampled(rows, column))
+    return lambda rows: fitted(rows[rows[column].between(0, math.inf, inclusive="neither")])
+
+
+def geometric_mean_of_ratios(column: str):
+    """Geometric mean over samples of the ratio of two groups."""
+
+    def estimate(rows: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
+        both = rows.merge(other, on=["source", "sample"], suffixes=("", "_other"))
+        return geometric_mean("ratio")(both.assign(ratio=both[column] / both[f"{column}_other"]))
+
+    return estimate
 
 
 def ratio_of_means(column: str):
@@ -330,8 +342,10 @@ def written(role: str, known: Mapping[str, Measure | Noted | Worded], found: Fou
     """Write a number of the prose: a measure's name, what of its rows counts, and how it is written.
 
     ``EQUAL dtype=float32 count``: after the name come ``column=value``, a word of `HOW` and a format such as ``.0%``.
+    With ``rounded`` estimates are first rounded to two digits.
     """
     name, *words = shlex.split(role)
+    rounded, words = "rounded" in words, [word for word in words if word != "rounded"]
     if name not in known:
         raise UserError(f"{{measured}}`{role}`: there is no measure {name}; measures.py has {', '.join(known)}")
     one = known[name]
@@ -343,6 +357,8 @@ def written(role: str, known: Mapping[str, Measure | Noted | Worded], found: Fou
     if len(how) > 1 or len(forms) > 1:
         raise UserError(f"{{measured}}`{role}`: give one format, and one of {', '.join(HOW)}")
     measured = one.where(**_values(role, kept, found[one.rows]))(found)
+    if rounded:
+        measured = [dataclasses.replace(each, estimate=each.estimate.in_two_digits()) for each in measured]
     form = forms[0] if forms else one.form
     try:
         return (HOW[how[0]] if how else _estimates)(measured, form, one.unit) if measured else NOT_RECORDED
@@ -375,12 +391,13 @@ def _values_alone(measured: Sequence[Measured], form: str, _unit: str) -> str:
     return ", ".join(form.format(one.estimate.value) for one in measured)
 
 
-def _rounded(measured: Sequence[Measured], form: str, _unit: str) -> str:
-    return ", ".join(one.estimate.in_two_digits().text(form) for one in measured)
-
-
 def _span(measured: Sequence[Measured], form: str, _unit: str) -> str:
     return between((one.estimate.value for one in measured), form)
+
+
+def _in_powers(digits: int):
+    """Write values as powers of ten with so many digits after the point."""
+    return lambda measured, _form, _unit: ", ".join(power_of_ten(one.estimate.value, digits) for one in measured)
 
 
 def _count(measured: Sequence[Measured], _form: str, _unit: str) -> str:
@@ -394,11 +411,11 @@ def _count(measured: Sequence[Measured], _form: str, _unit: str) -> str:
 
 HOW: dict[str, Callable[[Sequence[Measured], str, str], str]] = {
     "value": _values_alone,
-    "rounded": _rounded,
     "span": _span,
     "count": _count,
     "units": lambda measured, form, unit: with_units(measured, f"{unit}s", form),
     "change": lambda measured, _form, _unit: ", ".join(change(one.estimate) for one in measured),
     "spread": lambda measured, _form, _unit: ", ".join(spread(one.estimate) for one in measured),
-    "power": lambda measured, _form, _unit: ", ".join(power_of_ten(one.estimate.value) for one in measured),
+    "power": _in_powers(1),
+    "digit": _in_powers(0),
 }
