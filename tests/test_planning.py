@@ -133,7 +133,7 @@ def test_an_edit_of_one_chapters_settings_renames_no_run_of_another(edit):
 
 def test_an_edit_of_what_a_chapter_draws_or_says_renames_none_of_its_runs(edit):
     before = path_errors.EXPERIMENT.source
-    for module in ("figures", "statements", "tables", "claims", "results"):
+    for module in ("figures", "measures", "tables", "results"):
         edit("kvreport", f"chapters/which_path_is_right/{module}.py")
     assert path_errors.EXPERIMENT.source == before
 

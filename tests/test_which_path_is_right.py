@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import run_of
+from planted import run_of, with_rows
 
 from kvbook.errors import UserError
 from kvbook.measuring import estimates as fits
@@ -12,14 +12,16 @@ from kvbook.measuring import fp64_reference as truth
 from kvbook.measuring.estimates import flat
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import loading
-from kvreport.chapters.which_path_is_right import claims, figures, path_errors, statements, tables
-from kvreport.chapters.which_path_is_right.results import Results
+from kvreport.chapters.which_path_is_right import figures, measures, path_errors, rows, tables
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
-from kvreport.publishing import statements as checking
+from kvreport.publishing import found as found_in
+from kvreport.publishing import statements
 from kvreport.publishing import verdicts as ledger
+from kvreport.publishing.found import Found
 from kvreport.site import ledger as site_ledger
 
-CHAPTER = "03_which_path_is_right"
+NAME = "which_path_is_right"
+CHAPTER = f"03_{NAME}"
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,8 @@ def run(settings):
 
 @pytest.fixture(scope="module")
 def results(run):
-    """The run with its tables, each computed once for all tests that only read."""
-    return Results(run)
+    """The run with its rows by name, each made once for all tests that only read."""
+    return found_in.of_runs(NAME, {"path_errors": run})
 
 
 # The reference
@@ -122,12 +124,12 @@ def test_two_errors_and_their_angle_give_the_distance_of_the_paths():
 def test_the_truth_against_itself_is_zero_and_has_no_correlation(llama, ids):
     with torch.inference_mode(), widened(torch.float64):
         true = path_errors.at_once(truth.in_double_precision(llama), ids, 8)
-    rows = pd.DataFrame(path_errors.rows_of(true, true, true, ids[0, -8:], 16))
-    errors = rows[rows["place"] != "vocabulary"]
+    made = pd.DataFrame(path_errors.rows_of(true, true, true, ids[0, -8:], 16))
+    errors = made[made["place"] != "vocabulary"]
     assert (errors[["error", "error_full", "drift"]] == 0).all(axis=None)
     assert errors["correlation"].isna().all()
-    assert (rows["kl"].dropna() == 0).all()
-    assert (rows["shift"].dropna() == 0).all()
+    assert (made["kl"].dropna() == 0).all()
+    assert (made["shift"].dropna() == 0).all()
 
 
 # The paths
@@ -174,13 +176,13 @@ def test_what_logits_mean_is_what_it_is_written_out():
 def test_every_path_is_held_against_the_reference_at_every_place_once(run):
     keys = ["model", "dtype", "sample", "path", "place", "layer", "position", "token"]
     assert not run.rows.duplicated(keys).any()
-    cached = run.rows[run.rows["path"] == path_errors.CACHED]
+    cached = run.rows[run.rows["path"] == rows.CACHED]
     series = cached.groupby(["model", "dtype", "sample"])
     assert len(series) == 2 * 2 * 4
-    for _, rows in series:
-        assert rows.loc[rows["place"] == "hidden", "layer"].tolist() == list(range(7))
-        assert rows.loc[rows["place"] == "logits", "position"].tolist() == list(range(8, 16))
-        assert rows.loc[rows["place"] == "vocabulary", "token"].is_unique
+    for _, own in series:
+        assert own.loc[own["place"] == "hidden", "layer"].tolist() == list(range(7))
+        assert own.loc[own["place"] == "logits", "position"].tolist() == list(range(8, 16))
+        assert own.loc[own["place"] == "vocabulary", "token"].is_unique
 
 
 def test_the_next_tokens_are_those_of_the_text(run, settings):
@@ -191,7 +193,7 @@ def test_the_next_tokens_are_those_of_the_text(run, settings):
     with torch.inference_mode():
         logits = loaded.model(torch.tensor([sample.ids])).logits[0]
     own = run.rows.query(
-        "model == 'small-llama' and dtype == 'float32' and sample == 0 and place == 'logits' and path == @path_errors.CACHED"
+        "model == 'small-llama' and dtype == 'float32' and sample == 0 and place == 'logits' and path == @rows.CACHED"
     )
     last = own.iloc[-1]
     expected = -torch.log_softmax(logits.double(), -1)[int(last["position"]), sample.ids[int(last["position"]) + 1]]
@@ -199,30 +201,38 @@ def test_the_next_tokens_are_those_of_the_text(run, settings):
     assert last["nats_reference"] == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_the_reference_is_far_finer_than_what_it_measures(run):
-    table = tables.reference_table(run.rows).set_index(["model", "compared with the reference"])["logits"]
-    for model in run.rows["model"].unique():
-        assert table[model, path_errors.CHECK] < 1e-6 * table[model, path_errors.CACHED]
+def test_the_reference_is_far_finer_than_what_it_measures(results):
+    table = results["reference"].set_index(["model", "compared with the reference"])["logits"]
+    assert len(table) == 8
+    for model in table.index.unique("model"):
+        assert table[model, rows.CHECK] < 1e-6 * table[model, rows.CACHED]
 
 
 # The statistics
 
 
-def series_of(rows: pd.DataFrame) -> pd.DataFrame:
-    return Results(run_of(rows)).series
+def results_of(made: pd.DataFrame) -> Found:
+    return found_in.of_runs(NAME, {"path_errors": run_of(made, models=STANDINS)})
+
+
+def series_of(made: pd.DataFrame) -> pd.DataFrame:
+    return tables.series(results_of(made))
+
+
+STANDINS = [{"weights": "stand-in", "parameters": 1}]
 
 
 def test_a_position_off_by_one_is_significantly_worse_in_every_dtype(results):
-    series = results.series
-    planted = series[series["path"] == path_errors.OFF_BY_ONE]
+    series = tables.series(results)
+    planted = series[series["path"] == rows.OFF_BY_ONE]
     assert len(planted) == 4
     assert planted["ratio"].map(lambda e: e.low > 2).all()
     assert planted["closer"].map(lambda e: e.value == 0).all()
 
 
 def test_swapping_the_two_paths_inverts_the_ratio_and_the_share(results):
-    swapped = series_of(results.rows.rename(columns={"error": "error_full", "error_full": "error"}))
-    for (_, row), (_, other) in zip(results.series.iterrows(), swapped.iterrows(), strict=True):
+    swapped = series_of(results["path_errors"].rename(columns={"error": "error_full", "error_full": "error"}))
+    for (_, row), (_, other) in zip(tables.series(results).iterrows(), swapped.iterrows(), strict=True):
         assert other["ratio"].value == pytest.approx(1 / row["ratio"].value)
         assert other["ratio"].low == pytest.approx(1 / row["ratio"].high)
         assert other["closer"].value == pytest.approx(1 - row["closer"].value)
@@ -240,8 +250,8 @@ def test_ties_are_no_ones_success(run):
     assert mixed["closer"].isna().sum() == mixed["closer_low"].isna().sum() == 6
 
 
-def test_the_identity_of_error_and_drift_holds_in_the_pooled_tables(run):
-    for table in (tables.by_sample(tables.measured(run.rows)), tables.layer_table(run.rows)):
+def test_the_identity_of_error_and_drift_holds_in_the_pooled_rows(results):
+    for table in (results["texts"], results["layers"]):
         known = table[table["correlation"].notna()]
         squares = known["error"] ** 2 + known["error_full"] ** 2
         squares -= 2 * known["correlation"] * known["error"] * known["error_full"]
@@ -257,44 +267,37 @@ def test_noise_about_zero_has_nothing_in_common_and_a_shift_has():
 
 
 def test_means_over_files_are_means_and_their_intervals_hold_them():
-    rows = pd.DataFrame({"sample": [0, 1, 2, 3], "source": list("abcd"), "x": [1.0, 2.0, 4.0, 8.0]})
-    found = fits.mean_resampled(rows, "x")
+    four = pd.DataFrame({"sample": [0, 1, 2, 3], "source": list("abcd"), "x": [1.0, 2.0, 4.0, 8.0]})
+    found = fits.mean_resampled(four, "x")
     assert found.value == 3.75
     assert found.low < 3.75 < found.high
-    assert fits.log_mean_resampled(rows, "x").value == pytest.approx(64**0.25)
+    assert fits.log_mean_resampled(four, "x").value == pytest.approx(64**0.25)
 
 
 def planted(likelihood: float = 0.0, common: float = 0.0, ratio: float = 1.0, scatter: float = 1.0) -> pd.DataFrame:
     """Make the rows of a cached path whose differences scatter about what is planted, in units of the scatter."""
     generator = np.random.default_rng(2)
-    rows = []
+    made = []
     for model in ("small-llama", "small-gpt2"):
         for dtype in ("float16", "bfloat16"):
             for sample in range(12):
                 about = path_errors._EMPTY | {
-                    "model": model, "dtype": dtype, "sample": sample, "source": f"{sample}.py", "path": path_errors.CACHED,
+                    "model": model, "dtype": dtype, "sample": sample, "source": f"{sample}.py", "path": rows.CACHED,
                 }  # fmt: skip
                 for position in range(40):
                     nats, sharper = generator.normal(size=2)
-                    rows.append(about | {
+                    made.append(about | {
                         "place": "logits", "layer": 7, "position": position, "error_full": 1.0, "drift": 1.0,
                         "error": ratio * np.exp(0.1 * generator.normal()), "correlation": 0.5, "nats_reference": 3.0,
                         "nats_full": 3.0, "nats": 3.0 - scatter * (nats + likelihood), "entropy_full": 2.0,
                         "entropy": 2.0 + sharper, "kl": 1e-5, "kl_full": 1e-5, "top1": 1.0, "top1_full": 1.0,
                     })  # fmt: skip
                 shifts = generator.normal(size=30) / 40**0.5 + common
-                rows += [
+                made += [
                     about | {"place": "vocabulary", "token": t, "shift": s, "shift_rms": (1 + common**2) ** 0.5}
                     for t, s in enumerate(shifts)
                 ]
-    return pd.DataFrame(rows)
-
-
-def results_of(rows: pd.DataFrame) -> Results:
-    return Results(run_of(rows, models=STANDINS))
-
-
-STANDINS = [{"weights": "stand-in", "parameters": 1}]
+    return pd.DataFrame(made)
 
 
 @pytest.mark.parametrize(
@@ -302,13 +305,13 @@ STANDINS = [{"weights": "stand-in", "parameters": 1}]
     [({}, "refuted in kind"), ({"ratio": 1.3}, "reproduced in kind"), ({"ratio": 1.1}, "undecided")],
 )
 def test_a_verdict_turns_when_its_rows_do(change, verdict):
-    found = claims.CHECKS["caching-loses-precision"](results_of(planted(**change)))
+    found = measures.CHECKS["caching-loses-precision"](results_of(planted(**change)))
     assert found.verdict == verdict
     assert found.n == f"{planted()['source'].nunique()} files (few)"
 
 
 def test_without_bf16_nothing_is_run_and_of_too_few_files_nothing_judged():
-    check = claims.CHECKS["caching-loses-precision"]
+    check = measures.CHECKS["caching-loses-precision"]
     assert check(results_of(planted().assign(dtype="float32"))).verdict == "not run"
     few = check(results_of(planted(ratio=1.3).query("sample < 2")))
     assert (few.verdict, few.n) == ("undecided", "2 files (too few)")
@@ -318,8 +321,8 @@ def test_without_bf16_nothing_is_run_and_of_too_few_files_nothing_judged():
 
 
 def test_a_second_chapter_judges_the_claims_that_name_it_in_a_table_of_its_own(results):
-    assert len(claims.CLAIMS.judged(results)) == 1
-    assert claims.CLAIMS.table == "tab-claims-issue-25420-which-path"
+    assert len(measures.CLAIMS.judged(results)) == 1
+    assert measures.CLAIMS.table == "tab-claims-issue-25420-which-path"
     with pytest.raises(ValueError, match="caching-loses-precision"):
         ledger.Claims("issue-25420", {}, CHAPTER).judged(results)
 
@@ -339,8 +342,8 @@ def test_the_table_of_a_second_chapter_belongs_to_its_document():
 # Statements
 
 
-def outcome(name: str, rows: pd.DataFrame) -> str:
-    return checking.check(statements.STATEMENTS[name], results_of(rows)).outcome
+def outcome(name: str, made: pd.DataFrame) -> str:
+    return statements.check(measures.STATEMENTS[name], results_of(made)).outcome
 
 
 @pytest.mark.parametrize(
@@ -370,27 +373,29 @@ def test_a_cached_pass_that_is_closer_in_fp32_is_told_from_one_that_is_not():
 
 
 def test_errors_share_a_part_only_where_their_correlation_is_told_from_nothing():
-    rows = planted()
-    assert outcome("errors-share-a-part", rows) == "holds"
-    apart = rows.assign(correlation=rows["correlation"].where(rows["model"] != "small-gpt2", -0.1))
+    made = planted()
+    assert outcome("errors-share-a-part", made) == "holds"
+    apart = made.assign(correlation=made["correlation"].where(made["model"] != "small-gpt2", -0.1))
     assert outcome("errors-share-a-part", apart) == "fails"
 
 
 def test_an_error_that_grows_along_the_text_is_found():
-    rows = planted()
-    assert outcome("no-growth-along-the-text", rows) == "holds"
-    grown = rows.assign(error=rows["error"] * np.exp(0.05 * rows["position"]))
+    made = planted()
+    assert outcome("no-growth-along-the-text", made) == "holds"
+    grown = made.assign(error=made["error"] * np.exp(0.05 * made["position"]))
     assert outcome("no-growth-along-the-text", grown) == "fails"
 
 
 def test_the_planted_fault_and_the_dtype_are_told_from_the_path(results):
-    found = {name: checking.check(one, results).outcome for name, one in statements.STATEMENTS.items()}
-    assert found["reference-is-finer"] == found["dtype-decides"] == "holds"
+    def said(name: str, found: Found) -> str:
+        return statements.check(measures.STATEMENTS[name], found).outcome
+
+    assert said("reference-is-finer", results) == said("dtype-decides", results) == "holds"
     # Control: a coarser reference, and a bf16 whose error is that of fp32.
-    rows = results.rows.assign(error=results.rows["error"].where(results.rows["path"] != path_errors.CHECK, 1e-3))
-    assert outcome("reference-is-finer", rows) == "fails"
-    rows = results.rows.assign(error_full=1e-3)
-    assert outcome("dtype-decides", rows) == "fails"
+    made = results["path_errors"]
+    coarser = made.assign(error=made["error"].where(made["path"] != rows.CHECK, 1e-3))
+    assert said("reference-is-finer", with_rows(results, path_errors=coarser)) == "fails"
+    assert said("dtype-decides", with_rows(results, path_errors=made.assign(error_full=1e-3))) == "fails"
 
 
 def test_a_run_without_a_dtype_or_a_control_says_nothing_of_it():
@@ -399,20 +404,20 @@ def test_a_run_without_a_dtype_or_a_control_says_nothing_of_it():
 
 
 def test_figures_draw_what_the_tables_hold(results):
-    layers, series = results.layers, results.series
+    layers, series, texts = results["layers"], tables.series(results), results["texts"]
     assert len(figures.figure_layers(layers).axes) == 1
-    ratios = figures.figure_ratios(series, results.texts).axes[0]
+    ratios = figures.figure_ratios(series, texts).axes[0]
     # Two paths in four pairs of model and dtype; the control is off the scale and stays in the table.
     assert len(ratios.containers) == 8
     # The book's estimates lie behind, one bar to each of them that it has.
     book = series[(series["model"] == "small-llama") & (series["dtype"] == "bfloat16")]
-    both = figures.figure_ratios(series, results.texts, book).axes[0]
+    both = figures.figure_ratios(series, texts, book).axes[0]
     assert len(both.lines) - len(ratios.lines) == 4
     assert len(figures.figure_shared(layers).axes) == 2
-    assert len(figures.figure_positions(results.positions).axes[0].lines) == 4
-    assert len(figures.figure_shift(results.shift).axes) == 3
+    assert len(figures.figure_positions(results["positions"]).axes[0].lines) == 4
+    assert len(figures.figure_shift(tables.shift(results)).axes) == 3
     assert len(tables.errors_shown(series)) == 12
-    assert len(tables.quality_shown(results.quality)) == 4
+    assert len(tables.quality(results)) == 4
 
 
 @pytest.mark.parametrize(

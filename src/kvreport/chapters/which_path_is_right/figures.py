@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from kvbook.measuring import agreement
-from kvbook.measuring import estimates as fits
-from kvreport.chapters.which_path_is_right import path_errors
-from kvreport.chapters.which_path_is_right import tables as analysis
+from kvbook.measuring.estimates import Estimate
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, INDEPENDENT, LEAST_EXPLAINED
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
@@ -24,7 +23,7 @@ _TICKS = (
     (8, (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)),
     (float("inf"), (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100)),
 )
-_PATHS = {path_errors.CACHED: (style.BLUE, "o", True), path_errors.EAGER: (style.VERMILION, "s", False)}
+_PATHS = {CACHED: (style.BLUE, "o", True), EAGER: (style.VERMILION, "s", False)}
 
 
 def _dtype_handles(dtypes) -> list[Line2D]:
@@ -47,12 +46,12 @@ def _pair(ax: Axes, x: pd.Series, rows: pd.DataFrame, dtype: str, unit: float = 
 def plot_layers(layers: pd.DataFrame, ax: Axes) -> Axes:
     """Draw the error of both paths against the layer, on one model, with the reference's own error far below."""
     # An error of zero, as after most embeddings, has no place on a logarithmic axis.
-    for dtype, rows in layers[layers["path"] == path_errors.CACHED].groupby("dtype", sort=False):
+    for dtype, rows in layers[layers["path"] == CACHED].groupby("dtype", sort=False):
         drawn = rows[(rows["error"] > 0) & (rows["error_full"] > 0)]
         _pair(ax, drawn["layer"], drawn, dtype)
     for path, marker, label in (
-        (path_errors.AS_LOADED, "x", "loaded in fp64"),
-        (path_errors.CHECK, "+", "the reference, with and without a cache"),
+        (AS_LOADED, "x", "loaded in fp64"),
+        (CHECK, "+", "the reference, with and without a cache"),
     ):
         own = layers[(layers["path"] == path) & (layers["error"] > 0)]
         if own.empty:
@@ -60,7 +59,7 @@ def plot_layers(layers: pd.DataFrame, ax: Axes) -> Axes:
         ax.plot(own["layer"], own["error"], color=style.BLACK, marker=marker, linestyle=":", linewidth=1)
         last = own.iloc[-1]
         ax.annotate(
-            label, (last["layer"], last["error"]), xytext=(0, -22 if path == path_errors.AS_LOADED else 7),
+            label, (last["layer"], last["error"]), xytext=(0, -22 if path == AS_LOADED else 7),
             textcoords="offset points", ha="right", fontsize=9,
         )  # fmt: skip
     ax.set(yscale="log", xlabel="hidden state after layer (last: logits)", ylabel="relative error")
@@ -73,7 +72,7 @@ def figure_layers(layers: pd.DataFrame) -> Figure:
     first = layers[layers["model"] == layers["model"].iloc[0]]
     fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
     plot_layers(first, ax)
-    handles = _dtype_handles(first.loc[first["path"] == path_errors.CACHED, "dtype"]) + _both_paths()
+    handles = _dtype_handles(first.loc[first["path"] == CACHED, "dtype"]) + _both_paths()
     fig.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=9)
     return fig
 
@@ -89,8 +88,8 @@ def _plot_paths(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
     labels = _labels(table)
     for row in table[table["path"].isin(_PATHS)].itertuples():
         colour, marker, filled = _PATHS[row.path]
-        estimate: fits.Estimate | None = getattr(row, column)
-        if estimate is None or pd.isna(estimate):
+        estimate: Estimate | float = getattr(row, column)
+        if pd.isna(estimate):
             continue
         ax.errorbar(
             estimate.value, _place(labels, row),
@@ -126,7 +125,7 @@ def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame 
     if book is not None:
         own = series[["model", "dtype", "path"]]
         for row in own.merge(book[["dtype", "path", "ratio"]], on=["dtype", "path"]).itertuples():
-            if row.path in _PATHS and row.ratio is not None:
+            if row.path in _PATHS and pd.notna(row.ratio):
                 ax.plot(
                     [row.ratio.low, row.ratio.high], [_place(labels, row)] * 2, color=_PATHS[row.path][0], alpha=0.3,
                     linewidth=9, linestyle="-", solid_capstyle="butt",
@@ -144,7 +143,7 @@ def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame 
 
 def figure_shared(layers: pd.DataFrame) -> Figure:
     """Draw the correlation of the two paths' errors, and the drift over the error, against depth."""
-    cached = layers[(layers["path"] == path_errors.CACHED) & layers["correlation"].notna()]
+    cached = layers[(layers["path"] == CACHED) & layers["correlation"].notna()]
     models = list(dict.fromkeys(cached["model"]))
     fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(style.WIDTH, 5.4))
     for (model, dtype), rows in cached.groupby(["model", "dtype"], sort=False):
@@ -157,9 +156,9 @@ def figure_shared(layers: pd.DataFrame) -> Figure:
         bottom.plot(rows["layer"] / depth, rows["apart"], **drawn)
     top.axhline(0, color=style.GREY, linewidth=1, linestyle=":")
     top.set(ylabel="correlation of the errors", ylim=(min(-0.05, cached["correlation"].min() - 0.05), 1.05))
-    bottom.axhline(analysis.INDEPENDENT, color=style.GREY, linewidth=1, linestyle=":")
+    bottom.axhline(INDEPENDENT, color=style.GREY, linewidth=1, linestyle=":")
     bottom.annotate(
-        "independent errors", (1, analysis.INDEPENDENT), xytext=(0, 4), textcoords="offset points", ha="right",
+        "independent errors", (1, INDEPENDENT), xytext=(0, 4), textcoords="offset points", ha="right",
         fontsize=9, color=style.GREY,
     )  # fmt: skip
     bottom.set(xlabel="depth (layer / layers; last: logits)", ylabel="drift / error", ylim=(0, 1.6))
@@ -176,10 +175,10 @@ def figure_shared(layers: pd.DataFrame) -> Figure:
 def figure_positions(positions: pd.DataFrame) -> Figure:
     """Draw the first model's error along the text, in units of each dtype's unit roundoff."""
     first = positions[positions["model"] == positions["model"].iloc[0]]
-    cached = first[(first["path"] == path_errors.CACHED) & (first["error"] > 0) & (first["error_full"] > 0)]
+    cached = first[(first["path"] == CACHED) & (first["error"] > 0) & (first["error_full"] > 0)]
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.3))
     for dtype, rows in cached.groupby("dtype", sort=False):
-        _pair(ax, rows["position"], rows, dtype, agreement.UNIT_ROUNDOFF[dtype])
+        _pair(ax, rows["position"], rows, dtype, UNIT_ROUNDOFF[dtype])
     ax.set(xlabel="position in the text (groups)", ylabel="relative error / unit roundoff", ylim=(0, None))
     fig.legend(handles=_dtype_handles(cached["dtype"]) + _both_paths(), loc="outside upper center", ncols=5, fontsize=9)
     return fig
@@ -188,7 +187,7 @@ def figure_positions(positions: pd.DataFrame) -> Figure:
 def figure_shift(shift: pd.DataFrame) -> Figure:
     """Draw what of the difference from the uncached pass has a direction."""
     fig, axes = plt.subplots(1, 3, sharey=True, figsize=(style.WIDTH, 1.6 + 0.36 * len(_labels(shift))))
-    least = analysis.LEAST_EXPLAINED
+    least = LEAST_EXPLAINED
     for ax, column, band, label in zip(
         axes, ("likelihood", "entropy", "common"), (least**0.5, least**0.5, least),
         ("log likelihood\n(mean / rms)", "entropy\n(mean / rms)", "in common\n(share)"), strict=True,

@@ -23,13 +23,9 @@ from kvbook.models import corpus, loading, placement
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, OFF_BY_ONE
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 
-CACHED = "token by token"
-EAGER = "no cache, eager attention"
-OFF_BY_ONE = "control: a position too early"
-# What the reference is worth: its own two paths, and what a model gives that was merely loaded in fp64.
-CHECK, AS_LOADED = "reference, token by token", "loaded in fp64, no cache"
 # Texts on which the reference is tried.
 _CHECKED = 2
 # Ids of the vocabulary whose log-probabilities are followed, evenly spread over it.

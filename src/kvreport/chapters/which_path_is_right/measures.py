@@ -1,0 +1,169 @@
+"""What the rows of the chapter on which path is right say: its measures, then the sentences and the claim that they decide."""
+
+from dataclasses import replace
+
+import pandas as pd
+
+from kvbook.measuring import estimates
+from kvbook.measuring.estimates import Estimate
+from kvreport.chapters.which_path_is_right import rows
+from kvreport.chapters.which_path_is_right.rows import CACHED, EAGER, EXPERIMENTS, ROWS, SERIES, UNCACHED  # noqa: F401
+from kvreport.publishing.measures import (
+    Measure,
+    claim,
+    counted,
+    distinct,
+    geometric_mean,
+    geometric_mean_of_ratios,
+    holds,
+    mean,
+    noted,
+    part,
+    share,
+)  # fmt: skip
+from kvreport.publishing.rules import Bound, every, refuted, reproduced
+from kvreport.publishing.verdicts import Claims
+
+
+def _over_scatter(column: str):
+    """Mean over the root mean square; of no change at all it is 0."""
+
+    def estimate(logits: pd.DataFrame) -> Estimate:
+        found, size = estimates.mean_resampled(logits, column), rows.root_mean_square(logits[column])
+        return found.over(size) if size else found
+
+    return estimate
+
+
+def _of_likelihood(logits: pd.DataFrame) -> Estimate:
+    """What is lost in nats of loss is gained in likelihood."""
+    loss = _over_scatter("difference")(logits)
+    return Estimate(-loss.value, -loss.high, -loss.low, loss.kind)
+
+
+def _common(vocabulary: pd.DataFrame) -> Estimate | None:
+    # A file's samples are averaged first: they are not independent of each other.
+    means = vocabulary.pivot_table(index="source", columns="token", values="shift")
+    squares = vocabulary.assign(square=vocabulary["shift_rms"] ** 2).groupby("source")["square"].mean()
+    if len(means) < estimates.FEWEST_UNITS or not (squares > 0).all():
+        return None
+    return estimates.common_share(means.to_numpy(), squares.loc[means.index].to_numpy())
+
+
+def _over_smallest(path: str):
+    """Error of a path of the reference, over the smallest error that it is to measure."""
+
+    def ratio(reference: pd.DataFrame) -> float:
+        errors = reference.set_index("compared with the reference")["logits"]
+        return errors[path] / errors[[CACHED, UNCACHED]].min()
+
+    return counted(ratio)
+
+
+# Of every path, for the tables; the sentences speak of the cached one.
+RATIOS = Measure(
+    "error of the logits against fp64, over the stock uncached pass's", "file", "model and dtype", rows="texts",
+    by=SERIES, estimate=geometric_mean("ratio"),
+)  # fmt: skip
+SHARES_CLOSER = replace(
+    RATIOS, name="share of texts in which the cached pass is the closer one", estimate=share("closer")
+)
+SHARES_OF_ROWS = replace(
+    SHARES_CLOSER, name="share of positions at which it is the closer one", rows="logits", estimate=mean("closer")
+)
+CORRELATIONS = replace(RATIOS, name="correlation of the two errors of the logits", estimate=mean("correlation"))
+DISTANCES = replace(
+    RATIOS, name="distance of the two paths, over the root mean square of their errors", estimate=mean("apart")
+)
+_DIRECTION = "mean change against the stock uncached pass, over its root mean square"
+LIKELIHOODS = replace(
+    RATIOS.where(path=(CACHED, EAGER)), name=f"log likelihood: {_DIRECTION}", rows="logits", estimate=_of_likelihood
+)
+ENTROPIES = replace(LIKELIHOODS, name=f"entropy: {_DIRECTION}", estimate=_over_scatter("sharper"))
+SHARES_IN_COMMON = replace(
+    LIKELIHOODS, name="share of the squared change of log-probabilities that all files share", form="{:.3f}",
+    rows="vocabulary", estimate=_common,
+)  # fmt: skip
+
+RATIO, CLOSER, CORRELATION, APART, LIKELIHOOD, COMMON = (
+    one.where(path=CACHED) for one in (RATIOS, SHARES_CLOSER, CORRELATIONS, DISTANCES, LIKELIHOODS, SHARES_IN_COMMON)
+)
+CONTROL = replace(RATIOS, form="{:.2g}").where(path=rows.OFF_BY_ONE)
+COARSER = Measure(
+    "error of the uncached pass in bf16, over that in fp32", "file", "model", "{:.2g}", rows="texts",
+    by=("model", "dtype"), over=("dtype", "float32"), estimate=geometric_mean_of_ratios("error_full"),
+).where(path=CACHED, dtype="bfloat16")  # fmt: skip
+CHANGE = Measure(
+    "factor by which that ratio changes from the first scored position to the last", "file", "model and dtype",
+    rows="along the text", by=("model", "dtype"), estimate=geometric_mean("change"),
+)  # fmt: skip
+DIFFERENCE = replace(
+    RATIO, name="difference of the mean negative log likelihood, nats per token", form="{:.5f}", rows="logits",
+    estimate=mean("difference"),
+)  # fmt: skip
+DIVERGENCE = replace(DIFFERENCE, name="divergence from the fp64 distribution", estimate=mean("kl"))
+KL_RATIO = replace(
+    RATIO, name="divergence from the fp64 distribution with a cache, over that without", estimate=geometric_mean("kl_ratio")
+)  # fmt: skip
+FINENESS = Measure(
+    "error of the reference's own second path, over the smallest error measured", form="{:.0e}", rows="reference",
+    by=("model",), estimate=_over_smallest(rows.CHECK),
+)  # fmt: skip
+AS_LOADED = replace(
+    FINENESS, name="error of the model loaded in fp64, over the smallest error measured", form="{:.2f}",
+    estimate=_over_smallest(rows.AS_LOADED),
+)  # fmt: skip
+
+# Facts for the prose.
+MODEL = noted("path_errors", "models", 0, "name")
+N_TOKENS = noted("path_errors", "settings", "n_tokens")
+TEXTS = Measure("texts", rows="path_errors", estimate=distinct("sample"), form="{:.0f}")
+FILES = replace(TEXTS, name="files", estimate=distinct("source"))
+SCORED = replace(TEXTS, name="scored positions of a text", estimate=distinct("position"))
+AGREEING = Measure(
+    "share of positions with fp64's most probable token", rows="logits", by=SERIES, estimate=part("top1")
+).where(path=CACHED)  # fmt: skip
+AGREEING_UNCACHED = replace(AGREEING, estimate=part("top1_full"))
+
+_SIXTEEN = ("float16", "bfloat16")
+_QUARTER = Bound(1.25, "ours", "within a quarter", "ratio")
+_LEAST = rows.LEAST_EXPLAINED
+
+STATEMENTS = {
+    "cached-no-worse": holds(every(RATIO, "below", _QUARTER), "this model", headline=True),
+    "as-close-in-16-bits": holds(every(RATIO.where(dtype=_SIXTEEN), "inside", _QUARTER), "this model", headline=True),
+    "closer-in-fp32-here": holds(
+        every(RATIO.where(dtype="float32"), "below", Bound(0.8, "ours", "a fifth smaller", "ratio")), "this processor",
+        headline=True,
+    ),
+    "eager-as-much": holds(every(RATIOS.where(path=EAGER), "inside", _QUARTER), "this model", headline=True),
+    "either-may-be-closer": holds(
+        every(CLOSER.where(dtype=_SIXTEEN), "above", Bound(0.25, "ours", "one text in four", "share")), "this model"
+    ),
+    "dtype-decides": holds(every(COARSER, "above", Bound(1000, "ours", "three orders of magnitude")), headline=True),
+    "control-is-seen": holds(every(CONTROL, "above", Bound(5, "ours", "five times", "ratio"))),
+    "no-growth-along-the-text": holds(every(CHANGE, "below", _QUARTER)),
+    "errors-share-a-part": holds(every(CORRELATION, "above", Bound(0, "arithmetic", "nothing in common"))),
+    "drift-is-less-than-of-independent-errors": holds(
+        every(APART, "below", Bound(rows.INDEPENDENT, "arithmetic", "independent errors of one size"))
+    ),
+    "loss-unchanged": holds(every(DIFFERENCE, "inside", Bound(0.01, "ours", "a hundredth of a nat")), headline=True),
+    "divergence-in-fp32": holds(
+        every(KL_RATIO.where(dtype="float32"), "below", Bound(1, "arithmetic", "no change")), "this processor"
+    ),
+    "no-worse-prediction": holds(
+        every(LIKELIHOOD, "inside", Bound(_LEAST**0.5, "ours", "less than a tenth of the mean square"))
+    ),
+    "nothing-in-common": holds(every(COMMON, "below", Bound(_LEAST, "ours", "a tenth"))),
+    "reference-is-finer": holds(every(FINENESS, "below", Bound(1e-6, "ours", "a millionth"))),
+    "loading-in-fp64-is-not": holds(every(AS_LOADED, "above", Bound(0.1, "ours", "a tenth")), "this model"),
+}  # fmt: skip
+
+_TENTH = Bound(1.1, "ours", "a tenth more error is a loss", "ratio")
+_LOSS = replace(
+    RATIO.where(dtype="bfloat16"), name="error of bf16 logits against fp64 with a cache, over that without", series="model"
+)  # fmt: skip
+CHECKS = {
+    "caching-loses-precision": claim(reproduced(every(_LOSS, "above", _TENTH)), refuted(every(_LOSS, "below", _TENTH)))
+}
+CLAIMS = Claims("issue-25420", CHECKS, chapter="03_which_path_is_right", words="which-path")
