@@ -28,7 +28,7 @@ from kvreport.publishing.judging import NOT_RECORDED, UNFITTED, Check, Evidence,
 from kvreport.publishing.rules import Bound, Condition, Outcome, Quantity, Rule, anyone, every, refuted, reproduced
 from kvreport.publishing.statements import Scope, Statement
 from kvreport.publishing.verdicts import weights_of
-from kvreport.publishing.wording import DTYPES, between, change, power_of_ten, spread
+from kvreport.publishing.wording import DTYPES, between, change, listed, power_of_ten, spread
 
 # A number in the prose: of a chapter's own measures, or on another page with the chapter's name before it.
 ROLE = re.compile(r"\{measured\}`(?:(?P<chapter>\w+):)?(?P<what>[^`@]+)(?:@(?P<maker>\w+))?`")
@@ -409,10 +409,17 @@ def _count(measured: Sequence[Measured], _form: str, _unit: str) -> str:
     return ", ".join(f"{round(part):,} of {whole:,}" for part, whole in counts)
 
 
+def _series(measured: Sequence[Measured], _form: str, _unit: str) -> str:
+    if not all(one.series for one in measured):
+        raise ValueError("only one of several groups has a name")
+    return listed([one.series for one in measured])
+
+
 HOW: dict[str, Callable[[Sequence[Measured], str, str], str]] = {
     "value": _values_alone,
     "span": _span,
     "count": _count,
+    "names": _series,
     "units": lambda measured, form, unit: with_units(measured, f"{unit}s", form),
     "change": lambda measured, _form, _unit: ", ".join(change(one.estimate) for one in measured),
     "spread": lambda measured, _form, _unit: ", ".join(spread(one.estimate) for one in measured),
