@@ -81,6 +81,7 @@ def test_latent_attention_keeps_unequal_head_widths():
 
 
 def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exact_when_row_invariant():
+    assert tuple(feeding.PATHS) == table.PATHS
     row = columns.measure("qwen2")
     assert not row.keys() & feeding.PATHS.keys(), "a row records, and verdicts are given when it is read"
     row = table.judged(row)

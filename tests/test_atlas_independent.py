@@ -11,8 +11,7 @@ import pytest
 from transformers.cache_utils import DynamicLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from kvbook.atlas import table
-from kvreport.chapters.atlas import results
+from kvreport.publishing import found
 
 COUNT = 12
 pytestmark = pytest.mark.slow
@@ -38,7 +37,7 @@ def tried():
 
 @pytest.fixture(scope="module")
 def called():
-    return {row["architecture"]: table.verdict(row) for row in results.Results.of_book().rows}
+    return dict(found.printed("atlas")["architectures"][["architecture", "verdict"]].to_numpy())
 
 
 def test_no_architecture_of_a_seeded_dozen_differs_silently_under_row_invariance(tried):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbook.atlas import table
-from kvbook.atlas.feeding import PATHS
+from kvbook.atlas.names import PATHS
 
 LABEL = "KV cache"
 # White text on each has a contrast of at least 4.5 : 1.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kvbook.atlas import configurations, feeding, table
+from kvbook.atlas.names import SWITCHED
 from kvbook.diagnosis import verdict
 from kvbook.exact import NotInvariant, row_invariant
 from kvbook.measuring.first_operation import first_operation
@@ -16,8 +17,6 @@ from kvbook.measuring.in_fp64 import widened
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 DTYPES = ("float64", "float32", "bfloat16")
-# In which row-invariant arithmetic is tried, and the first operation that needs it is looked for.
-SWITCHED = ("float32", "bfloat16")
 # What `generate` feeds is not ours to keep equal.
 SWITCHED_PATHS = tuple(path for path in feeding.PATHS if path != feeding.WHOLE)
 _TEXTS = 2

@@ -15,10 +15,10 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvbook.atlas.exceptions import EXCEPTIONS
+from kvbook.atlas.names import WINDOW
 from kvbook.errors import UserError
 from kvbook.measuring.in_fp64 import widened
 
-WINDOW = 8
 LAYERS = 4
 VOCABULARY = 320
 # Standard deviation of the weights: large enough that every layer changes the logits, small enough that none saturates.

@@ -6,15 +6,15 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook.atlas.configurations import text
+from kvbook.atlas.names import BATCH, CHUNKED, CROPPED, LENGTH, PADDED, PADDED_STEPWISE, STATIC, STEPWISE, WHOLE
 from kvbook.diagnosis import feeding
-from kvbook.diagnosis.feeding import PADDING_COUNTS, Fed, NoCache, full, in_parts, onto_its_own_prompt
+from kvbook.diagnosis.feeding import Fed, NoCache, full, in_parts, onto_its_own_prompt
 
 __all__ = [
-    "CHUNKS", "LENGTH", "PADDED", "PADDING_COUNTS", "PATHS", "STATIC", "STEPS", "WHOLE", "Fed", "NoCache", "full", "in_parts",
+    "CHUNKS", "LENGTH", "PADDED", "PATHS", "STATIC", "STEPS", "WHOLE", "Fed", "NoCache", "full", "in_parts",
     "is_causal", "look_at", "onto_its_own_prompt",
 ]  # fmt: skip
 
-LENGTH = 24
 PADDING = 3
 # MPT makes no mask for a single token on an empty cache, and fails; so every path begins with two tokens or more.
 CHUNKS = [5, 7, 1, 6, 5]
@@ -28,16 +28,14 @@ def look_at(model: PreTrainedModel) -> Fed:
     return feeding.look_at(model, text(4).to(model.device))
 
 
-# Paths that are told apart from the others: a promise that not every class gives, a full pass, and a fault of `generate`.
-STATIC, PADDED, WHOLE = "static cache", "left padding", "cache as long as the prompt"
 PATHS: dict[str, Callable[[Fed, torch.Tensor], torch.Tensor]] = {
-    "token by token": lambda fed, ids: in_parts(fed, ids, STEPS)[0],
-    "chunks": lambda fed, ids: in_parts(fed, ids, CHUNKS)[0],
+    STEPWISE: lambda fed, ids: in_parts(fed, ids, STEPS)[0],
+    CHUNKED: lambda fed, ids: in_parts(fed, ids, CHUNKS)[0],
     STATIC: lambda fed, ids: feeding.static(fed, ids, CHUNKS, LENGTH + 7),
-    "batch": feeding.in_batch,
+    BATCH: feeding.in_batch,
     PADDED: lambda fed, ids: feeding.left_padded(fed, ids, PADDING),
-    "left padding, token by token": lambda fed, ids: feeding.left_padded_in_parts(fed, ids, PADDING, STEPS),
-    "cropped": lambda fed, ids: feeding.cropped(fed, ids, _CROPPED_AT, _CROPPED),
+    PADDED_STEPWISE: lambda fed, ids: feeding.left_padded_in_parts(fed, ids, PADDING, STEPS),
+    CROPPED: lambda fed, ids: feeding.cropped(fed, ids, _CROPPED_AT, _CROPPED),
     # Not all tokens: after whole chunks of Llama 4 a prompt that is fed twice changes nothing.
     WHOLE: lambda fed, ids: onto_its_own_prompt(fed, ids[:, :-1])[0],
 }

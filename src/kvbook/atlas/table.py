@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.atlas.feeding import PADDED, PADDING_COUNTS, PATHS, STATIC, WHOLE
+from kvbook.atlas.names import PADDED, PATHS, STATIC, WHOLE
+from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.diagnosis.verdict import kind_of
 from kvbook.errors import UserError
 

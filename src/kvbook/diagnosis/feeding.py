@@ -10,11 +10,10 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook.diagnosis import verdict
+from kvbook.diagnosis.outcome import PADDING_COUNTS
 
 # What classes call the cache that they return, and take back under the same name.
 _NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states", "mems")
-# Why a class is not judged behind padding: no cache is at fault there.
-PADDING_COUNTS = "the full pass itself changes with padding"
 
 
 class NoCache(Exception):

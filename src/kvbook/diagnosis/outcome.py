@@ -8,6 +8,8 @@ from kvbook.diagnosis.verdict import Kind, count
 
 # Exit statuses.
 SOUND, BUG, COULD_NOT = 0, 1, 2
+# Why a class is not judged behind padding: no cache is at fault there.
+PADDING_COUNTS: Final = "the full pass itself changes with padding"
 # What a check says where the cache is meant to keep fewer bits, and its drift is theirs.
 INTENDED: Final = "intended storage precision"
 Verdict = Literal[Kind, "intended storage precision"]

@@ -28,15 +28,17 @@ never less than `SCATTER` allows, since with two to four dtypes the residuals sa
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from scipy import stats
 
 from kvbook.measuring import estimates as fits
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    import torch
 
 Kind = Literal["exact", "rounding", "bug", "undecided"]
 
@@ -50,7 +52,7 @@ BOUNDARY = 0.5
 _DRAWS = 500
 
 
-def drift_between(expected: torch.Tensor, found: torch.Tensor) -> float:
+def drift_between(expected: "torch.Tensor", found: "torch.Tensor") -> float:
     """Give the largest root mean square difference of a position's logits over the spread of the expected ones."""
     expected, found = expected.double(), found.double()
     if not expected.isfinite().all():
@@ -60,8 +62,11 @@ def drift_between(expected: torch.Tensor, found: torch.Tensor) -> float:
     return ((found - expected).square().mean(-1).sqrt().max() / expected.std()).item()
 
 
-def is_small(drift: float, dtype: torch.dtype) -> bool:
+def is_small(drift: float, dtype: "torch.dtype") -> bool:
     """Tell whether one drift alone may be rounding."""
+    # Late, so that reading recorded drifts takes no torch.
+    import torch
+
     return drift <= LIMIT * torch.finfo(dtype).eps / 2
 
 

@@ -26,7 +26,7 @@ def _write(app: Sphinx, exception: Exception | None) -> None:
             return
         # Late, and only where they are not there yet, for these bring torch.
         from kvbook.atlas import badges
-        from kvreport.chapters.atlas import results
+        from kvreport.publishing import found
 
-        badges.write(results.Results.of_book().rows, folder)
+        badges.write(found.printed("atlas")["architectures"]["row"], folder)
         note.write_text(made_of, "utf-8")

@@ -6,7 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvbook.atlas import table
+from kvbook.atlas.names import PATHS
 from kvreport.chapters.atlas import tables
+from kvreport.chapters.atlas.rows import DIFFERENT, REFUSED
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
@@ -16,10 +18,10 @@ _LOOKS = {
     table.ROUNDING: (style.SKY, ""),
     table.UNDECIDED: (style.BLUE, ".."),
     table.BUG: (style.VERMILION, "//"),
-    tables.DIFFERENT: (style.VERMILION, "//"),
+    DIFFERENT: (style.VERMILION, "//"),
     table.RAISES: (style.BLACK, ""),
     table.FED_TWICE: (style.PURPLE, ".."),
-    tables.REFUSED: (style.ORANGE, "\\\\"),
+    REFUSED: (style.ORANGE, "\\\\"),
     table.PADDING_CHANGES: (style.ORANGE, "\\\\"),
     "fails": ("#bbbbbb", "xx"),
     "no cache": ("#e6e6e6", ""),
@@ -75,12 +77,12 @@ def figure_outcomes(counted: pd.DataFrame) -> Figure:
 
 
 def figure_paths(counted: pd.DataFrame) -> Figure:
-    """Draw the same by execution path, from `tables.by_path`."""
-    return _stacked(counted, "path", [path for path in tables.PATHS if path in set(counted["path"])])
+    """Draw the same by execution path, from the count of paths and outcomes."""
+    return _stacked(counted, "path", [path for path in PATHS if path in set(counted["path"])])
 
 
 def figure_operations(counted: pd.DataFrame) -> Figure:
-    """Draw the kinds of the first operation that depends on the number of tokens, from `tables.first_operations`."""
+    """Draw the kinds of the first operation that depends on the number of tokens, by dtype."""
     grid = counted.pivot(index="kind", columns="dtype", values="architectures").fillna(0)
     grid = grid.loc[grid.sum(axis=1).sort_values(ascending=False).index]
     dtypes = [dtype for dtype in ("float32", "bfloat16") if dtype in grid]

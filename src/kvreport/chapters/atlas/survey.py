@@ -5,7 +5,7 @@ from typing import Any
 
 from kvbook import progress
 from kvbook.atlas import columns, configurations, running
-from kvbook.atlas.feeding import PATHS, STATIC, WHOLE
+from kvbook.atlas.names import PATHS, STATIC, SWITCHED, WHOLE
 from kvbook.models import placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -16,9 +16,9 @@ COLUMNS = (
     "architecture", "class", "status", "reason", "cache", "parameters", "causal", f"{STATIC}, declared",
     *(f"{path}, {what}" for path in PATHS for what in ("drift", "error", "not tried", "first wrong position")),
     f"{WHOLE}, tokens fed", "dtypes left out",
-    *(f"first {what}, {dtype}" for dtype in columns.SWITCHED for what in ("operation", "kind")),
-    *(f"{path}, row-invariant {dtype}" for dtype in columns.SWITCHED for path in columns.SWITCHED_PATHS),
-    *(f"row-invariant {dtype} left out" for dtype in columns.SWITCHED),
+    *(f"first {what}, {dtype}" for dtype in SWITCHED for what in ("operation", "kind")),
+    *(f"{path}, row-invariant {dtype}" for dtype in SWITCHED for path in columns.SWITCHED_PATHS),
+    *(f"row-invariant {dtype} left out" for dtype in SWITCHED),
     "row_invariant",
 )  # fmt: skip
 

@@ -1,18 +1,16 @@
-"""Tables of the chapter on the atlas."""
+"""Tables of the chapter on the atlas, as its page shows them."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
-from kvbook.atlas import columns, table
-from kvbook.atlas.feeding import PADDED, PADDING_COUNTS, PATHS, WHOLE
-from kvbook.runs.records import Run
+from kvbook.atlas import table
+from kvbook.atlas.names import PADDED, PATHS, WHOLE
+from kvreport.chapters.atlas.rows import DIFFERENT, REFUSED, invariant
 
-Rows = list[dict[str, Any]]
+Rows = Iterable[dict[str, Any]]
 
-REFUSED, DIFFERENT = "refused", "different"
 # What an architecture or a switch can come out as, from the best; the order of every figure.
 CACHED, INVARIANT = "cached against full pass", "under row_invariant()"
 OUTCOMES = {
@@ -20,98 +18,39 @@ OUTCOMES = {
     INVARIANT: (table.EXACT, REFUSED, "fails", DIFFERENT),
 }
 _USUAL = "DynamicCache"
-_TELLS_NOTHING = ("not applicable: takes no position_ids", "right", "other tokens")
 
 
-def rows(run: Run) -> Rows:
-    """Give a run's rows as the atlas makes them, by architecture and judged, with the versions that they depend on."""
-    versions = {name: run.about["machine"][name] for name in ("transformers", "torch")}
-    found = [
-        {key: value for key, value in row.items() if not pd.isna(value)} | versions
-        for row in run.rows.to_dict("records")
-    ]
-    for row in found:
-        row |= {key: json.loads(value) for key, value in row.items() if str(value).startswith("{")}
-        row |= {key: int(value) for key, value in row.items() if key.endswith(("position", "tokens fed", "parameters"))}
-        if "chunks" in row:
-            _of_one_word(row)
-    return sorted(map(table.judged, found), key=lambda row: row["architecture"])
-
-
-def _of_one_word(row: dict[str, Any]) -> None:
-    """Read a row from before each dtype kept its outcome: a word for each path, and one failure for all dtypes.
-
-    What such a word does not tell is left out: it reads "not recorded there".
-    """
-    words = {path: row.pop(path) for path in PATHS if path in row}
-    for path, word in words.items():
-        reason = word.removeprefix("not applicable").lstrip(": ")
-        # One dtype's failure stood for all, and tokens that agree by chance for a path that is right.
-        if (reason == PADDING_COUNTS and words[PADDED] in (table.EXACT, table.ROUNDING)) or word in _TELLS_NOTHING:
-            continue
-        if f"{path}, drift" in row:
-            row[f"{path}, drift"] = {dtype: [drift] for dtype, drift in row[f"{path}, drift"].items()}
-            row |= {f"{path}, declared": False} if word == "wrong, and not declared" else {}
-        elif word == "fed twice":
-            # The prompt of those runs.
-            row[f"{path}, tokens fed"] = 10
-        elif reason == word or reason.startswith("raises"):
-            row[f"{path}, error"] = {"": reason.removeprefix("raises ")}
-        else:
-            row[f"{path}, not tried"] = {"": reason}
-
-
-def invariant(row: dict[str, Any]) -> str | None:
-    """Say in a word what row-invariant arithmetic makes of an architecture; None where it was not tried."""
-    return row["row_invariant"].split(":")[0] if "row_invariant" in row else None
-
-
-def outcomes(rows: Rows) -> pd.DataFrame:
+def outcomes(architectures: pd.DataFrame) -> pd.DataFrame:
     """Count architectures by what their cache is, and by what row-invariant arithmetic makes of it."""
-    found = {CACHED: [table.verdict(row) for row in rows], INVARIANT: [invariant(row) for row in rows]}
+    found = {CACHED: architectures["verdict"], INVARIANT: architectures["invariant"]}
     counted = [
-        {"question": question, "outcome": outcome, "architectures": found[question].count(outcome)}
+        {"question": question, "outcome": outcome, "architectures": int((found[question] == outcome).sum())}
         for question, known in OUTCOMES.items()
         for outcome in known
     ]
     return pd.DataFrame(counted).query("architectures > 0").reset_index(drop=True)
 
 
-def by_path(rows: Rows) -> pd.DataFrame:
-    """Count, for each execution path, what causal architectures with a cache give on it."""
-    asked = [row for row in rows if table.verdict(row) in table.JUDGED]
-    found = pd.DataFrame(
-        [{"path": path, "outcome": row.get(path, table.NOT_RECORDED)} for path in PATHS for row in asked]
-    )
-    return found.value_counts(["path", "outcome"], sort=False).rename("architectures").reset_index()
+def counted(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Count architectures by what columns say, such as the path and its outcome."""
+    return rows.value_counts(list(columns), sort=False).rename("architectures").reset_index()
 
 
-def by_processor(rows: Mapping[str, Rows]) -> pd.DataFrame:
+def by_processor(paths: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Set the paths of each processor's rows beside one another; of the outcomes, those that are neither sound nor not tried."""
-    found: dict[str, dict[str, str]] = {path: {"path": path} for path in PATHS}
-    for processor, of in rows.items():
-        counted = by_path(of).pivot(index="path", columns="outcome", values="architectures").fillna(0).astype(int)
-        for path, line in found.items():
-            counts = {outcome: count for outcome, count in counted.loc[path].items() if count}
-            if set(counts) == {table.NOT_RECORDED}:
-                line[processor] = table.NOT_RECORDED
-                continue
-            sound = counts.pop(table.EXACT, 0) + counts.pop(table.ROUNDING, 0)
-            counts.pop(table.NOT_TRIED, None)
-            told = {"exact or rounding": sound} | counts
-            line[processor] = ", ".join(f"{count} {outcome}" for outcome, count in told.items() if count)
-    return pd.DataFrame(found.values())
+    found = {
+        processor: [_told(of.loc[of["path"] == path, "outcome"]) for path in PATHS] for processor, of in paths.items()
+    }
+    return pd.DataFrame({"path": PATHS} | found)
 
 
-def first_operations(rows: Rows) -> pd.DataFrame:
-    """Count the kinds of the first operation whose result for a token depends on how many come with it, by dtype."""
-    found = [
-        {"dtype": dtype, "kind": row[f"first kind, {dtype}"]}
-        for dtype in columns.SWITCHED
-        for row in rows
-        if f"first kind, {dtype}" in row and row[f"first kind, {dtype}"] != "fails"
-    ]
-    return pd.DataFrame(found).value_counts(["dtype", "kind"], sort=False).rename("architectures").reset_index()
+def _told(outcomes: pd.Series) -> str:
+    if set(outcomes) == {table.NOT_RECORDED}:
+        return table.NOT_RECORDED
+    sound = outcomes.isin((table.EXACT, table.ROUNDING))
+    counts = {"exact or rounding": sound.sum()}
+    counts |= outcomes[~sound & (outcomes != table.NOT_TRIED)].value_counts().sort_index()
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
 
 
 def _drift(row: dict[str, Any], dtype: str) -> float | None:
@@ -177,20 +116,13 @@ def bugs(rows: Rows) -> pd.DataFrame:
     return pd.DataFrame(found).astype({"first wrong position": "Int64"})
 
 
-def compared(own: Rows, published: Rows) -> pd.DataFrame:
-    """Set a run's verdicts beside the published ones of the same architectures."""
-    known = {row["architecture"]: row for row in published}
-    found = []
-    for row in own:
-        if (other := known.get(row["architecture"])) is None:
-            continue
-        here, there = ((table.verdict(each), invariant(each) or "not tried") for each in (row, other))
-        found.append(
-            {
-                "architecture": row["architecture"],
-                "verdict, published": there[0], "verdict, this run": here[0],
-                "row-invariant, published": there[1], "row-invariant, this run": here[1],
-                "outcome": "agrees" if here == there else "differs",
-            }
-        )  # fmt: skip
-    return pd.DataFrame(found)
+def compared(against: pd.DataFrame) -> pd.DataFrame:
+    """Lay a run's verdicts out beside the published ones."""
+    return pd.DataFrame(
+        {
+            "architecture": against["architecture"],
+            "verdict, published": against["verdict, published"], "verdict, this run": against["verdict"],
+            "row-invariant, published": against["invariant, published"], "row-invariant, this run": against["invariant"],
+            "outcome": against["differs"].map({True: "differs", False: "agrees"}),
+        }
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""What the rows of the chapter on the atlas say: its measures, then the sentences that they decide."""
+
+from dataclasses import replace
+
+import pandas as pd
+
+from kvbook.atlas import names, table
+from kvbook.atlas.names import CHUNKED, PADDED, STATIC, WHOLE
+from kvreport.chapters.atlas.rows import EXPERIMENTS, ROWS  # noqa: F401
+from kvreport.publishing.measures import Measure, counted, holds, noted, part, total
+from kvreport.publishing.rules import HALF, Bound, every
+
+
+def _lead_of_chunks(paths: pd.DataFrame) -> float:
+    wrong = paths.groupby("path")["wrong"].sum()
+    return wrong[[CHUNKED, STATIC]].min() - wrong.drop([CHUNKED, STATIC]).max()
+
+
+# Counts for the prose.
+VERSION = noted("atlas", "machine", "transformers")
+LISTED = Measure("architectures", form="{:.0f}", rows="architectures", estimate=counted(len))
+RAN, JUDGED, SOUND, WRONG, RAISING, TRIED, EXACT, REFUSED, UNDECLARED = (
+    replace(LISTED, estimate=total(column))
+    for column in ("ran", "judged", "sound", "bug", "raises", "tried", "exact", "refused", "undeclared")
+)
+NOT_RUN = replace(LISTED, estimate=counted(lambda rows: (~rows["ran"]).sum()))
+UNDECLARED_ONLY = UNDECLARED.where(elsewhere=False)
+REFUSED_NAMES = replace(LISTED, by=("architecture",)).where(refused=True)
+WRONG_IN_CHUNKS, WRONG_STATIC = (
+    replace(LISTED, rows="paths", estimate=total("wrong")).where(path=path) for path in (CHUNKED, STATIC)
+)
+STATIC_RAISING = replace(WRONG_STATIC, estimate=total("error"))
+PADDING_CHANGES = replace(LISTED, rows="paths", estimate=total("padding")).where(path=PADDED)
+LENGTH, WINDOW = (
+    Measure(
+        f"tokens of a {what}", form="{:.0f}", rows="architectures", estimate=counted(lambda _, length=length: length)
+    )
+    for what, length in (("text", names.LENGTH), ("window", names.WINDOW))
+)
+
+# Shares are judged of a run that has nearly all architectures.
+_SHARE = "share of the architectures that"
+_SOUND_SHARE = Measure(
+    f"{_SHARE} could be judged whose cache is exact or rounds", rows="architectures", estimate=part("sound")
+).where(judged=True, enough=True)
+_EXACT_SHARE = Measure(
+    f"{_SHARE} were tried in row-invariant mode and are bitwise exact", rows="architectures", estimate=part("exact")
+).where(tried=True, enough=True)
+DIFFERENT = Measure(
+    "architectures that differ under row-invariant mode", form="{:.0f}", census="all architectures that were tried",
+    rows="architectures", estimate=total("different"),
+)  # fmt: skip
+LEAD_OF_CHUNKS = Measure(
+    "architectures wrong in chunks, with either cache, minus those of any other path", form="{:.0f}", rows="paths",
+    estimate=counted(_lead_of_chunks),
+).where(enough=True)  # fmt: skip
+FED_TWICE = Measure(
+    f"{_SHARE} take such a cache and are fed the prompt twice", rows="paths", estimate=part("twice")
+).where(path=WHOLE, outcome=(table.FED_TWICE, *table.JUDGED), enough=True)
+CROPPABLE = replace(
+    FED_TWICE, name=f"{_SHARE} are fed a prompt twice and can be cropped", estimate=part("croppable")
+).where(twice=True)
+RECURRENT = replace(
+    CROPPABLE, name="architectures that hold a recurrent state", form="{:.0f}", estimate=total("recurrent")
+)
+LINEAR_FIRST = Measure(
+    f"{_SHARE} were searched in {{dtype}} and begin with a linear layer",
+    rows="first operations",
+    estimate=part("linear"),
+).where(dtype="float32", enough=True)
+ATTENTION_FIRST = Measure(
+    f"{_SHARE} were searched in {{dtype}} and begin with attention", rows="first operations", estimate=part("attention")
+).where(dtype="bfloat16", enough=True)
+DIFFERING = Measure(
+    "architectures whose verdict another processor's rows change", form="{:.0f}", rows="against the book",
+    estimate=total("differs"),
+).where(enough=True)  # fmt: skip
+
+_NONE = Bound(0, "arithmetic", "none")
+_NINE_IN_TEN = Bound(0.9, "ours", "nine in ten", "share")
+
+STATEMENTS = {
+    "caches-are-sound": holds(every(_SOUND_SHARE, "above", _NINE_IN_TEN)),
+    "none-differs-silently": holds(every(DIFFERENT, "at most", _NONE), headline=True),
+    "row-invariant-covers-most": holds(
+        every(_EXACT_SHARE, "at least", Bound(0.95, "ours", "nineteen in twenty", "share"))
+    ),
+    "chunks-are-worst": holds(every(LEAD_OF_CHUNKS, "above", _NONE)),
+    "prompt-fed-twice": holds(every(FED_TWICE, "above", _NINE_IN_TEN)),
+    "verdicts-agree": holds(every(DIFFERING, "at most", _NONE)),
+    "fp32-products-first": holds(every(LINEAR_FIRST, "above", _NINE_IN_TEN), "this processor"),
+    "bf16-attention-first": holds(every(ATTENTION_FIRST, "above", HALF), "this processor"),
+}
