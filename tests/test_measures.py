@@ -60,7 +60,8 @@ DRIFT = Measure(
 DRIFTED = Measure("drift in bf16", rows="of the frame", estimate=part("drift", "twice"))
 SUM = Measure("sum", rows="of the frame", estimate=total("twice"), form="{:,.0f}")
 SETTING = noted("drift", "settings", "n")
-KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "DRIFTED": DRIFTED, "SETTING": SETTING}
+WORDS = measures.Worded("bf16", lambda rows: f"{len(rows)} rows")
+KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "DRIFTED": DRIFTED, "SETTING": SETTING, "WORDS": WORDS}
 
 
 def test_each_group_has_its_estimate_and_its_units_and_is_named_by_what_tells_it_apart(found):
@@ -156,6 +157,7 @@ def test_a_name_takes_the_values_that_were_chosen(found):
         ("SUM", "348"),
         ("SUM .1e", "3.5e+02"),
         ("SETTING", "3"),
+        ("WORDS", "12 rows"),
         ("EQUAL dtype=bfloat16 count", "3 of 12"),
         ("DRIFTED count", "174 of 348"),
         ("DRIFTED .0%", "50%"),
@@ -177,7 +179,8 @@ def test_a_number_in_the_prose_is_written_as_it_asks(found, role, text):
 
 def test_what_was_not_run_is_written_as_not_recorded(found):
     known = {"GONE": Measure("gone", rows="gone", estimate=total("drift")), "NOTE": noted("not there", "settings", "n")}
-    assert {measures.written(role, known, found) for role in ("GONE", "GONE dtype=float32", "NOTE")} == {
+    known["WORDS"] = measures.Worded("gone", str)
+    assert {measures.written(role, known, found) for role in ("GONE", "GONE dtype=float32", "NOTE", "WORDS")} == {
         "not recorded there"
     }
 

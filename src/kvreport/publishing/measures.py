@@ -315,13 +315,18 @@ def claim(
     missing: Callable[[Found], str] = lambda _: "",
     has: Callable[[Found], frozenset[str]] = lambda _: frozenset(),
     published: Callable[[Found], str | None] = lambda _: None,
+    whose: Callable[[Mapping[str, Any]], bool] = lambda _: True,
 ) -> Check[Found]:
-    """Judge a document's claim by the measures of its rule; see `Rule` and, for what else is told, `Evidence`."""
+    """Judge a document's claim by the measures of its rule; see `Rule` and, for what else is told, `Evidence`.
+
+    It is judged by the weights of the models that it speaks of; `whose` tells them by what the run says of them.
+    """
     rule = Rule(outcomes, needs, about_code, unseen)
 
     def evidence(found: Found) -> Evidence:
         runs = found.behind(*(measure.rows for measure in rule.quantities))
-        weights = weights_of(model for run in runs for model in run.about.get("models", ()))
+        models = [model for run in runs for model in run.about.get("models", ())]
+        weights = weights_of(filter(whose, models))
         if not runs or (why := missing(found)):
             return Evidence(weights, missing=why if runs else NOT_RECORDED, published=published(found))
         measured = {measure: measure(found) for measure in rule.quantities}
