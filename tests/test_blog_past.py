@@ -16,10 +16,12 @@ from transformers import (
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.models import tokenizers
-from kvreport.chapters.blog_past import claims, figures, past_tables, statements, tables
-from kvreport.chapters.blog_past.results import Results
+from kvreport.chapters.blog_past import figures, measures, past_tables, tables
+from kvreport.chapters.blog_past import rows as rows_of
 from kvreport.chapters.blog_past.settings import PastTablesSettings
-from kvreport.publishing import documents
+from kvreport.publishing import documents, found
+from kvreport.publishing.found import Found, Frame
+from kvreport.publishing.measures import named, written
 from kvreport.publishing.statements import check
 
 SHAPE = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
@@ -70,8 +72,12 @@ def run(settings):
     return past_tables.EXPERIMENT.run(settings)
 
 
-def results_of(rows: pd.DataFrame) -> Results:
-    return Results(run_of(rows))
+def found_in(run) -> Found:
+    return found.of_runs("blog_past", {"past_tables": run})
+
+
+def results_of(rows: pd.DataFrame) -> Found:
+    return found_in(run_of(rows))
 
 
 def of(run, family: str, variant: str, layers: int | None = None) -> pd.DataFrame:
@@ -132,7 +138,7 @@ def test_the_bidirectional_model_is_built_without_a_remark_and_the_library_is_le
 
 
 def test_layers_are_counted_in_words(run):
-    names = list(tables.variant_grid(Results(run).variants)["variant"])
+    names = list(tables.variant_grid(tables.variants(found_in(run)))["variant"])
     assert "past handed over, 1 layer" in names
     assert "past handed over, 3 layers" in names
 
@@ -176,7 +182,7 @@ def test_the_statistics_are_those_of_pandas():
 
 
 def test_the_posts_relative_column_is_its_own_quotient():
-    table = tables.published_tables()
+    table = rows_of.published_tables()
     large = table[(table["absolute"] > 1e-3) & (table["without"].abs() > 1)]
     assert (large["absolute"] / large["without"].abs()).to_numpy() == pytest.approx(
         large["relative"].to_numpy(), rel=0.02
@@ -185,7 +191,7 @@ def test_the_posts_relative_column_is_its_own_quotient():
 
 
 def test_ours_stand_beside_the_posts_and_what_was_left_out_is_empty(run):
-    beside = Results(run).beside
+    beside = found_in(run)["beside"]
     assert len(beside) == 49
     plain = beside[~beside["case"].str.contains("bits")]
     assert plain["here absolute"].notna().all()
@@ -200,9 +206,12 @@ def test_a_family_without_a_stand_in_is_run_untrained_and_the_rows_say_so(settin
     assert word(alone.rows, "mpt-cannot") == "undecided"
     more = pd.concat([alone.rows.assign(source=f"{k}", sample=f"{k}") for k in range(5)])
     real = [{"architecture": "gpt2", "weights": "hub", "hub_id": "openai-community/gpt2", "parameters": 1}]
-    check = claims.CHECKS["gpt2-compatible"]
-    assert check(Results(run_of(more, models=real))).verdict == "reproduced"
-    assert check(Results(run_of(more, models=[real[0] | {"weights": "untrained"}]))).verdict == "reproduced in kind"
+    check = measures.CHECKS["gpt2-compatible"]
+    assert check(found_in(run_of(more, models=real))).verdict == "reproduced"
+    assert check(found_in(run_of(more, models=[real[0] | {"weights": "untrained"}]))).verdict == "reproduced in kind"
+    # The weights of another family count for nothing here.
+    toy = {"architecture": "mpt", "weights": "untrained", "parameters": 1}
+    assert check(found_in(run_of(more, models=[*real, toy]))).verdict == "reproduced"
     # Control: a folder that is not there is refused, not replaced.
     with pytest.raises(UserError):
         past_tables.EXPERIMENT.run(settings.model_copy(update={"families": ("/nowhere",)}))
@@ -212,17 +221,17 @@ def test_a_family_without_a_stand_in_is_run_untrained_and_the_rows_say_so(settin
 
 
 def word(rows: pd.DataFrame, claim: str) -> str:
-    return claims.CHECKS[claim](results_of(rows)).verdict
+    return measures.CHECKS[claim](results_of(rows)).verdict
 
 
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(run):
-    table = claims.CLAIMS.judged(Results(run))
+    table = measures.CLAIMS.judged(found_in(run))
     assert len(table) == len(documents.published("blog-past")["claims"]) == 5
     assert table["here"].str.contains(r"\d").all()
 
 
 def test_verdicts_on_these_rows(run):
-    found = {claim: word(run.rows, claim) for claim in claims.CHECKS}
+    found = {claim: word(run.rows, claim) for claim in measures.CHECKS}
     assert found["gpt2-compatible"] == "reproduced in kind"
     assert found["roberta-fails-bidirectional"] == "reproduced in kind"
     assert found["quantization-keeps-past"] == "not run"
@@ -230,11 +239,11 @@ def test_verdicts_on_these_rows(run):
     assert found["mpt-cannot"] == found["falcon-cannot"] == "plausible cause"
 
 
-def test_texts_are_counted_and_three_decide_nothing(run):
-    check = claims.CHECKS["gpt2-compatible"]
-    assert check(results_of(run.rows)).n == f"{run.rows['source'].nunique()} texts (few)"
+def test_files_are_counted_and_three_decide_nothing(run):
+    check = measures.CHECKS["gpt2-compatible"]
+    assert check(results_of(run.rows)).n == f"{run.rows['source'].nunique()} files (few)"
     few = check(results_of(run.rows[run.rows["source"].isin(run.rows["source"].unique()[:3])]))
-    assert (few.verdict, few.n) == ("undecided", "3 texts (too few)")
+    assert (few.verdict, few.n) == ("undecided", "3 files (too few)")
 
 
 def test_what_is_no_more_than_rounding_cannot_fail(run):
@@ -264,9 +273,9 @@ def test_switches_that_break_nothing_explain_nothing(run):
 def test_the_posts_thousandth_is_asked_of_every_quantized_model_and_a_stand_ins_alone_bears_nothing_out(run):
     rows = run.rows.assign(quantization="4bit", relative_rms=2e-4)
     beyond = rows.assign(model="another model", relative_rms=7.4e-3)
-    found = claims.CHECKS["quantization-keeps-past"](results_of(pd.concat([rows, beyond])))
+    found = measures.CHECKS["quantization-keeps-past"](results_of(pd.concat([rows, beyond])))
     assert found.verdict == "undecided"
-    assert "above the bound: another model in 4 bits 0.74%" in found.here
+    assert "above the bound: another model 0.74%" in found.here
     # Controls: all models on one side.
     assert word(rows, "quantization-keeps-past") == "reproduced in kind"
     assert word(beyond, "quantization-keeps-past") == "refuted in kind"
@@ -279,14 +288,12 @@ def test_the_two_relative_differences_are_compared_where_the_page_shows_both(run
             "here relative": [1.0, 1.0, 0.0], "here by element": [4.0, 2340.0, 5.0],
         }
     )  # fmt: skip
-    assert tables.relative_apart(shown)["apart"].tolist() == [4.0, 2340.0]
-    results = Results(run)
-    results.__dict__["beside"] = shown
-    said = [statements.NUMBERS[name](results) for name in ("relative_apart", "relative_apart_names")]
+    assert rows_of.relative_apart(shown)["apart"].tolist() == [4.0, 2340.0]
+    results = Found({**rows_of.ROWS, "beside": Frame(lambda _: shown, ("own",))}, {"past_tables": run})
+    said = [written(name, named(measures), results) for name in ("RELATIVE_APART", "MOST_APART")]
     assert said == ["2,300", "MPT: std"]
     # Control: what the page does not show, however far apart.
-    results = Results(run_of(run.rows.assign(**{"element max": 1e9, "family": "llama"})))
-    assert results.apart.empty
+    assert results_of(run.rows.assign(**{"element max": 1e9, "family": "llama"}))["apart"].empty
 
 
 def test_the_ratio_of_falcons_two_tables_is_told_beside_the_posts(run):
@@ -295,7 +302,7 @@ def test_the_ratio_of_falcons_two_tables_is_told_beside_the_posts(run):
             run.rows.assign(quantization=name, **{"absolute mean": 3.0 if name == "4bit" else 2.0})
             for name in quantizations
         )
-        return claims.CHECKS["falcon-cannot"](results_of(rows)).here
+        return measures.CHECKS["falcon-cannot"](results_of(rows)).here
 
     assert "published 2.4, here 1.5" in four_over_eight("4bit", "8bit")
     assert "published 2.4, here not run" in four_over_eight("4bit")
@@ -305,7 +312,7 @@ QUANTIZED = {"four-bits-too", "eight-bits-in-small-models", "eight-bits-cost-mor
 
 
 def outcomes(rows: pd.DataFrame) -> dict[str, str]:
-    return {name: check(one, results_of(rows)).outcome for name, one in statements.STATEMENTS.items()}
+    return {name: check(one, results_of(rows)).outcome for name, one in measures.STATEMENTS.items()}
 
 
 def test_statements_hold_on_untrained_checkpoints_too_and_what_was_not_run_is_not_judged(run, settings):
@@ -314,7 +321,7 @@ def test_statements_hold_on_untrained_checkpoints_too_and_what_was_not_run_is_no
     assert {found[name] for name in QUANTIZED} == {"not run"}
     alone = past_tables.EXPERIMENT.run(settings.model_copy(update={"families": ()}))
     assert set(outcomes(alone.rows).values()) == {"holds", "not run"}
-    assert {check(Results(alone)).verdict for check in claims.CHECKS.values()} >= {"not run"}
+    assert {check(found_in(alone)).verdict for check in measures.CHECKS.values()} >= {"not run"}
 
 
 def test_control_each_statement_fails_on_rows_that_contradict_it(run):
@@ -334,18 +341,15 @@ def test_control_each_statement_fails_on_rows_that_contradict_it(run):
 
 
 def test_figures_draw_what_the_tables_hold(run):
-    results = Results(run)
-    variants = figures.figure_variants(results.variants)
+    table = tables.variants(found_in(run))
+    variants = figures.figure_variants(table)
     # Two variants of MPT, three of RoBERTa at its whole depth, four of Falcon, and GPT-2; what differs by nothing is left out.
     assert len(variants.axes[0].get_yticks()) == 10
-    assert (
-        len(variants.axes[0].containers)
-        == (results.variants.query("layers == 3 or family == 'gpt2'")["largest"] > 0).sum()
-    )
-    assert len(figures.figure_published(results.beside).axes) == 8
-    behind = figures.figure_variants(results.variants, results.variants)
+    assert len(variants.axes[0].containers) == (table.query("layers == 3 or family == 'gpt2'")["largest"] > 0).sum()
+    assert len(figures.figure_published(found_in(run)["beside"]).axes) == 8
+    behind = figures.figure_variants(table, table)
     assert len(behind.axes[0].containers) == 2 * len(variants.axes[0].containers)
-    depth = results.variants[results.variants["family"] == "roberta"]
+    depth = table[table["family"] == "roberta"]
     assert len(figures.figure_depth(depth).axes[0].containers) == 1
 
 

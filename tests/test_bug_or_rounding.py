@@ -1,6 +1,6 @@
 """The chapter on bug or rounding: its rows, its verdicts, its statements."""
 
-import importlib
+import importlib.util
 import re
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,8 @@ from kvreport.chapters.bug_or_rounding import figures, first_bad_layer, reported
 from kvreport.chapters.bug_or_rounding.results import Results
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.prompt_reuse import continuations
-from kvreport.publishing import documents
+from kvreport.publishing import documents, found
+from kvreport.publishing import verdicts as ledger
 from kvreport.publishing.statements import check
 
 
@@ -301,12 +302,17 @@ def test_a_symptom_is_counted_once_and_stands_in_the_ledger_if_it_names_a_claim(
 BEARS_OUT = {"other cause", "reproduced", "reproduced in kind", "reproduced on another real model"}
 
 
+def published_by(chapter: str) -> list:
+    if importlib.util.find_spec(f"kvreport.chapters.{chapter}.measures"):
+        return list(found.published(chapter).values())
+    return importlib.import_module(f"kvreport.chapters.{chapter}.results").Results.of_each_processor()
+
+
 def test_a_cause_is_called_shown_where_the_ledger_bears_it_out_and_inferred_elsewhere():
     bugs = [one for one in reported.SYMPTOMS if one.whose == reported.REPORTED and one.lies]
     verdicts: dict[str, set[str]] = {}
     for chapter in ("layer_drift", "prompt_reuse", "from_scratch", "blog_past"):
-        claims = importlib.import_module(f"kvreport.chapters.{chapter}.claims").CLAIMS
-        published = importlib.import_module(f"kvreport.chapters.{chapter}.results").Results.of_each_processor()
+        claims, published = ledger.of(chapter), published_by(chapter)
         for one in bugs:
             if claims.document == one.document and one.claim in claims.checks:
                 check = claims.checks[one.claim]
@@ -316,7 +322,7 @@ def test_a_cause_is_called_shown_where_the_ledger_bears_it_out_and_inferred_else
     }
     # Control: both kinds are there.
     assert 0 < len(verdicts) < len(bugs)
-    assert any(found & BEARS_OUT for found in verdicts.values())
+    assert any(words & BEARS_OUT for words in verdicts.values())
 
 
 def test_the_bugs_are_counted_by_where_they_lie(results):

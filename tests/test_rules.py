@@ -9,7 +9,7 @@ import string
 import pytest
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
-from kvreport.chapters.blog_past import claims as blog_past
+from kvreport.chapters.blog_past import measures as blog_past
 from kvreport.chapters.from_scratch import claims as from_scratch
 from kvreport.chapters.layer_drift import measures as layer_drift
 from kvreport.chapters.prompt_reuse import claims as prompt_reuse

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvreport.chapters.blog_past import past_tables
+from kvreport.chapters.blog_past.rows import DECODER, HANDED, NO_PAST
 from kvreport.publishing import style
 
 _QUANTIZATIONS = {
@@ -56,13 +56,13 @@ def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Fi
 def _whole(table: pd.DataFrame) -> pd.DataFrame:
     """Leave out models that were cut to their first layers: their depths have a figure of their own."""
     deepest = table.groupby(["model", "variant"])["layers"].transform("max")
-    return table[(table["variant"] != past_tables.HANDED) | (table["layers"] == deepest)]
+    return table[(table["variant"] != HANDED) | (table["layers"] == deepest)]
 
 
 def figure_depth(table: pd.DataFrame) -> Figure:
     """Draw what a past handed to the bidirectional model changes, against the number of its layers."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
-    rows = table[table["variant"] == past_tables.HANDED].sort_values("layers")
+    rows = table[table["variant"] == HANDED].sort_values("layers")
     spread = rows["spread"]
     ax.errorbar(
         rows["layers"], [e.value for e in spread],
@@ -70,8 +70,8 @@ def figure_depth(table: pd.DataFrame) -> Figure:
         fmt="o-", color=style.BLUE, label="a past handed over",
     )  # fmt: skip
     for variant, colour, line in (
-        (past_tables.NO_PAST, style.VERMILION, "--"),
-        (past_tables.DECODER, style.GREEN, ":"),
+        (NO_PAST, style.VERMILION, "--"),
+        (DECODER, style.GREEN, ":"),
     ):
         for row in table[table["variant"] == variant].itertuples():
             ax.axhline(row.spread.value, color=colour, linestyle=line, label=variant)

@@ -34,15 +34,20 @@ from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvbook.settings import Settings
+from kvreport.chapters.blog_past.rows import (
+    BOTH,
+    CACHE_OFF,
+    DECODER,
+    EXPERIMENTS,
+    HANDED,
+    NATIVE,
+    NO_OFFSET,
+    NO_PAST,
+    POSTED,
+    UPPER_LEFT,
+)
 from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.publishing import documents
-
-NATIVE, CACHE_OFF = "native", "use_cache off"
-NO_PAST, DECODER, HANDED = "no past returned", "decoder", "past handed over"
-UPPER_LEFT, NO_OFFSET, BOTH = "mask upper left", "rotary without offset", "mask and rotary of 2023"
-# How the document's call came out in mid-2023.
-AS_IN_2023 = {"gpt2": NATIVE, "mpt": CACHE_OFF, "roberta": NO_PAST, "falcon": BOTH}
-POSTED = "posted"
 
 
 @dataclass(frozen=True)
@@ -295,4 +300,6 @@ def work(settings: PastTablesSettings) -> Work:
     return Work(settings.n_tokens, 2 * n_texts, 2 * n_texts, (settings.dtype,))
 
 
-EXPERIMENT = Experiment("past_tables", PastTablesSettings, inputs, measure, work=work)
+EXPERIMENT = Experiment(
+    "past_tables", PastTablesSettings, inputs, measure, revision=EXPERIMENTS["past_tables"], work=work
+)

@@ -22,6 +22,7 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.blog_past import past_tables
+from kvreport.chapters.blog_past.rows import AS_IN_2023
 from kvreport.chapters.bug_or_rounding import every_dtype
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.from_scratch import logits as scratch_logits
@@ -262,7 +263,7 @@ def measure(settings: BugOrRoundingSettings, made_of: dict[str, Any], writer: re
             for pair, more in planted(model, loaded.tokenizer, texts):
                 yield pair.row(**more)
         with widened(model.dtype):
-            if kind in past_tables.AS_IN_2023:
+            if kind in AS_IN_2023:
                 for pair in of_the_post(model, texts):
                     yield pair.row()
             if loaded.name == made_of["models"][0]["name"]:
