@@ -343,6 +343,14 @@ def test_verdicts_on_the_mitigations_turn_with_their_rows(lawful):
     assert {none[c].verdict for c in ("most-mitigations-idle", "mitigations-cost")} == {"not run"}
 
 
+def test_where_stock_does_not_drift_no_mitigation_is_judged_and_nothing_is_drawn(lawful):
+    still = with_rows(lawful, mitigations=lawful["mitigations"].assign(logits_relative_rms=0.0))
+    for claim in ("most-mitigations-idle", "mitigations-cost"):
+        said = judged(still)[claim]
+        assert (said.verdict, said.here) == ("not run", "stock shows 0 drift in these dtypes: there is none to remove")
+    assert len(tables.effects(still)) == 0
+
+
 def test_what_an_upcast_costs_is_judged_on_a_gpu_alone(lawful):
     def on(device: str, **times: float) -> str:
         run = lawful.runs["mitigations"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 
 from kvbook import lengths
@@ -131,8 +132,9 @@ def _mitigated(run: Run) -> pd.DataFrame:
 
 def _that_lower(mitigated: pd.DataFrame) -> pd.DataFrame:
     """Keep, by dtype, stock and the mitigations that lower the drift."""
-    by_dtype = (rows for _, rows in mitigated.groupby("dtype", sort=False))
-    return pd.concat([rows[rows["variant"].isin([STOCK, *_lower(rows)])] for rows in by_dtype])
+    kept = {dtype: {STOCK, *_lower(rows)} for dtype, rows in mitigated.groupby("dtype", sort=False)}
+    pairs = zip(mitigated["variant"], mitigated["dtype"], strict=True)
+    return mitigated[np.array([variant in kept[dtype] for variant, dtype in pairs], dtype=bool)]
 
 
 def _lower(rows: pd.DataFrame) -> Iterable[str]:
