@@ -94,7 +94,7 @@ def _rest(share_of: Callable[[pd.DataFrame], Estimate]):
 # The same texts, token by token: how far each change moves the predictions.
 _BY_CHANGE = ("dtype", "way")
 DIVERGENCE = Measure(
-    "mean divergence from the baseline", "file", "dtype and change", "{:.3g}", rows="changes", by=_BY_CHANGE, estimate=mean("kl")
+    "mean divergence from the baseline", "file", "dtype and change", "{:.2g}", rows="changes", by=_BY_CHANGE, estimate=mean("kl")
 )  # fmt: skip
 TAIL = replace(
     DIVERGENCE, name="divergence below which 99 % of the tokens lie",
