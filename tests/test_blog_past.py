@@ -275,7 +275,7 @@ def test_the_posts_thousandth_is_asked_of_every_quantized_model_and_a_stand_ins_
     beyond = rows.assign(model="another model", relative_rms=7.4e-3)
     found = measures.CHECKS["quantization-keeps-past"](results_of(pd.concat([rows, beyond])))
     assert found.verdict == "undecided"
-    assert "above the bound: another model 0.74%" in found.here
+    assert "above the bound: another model 4 bits 0.74%" in found.here
     # Controls: all models on one side.
     assert word(rows, "quantization-keeps-past") == "reproduced in kind"
     assert word(beyond, "quantization-keeps-past") == "refuted in kind"

@@ -64,10 +64,12 @@ WORDS = measures.Worded("bf16", lambda rows: f"{len(rows)} rows")
 KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "DRIFTED": DRIFTED, "SETTING": SETTING, "WORDS": WORDS}
 
 
-def test_each_group_has_its_estimate_and_its_units_and_is_named_by_what_tells_it_apart(found):
+def test_each_group_has_its_estimate_its_units_and_the_name_of_its_model_and_dtype(found):
     one, other = EQUAL(found)
-    assert (one.series, one.estimate.value, one.units) == ("fp32", 1.0, 12)
-    assert (other.series, other.estimate.value) == ("bf16", 0.25)
+    assert (one.series, one.estimate.value, one.units) == ("small fp32", 1.0, 12)
+    assert (other.series, other.estimate.value) == ("small bf16", 0.25)
+    # One that stands alone is named all the same.
+    assert [only.series for only in EQUAL.where(dtype="bfloat16")(found)] == ["small bf16"]
 
 
 def test_a_ratio_of_times_is_taken_at_each_repeat_in_whatever_order_they_stand():

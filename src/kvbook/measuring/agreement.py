@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from kvbook.measuring import choosing
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF  # noqa: F401
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,9 @@ class Measure(Quantity):
     def __call__(self, found: Found) -> list[Measured]:
         """Estimate it for every group; nothing where the rows are not there."""
         groups = self.groups(found)
-        told = [i for i in range(len(self.by)) if len({key[i] for key in groups}) > 1]
+        # A reader needs model and dtype of the only series too, and not the one value that is compared with another.
+        one = self.over is not None and len({self._at(key) for key in groups}) == 1
+        told = [i for i, column in enumerate(self.by) if not one or column != self.over[0]]
         return [
             Measured(
                 " ".join(said(key[i]) for i in told),
