@@ -52,9 +52,8 @@ test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up 
 test-fast: $(TEST_READY) ## run the tests that start no process, train nothing and open no browser; say what is left out
 	@$(PYTEST) -m "not slow" $(TESTS)
 
-lint: $(TEST_READY) ## check style and formatting
+lint: $(TEST_READY) ## check style
 	@$(RUN) -m ruff check .
-	@$(RUN) -m ruff format --check .
 
 bench: $(BOOK_READY) ## measure this book's own speed as ratios, and keep them as a run; BENCH=--book builds the book too
 	@$(RUN) -m kvbook bench $(BENCH)

@@ -67,7 +67,7 @@ def run(
     return subprocess.run(
         [*unshare, "sh", "-c", script, "sh", *command],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300, **options,
-    )  # fmt: skip
+    )
 
 
 def require(unshare: list[str]) -> None:

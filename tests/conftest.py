@@ -18,7 +18,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "child_processes"), os.environ.get("PYTHONPATH")])
 )
 
-# Neither torch nor what imports it: a process that hands the tests to workers would wait seconds for it before they begin.
+# Neither torch nor what imports it: a process that hands the tests to workers would wait seconds for it before they
+# begin.
 import pytest
 import suite_rules
 
@@ -28,7 +29,8 @@ from kvbook import garbage
 # What the tests import and share lives until the last of them.
 garbage.look_less_often()
 
-# What the published rows give is evaluated once for all workers, which inherit the folder from the process that starts them.
+# What the published rows give is evaluated once for all workers, which inherit the folder from the process that starts
+# them.
 if "KVBOOK_TESTS_EVALUATED" not in os.environ:
     os.environ["KVBOOK_TESTS_EVALUATED"] = tempfile.mkdtemp(prefix="kvbook-evaluated-")
 Path(os.environ["KVBOOK_BUILD"], "statements").symlink_to(os.environ["KVBOOK_TESTS_EVALUATED"])

@@ -1,7 +1,7 @@
 """Tiny models of causal architectures by rules of their own, to try the atlas from outside.
 
-Nothing of `kvbook.atlas` is used: other sizes, other weights, other texts, another way to find the cache.  Run as a script it
-tries every architecture of the installed transformers::
+Nothing of `kvbook.atlas` is used: other sizes, other weights, other texts, another way to find the cache.  Run as a
+script it tries every architecture of the installed transformers::
 
     python tests/independent_atlas.py
 """
@@ -31,7 +31,7 @@ from kvbook.measuring.in_fp64 import widened
 _COMMON = {
     "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 80, "vocab_size": 200,
     "head_dim": 12,
-}  # fmt: skip
+}
 # The first number of layers that a class takes: some want pairs, or a layer that attends.
 _LAYERS = (5, 4, 6, 3, 12, 24)
 _LARGEST = 20e6
@@ -207,8 +207,9 @@ def try_out(name: str) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``wrong``: paths on which fp64 differs by more than rounding.  ``silent``: those of the others on which row-invariant
-        arithmetic differs, with the dtype.  ``causal``: whether what follows changes what came before.  ``tried``: paths.
+        ``wrong``: paths on which fp64 differs by more than rounding.  ``silent``: those of the others on which
+        row-invariant arithmetic differs, with the dtype.  ``causal``: whether what follows changes what came before.
+        ``tried``: paths.
 
     Raises
     ------

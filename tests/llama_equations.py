@@ -1,7 +1,7 @@
 """Llama's equations in a few lines of fp64, over the bytes of a GGUF file: nothing of transformers, nothing of ours.
 
-In the file, rows of queries and keys stand so that each pair that a position turns is two neighbours; transformers keeps such
-pairs half a head apart.  Agreement therefore says that the reader's reordering is right too.
+In the file, rows of queries and keys stand so that each pair that a position turns is two neighbours; transformers
+keeps such pairs half a head apart.  Agreement therefore says that the reader's reordering is right too.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """A server on 127.0.0.1 that speaks the routes of the hub which huggingface_hub and transformers use.
 
-It serves folders as repositories.  What a repository's name says is how it behaves: see `REFUSALS`.  Every request is kept,
-with its path and its ``Authorization``.
+It serves folders as repositories.  What a repository's name says is how it behaves: see `REFUSALS`.  Every request is
+kept, with its path and its ``Authorization``.
 """
 
 import hashlib

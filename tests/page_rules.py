@@ -21,8 +21,9 @@ NARROW = (320, 390, 820)
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 # Those of its rules that colours decide: in a second theme nothing else can come out otherwise.
 OF_COLOURS = ("color-contrast", "link-in-text-block")
-# Judging colours takes nearly all of a page's time, so of texts that are styled alike, as all their ancestors are, one is judged,
-# on the first page that has one. What only another element's lying over or under one of them makes hard to read is not seen.
+# Judging colours takes nearly all of a page's time, so of texts that are styled alike, as all their ancestors are, one
+# is judged, on the first page that has one. What only another element's lying over or under one of them makes hard to
+# read is not seen.
 TEXTS_OF_NEW_STYLES = """(judged) => {
   const styles = new Map([[document.documentElement, ""]]), found = new Map(), old = new Set(judged);
   const digest = (text) => {
@@ -100,9 +101,9 @@ def faults(page: Page, judged: set[str], address: str, path: str, folder: Path) 
     Parameters
     ----------
     page
-        A tab of a browser of Playwright that reaches no other machine. In one that shows one page after the other, what they
-        share is loaded and compiled once. A page that it has shown before weighs more: pictures that wait for a reader are
-        there at once.
+        A tab of a browser of Playwright that reaches no other machine. In one that shows one page after the other, what
+        they share is loaded and compiled once. A page that it has shown before weighs more: pictures that wait for a
+        reader are there at once.
     judged
         The styles of text whose colours were judged on pages before; those of this page are added.
     address
@@ -143,7 +144,7 @@ def faults(page: Page, judged: set[str], address: str, path: str, folder: Path) 
     with _listening(
         page, request=asked, response=answered, requestfinished=ended, requestfailed=ended,
         pageerror=lambda error: found.append(f"script error: {error}"), console=said,
-    ):  # fmt: skip
+    ):
         page.set_viewport_size(WIDE)
         page.emulate_media(color_scheme="dark")
         page.goto(address + path)
@@ -168,8 +169,8 @@ def faults(page: Page, judged: set[str], address: str, path: str, folder: Path) 
 def _draw(page: Page) -> None:
     """Wait for two frames: what scripts change at the first is laid out at the second.
 
-    Not for longer than five seconds: a browser without a screen was seen to draw none for minutes. What is asked of the page
-    next lays it out by itself.
+    Not for longer than five seconds: a browser without a screen was seen to draw none for minutes. What is asked of the
+    page next lays it out by itself.
     """
     page.evaluate(
         "Promise.race([new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))),"
@@ -255,7 +256,7 @@ def _violations(page: Page, rules: dict[str, object], elements: str, but: dict[s
     # preload: axe would fetch the style sheets once more, and some of their imports from where they are not.
     options = {
         "runOnly": rules, "rules": but or {}, "preload": False, "reporter": "no-passes", "resultTypes": ["violations"]
-    }  # fmt: skip
+    }
     result = page.evaluate(f"options => axe.run({{include: {elements}}}, options)", options)
     return [
         f"{violation['id']}: {node['html'][:120]}" for violation in result["violations"] for node in violation["nodes"]

@@ -23,7 +23,7 @@ def tensors(model) -> dict[str, np.ndarray]:
         "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
         "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-    }  # fmt: skip
+    }
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for layer in range(config.num_hidden_layers):
         for part, name in parts.items():
@@ -37,8 +37,8 @@ def write(
 ):
     """Write a file.
 
-    `without` leaves tensors out, `more` adds some, `words` adds facts to the header, `pre` names the way texts are split,
-    and without `vocabulary` there is no tokenizer.
+    `without` leaves tensors out, `more` adds some, `words` adds facts to the header, `pre` names the way texts are
+    split, and without `vocabulary` there is no tokenizer.
     """
     config = model.config
     writer = GGUFWriter(file, architecture)

@@ -12,7 +12,7 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
-)  # fmt: skip
+)
 
 from kvbook import paths
 from kvbook.diagnosis.settings import CheckSettings
@@ -25,7 +25,7 @@ def small_llama() -> LlamaForCausalLM:
     config = LlamaConfig(
         **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False,
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
@@ -53,7 +53,7 @@ def checkpoint(kind: str, to: Path) -> str:
             num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, max_position_embeddings=512,
             initializer_range=0.2, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
+        )
         model = MixtralForCausalLM(config)
     else:
         tokenizer.pad_token = model.config.pad_token_id = model.generation_config.pad_token_id = None

@@ -1,6 +1,7 @@
 """Which tests are slow, and left out by `make test-fast`.
 
-Those that start a process of Python or a browser, that train or compile, or that score or draw so much that it takes seconds.
+Those that start a process of Python or a browser, that train or compile, or that score or draw so much that it takes
+seconds.
 """
 
 from collections import Counter
@@ -11,10 +12,12 @@ import pytest
 
 # Files whose tests all are, or share something that is. A single slow test of another file says so itself.
 FILES = frozenset({
-    "test_alone", "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_execution", "test_faults",
+    "test_alone", "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_execution",
+        "test_faults",
     "test_hub", "test_packages", "test_pages", "test_pdf", "test_side_by_side", "test_site", "test_wheel",
-})  # fmt: skip
-# Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained, a compiler that begins anew.
+})
+# Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained, a compiler that begins
+# anew.
 FIXTURES = frozenset({"workplace", "swept", "checkpoint", "freshly_compiled"})
 # The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
 LONGEST_FIRST = (
@@ -22,7 +25,7 @@ LONGEST_FIRST = (
     "test_execution", "test_wheel", "test_chapters", "test_side_by_side", "test_security", "test_contributing",
     "test_layer_drift", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models", "test_pdf",
     "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_alone", "test_atlas_independent",
-)  # fmt: skip
+)
 # What their executables are called.
 _WATCHED = ("python", "chrom", "unshare")
 

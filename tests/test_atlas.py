@@ -334,7 +334,7 @@ ROWS = [
     {"architecture": "a", "status": "fails", "reason": "ImportError: timm"},
     {"architecture": "c", "status": "ran", "cache": "none", "causal": True},
     {"architecture": "d", "status": "ran", "cache": "XCache", "causal": False, "batch": "bug"},
-]  # fmt: skip
+]
 
 
 def test_the_table_names_the_worst_path_the_reason_and_the_counts():

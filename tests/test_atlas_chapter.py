@@ -87,7 +87,7 @@ def test_the_recorded_run_covers_what_the_chapter_says_and_accuses_only_what_is_
     assert {name for name, verdict in verdicts.items() if verdict == "bug"} == {
         "moshi", "bamba", "mamba", "falcon_mamba", "jamba", "zamba", "zamba2", "nemotron_h", "git",
         "gpt_neo",
-    }  # fmt: skip
+    }
 
 
 def test_errors_and_undeclared_static_caches_are_in_the_table_the_figure_and_the_front_pages_counts(results, recorded):
@@ -117,14 +117,14 @@ def test_what_older_rows_do_not_tell_reads_not_recorded_there():
             "chunks, drift": {"float64": 1e-15}, "left padding": "rounding", "left padding, drift": {"float64": 1e-15},
             "left padding, token by token": "not applicable: the full pass itself changes with padding",
             "static cache": "wrong, and not declared", "static cache, drift": {"float64": 0.7},
-            "cropped": "KeyError: 'x'", "cache as long as the prompt": "right"}  # fmt: skip
+            "cropped": "KeyError: 'x'", "cache as long as the prompt": "right"}
     rows._of_one_word(word)
     row = table.judged(word)
     assert {path: row[path] for path in PATHS} == {
         "token by token": table.NOT_RECORDED, "chunks": "rounding", "static cache": "bug", "batch": table.NOT_RECORDED,
         "left padding": "rounding", "left padding, token by token": table.NOT_RECORDED, "cropped": table.RAISES,
         "cache as long as the prompt": table.NOT_RECORDED,
-    }  # fmt: skip
+    }
     assert not table.is_declared(row, "static cache")
 
 

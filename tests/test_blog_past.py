@@ -39,13 +39,13 @@ def small(family: str):
             **SHAPE, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=64,
             multi_query=True, parallel_attn=True, alibi=False, bias=False, new_decoder_architecture=False,
             ffn_hidden_size=64, initializer_range=0.2,
-        )  # fmt: skip
+        )
         return FalconForCausalLM(config)
     config = RobertaConfig(
         **SHAPE, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=67, type_vocab_size=1, initializer_range=0.2,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    )
     return RobertaForMaskedLM(config)
 
 
@@ -287,7 +287,7 @@ def test_the_two_relative_differences_are_compared_where_the_page_shows_both(run
             "case": ["GPT-2", "MPT", "Falcon"], "statistic": ["max", "std", "min"],
             "here relative": [1.0, 1.0, 0.0], "here by element": [4.0, 2340.0, 5.0],
         }
-    )  # fmt: skip
+    )
     assert rows_of.relative_apart(shown)["apart"].tolist() == [4.0, 2340.0]
     results = Found({**rows_of.ROWS, "beside": Frame(lambda _: shown, ("own",))}, {"past_tables": run})
     said = [written(name, named(measures), results) for name in ("RELATIVE_APART", "MOST_APART")]
@@ -343,7 +343,8 @@ def test_control_each_statement_fails_on_rows_that_contradict_it(run):
 def test_figures_draw_what_the_tables_hold(run):
     table = tables.variants(found_in(run))
     variants = figures.figure_variants(table)
-    # Two variants of MPT, three of RoBERTa at its whole depth, four of Falcon, and GPT-2; what differs by nothing is left out.
+    # Two variants of MPT, three of RoBERTa at its whole depth, four of Falcon, and GPT-2; what differs by nothing is
+    # left out.
     assert len(variants.axes[0].get_yticks()) == 10
     assert len(variants.axes[0].containers) == (table.query("layers == 3 or family == 'gpt2'")["largest"] > 0).sum()
     assert len(figures.figure_published(found_in(run)["beside"]).axes) == 8

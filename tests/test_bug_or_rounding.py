@@ -179,7 +179,7 @@ def test_figures_and_statements_can_be_made_of_these_rows_and_of_one_dtype(resul
         assert spread["slope"].isna().all() if made is not results else spread["slope_low"].notna().any()
         assert {check(one, made).outcome for one in statements.STATEMENTS.values()} <= {
             "holds", "fails", "not resolved", "not run",
-        }  # fmt: skip
+        }
 
 
 def test_the_figure_of_symptoms_has_a_line_for_each_and_a_hollow_mark_for_zero(results):

@@ -24,7 +24,7 @@ def written(model, ids, cache=None, n=8):
         output = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=n, min_new_tokens=n,
             past_key_values=cache, return_dict_in_generate=True, disable_compile=True,
-        )  # fmt: skip
+        )
     return output.sequences[0, len(ids) :].tolist(), caches.length(output.past_key_values)
 
 

@@ -25,7 +25,7 @@ BY_HAND = {
         {"n_tokens": 12, "n_new_tokens": 4, "dtypes": "float32,bfloat16"},
     ),
     "from chapters/": (CHAPTERS, "09_blog_past.ipynb", "families", "fig-past-variants", {"quantizations": "none"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("place", BY_HAND)

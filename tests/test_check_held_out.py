@@ -13,7 +13,7 @@ from kvbook.models import tokenizers
 HELD_OUT = (
     "mistral", "gemma2", "gemma3_text", "qwen3", "phi3", "olmo2", "gpt_neox", "opt", "bloom", "stablelm", "cohere2",
     "mixtral", "gpt_oss", "deepseek_v3", "llama4_text", "granite",
-)  # fmt: skip
+)
 INJECTED = ("position offset forgotten", "mask off by one", "K/V one step late", "cache kept in 16 bits")
 
 

@@ -63,7 +63,7 @@ def test_an_experiment_runs_without_a_notebook(kvbook_here, llama_folder, text_f
     done = kvbook_here(
         "run", "layer_drift", f"model={llama_folder}", f"reference_model={llama_folder}", f"corpus={text_folder}",
         "n_samples=2", "n_tokens=8", "dtypes=fp32",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("16 rows in ")
     assert str(paths.RUNS) in done.stdout

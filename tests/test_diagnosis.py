@@ -392,7 +392,7 @@ def test_a_clean_mixture_of_experts_is_decided_at_default_settings_also_where_fp
         vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=16,
         max_position_embeddings=64, initializer_range=0.1, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
+    )
     GptOssForCausalLM(config).save_pretrained(tmp_path)
     tokenizers.for_family(bpe, "llama", 64).save_pretrained(tmp_path)
     asked = CheckSettings.checked(model=str(tmp_path), corpus=str(text_folder))

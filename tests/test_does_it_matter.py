@@ -34,7 +34,7 @@ def folder(tmp_path_factory, bpe):
     config = LlamaConfig(
         **SMALL, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False,
-    )  # fmt: skip
+    )
     where = tmp_path_factory.mktemp("matter") / "small-llama-64"
     LlamaForCausalLM(config).save_pretrained(where)
     tokenizers.for_family(bpe, "llama", 64).save_pretrained(where)
@@ -45,7 +45,7 @@ def folder(tmp_path_factory, bpe):
 def settings(folder, text_folder):
     return DoesItMatterSettings.checked(
         model=str(folder), corpus=str(text_folder), n_samples=4, n_tokens=24, longest=40, n_long=2, n_fit=2,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,9 @@ def mean_kl(subject, way, ids, prompt=8):
     expected, found = (gathered(subject, which, ids, prompt) for which in (BASELINE, way))
     both = [
         predictions.compare(torch.stack([r[0] for r in one]), torch.stack([r[0] for r in two]), torch.zeros(13).long())
-        for one, two in ((list(e.values()), list(f.values())) for e, f in zip(expected.values(), found.values(), strict=True))
-    ]  # fmt: skip
+        for one, two in ((list(e.values()), list(f.values())) for e,
+                f in zip(expected.values(), found.values(), strict=True))
+    ]
     return torch.cat([scores.kl for scores in both]).mean().item()
 
 
@@ -160,7 +161,7 @@ def test_each_way_runs_the_model_that_it_names(subject):
     assert baseline.config._attn_implementation != "eager"
     eager, other, eight = (
         subject.model_of(way) for way in (variants.EAGER, variants.OTHER_DTYPE, variants.WEIGHTS_8)
-    )  # fmt: skip
+    )
     assert eager.config._attn_implementation == "eager"
     assert (baseline.dtype, other.dtype) == (torch.float32, torch.bfloat16)
     assert eight.model.layers[0].mlp.up_proj.weight.dtype == torch.int8
@@ -243,7 +244,7 @@ def test_rows_are_what_the_passes_give(forced, settings, subject):
         logp = torch.log_softmax(subject.baseline.model(ids[:, :-1]).logits[0].double(), -1)
     row = forced.rows.query(
         "dtype == 'float32' and way == 'batch of 8' and sample == 2 and position == 17"
-    ).iloc[0]  # fmt: skip
+    ).iloc[0]
     assert row["nll"] == pytest.approx(-logp[17, sample.ids[18]].item(), rel=1e-4)
     best = logp[17].topk(2).values
     assert row["margin"] == pytest.approx((best[0] - best[1]).item(), rel=1e-4)
@@ -318,7 +319,7 @@ def test_the_baseline_is_what_generate_writes_without_a_cache_to_the_end_token(s
             output = model.generate(
                 prompt, attention_mask=torch.ones_like(prompt), use_cache=False, do_sample=False, max_new_tokens=12,
                 return_dict_in_generate=True, output_logits=True, pad_token_id=0,
-            )  # fmt: skip
+            )
         finally:
             model.generation_config.eos_token_id = ended
     assert [step.token for step in until] == output.sequences[0, 10:].tolist()
@@ -400,7 +401,7 @@ def test_every_way_is_watched_for_every_prompt_and_choice(parting):
     ways = {
         first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER,
         *(way.name for way in first_divergence.WATCHED),
-    }  # fmt: skip
+    }
     assisted = rows["way"] == first_divergence.ASSISTED
     assert set(rows[~assisted]["way"]) == ways
     assert len(rows[~assisted]) == 2 * 2 * len(ways) * 4

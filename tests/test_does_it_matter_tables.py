@@ -45,7 +45,7 @@ def forced():
                         "ulp": 2.0**-20 if dtype == "float32" else 2.0**-4, "decision_flip": 0, "decision_right": 1,
                     }
                     for k in range(20)
-                ]  # fmt: skip
+                ]
     return run(rows)
 
 
@@ -149,19 +149,20 @@ def parting():
         }
         for dtype in SIZE for choice in named.CHOICES for way in ways for sample in range(6)
         if (choice, way) != (named.SAMPLED, named.ASSISTED)
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
 def positions():
     return run(
         {
-            "dtype": dtype, "way": way, "sample": sample, "source": f"{sample}.py", "bin": place, "read_from": 4 * place,
+            "dtype": dtype, "way": way, "sample": sample, "source": f"{sample}.py", "bin": place,
+                "read_from": 4 * place,
             "read_to": 4 * place + 4, "n_tokens": 4, "kl": SIZE[dtype] * place, "flips": 0,
         }
         for dtype in SIZE for way in ("cache, 64 tokens at once", "KV cache in int8") for sample in range(2)
         for place in range(1, 16)
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +173,7 @@ def behind():
             "kl_free": 2.0 if offset > 0 else 1e-4, "token_equal": int(offset < 0),
         }
         for sample in range(2) for offset in range(-3, 5)
-    )  # fmt: skip
+    )
 
 
 def found_of(*runs):
@@ -303,7 +304,7 @@ def test_small_numbers_are_written_with_half_their_interval(estimate, written):
 KL = {
     named.OTHER_DTYPE: 1e-3, named.KV_FP8: 5e-3, named.KV_INT8: 2e-3, named.KV_INT4: 0.1, named.WEIGHTS_8: 0.02,
     named.WEIGHTS_4: 0.4, named.FAULT: 0.17,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +363,7 @@ CONTRARY = {
     "assisted-texts-diverge": ("first_divergence", of(named.ASSISTED, "bfloat16"), {"parted": 0}),
     "length-adds-little": ("drift_by_position", lambda rows: rows["bin"] > 10, {"kl": 1.0}),
     "texts-go-their-own-way": ("after_divergence", lambda rows: rows["offset"] > 0, {"kl_free": 1e-3}),
-}  # fmt: skip
+}
 
 
 # What holds on one processor where its contrary holds on another.

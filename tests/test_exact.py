@@ -35,7 +35,7 @@ def wide():
     config = LlamaConfig(
         vocab_size=320, hidden_size=576, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=9,
         num_key_value_heads=3, initializer_range=0.05,
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -137,9 +137,10 @@ def test_padding_on_the_left_changes_no_bit_where_scores_have_three_dimensions(s
     if not skipped:
         monkeypatch.setattr(visible, "run", lambda seen: (0, seen.shape[-1]))
     config = XGLMConfig(
-        vocab_size=320, d_model=64, ffn_dim=96, num_layers=2, attention_heads=4, max_position_embeddings=256, init_std=0.2,
+        vocab_size=320, d_model=64, ffn_dim=96, num_layers=2, attention_heads=4, max_position_embeddings=256,
+            init_std=0.2,
         bos_token_id=1, eos_token_id=2, pad_token_id=0, decoder_start_token_id=1,
-    )  # fmt: skip
+    )
     model = XGLMForCausalLM(config).eval()
     # Longer than a block of keys: padding that is not left out moves the blocks' ends, whatever adds up within them.
     ids, n = torch.arange(3, 163)[None], 7
@@ -185,7 +186,7 @@ def test_control_one_operation_that_changes_with_the_number_of_rows_is_caught(to
     config = LlamaConfig(
         vocab_size=320, hidden_size=90, intermediate_size=151, num_hidden_layers=2, num_attention_heads=5, head_dim=18,
         num_key_value_heads=5, initializer_range=0.2,
-    )  # fmt: skip
+    )
     model = LlamaForCausalLM(config).eval()
     table = dict(switch._replacements("CPU", frozenset(torch._C._dispatch_get_all_op_names())))
     if planted == "aten::mm":
@@ -202,14 +203,15 @@ def test_torchs_own_linear_goes_through_the_replaced_product_too():
     x, weight = torch.randn(5, 96), torch.randn(64, 96)
     with torch.inference_mode(), row_invariant():
         ways = [torch.nn.functional.linear(x, weight), x @ weight.T, torch.mm(x, weight.T),
-                torch.addmm(torch.zeros(64), x, weight.T), torch.einsum("ik,jk->ij", x[:, None].squeeze(1), weight)]  # fmt: skip
+                torch.addmm(torch.zeros(64), x, weight.T), torch.einsum("ik,jk->ij", x[:, None].squeeze(1), weight)]
     assert all(torch.equal(ways[0], way) for way in ways[:4])
     assert torch.allclose(ways[0], ways[4], atol=1e-4)
 
 
 def test_a_row_count_is_used_only_if_its_bits_equal_the_tiles(monkeypatch):
     def depends_on_rows(x, weight, bias):
-        # Row by row, so that it is honest anywhere; which counts torch's own product would be granted is the processor's affair.
+        # Row by row, so that it is honest anywhere; which counts torch's own product would be granted is the
+        # processor's affair.
         out = torch.stack([(row[:, None] * weight).sum(0) for row in x])
         return out if len(x) in (16, 64) else out * (1 + 1e-6)
 
@@ -266,7 +268,8 @@ def in_turn(x, weight):
     """Add up one product after the other: what is added to what is the same on every processor."""
     total = torch.zeros(x.shape[0], weight.shape[1])
     for i in range(x.shape[1]):
-        # Products of 16-bit numbers are exact in 32 bits, so that a fused multiplication and addition gives no other bits.
+        # Products of 16-bit numbers are exact in 32 bits, so that a fused multiplication and addition gives no other
+        # bits.
         total = total + x[:, i : i + 1].float() * weight[i].float()
     return total
 
@@ -389,8 +392,9 @@ def told_apart(dtype, width, heads, queries, keys) -> bool:
     for head, start in itertools.product(range(heads), range(0, queries, 4)):
         one, some = slice(head, head + 1), slice(start, start + 4)
         expected = attention_kernel.kernel(
-            *(rows.lined_up(x) for x in (q[:, one, some], k[:, one], v[:, one])), bias[:, :, some].contiguous(), width**-0.5
-        )  # fmt: skip
+            *(rows.lined_up(x) for x in (q[:, one, some], k[:, one], v[:, one])), bias[:, :, some].contiguous(),
+                width**-0.5
+        )
         if not torch.equal(tried[:, one, some], expected):
             return True
     return False

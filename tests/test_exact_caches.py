@@ -24,8 +24,9 @@ from kvreport.publishing.measures import named, written
 def settings(llama_folder, gpt2_folder, text_folder):
     return ExactCachesSettings.checked(
         model=str(llama_folder), families=[str(llama_folder), str(gpt2_folder)], corpus=str(text_folder), n_samples=2,
-        n_tokens=20, lengths=[9, 40], threads=[1, 2], dtypes=["float32", "bfloat16"], n_prefill=12, n_context=6, n_steps=2,
-    )  # fmt: skip
+        n_tokens=20, lengths=[9, 40], threads=[1, 2], dtypes=["float32", "bfloat16"], n_prefill=12, n_context=6,
+            n_steps=2,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ def mixtral(dtype, experts):
     config = MixtralConfig(
         vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, initializer_range=0.2, num_local_experts=4, num_experts_per_tok=2,
-    )  # fmt: skip
+    )
     torch.manual_seed(3)
     return MixtralForCausalLM._from_config(config, experts_implementation=experts).to(dtype).eval()
 

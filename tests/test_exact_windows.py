@@ -17,14 +17,15 @@ from transformers import (
 
 from kvbook.exact import attention, own_keys, row_invariant, rows, verify, visible
 
-SMALL = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+SMALL = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+         "num_key_value_heads": 2, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 CONFIGS = {
     "mistral": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=16)),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**SMALL, head_dim=16, sliding_window=16, attn_logit_softcapping=5.0)),
     "gpt_oss": (GptOssForCausalLM, GptOssConfig(**SMALL, head_dim=16, sliding_window=16, num_local_experts=4,
                                                 num_experts_per_tok=2)),
-}  # fmt: skip
+}
 CASES = [("mistral", "sdpa"), ("mistral", "eager"), ("gemma2", "eager"), ("gpt_oss", "eager")]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LENGTH = 45

@@ -139,7 +139,7 @@ def test_the_copy_says_what_made_it(root):
     assert stored["machine"]["device_name"]
     assert set(stored["files"]) == {
         "fig-squares.svg", "fig-squares.pdf", "fig-squares.png", "fig-squares.csv", "tab-squares.csv"
-    }  # fmt: skip
+    }
 
 
 def test_progress_never_becomes_an_output(root):

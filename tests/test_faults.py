@@ -184,7 +184,7 @@ def start_book(root: Path) -> subprocess.Popen[str]:
         [sys.executable, "-m", "kvbook", "build"],
         cwd=root, env=mini_book.environment(root), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def test_two_make_books_at_once_execute_a_chapter_once_and_both_give_the_book(tmp_path):

@@ -18,7 +18,7 @@ def llama():
     config = LlamaConfig(
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, initializer_range=0.2,
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config).eval()
 
 

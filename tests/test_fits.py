@@ -16,7 +16,7 @@ def series(growth: float, noise: float, n_files: int = 20, seed: int = 0) -> pd.
             for s in range(60)
             for layer in range(2, 12)
         ]
-    )  # fmt: skip
+    )
 
 
 def test_an_estimate_is_rounded_to_two_digits_with_its_ends():
@@ -145,7 +145,7 @@ def of_files(n_files: int) -> pd.DataFrame:
              "value": (1 + i % n_files) * factor * layer}
             for i in range(40) for layer in (2, 3, 4) for name, factor in (("stock", 1.0), ("half", 0.5 + i % n_files))
         ]
-    )  # fmt: skip
+    )
 
 
 ESTIMATES = {
@@ -187,7 +187,7 @@ def test_no_estimate_over_samples_is_without_this_check():
     functions = {
         name for name, one in vars(fits).items()
         if inspect.isfunction(one) and one.__module__ == fits.__name__ and not name.startswith("_")
-    }  # fmt: skip
+    }
     assert functions - others == set(ESTIMATES)
 
 

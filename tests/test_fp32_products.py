@@ -278,7 +278,7 @@ def processor_without_fused_products(tmp_path, monkeypatch):
 LACKS = [
     no_such_compiler, none_wanted, compiler_that_fails, compiler_that_writes_nonsense, folder_that_cannot_be,
     processor_without_fused_products,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("lack", LACKS)

@@ -150,7 +150,7 @@ class TestPrompts:
             ways = (scratch_logits.LAST_ONLY, scratch_logits.WHOLE, *scratch_logits.CHUNKS)
             return {
                 how: (scratch_logits.read_prompt(model, ids, how) - reference).abs().max().item() for how in ways
-            }  # fmt: skip
+            }
 
     def test_only_the_last_character_is_no_prompt(self, model, letters):
         assert self.differences(model, letters[:1, :5])[scratch_logits.LAST_ONLY] > 0.1
@@ -518,7 +518,7 @@ class TestVerdicts:
         table = pd.concat(
             [rest, window, window.assign(way=tables.ABSOLUTE),
              moved(window.assign(way=POSTED), POSTED, 1.0)]
-        )  # fmt: skip
+        )
         assert changed(results, loss=table).closed[tables.ABSOLUTE].value == pytest.approx(1)
         flat = pd.concat([rest, window, window.assign(way=tables.ABSOLUTE), window.assign(way=POSTED)])
         assert changed(results, loss=flat).closed[tables.ABSOLUTE] is None
@@ -530,7 +530,7 @@ class TestSizes:
         larger = loss.assign(
             block=32, way=loss["way"].replace({"refill, hop 8": "refill, hop 16", "refill, hop 16": "refill, hop 32"}),
             read_from=2 * loss["read_from"],
-        )  # fmt: skip
+        )
         gaps = tables.gap_table(tables.behind_table(moved(larger, POSTED, 1.0)), 32)
         table = tables.sizes_table({"one": results.causes, "other": tables.causes_table(gaps, 32)})
         wide = table.assign(value=[e.value for e in table["estimate"]]).pivot(
@@ -555,7 +555,7 @@ class TestStatements:
         [("posted-cache-is-worse", POSTED, 5.0), ("reply-is-worse-too", tables.REPLY, 5.0),
          ("stuck-position-costs", tables.REPLY, 5.0), ("short-context-does-not-cost", "refill, hop 16", -5.0),
          ("refill-is-no-worse", "refill, hop 8", -5.0)],
-    )  # fmt: skip
+    )
     def test_a_loss_is_higher_or_lower_only_with_its_whole_interval(self, results, name, way, by):
         assert self.outcome(results, name, loss=moved(results.loss.rows, way, by)) == "holds"
         assert self.outcome(results, name, loss=moved(results.loss.rows, way, -by)) == "fails"
@@ -567,9 +567,10 @@ class TestStatements:
     @pytest.mark.parametrize(
         ("name", "by_rounding"),
         [("inside-it-is-rounding", True), ("past-it-is-a-bug", False), ("order-does-not-matter", True),
-         ("shifted-mask-is-right", True), ("chunks-need-a-shifted-mask", False), ("refill-agrees-with-its-window", True),
+         ("shifted-mask-is-right", True), ("chunks-need-a-shifted-mask", False),
+             ("refill-agrees-with-its-window", True),
          ("last-character-alone-is-a-bug", False)],
-    )  # fmt: skip
+    )
     def test_rounding_is_told_from_a_bug(self, results, name, by_rounding):
         right = self.outcome(results, name, logits=results.logits.rows.assign(relative_rms=0.0))
         wrong = self.outcome(results, name, logits=results.logits.rows.assign(relative_rms=1.0))

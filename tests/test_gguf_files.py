@@ -252,7 +252,7 @@ def test_a_disk_that_fills_up_meanwhile_ends_in_one_line_and_leaves_nothing(file
     done = confined.run(
         [sys.executable, str(script), str(file), str(build), *sizes], disk=build, size="1m",
         env=os.environ | {"KVBOOK_BUILD": str(build)},
-    )  # fmt: skip
+    )
     full = f"no room left on the disk of {build}/models: free some, or name another folder in KVBOOK_BUILD"
     assert done.stdout.splitlines() == [f"{size}: {full}; left []" for size in sizes], done.stdout
 

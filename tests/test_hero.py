@@ -60,7 +60,7 @@ def test_bold_lines_come_first_and_among_them_the_clean_one(drawn):
     assert [(line["model"], line["line"]) for line in found] == [("real", "clean"), ("real", "a bug"), ("a", "a bug")]
     assert [point[:2] for point in found[0]["points"]] == [
         ["fp64", "2.0 × 10⁻¹⁷"], ["fp32", "3.0 × 10⁻⁸"], ["bf16", "2.0 × 10⁻⁴"]
-    ]  # fmt: skip
+    ]
     json.dumps(found)
 
 

@@ -126,7 +126,7 @@ def test_every_family_comes_from_the_hub_with_its_weights_and_its_commit(online,
     for family, folder in family_folders.items():
         assert answers[family] | {"state": None} == {
             "model": family, "revision": COMMIT, "weights": "hub", "state": None, "vocabulary": bpe.get_vocab_size(),
-        }  # fmt: skip
+        }
         assert answers[family]["state"] == state_of(folder), family
     assert len({answers[family]["state"] for family in family_folders}) == len(family_folders)
 

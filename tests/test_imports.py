@@ -15,8 +15,9 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGES = {name: SRC / name for name in ("kvbook", "kvreport")}
 LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.toml"
 
-# From the document to the page, a part a line: the library's first, then the report's.  A package stands for all modules in
-# it; what these import of one another is its own affair, but for the chapters, none of which may import another.
+# From the document to the page, a part a line: the library's first, then the report's.  A package stands for all
+# modules in it; what these import of one another is its own affair, but for the chapters, none of which may import
+# another.
 ORDER = (
     "kvbook.errors",
     "kvbook.garbage",
@@ -44,14 +45,15 @@ ORDER = (
 # It judges the symptoms of all documents, so it repeats them as their chapters do.
 BORROWERS = {None, "bug_or_rounding"}
 
-# What only some may import, because they run on machines without it or must start without waiting for it: by the end of a
-# module's name, or by its part.
+# What only some may import, because they run on machines without it or must start without waiting for it: by the end of
+# a module's name, or by its part.
 HEAVY = {
     "torch": (
-        "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.__main__", "kvreport.commands", "kvreport.publishing",
+        "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.__main__", "kvreport.commands",
+            "kvreport.publishing",
         "kvreport.running.execution", "kvreport.site", ".figures", ".claims", ".settings",
     )
-}  # fmt: skip
+}
 
 
 def modules(*folders: Path) -> dict[str, str]:

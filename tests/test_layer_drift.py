@@ -24,7 +24,7 @@ def settings(llama_folder, gpt2_folder, text_folder):
     return LayerDriftSettings.checked(
         model=str(llama_folder), reference_model=str(gpt2_folder), corpus=str(text_folder), n_samples=5, n_tokens=20,
         n_new_tokens=10, prompt="def f(x",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,8 @@ def lawful(results, drift, mitigated):
             for k in range(10)
         ]
     )
-    # Whoever feeds the whole sequence on top of its cache leaves the uncached tokens at step 2, and nobody else ever does.
+    # Whoever feeds the whole sequence on top of its cache leaves the uncached tokens at step 2, and nobody else ever
+    # does.
     keys = ["model", "dtype", "step"]
     greedy = results["greedy_paths"]
     uncached = greedy[greedy["method"] == UNCACHED].set_index(keys)["token"].rename("uncached")
@@ -160,7 +161,7 @@ def lawful(results, drift, mitigated):
     planted = with_rows(
         results, layer_drift=rows, mitigations=measured, greedy_paths=greedy.assign(token=tokens.astype(int)),
         layer_drift_lengths=lengths,
-    )  # fmt: skip
+    )
     return with_models(planted, published)
 
 

@@ -23,7 +23,7 @@ from kvreport.publishing.measures import (
     ratio_of_means,
     share,
     total,
-)  # fmt: skip
+)
 
 DTYPES = ("float32", "bfloat16")
 
@@ -37,10 +37,11 @@ def run(rows: pd.DataFrame, **about) -> Run:
 @pytest.fixture
 def found() -> Found:
     rows = [
-        {"model": "small", "dtype": dtype, "source": f"file {k}", "sample": k, "drift": 1.0 + k + 8 * (dtype != "float32"),
+        {"model": "small", "dtype": dtype, "source": f"file {k}", "sample": k,
+            "drift": 1.0 + k + 8 * (dtype != "float32"),
          "equal": dtype == "float32" or k < 3}
         for dtype in DTYPES for k in range(12)
-    ]  # fmt: skip
+    ]
     frames = {
         "bf16": Frame(lambda run: run.rows[run.rows["dtype"] == "bfloat16"], ("drift",)),
         "of the frame": Frame(lambda rows: rows.assign(twice=2 * rows["drift"]), ("bf16",)),
@@ -56,7 +57,7 @@ EQUAL = Measure("share that is equal in {dtype}", "file", rows="drift", by=("mod
 DRIFT = Measure(
     "drift over fp32's", "file", form="{:.1f}", rows="drift", by=("model", "dtype"), over=("dtype", "float32"),
     estimate=ratio_of_means("drift"),
-)  # fmt: skip
+)
 DRIFTED = Measure("drift in bf16", rows="of the frame", estimate=part("drift", "twice"))
 SUM = Measure("sum", rows="of the frame", estimate=total("twice"), form="{:,.0f}")
 SETTING = noted("drift", "settings", "n")
@@ -98,7 +99,7 @@ def test_a_group_is_compared_with_its_partner_and_not_with_itself(found):
 
 def test_a_partner_may_be_chosen_from_what_there_is(found):
     finer = Measure("drift", "file", rows="drift", by=("dtype",), over=("dtype", lambda own, all_: min(all_)),
-                    estimate=ratio_of_means("drift"))  # fmt: skip
+                    estimate=ratio_of_means("drift"))
     (only,) = finer(found)
     assert only.estimate.value == pytest.approx(6.5 / (6.5 + 8))
 

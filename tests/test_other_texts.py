@@ -81,7 +81,7 @@ def verdicts(model, corpus_folder, draw) -> dict[str, str]:
     settings = LayerDriftSettings.checked(
         model=str(model), reference_model=str(model), corpus=corpus_folder, n_samples=12, n_tokens=n_tokens, seed=seed,
         dtypes="float32,bfloat16",
-    )  # fmt: skip
+    )
     found = found_in.of_runs("layer_drift", {"layer_drift": by_layer.EXPERIMENT.run(settings)})
     verdicts = {claim: measures.CHECKS[claim](found).verdict for claim in CLAIMS}
     return verdicts | {DRIFTS: check(measures.STATEMENTS[DRIFTS], found).outcome}
@@ -93,7 +93,7 @@ def called(model, corpus_folder, draw) -> dict[tuple[str, str], str]:
     settings = BugOrRoundingSettings.checked(
         model=str(model), families=(), corpus=corpus_folder, n_samples=2, n_tokens=n_tokens, seed=seed,
         dtypes="float64,float32",
-    )  # fmt: skip
+    )
     table = tables.judged(symptoms.EXPERIMENT.run(settings).rows)
     return {
         (row.document, row.symptom): {"exact": "sound", "rounding": "sound"}.get(row.kind, row.kind)

@@ -49,7 +49,8 @@ def browser():
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     assert found, "no Chromium: install it, or name one in KVBOOK_CHROMIUM (`make test` looks for it, and says more)"
     with sync_playwright() as playwright:
-        # Without its sandbox, because in a container Chromium has none to use; it visits only our own pages, and finds no other.
+        # Without its sandbox, because in a container Chromium has none to use; it visits only our own pages, and finds
+        # no other.
         nowhere = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu", nowhere])
         yield browser
@@ -203,7 +204,7 @@ PICKED = {
     "my prompt's cache does not fit": (
         {"changed": "text", "dtype": "16", "loop": "generate", "ids": "no"}, "I reuse a prompt's cache",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("asked", PICKED)
@@ -381,7 +382,7 @@ def found_by_search(page, address, words):
         ("nanoGPT", "pages/howto/past_the_window.html"), ("vLLM", "pages/howto/bit_reproducible.html"),
         ("determinism", "pages/howto/bit_reproducible.html"), ("FlashAttention", "chapters/05_where_drift_begins.html"),
     ],
-)  # fmt: skip
+)
 def test_the_words_that_people_search_for_lead_to_a_page(page, address, words, leads_to):
     assert any(leads_to in link for link in found_by_search(page, address, words))
 

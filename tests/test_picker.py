@@ -99,14 +99,15 @@ ANSWERED = {
     "bf16, and fp32 was not tried": ({"changed": "text", "ids": "yes", "past": "no"}, GENERAL),
     "a reused prompt, and nobody looked at its ids": ({"changed": "text", "dtype": "16"}, GENERAL),
     "bf16 alone, and the ids are right": (
-        {"changed": "text", "dtype": "16", "ids": "yes", "past": "no"}, "The text differs in bf16 or fp16, and not in fp32",
+        {"changed": "text", "dtype": "16", "ids": "yes", "past": "no"},
+            "The text differs in bf16 or fp16, and not in fp32",
     ),
     "fp32 too": ({"changed": "text", "dtype": "32", "ids": "yes", "past": "no"}, "The text differs in fp32 too"),
     "a prompt whose ids do not go on": (
         {"changed": "logits", "ids": "no"}, "I reuse a prompt's cache, and the answer changes",
     ),
     "a static cache's speed": ({"changed": "speed"}, "A static cache is slow, or writes another text"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("asked", ANSWERED)

@@ -50,7 +50,8 @@ def machine(processor: str, cpu: dict | None = None) -> dict:
     [
         ([machine(XEON, AMX)], "Intel Xeon (family 6 model 167, amx_bf16)"),
         ([machine(EPYC, GENOA)], "AMD EPYC (Zen 4, avx512_bf16)"),
-        ([machine(f"{XEON}, ONEDNN_MAX_CPU_ISA=AVX2", AMX)], "Intel Xeon (family 6 model 167, amx_bf16), ONEDNN_MAX_CPU_ISA=AVX2"),
+        ([machine(f"{XEON}, ONEDNN_MAX_CPU_ISA=AVX2", AMX)],
+            "Intel Xeon (family 6 model 167, amx_bf16), ONEDNN_MAX_CPU_ISA=AVX2"),
         # From notes.
         ([machine(EPYC)], "AMD EPYC (Zen 4, avx512_bf16)"),
         ([machine(XEON)], "Intel Xeon (family 6, amx_bf16)"),
@@ -60,12 +61,14 @@ def machine(processor: str, cpu: dict | None = None) -> dict:
         # A chip of that model would have other instructions.
         ([machine(EPYC, GENOA | {"instructions": ["avx2"]})], "AMD EPYC (family 25 model 17, avx2)"),
         ([machine(XEON, AMX | {"model": 143})], "Intel Xeon (Sapphire Rapids, amx_bf16)"),
-        ([machine(XEON, AMX | {"model": 143, "instructions": ["avx512f"]})], "Intel Xeon (family 6 model 143, avx512f)"),
+        ([machine(XEON, AMX | {"model": 143, "instructions": ["avx512f"]})],
+            "Intel Xeon (family 6 model 143, avx512f)"),
         # Nothing is known.
         ([machine("arm64")], "arm64"),
-        ([machine("arm64", {"vendor": "unknown", "family": "unknown", "model": "unknown", "instructions": []})], "arm64"),
+        ([machine("arm64", {"vendor": "unknown", "family": "unknown", "model": "unknown", "instructions": []})],
+            "arm64"),
     ],
-)  # fmt: skip
+)
 def test_a_processor_is_called_by_its_name_kind_and_most_telling_instructions(machines, label):
     assert processors.label(machines) == label
 

@@ -30,7 +30,7 @@ def test_items_come_through_unchanged_and_in_order(progress_file):
 def test_the_file_says_how_many_are_done(progress_file):
     assert [progress_file.read_text() for _ in progress.track("abc", label="sample")] == [
         "sample 0/3", "sample 1/3", "sample 2/3"
-    ]  # fmt: skip
+    ]
 
 
 def test_a_generator_of_unknown_length_is_counted(progress_file):

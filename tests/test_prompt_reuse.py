@@ -42,9 +42,10 @@ def folders(tmp_path_factory, bpes):
 
     shape = {
         "vocab_size": 420, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.2, "tie_word_embeddings": False,
+        "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.2,
+            "tie_word_embeddings": False,
         "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 2,
-    }  # fmt: skip
+    }
     made = {}
     for family, config, model in (
         ("llama", LlamaConfig, LlamaForCausalLM),
@@ -63,7 +64,7 @@ def settings(folders, text_folder):
     return PromptReuseSettings.checked(
         model=str(folders["llama"]), second_model=str(folders["qwen2"]), corpus=str(text_folder), n_samples=3,
         n_prompts=0, n_positions=12, n_new_tokens=8, dtypes=("float32", "bfloat16"),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -356,12 +357,13 @@ def four_prompts(results: Results, mismatched: dict[str, bool], continued: dict[
     """Give results of four prompts of each kind whose tokens are equal, by dtype, or not."""
     results = dataclasses.replace(results)
     runs = [
-        {"case": case, "way": continuations.POSTED, "seam": case == continuations.JOINED, "dtype": dtype, "item": str(item),
+        {"case": case, "way": continuations.POSTED, "seam": case == continuations.JOINED, "dtype": dtype,
+            "item": str(item),
          "equal": equal[dtype]}
         for case, equal in ((continuations.JOINED, mismatched), (continuations.CONTINUED, continued))
         for dtype in equal
         for item in range(4)
-    ]  # fmt: skip
+    ]
     results.__dict__["written"] = pd.DataFrame(runs)
     return results
 
@@ -443,7 +445,7 @@ def with_texts(equal: dict[tuple[str, str, str], bool], n: int = 40, seam: bool 
         {"model": "small", "case": case, "way": way, "dtype": dtype, "item": str(item), "equal": same,
          "seam": seam and case == continuations.DOCUMENTED}
         for (case, way, dtype), same in equal.items() for item in range(n)
-    ]  # fmt: skip
+    ]
     results.__dict__["written"] = pd.DataFrame(rows)
     return results
 
@@ -470,9 +472,10 @@ def test_a_statement_on_texts_holds_on_its_rows_and_fails_on_the_contrary(name, 
     [
         "any-cut", "cut-after-a-space", "cut-before-a-space", "first-layer-ignores-the-cache",
         "first-layer-at-the-threads-counts", "first-layer-at-some-counts", "equal-query-lengths-equal-keys",
-        "deeper-layers-differ", "both-switches-leave-none", "one-switch-leaves-some", "first-layer-at-the-threads-counts-in-bf16",
+        "deeper-layers-differ", "both-switches-leave-none", "one-switch-leaves-some",
+            "first-layer-at-the-threads-counts-in-bf16",
     ],
-)  # fmt: skip
+)
 def test_where_texts_alone_are_recorded_nothing_else_is_said(name):
     assert checked(name, with_texts({(continuations.THREAD, continuations.POSTED, "float32"): True})) == "not run"
 
@@ -513,14 +516,15 @@ def test_deeper_layers_are_counted_without_the_first(results):
     split = results.split.rows
     posted = (split["variant"] == split_keys.POSTED) & (split["part"] == "response")
     deep, first = (split.assign(n_differing=split["n_elements"] * (posted & layers))
-                   for layers in (split["layer"] > 0, split["layer"] == 0))  # fmt: skip
+                   for layers in (split["layer"] > 0, split["layer"] == 0))
     for rows, outcome, said in ((deep, "holds", "100%"), (first, "fails", "0%")):
         planted = changed(results, split=rows)
         assert checked("deeper-layers-differ", planted) == outcome
         assert statements.NUMBERS["differing_bf16"](planted) == said
 
 
-# What is planted on one maker's processor: how many elements differ where the thread's lengths are fed, and under a switch.
+# What is planted on one maker's processor: how many elements differ where the thread's lengths are fed, and under a
+# switch.
 ON_ONE = {
     "first-layer-at-the-threads-counts": ("Intel", "layer", lambda rows: 3, lambda rows: 0),
     "first-layer-at-the-threads-counts-on-amd": ("AMD", "layer", lambda rows: 0, lambda rows: 3),
@@ -529,7 +533,7 @@ ON_ONE = {
     "linear-layers-are-not-on-amd": (
         "AMD", "split", lambda rows: 3, lambda rows: (rows["variant"] == split_keys.FULL_ROWS) * 3
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ON_ONE)
@@ -566,7 +570,8 @@ def test_both_switches_leave_no_difference_in_two_parts(llama, ids):
         both = split_keys.in_two_parts(llama, ids, 23, split_keys.BOTH)
         differing = [row["n_differing"] for row in split_keys.compare(whole, both, 23) if row["part"] == "prompt"]
         assert sum(differing) == 0
-        # Control: with the prompt's own pass its cache is another one where that pass has other bits, and here its rows are.
+        # Control: with the prompt's own pass its cache is another one where that pass has other bits, and here its rows
+        # are.
         other = split_keys.in_two_parts(llama, ids.flip(1), 23, split_keys.BOTH)
         assert any(row["n_differing"] for row in split_keys.compare(whole, other, 23))
 

@@ -30,7 +30,7 @@ PHRASES = {
     r"not to be told from": "not distinguishable from",
     r"the document says": "the issue reports",
     r"less the window's": "minus the window's",
-}  # fmt: skip
+}
 LONGEST, MEDIAN, CAPTION = 35, 15, 40
 # Two a sentence; a list of a document's own steps or settings may have more.
 NUMBERS = 2

@@ -55,7 +55,7 @@ def test_a_figure_is_four_files_and_one_picture(page, fig, shown, tmp_path):
     page.figure(fig, "fig-drift", table=ROWS)
     assert sorted(f.name for f in tmp_path.iterdir()) == [
         "fig-drift.csv", "fig-drift.pdf", "fig-drift.png", "fig-drift.svg"
-    ]  # fmt: skip
+    ]
     ((data, metadata),) = shown
     assert data["text/plain"] == metadata["image/png"]["name"] == "fig-drift"
     assert set(metadata["image/png"]["files"]) == {"svg", "pdf", "png", "csv"}

@@ -16,7 +16,7 @@ MACHINE = {
     "device": "cpu", "device_name": "Some CPU, 1 thread", "processor": "Some CPU", "threads": 1,
     "cpu_capability": "AVX2", "system": "Linux", "python": "3.11.7", "torch": "2.13.0", "transformers": "5.23.0",
     "kvbook": "0.1.0",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_control_ordinary_words_are_not_taken_for_private_ones():
     for text in (
         "meta-llama/Llama-3.1-8B", "tokens/s", "AMD EPYC, 2 threads", "checkpoints/mine", "and/or", "1e-3",
         "https://example.org/a/b", "2026-11-20T11:42:36+00:00", "past_key_values @ layer 3",
-    ):  # fmt: skip
+    ):
         assert privacy.owner_in(text) == []
         assert privacy.secrets_in(text, {"HF_TOKEN": "short", "TOKEN_FILE": "/tokens/s"}) == []
 
@@ -201,7 +201,7 @@ SECRETS = {
     "an API key": ["s" + "k-" + "a1B2" * 5],
     "a URL with a password": ["ftp://" + "jo:" + "pass" + "@example.org"],
     "a private key": ["-----BEGIN " + "PRIVATE KEY", "-----BEGIN OPENSSH " + "PRIVATE KEY"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", SECRETS)

@@ -86,8 +86,9 @@ def test_a_processor_is_described_by_what_the_system_says_of_it(monkeypatch, tmp
     assert about["processor"].startswith("Intel(R) Xeon(R) Processor")
     assert about["cpu"] == {
         "vendor": "GenuineIntel", "family": 6, "model": 167, "stepping": 1,
-        "instructions": ["avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"],
-    }  # fmt: skip
+        "instructions": ["avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
+            "amx_bf16"],
+    }
     other = machine.identity(XEON.replace("167", "143").replace(" amx_bf16", ""))
     assert other["model"] == 143
     assert "amx_bf16" not in other["instructions"]
@@ -97,7 +98,7 @@ def test_what_a_system_does_not_say_of_its_processor_is_unknown(monkeypatch, tmp
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "no such file")
     assert machine.describe("cpu")["cpu"] == {
         "vendor": "unknown", "family": "unknown", "model": "unknown", "stepping": "unknown", "instructions": [],
-    }  # fmt: skip
+    }
     arm = machine.identity("CPU implementer\t: 0x41\nCPU part\t: 0xd40\nFeatures\t: fp asimd sve bf16\n")
     assert (arm["vendor"], arm["model"], arm["instructions"]) == ("0x41", "0xd40", ["asimd", "bf16", "sve"])
 

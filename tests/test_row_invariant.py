@@ -25,7 +25,7 @@ from kvbook.exact import row_invariant, verify
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 LLAMA = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 9,
-         "max_position_embeddings": 1100, "initializer_range": 0.05}  # fmt: skip
+         "max_position_embeddings": 1100, "initializer_range": 0.05}
 FALCON = {"hidden_size": 576, "num_hidden_layers": 2, "num_attention_heads": 9, "initializer_range": 0.05}
 CONFIGS = {
     "gpt2": GPT2Config(**SMALL, n_embd=576, n_layer=2, n_head=9, n_positions=1100, initializer_range=0.05),
@@ -40,11 +40,11 @@ CONFIGS = {
         num_key_value_heads=5, head_dim=18, initializer_range=0.2,
     ),
     "gpt2, odd widths": GPT2Config(**SMALL, n_embd=50, n_layer=2, n_head=5, n_positions=1100, initializer_range=0.2),
-}  # fmt: skip
+}
 DTYPES = ("float32", "bfloat16", "float16")
 # MPT has one attention of its own.
 CASES = [(family, dtype, attention) for family in CONFIGS for dtype in DTYPES
-         for attention in (("eager",) if family == "mpt" else ("sdpa", "eager"))]  # fmt: skip
+         for attention in (("eager",) if family == "mpt" else ("sdpa", "eager"))]
 # In fp16 they take seconds where the processor has no products of that kind.
 EACH_CASE = pytest.mark.parametrize(
     ("family", "dtype", "attention"),
@@ -63,7 +63,8 @@ def model_of(family, dtype, attention="sdpa"):
         torch.manual_seed(4)
         config = copy.deepcopy(CONFIGS[family])
         if dtype == "float16":
-            # The second layer runs what the first one runs, and a processor without products in fp16 takes seconds for it.
+            # The second layer runs what the first one runs, and a processor without products in fp16 takes seconds for
+            # it.
             config.num_hidden_layers = 1
         _models[key] = AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, dtype), attn_implementation=attention
@@ -138,7 +139,7 @@ def test_what_generate_scores_is_what_a_full_pass_scores(family, dtype, attentio
             output = model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, min_new_tokens=6,
                 cache_implementation=kind, return_dict_in_generate=True, output_logits=True,
-            )  # fmt: skip
+            )
             full = model(output.sequences[:, :-1]).logits[:, 10:]
             assert torch.equal(
                 torch.stack(output.logits, 1), full.float() if output.logits[0].dtype != full.dtype else full

@@ -27,7 +27,7 @@ from kvreport.publishing.rules import (
     other_cause,
     refuted,
     reproduced,
-)  # fmt: skip
+)
 
 CHAPTERS = (layer_drift, where_drift_begins, which_path, prompt_reuse, from_scratch, blog_past, static_cache)
 RULES = {name: check.rule for chapter in CHAPTERS for name, check in chapter.CHECKS.items()}

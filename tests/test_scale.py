@@ -45,7 +45,7 @@ def peak_kib(folder, n_samples: int, kind: str) -> int:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MEASURED), str(n_samples), kind],
         env=os.environ | {"KVBOOK_BUILD": str(folder)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 

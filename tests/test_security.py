@@ -137,7 +137,7 @@ HARMFUL_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve
 HARMFUL_CALLS = {
     "eval", "exec", "compile", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load",
     "pd.read_pickle", "pandas.read_pickle",
-}  # fmt: skip
+}
 
 
 def sources() -> dict[str, str]:
@@ -157,11 +157,12 @@ def test_no_source_loads_a_pickle_or_runs_what_a_file_says():
 @pytest.mark.parametrize(
     "source",
     [
-        "import pickle", "from joblib import load", "import torch\ntorch.load('x')", "torch.load('x', weights_only=False)",
+        "import pickle", "from joblib import load", "import torch\ntorch.load('x')",
+            "torch.load('x', weights_only=False)",
         "yaml.load(text)", "AutoModel.from_pretrained('x', trust_remote_code=True)", "np.load('x', allow_pickle=True)",
         "subprocess.run('x', shell=True)", "eval(text)",
     ],
-)  # fmt: skip
+)
 def test_control_what_would_run_a_files_code_is_found(source):
     assert len(harmful(source)) > 0
 
@@ -205,8 +206,9 @@ def test_parameters_that_are_paths_write_nothing_outside_the_build_folder(tmp_pa
     models = ["model=../../model", "reference_model=../../model", "corpus=../../texts", "prompt=../../outside"]
     done = subprocess.run(
         [sys.executable, "-m", "kvbook", "run", "layer_drift", *models, "n_samples=1", "n_tokens=6", "dtypes=fp32"],
-        cwd=inside, env=os.environ | {"KVBOOK_BUILD": str(tmp_path / "_build")}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=inside, env=os.environ | {"KVBOOK_BUILD": str(tmp_path / "_build")}, capture_output=True, text=True,
+            check=False,
+    )
     assert done.returncode == 0, done.stderr
     made = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
     assert len(made) > 2

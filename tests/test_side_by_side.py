@@ -127,9 +127,10 @@ def test_each_has_its_share_of_the_threads_whether_or_not_another_runs(book, mon
     ("parameters", "jobs"),
     [
         ({}, 2), ({"device": "cpu", "weights": "stand-in", "model": "llama"}, 2), ({"weights": "random"}, 2),
-        ({"device": "cuda"}, 1), ({"weights": "hub"}, 1), ({"weights": "package"}, 1), ({"model": "openai-community/gpt2"}, 1),
+        ({"device": "cuda"}, 1), ({"weights": "hub"}, 1), ({"weights": "package"}, 1),
+            ({"model": "openai-community/gpt2"}, 1),
     ],
-)  # fmt: skip
+)
 def test_chapters_on_one_accelerator_or_with_full_size_weights_run_one_at_a_time(book, monkeypatch, parameters, jobs):
     monkeypatch.delenv("JOBS")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")

@@ -418,7 +418,7 @@ def chapter_with_claims(tmp_path, **columns):
     row = {
         "verdict": "refuted", "claim": "Water, it is said, is wet.", "n": "3 seas", "here": "2", "published": "1",
         "rule": "Refuted when dry.",
-    } | columns  # fmt: skip
+    } | columns
     text = ",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values()) + "\n"
     metadata = {"text/html": {"kvbook_table": {"name": "tab-claims-some-thread", "caption": "x", "csv": text}}}
     cells = [{"cell_type": "code", "outputs": [{"metadata": metadata}]}, {"cell_type": "markdown"}]

@@ -100,7 +100,7 @@ BROKEN = {
         NO_PAD, "padding=True", "tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token\n", ValueError,
     ),
     "experts in fp64": (MIXTURE, DRIFT, ', experts_implementation="eager"', RuntimeError),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

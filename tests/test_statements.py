@@ -385,7 +385,7 @@ BOOK = {
     },
     "labels": {"one": "Maker One (kind)"},
     "behind": {evaluated.PROCESSOR: [{"models": ["small"], "processor": "Maker One (kind)", "texts": "Python source"}]},
-}  # fmt: skip
+}
 TEXT = """\
 Drift grows by {glue:text}`growth`. {holds}`grows`
 

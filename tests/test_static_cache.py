@@ -31,7 +31,7 @@ from kvreport.chapters.static_cache.rows import (
     PROFILED,
     STEP,
     THEIRS,
-)  # fmt: skip
+)
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import documents
 from kvreport.publishing import found as found_in
@@ -416,7 +416,7 @@ def budget_rows(milliseconds: dict[str, dict[str, float]]) -> pd.DataFrame:
 
 PARTS = {
     STEP: 14.0, PROFILED: 15.0, KERNELS_OF_LAYERS: 10.0, KERNELS_OF_HEAD: 2.0, CALLS: 1.0,
-}  # fmt: skip
+}
 SLOWER = {STEP: 21.0, KERNELS_OF_LAYERS: 13.0, PROFILED: 18.0}
 BUDGET = budget_rows({"usual": PARTS | SLOWER, "large": PARTS})
 # A gain from large pages of 1.05 to 1.47, by repeat, around the 1.25 of `TIMES`.
@@ -456,7 +456,7 @@ def context_rows(per_token: float) -> pd.DataFrame:
         for batch in (1, 16)
         for context in (128, 1024, 4096)
         for step in range(3)
-    )  # fmt: skip
+    )
 
 
 CONTEXTS = context_rows(per_token=1)
@@ -474,10 +474,11 @@ def test_where_the_cache_takes_over_is_found_in_bytes_and_in_time():
 
 def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFrame:
     return pd.DataFrame(
-        ABOUT | {"cache": cache, "step": step, "text": f" {token}", "token": token, "margin": margins[step], "logits_rms": 2.0}
+        ABOUT | {"cache": cache, "step": step, "text": f" {token}", "token": token, "margin": margins[step],
+            "logits_rms": 2.0}
         for cache, ids in tokens.items()
         for step, token in enumerate(ids)
-    )  # fmt: skip
+    )
 
 
 def test_partings_name_the_first_other_token_and_its_margin():
@@ -504,7 +505,7 @@ def held(cache: str, **values) -> dict:
 MEMORY = pd.DataFrame(
     [held("none", kv_bytes=0, peak_bytes=2**29), held("dynamic", kv_bytes=2**22, peak_bytes=2**29),
      held("static", kv_bytes=2**22, peak_bytes=2**29)]
-)  # fmt: skip
+)
 
 
 def shape_rows(prompt: int = 7, grows: int = 1) -> pd.DataFrame:
@@ -518,7 +519,7 @@ def shape_rows(prompt: int = 7, grows: int = 1) -> pd.DataFrame:
                     "cache": cache, "step": step, "fed": "1x1", "keys_shape": f"1x3x{places}x64", "first_dimension": 1,
                     "cached_tokens": length, "kv_bytes": 23040 * places,
                 }
-            )  # fmt: skip
+            )
     return pd.DataFrame(rows)
 
 
@@ -799,7 +800,7 @@ def test_a_text_that_the_model_cannot_hold_is_refused(settings, experiment):
 def test_only_what_measures_time_asks_for_the_whole_machine():
     assert {e.name for e in EXPERIMENTS if e.needs_the_machine} == {
         "static_speed", "memory_bandwidth", "step_budget", "weights_or_cache", "beside_llama_cpp"
-    }  # fmt: skip
+    }
 
 
 def test_judging_writes_every_claim(rows):

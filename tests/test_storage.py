@@ -35,7 +35,7 @@ def keep(patch: pytest.MonkeyPatch, narrow) -> None:
     patch.setattr(
         DynamicLayer, "update",
         lambda self, keys, values, *rest, **more: stock(self, narrow(keys), narrow(values), *rest, **more),
-    )  # fmt: skip
+    )
 
 
 # What storage does to numbers.
@@ -315,7 +315,8 @@ def _on_fp8(model):
 
 
 def test_transformers_quantized_cache_declares_itself(llama, monkeypatch):
-    # It takes its scale from the first call; after a single token larger numbers would be clipped, which is no rounding.
+    # It takes its scale from the first call; after a single token larger numbers would be clipped, which is no
+    # rounding.
     stock = Fp8QuantizedLayer._quantize
 
     def with_room(self, states, scale=None):

@@ -90,7 +90,8 @@ def test_the_sweeps_that_ship_can_be_read():
 
 # How it runs
 
-# Notes every unit that any process finishes: what was done twice stands there twice. Units take a while if they are asked to.
+# Notes every unit that any process finishes: what was done twice stands there twice. Units take a while if they are
+# asked to.
 NOTING = """
 import os, time
 from kvbook import garbage
@@ -190,7 +191,7 @@ def swept(tmp_path_factory, text_folder, llama_folder, gpt2_folder):
     asked = {
         "experiment": "layer_drift", "model": [str(llama_folder), str(gpt2_folder)], "length": [6, 8],
         "device": "cpu", "settings": SETTINGS | {"dtypes": ["float32", "bfloat16"]},
-    }  # fmt: skip
+    }
     write(workplace, **asked)
     process = start(workplace, "--workers", "2", KVBOOK_TEST_PAUSE="0.3")
     until(lambda: len(runs(workplace)) >= 2 or process.poll() is not None)

@@ -31,7 +31,7 @@ def mistral():
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, sliding_window=32, max_position_embeddings=128, initializer_range=0.2,
         bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
+    )
     return MistralForCausalLM(config).eval().requires_grad_(False)
 
 

@@ -54,7 +54,7 @@ def run(python, tmp_path):
         return subprocess.run(
             [str(python.with_name(command[0])), *command[1:]],
             cwd=tmp_path, env=clean, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        )
 
     return run
 

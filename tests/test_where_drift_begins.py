@@ -38,7 +38,7 @@ def settings(llama_folder, gpt2_folder, text_folder):
     return WhereDriftBeginsSettings.checked(
         model=str(llama_folder), families=[str(gpt2_folder)], corpus=str(text_folder), n_samples=4, n_tokens="9-14",
         max_rows=8, chunks="1,3", inner_sizes="16", threads="1", key_lengths="5,17",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_control_a_bit_that_a_cache_changes_is_counted_where_it_shows(llama, ids
             tensors = {
                 equal_shapes.STATES: found.hidden, equal_shapes.KEYS: found.attended,
                 equal_shapes.LOGITS: [found.logits], equal_shapes.OPERATIONS: found.operations,
-            }[what]  # fmt: skip
+            }[what]
             tensors[-1].view(-1)[0] += 1
         return found
 
@@ -267,13 +267,15 @@ def test_control_all_rows_read_the_cache_that_they_are_given(llama, ids):
 def factorial_rows(drifts) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            "model": "m", "weights": "random", "dtype": "float32", "sample": sample, "source": f"{sample}.py", "n_tokens": 8,
+            "model": "m", "weights": "random", "dtype": "float32", "sample": sample, "source": f"{sample}.py",
+                "n_tokens": 8,
             "longer": 0,
-            "cache": cache, "query": query, "relative_rms": drift * (1 + 0.1 * sample), "differing_share": float(drift > 0),
+            "cache": cache, "query": query, "relative_rms": drift * (1 + 0.1 * sample),
+                "differing_share": float(drift > 0),
         }
         for (cache, query), drift in drifts.items()
         for sample in range(4)
-    )  # fmt: skip
+    )
 
 
 KINDS = {"embed": "embedding", "proj": "linear", "act": "elementwise", "head": "lm head"}
@@ -281,8 +283,9 @@ KINDS = {"embed": "embedding", "proj": "linear", "act": "elementwise", "head": "
 
 def replayed_rows(**changes) -> pd.DataFrame:
     base = {
-        "model": "m", "attention": "sdpa", "dtype": "float32", "sample": 0, "source": "0.py", "calls": 1, "kind": "linear",
-    }  # fmt: skip
+        "model": "m", "attention": "sdpa", "dtype": "float32", "sample": 0, "source": "0.py", "calls": 1,
+            "kind": "linear",
+    }
     rows = []
     for order, (layer, operation) in enumerate(
         [(None, "embed"), (0, "proj"), (0, "act"), (1, "proj"), (1, "act"), (None, "head")]
@@ -291,23 +294,25 @@ def replayed_rows(**changes) -> pd.DataFrame:
             differing = (name, layer, operation) in changes.get("differing", ())
             equal = (name, layer, operation) not in changes.get("unequal", ())
             rows.append(
-                base | {"pass": name, "layer": layer, "operation": operation, "order": order, "differing_calls": int(differing),
+                base | {"pass": name, "layer": layer, "operation": operation, "order": order,
+                    "differing_calls": int(differing),
                         "first_differing": order if differing else None, "inputs_equal": int(equal)}
-            )  # fmt: skip
+            )
     return pd.DataFrame(rows)
 
 
 def test_an_operation_is_blamed_where_it_differs_on_equal_inputs_and_nowhere_else():
     rows = replayed_rows(
-        differing={("last 1", 0, "proj"), ("all but the last", 1, "proj"), ("last 1", 1, "act"), ("last 1", None, "head"),
+        differing={("last 1", 0, "proj"), ("all but the last", 1, "proj"), ("last 1", 1, "act"),
+            ("last 1", None, "head"),
                    ("real decode step", 0, "act")},
         # Handed other inputs: no verdict on the operation itself.
         unequal={("last 1", None, "head")},
-    )  # fmt: skip
+    )
     table = tables.operation_shares(rows).set_index(["layer", "operation"])["share"]
     assert table.to_dict() == {
         (-1, "embed"): 0, (0, "proj"): 1, (0, "act"): 0, (1, "proj"): 0, (1, "act"): 1, (2, "head"): 0,
-    }  # fmt: skip
+    }
     one_of_two = pd.concat([rows, replayed_rows().assign(sample=1, source="1.py")])
     assert tables.operation_shares(one_of_two).set_index(["layer", "operation"])["share"][0, "proj"] == 0.5
 
@@ -334,7 +339,7 @@ def test_a_cause_alone_is_told_with_its_drift_and_how_many_texts_differ():
             (cache, query): (query == one) * 2**-24 for cache in cache_factorial.SOURCES
             for query in (one, cache_factorial.ALL_ROWS)
         }
-    )  # fmt: skip
+    )
     shown = tables.factorial_shown(tables.factorial_table(rows)).iloc[0]
     assert shown["prefill's cache alone"] == shown["decoded cache alone"] == "0; 0 of 4 texts"
     assert shown["one row alone"].startswith("1.15 [")
@@ -489,7 +494,7 @@ def mapped_rows(differing: dict[str, int]) -> pd.DataFrame:
         {"dtype": dtype, "threads": 1, "inner_size": 4, "rows": rows, "first_row_equal": int(rows > count),
          "equal_rows": rows if rows > count else 0}
         for dtype, count in differing.items() for rows in range(1, 25)
-    )  # fmt: skip
+    )
 
 
 def swept_rows(**least) -> pd.DataFrame:
@@ -498,7 +503,7 @@ def swept_rows(**least) -> pd.DataFrame:
         {"attention": "sdpa", "model": "m", "dtype": dtype, "sample": sample, "n_tokens": n,
          "logits_equal": int(n < start + sample), "cache_equal": int(n < 7)}
         for dtype, start in least.items() for sample in (0, 1) for n in range(2, 12)
-    )  # fmt: skip
+    )
 
 
 def test_the_share_of_lengths_with_equal_bits_is_told_for_each_text():

@@ -29,7 +29,7 @@ def settings(llama_folder, gpt2_folder, text_folder):
     return WhichPathSettings.checked(
         model=str(llama_folder), families=[str(gpt2_folder)], corpus=str(text_folder), n_samples=4, n_tokens=16,
         dtypes=["float32", "bfloat16"],
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +283,7 @@ def planted(likelihood: float = 0.0, common: float = 0.0, ratio: float = 1.0, sc
             for sample in range(12):
                 about = path_errors._EMPTY | {
                     "model": model, "dtype": dtype, "sample": sample, "source": f"{sample}.py", "path": rows.CACHED,
-                }  # fmt: skip
+                }
                 for position in range(40):
                     nats, sharper = generator.normal(size=2)
                     made.append(about | {
@@ -291,7 +291,7 @@ def planted(likelihood: float = 0.0, common: float = 0.0, ratio: float = 1.0, sc
                         "error": ratio * np.exp(0.1 * generator.normal()), "correlation": 0.5, "nats_reference": 3.0,
                         "nats_full": 3.0, "nats": 3.0 - scatter * (nats + likelihood), "entropy_full": 2.0,
                         "entropy": 2.0 + sharper, "kl": 1e-5, "kl_full": 1e-5, "top1": 1.0, "top1_full": 1.0,
-                    })  # fmt: skip
+                    })
                 shifts = generator.normal(size=30) / 40**0.5 + common
                 made += [
                     about | {"place": "vocabulary", "token": t, "shift": s, "shift_rms": (1 + common**2) ** 0.5}

@@ -14,8 +14,8 @@ def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocabulary_size: int) 
 def bigram_nats(train: np.ndarray, held_out: np.ndarray, vocabulary_size: int) -> float:
     """Mean negative log likelihood under a bigram model that backs off to the unigram (Witten-Bell interpolation).
 
-    The weight of the unigram after a token v is T(v) / (c(v) + T(v)), with T(v) the number of kinds of tokens seen after
-    it: Witten and Bell (1991), in the interpolated form of Chen and Goodman (1999).
+    The weight of the unigram after a token v is T(v) / (c(v) + T(v)), with T(v) the number of kinds of tokens seen
+    after it: Witten and Bell (1991), in the interpolated form of Chen and Goodman (1999).
     """
     unigram = np.bincount(train, minlength=vocabulary_size) + 1.0
     unigram /= unigram.sum()

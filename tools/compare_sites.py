@@ -4,8 +4,8 @@ Run it before and after a change of the code that is to change no result::
 
     python tools/compare_sites.py old/_build/html _build/html
 
-Figures and tables of the reader's own run differ from build to build, and are left out.  The exit status is 1 where anything
-differs.
+Figures and tables of the reader's own run differ from build to build, and are left out.  The exit status is 1 where
+anything differs.
 """
 
 import argparse

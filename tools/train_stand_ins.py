@@ -2,7 +2,8 @@
 
     python tools/train_stand_ins.py --family llama
 
-Which batch a step sees is a function of the seed and the step alone.  The result goes to ``data/models/standins/<family>``.
+Which batch a step sees is a function of the seed and the step alone.  The result goes to
+``data/models/standins/<family>``.
 """
 
 import argparse
@@ -71,8 +72,8 @@ class Recipe:
         return min(1.0, (step + 1) / self.warmup) * (1 - 0.9 * fall)
 
 
-# A masked model learns from the masked positions alone, and from nothing before it looks at their neighbours: it takes more
-# of them, and slower embeddings, which would else drown the positions. See `_begin_masked` and changelog/0.1.0.md.
+# A masked model learns from the masked positions alone, and from nothing before it looks at their neighbours: it takes
+# more of them, and slower embeddings, which would else drown the positions. See `_begin_masked` and changelog/0.1.0.md.
 _OWN_RECIPES = {"roberta": Recipe(short=128, matrix_lr=3e-3, other_lr=1e-3, warmup=40, mask_share=0.3)}
 # The share of the held-out tokens that a masked model is scored on: RoBERTa's own, whatever it was trained with.
 _SCORED_SHARE = 0.15
@@ -160,10 +161,10 @@ def _begin_masked(model: PreTrainedModel) -> None:
     """Begin a masked model so that it uses word order from the first step on.
 
     A masked position knows nothing of its own token, so nothing can be learnt from it before some head looks at its
-    neighbours; with their class's own initial weights models of this size stay at the frequencies of words for longer than
-    this budget (the plateau of Chen et al., 2023).  So positions begin as sinusoids (Vaswani et al., 2017), words as large
-    as they, and in every layer the first head looks at the token before and the second at the one behind.  All of it is
-    then trained like the rest.
+    neighbours; with their class's own initial weights models of this size stay at the frequencies of words for longer
+    than this budget (the plateau of Chen et al., 2023).  So positions begin as sinusoids (Vaswani et al., 2017), words
+    as large as they, and in every layer the first head looks at the token before and the second at the one behind.  All
+    of it is then trained like the rest.
     """
     embeddings, encoder = model.roberta.embeddings, model.roberta.encoder
     count, width = embeddings.position_embeddings.weight.shape

@@ -9,7 +9,7 @@ config = BambaConfig(
     vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, mamba_d_head=32,
     num_key_value_heads=2, attn_layer_indices=[1], mamba_n_heads=4, mamba_d_state=8, mamba_expand=2,
     initializer_range=0.1,
-)  # fmt: skip
+)
 model = BambaForCausalLM(config).double().eval()
 ids = torch.randint(3, 320, (1, 12))
 with torch.inference_mode():

@@ -8,7 +8,7 @@ torch.manual_seed(0)
 config = Zamba2Config(
     vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, n_mamba_heads=4,
     mamba_d_state=8, adapter_rank=8, layers_block_type=["linear_attention", "hybrid"] * 2, initializer_range=0.1,
-)  # fmt: skip
+)
 model = Zamba2ForCausalLM(config).double().eval()
 ids = torch.randint(3, 320, (1, 12))
 for limit in (model.model.layers[0].mamba.time_step_limit, (0.0, float("inf"))):

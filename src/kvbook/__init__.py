@@ -4,7 +4,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Where what a user imports from here really is: torch and transformers take seconds to import, and only these need them.
+# Where what a user imports from here really is: torch and transformers take seconds to import, and only these need
+# them.
 _OWN_LOOP = {"check_step": "kvbook.diagnosis.steps", "assert_cache_matches": "kvbook.diagnosis.assertions"}
 
 

@@ -187,7 +187,7 @@ def check(
     asked = CheckSettings.checked(
         model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
         seed=seed, thorough=thorough, cache_dtype=cache_dtype,
-    )  # fmt: skip
+    )
     cores.settle()
     if prefix is not None and rest is not None:
         from kvbook.diagnosis import seams

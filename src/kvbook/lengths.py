@@ -1,7 +1,7 @@
 """Lengths of texts: one number of tokens for all, or a range from which each text draws its own.
 
-A kernel that works in blocks treats a length that fills a block otherwise than its neighbours, so that one length can show
-what hardly any other does.  A range is written as text, ``"33-190"``, and both ends belong to it.
+A kernel that works in blocks treats a length that fills a block otherwise than its neighbours, so that one length can
+show what hardly any other does.  A range is written as text, ``"33-190"``, and both ends belong to it.
 
 Example
 -------

@@ -1,6 +1,7 @@
 """Where everything lies.
 
-The repository's root is the book. `KVBOOK_ROOT` overrides the search, for a package that was installed without its checkout.
+The repository's root is the book. `KVBOOK_ROOT` overrides the search, for a package that was installed without its
+checkout.
 """
 
 import os

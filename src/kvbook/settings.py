@@ -46,10 +46,9 @@ class Settings(BaseModel):
     model : str
         A family's name, a hub id, a local folder, or a GGUF file.
     weights : {"stand-in", "hub", "package", "random", "untrained"}
-        For a family's name: its stand-in, its first hub id, the trained model that ``kvbook models fetch`` fetched, or its
-        true architecture with seeded random weights. A folder, a file and a hub id bring their own; ``"random"`` then keeps
-        the architecture and draws the weights.
-        ``"untrained"`` is a family's stand-in with random weights.
+        For a family's name: its stand-in, its first hub id, the trained model that ``kvbook models fetch`` fetched, or
+        its true architecture with seeded random weights. A folder, a file and a hub id bring their own; ``"random"``
+        then keeps the architecture and draws the weights. ``"untrained"`` is a family's stand-in with random weights.
     device : str
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
     seed : int

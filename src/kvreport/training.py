@@ -1,7 +1,8 @@
 """Training that can be killed: one loop for all models that this book trains, its checkpoints and its log.
 
-Which batch a step sees must be a function of the step alone: then a run that was killed goes on from its last checkpoint with
-the batches that it would have seen.  A checkpoint is two safetensors files, swapped in atomically; nothing is pickled.
+Which batch a step sees must be a function of the step alone: then a run that was killed goes on from its last
+checkpoint with the batches that it would have seen.  A checkpoint is two safetensors files, swapped in atomically;
+nothing is pickled.
 """
 
 import csv

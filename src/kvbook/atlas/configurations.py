@@ -1,8 +1,8 @@
 """Tiny configurations of every causal architecture, by rules on the names of a configuration's fields.
 
-A rule speaks of a field's meaning and holds for every architecture that has the field.  What one architecture alone demands
-stands in `kvbook.atlas.exceptions`.  Windows are shorter than the text, latent attention keeps unequal head widths, and of
-every kind of layer at least one is kept.
+A rule speaks of a field's meaning and holds for every architecture that has the field.  What one architecture alone
+demands stands in `kvbook.atlas.exceptions`.  Windows are shorter than the text, latent attention keeps unequal head
+widths, and of every kind of layer at least one is kept.
 """
 
 import dataclasses
@@ -59,11 +59,11 @@ _SIZES: dict[str, int] = {
                  "local_attention_window_len index_block_size"),
     )
     for name in listed.split()
-}  # fmt: skip
+}
 
 # Where a default of None would be made from the true sizes, or leaves a class unable to build.
 _WHERE_NONE = {"head_dim": 16, "num_key_value_heads": 2, "n_routed_experts": 4, "n_shared_experts": 1,
-               "num_experts_per_tok": 2}  # fmt: skip
+               "num_experts_per_tok": 2}
 _SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "decoder_start": 1}
 
 
@@ -140,7 +140,7 @@ def _by_layer(stated: dict[str, Any], fields: set[str], found: dict[str, Any]) -
     lists = {
         key: list(value) for key, value in stated.items()
         if key in fields and isinstance(value, list | tuple) and depth and len(value) == depth > 1
-    }  # fmt: skip
+    }
     # A list of all layers' numbers tells nothing of any of them.
     numbers = {key for key, value in lists.items() if value == list(range(len(value)))}
     if not lists.keys() - numbers:

@@ -67,4 +67,4 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     # Each codebook is read as a text of its own.
     "musicgen_decoder": {"num_codebooks": 1}, "musicgen_melody_decoder": {"num_codebooks": 1},
     "hrm_text": {"num_hidden_layers": 2, "num_layers_per_stack": None, "prefix_lm": False},
-}  # fmt: skip
+}

@@ -13,7 +13,7 @@ from kvbook.diagnosis.feeding import Fed, NoCache, full, in_parts, onto_its_own_
 __all__ = [
     "CHUNKS", "LENGTH", "PADDED", "PATHS", "STATIC", "STEPS", "WHOLE", "Fed", "NoCache", "full", "in_parts",
     "is_causal", "look_at", "onto_its_own_prompt",
-]  # fmt: skip
+]
 
 PADDING = 3
 # MPT makes no mask for a single token on an empty cache, and fails; so every path begins with two tokens or more.
@@ -44,7 +44,8 @@ PATHS: dict[str, Callable[[Fed, torch.Tensor], torch.Tensor]] = {
 def is_causal(fed: Fed, ids: torch.Tensor) -> bool:
     """Tell whether a full pass leaves earlier logits as they are, but for rounding, whatever follows and however much.
 
-    Where it does not, no cache can agree with it, and none is at fault: ProphetNet's streams change with a text's length.
+    Where it does not, no cache can agree with it, and none is at fault: ProphetNet's streams change with a text's
+    length.
     """
     other = ids.clone()
     other[:, -1] = 17 + (other[:, -1] + 40) % 200

@@ -7,4 +7,4 @@ SWITCHED = ("float32", "bfloat16")
 PATHS = STEPWISE, CHUNKED, STATIC, BATCH, PADDED, PADDED_STEPWISE, CROPPED, WHOLE = (
     "token by token", "chunks", "static cache", "batch", "left padding", "left padding, token by token", "cropped",
     "cache as long as the prompt",
-)  # fmt: skip
+)

@@ -1,7 +1,7 @@
 """Running the atlas: one forked process per architecture, with limits on memory and time, and rows kept as they come.
 
-On a GPU the processes are forked from a server that has imported everything and touched no device, since a process that has
-cannot be forked.
+On a GPU the processes are forked from a server that has imported everything and touched no device, since a process that
+has cannot be forked.
 """
 
 import json

@@ -24,8 +24,8 @@ from kvbook.measuring import costs
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import corpus, hub, loading, placement
 
-# What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is a
-# kernel and the memory for it, always decides; 16 bits stand in for it.
+# What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is
+# a kernel and the memory for it, always decides; 16 bits stand in for it.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _ENOUGH = 2
 WAYS = (probe.STEPS, probe.PARTS)
@@ -57,14 +57,14 @@ def check(settings: CheckSettings) -> Outcome:
     Parameters
     ----------
     settings : CheckSettings
-        What to run.  Dtypes that the device or the model's own kernels lack, or that do not fit into its memory, are left
-        out and named.
+        What to run.  Dtypes that the device or the model's own kernels lack, or that do not fit into its memory, are
+        left out and named.
 
     Raises
     ------
     UserError
-        When the model is not there, has no causal pass, holds weights that are not finite, or fits in no dtype; when the
-        corpus is too small.
+        When the model is not there, has no causal pass, holds weights that are not finite, or fits in no dtype; when
+        the corpus is too small.
     """
     start = time.monotonic()
     model, seed = settings.model, settings.seed
@@ -75,7 +75,7 @@ def check(settings: CheckSettings) -> Outcome:
     texts = samples_of(
         loading.tokenizer(model, settings.weights),
         settings.corpus, settings.n_samples, min(settings.n_tokens, limit or settings.n_tokens),
-    )  # fmt: skip
+    )
     if identity["parameters"] > _LARGE:
         _announce(config, identity, settings, texts)
     rows, again, deep, moves, left_out = [], [], [], [], {}
@@ -126,7 +126,8 @@ def check(settings: CheckSettings) -> Outcome:
     if deep:
         fields = _with_paths(fields, thorough.findings(deep, _allowed(moves, settings.cache_dtype)), paths)
     return Outcome(
-        model=identity["name"], weights=identity["weights"], layers=identity["layers"], parameters=identity["parameters"],
+        model=identity["name"], weights=identity["weights"], layers=identity["layers"],
+            parameters=identity["parameters"],
         device=settings.device, threads=torch.get_num_threads(),
         texts=len(texts), tokens=max(len(text.ids) for text in texts),
         left_out={dtype: _reason(error) for dtype, error in left_out.items()},
@@ -135,13 +136,13 @@ def check(settings: CheckSettings) -> Outcome:
         seconds=time.monotonic() - start,
         versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
         **fields,
-    )  # fmt: skip
+    )
 
 
 def judged(
     rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame | None, moves: pd.DataFrame,
     declared: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Give the fields of an `Outcome` that follow from the rows.
 
     Parameters
@@ -256,7 +257,8 @@ def _experts_one_by_one(model: PreTrainedModel) -> bool:
         return False
     stored = model.state_dict()
     if any(buffer.dim() > 1 and name in stored for name, buffer in model.named_buffers()):
-        # MiniMax's checkpoints hold tables of decays that were rounded apart, to fp32: in fp64 they would look like a bug.
+        # MiniMax's checkpoints hold tables of decays that were rounded apart, to fp32: in fp64 they would look like a
+        # bug.
         return False
     model.set_experts_implementation("eager")
     return True
@@ -295,7 +297,7 @@ def _with_paths(fields: dict[str, Any], found: list[PathFound], paths: dict[str,
     return fields | {
         "verdict": "bug", "status": STATUS["bug"], "why": f"{wrong.path}: {wrong.detail}", "path": wrong.path,
         "located": False, "remedy": paths[wrong.path].remedy,
-    }  # fmt: skip
+    }
 
 
 # Progress.
@@ -341,7 +343,7 @@ def _announce(
     cost = costs.predict(
         config, fit[: _wanted(settings)], length * min(len(texts), _TOGETHER), n_passes=2 * batches,
         n_steps=batches * (length - 2), device=settings.device,
-    )  # fmt: skip
+    )
     named = ", ".join(fit[: _wanted(settings)])
     print(f"kvbook: {identity['name']} in {named} takes {cost.line()}, loading apart", file=sys.stderr, flush=True)
 

@@ -1,7 +1,7 @@
 """Bugs to plant into a stock model's cached pass, each a context manager that takes it out again.
 
-They strike where something is in the cache: the full pass, and the first call of a cached one, are left alone, except by
-`no_cache` and `stale_window`.  None is safe in threads.
+They strike where something is in the cache: the full pass, and the first call of a cached one, are left alone, except
+by `no_cache` and `stale_window`.  None is safe in threads.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -95,8 +95,8 @@ def mask_off_by_one(model: PreTrainedModel) -> AbstractContextManager[None]:
 def mask_upper_left(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Align the causal mask of new tokens to the upper left: the first of them sees the first key alone.
 
-    Where a model does not call torch's scaled dot product attention (MPT), new tokens see as many of the first keys as they
-    are themselves, which for one token is the same.
+    Where a model does not call torch's scaled dot product attention (MPT), new tokens see as many of the first keys as
+    they are themselves, which for one token is the same.
     """
     if model.config.model_type != "mpt" and model.config._attn_implementation == "sdpa":
         return _calls_on_a_cache(model, around=lambda _cache: upper_left_mask())

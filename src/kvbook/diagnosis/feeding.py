@@ -96,7 +96,8 @@ def in_batch(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
 def left_padded(fed: Fed, ids: torch.Tensor, padding: int) -> torch.Tensor:
     """Feed the padded text with positions from the first real token, or as the class finds them by itself.
 
-    Classes of absolute positions count the padding, or know it by its id; each is given what it expects, if anything is.
+    Classes of absolute positions count the padding, or know it by its id; each is given what it expects, if anything
+    is.
     """
     padded, mask = _with_padding(fed, ids, padding)
     expected = full(fed, ids)
@@ -111,8 +112,8 @@ def left_padded(fed: Fed, ids: torch.Tensor, padding: int) -> torch.Tensor:
 def left_padded_in_parts(fed: Fed, ids: torch.Tensor, padding: int, sizes: list[int]) -> torch.Tensor:
     """Feed a padded text part by part onto a cache, its mask and its positions growing with it, as ``generate`` does.
 
-    Some classes count positions from the mask by themselves, or begin behind the padding's id; those without positions want the
-    mask in the first call alone.  Each is given what it expects, if anything is.
+    Some classes count positions from the mask by themselves, or begin behind the padding's id; those without positions
+    want the mask in the first call alone.  Each is given what it expects, if anything is.
     """
     if fed.name is None:
         # Says why there is none.
@@ -198,9 +199,10 @@ def onto_its_own_prompt(fed: Fed, ids: torch.Tensor) -> tuple[torch.Tensor, int]
     )
     try:
         written = fed.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, num_beams=1, output_logits=True,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, num_beams=1,
+                output_logits=True,
             return_dict_in_generate=True, **{fed.name: cache},
-        )  # fmt: skip
+        )
     finally:
         hook.remove()
     return torch.cat([filled[:, :-1], written.logits[0][:, None]], 1), counts[0]

@@ -87,7 +87,7 @@ class Outcome(_Part):
             ("drift", f"of the last token's logits over their spread, full pass against cache ({self.path})"),
             *(("", _numbers(drift)) for drift in self.drift),
             *(("", f"{dtype:9s} left out: {why}") for dtype, why in self.left_out.items()),
-        ]  # fmt: skip
+        ]
         if self.slope and "slope" not in self.why:
             low, high = self.slope.low, self.slope.high
             rows.append(

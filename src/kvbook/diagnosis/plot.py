@@ -36,7 +36,7 @@ def draw(found: Outcome, to: Path) -> None:
     axes.plot(
         [UNIT_ROUNDOFF[drift.dtype] for drift in shown], [drift.mean for drift in shown],
         marker="o", color="#d55e00" if found.verdict == "bug" else "#0072b2", label=f"{found.path}: {found.verdict}",
-    )  # fmt: skip
+    )
     for drift in shown:
         axes.annotate(
             drift.dtype, (UNIT_ROUNDOFF[drift.dtype], drift.mean), textcoords="offset points", xytext=(6, -10)
@@ -44,6 +44,6 @@ def draw(found: Outcome, to: Path) -> None:
     axes.set(
         xscale="log", yscale="log", xlim=ends, xlabel="unit roundoff", ylabel="drift / spread of the logits",
         title=f"{found.model}: full pass against cache",
-    )  # fmt: skip
+    )
     axes.legend(fontsize="small")
     figure.savefig(to, dpi=150)

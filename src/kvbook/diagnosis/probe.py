@@ -113,7 +113,7 @@ def full_pass(model: PreTrainedModel, ids: torch.Tensor) -> passes.LastToken:
 def readings(
     model: PreTrainedModel, ids: torch.Tensor, fed: torch.Tensor, generator: np.random.Generator,
     ways: tuple[str, ...] = WAYS, full: passes.LastToken | None = None, **options,
-) -> Iterator[Reading]:  # fmt: skip
+) -> Iterator[Reading]:
     """Compare every way of feeding a text with the full pass."""
     for rows in readings_together(model, ids, fed, generator, ways, [full] if full else None, **options):
         yield from rows
@@ -122,7 +122,7 @@ def readings(
 def readings_together(
     model: PreTrainedModel, ids: torch.Tensor, fed: torch.Tensor, generator: np.random.Generator,
     ways: tuple[str, ...] = WAYS, full: list[passes.LastToken] | None = None, **options,
-) -> Iterator[list[Reading]]:  # fmt: skip
+) -> Iterator[list[Reading]]:
     """Do what `readings` does with texts of one length, which are fed together: one list a way, one reading a text."""
     full = full or full_rows(model, ids)
     with torch.inference_mode(), widened(model.dtype):
@@ -138,7 +138,7 @@ def readings_together(
                     logits is not None and bool((logits == got.logits).all()),
                 )
                 for expected, got, logits in zip(full, found, alone, strict=True)
-            ]  # fmt: skip
+            ]
 
 
 def relative(reference: torch.Tensor, other: torch.Tensor, centred: bool = False) -> torch.Tensor:

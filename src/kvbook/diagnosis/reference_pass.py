@@ -13,8 +13,8 @@ NOT_CAUSAL = "gives earlier tokens other logits when later tokens follow"
 def fault(model: PreTrainedModel, ids: torch.Tensor) -> str | None:
     """Say what is wrong with the full pass of a text of shape (1, seq_len); None where a cache could agree with it.
 
-    Every length is tried.  A class that keeps the keys of the highest scores chooses among equal ones by the length of the
-    row, so that only some lengths show it.
+    Every length is tried.  A class that keeps the keys of the highest scores chooses among equal ones by the length of
+    the row, so that only some lengths show it.
     """
     limit = verdict.LIMIT * torch.finfo(model.dtype).eps / 2
     with torch.inference_mode(), widened(model.dtype):

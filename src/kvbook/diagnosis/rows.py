@@ -55,8 +55,8 @@ def rows_of(
 def suspicious_layer(rows: pd.DataFrame) -> int | None:
     """Find the first place in the model whose drift is no rounding, in the finest dtype that is there.
 
-    None is the LM head: no hidden state is beyond rounding, and none drifts by so much more than the one before it as the
-    logits do.
+    None is the LM head: no hidden state is beyond rounding, and none drifts by so much more than the one before it as
+    the logits do.
     """
     dtype = next(name for name in UNIT_ROUNDOFF if name in set(rows["dtype"]))
     roundoff = UNIT_ROUNDOFF[dtype]

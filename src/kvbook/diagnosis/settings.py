@@ -19,8 +19,8 @@ class CheckSettings(TextSettings):
     thorough : bool
         Whether every dtype is run, and every path of `kvbook.diagnosis.thorough`.
     cache_dtype : str or None
-        What the cache is meant to keep keys and values in: float32, float16, bfloat16, fp8, int8, int4 or int2; None for what
-        the model computes in.
+        What the cache is meant to keep keys and values in: float32, float16, bfloat16, fp8, int8, int4 or int2; None
+        for what the model computes in.
     """
 
     dtypes: DTypes | None = None

@@ -83,25 +83,27 @@ class StepReport:
 
 
 def check_step(
-    step: Step, ids: Any, *, modules: torch.nn.Module | None = None, dtype: str | None = None, cache_dtype: str | None = None
-) -> StepReport:  # fmt: skip
+    step: Step, ids: Any, *, modules: torch.nn.Module | None = None, dtype: str | None = None,
+        cache_dtype: str | None = None
+) -> StepReport:
     """Compare a decoding loop with one call on all tokens.
 
     Parameters
     ----------
     step : callable
-        Takes token ids and a state, which is None before the first call, and returns logits and the new state.  Logits of
-        every token it was given, or of the last one alone; of torch or of numpy, with a batch dimension of 1 or without.
+        Takes token ids and a state, which is None before the first call, and returns logits and the new state.  Logits
+        of every token it was given, or of the last one alone; of torch or of numpy, with a batch dimension of 1 or
+        without.
     ids : sequence of int, or array of shape (n,) or (1, n)
-        The text, 6 tokens or more, longer than the model's window if it has one.  Arrays are handed over in slices, a list
-        as a tensor of shape (1, n).
+        The text, 6 tokens or more, longer than the model's window if it has one.  Arrays are handed over in slices, a
+        list as a tensor of shape (1, n).
     modules : Module, optional
         What `step` runs: its submodules' outputs are compared too, so that a bug is located.
     dtype : str, optional
         That `step` computes in, where it is not that of its logits.
     cache_dtype : {"float32", "float16", "bfloat16", "fp8", "int8", "int4", "int2"}, optional
-        What the state is meant to keep its numbers in, where these are fewer bits than `step` computes with.  A quantized cache
-        of transformers says so itself.
+        What the state is meant to keep its numbers in, where these are fewer bits than `step` computes with.  A
+        quantized cache of transformers says so itself.
 
     Returns
     -------
@@ -345,8 +347,9 @@ class _Run:
                 each.remove()
 
     def _first_different(
-        self, whole: list[tuple[str, torch.Tensor]], part: list[tuple[str, torch.Tensor]], start: int, size: int, limit: float
-    ) -> str | None:  # fmt: skip
+        self, whole: list[tuple[str, torch.Tensor]], part: list[tuple[str, torch.Tensor]], start: int, size: int,
+            limit: float
+    ) -> str | None:
         for (name, full), (other_name, cut) in zip(whole, part, strict=False):
             if name != other_name or full.dim() != cut.dim():
                 return None

@@ -1,8 +1,9 @@
 """Storage in fewer bits, told from a defect by what it does to the logits.
 
-Rounding a number to a grid moves it by up to half a step: in the mean square by a twelfth of a step squared.  Moving one number
-in twelve by a whole step does the same, and also works on numbers that are on the grid already.  So the same is run twice, with
-and without such moves; a fault of the cache is in both runs or in neither, and what is left is what storage alone does.
+Rounding a number to a grid moves it by up to half a step: in the mean square by a twelfth of a step squared.  Moving
+one number in twelve by a whole step does the same, and also works on numbers that are on the grid already.  So the same
+is run twice, with and without such moves; a fault of the cache is in both runs or in neither, and what is left is what
+storage alone does.
 """
 
 import copy
@@ -32,8 +33,9 @@ DECLARABLE = get_args(CacheFormat)
 FORMATS = ("float32", "float16", "bfloat16", "int8", "fp8", "int4")
 # A cache holds these because it is meant to; beside them floats are scales.
 _NARROW = {torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2}
-# How many times as far as our rounding a declared format may move logits and hidden states: other scales, and tokens that were
-# written from rounded ones.  `tests/test_storage.py` holds it against stand-ins, and against faults that 8 bits do not explain.
+# How many times as far as our rounding a declared format may move logits and hidden states: other scales, and tokens
+# that were written from rounded ones.  `tests/test_storage.py` holds it against stand-ins, and against faults that 8
+# bits do not explain.
 MOST = 3.0
 # How near a drift must be, at every layer, to look like a format's: closer, since nobody has declared it.
 _LIKE = 2.5
@@ -123,7 +125,7 @@ def rows_of(
                     "drift": probe.relative(stock.logits, other.logits, centred=True).item(),
                     "layers": probe.relative(stock.hidden, other.hidden).tolist(),
                     "furthest": verdict.drift_between(stock_logits, logits),
-                }  # fmt: skip
+                }
 
 
 def _read_through(
@@ -131,7 +133,8 @@ def _read_through(
 ) -> tuple[LastToken, torch.Tensor]:
     """Run a text with a cache that keeps nothing: it gives back what enters it, some of the numbers moved.
 
-    What the model's own cache rounds is thus left out of both runs.  Not safe in threads, as a class's method is replaced.
+    What the model's own cache rounds is thus left out of both runs.  Not safe in threads, as a class's method is
+    replaced.
     """
     stock, seeds = Cache.update, itertools.count(1000 * seed)
 
@@ -157,8 +160,8 @@ class Storage:
     drift : float
         Of the logits, that rounding each stored number to it gives; mean over texts.
     least, most : float
-        How many times as far the cached pass is from the full pass, where that is least and where it is most: at the logits
-        and at every layer, on every path.
+        How many times as far the cached pass is from the full pass, where that is least and where it is most: at the
+        logits and at every layer, on every path.
     beyond : list of str
         Coarser dtypes whose drift neither the format nor rounding explains, as where fp16 overflows.
     """

@@ -105,7 +105,7 @@ def paths_of(model_config: PretrainedConfig, context: int | None) -> tuple[list[
             for name in _IMPLEMENTATIONS
         ),
         Path("generate, cache as long as the prompt", LENGTH, _as_long, "crop the cache by one token first"),
-    ]  # fmt: skip
+    ]
     too_far = []
     for name, at in boundaries(model_config).items():
         if at + _AFTER > min(LONGEST, context or LONGEST):
@@ -224,9 +224,10 @@ def _generated(fed: Fed, ids: torch.Tensor, **options: Any) -> Compared:
 
     def write(**options: Any) -> Compared:
         written = fed.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, num_beams=1,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False,
+                num_beams=1,
             pad_token_id=0, output_logits=True, return_dict_in_generate=True, disable_compile=True, **options,
-        )  # fmt: skip
+        )
         return feeding.full(fed, written.sequences[:, :-1])[:, -NEW:], torch.stack(written.logits, 1)
 
     compared = write(**options)

@@ -11,8 +11,8 @@ from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 # Made by `kvbook records reference RUN`, never typed in.
 FILE = Path(__file__).with_name("reference.json")
-# Other models, texts and processors than the recorded ones may drift by more.  In fine arithmetic a bug is far beyond that;
-# in 16 bits it is near.
+# Other models, texts and processors than the recorded ones may drift by more.  In fine arithmetic a bug is far beyond
+# that; in 16 bits it is near.
 MARGIN = {"float64": 32.0, "float32": 32.0, "float16": 8.0, "bfloat16": 8.0}
 # What even a model of few layers may drift by, in roundoffs: some operations are left behind the last layer.
 _LEAST = 16.0

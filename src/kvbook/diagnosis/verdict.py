@@ -1,29 +1,31 @@
 """Bug or rounding: the verdict on drift that was measured at several unit roundoffs.
 
-Rounding is proportional to the unit roundoff u of the arithmetic; what a bug does to the numbers is not.  So the logarithm
-of drift against the logarithm of u has slope 1 for the one and slope 0 for the other.  Three rules follow, in this order.
+Rounding is proportional to the unit roundoff u of the arithmetic; what a bug does to the numbers is not.  So the
+logarithm of drift against the logarithm of u has slope 1 for the one and slope 0 for the other.  Three rules follow, in
+this order.
 
 Too large
     A drift of more than `LIMIT` roundoffs is no rounding: in fp64 that is half way, on the logarithmic axis, to the
-    roundoff of fp32, and a model whose roundings grew so much would give nothing but noise in 16 bits.  One text is enough,
-    so that a bug which strikes only some texts is found.  In 16 bits the rule cannot speak: there it allows everything.
+    roundoff of fp32, and a model whose roundings grew so much would give nothing but noise in 16 bits.  One text is
+    enough, so that a bug which strikes only some texts is found.  In 16 bits the rule cannot speak: there it allows
+    everything.
 Small enough
-    Where no text drifts in the finest dtype by more than half way to the roundoff of the next coarser one (`ROUNDING`), it is
-    rounding.  In fp64 that is the same `LIMIT`, so that fp64 always decides.  In fp32 it is less: a cache kept in 16 bits
-    drifts by more there.  What coarser dtypes do is no evidence against it: they may drift by much less than a roundoff,
-    or not at all, for rounding to few bits makes most numbers equal.
+    Where no text drifts in the finest dtype by more than half way to the roundoff of the next coarser one (`ROUNDING`),
+    it is rounding.  In fp64 that is the same `LIMIT`, so that fp64 always decides.  In fp32 it is less: a cache kept in
+    16 bits drifts by more there.  What coarser dtypes do is no evidence against it: they may drift by much less than a
+    roundoff, or not at all, for rounding to few bits makes most numbers equal.
 Slope
-    Fitted by least squares through the dtypes' mean drift.  A drift below one roundoff is as good as equal and counts as
-    one: where fp32 drifts by so much that rounding would show in 16 bits too, and it does not, the slope is flat.  Below 1/2
-    with its whole interval it is nearer to a bug's, above 1/2 with its whole interval nearer to rounding's; if the interval
-    holds 1/2 nothing is decided.
+    Fitted by least squares through the dtypes' mean drift.  A drift below one roundoff is as good as equal and counts
+    as one: where fp32 drifts by so much that rounding would show in 16 bits too, and it does not, the slope is flat.
+    Below 1/2 with its whole interval it is nearer to a bug's, above 1/2 with its whole interval nearer to rounding's;
+    if the interval holds 1/2 nothing is decided.
 
-No rule knows intent: a cache that keeps fewer bits than the model computes with is a bug here.  `kvbook.diagnosis.storage` tells
-those that are meant to.
+No rule knows intent: a cache that keeps fewer bits than the model computes with is a bug here.
+`kvbook.diagnosis.storage` tells those that are meant to.
 
 The interval takes in two uncertainties.  That over texts is bootstrapped over their files.  That over dtypes, for the
-constant in front of u differs between them (16-bit products are summed in 32 bits), is the fit's own standard error, but
-never less than `SCATTER` allows, since with two to four dtypes the residuals say little.
+constant in front of u differs between them (16-bit products are summed in 32 bits), is the fit's own standard error,
+but never less than `SCATTER` allows, since with two to four dtypes the residuals say little.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +83,8 @@ class Finding:
     why : str
         The rule that decided, with its numbers, as half a sentence.
     slope : Estimate or None
-        Of log drift on log u, with its 95 % interval; None with fewer than two dtypes, or where none drifts by a roundoff.
+        Of log drift on log u, with its 95 % interval; None with fewer than two dtypes, or where none drifts by a
+        roundoff.
     drift : dict of str to float
         Mean over texts by dtype, from the finest; infinite where only the cached pass overflowed.
     roundoffs : dict of str to float

@@ -1,7 +1,8 @@
 """MPT's position bias, taken from the query that it belongs to.
 
-transformers counts MPT's bias from the last key that there is, and leaves it to the softmax to take the shift out again.
-It does, but for rounding: the score that the bias is added to is rounded at another size for every number of keys.
+transformers counts MPT's bias from the last key that there is, and leaves it to the softmax to take the shift out
+again. It does, but for rounding: the score that the bias is added to is rounded at another size for every number of
+keys.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Scaled dot product attention in which a query's bits depend neither on other queries nor on keys it does not see.
 
-Queries and keys are cut and filled up to shapes that `attention_kernel` allows.  Where it allows none, as on a GPU for heads
-wider than 128, which are divided by their sum in another place, they go through blocks of our own.
+Queries and keys are cut and filled up to shapes that `attention_kernel` allows.  Where it allows none, as on a GPU for
+heads wider than 128, which are divided by their sum in another place, they go through blocks of our own.
 """
 
 import functools
@@ -26,8 +26,8 @@ from kvbook.exact.pointwise import exponential_on, softmax
 from kvbook.exact.visible import MASKED, run
 
 _LARGE = (256, 32)
-# Head widths that leave nothing over in the kernel's vectorised loops; others go through blocks of our own. At 10 a query's
-# bits changed with its place among 256, in one of a thousand.
+# Head widths that leave nothing over in the kernel's vectorised loops; others go through blocks of our own. At 10 a
+# query's bits changed with its place among 256, in one of a thousand.
 _WIDTHS = 16
 
 
@@ -213,7 +213,7 @@ def _checked(query, key, value, bias, scale) -> torch.Tensor:
     return torch.cat(
         [kernel(*(rows.lined_up(x[:, h : h + 1]) for x in (query, key, value)),
                  bias[:, h % bias.shape[1]][:, None].contiguous(), scale) for h in range(heads)], 1
-    )  # fmt: skip
+    )
 
 
 def _each_by_itself(query, key, value, mask, visible, scale) -> torch.Tensor:

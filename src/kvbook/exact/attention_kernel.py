@@ -1,9 +1,10 @@
 """torch's attention kernel, and which of its shapes may be used: those that give the reference's bits.
 
-torch's CPU kernel walks through the keys in blocks of 512 and keeps a running maximum and sum; on a GPU its memory-efficient
-kernel does so in blocks of 64 or 128.  Padded to whole blocks and with the mask written out, a block behind a query's last
-key changes nothing.  What remains is the number of queries and of heads, and a last block that is not filled up: each is
-compared bit for bit with the reference, one head and four queries on whole blocks, the first time that it is wanted.
+torch's CPU kernel walks through the keys in blocks of 512 and keeps a running maximum and sum; on a GPU its
+memory-efficient kernel does so in blocks of 64 or 128.  Padded to whole blocks and with the mask written out, a block
+behind a query's last key changes nothing.  What remains is the number of queries and of heads, and a last block that is
+not filled up: each is compared bit for bit with the reference, one head and four queries on whole blocks, the first
+time that it is wanted.
 """
 
 import functools
@@ -17,8 +18,8 @@ from kvbook.exact.kernels import base, draw, pairs, spread
 BLOCK = 512
 # A last block is filled up to a multiple of this many where the bits allow it, so that short texts cost less.
 _PART = 128
-# Never to fewer than the vectors hold: what is left over at a row's end has an exponential of its own, whose last bit differs.
-# To copy keys takes longer than to attend in a decode step, so there as few are tried as can be.
+# Never to fewer than the vectors hold: what is left over at a row's end has an exponential of its own, whose last bit
+# differs. To copy keys takes longer than to attend in a decode step, so there as few are tried as can be.
 PARTS_OF_A_STEP = (32, _PART, BLOCK)
 QUERIES = 4
 
@@ -52,10 +53,11 @@ def allows(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: 
     return _verdicts[about]
 
 
-# Scores that are left over from sums of zero, see `pairs`, are brought to about this size by a scale. Were they larger, a
-# softmax would see a few of the keys only, and a width of 256 in fp16 would pass for what it is not.
+# Scores that are left over from sums of zero, see `pairs`, are brought to about this size by a scale. Were they larger,
+# a softmax would see a few of the keys only, and a width of 256 in fp16 would pass for what it is not.
 _LEFT_OVER = 2.0**-4
-# Keys are paired within stretches of this many, and queries see whole stretches, so that their sums of values are zero too.
+# Keys are paired within stretches of this many, and queries see whole stretches, so that their sums of values are zero
+# too.
 _STRETCH = 32
 
 
@@ -102,7 +104,7 @@ def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: to
             expected = kernel(
                 *(rows.lined_up(x) for x in (q[:, one, four], k[:, one, :needed], v[:, one, :needed])),
                 bias[:, :, four, :needed].contiguous(), scale,
-            )  # fmt: skip
+            )
             for some, found in zip(chosen, tried, strict=True):
                 here = (some >= start) & (some < start + QUERIES)
                 if not torch.equal(found[:, one][:, :, here], expected[:, :, some[here] - start]):
@@ -162,7 +164,8 @@ def length_allowed(
 ) -> int | None:
     """Give the length that the keys are padded to, the first allowed multiple of one of the parts; None where none is."""
     lengths = dict.fromkeys(-(-keys // part) * part for part in parts)
-    # A last block is tried by itself too: the more keys come before it, the less of a difference in it is left to be seen.
+    # A last block is tried by itself too: the more keys come before it, the less of a difference in it is left to be
+    # seen.
     return next(
         (
             length

@@ -1,8 +1,8 @@
 """Causal convolutions along a text, in which a position's bits do not depend on how many others come with it.
 
-A convolution of one channel by itself, as state-space models have before their scan, is a sum of as many products as the
-kernel has taps, added one after the other: no library is asked.  One across channels is a product of rows, a position's
-window with the kernel as a matrix.
+A convolution of one channel by itself, as state-space models have before their scan, is a sum of as many products as
+the kernel has taps, added one after the other: no library is asked.  One across channels is a product of rows, a
+position's window with the kernel as a matrix.
 """
 
 import torch

@@ -49,8 +49,8 @@ def topk(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Stand in for ``aten::topk``; the arguments are its own.
 
-    Among equals torch takes any, and other ones where more elements come with them: experts in 16 bits, or chosen keys.  Here
-    the first are taken, in their order.
+    Among equals torch takes any, and other ones where more elements come with them: experts in 16 bits, or chosen keys.
+    Here the first are taken, in their order.
     """
     size = x.shape[dim] if x.dim() else 1
     if not x.dim() or not x.numel() or not 0 < k <= size:

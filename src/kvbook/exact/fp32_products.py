@@ -1,11 +1,12 @@
 """Products summed in fp32 by a kernel of our own, which adds every element up in one order: `fp32_products.cpp`.
 
-A library adds up one row in several sums side by side and many rows in one, so no number of rows serves both.  This kernel
-is as fast as either, and its error is that of several sums.  It is compiled where it is first wanted, in about three seconds,
-and kept.  Without a compiler products run on row counts that the library grants, see `rows`: slower, and with the larger error.
+A library adds up one row in several sums side by side and many rows in one, so no number of rows serves both.  This
+kernel is as fast as either, and its error is that of several sums.  It is compiled where it is first wanted, in about
+three seconds, and kept.  Without a compiler products run on row counts that the library grants, see `rows`: slower, and
+with the larger error.
 
-It takes matrices in fp32, and in 16 bits where the processor has no instructions for their products: there a library takes one
-row fast and several slowly, so that a row that must have the bits of several takes twice its time.
+It takes matrices in fp32, and in 16 bits where the processor has no instructions for their products: there a library
+takes one row fast and several slowly, so that a row that must have the bits of several takes twice its time.
 """
 
 import ctypes
@@ -33,7 +34,8 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tenso
 
 # What the kernel is compiled for, by the matrix's dtype.
 _ELEMENTS = {torch.float32: "Float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
-# The first instructions of a processor, in torch's words, and those that oneDNN may be held to, without products in 16 bits.
+# The first instructions of a processor, in torch's words, and those that oneDNN may be held to, without products in 16
+# bits.
 _INSTRUCTIONS = {torch.bfloat16: "avx512_bf16", torch.float16: "avx512_fp16"}
 _WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
 _LIMITS_WITHOUT = {torch.bfloat16: _WITHOUT_BF16, torch.float16: _WITHOUT_BF16 | {"AVX512_CORE_BF16"}}
@@ -115,9 +117,10 @@ def _loaded(path: Path, dtype: torch.dtype) -> Kernel:
         out = wide.new_empty(x.shape[0], weight.shape[1])
         bias = None if bias is None else bias.float().contiguous()
         function(
-            wide.data_ptr(), wide.stride(0), weight.data_ptr(), *weight.stride(), None if bias is None else bias.data_ptr(),
+            wide.data_ptr(), wide.stride(0), weight.data_ptr(), *weight.stride(), None if bias is None
+                else bias.data_ptr(),
             out.data_ptr(), *x.shape, weight.shape[1], torch.get_num_threads(),
-        )  # fmt: skip
+        )
         return out.to(dtype)
 
     return times

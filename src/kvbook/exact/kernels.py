@@ -55,8 +55,8 @@ def no_gradients(operator: str, *tensors: torch.Tensor | None) -> None:
 def draw(shape: tuple[int, ...], seed: int, scale: float = 1.0, used_in: torch.dtype | None = None) -> torch.Tensor:
     """Draw normal numbers on the host, without touching the caller's random state.
 
-    In 32 bits, but in 64 for use in 64: there products of 32-bit numbers are exact, and would not tell whether a product is
-    rounded before it is added.
+    In 32 bits, but in 64 for use in 64: there products of 32-bit numbers are exact, and would not tell whether a
+    product is rounded before it is added.
     """
     dtype = torch.float64 if used_in == torch.float64 else torch.float32
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) * scale
@@ -67,9 +67,9 @@ def pairs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     Notes
     -----
-    What is summed in 32 bits and then rounded to 16 hides nearly every difference between two orders of addition: it would
-    take a hundred thousand numbers to see one. So kernels are compared on sums that are zero, pair by pair: what is left is
-    the rounding error alone, and 16 bits hold all of its leading ones.
+    What is summed in 32 bits and then rounded to 16 hides nearly every difference between two orders of addition: it
+    would take a hundred thousand numbers to see one. So kernels are compared on sums that are zero, pair by pair: what
+    is left is the rounding error alone, and 16 bits hold all of its leading ones.
     """
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
     half = size // 2

@@ -1,8 +1,8 @@
 """Functions of single elements, and the softmax, in which an element's place does not matter.
 
 A vectorised loop treats what is left over at its end, and at the end of each thread's share, with scalar code, whose
-exponential is not the vector code's.  So an element's last bit depends on where it lies.  Here a function only ever runs
-on a number of elements that leaves nothing over.
+exponential is not the vector code's.  So an element's last bit depends on where it lies.  Here a function only ever
+runs on a number of elements that leaves nothing over.
 """
 
 import functools
@@ -17,21 +17,22 @@ from kvbook.exact.kernels import NotInvariant, base, draw, key_of
 
 # Elements that one turn of a vectorised loop takes: two registers of 64 bytes, of two bytes an element at least.
 _TURN = 64
-# Up to so many threads all shares can be made even by padding; beyond, a function runs in pieces too small to share out.
+# Up to so many threads all shares can be made even by padding; beyond, a function runs in pieces too small to share
+# out.
 _FEW_THREADS = 4
 _PIECE = 2048
 
 # Probabilities are summed in blocks of this many keys, one after the other.
 _BLOCK = 128
-# torch's softmax for a CPU takes a row by itself, and sums in as many sums side by side as a register holds; made up to a
-# multiple of them, by keys that weigh nothing, no row has a rest.
+# torch's softmax for a CPU takes a row by itself, and sums in as many sums side by side as a register holds; made up to
+# a multiple of them, by keys that weigh nothing, no row has a rest.
 _LANES = 16
 # Numbers of rows and of keys at which that is tried.
 _TRIED_ROWS, _TRIED_KEYS = (1, 7, 130), (_LANES, 4 * _LANES, 11 * _LANES, 65 * _LANES, 300 * _LANES)
 
 # Whose results are rounded correctly by vector and scalar code alike, by IEEE 754, in these dtypes.
 _CORRECTLY_ROUNDED = {"aten::sqrt": (torch.float32, torch.float64), "aten::rsqrt": (torch.float32, torch.float64),
-                      "aten::reciprocal": (torch.float32, torch.float64)}  # fmt: skip
+                      "aten::reciprocal": (torch.float32, torch.float64)}
 
 
 @functools.cache
@@ -89,8 +90,8 @@ def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch
     scores = (x if last else x.movedim(dim, -1)).to(wide)
     seen = visible.seen(scores) if scores.dim() in (3, 4) and scores.numel() else visible.Seen(())
     if not seen.plain:
-        # Two masks that are added up give minus infinity: a query that sees nothing is padding, and must give numbers all the
-        # same, for they become keys and values.
+        # Two masks that are added up give minus infinity: a query that sees nothing is padding, and must give numbers
+        # all the same, for they become keys and values.
         scores = scores.clamp(min=torch.finfo(scores.dtype).min)
     if seen.plain:
         out = _softmax(scores, exp)
@@ -162,8 +163,8 @@ def logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.T
 def exponential_on(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Give the exponential for a tensor's device.
 
-    On a GPU what a vectorised loop leaves over runs the same function, compiled once more; that it has the same bits there is
-    not tried.
+    On a GPU what a vectorised loop leaves over runs the same function, compiled once more; that it has the same bits
+    there is not tried.
     """
     return base("aten::exp", "CUDA") if key_of(x) == "CUDA" else pointwise("aten::exp")
 

@@ -20,7 +20,8 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from kvbook.exact.kernels import NotInvariant
 
-# Put on a state that a recurrence known here gave, so that one from elsewhere is noticed; with whether it began from nothing.
+# Put on a state that a recurrence known here gave, so that one from elsewhere is noticed; with whether it began from
+# nothing.
 _MARK = "kvbook_anew"
 
 
@@ -35,7 +36,7 @@ def _mamba2(module: ModuleType) -> Callable[..., Any]:
     def scan(
         hidden_states, dt, A, B, C, *, D=None, dt_bias=None, initial_states=None, dt_softplus=False,
         dt_limit=(0.0, math.inf), return_final_states=False, **_more,
-    ):  # fmt: skip
+    ):
         if tuple(dt_limit) != (0.0, math.inf):
             raise NotInvariant(
                 f"row_invariant() met mamba2_chunk_scan with time steps within {dt_limit}, to which transformers holds a text "
@@ -52,7 +53,7 @@ def _mamba2(module: ModuleType) -> Callable[..., Any]:
             step(state, hidden_states[:, i], dt[:, i, :, None].expand(-1, -1, width), A, B[:, i], C[:, i],
                  z=None, dt_softplus=dt_softplus, **over_width)
             for i in range(length)
-        ]  # fmt: skip
+        ]
         out = torch.stack(out, 1)
         return (out, _marked(state)) if return_final_states else out
 
@@ -83,7 +84,7 @@ def _mamba(module: ModuleType) -> Callable[..., Any]:
                  None if D is None else D.to(hidden_states.dtype),
                  z=None if z is None else z[..., i], dt_bias=delta_bias, dt_softplus=delta_softplus)
             for i in range(length)
-        ]  # fmt: skip
+        ]
         out = torch.stack(out, -1)
         return (out, _marked(state, anew=True)) if return_last_state else out
 
@@ -99,7 +100,8 @@ def _delta(name: str) -> Callable[[ModuleType], Callable[..., Any]]:
         recurrent = getattr(module, name)
 
         def scan(*arguments, **options):
-            # A sum along a row takes another order where the row is scattered, as it is behind a convolution of several.
+            # A sum along a row takes another order where the row is scattered, as it is behind a convolution of
+            # several.
             laid_out = [_contiguous(x) for x in arguments]
             out, state = recurrent(
                 *laid_out, **{key: _contiguous(x) for key, x in options.items() if key != "chunk_size"}

@@ -64,10 +64,11 @@ class Piece(NamedTuple):
 
 TILE = 16
 HOST = Sizes(TILE, (1, 2, 4, 8), (512, 384, 256, 192, 128, 64, 32), (1, 2, 4))
-# Reading the weights takes as long for this many rows as for one, and starting a kernel is what many small products cost.
+# Reading the weights takes as long for this many rows as for one, and starting a kernel is what many small products
+# cost.
 GPU = Sizes(128, (1, 16, 64), (1024, 512, 256))
-# Vector units and caches work on lines of this many bytes; a library may start differently inside one.  cuBLAS looks at up to
-# so many.
+# Vector units and caches work on lines of this many bytes; a library may start differently inside one.  cuBLAS looks at
+# up to so many.
 _LINE, _LINE_ON_A_GPU = 64, 256
 # Matrices of fewer columns are cheap on any number of rows.
 _CUT_COLUMNS = 256
@@ -106,9 +107,10 @@ def _modes(weight: torch.Tensor) -> tuple[object, ...]:
         return ()
     given = torch.backends.cuda.matmul
     return (
-        given.fp32_precision, given.allow_fp16_reduced_precision_reduction, given.allow_bf16_reduced_precision_reduction,
+        given.fp32_precision, given.allow_fp16_reduced_precision_reduction,
+            given.allow_bf16_reduced_precision_reduction,
         str(torch.backends.cuda.preferred_blas_library()),
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -179,7 +181,7 @@ def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None) -> RowCounts:
     key = (
         weight.dtype, weight.device, weight.shape, weight.stride(), _into_line(weight), bias is None,
         torch.get_num_threads(), *_modes(weight),
-    )  # fmt: skip
+    )
     if (found := _known.get(key)) is None:
         sizes = sizes_on(weight.device)
         found = _known[key] = RowCounts(sizes.tile if _alike(weight, bias, sizes.tile) else 1, sizes)
@@ -189,8 +191,8 @@ def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None) -> RowCounts:
 def _tellings(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, ...]]:
     """Make products of the shapes and strides at hand whose bits tell the order of their additions.
 
-    In 32 bits and more random numbers tell it too, if there are enough; and they tell what sums that are zero do not where
-    these have few terms, such as whether products are rounded before they are added.
+    In 32 bits and more random numbers tell it too, if there are enough; and they tell what sums that are zero do not
+    where these have few terms, such as whether products are rounded before they are added.
     """
     yield _telling(rows, weight, bias)
     if weight.dtype in (torch.float32, torch.float64):
@@ -299,7 +301,8 @@ def _alone(
     return out[None] if x.dim() == 3 else out.view(*x.shape[:-1], weight.shape[1])
 
 
-# By a stack's dtype, shape, strides, place within a line and threads: whether one row may be multiplied with any of it by itself.
+# By a stack's dtype, shape, strides, place within a line and threads: whether one row may be multiplied with any of it
+# by itself.
 _stacks: dict[tuple[object, ...], bool] = {}
 
 

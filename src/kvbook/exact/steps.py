@@ -23,7 +23,8 @@ class _OneRow(NamedTuple):
     times: Callable[..., torch.Tensor | None]
 
 
-# By the weight's identity, and only as long as the weight is there: what is offloaded comes as another tensor each time.
+# By the weight's identity, and only as long as the weight is there: what is offloaded comes as another tensor each
+# time.
 _known: dict[int, _OneRow] = {}
 
 
@@ -75,7 +76,8 @@ def _watched(x: torch.Tensor) -> bool:
     )
 
 
-# What each layer of a step calls, and where it looks for it: a norm's square and root, an activation. They serve longer texts too.
+# What each layer of a step calls, and where it looks for it: a norm's square and root, an activation. They serve longer
+# texts too.
 _FUNCTIONS = {
     "aten::pow.Tensor_Scalar": (torch.Tensor, "pow"),
     "aten::rsqrt": (torch, "rsqrt"),

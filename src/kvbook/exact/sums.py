@@ -1,9 +1,9 @@
 """Sums along rows, for a device whose own change with the number of rows.
 
 On a GPU torch shares a row out among the more threads the fewer rows there are (``set_block_dimension`` in its
-``Reduce.cuh``), so the order of additions changes with the number of rows.  Its layer norm gives each row a block of threads
-of its own, and the row's mean beside the result: one kernel for what is wanted.  Whether it does is tried bit for bit on
-first use; where it does not, a row's elements are added in pairs, one addition of tensors after the other.
+``Reduce.cuh``), so the order of additions changes with the number of rows.  Its layer norm gives each row a block of
+threads of its own, and the row's mean beside the result: one kernel for what is wanted.  Whether it does is tried bit
+for bit on first use; where it does not, a row's elements are added in pairs, one addition of tensors after the other.
 """
 
 import functools
@@ -94,7 +94,8 @@ def vector_norm(
 ) -> torch.Tensor:
     """Stand in for ``aten::linalg_vector_norm``; the arguments are its own.
 
-    Powers are added up along rows that lie one after the other in memory: where they are scattered, the order is another.
+    Powers are added up along rows that lie one after the other in memory: where they are scattered, the order is
+    another.
     """
     if ord not in (1, 2) or dim is None or not x.is_floating_point():
         raise NotInvariant(

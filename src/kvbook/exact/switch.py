@@ -34,7 +34,7 @@ _POINTWISE = (
     "log", "log10", "log1p", "log2", "log_sigmoid", "logit", "mish", "pow.Tensor_Scalar", "reciprocal", "rsqrt",
     "selu", "sigmoid", "silu", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
     "softplus", "sqrt", "tanh",
-)  # fmt: skip
+)
 
 # What adds up, or fuses an addition with a product, and is not made invariant here. `.out` variants of what is replaced
 # are what a compiler calls behind the replacement's back.
@@ -171,7 +171,7 @@ def _replacements(key: str, names: frozenset[str]) -> dict[str, Callable[..., ob
         "aten::matmul": _matmul, "aten::_softmax": softmax, "aten::_grouped_mm": experts.grouped_product,
         "aten::logsumexp": pointwise.logsumexp, "aten::convolution": convolutions.convolution,
         "aten::linalg_vector_norm": sums.vector_norm, "aten::topk": experts.topk,
-    }  # fmt: skip
+    }
     # So that `base` holds every kernel before it is replaced.
     for name in (
         "aten::mm",
@@ -247,8 +247,8 @@ def _switch_on(parts: Collection[str]) -> None:
         _others.enter_context(recurrences.token_by_token())
         _others.enter_context(steps.without_the_dispatcher(tables["CPU"]))
         if "torch._dynamo" in sys.modules or "CUDA" in tables:
-            # What a compiler made does not go through the operators that are replaced. On a GPU `generate` compiles by itself
-            # when it gets a static cache, perhaps for the first time inside the block.
+            # What a compiler made does not go through the operators that are replaced. On a GPU `generate` compiles by
+            # itself when it gets a static cache, perhaps for the first time inside the block.
             _others.enter_context(torch.compiler.set_stance("force_eager"))
         with warnings.catch_warnings():
             # torch warns that a kernel is replaced, which is what is meant.
@@ -288,22 +288,22 @@ def is_on() -> bool:
 def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     """Make the bits of a row independent of how many rows, and of how many keys behind its own, come with it.
 
-    Inside the block, any causal language model of transformers gives equal bits, in logits, hidden states and caches, for
-    equal token ids, however they are fed: all at once, a prefix and then the rest, in chunks, token by token, through
-    ``generate``, with a dynamic or a static cache of any length, alone or in a batch, left-padded or not.
+    Inside the block, any causal language model of transformers gives equal bits, in logits, hidden states and caches,
+    for equal token ids, however they are fed: all at once, a prefix and then the rest, in chunks, token by token,
+    through ``generate``, with a dynamic or a static cache of any length, alone or in a batch, left-padded or not.
 
     Parameters
     ----------
     parts : collection of str
-        What to make invariant, to see what each part does: ``products`` (of matrices), ``attention`` (with its softmax),
-        ``functions`` (of single elements).  Only all three together keep the promise, and only they refuse what they
-        cannot keep it for.  A block inside another one takes on the outer one's.
+        What to make invariant, to see what each part does: ``products`` (of matrices), ``attention`` (with its
+        softmax), ``functions`` (of single elements).  Only all three together keep the promise, and only they refuse
+        what they cannot keep it for.  A block inside another one takes on the outer one's.
 
     Raises
     ------
     NotInvariant
-        Inside the block, by an operation that is met and cannot be made invariant, naming it: convolutions in more than one
-        dimension, quantized products, recurrent networks, batch norms, attention dropout, a backward pass.
+        Inside the block, by an operation that is met and cannot be made invariant, naming it: convolutions in more than
+        one dimension, quantized products, recurrent networks, batch norms, attention dropout, a backward pass.
 
     See Also
     --------
@@ -311,37 +311,48 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
 
     Notes
     -----
-    - Works by registering kernels over torch's operators, below its Python interface, so it does not matter from where an
-      operator is called. For speed a decode step's linear layers, attention and norms are found above it. Everything is restored on
-      leaving, also by an exception. Blocks nest.
-    - On a CPU products in fp32 have a kernel of their own, and so have those in 16 bits where an x86 processor has no instructions
-      for them (bf16 before AVX512-BF16, fp16 before AVX512-FP16). It is compiled on first use, in about three seconds, with the
-      compiler that ``CXX`` names, else ``c++``, ``g++`` or ``clang++``, and kept in the folder ``kvbook/kernels`` of a person's
-      caches.
-      Without a compiler, or with an empty ``CXX``, results are as invariant, but slower and with a larger error.
+    - Works by registering kernels over torch's operators, below its Python interface, so it does not matter from where
+      an
+      operator is called. For speed a decode step's linear layers, attention and norms are found above it. Everything is
+      restored on leaving, also by an exception. Blocks nest.
+    - On a CPU products in fp32 have a kernel of their own, and so have those in 16 bits where an x86 processor has no
+      instructions
+      for them (bf16 before AVX512-BF16, fp16 before AVX512-FP16). It is compiled on first use, in about three seconds,
+      with the compiler that ``CXX`` names, else ``c++``, ``g++`` or ``clang++``, and kept in the folder
+      ``kvbook/kernels`` of a person's caches. Without a compiler, or with an empty ``CXX``, results are as invariant,
+      but slower and with a larger error.
     - It is on for the whole process while any thread is inside: other threads' results are right, and invariant too.
     - Bits are those of this machine, these versions and this number of threads; all that is promised is that they are
       equal among the ways above. What the machine grants is found out by comparing bits, on first use, and remembered.
-    - Needs autograd off (``torch.inference_mode()`` or ``torch.no_grad()``) where weights want gradients. Functions made by
+    - Needs autograd off (``torch.inference_mode()`` or ``torch.no_grad()``) where weights want gradients. Functions
+      made by
       ``torch.compile`` before the block run uncompiled in it.
-    - Where queries begin at different keys, as beyond a sliding window, or see a sink or chosen keys, each query's keys are
+    - Where queries begin at different keys, as beyond a sliding window, or see a sink or chosen keys, each query's keys
+      are
       drawn together before they are summed. A decode step does that by itself; a prefill beyond the window is slower.
-    - Mixtures of experts run expert by expert, each row a product of its own. A convolution along a text is a sum of its taps.
-    - State-space models and linear attention read a text token by token, with the formula of a decode step: a prefill is slow.
-      Classes of transformers are replaced, also those imported inside the block. What no formula is known for is refused when
-      its state reaches the cache.
-    - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids`` that start
+    - Mixtures of experts run expert by expert, each row a product of its own. A convolution along a text is a sum of
+      its taps.
+    - State-space models and linear attention read a text token by token, with the formula of a decode step: a prefill
+      is slow.
+      Classes of transformers are replaced, also those imported inside the block. What no formula is known for is
+      refused when its state reaches the cache.
+    - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids`` that
+      start
       at 0 with the first real token, as ``generate`` does by itself; else the positions are others, and so the results.
-    - A model that itself computes another formula with its cache than without (ProphetNet's streams) is not made to agree: no
+    - A model that itself computes another formula with its cache than without (ProphetNet's streams) is not made to
+      agree: no
       operation is at fault, and none can be named. `verify` shows it.
     - Each attention implementation ("eager", "sdpa") equals itself, not the other one. Others are not supported.
-    - On a CPU norms and other sums over a row are torch's own, which take a row by itself; rows of 32,768 elements or more
+    - On a CPU norms and other sums over a row are torch's own, which take a row by itself; rows of 32,768 elements or
+      more
       have not been tried.
     - MPT's bias is taken relative to the query instead of to the last key, which is equal but for rounding.
-    - On CUDA row counts, torch's memory-efficient attention and the layer norm that sums take are tried bit for bit in the
-      same way; its layer norm, a block of threads for each row, and its functions of single elements are taken as they are.
-      None of this has been run on a GPU yet, so see that `verify` finds no difference on yours. Eager attention is slow
-      there, and running sums (``cumsum``, in top-p sampling) are torch's own, so that what is drawn may depend on the batch.
+    - On CUDA row counts, torch's memory-efficient attention and the layer norm that sums take are tried bit for bit in
+      the
+      same way; its layer norm, a block of threads for each row, and its functions of single elements are taken as they
+      are. None of this has been run on a GPU yet, so see that `verify` finds no difference on yours. Eager attention is
+      slow there, and running sums (``cumsum``, in top-p sampling) are torch's own, so that what is drawn may depend on
+      the batch.
 
     Examples
     --------

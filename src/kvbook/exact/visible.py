@@ -1,9 +1,9 @@
 """Which keys each query sees, and where the blocks begin in which they are summed.
 
-Keys are summed in blocks, one after the other.  A query's bits are its own if the blocks begin with the first key that it
-sees and hold nothing but keys that it sees.  Where all queries begin at the same key and see all up to some last one, as
-under a causal mask with or without padding on the left, one alignment serves all: the *run* of `run`.  Under a sliding
-window, with an attention sink, or with chosen keys, every query's keys are drawn together first.
+Keys are summed in blocks, one after the other.  A query's bits are its own if the blocks begin with the first key that
+it sees and hold nothing but keys that it sees.  Where all queries begin at the same key and see all up to some last
+one, as under a causal mask with or without padding on the left, one alignment serves all: the *run* of `run`.  Under a
+sliding window, with an attention sink, or with chosen keys, every query's keys are drawn together first.
 """
 
 from typing import NamedTuple

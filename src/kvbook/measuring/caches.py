@@ -1,8 +1,8 @@
 """Caches by kind, and the reuse of one that was filled with another prompt.
 
-A cache belongs to token ids, not to text.  Where a longer text is encoded anew, its ids need not begin with those of its
-beginning, and `generate` does not look: it cuts as many ids off the prompt as the cache is long.  `reusable` keeps of a
-cache what the new prompt's ids really share with it.
+A cache belongs to token ids, not to text.  Where a longer text is encoded anew, its ids need not begin with those of
+its beginning, and `generate` does not look: it cuts as many ids off the prompt as the cache is long.  `reusable` keeps
+of a cache what the new prompt's ids really share with it.
 
 Written for transformers 5.23: ``crop`` takes the number of tokens to remove, as a negative number.
 """
@@ -65,8 +65,9 @@ def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
 def reusable(cache: Cache, cached_ids: Sequence[int], ids: Sequence[int]) -> Cache:
     """Copy of a cache what a prompt can reuse: the longest common prefix of ids, and never the whole prompt.
 
-    The last token of the prompt is left out even where the cache holds it, for a model needs one token to run on: given a
-    cache as long as the prompt, `generate` of transformers 5.23 feeds the whole prompt a second time, without an error.
+    The last token of the prompt is left out even where the cache holds it, for a model needs one token to run on: given
+    a cache as long as the prompt, `generate` of transformers 5.23 feeds the whole prompt a second time, without an
+    error.
 
     Parameters
     ----------
@@ -85,8 +86,8 @@ def reusable(cache: Cache, cached_ids: Sequence[int], ids: Sequence[int]) -> Cac
     Raises
     ------
     UserError
-        When the cache holds another number of tokens than `cached_ids`, when the prompt is empty, or when a layer is of a
-        kind that cannot go back (a sliding window has lost its first tokens, a recurrent state its past).
+        When the cache holds another number of tokens than `cached_ids`, when the prompt is empty, or when a layer is of
+        a kind that cannot go back (a sliding window has lost its first tokens, a recurrent state its past).
     """
     if (held := length(cache)) != len(cached_ids):
         raise UserError(f"the cache holds {held} tokens, not the {len(cached_ids)} named: name the ids that filled it")
@@ -108,8 +109,9 @@ def reusable(cache: Cache, cached_ids: Sequence[int], ids: Sequence[int]) -> Cac
 def _cut_static(layer: StaticLayer, kept: int) -> None:
     if not layer.is_initialized:
         return
-    # Its tensors keep their length, and its address must stay: only the counter goes back.  What lies behind it is masked
-    # until it is overwritten; it is set to zero all the same, so that nothing of the old prompt is left in the copy.
+    # Its tensors keep their length, and its address must stay: only the counter goes back.  What lies behind it is
+    # masked until it is overwritten; it is set to zero all the same, so that nothing of the old prompt is left in the
+    # copy.
     layer.cumulative_length.fill_(kept)
     layer.keys[:, :, kept:] = 0
     layer.values[:, :, kept:] = 0

@@ -1,7 +1,7 @@
 """The one rule by which every experiment chooses a token: the largest logit, and on an exact tie the lowest index.
 
-`generate` and `torch.argmax` have the same rule.  `torch.topk` promises no order among equal values, and its first index is
-often another one; in 16 bits exact ties are common enough to change texts.
+`generate` and `torch.argmax` have the same rule.  `torch.topk` promises no order among equal values, and its first
+index is often another one; in 16 bits exact ties are common enough to change texts.
 """
 
 import torch

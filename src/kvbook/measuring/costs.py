@@ -1,7 +1,7 @@
 """What an experiment on a model will take, in memory and time, said before it starts.
 
-The time comes from the matrix products alone, tried here and now at the model's own widths for a second or so: a guess that
-tells seconds from hours, too low where passes are so short that what stands around the products counts.
+The time comes from the matrix products alone, tried here and now at the model's own widths for a second or so: a guess
+that tells seconds from hours, too low where passes are so short that what stands around the products counts.
 """
 
 from collections.abc import Iterable

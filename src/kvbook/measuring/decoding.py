@@ -1,10 +1,10 @@
 """One decode loop for every kind of cache, eager or compiled, so that nothing else differs between two of them.
 
-The loop is the stock model's own: its embedding, its rotary embedding, its layers, its norm and its head.  What is compiled
-is a few neighbouring layers, once for all such groups (weights and caches are arguments), and the head: a compilation takes
-seconds, where a graph of all layers takes a minute.  Every call of a compiled function costs tens of microseconds, which
-a few layers at a time share.  With ``scope="model"`` the stock model's whole forward is compiled instead, which is
-what a GPU needs, where launching kernels is the cost.
+The loop is the stock model's own: its embedding, its rotary embedding, its layers, its norm and its head.  What is
+compiled is a few neighbouring layers, once for all such groups (weights and caches are arguments), and the head: a
+compilation takes seconds, where a graph of all layers takes a minute.  Every call of a compiled function costs tens of
+microseconds, which a few layers at a time share.  With ``scope="model"`` the stock model's whole forward is compiled
+instead, which is what a GPU needs, where launching kernels is the cost.
 """
 
 from collections.abc import Sequence
@@ -135,10 +135,12 @@ class Decoder:
             # The first graph is already for any length where lengths grow.
             options: dict[str, Any] = {"fullgraph": True, "dynamic": way.cache != "static"}
             if scope == "layer":
-                # A graph would assert the shape and strides of every weight at every call: 3 % of the fastest way's step.
+                # A graph would assert the shape and strides of every weight at every call: 3 % of the fastest way's
+                # step.
                 options_of_graph: dict[str, Any] = {"size_asserts": False}
                 if way.one_row:
-                    # A product and a sum in one instruction, which rounds once: the one-row form adds up in its own order anyway.
+                    # A product and a sum in one instruction, which rounds once: the one-row form adds up in its own
+                    # order anyway.
                     options_of_graph["cpp.enable_floating_point_contract_flag"] = "fast"
                 self._layers = torch.compile(_layers_step, options=options_of_graph, **options)
                 self._head = torch.compile(_head_step, fullgraph=True, dynamic=False, options=options_of_graph)
@@ -264,8 +266,9 @@ class Decoder:
         return self._angles
 
     def _guards(self) -> AbstractContextManager[Any]:
-        # A compiled function asks at every call whether its graph still fits. Behind a static cache's first step all groups
-        # have been asked, and neither shapes nor tensors change until the next `start`; lengths that grow are asked again.
+        # A compiled function asks at every call whether its graph still fits. Behind a static cache's first step all
+        # groups have been asked, and neither shapes nor tensors change until the next `start`; lengths that grow are
+        # asked again.
         if self._way.compiled and self._way.cache == "static" and self._settled:
             return torch.compiler.set_stance(skip_guard_eval_unsafe=True)
         return nullcontext()

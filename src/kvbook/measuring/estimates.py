@@ -17,8 +17,8 @@ import pandas as pd
 import scipy
 
 CONFIDENCE = 0.95
-# Intervals count independent units: texts, files, prompts, repetitions.  Of fewer there is none; their lowest and highest
-# value are given instead.
+# Intervals count independent units: texts, files, prompts, repetitions.  Of fewer there is none; their lowest and
+# highest value are given instead.
 FEWEST_UNITS = 4
 _DRAWS = 2000
 # What the ends beside a number are: those of an interval, or the lowest and highest of a few values.

@@ -1,7 +1,7 @@
 """Which operation of a model first gives a token another result when fewer tokens come with it.
 
-Two full passes are recorded, of a text and of its beginning, and compared operation by operation on the tokens that they
-share.  No cache takes part, so every causal class can be asked.
+Two full passes are recorded, of a text and of its beginning, and compared operation by operation on the tokens that
+they share.  No cache takes part, so every causal class can be asked.
 """
 
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ class FirstOperation:
     kind : str
         One of `kvbook.measuring.replay.KINDS`.
     on_equal_inputs : bool
-        Whether everything that it was given is bitwise identical, so that the difference is its own.  Otherwise it lies where
-        rows cannot be held against each other: sorted by expert, or scanned in chunks.
+        Whether everything that it was given is bitwise identical, so that the difference is its own.  Otherwise it lies
+        where rows cannot be held against each other: sorted by expert, or scanned in chunks.
     """
 
     rows: int

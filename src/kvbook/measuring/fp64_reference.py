@@ -1,8 +1,8 @@
 """A model's answer in double precision throughout, and how far two passes of the model itself are from it.
 
-The reference has the weights of the model under test, as that model holds them: what is compared is arithmetic alone.  To
-load a model in fp64 is not enough.  transformers' norms, softmaxes and rotary tables ask for fp32 by name, whatever the
-model's dtype, and a Llama that was loaded in fp64 is therefore off by roundings of fp32; it has to be run under
+The reference has the weights of the model under test, as that model holds them: what is compared is arithmetic alone.
+To load a model in fp64 is not enough.  transformers' norms, softmaxes and rotary tables ask for fp32 by name, whatever
+the model's dtype, and a Llama that was loaded in fp64 is therefore off by roundings of fp32; it has to be run under
 `kvbook.measuring.in_fp64.widened`.
 """
 
@@ -30,8 +30,8 @@ Answer = TypeVar("Answer", bound=tuple[torch.Tensor, ...])
 class Reference:
     """One model's answers in fp64, a text's computed once for all dtypes that hold the same numbers.
 
-    Weights that a dtype cannot hold are rounded to others, whose answer is another: then it is computed for that dtype.  The
-    stand-ins' weights are numbers of bf16, which fp32 holds too; those of the trained model are not.
+    Weights that a dtype cannot hold are rounded to others, whose answer is another: then it is computed for that dtype.
+    The stand-ins' weights are numbers of bf16, which fp32 holds too; those of the trained model are not.
 
     Parameters
     ----------

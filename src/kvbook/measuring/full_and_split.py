@@ -16,8 +16,8 @@ class LastToken:
     Attributes
     ----------
     hidden : Tensor, shape (layers + 1, width)
-        The residual stream: row 0 after the embedding, row l after layer l; the last row is after the final norm too, as
-        transformers' ``hidden_states`` has it.
+        The residual stream: row 0 after the embedding, row l after layer l; the last row is after the final norm too,
+        as transformers' ``hidden_states`` has it.
     logits : Tensor, shape (vocabulary_size,)
         Scores of the next token.
     """

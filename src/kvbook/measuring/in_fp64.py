@@ -1,9 +1,9 @@
 """A pass in double precision that is one throughout.
 
-Models turn to 32 bits inside, whatever dtype they run in: norms, softmax and rotary angles are written so.  In fp64 these
-are roundings of fp32, and the drift between two passes is then not fp64's.  MPT's softmax brings in a difference of fp32's
-size, so that a sound model looks as if it had a bug; a last norm in 32 bits does the opposite and rounds away the
-difference that reaches it.
+Models turn to 32 bits inside, whatever dtype they run in: norms, softmax and rotary angles are written so.  In fp64
+these are roundings of fp32, and the drift between two passes is then not fp64's.  MPT's softmax brings in a difference
+of fp32's size, so that a sound model looks as if it had a bug; a last norm in 32 bits does the opposite and rounds away
+the difference that reaches it.
 """
 
 from contextlib import AbstractContextManager, nullcontext

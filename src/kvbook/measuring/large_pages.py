@@ -1,9 +1,9 @@
 """A model's weights on large pages of memory.
 
-A program's addresses are translated page by page, and a processor keeps a few thousand translations at hand.  A decode step
-reads every weight once: on Linux's usual pages of 4 KiB, 270 MB of weights are 66,000 pages, and nearly each must be looked
-up again at every step.  On pages of 2 MiB they are 130.  Linux gives such pages to memory that asks for them (`madvise` with
-``MADV_HUGEPAGE``; "Transparent Hugepage Support" in the kernel's documentation).  torch does not ask.
+A program's addresses are translated page by page, and a processor keeps a few thousand translations at hand.  A decode
+step reads every weight once: on Linux's usual pages of 4 KiB, 270 MB of weights are 66,000 pages, and nearly each must
+be looked up again at every step.  On pages of 2 MiB they are 130.  Linux gives such pages to memory that asks for them
+(`madvise` with ``MADV_HUGEPAGE``; "Transparent Hugepage Support" in the kernel's documentation).  torch does not ask.
 """
 
 import mmap
@@ -37,8 +37,8 @@ def empty(n_bytes: int) -> torch.Tensor:
 class LargePages:
     """Copies of a model's parameters in one piece of memory that asked for large pages.
 
-    Its parameters stay where they are; as many bytes again are taken.  On another device than a CPU, and where a system does
-    not take the question, there are no copies and nothing changes.
+    Its parameters stay where they are; as many bytes again are taken.  On another device than a CPU, and where a system
+    does not take the question, there are no copies and nothing changes.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,9 +1,9 @@
 """The operations of a decode step, written for the one row that they have.
 
-A decode step feeds one token, so each of its matrix products is a matrix times a vector and its attention has one query:
-both read every number once and do next to nothing with it.  General kernels are made for many rows.  Written as a
-multiplication and a sum in fp32, the same step becomes loops that a compiler fuses with what stands around them, and that
-run at the speed of memory.  Without a compiler this form is slow; it is only for `torch.compile`.
+A decode step feeds one token, so each of its matrix products is a matrix times a vector and its attention has one
+query: both read every number once and do next to nothing with it.  General kernels are made for many rows.  Written as
+a multiplication and a sum in fp32, the same step becomes loops that a compiler fuses with what stands around them, and
+that run at the speed of memory.  Without a compiler this form is slow; it is only for `torch.compile`.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ def one_row_linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
     if inputs.numel() != inputs.shape[-1]:
         return nn.functional.linear(inputs, module.weight, module.bias)
     row = inputs.reshape(-1).float()
-    # A strided view is one of memory, so the compiler writes the row down before it goes on. Otherwise it fuses what made
-    # the row, say a norm, into the loop over the matrix, and computes it again for every one of its rows.
+    # A strided view is one of memory, so the compiler writes the row down before it goes on. Otherwise it fuses what
+    # made the row, say a norm, into the loop over the matrix, and computes it again for every one of its rows.
     row = row.as_strided(row.shape, row.stride())
     sums = (row * module.weight.float()).sum(-1)
     if module.bias is not None:

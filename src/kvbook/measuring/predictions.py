@@ -1,15 +1,15 @@
 """Two streams of next-token logits, compared token by token as they come.
 
-Nothing of the size of the vocabulary is kept: of each pair of rows a handful of numbers stays, from which every statistic of
-llama.cpp's Kullback-Leibler tool (mean and percentiles of divergence and of the change in the true token's probability, share
-of equal first choices, perplexity both ways) follows without a second pass.
+Nothing of the size of the vocabulary is kept: of each pair of rows a handful of numbers stays, from which every
+statistic of llama.cpp's Kullback-Leibler tool (mean and percentiles of divergence and of the change in the true token's
+probability, share of equal first choices, perplexity both ways) follows without a second pass.
 
 How small differences are kept
 ------------------------------
-With p the reference's probabilities, d the difference of logits and c = d - E_p[d], the divergence of the other distribution
-from the reference is log E_p[exp(c)], and the true token's log probability changes by c less that.  Both follow from d, which
-is as good as exact, so that a divergence of 1e-13 nats comes out right in 32 bits, where two logarithms of softmax would
-leave nothing but their rounding.
+With p the reference's probabilities, d the difference of logits and c = d - E_p[d], the divergence of the other
+distribution from the reference is log E_p[exp(c)], and the true token's log probability changes by c less that.  Both
+follow from d, which is as good as exact, so that a divergence of 1e-13 nats comes out right in 32 bits, where two
+logarithms of softmax would leave nothing but their rounding.
 """
 
 from dataclasses import dataclass, fields
@@ -18,8 +18,8 @@ import torch
 
 # Below this, exp(c) - 1 - c by its series: the subtraction would cancel more digits than the series leaves out.
 _SMALL = 0.03
-# Logits that are compared at once: what is computed on the way is as large as they are, several times over, and is fastest
-# where it stays in a processor's cache.
+# Logits that are compared at once: what is computed on the way is as large as they are, several times over, and is
+# fastest where it stays in a processor's cache.
 _AT_ONCE = 1 << 20
 # Beyond this, exp(c) times a tiny probability leaves the range in which 32 bits are to be trusted.
 _LARGE = 30.0
@@ -122,8 +122,8 @@ def spacing(values: torch.Tensor) -> torch.Tensor:
 def gumbel(seed: int, text: int, step: int, size: int) -> torch.Tensor:
     """Draw the noise under which the largest of logit + noise is a sample from softmax (Gumbel-max).
 
-    It depends on seed, text and step alone, so two paths that use it draw with common random numbers: they choose the same
-    token unless their distributions, and not their luck, differ.
+    It depends on seed, text and step alone, so two paths that use it draw with common random numbers: they choose the
+    same token unless their distributions, and not their luck, differ.
     """
     # Odd multipliers keep neighbouring names apart; the generator mixes the rest.
     generator = torch.Generator().manual_seed((seed * 1_000_003 + text) * 1_000_003 + step)

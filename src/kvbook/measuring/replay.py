@@ -1,11 +1,11 @@
 """Equal-input replay: which operation of a model gives a row other bits when fewer rows come with it.
 
-A full pass is recorded, operation by operation.  Then the last rows run on top of the full pass's own keys and values, and
-whatever an operation gives is compared with the recorded rows and at once overwritten by them.  So every operation meets
-the full pass's inputs bit for bit, and a difference is that operation's own, not what an earlier one handed on.
+A full pass is recorded, operation by operation.  Then the last rows run on top of the full pass's own keys and values,
+and whatever an operation gives is compared with the recorded rows and at once overwritten by them.  So every operation
+meets the full pass's inputs bit for bit, and a difference is that operation's own, not what an earlier one handed on.
 
-Works on any stock model: operations are caught where the model's Python calls torch (`TorchFunctionMode`), and are named by
-the module that was running.
+Works on any stock model: operations are caught where the model's Python calls torch (`TorchFunctionMode`), and are
+named by the module that was running.
 
 Example
 -------
@@ -30,17 +30,21 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import agreement
 
-# Functions that move, make or count numbers and compute none of a row; matching them would only tie us to a model's wording.
-# fmt: off
+# Functions that move, make or count numbers and compute none of a row; matching them would only tie us to a model's
+# wording.
+
 _MOVES = frozenset((
-    "arange", "bfloat16", "bincount", "cat", "chunk", "clone", "contiguous", "copy_", "detach", "dim", "empty", "empty_like",
+    "arange", "bfloat16", "bincount", "cat", "chunk", "clone", "contiguous", "copy_", "detach", "dim", "empty",
+        "empty_like",
     "expand", "expand_as", "flatten", "flip", "float", "full", "full_like", "gather", "half", "histc", "index_select",
     "is_floating_point", "item", "masked_fill", "narrow", "new_empty", "new_full", "new_zeros", "numel", "ones",
-    "ones_like", "pad", "permute", "repeat", "repeat_interleave", "reshape", "roll", "select", "size", "split", "squeeze",
-    "stack", "swapaxes", "tensor", "to", "tolist", "transpose", "tril", "triu", "type", "type_as", "unbind", "unflatten",
+    "ones_like", "pad", "permute", "repeat", "repeat_interleave", "reshape", "roll", "select", "size", "split",
+        "squeeze",
+    "stack", "swapaxes", "tensor", "to", "tolist", "transpose", "tril", "triu", "type", "type_as", "unbind",
+        "unflatten",
     "unsqueeze", "view", "view_as", "where", "zeros", "zeros_like", "__get__", "__getitem__", "__setitem__",
 ))
-# fmt: on
+
 _PRODUCTS = frozenset(("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "__rmatmul__"))
 # The number of a layer in a module's path, and what stands behind it.
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.(.*))?$")

@@ -1,13 +1,13 @@
 """A cache whose keys and values are rounded to few bits: what a quantized cache gives back, without its savings.
 
-transformers' own quantized caches are `fp8` (nothing to install) and two integer ones that each need a package; of these one
-offers 2 and 4 bits, and the package of the other is not built for every machine.  To see what integers of 8 and 4 bits do to
-a model's predictions it is enough to round: every token's keys and values are rounded once, when they enter the cache, and
-kept in the model's dtype.
+transformers' own quantized caches are `fp8` (nothing to install) and two integer ones that each need a package; of
+these one offers 2 and 4 bits, and the package of the other is not built for every machine.  To see what integers of 8
+and 4 bits do to a model's predictions it is enough to round: every token's keys and values are rounded once, when they
+enter the cache, and kept in the model's dtype.
 
 The rule is the symmetric one: of every `BLOCK` numbers of a head, the largest magnitude a gives the scale
-s = a / (2 ** (bits - 1) - 1), and each number x becomes s * round(x / s).  With 8 bits it is that of llama.cpp's q8_0, but
-for the scale, which stays in fp32 here; with 4 bits q4_0 has one level more on one side.
+s = a / (2 ** (bits - 1) - 1), and each number x becomes s * round(x / s).  With 8 bits it is that of llama.cpp's q8_0,
+but for the scale, which stays in fp32 here; with 4 bits q4_0 has one level more on one side.
 """
 
 import torch

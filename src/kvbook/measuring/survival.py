@@ -20,8 +20,8 @@ class Survival:
     share : ndarray, shape (n,)
         Estimated share of pairs that are still together behind that step.
     low, high : ndarray, shape (n,)
-        Pointwise interval: Greenwood's variance on the log-log scale; where all or none are together, Wilson's, in which
-        each pair is a trial.
+        Pointwise interval: Greenwood's variance on the log-log scale; where all or none are together, Wilson's, in
+        which each pair is a trial.
     pairs, parted : int
         Pairs watched, and those seen to part.
     """

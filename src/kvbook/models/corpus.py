@@ -1,8 +1,8 @@
 """Text for training and measuring.
 
-The default corpus is Python's own standard library: it is on every machine that can run this book, so nothing is downloaded.
-A file belongs to the training or to the held-out part by the hash of its name, so that it stays on the same side in every
-Python version, also when files come and go.  A folder of text files can be named instead.
+The default corpus is Python's own standard library: it is on every machine that can run this book, so nothing is
+downloaded. A file belongs to the training or to the held-out part by the hash of its name, so that it stays on the same
+side in every Python version, also when files come and go.  A folder of text files can be named instead.
 
 Example
 -------
@@ -195,7 +195,8 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
     n_tokens : int or str
         Of how many tokens each; a range such as ``"33-190"`` draws them for each sample, see `kvbook.lengths`.
     seed : int
-        Of which texts are taken: of the files' order, and of where in each file the first round begins.  Of drawn lengths.
+        Of which texts are taken: of the files' order, and of where in each file the first round begins.  Of drawn
+        lengths.
 
     Raises
     ------

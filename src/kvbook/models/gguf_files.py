@@ -1,8 +1,8 @@
 """GGUF files, llama.cpp's format: read with transformers' own reader, once, and kept as a checkpoint in ``_build/models``.
 
-The reader turns every block of rounded numbers into fp32, which takes a quarter of a minute for 135 million parameters, and
-the model that it returns cannot be saved as it is.  The unpacked checkpoint loads in a second or two, and is then a folder
-like any other.
+The reader turns every block of rounded numbers into fp32, which takes a quarter of a minute for 135 million parameters,
+and the model that it returns cannot be saved as it is.  The unpacked checkpoint loads in a second or two, and is then a
+folder like any other.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ _LIBRARIES = ("gguf", "accelerate")
 _MAGIC = b"GGUF"
 # Of the fp32 numbers there is one copy from the reader and one in the model.
 _COPIES = 2
-# Vocabularies, by llama.cpp's names, in which each digit is a word of its own.  transformers' reader does not know them and
-# cuts runs of blanks before a number in another place.
+# Vocabularies, by llama.cpp's names, in which each digit is a word of its own.  transformers' reader does not know them
+# and cuts runs of blanks before a number in another place.
 _DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 # llama.cpp stretches rotary positions by these; transformers' reader knows of them for one architecture alone.
 _STRETCHED = re.compile(r"^rope_(freqs|factors)")
@@ -58,8 +58,8 @@ def unpack(file: Path) -> Path:
     Raises
     ------
     UserError
-        For a file that is not there, is damaged, is of an architecture or has positions that transformers does not read;
-        for a missing library, or too little memory or room on the disk.
+        For a file that is not there, is damaged, is of an architecture or has positions that transformers does not
+        read; for a missing library, or too little memory or room on the disk.
     """
     if missing := [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]:
         raise UserError(f"to read {file.name} takes {' and '.join(missing)}: pip install {' '.join(missing)}")

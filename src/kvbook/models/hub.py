@@ -27,7 +27,8 @@ class Repository:
     """A repository of the hub at one commit.
 
     Configuration, weights and tokenizer are all asked for at this commit: they belong together even if the repository
-    moves on meanwhile, and transformers then never asks the hub to convert pickles, which it does for the branch ``main``.
+    moves on meanwhile, and transformers then never asks the hub to convert pickles, which it does for the branch
+    ``main``.
 
     Attributes
     ----------

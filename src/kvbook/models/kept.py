@@ -1,7 +1,7 @@
 """Models that experiments share: one that was read is kept, within a limit, for who asks for the same one next.
 
-A chapter's experiments ask for one model in the same dtypes, one after the other.  Whoever changes a shared model puts it
-back as it was.
+A chapter's experiments ask for one model in the same dtypes, one after the other.  Whoever changes a shared model puts
+it back as it was.
 """
 
 from collections.abc import Iterable
@@ -21,8 +21,9 @@ _kept: dict[tuple[str, tuple[tuple[str, Any], ...], str], loading.Loaded] = {}
 def load(model: str, **asked: Any) -> loading.Loaded:
     """Load a model as `loading.load` does, or give the one that was read before."""
     options = {
-        "weights": "stand-in", "dtype": "float32", "device": "cpu", "attention": None, "seed": 0, "quantization": "none",
-    } | asked  # fmt: skip
+        "weights": "stand-in", "dtype": "float32", "device": "cpu", "attention": None, "seed": 0,
+            "quantization": "none",
+    } | asked
     # Its weights' hash is part of it: a folder may have been written anew.
     about = loading.identify(model, options["weights"], options["seed"], options["quantization"])
     if about["weights"] in sources.DRAWN:

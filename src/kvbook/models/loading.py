@@ -170,10 +170,10 @@ def load(
     model : str
         A family's name (see ``registry.yaml``), a local folder, a GGUF file, or a hub id.
     weights : {"stand-in", "hub", "package", "random", "untrained"}
-        For a family's name: its stand-in, its first hub id, the trained model that ``kvbook models fetch`` fetched, or the
-        first hub id's architecture with random weights.  A folder, a file or a hub id brings its own weights; with
-        ``"random"`` its architecture gets random ones.  ``"untrained"`` is for a family's name too: the stand-in's shape
-        with random weights, for which no file is needed.
+        For a family's name: its stand-in, its first hub id, the trained model that ``kvbook models fetch`` fetched, or
+        the first hub id's architecture with random weights.  A folder, a file or a hub id brings its own weights; with
+        ``"random"`` its architecture gets random ones.  ``"untrained"`` is for a family's name too: the stand-in's
+        shape with random weights, for which no file is needed.
     dtype : str
         ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``; the weights are converted to it.
     device : str
@@ -193,9 +193,9 @@ def load(
     Raises
     ------
     UserError
-        For a name that leads nowhere, a folder without weights, damaged files, weights that are missing (transformers would
-        draw them at random), what is no language model, a gated or unreachable repository, a device or dtype that is not
-        there, a quantization without its library, or a model larger than the free memory.
+        For a name that leads nowhere, a folder without weights, damaged files, weights that are missing (transformers
+        would draw them at random), what is no language model, a gated or unreachable repository, a device or dtype that
+        is not there, a quantization without its library, or a model larger than the free memory.
     """
     lowbit.check(quantization)
     where = sources.resolve(model, weights)
@@ -265,7 +265,7 @@ def _pretrained(
         found, report = _auto(where.config).from_pretrained(
             where.path, revision=where.revision, dtype=dtype, use_safetensors=True, trust_remote_code=False,
             device_map=device_map, output_loading_info=True, **options,
-        )  # fmt: skip
+        )
         # transformers draws them at random and goes on; whatever is measured then is no checkpoint's.
         if missing := sorted(report["missing_keys"]):
             raise UserError(

@@ -1,13 +1,14 @@
 """Weights in 8 or 4 bits through bitsandbytes: what is asked of it, what it takes, and what it leaves alone.
 
-Both kinds keep embeddings, norms and the output head in the model's own dtype and store the matrices of the linear layers
-(GPT-2's ``Conv1D`` included, which transformers transposes on the way) in fewer bits:
+Both kinds keep embeddings, norms and the output head in the model's own dtype and store the matrices of the linear
+layers (GPT-2's ``Conv1D`` included, which transformers transposes on the way) in fewer bits:
 
 ``8bit``
     LLM.int8(): one byte an element and one scale a row; inputs are cast to fp16 and rounded to 8 bits for the product.
 ``4bit``
-    FP4, bitsandbytes' default and so that of the document blog-past: half a byte an element and an fp32 scale for every 64;
-    weights are unpacked for the product, which is asked for in the model's dtype and runs in bf16 on a CPU with AVX512-BF16.
+    FP4, bitsandbytes' default and so that of the document blog-past: half a byte an element and an fp32 scale for every
+    64; weights are unpacked for the product, which is asked for in the model's dtype and runs in bf16 on a CPU with
+    AVX512-BF16.
 """
 
 import importlib.util

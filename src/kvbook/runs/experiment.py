@@ -26,14 +26,15 @@ class Experiment(Generic[Asked]):
         Refuses settings that cannot be run, and gives whatever else the rows depend on: ``models``, ``corpus``, ...;
         None where these settings leave nothing to measure.  Nothing is left behind when it raises.
     measure : callable
-        Takes settings, inputs and a `Writer`, and appends every unit that ``writer.done`` does not hold yet.  The source
-        of the module that defines it, and of what that imports, is one of the inputs.
+        Takes settings, inputs and a `Writer`, and appends every unit that ``writer.done`` does not hold yet.  The
+        source of the module that defines it, and of what that imports, is one of the inputs.
     fields : frozenset of str or None
         The settings on which the rows depend; None for all of them.
     timed : bool
         Whether it measures time: then it has all cores, and nothing may run beside it.
     own_threads : bool
-        Whether it sets the number of threads itself, or starts processes of its own: then nothing may run beside it either.
+        Whether it sets the number of threads itself, or starts processes of its own: then nothing may run beside it
+        either.
     revision : int
         Raised by hand when the rows change meaning; recorded evidence of another revision is refused.
     work : callable or None

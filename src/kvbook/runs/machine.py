@@ -15,7 +15,7 @@ from kvbook import __version__, paths
 # With these a person chooses which kernels a library may take, and so changes bits and times.
 _LIMITS = (
     "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
-)  # fmt: skip
+)
 _OPENBLAS_LIMIT = "OPENBLAS_CORETYPE"
 
 UNKNOWN = "unknown"
@@ -33,7 +33,7 @@ _INSTRUCTIONS = (
     "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx10",
     "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
     "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16", "sme",
-)  # fmt: skip
+)
 
 
 def _processor() -> str:
@@ -88,7 +88,7 @@ def commit() -> str:
         changed = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *beside],
             cwd=paths.ROOT, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + ("+" if changed else "")

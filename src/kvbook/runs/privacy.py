@@ -1,7 +1,7 @@
 """What must not be published: secrets, and what names a person or their machine.
 
-Looked for by form (a token, a key, a URL with a password, a home folder) and by value (this environment's own secrets, this
-machine's name, this user's home).
+Looked for by form (a token, a key, a URL with a password, a home folder) and by value (this environment's own secrets,
+this machine's name, this user's home).
 """
 
 import os
@@ -18,7 +18,8 @@ _SECRET_FORMS = {
     "a URL with a password": r"\b[a-z][a-z0-9+.-]*://[^\s/:@'\"]+:[^\s/@'\"]+@",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
 }
-# One of these is in every text that has the form: looking for them takes a hundredth of the time, in rows of many megabytes.
+# One of these is in every text that has the form: looking for them takes a hundredth of the time, in rows of many
+# megabytes.
 _SECRET_MARKS = {
     "a token of the hub": ("hf_",),
     "an access key": ("AKIA", "ASIA"),

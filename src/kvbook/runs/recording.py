@@ -1,8 +1,9 @@
 """Recorded runs: those of any machine that are worth keeping, in git, each in a folder that says what and where.
 
-``data/runs/<experiment>/<device>__<model>__<hash>/`` holds the rows as the run left them, compressed as ``rows.csv.gz``, and
-``run.json`` with ``recorded`` added: when it was recorded, and the digest of all the rest.  Nothing there is ever edited: what was
-edited is refused, for the rows have a digest, the inputs have the run's own hash, and everything together has another.
+``data/runs/<experiment>/<device>__<model>__<hash>/`` holds the rows as the run left them, compressed as
+``rows.csv.gz``, and ``run.json`` with ``recorded`` added: when it was recorded, and the digest of all the rest.
+Nothing there is ever edited: what was edited is refused, for the rows have a digest, the inputs have the run's own
+hash, and everything together has another.
 """
 
 import csv

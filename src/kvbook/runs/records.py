@@ -1,9 +1,9 @@
 """Runs on disk: rows as they are made, provenance beside them, nothing half-written under the final name.
 
-A run lies in ``_build/runs/<experiment>/<hash>/`` as ``rows.csv`` and ``run.json``.  The hash is of what made it (settings,
-measuring source, models, text, machine), so the same run is found again instead of done again, and two different ones
-never share a folder.  While it runs, the folder is called ``<hash>.partial``: a killed run goes on after its last whole
-unit.  One process at a time works in it; another one that wants the same run waits, and then reads it.
+A run lies in ``_build/runs/<experiment>/<hash>/`` as ``rows.csv`` and ``run.json``.  The hash is of what made it
+(settings, measuring source, models, text, machine), so the same run is found again instead of done again, and two
+different ones never share a folder.  While it runs, the folder is called ``<hash>.partial``: a killed run goes on after
+its last whole unit.  One process at a time works in it; another one that wants the same run waits, and then reads it.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ class Run:
     Attributes
     ----------
     about : dict
-        Content of ``run.json``: ``experiment``, ``hash``, ``settings``, ``models``, ``corpus``, ``machine``, ``commit``,
-        ``started``, ``finished``, ``rows``, ``rows_sha256``.
+        Content of ``run.json``: ``experiment``, ``hash``, ``settings``, ``models``, ``corpus``, ``machine``,
+        ``commit``, ``started``, ``finished``, ``rows``, ``rows_sha256``.
     folder : Path
         Where ``rows.csv`` and ``run.json`` lie.
     made : bool

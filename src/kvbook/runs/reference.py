@@ -31,7 +31,7 @@ def make(run: records.Run) -> dict[str, Any]:
             dtype: [float(f"{drift / UNIT_ROUNDOFF[dtype]:.4g}") for drift in largest[dtype].sort_index()]
             for dtype in sorted(hidden["dtype"].unique())
         },
-    }  # fmt: skip
+    }
 
 
 def write(run: records.Run, to: Path = tolerance.FILE) -> Path:

@@ -66,7 +66,7 @@ def load(settings: TextSettings, name: str, dtype: str, attention: str | None = 
     return kept.load(
         name, weights=weights_of(settings, name), dtype=dtype, device=settings.device, attention=attention,
         seed=settings.seed,
-    )  # fmt: skip
+    )
 
 
 def pending(
@@ -80,8 +80,8 @@ def pending(
 ) -> Iterator[Text]:
     """Go through the texts of one case that the run does not hold yet, saying how far.
 
-    One at a time, also where they have one length: texts that share a pass share its products, which then have more rows,
-    and the number of rows decides in which order a product adds up.
+    One at a time, also where they have one length: texts that share a pass share its products, which then have more
+    rows, and the number of rows decides in which order a product adds up.
     """
     samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens, settings.seed)
     dtype = case.rpartition("|")[2]
@@ -89,6 +89,7 @@ def pending(
         if (unit := f"{case}|{sample.index}") in writer.done:
             continue
         about = {
-            "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "sample": sample.index, "source": sample.source,
-        }  # fmt: skip
+            "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "sample": sample.index,
+                "source": sample.source,
+        }
         yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about)

@@ -69,7 +69,7 @@ def _of_one(work: Work, settings: Settings, model: Mapping[str, Any]) -> "costs.
     main = costs.predict(
         config, work.dtypes, work.n_tokens, n_passes=work.passes, n_steps=work.steps, device=settings.device,
         n_copies=work.copies,
-    )  # fmt: skip
+    )
     n_bytes = main.n_bytes + kept.beside(loading.parameter_count(config), work.dtypes)
     if not work.in_fp64:
         return costs.Cost(n_bytes, main.seconds)

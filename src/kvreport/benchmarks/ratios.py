@@ -1,7 +1,8 @@
 """``make bench``: this project's speed, as ratios measured side by side in one run, and kept as a record.
 
-Wall times of a shared machine wander; the ratio of two pieces of work that take turns does not, or less.  Every bench is a
-run of its own, since its seed, which changes no time, is new each time.  Rows, one a ratio: see ``data/README.md``.
+Wall times of a shared machine wander; the ratio of two pieces of work that take turns does not, or less.  Every bench
+is a run of its own, since its seed, which changes no time, is new each time.  Rows, one a ratio: see
+``data/README.md``.
 
 `PARTS` lists what is measured; each part gives its rows.
 """
@@ -60,7 +61,7 @@ _BEYOND: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
         "num_experts_per_tok": 2, "tie_word_embeddings": True,
     },
-}  # fmt: skip
+}
 
 # How often a check has its turn: it takes as long as dozens of passes.
 _CHECKS = 2
@@ -129,7 +130,7 @@ def _row(what: str, against: str, ours: Sequence[float], theirs: Sequence[float]
         "what": what, "against": against,
         "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios), "repeats": len(ratios),
         "seconds": statistics.median(ours) / n, "against_seconds": statistics.median(theirs) / n,
-    }  # fmt: skip
+    }
 
 
 def _in_turn(
@@ -157,7 +158,7 @@ def _drift_harness(settings: BenchSettings) -> Iterator[dict]:
         ours, theirs = _in_turn(
             partial(our_way, model, samples), partial(documented_way, model, samples),
             model.device, settings.n_repeats, f"drift harness, {dtype}",
-        )  # fmt: skip
+        )
         yield _row(f"drift of every layer, a sample, {dtype}", "issue 25420's way", ours, theirs, n=len(samples))
 
 
@@ -242,7 +243,7 @@ def _decoding(settings: BenchSettings) -> Iterator[dict]:
     asked = StaticCacheSettings.checked(
         model=settings.shape, weights="random", device=settings.device, seed=settings.seed, dtype=settings.dtype,
         n_new_tokens=settings.n_new_tokens, n_repeats=settings.n_repeats,
-    )  # fmt: skip
+    )
     speed = found.of_runs("static_cache", {"static_speed": static_speed.EXPERIMENT.run(asked)})
     faster = static_cache.OVER_GENERATE(speed)[0].estimate
     steps = speed["steps"][speed["steps"]["way"] == static_rows.LARGE_PAGES]
@@ -254,7 +255,7 @@ def _decoding(settings: BenchSettings) -> Iterator[dict]:
         "against": "generate",
         "ratio": faster.value, "lowest": faster.low, "highest": faster.high, "repeats": settings.n_repeats,
         "seconds": a_step, "against_seconds": float((whole["seconds"] / whole["n_steps"]).median()),
-    }  # fmt: skip
+    }
     identity = loading.identify(settings.shape, "random", settings.seed)
     dtype = getattr(torch, settings.dtype)
     kept = memory.kv_bytes_per_token(loading.config_of(settings.shape, "random"), dtype) * float(
@@ -280,7 +281,7 @@ def _switch(settings: BenchSettings) -> Iterator[dict]:
         asked = ExactCachesSettings.checked(
             device=settings.device, seed=settings.seed, n_repeats=settings.n_repeats, cost_shape=settings.shape,
             cost_dtype=dtype, n_prefill=_PREFILLED, n_context=100,
-        )  # fmt: skip
+        )
         rows = cost.EXPERIMENT.run(asked).rows
         times = rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
         for phase, name in (("prefill_s", f"prefill of {_PREFILLED} tokens"), ("decode_s", "decode step")):
@@ -312,7 +313,7 @@ def _check(settings: BenchSettings) -> Iterator[dict]:
     """Compare a whole check, imports apart, with one full pass of one of its texts."""
     asked = CheckSettings.checked(
         model=settings.shape, weights="random", device=settings.device, seed=settings.seed
-    )  # fmt: skip
+    )
     model, ids = _random_model(settings, asked.n_tokens, dtype="float32")
 
     def full() -> None:
@@ -342,7 +343,7 @@ def _book(settings: BenchSettings) -> Iterator[dict]:
 PARTS: dict[str, Callable[[BenchSettings], Iterable[dict]]] = {
     "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch,
     "switch beyond": _switch_beyond, "check": _check,
-}  # fmt: skip
+}
 
 
 def _seconds_to_build(root: Path, profile: str) -> float:
@@ -351,7 +352,7 @@ def _seconds_to_build(root: Path, profile: str) -> float:
     done = subprocess.run(
         [sys.executable, "-m", "kvbook", "build"], cwd=root, env=environment, check=False,
         stdout=sys.stderr,
-    )  # fmt: skip
+    )
     if done.returncode:
         raise UserError("the book cannot be built, so its time cannot be measured: see above, or leave --book out")
     return time.perf_counter() - start

@@ -38,7 +38,7 @@ TARGETS = (
            "2.5 times `generate` or more", 2.5, inverse=False),
     *(Target(f"row-invariant {what}", f"{most} of stock's time or less", 1 / float(most))
       for what, most in _AT_MOST.items()),
-)  # fmt: skip
+)
 
 
 def latest() -> dict[str, records.Run]:

@@ -1,7 +1,7 @@
 """Who wrote the book, from CITATION.cff; and where it lives, if that is known.
 
-The address of the repository is CITATION.cff's ``repository-code``.  Where that is left out, the environment names it on
-GitHub's machines, and a clone's remote ``origin`` elsewhere; without any of these there is none.
+The address of the repository is CITATION.cff's ``repository-code``.  Where that is left out, the environment names it
+on GitHub's machines, and a clone's remote ``origin`` elsewhere; without any of these there is none.
 """
 
 import os

@@ -1,6 +1,7 @@
 """A ready citation of the book, or of one figure, table or statement with the runs behind it, as BibTeX.
 
-An entry holds only what is known: no address unless the environment or git names one, no DOI unless CITATION.cff has it.
+An entry holds only what is known: no address unless the environment or git names one, no DOI unless CITATION.cff has
+it.
 """
 
 import difflib
@@ -23,7 +24,7 @@ _LONGEST_TITLE = 160
 _TEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "&": r"\&", "#": r"\#", "_": r"\_", "$": r"\$",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-}  # fmt: skip
+}
 
 # How many names are offered in place of one that does not exist.
 _OFFERED = 3

@@ -29,13 +29,13 @@ PROCESSOR = "processor"
 def published(chapter: str) -> Evaluated | None:
     """Evaluate a chapter on what it publishes, once for each processor; None where it has no statements.
 
-    Numbers are of the runs that are printed; ``key@Maker`` is the number on the first processor of that maker.  ``behind``
-    says of each which models, processors and texts its runs had, and ``labels`` what pages call the processors.
-    Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``, ``processors``, the outcome on each,
-    ``said``, the estimates on each, ``made_by``, the runs that its check reads on each, ``on``, the maker that it speaks of, and
-    ``processor``, the first that has rows for it, whose outcome is printed.
-    ``verdicts`` has the name and the rows of the table of a document's claims, None where the chapter answers none, and
-    ``rows`` the digests of the published rows.
+    Numbers are of the runs that are printed; ``key@Maker`` is the number on the first processor of that maker.
+    ``behind`` says of each which models, processors and texts its runs had, and ``labels`` what pages call the
+    processors. Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``, ``processors``, the
+    outcome on each, ``said``, the estimates on each, ``made_by``, the runs that its check reads on each, ``on``, the
+    maker that it speaks of, and ``processor``, the first that has rows for it, whose outcome is printed. ``verdicts``
+    has the name and the rows of the table of a document's claims, None where the chapter answers none, and ``rows`` the
+    digests of the published rows.
     """
     if not statements.has_module(chapter):
         return None

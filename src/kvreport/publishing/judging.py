@@ -12,7 +12,7 @@ Word = Literal[
     "reproduced", "reproduced on another real model", "reproduced in kind",
     "refuted", "refuted on another real model", "refuted in kind",
     "other cause", "plausible cause", "undecided", "not run",
-]  # fmt: skip
+]
 # Whose weights they are: the documents' models, or other trained models of a real size.
 DOCUMENTS, OTHERS = ("hub", "local"), ("package", "gguf")
 # Of fewer units than this a verdict is given, and said to rest on few.

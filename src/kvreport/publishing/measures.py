@@ -5,8 +5,8 @@ A chapter's ``rows.py`` names its frames, and its ``measures.py`` lists what is 
     EQUAL = Measure("share of texts with bitwise identical logits", "file", rows="logits", by=("dtype",),
                     estimate=share("equal"))
 
-In the prose ``{measured}`EQUAL dtype=float32``` writes the number, and a check names the measure that it judges.  Here is
-what all chapters need: rows that are not there, groups, pairs of groups, independent units and labels.
+In the prose ``{measured}`EQUAL dtype=float32``` writes the number, and a check names the measure that it judges.  Here
+is what all chapters need: rows that are not there, groups, pairs of groups, independent units and labels.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ ROLE = re.compile(r"\{measured\}`(?:(?P<chapter>\w+):)?(?P<what>[^`@]+)(?:@(?P<m
 # The column that tells the independent units of a measure apart.
 UNITS = {
     "file": "source", "model": "model", "prompt": "prompt", "repeat": "repeat", "text": "sample", "compilation": "way",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Measure(Quantity):
     by : tuple of str
         Columns; each combination of their values has an estimate of its own.
     over : tuple of (str, value or callable), optional
-        A column of `by`, and the value that each group is compared with; a callable chooses it from the group's own value
-        and all that there are.
+        A column of `by`, and the value that each group is compared with; a callable chooses it from the group's own
+        value and all that there are.
     keep : tuple of (str, tuple)
         Columns, and the values of them that count.
     """

@@ -111,7 +111,8 @@ class Page:
         _check_name(name, "fig-")
         # Laid out once, for all files alike: at every one anew takes as long as drawing it.
         fig.draw_without_rendering()
-        # No layout at all from here on: with the engine of no effect that "none" stands for, each file would be drawn twice.
+        # No layout at all from here on: with the engine of no effect that "none" stands for, each file would be drawn
+        # twice.
         with plt.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
             fig.set_layout_engine(None)
             rows = csv_of(table)

@@ -9,8 +9,8 @@ import yaml
 from kvbook import paths
 from kvreport.publishing import wording
 
-# Vendor, family, first and last model, name, and the instructions that it must have and must not have.  A hypervisor can
-# report a model and instructions that no chip has together: then the numbers stand, and no name.
+# Vendor, family, first and last model, name, and the instructions that it must have and must not have.  A hypervisor
+# can report a model and instructions that no chip has together: then the numbers stand, and no name.
 _NAMED = (
     ("AuthenticAMD", 25, 0, 15, "Zen 3", {"avx2"}, {"avx512f"}),
     ("AuthenticAMD", 25, 16, 31, "Zen 4", {"avx512_bf16"}, {"avx512_fp16", "amx_bf16"}),
@@ -62,7 +62,8 @@ def _kind(known: Mapping[str, Any]) -> str:
 def label(machines: Iterable[Mapping[str, Any]], remark: str = "") -> str:
     """Name the processor that all of these machines had, such as ``AMD EPYC (Zen 4, avx512_bf16)``.
 
-    All have one name of a processor, which is all that is said where no more is known.  A remark stands in the brackets too.
+    All have one name of a processor, which is all that is said where no more is known.  A remark stands in the brackets
+    too.
     """
     machines = list(machines)
     name, *limits = machines[0]["processor"].split(", ")

@@ -41,7 +41,8 @@ class Published:
     files : dict of str to str
         Kind of file to its SHA-256.
     run : dict
-        What :mod:`kvreport.running.execution` kept of the run: parameters, machine, versions, commit, start, digest of all inputs.
+        What :mod:`kvreport.running.execution` kept of the run: parameters, machine, versions, commit, start, digest of
+        all inputs.
     picture : bytes or None
         The PNG of the page.
     rows : str

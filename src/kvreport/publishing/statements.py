@@ -1,8 +1,8 @@
 """Statements: sentences of a chapter, each beside a check that published rows must pass.
 
-A chapter's ``STATEMENTS``, in ``measures.py``, has a check for each sentence that ends in ``{holds}`id```.  An older chapter has
-``statements.py`` instead, and there ``NUMBERS`` too, the text of each ``{glue:text}`key```.  Both are evaluated from rows when a
-page is rendered, so that changing them executes nothing.
+A chapter's ``STATEMENTS``, in ``measures.py``, has a check for each sentence that ends in ``{holds}`id```.  An older
+chapter has ``statements.py`` instead, and there ``NUMBERS`` too, the text of each ``{glue:text}`key```.  Both are
+evaluated from rows when a page is rendered, so that changing them executes nothing.
 """
 
 import importlib
@@ -31,7 +31,7 @@ HOLDS = re.compile(r"\s*\{holds\}`(?P<id>[^`]+)`")
 _CONTRARY: dict[Side, Side] = {
     "above": "at most", "below": "at least", "at least": "below", "at most": "above", "inside": "outside",
     "outside": "inside",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Statement(Generic[Results]):
     scope : {"any model", "this model", "this processor"}
         Whom the sentence speaks of.  Another run is comparable when it is of that model, and on that processor.
     headline : bool
-        Whether the chapter opens with it or is cited for it: then it must rest on 30 units or more, on 10 repeats of a time, or
-        on a census.
+        Whether the chapter opens with it or is cited for it: then it must rest on 30 units or more, on 10 repeats of a
+        time, or on a census.
     on : str
         The maker of the processor that the sentence speaks of, such as "Intel"; on another one it is not checked.
     """
@@ -179,8 +179,8 @@ def bound_text(statement: Statement[Any]) -> str:
 def is_borne_out(checked: Mapping[str, Any]) -> bool:
     """Tell whether a sentence may stand as it is written.
 
-    It must hold on the processor whose outcome is printed.  A run on another one, of fewer units perhaps, must not contradict
-    it, unless the sentence speaks of one processor alone.
+    It must hold on the processor whose outcome is printed.  A run on another one, of fewer units perhaps, must not
+    contradict it, unless the sentence speaks of one processor alone.
     """
     outcomes, printed = checked["processors"], checked["processor"]
     others = () if checked["scope"] == "this processor" else [outcomes[name] for name in outcomes if name != printed]

@@ -61,11 +61,11 @@ def plot_estimates(table: pd.DataFrame, ax: Axes, reference: float | None = None
         ax.errorbar(
             estimate.value, place, xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
             fmt="o", color=colour, markerfacecolor="white" if row.published else colour,
-        )  # fmt: skip
+        )
         ax.annotate(
             form.format(estimate.value), (estimate.value, place), xytext=(0, 6), textcoords="offset points",
             ha="center", fontsize=8.5, color=colour,
-        )  # fmt: skip
+        )
     if reference is not None:
         ax.axvline(reference, color=GREY, linewidth=1, linestyle=":")
     ax.set_yticks(range(len(table)), table["label"])

@@ -55,8 +55,8 @@ class Claims(Generic[Results]):
         Returns
         -------
         DataFrame
-            ``document``, ``verdict``, ``claim``, ``quote``, ``place``, ``n``, ``here``, ``published`` and ``rule``, in the
-            document's order.
+            ``document``, ``verdict``, ``claim``, ``quote``, ``place``, ``n``, ``here``, ``published`` and ``rule``, in
+            the document's order.
 
         Raises
         ------

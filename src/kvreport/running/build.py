@@ -34,7 +34,8 @@ class Build:
     @property
     def environment(self) -> dict[str, str]:
         """What a process of this build finds in its environment."""
-        # Every refresh of a library's own bar would be stored as an output of a cell. torch's profiler notes each start and stop.
+        # Every refresh of a library's own bar would be stored as an output of a cell. torch's profiler notes each start
+        # and stop.
         quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "KINETO_LOG_LEVEL": "6"}
         return quiet if self.threads is None else quiet | {THREADS_VARIABLE: str(self.threads)}
 

@@ -1,8 +1,8 @@
 """Running a sweep's cells on the workers of a Dask cluster: this machine's own, one that is there, or one on Slurm.
 
-A cell is a call of its experiment, whose run has a folder named by what makes it.  So nothing here keeps count of what is
-done: a cell that was finished is found, one that was begun goes on behind its last whole unit, and two workers that get the
-same cell never work on it at once.  When a worker is lost, the scheduler gives its cell to another.
+A cell is a call of its experiment, whose run has a folder named by what makes it.  So nothing here keeps count of what
+is done: a cell that was finished is found, one that was begun goes on behind its last whole unit, and two workers that
+get the same cell never work on it at once.  When a worker is lost, the scheduler gives its cell to another.
 
 Workers whose ``_build`` is another folder keep their runs there, and a copy is fetched from them.
 
@@ -126,7 +126,7 @@ def local(n_workers: int, threads: int, gpus: int = 0) -> Iterator[Any]:
             preload=["from kvbook import garbage; garbage.look_less_often()"],
         ) as cluster,
         Client(cluster) as client,
-    ):  # fmt: skip
+    ):
         cluster.scale(n_workers)
         client.wait_for_workers(n_workers, timeout=_SECONDS_TO_START)
         yield client
@@ -257,7 +257,7 @@ def run(client: Any, cells: list[Cell]) -> Outcome:
             pure=False,
         ): cell
         for cell in cells
-    }  # fmt: skip
+    }
     outcome = Outcome()
 
     def said() -> str:

@@ -7,9 +7,9 @@ A chapter names groups of experiments::
         seeds: [0, 1, 2, 3]
         parameters: {n_samples: 50}
 
-Each experiment at each seed is a cell of twenty minutes or less.  It runs with the parameter set ``trained`` and what its
-group says over it, is recorded when it is done, and is cited in ``data/evidence.yaml``.  Cells that are recorded for this
-kind of processor are passed over, so an interrupted command goes on where it was.
+Each experiment at each seed is a cell of twenty minutes or less.  It runs with the parameter set ``trained`` and what
+its group says over it, is recorded when it is done, and is cited in ``data/evidence.yaml``.  Cells that are recorded
+for this kind of processor are passed over, so an interrupted command goes on where it was.
 """
 
 import importlib

@@ -1,11 +1,11 @@
 """Executing the book's chapters, so that each either finished or never happened.
 
 Running a chapter makes ``_build/executed/<chapter>.ipynb``, whose metadata ``kvbook`` says what made it;
-:mod:`kvreport.site` shows that copy's outputs with the source's prose. There is one way to run a chapter, and ``make book``
-(`kvbook build`) and a plain ``jupyter-book build .`` both take it.
+:mod:`kvreport.site` shows that copy's outputs with the source's prose. There is one way to run a chapter, and ``make
+book`` (`kvbook build`) and a plain ``jupyter-book build .`` both take it.
 
-First what measures time is measured, alone (:mod:`kvreport.running.alone`).  Then papermill executes the notebooks of the
-stale chapters, two at a time on a processor of more than one core, each in a kernel of its own.
+First what measures time is measured, alone (:mod:`kvreport.running.alone`).  Then papermill executes the notebooks of
+the stale chapters, two at a time on a processor of more than one core, each in a kernel of its own.
 
 While a chapter runs, its copy is ``<chapter>.partial.ipynb`` and its figures lie in a folder of their own;
 both are moved into place when the last cell has succeeded. After a failure the partial copy stays, to be
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 # How many chapters at a time; by default two, where that can do no harm.
 JOBS_VARIABLE = "JOBS"
-# A kernel's command line, with Jupyter's place for the connection file.  The log level keeps remarks on local TCP and on slow
-# shutdown from among the progress lines.
+# A kernel's command line, with Jupyter's place for the connection file.  The log level keeps remarks on local TCP and
+# on slow shutdown from among the progress lines.
 _KERNEL = [
     sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=50",
     "--IPKernelApp.exec_lines=__import__('kvbook.garbage').garbage.look_less_often()",
-]  # fmt: skip
+]
 
 
 class ChapterFailed(UserError):
@@ -56,7 +56,8 @@ class ChapterFailed(UserError):
 def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> list[Chapter]:
     """Execute the chapters whose copies are not fresh; return those.
 
-    Another process that executes one of them is waited for. One that fails keeps none of the others from being executed.
+    Another process that executes one of them is waited for. One that fails keeps none of the others from being
+    executed.
 
     Parameters
     ----------
@@ -88,7 +89,8 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
 
     measured, all_of_it = alone.measure(stale, build) if jobs > 1 else ({}, True)
     # What could not be measured is tried again by its notebook, which is to be alone as well.
-    # In a thread even where there is one: an interruption then comes to this one, and not to whoever waits for a kernel.
+    # In a thread even where there is one: an interruption then comes to this one, and not to whoever waits for a
+    # kernel.
     with ThreadPoolExecutor(jobs if all_of_it else 1) as pool:
         try:
             for future in [pool.submit(bring, chapter, measured.get(chapter.stem, 0.0)) for chapter in stale]:
@@ -254,7 +256,8 @@ def _run(chapter: Chapter, why: str | None, build: Build, staged: Path) -> "Note
                 kernel_name="python3",
                 progress_bar=False,
                 kernel_manager_class=_own_interpreter(environment, chapter.folders.chapters, build),
-                # Everything is here when the last cell is done; taking its modules apart would cost the kernel a second or two.
+                # Everything is here when the last cell is done; taking its modules apart would cost the kernel a second
+                # or two.
                 shutdown_kernel="immediate",
                 on_cell_start=begin,
             )

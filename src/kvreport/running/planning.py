@@ -1,8 +1,9 @@
 """Which chapters there are, what each runs with, and which must run again.
 
-A chapter is a notebook in ``chapters/`` with no outputs, and a folder of code in ``kvreport/chapters/`` of the notebook's
-name without its number.  The folder's ``chapter.yaml`` holds its parameters, names the data that it reads, and says whether
-some of its experiments must run alone; a set may also name settings of the chapter that its notebook has no parameter for::
+A chapter is a notebook in ``chapters/`` with no outputs, and a folder of code in ``kvreport/chapters/`` of the
+notebook's name without its number.  The folder's ``chapter.yaml`` holds its parameters, names the data that it reads,
+and says whether some of its experiments must run alone; a set may also name settings of the chapter that its notebook
+has no parameter for::
 
     parameters: {default: {n_samples: 24}, smoke: {n_samples: 4}, gpu: {device: cuda}}
     data: [documents/issue-25420.yaml, models/standins/*/*]
@@ -13,8 +14,8 @@ some of its experiments must run alone; a set may also name settings of the chap
 An executed copy is fresh as long as the digest in it equals the digest of everything that could change its outputs: the
 code cells (not the prose), the parameters, the modules of these packages that the notebook imports, directly or through
 one another, the data that the chapter names, the recorded runs that it cites, and the versions of the libraries that
-compute and draw.  Contents count, never dates, so a fresh clone or a restored cache is not taken for a change.  An import
-by a computed name is not seen.
+compute and draw.  Contents count, never dates, so a fresh clone or a restored cache is not taken for a change.  An
+import by a computed name is not seen.
 """
 
 import ast

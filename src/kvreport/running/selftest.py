@@ -1,8 +1,8 @@
 """``kvbook selftest``: whether loading, caches, row-invariant mode and the compiler work on a device, beside the book's numbers.
 
-Each part runs at a small and at a full-size shape.  A part that fails is one line, and the others go on.  Every selftest is
-a run of its own, and its result one JSON file that names neither a person nor a path.  Rows, one a number: see
-``data/README.md``.
+Each part runs at a small and at a full-size shape.  A part that fails is one line, and the others go on.  Every
+selftest is a run of its own, and its result one JSON file that names neither a person nor a path.  Rows, one a number:
+see ``data/README.md``.
 """
 
 import json

@@ -16,8 +16,9 @@ def check_name() -> None:
 
 def build_html() -> None:
     """Render the book into ``_build/html`` with Jupyter Book."""
-    # This interpreter's Jupyter Book, whatever PATH says; the package has no __main__ of its own. It keeps nearly all that it
-    # makes until it ends: looking for garbage among that, meanwhile and at the end, takes long and finds little.
+    # This interpreter's Jupyter Book, whatever PATH says; the package has no __main__ of its own. It keeps nearly all
+    # that it makes until it ends: looking for garbage among that, meanwhile and at the end, takes long and finds
+    # little.
     command = [
         sys.executable,
         "-c",

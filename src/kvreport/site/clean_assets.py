@@ -2,8 +2,8 @@
 
 sphinx-thebe adds its scripts twice, so every page logs that THEBE_JS_URL is declared already;
 sphinx-togglebutton gives a code toggle a name that differs from the text in it; sphinxcontrib-bibtex marks
-references with a role that is not allowed in a list. docutils wraps the text of each cell and each word of code once more than
-any style asks for, which is a tenth of a page that is one long table.
+references with a role that is not allowed in a list. docutils wraps the text of each cell and each word of code once
+more than any style asks for, which is a tenth of a page that is one long table.
 """
 
 import re

@@ -1,7 +1,8 @@
 """The ledger of all claims.
 
 The verdicts are read from the tables ``tab-claims-<document>`` that the executed chapters published, so the ledger can
-only say what the chapters' pages say.  A second chapter on a document calls its table ``tab-claims-<document>-<words>``.
+only say what the chapters' pages say.  A second chapter on a document calls its table
+``tab-claims-<document>-<words>``.
 """
 
 import csv

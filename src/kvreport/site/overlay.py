@@ -36,8 +36,8 @@ _FILE_KINDS = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "data (CSV)"}
 YOURS = "*Your run; the caption speaks of the book's.*"
 _COUNTS = {"n_samples": "texts", "n_tokens": "tokens each", "n_prompts": "prompts", "n_new_tokens": "tokens written"}
 
-# A cell of a table that MyST would read as the start of a list, a heading, a quotation or a directive: "-", "1.", "# x",
-# ":::{note}". Behind backticks that open a directive comes no further one; behind those of inline code there does.
+# A cell of a table that MyST would read as the start of a list, a heading, a quotation or a directive: "-", "1.", "#
+# x", ":::{note}". Behind backticks that open a directive comes no further one; behind those of inline code there does.
 _BLOCK_START = re.compile(r"^\s*([-+*#>]|\d+[.)])(?=\s|$)|^\s*(?:(:)(?=::)|(~)(?=~~)|(`)(?=``[^`]*$))")
 
 
@@ -52,7 +52,8 @@ class Files:
     figures : Path
         The folder with the chapter's figure files.
     made : Path
-        The folder of what :mod:`kvreport.site.citations` wrote: a BibTeX file for each figure and table, and the verdicts.
+        The folder of what :mod:`kvreport.site.citations` wrote: a BibTeX file for each figure and table, and the
+        verdicts.
     executed : Path
         The executed copy, offered for download.
     address : str or None
@@ -129,8 +130,8 @@ def _shown(cell: Cell, files: Files) -> Iterator[Cell]:
             count += 1
             look = cell["metadata"].setdefault("mystnb", {})
             look["figure"] = {"name": figure["name"], "caption": figure["caption"]}
-            # dark-light: the theme leaves the figure alone, and kvbook.css turns its light and dark round, not its hues,
-            # which its legend names.
+            # dark-light: the theme leaves the figure alone, and kvbook.css turns its light and dark round, not its
+            # hues, which its legend names.
             look["image"] = {"alt": figure["alt"], "classes": "dark-light"}
             after.append(_offered(figure, files))
         if table is None:

@@ -1,7 +1,7 @@
 """Pictures load when a reader comes near them, and keep their place until then.
 
-A first visit then brings what is seen and not a megabyte of what is further down; and because every picture says how large
-it is, a link to a figure leads to it and not to where it would be without the pictures above.
+A first visit then brings what is seen and not a megabyte of what is further down; and because every picture says how
+large it is, a link to a figure leads to it and not to where it would be without the pictures above.
 """
 
 import re

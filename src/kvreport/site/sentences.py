@@ -1,7 +1,7 @@
 """A chapter's sentences with their numbers and marks, and what a reader's own run says of each statement.
 
-A sentence that ends in ``{holds}`id``` is a statement.  While its check holds on every published run nothing is shown but a
-link to it; else a mark that no reader overlooks, for the book must not be published so.
+A sentence that ends in ``{holds}`id``` is a statement.  While its check holds on every published run nothing is shown
+but a link to it; else a mark that no reader overlooks, for the book must not be published so.
 """
 
 import copy

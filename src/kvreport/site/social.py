@@ -28,7 +28,8 @@ def _add_the_books_picture(
     app: Sphinx, _pagename: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
 ) -> None:
     tags = context.get("metatags", "")
-    # Only with an address: others fetch the picture, so it must have one of its own. Without, opengraph writes no picture.
+    # Only with an address: others fetch the picture, so it must have one of its own. Without, opengraph writes no
+    # picture.
     if not app.config.ogp_site_url or "og:title" not in tags or _NAME in tags:
         return
     if (name := first_picture(app.env)) is not None:

@@ -41,14 +41,14 @@ def _bar(ax: Axes, place: int, counted: pd.DataFrame) -> None:
         ax.barh(
             place, row.architectures, left=left, height=0.62, color=colour, hatch=hatch, edgecolor="black",
             linewidth=0.6, label=row.outcome,
-        )  # fmt: skip
+        )
         if row.architectures < _NARROW:
             narrow.append(str(row.architectures))
         else:
             ax.text(
                 left + row.architectures / 2, place, str(row.architectures), ha="center", va="center", fontsize=9.5,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2},
-            )  # fmt: skip
+            )
         left += row.architectures
     ax.text(left + 2, place, ", ".join(narrow), ha="left", va="center", fontsize=9)
 
@@ -93,7 +93,7 @@ def figure_operations(counted: pd.DataFrame) -> Figure:
         bars = ax.barh(
             places, grid[dtype], height=height, color=style.DTYPE_COLOURS[dtype], label=DTYPES[dtype],
             hatch="" if dtype == "float32" else "//", edgecolor="white", linewidth=0,
-        )  # fmt: skip
+        )
         ax.bar_label(bars, fmt="%d", padding=3, fontsize=9.5)
     ax.set_yticks(range(len(grid)), list(grid.index))
     ax.set_ylim(len(grid) - 0.5, -0.5)

@@ -49,11 +49,11 @@ _EXACT_SHARE = Measure(
 DIFFERENT = Measure(
     "architectures that differ under row-invariant mode", form="{:.0f}", census="all architectures that were tried",
     rows="architectures", estimate=total("different"),
-)  # fmt: skip
+)
 LEAD_OF_CHUNKS = Measure(
     "architectures wrong in chunks, with either cache, minus those of any other path", form="{:.0f}", rows="paths",
     estimate=counted(_lead_of_chunks),
-).where(enough=True)  # fmt: skip
+).where(enough=True)
 FED_TWICE = Measure(
     f"{_SHARE} take such a cache and are fed the prompt twice", rows="paths", estimate=part("twice")
 ).where(path=WHOLE, outcome=(table.FED_TWICE, *table.JUDGED), enough=True)
@@ -74,7 +74,7 @@ ATTENTION_FIRST = Measure(
 DIFFERING = Measure(
     "architectures whose verdict another processor's rows change", form="{:.0f}", rows="against the book",
     estimate=total("differs"),
-).where(enough=True)  # fmt: skip
+).where(enough=True)
 
 _NONE = Bound(0, "arithmetic", "none")
 _NINE_IN_TEN = Bound(0.9, "ours", "nine in ten", "share")

@@ -20,7 +20,7 @@ COLUMNS = (
     *(f"{path}, row-invariant {dtype}" for dtype in SWITCHED for path in columns.SWITCHED_PATHS),
     *(f"row-invariant {dtype} left out" for dtype in SWITCHED),
     "row_invariant",
-)  # fmt: skip
+)
 
 
 def names(settings: AtlasSettings) -> list[str]:

@@ -112,7 +112,7 @@ def bugs(rows: Rows) -> pd.DataFrame:
          "drift in fp64": max(row.get(f"{path}, drift", {}).get("float64", ()), default=None)}
         for row in rows if table.verdict(row) in (table.BUG, table.RAISES)
         for path in PATHS if row.get(path) in (table.BUG, table.RAISES)
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(found).astype({"first wrong position": "Int64"})
 
 
@@ -122,7 +122,8 @@ def compared(against: pd.DataFrame) -> pd.DataFrame:
         {
             "architecture": against["architecture"],
             "verdict, published": against["verdict, published"], "verdict, this run": against["verdict"],
-            "row-invariant, published": against["invariant, published"], "row-invariant, this run": against["invariant"],
+            "row-invariant, published": against["invariant, published"],
+                "row-invariant, this run": against["invariant"],
             "outcome": against["differs"].map({True: "differs", False: "agrees"}),
         }
-    )  # fmt: skip
+    )

@@ -35,7 +35,7 @@ def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Fi
                 ax.errorbar(
                     estimate.value, y, xerr=[[estimate.value - low], [estimate.high - estimate.value]], fmt=marker,
                     color=colour, **look,
-                )  # fmt: skip
+                )
     ax.set_yticks(range(len(labels)), labels, fontsize=9)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.set(xscale="log", xlabel="difference / spread of the logits")
@@ -68,7 +68,7 @@ def figure_depth(table: pd.DataFrame) -> Figure:
         rows["layers"], [e.value for e in spread],
         yerr=[[e.value - e.low for e in spread], [e.high - e.value for e in spread]],
         fmt="o-", color=style.BLUE, label="a past handed over",
-    )  # fmt: skip
+    )
     for variant, colour, line in (
         (NO_PAST, style.VERMILION, "--"),
         (DECODER, style.GREEN, ":"),

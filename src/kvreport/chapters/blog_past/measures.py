@@ -32,7 +32,7 @@ from kvreport.publishing.measures import (
     noted,
     share,
     total,
-)  # fmt: skip
+)
 from kvreport.publishing.rules import Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -46,22 +46,22 @@ def _differing(one: pd.DataFrame, other: pd.DataFrame) -> Estimate:
 DIFFERENCE = Measure(
     "difference of the last token's logits, root mean square in unit roundoffs of the dtype, or of fp16 if quantized",
     "file", "model", "{:,.3g}", rows="texts", by=("model",), estimate=mean("roundoffs"),
-)  # fmt: skip
+)
 BY_PRECISION = replace(DIFFERENCE, series="quantization", by=("precision",))
 BY_DEPTH = replace(DIFFERENCE, series="depth", by=("depth",)).where(variant=HANDED)
 NOT_ALONE = Measure(
     "texts in which the logits differ from those of the last token alone", "", "family", "{:.0f}", rows="texts",
     by=("family",), estimate=total("not_alone"),
-)  # fmt: skip
+)
 OTHER = Measure(
     "texts in which the rotary embedding of mid-2023 changes the difference", "", "precision", "{:.0f}", rows="texts",
     by=("model", "precision", "variant"), over=("variant", UPPER_LEFT), estimate=_differing,
-).where(variant=BOTH)  # fmt: skip
+).where(variant=BOTH)
 # One for each line of the chapter's table.
 SPREAD = Measure(
     "difference of the last token's logits over their standard deviation", "file", "variant", "{:.2g}", rows="texts",
     by=("model", "family", "quantization", "variant", "layers"), estimate=mean("relative_spread"),
-)  # fmt: skip
+)
 FLIPS = replace(
     SPREAD, name="share of texts whose most probable next token changes", estimate=share("top1_flip"), form="{:.0%}"
 )
@@ -73,11 +73,11 @@ TEXTS = Measure("texts", rows="past_tables", estimate=distinct("sample"), form="
 RELATIVE_APART = Measure(
     "largest factor between two relative differences", rows="apart", form="{:,.0f}",
     estimate=counted(lambda apart: float(f"{apart['apart'].max():.2g}")),
-)  # fmt: skip
+)
 MOST_APART = Worded("apart", lambda apart: "{case}: {statistic}".format(**apart.loc[apart["apart"].idxmax()]))
 
-# A sum over a few hundred numbers in each of a dozen layers gives tens of roundoffs; a missing context gives hundreds in
-# the coarsest dtype.
+# A sum over a few hundred numbers in each of a dozen layers gives tens of roundoffs; a missing context gives hundreds
+# in the coarsest dtype.
 ROUNDING = Bound(100, "ours", "more roundoffs than a dozen layers pile up")
 NO_TEXT = Bound(0, "arithmetic", "in no text")
 
@@ -108,13 +108,14 @@ STATEMENTS = {
     ),
     "one-layer-loses-nothing": holds(every(BY_DEPTH.where(deep=False), "below", ROUNDING)),
     "deeper-layers-lose": holds(every(BY_DEPTH.where(deep=True), "above", ROUNDING)),
-}  # fmt: skip
+}
 
 GPT2 = replace(DIFFERENCE, series="", by=()).where(family="gpt2", variant=NATIVE, quantization="none")
 RELATIVE = Measure(
-    "difference of a quantized model's logits over the logits, root mean squares", "file", "model and precision", "{:.2g}",
+    "difference of a quantized model's logits over the logits, root mean squares", "file", "model and precision",
+        "{:.2g}",
     rows="texts", by=("model", "precision"), estimate=mean("relative_rms"),
-).where(variant=NATIVE, quantization=("8bit", "4bit"))  # fmt: skip
+).where(variant=NATIVE, quantization=("8bit", "4bit"))
 OFF = replace(
     NOT_ALONE, name="texts in which MPT with use_cache off differs from the last token alone", series="", by=()
 ).where(variant=CACHE_OFF)
@@ -178,7 +179,7 @@ def _cannot(native: Measure, *conditions, family: str, unseen: str, beside) -> C
         reproduced(every(native, "above", ROUNDING)),
         refuted(every(native, "below", ROUNDING)),
         whose=_of(family), unseen=unseen, beside=beside,
-    )  # fmt: skip
+    )
 
 
 CHECKS = {
@@ -206,5 +207,5 @@ CHECKS = {
         unseen="that the post ran the code of mid-2023 is taken from its date, and the ratio of its two tables is open",
         beside=_four_over_eight,
     ),
-}  # fmt: skip
+}
 CLAIMS = Claims(DOCUMENT, CHECKS)

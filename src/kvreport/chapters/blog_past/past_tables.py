@@ -7,12 +7,12 @@ GPT-2
 MPT
     ``use_cache off``: its configuration's default, under which the posted call gets no past; ``native``: on.
 RoBERTa
-    ``no past returned``: a bidirectional model returns none; ``decoder``: with ``is_decoder`` it is causal and returns one;
-    ``past handed over``: a bidirectional model fills a cache that is passed by hand, here in its first layers alone, which
-    shows what depth makes of it.
+    ``no past returned``: a bidirectional model returns none; ``decoder``: with ``is_decoder`` it is causal and returns
+    one; ``past handed over``: a bidirectional model fills a cache that is passed by hand, here in its first layers
+    alone, which shows what depth makes of it.
 Falcon
-    ``native``; ``mask upper left``: the single query of a cached step is given the causal mask of a first token, so that it
-    sees the first key alone; ``rotary without offset``: it is rotated as if it stood at place 0; and both.
+    ``native``; ``mask upper left``: the single query of a cached step is given the causal mask of a first token, so
+    that it sees the first key alone; ``rotary without offset``: it is rotated as if it stood at place 0; and both.
 
 Rows, one a (model, quantization, variant, layers, sample): see ``data/README.md``.
 """
@@ -167,7 +167,7 @@ def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
         yield Variant(
             HANDED, layers, _last(shallow),
             lambda ids, shallow=shallow: split_call(shallow, ids, cache=DynamicCache()),
-        )  # fmt: skip
+        )
 
 
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -212,7 +212,7 @@ def compare(full: torch.Tensor, split: Split, alone: torch.Tensor) -> dict[str, 
     element = difference[there] / full[there].double().abs()
     for label, values in (
         ("without", full), ("with", split.logits), ("absolute", difference), ("element", element),
-    ):  # fmt: skip
+    ):
         row |= {f"{label} {name}": value for name, value in zip(names, described(values), strict=True)}
     return row
 
@@ -269,9 +269,10 @@ def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: recor
         if unit in writer.done:
             continue
         loaded = loading.load(
-            model["asked_for"], weights=weights_for(settings, model["asked_for"]), dtype=settings.dtype, device=settings.device,
+            model["asked_for"], weights=weights_for(settings, model["asked_for"]), dtype=settings.dtype,
+                device=settings.device,
             seed=settings.seed, quantization=quantization,
-        )  # fmt: skip
+        )
         rows = []
         with torch.inference_mode():
             of_model = variants(loaded.model)
@@ -286,7 +287,7 @@ def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: recor
                             "layers": variant.layers, "sample": sample, "source": source, "n_tokens": len(ids),
                         }
                         | compare(full.cpu(), _on_host(variant.split(tokens)), alone.cpu())
-                    )  # fmt: skip
+                    )
         writer.append(unit, rows)
 
 

@@ -27,9 +27,9 @@ _CASE = ["family", "quantization", "statistic"]
 def roundoffs(rows: pd.DataFrame) -> pd.Series:
     """Give each row's difference over the size of the logits in unit roundoffs of the dtype, or of fp16 where quantized."""
     own = rows["dtype"].map(UNIT_ROUNDOFF)
-    # In 8 bits bitsandbytes casts what enters a product to fp16.  In 4 bits it is asked for the run's dtype, and rounds to bf16
-    # all the same on a CPU with AVX512-BF16 (`gemv_4bit`): there fp16's roundoff is the finer one, and the stricter bound.
-    # The post's 4-bit logits are fp16's.
+    # In 8 bits bitsandbytes casts what enters a product to fp16.  In 4 bits it is asked for the run's dtype, and rounds
+    # to bf16 all the same on a CPU with AVX512-BF16 (`gemv_4bit`): there fp16's roundoff is the finer one, and the
+    # stricter bound. The post's 4-bit logits are fp16's.
     unit = own.where(rows["quantization"] == "none", own.clip(lower=UNIT_ROUNDOFF["float16"]))
     return rows["relative_rms"] / unit
 
@@ -83,7 +83,7 @@ def _beside_published(own: pd.DataFrame) -> pd.DataFrame:
     columns = {
         "statistic": "statistic", "published absolute": "absolute", "here absolute": "absolute here",
         "published relative": "relative", "here relative": "relative here", "here by element": "element",
-    }  # fmt: skip
+    }
     return pd.DataFrame({"case": case} | {name: both[column] for name, column in columns.items()})
 
 

@@ -12,8 +12,9 @@ def variants(found: Found) -> pd.DataFrame:
     """Average the difference over all texts, for every variant."""
     keys = list(measures.SPREAD.by)
     facts = found["texts"].groupby(keys, sort=False).agg(
-        held=("held_share", "mean"), largest=("relative_spread", "max"), alone_equal=("alone", "sum"), texts=("sample", "size")
-    )  # fmt: skip
+        held=("held_share", "mean"), largest=("relative_spread", "max"), alone_equal=("alone", "sum"),
+            texts=("sample", "size")
+    )
     table = joined({"spread": measures.SPREAD, "flips": measures.FLIPS}, found).join(facts, on=keys)
     return table[[*keys, "held", "spread", "largest", "alone_equal", "flips", "texts"]]
 

@@ -128,11 +128,11 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
             ax.plot(
                 point.x, place + shift, color=colour, marker=_markers(dtypes)[point.dtype], linestyle="", markersize=5,
                 markerfacecolor="white" if point.drift == 0 else colour, alpha=0.9,
-            )  # fmt: skip
+            )
         ax.annotate(
             row["kind"], (1.01, place), xycoords=ax.get_yaxis_transform(), color=_KINDS[row["kind"]], fontsize=9,
             va="center", annotation_clip=False,
-        )  # fmt: skip
+        )
     ax.set_xscale("log")
     ax.set_xlim(zero / 4, 20)
     ticks = [10.0**power for power in range(-16, 1, 4) if 10.0**power > 5 * zero]
@@ -188,13 +188,13 @@ def figure_layers(table: pd.DataFrame) -> Figure:
             ax.plot(
                 line["layer"], line["drift"], color=colour, marker=marker, linestyle=dash, label=bug, linewidth=1.2,
                 markerfacecolor="none", markersize=3.5 + 2 * list(looks).index(bug),
-            )  # fmt: skip
+            )
         if (most := UNIT_ROUNDOFF[dtype] * verdict.LIMIT) < 1:
             ax.axhline(most, color=style.GREY, linestyle=":", linewidth=1)
             ax.annotate(
                 "most that rounding can be", (0.01, most), (0, 4), xycoords=ax.get_yaxis_transform(),
                 textcoords="offset points", color=style.GREY, fontsize=9, bbox=_ON_WHITE,
-            )  # fmt: skip
+            )
         ax.set(yscale="log", ylabel=f"relative drift, {DTYPES[dtype]}")
         # Whole decades, so that both ends have a label.
         low, high = np.log10(ax.get_ylim())

@@ -48,7 +48,7 @@ def measure(settings: BugOrRoundingSettings, _made_of: dict[str, Any], writer: r
                     yield {
                         "bug": bug, "planted_in": layer if bug in _PLANT else None, "sample": text.index,
                         "source": text.source, "layer": place, "drift": drift,
-                    }  # fmt: skip
+                    }
 
     every_dtype.measure(settings, [settings.model], rows_of, writer)
 

@@ -26,7 +26,7 @@ class BugOrRoundingSettings(TextSettings):
 
     families: Annotated[tuple[str, ...], BeforeValidator(several)] = (
         "gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon", "roberta",
-    )  # fmt: skip
+    )
     n_samples: Annotated[int, Field(ge=1)] = 3
     n_tokens: text_length(4) = "33-190"
     dtypes: DTypes = ("float64", "float32", "float16", "bfloat16")

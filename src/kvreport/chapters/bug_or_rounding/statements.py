@@ -230,7 +230,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_PLAIN, "below", Bound(0.1, "ours", "a tenth of the smallest bug")), _plain_fp64
     ),
     "coarse-hides-the-layer": Statement(every(_LAST_AS_CLEAN, "above", _FOUR_IN_FIVE), _coarse_layers),
-}  # fmt: skip
+}
 
 
 def _count(names: Collection[str], *kinds: str) -> Callable[[Results], str]:

@@ -38,11 +38,13 @@ ISSUE, REUSE, SCRATCH, BLOG, STATIC = "issue-25420", "forum-reuse", "forum-scrat
 
 DRIFT, FED_AGAIN = "prefix + last token", "whole text fed again"
 KEYS, ANEW, CUT, WHOLE = (
-    "first layer's keys", "prefix reused, text encoded anew", "prefix cut to the shared ids", "cache as long as the prompt",
-)  # fmt: skip
+    "first layer's keys", "prefix reused, text encoded anew", "prefix cut to the shared ids",
+        "cache as long as the prompt",
+)
 WITHIN, PAST_BLOCK, REPLY, LAST_ONLY = (
-    "rolling cache within the block", "rolling cache past the block", "reply's cache past the block", "last character alone fed",
-)  # fmt: skip
+    "rolling cache within the block", "rolling cache past the block", "reply's cache past the block",
+        "last character alone fed",
+)
 BLOG_NAMES = {
     ("gpt2", past_tables.NATIVE): "GPT-2",
     ("roberta", past_tables.NO_PAST): "RoBERTa as posted",
@@ -135,7 +137,7 @@ def planted(
                 (reading,) = probe.readings(
                     model, torch.tensor([whole], device=model.device), torch.tensor([fed], device=model.device),
                     np.random.default_rng(0), (probe.SPLIT,), None if name in _OWN_FULL else full, **options,
-                )  # fmt: skip
+                )
             pair = Pair(PLANTED, name, text.source, text.index, len(fed), reading.drift)
             yield pair, {"held": reading.held, "fed": reading.fed, "alone": int(reading.alone)}
 
@@ -160,7 +162,7 @@ def of_any_model(
         written = model.generate(
             ids, past_key_values=whole, attention_mask=torch.ones_like(ids),
             do_sample=False, max_new_tokens=1, return_dict_in_generate=True, output_logits=True,
-        )  # fmt: skip
+        )
         yield Pair(REUSE, WHOLE, *about, _of_logits(full, written.logits[0][0]))
         static = caches.make("static", model.config, ids.shape[1] + 1)
         model(ids[:, :-1], past_key_values=static, use_cache=True)
@@ -228,7 +230,7 @@ def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Iterator[dict
                     LAST_ONLY, prompt, model(prompt, positions, last_only=True)[:, 0],
                     scratch_logits.read_prompt(model, prompt, scratch_logits.LAST_ONLY),
                 ),
-            )  # fmt: skip
+            )
             for symptom, ids, reference, other in pairs:
                 drift = _of_logits(reference[0], other[0])
                 yield about | Pair(SCRATCH, symptom, text.source, text.index, ids.shape[1], drift).row()
@@ -244,7 +246,7 @@ def _of_scratch(settings: BugOrRoundingSettings) -> ScratchSettings:
         weights="random" if settings.weights in ("random", "untrained") else "stand-in", corpus="stdlib",
         n_samples=max(2, settings.n_samples), n_blocks=_BLOCKS, dtypes=settings.dtypes, device=settings.device,
         seed=settings.seed,
-    )  # fmt: skip
+    )
 
 
 def inputs(settings: BugOrRoundingSettings) -> dict[str, Any]:

@@ -14,7 +14,7 @@ _NAMES = {
     symptoms.ANEW: "prefix reused, text re-tokenized", symptoms.CUT: "prefix cropped to the shared ids",
     symptoms.LAST_ONLY: "only the last character fed",
     "RoBERTa made causal": "RoBERTa, is_decoder=True",
-}  # fmt: skip
+}
 
 
 def named(symptom: str) -> str:
@@ -139,7 +139,8 @@ ADVICE = (
         "{doc}`layer drift <06_layer_drift>`, {doc}`where drift begins <05_where_drift_begins>`",
     ),
     Advice(
-        "In bf16 the text diverges after a while, although the ids are right", (symptoms.ISSUE, symptoms.DRIFT), "rounding",
+        "In bf16 the text diverges after a while, although the ids are right", (symptoms.ISSUE, symptoms.DRIFT),
+            "rounding",
         "As above; at a near-tie a rounding decides the next token",
         "Compare a loss or a divergence instead of tokens",
         "{doc}`does it matter <02_does_it_matter>`",
@@ -150,7 +151,8 @@ ADVICE = (
         "{doc}`where drift begins <05_where_drift_begins>`, {doc}`static caches <10_static_cache>`",
     ),
     Advice(
-        "The first layer's keys differ between a text in one part and in two", (symptoms.REUSE, symptoms.KEYS), "rounding",
+        "The first layer's keys differ between a text in one part and in two", (symptoms.REUSE, symptoms.KEYS),
+            "rounding",
         "No cached value enters there; the matrix product has another number of rows", "Nothing",
         "{doc}`prompt reuse <07_prompt_reuse>`",
     ),
@@ -182,7 +184,8 @@ ADVICE = (
     ),
     Advice(
         "With a cache the model has no context, and `past_key_values` is None",
-        (symptoms.BLOG, "MPT, use_cache false"), "bug", "`use_cache` is false in the configuration, as is MPT's default",
+        (symptoms.BLOG, "MPT, use_cache false"), "bug",
+            "`use_cache` is false in the configuration, as is MPT's default",
         "Pass `use_cache=True`", "{doc}`past tables <09_blog_past>`",
     ),
     Advice(
@@ -194,7 +197,8 @@ ADVICE = (
     ),
     Advice(
         "A bidirectional model fails with a cache", (symptoms.BLOG, "RoBERTa, past by hand"), "bug",
-        "Cached states have not seen the tokens that came later", "Do not cache it", "{doc}`past tables <09_blog_past>`",
+        "Cached states have not seen the tokens that came later", "Do not cache it",
+            "{doc}`past tables <09_blog_past>`",
     ),
     Advice(
         "Logits agree in 16 bits and not in fp32", (symptoms.PLANTED, first_bad_layer.NARROW), "bug",
@@ -202,7 +206,7 @@ ADVICE = (
         "Look at the cache's dtype in the first bad layer; if it is meant, pass `--cache-dtype` to `kvbook check`",
         "{numref}`fig-bug-layer`",
     ),
-)  # fmt: skip
+)
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,8 +1,8 @@
 """What comes after the first token that differs: the two continuations against each other.
 
-`first_divergence` has written a text without a cache, and knows the token that is written with one instead.  Here that token
-takes its place, the text is continued from there with a cache, and the two texts are compared step by step: how far the
-predictions are apart when each follows its own tokens, beside how far they are apart on one text's tokens.
+`first_divergence` has written a text without a cache, and knows the token that is written with one instead.  Here that
+token takes its place, the text is continued from there with a cache, and the two texts are compared step by step: how
+far the predictions are apart when each follows its own tokens, beside how far they are apart on one text's tokens.
 
 Rows, one a (model, dtype, sample, offset): see ``data/README.md``.
 """
@@ -55,7 +55,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
             about = {
                 "model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype,
                 "sample": pair.sample, "source": pair.source,
-            }  # fmt: skip
+            }
             path = [int(token) for token in str(pair.path).split()]
             prompt = subject.tensor([samples[pair.sample].ids])
             with torch.inference_mode():
@@ -108,4 +108,4 @@ def work(settings: DoesItMatterSettings) -> Work:
 EXPERIMENT = Experiment(
     "after_divergence", DoesItMatterSettings, inputs, measure, fields=first_divergence.EXPERIMENT.fields,
     revision=2, work=work,
-)  # fmt: skip
+)

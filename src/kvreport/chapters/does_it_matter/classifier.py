@@ -1,11 +1,11 @@
 """A sequence classification head on a language model's trunk, for decisions that are not tokens.
 
-The head is that of transformers' stock ``*ForSequenceClassification``: one linear map without a bias from the last hidden
-state to two classes, of which the larger wins.  The stock class reads it at a text's last token; since the trunk is causal,
-reading it at every token gives the decision on every beginning of the text from the same pass.
+The head is that of transformers' stock ``*ForSequenceClassification``: one linear map without a bias from the last
+hidden state to two classes, of which the larger wins.  The stock class reads it at a text's last token; since the trunk
+is causal, reading it at every token gives the decision on every beginning of the text from the same pass.
 
-What it decides: whether a text has opened more brackets than it has closed.  The label comes from the characters alone.  The
-head is fitted by logistic regression on the frozen features of other texts.
+What it decides: whether a text has opened more brackets than it has closed.  The label comes from the characters alone.
+The head is fitted by logistic regression on the frozen features of other texts.
 """
 
 import numpy as np
@@ -44,8 +44,8 @@ def logistic(features: np.ndarray, classes: np.ndarray) -> np.ndarray:
 def fitting_texts(settings: DoesItMatterSettings, tokenizer) -> list[list[int]]:
     """Give ids of the texts that the head is fitted on, taken evenly through the corpus.
 
-    The standard library's come from the part that is not scored.  A folder has no parts: its last files are taken, which are
-    not scored where it has ``n_samples`` more.
+    The standard library's come from the part that is not scored.  A folder has no parts: its last files are taken,
+    which are not scored where it has ``n_samples`` more.
     """
     documents = [document.text for document in corpus.documents(settings.corpus, "train")]
     if not documents:

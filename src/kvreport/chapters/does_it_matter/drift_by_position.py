@@ -1,7 +1,7 @@
 """Long texts, read in pieces on a cache: whether the distance to the baseline grows with the position.
 
-The tokens are the text's own at every step (teacher forcing), so what grows here is drift, not the consequence of a token
-that was chosen otherwise.
+The tokens are the text's own at every step (teacher forcing), so what grows here is drift, not the consequence of a
+token that was chosen otherwise.
 
 Rows, one a (model, dtype, way, sample, bin of positions): see ``data/README.md``.
 """
@@ -50,7 +50,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
             about = {
                 "model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype,
                 "sample": sample.index, "source": sample.source,
-            }  # fmt: skip
+            }
             writer.append(unit, [about | row for row in follow(subject, sample)])
 
 

@@ -52,7 +52,7 @@ def figure_axes(axes: pd.DataFrame, elsewhere: pd.DataFrame | None = None, book:
     fig, panels = plt.subplots(
         1, 1 + zeros, sharey=True, squeeze=False, width_ratios=[1, 13][-1 - zeros :],
         figsize=(style.WIDTH, 0.9 + 0.29 * len(labels)), gridspec_kw={"wspace": 0.02},
-    )  # fmt: skip
+    )
     log, zero = panels[0, -1], panels[0, 0] if zeros else None
     if book is not None:
         _plot_axes(book, ways, log, zero, faint=True)
@@ -78,7 +78,7 @@ def figure_axes(axes: pd.DataFrame, elsewhere: pd.DataFrame | None = None, book:
             ax.plot(
                 edge, 0, transform=ax.transAxes, marker=[(-1, -2), (1, 2)], markersize=8, color="black", clip_on=False,
                 linestyle="none",
-            )  # fmt: skip
+            )
     panels[0, 0].set_yticks(range(len(labels)), labels, fontsize=8.5)
     log.set_ylim(len(labels) - 0.5, -0.5)
     log.set(xscale="log", xlabel="mean divergence (nats per token)")
@@ -113,7 +113,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
             bottom.errorbar(
                 at, row.seen.value, yerr=[[row.seen.value - row.seen.low], [row.seen.high - row.seen.value]],
                 color=colour, marker=marker, markersize=4, linewidth=1,
-            )  # fmt: skip
+            )
     top.set_ylabel("share of\ntokens")
     bottom.set(xscale="log", xlabel="margin of the most probable token (ulps of the largest logit)")
     bottom.set_ylabel("top-1 flips")
@@ -146,12 +146,13 @@ def figure_partings(curves: pd.DataFrame, steps: int) -> Figure:
     for ax, choice in zip(np.atleast_1d(axes), choices, strict=True):
         for (dtype, way), curve in curves[curves["choice"] == choice].groupby(["dtype", "way"], sort=False):
             wrote = way == named.CACHED
-            # Few bits are drawn in the coarsest dtype alone: they hardly depend on it, and the lines would cover each other.
+            # Few bits are drawn in the coarsest dtype alone: they hardly depend on it, and the lines would cover each
+            # other.
             if way in DRAWN_WAYS and (wrote or dtype == dtypes[-1]):
                 _plot_curve(
                     ax, curve, steps, band=wrote, color=DTYPE_COLOURS[dtype], linestyle=_LINES[DRAWN_WAYS.index(way)],
                     linewidth=2 if wrote else 1.1,
-                )  # fmt: skip
+                )
         ax.set(ylim=(-0.04, 1.06), ylabel="texts still equal")
         ax.text(0.02, 0.06, choice, transform=ax.transAxes, fontweight="bold")
     np.atleast_1d(axes)[-1].set_xlabel("tokens generated")
@@ -191,7 +192,7 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
             _plot_band(
                 along, rows["middle"], rows["over_first"], color=DTYPE_COLOURS[dtype], linestyle=_LINES[place],
                 marker=style.MARKERS[place],
-            )  # fmt: skip
+            )
     along.axhline(1, color=style.GREY, linewidth=1, linestyle=":")
     along.set(xlabel="position in the text (tokens)", ylabel="divergence / first quarter's")
     along.set_ylim(bottom=0)
@@ -213,7 +214,7 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
                 _plot_band(
                     ax, rows["offset"], rows[column], color=DTYPE_COLOURS[dtype], linestyle=line, marker="o",
                     markerfacecolor=DTYPE_COLOURS[dtype] if filled else "white",
-                )  # fmt: skip
+                )
         look = {"color": style.GREY, "marker": "o", "markersize": 4}
         below = [
             Line2D([], [], linestyle="--", markerfacecolor="white", label="each run reads its own text", **look),

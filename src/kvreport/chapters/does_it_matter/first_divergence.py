@@ -1,18 +1,18 @@
 """The model goes on from a prompt by itself: at which token each way first leaves the baseline's text.
 
-The baseline writes one text at a time without a cache: at each step it reads the whole text anew, as `generate` does with
-``use_cache=False``.  Beside it the same text is written with a cache, alone and in a batch of eight, each only to its first
-token that differs: up to there two ways hold the same tokens, and after it they write different texts.
+The baseline writes one text at a time without a cache: at each step it reads the whole text anew, as `generate` does
+with ``use_cache=False``.  Beside it the same text is written with a cache, alone and in a batch of eight, each only to
+its first token that differs: up to there two ways hold the same tokens, and after it they write different texts.
 
-Assisted decoding by transformers' own `generate` writes greedily, with the model as its own assistant: so nearly every draft
-is taken and every verification reads as many tokens at once as it may.
+Assisted decoding by transformers' own `generate` writes greedily, with the model as its own assistant: so nearly every
+draft is taken and every verification reads as many tokens at once as it may.
 
-The other ways do not write.  One pass of each over the baseline's text tells what it would have chosen at each step, so the
-shape of that pass is part of what they change; `no cache, one pass` shows by how much.
+The other ways do not write.  One pass of each over the baseline's text tells what it would have chosen at each step, so
+the shape of that pass is part of what they change; `no cache, one pass` shows by how much.
 
-A choice is the largest logit, or the largest of logit + Gumbel noise, which is a sample at temperature 1.  The noise is the
-same for all ways, so two ways that sample differently do so because of their logits.  A text ends with the token that ends
-it, for all ways.
+A choice is the largest logit, or the largest of logit + Gumbel noise, which is a sample at temperature 1.  The noise is
+the same for all ways, so two ways that sample differently do so because of their logits.  A text ends with the token
+that ends it, for all ways.
 
 Rows, one a (model, dtype, choice, way, sample): see ``data/README.md``.
 """
@@ -119,7 +119,7 @@ def write_assisted(model: PreTrainedModel, prompt: torch.Tensor, n_new_tokens: i
         # 0: no draft is cut short because the assistant is unsure.
         assistant_confidence_threshold=0.0,
         return_dict_in_generate=True, output_logits=True,
-    )  # fmt: skip
+    )
     # The assistant takes how much to draft from its own configuration.
     drafting = {
         name: getattr(asked, name) for name in asked.to_dict() if name.startswith(("num_assistant", "assistant_"))
@@ -191,13 +191,13 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
             group = groups[number]
             about = {
                 "model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype, "choice": choice,
-            }  # fmt: skip
+            }
             indices = [sample.index for sample in group]
             with torch.inference_mode():
                 found = diverge(
                     subject, subject.tensor([sample.ids for sample in group]), indices, settings.n_tokens - length,
                     Chooser(choice, settings.seed), cached_only=only,
-                )  # fmt: skip
+                )
                 rows = [about | {"sample": indices[text], "source": group[text].source} | row for text, row in found]
             writer.append(unit, rows)
 
@@ -205,7 +205,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
 def diverge(
     subject: variants.Subject, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser,
     cached_only: bool = False,
-) -> Iterator[tuple[int, dict[str, Any]]]:  # fmt: skip
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Write every prompt's text without a cache, and hold the other ways against it."""
     model, prompt = subject.baseline.model, prompts.shape[1]
     singles = list(prompts.split(1))

@@ -22,13 +22,13 @@ from kvreport.publishing.measures import (
     ratio_of_means,
     share,
     total,
-)  # fmt: skip
+)
 from kvreport.publishing.rules import HALF, Bound, every
 
 # Draws for what has to be sorted anew in each.
 _DRAWS = 200
-# Share of the smallest margins below which their density is taken as even, so that margins smaller than any that was met
-# have their chance too.
+# Share of the smallest margins below which their density is taken as even, so that margins smaller than any that was
+# met have their chance too.
 _EVEN = 0.05
 
 
@@ -50,11 +50,11 @@ def of_all_rows(statistic: Callable[..., float], *columns: str):
 def expected_flips(margins: np.ndarray, shifts: np.ndarray) -> float:
     """Predict the share of flips from how large margins are and how much they are shifted.
 
-    The second choice overtakes the first where the margin is smaller than the loss that the shift brings.  Margins and shifts
-    are taken as independent, so a single number of the one is held against the whole distribution of the other; and below
-    the smallest twentieth of the margins their density is taken as even.  Both make an estimate possible where no flip was
-    seen at all, and it is no better than they are.  In 16 bits many margins are exactly 0; those are spread as far as the
-    smallest one that is not, for no shift loses nothing.
+    The second choice overtakes the first where the margin is smaller than the loss that the shift brings.  Margins and
+    shifts are taken as independent, so a single number of the one is held against the whole distribution of the other;
+    and below the smallest twentieth of the margins their density is taken as even.  Both make an estimate possible
+    where no flip was seen at all, and it is no better than they are.  In 16 bits many margins are exactly 0; those are
+    spread as far as the smallest one that is not, for no shift loses nothing.
     """
     places, counts = np.unique(margins, return_counts=True)
     shares = np.cumsum(counts) / len(margins)
@@ -94,12 +94,13 @@ def _rest(share_of: Callable[[pd.DataFrame], Estimate]):
 # The same texts, token by token: how far each change moves the predictions.
 _BY_CHANGE = ("dtype", "way")
 DIVERGENCE = Measure(
-    "mean divergence from the baseline", "file", "dtype and change", "{:.2g}", rows="changes", by=_BY_CHANGE, estimate=mean("kl")
-)  # fmt: skip
+    "mean divergence from the baseline", "file", "dtype and change", "{:.2g}", rows="changes", by=_BY_CHANGE,
+        estimate=mean("kl")
+)
 TAIL = replace(
     DIVERGENCE, name="divergence below which 99 % of the tokens lie",
     estimate=of_all_rows(lambda kl: np.quantile(kl, 0.99), "kl"),
-)  # fmt: skip
+)
 PERPLEXITY = replace(
     DIVERGENCE, name="perplexity, over the baseline's", form="{:.4f}", estimate=mean("dlogp", lambda of: np.exp(-of))
 )
@@ -113,7 +114,7 @@ FLIPPED = replace(DIVERGENCE, name="share of top-1 flips", estimate=_rest(share(
 EXPECTED_FLIPS = replace(
     DIVERGENCE, name="share of top-1 flips expected from margins and shifts", form="{:.1e}",
     estimate=of_all_rows(expected_flips, "margin", "shift"),
-)  # fmt: skip
+)
 EQUAL = Measure(
     "share of tokens whose prediction is bitwise identical", rows="changes", by=_BY_CHANGE, estimate=part("bits_equal")
 )
@@ -130,8 +131,9 @@ OVER_THE_CACHE = _over(named.CACHED, "the cache's").where(dtype="bfloat16")
 FP8_OVER_THE_CACHE = OVER_THE_CACHE.where(way=named.KV_FP8)
 STATIC_OVER_DYNAMIC = _over(named.CHUNKS, "that of a dynamic cache").where(way=named.STATIC)
 IN_BF16 = replace(
-    DIVERGENCE, name=f"{DIVERGENCE.name} in bf16, over that in fp32", over=("dtype", "float32"), estimate=ratio_of_means("kl")
-).where(dtype="bfloat16")  # fmt: skip
+    DIVERGENCE, name=f"{DIVERGENCE.name} in bf16, over that in fp32", over=("dtype", "float32"),
+        estimate=ratio_of_means("kl")
+).where(dtype="bfloat16")
 PERPLEXITY_OF_CACHE, PERPLEXITY_OF_FP8 = (PERPLEXITY.where(way=way) for way in (named.CACHED, named.KV_FP8))
 DIVERGENCE_OF_CACHE = DIVERGENCE.where(way=named.CACHED)
 ONE_IN = Measure(
@@ -140,14 +142,15 @@ ONE_IN = Measure(
 LARGEST_MARGIN = Measure(
     "largest margin in ulps at which only rounding flips the top-1 token", form="{:.3g}", rows="flips by rounding",
     estimate=counted(lambda rows: rows["ulps"].max()),
-)  # fmt: skip
+)
 FLIPS_AT_A_TIE = replace(LARGEST_MARGIN, name="share of these flips at a tie", form="{:.0%}", estimate=part("at_a_tie"))
 
 # The model writes: which texts have left the baseline's at the end.
 EQUAL_AT_THE_END = Measure(
-    "share of texts that equal the baseline's at the end", "prompt", "dtype", rows="texts", by=("dtype", "choice", "way"),
+    "share of texts that equal the baseline's at the end", "prompt", "dtype", rows="texts",
+        by=("dtype", "choice", "way"),
     estimate=_equal_at_the_end,
-)  # fmt: skip
+)
 _DIVERGED = replace(
     EQUAL_AT_THE_END, name="share of texts that have diverged at the end", estimate=_rest(_equal_at_the_end)
 )
@@ -159,19 +162,20 @@ DIVERGED_SAMPLED = _DIVERGED.where(choice=named.SAMPLED, way=named.CACHED)
 AT_A_TIE = Measure(
     "share of greedy divergences at an exact tie", "prompt", "dtype", rows="divergences", by=("dtype", "way"),
     estimate=share("tied", "prompt"),
-).where(way=named.CACHED)  # fmt: skip
+).where(way=named.CACHED)
 
 # Along a text, and around the place where two texts diverge.
 ALONG = replace(DIVERGENCE, rows="drift_by_position", by=("dtype", "way", "bin"))
 OVER_THE_FIRST_QUARTER = Measure(
     "divergence in some positions, over that in the first quarter of them", "file", "dtype", rows="places",
     by=("dtype", "way", "place"), over=("place", named.FIRST), estimate=_over_what_differs,
-)  # fmt: skip
+)
 GROWTH = OVER_THE_FIRST_QUARTER.where(way=named.LONG_CHUNKS, place=named.LAST)
 AFTER = Measure(
-    "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}", rows="after",
+    "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}",
+        rows="after",
     by=("dtype",), estimate=mean("kl_free"),
-)  # fmt: skip
+)
 EQUAL_AFTER = replace(AFTER, name="share of tokens that are equal", form="{:.0%}", estimate=mean("token_equal"))
 AROUND_FREE = replace(AFTER, rows="after_divergence", by=("dtype", "offset"))
 AROUND_FORCED = replace(AROUND_FREE, name="divergence on one text's tokens (nats)", estimate=mean("kl_forced"))
@@ -213,7 +217,8 @@ STATEMENTS = {
         every(_over(named.KV_INT8, "that of our 8 bits").where(way=named.KV_FP8), "above", _AS_FAR), "this model"
     ),
     "few-bits-move-further": holds(
-        every(OVER_THE_CACHE.where(way=_FEW_BITS), "above", Bound(5, "ours", "five times as far", "ratio")), "this model"
+        every(OVER_THE_CACHE.where(way=_FEW_BITS), "above", Bound(5, "ours", "five times as far", "ratio")),
+            "this model"
     ),
     "rounded-moves-further": holds(every(OVER_THE_CACHE.where(way=named.FEWER_BITS), "above", _AS_FAR), "this model"),
     "int8-as-the-cache": holds(every(OVER_THE_CACHE.where(way=named.KV_INT8), "below", _TWICE), "this model"),
@@ -237,7 +242,8 @@ STATEMENTS = {
     ),
     "flips-at-small-margins": holds(every(LARGEST_MARGIN, "at most", Bound(8, "ours", "a few ulps"))),
     "fp32-expects-no-flip": holds(
-        every(EXPECTED_FLIPS.where(way=named.CACHED, dtype="float32"), "below", Bound(1e-4, "ours", "one token in ten thousand"))
+        every(EXPECTED_FLIPS.where(way=named.CACHED, dtype="float32"), "below",
+            Bound(1e-4, "ours", "one token in ten thousand"))
     ),
     "bf16-texts-diverge": holds(every(DIVERGED.where(dtype="bfloat16"), "above", _FIFTH), "this model", headline=True),
     "fp32-texts-stay": holds(every(DIVERGED.where(dtype="float32"), "below", _TENTH), headline=True),
@@ -247,4 +253,4 @@ STATEMENTS = {
     "texts-go-their-own-way": holds(
         every(AFTER.where(dtype="bfloat16"), "above", Bound(0.1, "ours", "a tenth of a nat"))
     ),
-}  # fmt: skip
+}

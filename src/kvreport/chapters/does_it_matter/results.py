@@ -4,4 +4,4 @@ from kvreport.chapters.does_it_matter import after_divergence, drift_by_position
 
 EXPERIMENTS = (
     teacher_forced.EXPERIMENT, drift_by_position.EXPERIMENT, first_divergence.EXPERIMENT, after_divergence.EXPERIMENT,
-)  # fmt: skip
+)

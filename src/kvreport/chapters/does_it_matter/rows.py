@@ -21,18 +21,19 @@ AT_ONCE = 5
 
 # The changes, as figures and tables show them.  Only the first ones do nothing but round otherwise.
 CACHED, CHUNKS, STATIC, BATCHED, PADDED, EAGER = ROUNDING = (
-    "cache, token by token", f"cache, {AT_ONCE} tokens at once", f"static cache, {AT_ONCE} at once", f"batch of {BATCH}",
+    "cache, token by token", f"cache, {AT_ONCE} tokens at once", f"static cache, {AT_ONCE} at once",
+        f"batch of {BATCH}",
     f"batch of {BATCH}, left-padded", "eager attention",
-)  # fmt: skip
+)
 OTHER_DTYPE = "other dtype"
 KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4 = FEWER_BITS = (
     "KV cache in fp8", "KV cache in int8", "KV cache in int4", "8-bit weights", "4-bit weights"
-)  # fmt: skip
+)
 FAULT = "fault: a cached token lost"
 KINDS = {
     **dict.fromkeys(ROUNDING, "rounding"), OTHER_DTYPE: "another dtype", **dict.fromkeys(FEWER_BITS, "fewer bits"),
     FAULT: "control",
-}  # fmt: skip
+}
 
 # How a text is written: by the largest logit, or by a sample; without a cache, with one, in a batch, with an assistant.
 GREEDY, SAMPLED = CHOICES = ("greedy", "sampled")
@@ -68,7 +69,7 @@ def _changes(run: Run) -> pd.DataFrame:
         nll_way=rows["nll"] - rows["dlogp"], delta_p=delta_p, delta_p_squared=delta_p**2, same_top=1 - rows["flip"],
         same_decision=1 - rows["decision_flip"], bits_equal=rows["kl"] == 0, ulps=rows["margin"] / rows["ulp"],
         at_a_tie=rows["margin"] == 0,
-    )  # fmt: skip
+    )
 
 
 def _margins(rounding: pd.DataFrame) -> pd.DataFrame:
@@ -88,15 +89,15 @@ def _margins(rounding: pd.DataFrame) -> pd.DataFrame:
                     "seen": estimates.share_of_rows(inside, inside["flip"] > 0)[0] if len(inside) else None,
                     "predicted": overtaken(inside["ulps"].to_numpy() if len(inside) else middle, loss),
                 }
-            )  # fmt: skip
+            )
     return pd.DataFrame(table)
 
 
 def overtaken(margins: np.ndarray, losses: pd.Series) -> float:
     """Give the mean probability that a loss is larger than a margin.
 
-    A loss that just takes a margin away leaves a tie, which the lower id wins: a half.  Where there was no margin it was a
-    tie before, and stays as it was.
+    A loss that just takes a margin away leaves a tie, which the lower id wins: a half.  Where there was no margin it
+    was a tie before, and stays as it was.
     """
     ordered = np.sort(losses)
     at_least, more = (1 - np.searchsorted(ordered, margins, side=side) / len(ordered) for side in ("left", "right"))

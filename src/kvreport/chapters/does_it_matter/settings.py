@@ -15,8 +15,8 @@ class DoesItMatterSettings(TextSettings):
     n_samples : int
         Texts, and prompts that are continued.
     n_tokens : int
-        Tokens of each text: the first half is a prompt and the second half is scored.  Where the model continues a text, the
-        first quarter is the prompt, and it writes the rest.
+        Tokens of each text: the first half is a prompt and the second half is scored.  Where the model continues a
+        text, the first quarter is the prompt, and it writes the rest.
     longest : int
         Tokens of the texts along which drift is followed; no more than the model's context is used.
     dtypes : tuple of str

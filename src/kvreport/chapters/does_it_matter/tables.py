@@ -24,7 +24,7 @@ def axes(found: Found) -> pd.DataFrame:
         "perplexity_ratio": measures.PERPLEXITY, "kl": measures.DIVERGENCE, "mean_delta_p": measures.DELTA_P,
         "rms_delta_p": measures.RMS_DELTA_P, "same_top": measures.SAME_TOP, "same_decision": measures.SAME_DECISION,
         "kl_99": measures.TAIL, "expected_flips": measures.EXPECTED_FLIPS,
-    }  # fmt: skip
+    }
     grouped = found["changes"].groupby(_CHANGE, sort=False)
     counts = grouped.agg(tokens=("kl", "size"), files=("source", "nunique"))
     counts.insert(0, "kind", [rows.KINDS[way] for _, way in counts.index])
@@ -49,11 +49,12 @@ def partings(found: Found) -> pd.DataFrame:
             {
                 "change": way, "dtype": DTYPES[dtype],
                 # Not every way and dtype reads the fixed texts.
-                "flips (%)": _cell(flipped, fixed, _percent), "flips, expected (%)": _cell(expected, fixed, _small_percent),
+                "flips (%)": _cell(flipped, fixed, _percent),
+                    "flips, expected (%)": _cell(expected, fixed, _small_percent),
                 **{f"equal, {of} (%)": _cell(together, (dtype, of, way), _whole_percent) for of in rows.CHOICES},
                 "at a tie": "" if way == rows.OTHER_DTYPE else f"{int(ties.sum())} of {len(ties)}",
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(table)
 
 
@@ -69,8 +70,9 @@ def along(found: Found) -> pd.DataFrame:
     """Average the divergence over texts, by way and bin of positions, and over that of the first quarter."""
     grouped = found["drift_by_position"].groupby(list(measures.ALONG.by), sort=False)
     table = grouped.agg(
-        read_from=("read_from", "first"), read_to=("read_to", "first"), flips=("flips", "sum"), n_tokens=("n_tokens", "sum")
-    )  # fmt: skip
+        read_from=("read_from", "first"), read_to=("read_to", "first"), flips=("flips", "sum"),
+            n_tokens=("n_tokens", "sum")
+    )
     for name, measure in (("kl", measures.ALONG), ("over_first", measures.OVER_THE_FIRST_QUARTER)):
         known = _by_key(measure, found)
         table[name] = [known.get(key) for key in table.index]

@@ -93,4 +93,4 @@ EXPERIMENT = Experiment(
     "teacher_forced", DoesItMatterSettings, inputs, measure,
     fields=variants.FIELDS | {"n_samples", "n_tokens", "n_fit"},
     work=work,
-)  # fmt: skip
+)

@@ -1,12 +1,13 @@
 """Ways to compute the same rows, each a change or two away from the same baseline.
 
-The baseline reads one text in one pass, without a cache.  Of every text the first half is a prompt and the second half is
-scored, so each scored row of a cached way is computed on top of a cache.  Texts share a pass only in the batched ways, which
-ask what that changes, and where a path is written that all ways are then held against.
+The baseline reads one text in one pass, without a cache.  Of every text the first half is a prompt and the second half
+is scored, so each scored row of a cached way is computed on top of a cache.  Texts share a pass only in the batched
+ways, which ask what that changes, and where a path is written that all ways are then held against.
 
-Rounding: the arithmetic's order or shape changes and nothing else does.  Another dtype: the model computes in it.  Fewer bits:
-what is stored has fewer.  Control: a planted fault, to show what a broken cache looks like on the same axes.  Rounded and faulty
-caches are caches as well, so they are two changes away; what is scored is fed to them in one piece.
+Rounding: the arithmetic's order or shape changes and nothing else does.  Another dtype: the model computes in it.
+Fewer bits: what is stored has fewer.  Control: a planted fault, to show what a broken cache looks like on the same
+axes.  Rounded and faulty caches are caches as well, so they are two changes away; what is scored is fed to them in one
+piece.
 """
 
 from collections.abc import Callable, Iterator
@@ -92,8 +93,8 @@ class Variant:
     name : str
         As figures and tables show it; `rows.KINDS` says what the difference is made of.
     feed : callable
-        Takes the reader, the ids of shape (texts, tokens) and the prompt's length; yields pieces, which together hold every
-        row from the prompt's length on.
+        Takes the reader, the ids of shape (texts, tokens) and the prompt's length; yields pieces, which together hold
+        every row from the prompt's length on.
     attention : str, optional
         transformers' attention implementation.
     quantization : {"none", "8bit", "4bit"}
@@ -138,7 +139,8 @@ def left_padded(read: Reader, ids: torch.Tensor, _prompt: int) -> Iterator[Piece
         padded = full[:, :1].repeat(1, max(PADS) + length)
         mask = torch.zeros_like(padded)
         for row, pad in enumerate(PADS):
-            # All are as long, so a text that is padded by less ends before the row does; what is behind it is hidden too.
+            # All are as long, so a text that is padded by less ends before the row does; what is behind it is hidden
+            # too.
             padded[row, pad : pad + length] = full[row]
             mask[row, pad : pad + length] = 1
         # MPT counts from the query and takes no positions; the others need those that the text has without padding.
@@ -207,7 +209,7 @@ VARIANTS = (
     TOKENS, CHUNKS, STATIC, BATCHED, PADDED, EAGER,
     OTHER_DTYPE, KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4,
     LOST,
-)  # fmt: skip
+)
 
 
 # bitsandbytes' 4-bit product on a CPU takes rows of whole blocks of this many numbers.
@@ -217,9 +219,9 @@ _BLOCK_4BIT = 64
 def possible(model: PreTrainedModel, ways: tuple[Variant, ...] = VARIANTS) -> list[Variant]:
     """List the ways that a model has.
 
-    Left out are a second attention where it knows one only; caches that are rounded, or cut back, where a layer has a window;
-    the fp8 cache where transformers is older than it; quantized weights without the library; and on a CPU 4-bit weights of
-    odd widths.
+    Left out are a second attention where it knows one only; caches that are rounded, or cut back, where a layer has a
+    window; the fp8 cache where transformers is older than it; quantized weights without the library; and on a CPU 4-bit
+    weights of odd widths.
     """
     without = set()
     if model.config._attn_implementation == "eager":
@@ -271,7 +273,7 @@ class Subject:
             self._loaded[key] = kept.load(
                 self._settings.model, weights=self._settings.weights, dtype=dtype, device=self._settings.device,
                 attention=attention, seed=self._settings.seed, quantization=quantization,
-            )  # fmt: skip
+            )
         return self._loaded[key]
 
     def pieces(self, way: Variant, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:

@@ -1,8 +1,9 @@
 """What the switch costs at a true shape: prefill and decode steps, stock and row-invariant by turns in one run.
 
-Speed does not depend on the weights' values, so they are random.  A prefill runs the body, and then the head on a copy of
-the last row: the library hands its head a view with the whole text's strides, for which a library of products may take a
-path many times slower, so that stock's time would be the view's.  Rows, one a (repeat, arithmetic): see ``data/README.md``.
+Speed does not depend on the weights' values, so they are random.  A prefill runs the body, and then the head on a copy
+of the last row: the library hands its head a view with the whole text's strides, for which a library of products may
+take a path many times slower, so that stock's time would be the view's.  Rows, one a (repeat, arithmetic): see
+``data/README.md``.
 """
 
 from contextlib import nullcontext
@@ -86,4 +87,4 @@ def turn(model: PreTrainedModel, ids: torch.Tensor, settings: ExactCachesSetting
 EXPERIMENT = Experiment(
     "exact_cost", ExactCachesSettings, inputs, measure, timed=True,
     fields=frozenset({"device", "seed", "n_repeats", "cost_shape", "cost_dtype", "n_prefill", "n_context", "n_steps"}),
-)  # fmt: skip
+)

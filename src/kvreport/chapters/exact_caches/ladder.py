@@ -56,7 +56,7 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
             with torch.inference_mode(), in_fp64.widened(torch.float64):
                 (reference,) = truth.of(text.index, lambda model, ids=ids: (model(ids, use_cache=False).logits[0],))
             about = {"model": loaded[None].name, "weights": loaded[None].weights, "dtype": dtype, "sample": text.index,
-                     "source": text.source, "n_tokens": ids.shape[1]}  # fmt: skip
+                     "source": text.source, "n_tokens": ids.shape[1]}
             rows = [
                 about | {"rung": name} | _score(loaded[attention].model, parts, ids, reference)
                 for name, (attention, parts) in RUNGS.items()
@@ -90,4 +90,4 @@ EXPERIMENT = Experiment(
     "exact_ladder", ExactCachesSettings, inputs, measure,
     fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}),
     work=work,
-)  # fmt: skip
+)

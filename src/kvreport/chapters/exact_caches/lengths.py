@@ -118,4 +118,4 @@ EXPERIMENT = Experiment(
     "exact_lengths", ExactCachesSettings, inputs, measure, own_threads=True,
     fields=frozenset({"model", "weights", "device", "seed", "corpus", "n_samples", "lengths", "threads", "dtypes"}),
     work=work,
-)  # fmt: skip
+)

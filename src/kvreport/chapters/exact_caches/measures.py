@@ -14,41 +14,46 @@ from kvreport.publishing.measures import (
     ratio_of_means,
     share,
     total,
-)  # fmt: skip
+)
 from kvreport.publishing.rules import HALF, Bound, every
 
 DIFFERING = Measure(
-    "rows that are not bitwise identical in {arithmetic} mode", "", "model and dtype", "{:.0f}", "all rows that were run",
+    "rows that are not bitwise identical in {arithmetic} mode", "", "model and dtype", "{:.0f}",
+        "all rows that were run",
     rows="ways", by=("model", "dtype"), estimate=total("differing"),
-).where(arithmetic=EXACT)  # fmt: skip
+).where(arithmetic=EXACT)
 DIFFERING_AT_LENGTH = replace(DIFFERING, series="dtype", rows="lengths", by=("dtype",))
 DIFFERING_ON_RUNG = Measure(
-    "rows that are not bitwise identical with both parts row-invariant", "", "dtype", "{:.0f}", rows="ladder", by=("dtype",),
+    "rows that are not bitwise identical with both parts row-invariant", "", "dtype", "{:.0f}", rows="ladder",
+        by=("dtype",),
     estimate=total("differing"),
-).where(rung=BOTH)  # fmt: skip
+).where(rung=BOTH)
 STOCK_TEXTS_AT_LENGTH = Measure(
-    "share of texts with a row that is not bitwise identical, {arithmetic}", "file", "dtype", rows="long texts", by=("dtype",),
+    "share of texts with a row that is not bitwise identical, {arithmetic}", "file", "dtype", rows="long texts",
+        by=("dtype",),
     estimate=share("differing"),
-).where(arithmetic=STOCK)  # fmt: skip
+).where(arithmetic=STOCK)
 STOCK_TEXTS = Measure(
-    "share of texts whose rows are all bitwise identical, {arithmetic}, {way}", "file", "model", rows="ways", by=("model",),
+    "share of texts whose rows are all bitwise identical, {arithmetic}, {way}", "file", "model", rows="ways",
+        by=("model",),
     estimate=share("identical"),
-).where(arithmetic=STOCK, way=SINGLE)  # fmt: skip
+).where(arithmetic=STOCK, way=SINGLE)
 ONE_PART = Measure(
-    "share of texts whose rows are all bitwise identical with {rung} alone row-invariant", "file", "dtype", rows="ladder",
+    "share of texts whose rows are all bitwise identical with {rung} alone row-invariant", "file", "dtype",
+        rows="ladder",
     by=("dtype",), estimate=share("identical"),
-)  # fmt: skip
+)
 ERROR = Measure(
     "error of the full pass against fp64 in row-invariant mode, over stock's", "file", "dtype", rows="ladder",
     by=("dtype", "rung"), over=("rung", STOCK), estimate=ratio_of_means("error_rms"),
-).where(rung=ALL)  # fmt: skip
+).where(rung=ALL)
 ERROR_OF_STEPS = replace(
     ERROR, name=ERROR.name.replace("the full pass", "tokens fed one by one"), estimate=ratio_of_means("step_error_rms")
 )
 PRICE = Measure(
     "time in row-invariant mode over stock's", "repeat", "phase", rows="times", by=("phase", "arithmetic"),
     over=("arithmetic", STOCK), estimate=median_of_ratios("seconds"),
-)  # fmt: skip
+)
 
 # Facts for the prose.
 MODEL = noted("exact_ladder", "models", 0, "name")
@@ -71,7 +76,8 @@ STATEMENTS = {
     "no-row-differs-at-length": holds(every(DIFFERING_AT_LENGTH, "at most", _NONE), headline=True),
     "stock-differs-at-length": holds(every(STOCK_TEXTS_AT_LENGTH, "above", HALF), "this processor"),
     "stock-differs-in-fp32": holds(
-        every(STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share")), "this processor"
+        every(STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share")),
+            "this processor"
     ),
     "products-alone-are-not-enough": holds(
         every(ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF), "this model"
@@ -94,4 +100,4 @@ STATEMENTS = {
     "price-is-small": holds(
         every(PRICE, "below", Bound(1.25, "ours", "a quarter more time", "ratio")), "this processor"
     ),
-}  # fmt: skip
+}

@@ -72,7 +72,7 @@ def _generated(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
         ids[:, :half], attention_mask=torch.ones_like(ids[:, :half]), do_sample=False, max_length=ids.shape[1],
         prefix_allowed_tokens_fn=lambda _, held: [int(ids[0, min(len(held), ids.shape[1] - 1)])],
         return_dict_in_generate=True, output_logits=True,
-    )  # fmt: skip
+    )
     return torch.cat(output.logits)
 
 
@@ -126,4 +126,4 @@ EXPERIMENT = Experiment(
     "exact_ways", ExactCachesSettings, inputs, measure,
     fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}),
     work=work,
-)  # fmt: skip
+)

@@ -14,7 +14,7 @@ SINGLE = "token by token"
 # Which parts of the arithmetic are row-invariant, from none to all.
 RUNGS = STOCK, EAGER, ATTENTION, PRODUCTS, BOTH, ALL = (
     "stock", "stock, eager", "attention", "products", "products + attention", "all",
-)  # fmt: skip
+)
 
 
 def _compared(run: Run) -> pd.DataFrame:
@@ -35,8 +35,9 @@ def _by_text(lengths: pd.DataFrame) -> pd.DataFrame:
 def _added(rows: pd.DataFrame, *keys: str, **more: tuple[str, str]) -> pd.DataFrame:
     """Add up rows over samples."""
     table = rows.groupby(list(keys), sort=False).agg(
-        rows=("rows", "sum"), equal_rows=("equal_rows", "sum"), max_abs=("max_abs", "max"), flips=("flips", "sum"), **more
-    )  # fmt: skip
+        rows=("rows", "sum"), equal_rows=("equal_rows", "sum"), max_abs=("max_abs", "max"), flips=("flips", "sum"),
+            **more
+    )
     return table.assign(share=table["equal_rows"] / table["rows"])
 
 

@@ -44,9 +44,10 @@ class ExactCachesSettings(TextSettings):
         64,
     )
     threads: Counts = (1, 2)
-    dtypes: Annotated[tuple[Literal["float32", "float16", "bfloat16"], ...], BeforeValidator(several), Field(min_length=1)] = (
+    dtypes: Annotated[tuple[Literal["float32", "float16", "bfloat16"], ...], BeforeValidator(several),
+        Field(min_length=1)] = (
         "float32", "bfloat16", "float16",
-    )  # fmt: skip
+    )
     cost_shape: Annotated[str, Field(min_length=1)] = "smollm2"
     cost_dtype: DTypeName = "bfloat16"
     n_prefill: Annotated[int, Field(ge=2)] = 512

@@ -42,7 +42,7 @@ def ladder(rungs: pd.DataFrame) -> pd.DataFrame:
             "dtype": rungs["dtype"].map(DTYPES), "row-invariant": rungs["rung"], "identical rows": _counted(rungs),
             "largest difference": rungs["max_abs"], "top-1 flips": rungs["flips"], "error": rungs["error"],
         }
-    )  # fmt: skip
+    )
 
 
 def cost(found: Found) -> pd.DataFrame:

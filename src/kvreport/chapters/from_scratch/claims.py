@@ -74,7 +74,7 @@ def _positions_misalign(results: Results) -> Evidence:
 SKIPPED = Quantity(
     "relative difference of the logits after the last character alone from those after the prompt, in unit roundoffs",
     series="prompt length", form="{:.1e}",
-)  # fmt: skip
+)
 
 
 def _prompt_skipped(results: Results) -> Evidence:

@@ -45,7 +45,7 @@ def plot_steps(logits: pd.DataFrame, ax: Axes) -> Axes:
         ax.plot(
             rows["length"], rows["max_abs"], color=colour, marker=marker, markersize=3 + width / 2, linestyle="-",
             linewidth=width, markevery=max(1, block // 4), label=way,
-        )  # fmt: skip
+        )
     ax.axvline(block, color=style.GREY, linewidth=1, linestyle=":")
     ax.set(yscale="log", xlabel="characters read", ylabel="largest difference of the logits")
     return ax
@@ -125,9 +125,10 @@ def figure_sizes(sizes: pd.DataFrame) -> Figure:
         rows = sizes[sizes["size"] == name]
         ends = np.array([[e.value - e.low, e.high - e.value] for e in rows["estimate"]]).T
         ax.errorbar(
-            [e.value for e in rows["estimate"]], [labels.index(label) + 0.22 * (2 * number - 1) for label in rows["label"]],
+            [e.value for e in rows["estimate"]], [labels.index(label) + 0.22 * (2 * number - 1)
+                for label in rows["label"]],
             xerr=ends, color=colour, marker=marker, markerfacecolor=face, markersize=5, linestyle="", label=name,
-        )  # fmt: skip
+        )
     ax.axvline(0, color=style.GREY, linewidth=1, linestyle=":")
     ax.set_yticks(range(len(labels)), labels)
     ax.set_ylim(len(labels) - 0.4, -0.6)
@@ -148,14 +149,14 @@ def figure_speed(speeds: pd.DataFrame) -> Figure:
             ax.errorbar(
                 rows["length"], values, yerr=ends, color=colour, linestyle=line, marker=marker, linewidth=1.2,
                 markerfacecolor="white" if line == "--" else colour,
-            )  # fmt: skip
+            )
     ax.axhline(3, color=style.GREY, linewidth=1, linestyle=":")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter("{x:g}")
     style.plain_logarithm(ax.yaxis)
     ax.annotate("3, as published", (0, 3), xycoords=("axes fraction", "data"), xytext=(2, 3),
-                textcoords="offset points", fontsize=9, color=style.GREY)  # fmt: skip
+                textcoords="offset points", fontsize=9, color=style.GREY)
     ax.set(xlabel="length of the text at the step", ylabel="time without cache / with")
     handles = [
         Line2D([], [], color=style.BLUE, linewidth=3, label="trained model"),
@@ -176,7 +177,7 @@ def figure_cost(costs: pd.DataFrame) -> Figure:
     ax.plot(
         [e.value for e in refills["time_ratio"]], [e.value for e in refills["gap"]], color=_look(REFILL)[0],
         linewidth=1, linestyle="-",
-    )  # fmt: skip
+    )
     hops = iter(("o", "s", "^", "D"))
     for row in costs.itertuples():
         time, gap = row.time_ratio, row.gap
@@ -184,8 +185,9 @@ def figure_cost(costs: pd.DataFrame) -> Figure:
         ax.errorbar(
             time.value, gap.value, xerr=[[time.value - time.low], [time.high - time.value]],
             yerr=[[gap.value - gap.low], [gap.high - gap.value]], color=colour, linewidth=1, markersize=6,
-            fmt=next(hops) if row.way.startswith(REFILL) else marker, label=f"{row.way} ({gap.value:+.3f})", linestyle="",
-        )  # fmt: skip
+            fmt=next(hops) if row.way.startswith(REFILL) else marker, label=f"{row.way} ({gap.value:+.3f})",
+                linestyle="",
+        )
     ax.axhline(0, color=style.BLACK, linewidth=1)
     # What is lost spans two orders, and zero is the place to be.
     ax.set_yscale("symlog", linthresh=LINEAR_NATS)

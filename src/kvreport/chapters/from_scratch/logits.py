@@ -46,8 +46,8 @@ CHUNKS = {
 def pairs(block: int) -> dict[str, tuple[MakeReader, MakeReader]]:
     """List the comparisons: each way with its reference.
 
-    The posted cache and the ways that ought to agree with the window are compared with it; what the reply's points change,
-    and the controls, with the posted cache; a refilled cache with the window whose start moves by the same hop.
+    The posted cache and the ways that ought to agree with the window are compared with it; what the reply's points
+    change, and the controls, with the posted cache; a refilled cache with the window whose start moves by the same hop.
     """
     against_window = {name: (WAYS[name], WAYS[WINDOW]) for name in (POSTED, "reply's cache", "offset forgotten")}
     hop = block // 2
@@ -57,7 +57,7 @@ def pairs(block: int) -> dict[str, tuple[MakeReader, MakeReader]]:
         **{name: (make, WAYS[POSTED]) for name, make in FIXES.items()},
         SHUFFLED: (lambda model: Rolling(model, keeping="shuffled"), WAYS[POSTED]),
         LATE: (lambda model: Rolling(model, keeping="values late"), WAYS[POSTED]),
-    }  # fmt: skip
+    }
 
 
 def read_steps(way: Reader, ids: torch.Tensor) -> torch.Tensor:

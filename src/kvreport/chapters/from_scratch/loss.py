@@ -1,8 +1,8 @@
 """How well each way predicts held-out text, by how far it has read: teacher-forced loss in nats a character.
 
-Every way reads the same texts from their first character on, and is scored at the same places, so that two ways are compared
-place by place.  Beside it: how well the model predicts the same characters from fewer or more before each.  A way that drops
-characters from its block is expected to predict worse; whether it does is for these rows to say.
+Every way reads the same texts from their first character on, and is scored at the same places, so that two ways are
+compared place by place.  Beside it: how well the model predicts the same characters from fewer or more before each.  A
+way that drops characters from its block is expected to predict worse; whether it does is for these rows to say.
 
 Rows, one a (way, sample, bucket of lengths), and one a (sample, number of characters held): see ``data/README.md``.
 """
@@ -50,7 +50,8 @@ def bucket_ends(block: int, n_blocks: int) -> list[int]:
 def places(block: int, n_blocks: int, seed: int) -> list[int]:
     """Draw the lengths of text behind which the next character is scored: in each half block as many as in any other.
 
-    They are drawn and not spaced evenly: a way that does something every few characters must not be met in one phase only.
+    They are drawn and not spaced evenly: a way that does something every few characters must not be met in one phase
+    only.
     """
     generator = torch.Generator().manual_seed(seed)
     half, each = block // 2, min(PLACES_IN_BLOCK // 2, block // 2)
@@ -135,7 +136,7 @@ def measure_held(settings: ScratchSettings, _made_of: dict[str, Any], writer: re
                     "dtype": settings.dtypes[0], "sample": sample.index, "source": sample.source, "start": sample.start,
                     "block": block, "held": count, "n_scored": len(lengths), "nats": nats.item(),
                 }
-            )  # fmt: skip
+            )
         writer.append(unit, rows)
 
 

@@ -22,8 +22,8 @@ class Results(ChapterResults):
     Attributes
     ----------
     logits, loss, held, texts, speed : Run or None
-        Of the experiments ``scratch_logits``, ``scratch_loss``, ``scratch_held``, ``scratch_texts``, ``scratch_speed``; None for
-        one that is not there.
+        Of the experiments ``scratch_logits``, ``scratch_loss``, ``scratch_held``, ``scratch_texts``, ``scratch_speed``;
+        None for one that is not there.
     """
 
     EXPERIMENTS = EXPERIMENTS

@@ -13,8 +13,8 @@ class ScratchSettings(TextSettings):
     Attributes
     ----------
     model : str
-        ``"small"`` or ``"thread"``, the thread's size, which ship, the latter trained anew for another corpus; or a folder
-        that ``python -m kvbook models train-scratch`` wrote.
+        ``"small"`` or ``"thread"``, the thread's size, which ship, the latter trained anew for another corpus; or a
+        folder that ``python -m kvbook models train-scratch`` wrote.
     weights : {"stand-in", "random"}
         ``"random"`` keeps the model's shape and draws its weights.
     corpus : str

@@ -1,8 +1,8 @@
 """What a cache saves, by length, and what it costs to be right past the block; all ways side by side in one run.
 
-Three things are timed: single steps by length, a whole run as long as the reply's, and the steps past the block.  The first two
-also for a model of the reply's own size, whose weights are random: its speed does not depend on them.  Rows, one a (model,
-measure, way, length, repetition): see ``data/README.md``.
+Three things are timed: single steps by length, a whole run as long as the reply's, and the steps past the block.  The
+first two also for a model of the reply's own size, whose weights are random: its speed does not depend on them.  Rows,
+one a (model, measure, way, length, repetition): see ``data/README.md``.
 """
 
 import functools
@@ -123,7 +123,7 @@ def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records
                 (name, RUN, way, REPLYS_NEW_TOKENS,
                  functools.partial(_run_seconds, make, model, prompt, REPLYS_NEW_TOKENS))
                 for way, make in _STEPPING.items()
-            ]  # fmt: skip
+            ]
         else:
             timed += [
                 (name, PAST, way, shape.block, functools.partial(_past_seconds, make, model, ids))
@@ -143,7 +143,7 @@ def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records
                 rows.append(
                     {"model": model, "dtype": settings.dtypes[0], "measure": measure, "way": way, "length": length,
                      "repetition": repetition, "seconds": take()}
-                )  # fmt: skip
+                )
             if repetition >= 0:
                 writer.append(f"{repetition}", rows)
 

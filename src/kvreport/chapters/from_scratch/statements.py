@@ -134,7 +134,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "more-than-twice": Statement(
         every(_RATIO, "above", Bound(2, "ours", "twice", "ratio")), _run_ratio, scope="this processor"
     ),
-}  # fmt: skip
+}
 
 
 def _said(estimate: Estimate, form: str = "{:.2f}") -> str:

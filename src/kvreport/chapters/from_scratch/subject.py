@@ -35,7 +35,7 @@ def load(settings: ScratchSettings, dtype: str) -> checkpoints.Loaded:
     """Load the model of the settings in a dtype."""
     return checkpoints.load(
         settings.model, settings.weights, settings.seed, settings.corpus, dtype, settings.device
-    )  # fmt: skip
+    )
 
 
 def texts(settings: ScratchSettings, vocabulary: text.Vocabulary, block: int) -> list[text.corpus.Sample]:

@@ -32,7 +32,7 @@ def largest(logits: pd.DataFrame) -> pd.DataFrame:
     groups = logits.assign(where=where).groupby(["dtype", "comparison", "where"], sort=False)
     return groups.agg(
         max_abs=("max_abs", "max"), relative_rms=("relative_rms", "max"), flips=("top1_flip", "mean")
-    ).reset_index()  # fmt: skip
+    ).reset_index()
 
 
 def equal_table(logits: pd.DataFrame) -> pd.DataFrame:

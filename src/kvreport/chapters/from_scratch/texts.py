@@ -66,7 +66,7 @@ def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records
                  "text": loaded.vocabulary.decode(ids.tolist())}
                 for sample, ids in zip(samples, written, strict=True)
             ],
-        )  # fmt: skip
+        )
 
 
 EXPERIMENT = Experiment("scratch_texts", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS)

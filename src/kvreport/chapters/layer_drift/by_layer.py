@@ -95,9 +95,10 @@ TRAINED_FAMILY, TRAINED_SAMPLES = "smollm2", 6
 def _of_trained(settings: LayerDriftSettings) -> LayerDriftSettings:
     return settings.model_copy(
         update={
-            "model": TRAINED_FAMILY, "reference_model": TRAINED_FAMILY, "weights": "package", "n_samples": TRAINED_SAMPLES,
+            "model": TRAINED_FAMILY, "reference_model": TRAINED_FAMILY, "weights": "package",
+                "n_samples": TRAINED_SAMPLES,
         }
-    )  # fmt: skip
+    )
 
 
 def inputs_trained(settings: LayerDriftSettings) -> dict[str, Any] | None:
@@ -115,7 +116,7 @@ def measure_trained(settings: LayerDriftSettings, made_of: dict[str, Any], write
 TRAINED = Experiment(
     "layer_drift_trained", LayerDriftSettings, inputs_trained, measure_trained,
     fields=frozenset({"device", "seed", "corpus", "dtypes", "n_tokens"}),
-)  # fmt: skip
+)
 
 
 def _of_other_lengths(settings: LayerDriftSettings) -> LayerDriftSettings:
@@ -141,5 +142,6 @@ def work_lengths(settings: LayerDriftSettings) -> Work | None:
 
 LENGTHS = Experiment(
     "layer_drift_lengths", LayerDriftSettings, inputs_lengths, measure_lengths,
-    fields=frozenset({"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens"}), work=work_lengths,
-)  # fmt: skip
+    fields=frozenset({"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens"}),
+        work=work_lengths,
+)

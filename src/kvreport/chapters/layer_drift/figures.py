@@ -1,7 +1,7 @@
 """Figures of the chapter on issue 25420.
 
-Colour is the dtype; marker and line style tell whose numbers they are: filled and solid is this run, hollow and dashed is
-what the document published.
+Colour is the dtype; marker and line style tell whose numbers they are: filled and solid is this run, hollow and dashed
+is what the document published.
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def _line(ax: Axes, x, y, dtype: str, published: bool, **more) -> None:
     ax.plot(
         x, y, color=style.DTYPE_COLOURS[dtype], linestyle="--" if published else "-",
         markerfacecolor="white" if published else style.DTYPE_COLOURS[dtype], **more,
-    )  # fmt: skip
+    )
 
 
 def plot_absolute(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axes:
@@ -125,7 +125,7 @@ def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> Axes:
                     _line(
                         ax, inner["layer"] / depth, inner["max_abs"] / scale, dtype, theirs, alpha=0.85,
                         marker=style.MARKERS[index],
-                    )  # fmt: skip
+                    )
     ax.set(yscale="log", xlabel="depth (layer / layers)", ylabel="drift / its geometric mean")
     ax.set_yticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
     ax.yaxis.set_minor_formatter(NullFormatter())
@@ -145,7 +145,7 @@ def plot_relative(means: pd.DataFrame, ax: Axes) -> Axes:
                 hidden["relative_rms"] / UNIT_ROUNDOFF[dtype],
                 color=style.DTYPE_COLOURS[dtype], marker=style.MARKERS[model_index], markersize=3.5, linewidth=1.2,
                 linestyle=("-", ":")[model_index % 2],
-            )  # fmt: skip
+            )
     ax.axhline(1, color=style.GREY, linewidth=1, linestyle=":")
     ax.set(yscale="log", xlabel="depth (layer / layers)", ylabel="relative drift / unit roundoff")
     return ax
@@ -239,7 +239,7 @@ def plot_mitigation(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
                 estimate.value, variants.index(row.variant) + 0.24 * (shift - (len(dtypes) - 1) / 2),
                 xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
                 color=style.DTYPE_COLOURS[dtype], fmt=marker, label=DTYPES[dtype],
-            )  # fmt: skip
+            )
     ax.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
     ax.set_yticks(range(len(variants)), variants)
     ax.set_ylim(len(variants) - 0.4, -0.6)

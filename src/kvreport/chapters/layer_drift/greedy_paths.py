@@ -1,11 +1,12 @@
 """Issue 25420's opening post: greedy decoding by every way that the thread names.
 
-Two switches take the posted loop to the right one: what is fed on top of the cache (the whole sequence again, as posted, or
-the last token alone), and whether position ids are passed (the thread's explanation) or left to the model.  Beside them
-stand decoding without a cache, and the library's `generate`.  All choose by one rule, and none stops at an end token.
+Two switches take the posted loop to the right one: what is fed on top of the cache (the whole sequence again, as
+posted, or the last token alone), and whether position ids are passed (the thread's explanation) or left to the model.
+Beside them stand decoding without a cache, and the library's `generate`.  All choose by one rule, and none stops at an
+end token.
 
-The document's prompt comes first; further ones are the beginnings of texts, and are decoded to the first token that differs
-from the one that is written without a cache.
+The document's prompt comes first; further ones are the beginnings of texts, and are decoded to the first token that
+differs from the one that is written without a cache.
 
 Rows, one a (model, dtype, prompt, method, step): see ``data/README.md``.
 """
@@ -35,7 +36,7 @@ from kvreport.chapters.layer_drift.rows import (
     POSTED,
     TIES,
     UNCACHED,
-)  # fmt: skip
+)
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Of a prompt that is the beginning of a text.
@@ -137,7 +138,7 @@ def decode_by_generate(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: 
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=n_new_tokens, return_dict_in_generate=True,
         # What a model's own configuration may add to the largest logit, the loops do not have.
         output_logits=True, do_sample=False, eos_token_id=None, repetition_penalty=1.0,
-    )  # fmt: skip
+    )
     held = ids.shape[1]
     for index, logits in enumerate(output.logits):
         yield Step(logits[0].float(), output.sequences[0, held + index].item(), held + index)

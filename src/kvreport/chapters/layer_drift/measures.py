@@ -27,7 +27,7 @@ from kvreport.publishing.measures import (
     said,
     share,
     total,
-)  # fmt: skip
+)
 from kvreport.publishing.rules import HALF, Bound, anyone, every, most, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -82,63 +82,66 @@ _SERIES = ("model", "dtype")
 DIFFERING = Measure(
     "share of texts whose logits differ in a bit", "file", "model and dtype", rows="logits", by=_SERIES,
     estimate=share("differs"),
-)  # fmt: skip
+)
 # The claim is on models, so one model says nothing of it, however many texts it reads.
 DRIFTING = Measure(
     "share of models in which the logits of more than half of the texts differ in a bit", "model", "dtype",
     rows="models that drift", by=("dtype",), estimate=share("drifts", "model"),
-)  # fmt: skip
+)
 IDENTICAL = Measure(
-    "share of texts of drawn lengths whose logits are bitwise identical", "file", "dtype", rows="logits at drawn lengths",
+    "share of texts of drawn lengths whose logits are bitwise identical", "file", "dtype",
+        rows="logits at drawn lengths",
     by=("dtype",), estimate=share("identical"),
-)  # fmt: skip
+)
 IDENTICAL_AT_ALL_LENGTHS = replace(IDENTICAL, rows="logits at all lengths", by=("tokens", "dtype"))
 GROWTH = Measure(
     "growth per layer of the absolute drift", "file", "model and dtype", "{:+.1%}", rows="layer_drift", by=_SERIES,
     estimate=_growth("max_abs"),
-)  # fmt: skip
+)
 RELATIVE_GROWTH = replace(GROWTH, name="growth per layer of the relative drift", estimate=_growth("relative_rms"))
 RATIO = Measure(
-    "drift of a dtype over that of the next finer one", "file", "model and pair of dtypes", "{:,.2g}", rows="layer_drift",
+    "drift of a dtype over that of the next finer one", "file", "model and pair of dtypes", "{:,.2g}",
+        rows="layer_drift",
     by=_SERIES, over=("dtype", _finer), estimate=_ratio,
-)  # fmt: skip
+)
 RATIO_OVER_ROUNDOFFS = replace(
     RATIO, name="drift of a dtype over that of the next finer one, over the ratio of their roundoffs", form="{:.2f}",
     estimate=_over_roundoffs(_ratio),
-)  # fmt: skip
+)
 THEIR_GROWTH = replace(GROWTH, name="the issue's growth", unit="", rows="published", estimate=_fitted_growth)
 THEIR_RATIO = replace(RATIO, name="the issue's ratio", unit="", rows="published", estimate=_fitted_ratio)
 THEIR_RATIO_OVER_ROUNDOFFS = replace(THEIR_RATIO, estimate=_over_roundoffs(_fitted_ratio))
 DIVERGENCE = Measure(
     "mean Kullback-Leibler divergence of the cached from the uncached next-token distribution, in nats", "file",
     "model and dtype", "{:.2g}", rows="logits", by=_SERIES, estimate=mean("kl_nats"),
-)  # fmt: skip
+)
 FLIPS = Measure(
-    "share of texts whose most probable next token changes", "file", "model and dtype", "{:.3f}", rows="logits", by=_SERIES,
+    "share of texts whose most probable next token changes", "file", "model and dtype", "{:.3f}", rows="logits",
+        by=_SERIES,
     estimate=share("top1_flip"),
-)  # fmt: skip
+)
 KEPT = Measure(
     "share of prompts whose tokens under “{method}” equal those without a cache", "prompt", "dtype", rows="divergence",
     by=("dtype",), estimate=share("equal", "prompt"),
-)  # fmt: skip
+)
 KEPT_IN_ALL = replace(KEPT, by=(), series="")
 MENDED = Measure("runs of the posted loop that position ids mend", rows="divergence", estimate=total("equal"))
 TIED = Measure(
     "share of divergences of “{method}” at an exact tie", "prompt", "dtype", rows="divergences", by=("dtype",),
     estimate=share("tied", "prompt"),
-)  # fmt: skip
+)
 GENERATE_WRITES = Measure(
     "share of prompts on which `generate` writes the loop's tokens", series="dtype", rows="generate and the loop",
     by=("dtype",), estimate=part("token"),
-)  # fmt: skip
+)
 GENERATE_COMPUTES = replace(
     GENERATE_WRITES, name="share of prompts on which `generate` has the loop's logits after the first step",
     estimate=part("logits"),
-)  # fmt: skip
+)
 UPCAST = Measure(
     "drift of the logits under a mitigation, over stock's", "file", "mitigation and dtype", rows="mitigated",
     by=("dtype", "variant"), over=("variant", STOCK), estimate=ratio_of_means("logits_relative_rms"),
-)  # fmt: skip
+)
 STEP = replace(
     UPCAST, name="time of a decode step under a mitigation, over stock's", estimate=median_of_ratios("decode_s")
 )
@@ -147,9 +150,10 @@ PASS = replace(
 )
 UPCAST_IDENTICAL = replace(UPCAST, name="share of texts with identical logits", over=None, estimate=share("identical"))
 COST_OF_STEP, COST_OF_PASS = (
-    replace(one, name=one.name.replace("mitigation", "mitigation that lowers the drift"), rows="mitigations that lower the drift")
+    replace(one, name=one.name.replace("mitigation", "mitigation that lowers the drift"),
+        rows="mitigations that lower the drift")
     for one in (STEP, PASS)
-)  # fmt: skip
+)
 
 # Facts for the prose.
 MODEL = noted("layer_drift", "models", 0, "name")
@@ -213,7 +217,7 @@ STATEMENTS = {
     "no-upcast-removes-it": holds(
         every(UPCAST, "above", Bound(0.5, "ours", "half of the drift", "ratio")), "this model"
     ),
-}  # fmt: skip
+}
 
 
 def comparable(runs: Mapping[str, Run]) -> dict[str, Run]:
@@ -290,7 +294,8 @@ CHECKS = {
         other_cause(every(_WITH_POSITIONS, "below", HALF), every(_LAST, "above", HALF)),
         reproduced(every(_WITH_POSITIONS, "above", HALF), every(_POSTED, "below", HALF)),
         refuted(
-            every(MENDED.where(method=POSITIONS), "at most", Bound(0, "document", "with them “the results exactly match”")),
+            every(MENDED.where(method=POSITIONS), "at most", Bound(0, "document",
+                "with them “the results exactly match”")),
             one_is_enough=True,
         ),
     ),
@@ -304,5 +309,5 @@ CHECKS = {
         refuted(every(COST_OF_PASS, "below", _COSTLY), every(COST_OF_STEP, "below", _COSTLY)),
         needs=(_CUDA,), missing=_why_no_cost, has=_on_cuda,
     ),
-}  # fmt: skip
+}
 CLAIMS = Claims("issue-25420", CHECKS)

@@ -1,7 +1,7 @@
 """Issue 25420's five mitigations: drift and throughput of each against stock, sample by sample in one run.
 
-Each sample goes through every variant before the next one comes, in an order that rotates, so that a machine whose speed
-wanders favours none.  Rows, one a (dtype, sample, variant): see ``data/README.md``.
+Each sample goes through every variant before the next one comes, in an order that rotates, so that a machine whose
+speed wanders favours none.  Rows, one a (dtype, sample, variant): see ``data/README.md``.
 """
 
 from typing import Any

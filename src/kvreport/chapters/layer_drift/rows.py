@@ -14,20 +14,20 @@ from kvreport.publishing.found import Frame
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
     "layer_drift": 1, "greedy_paths": 3, "mitigations": 1, "layer_drift_trained": 1, "layer_drift_lengths": 1,
-}  # fmt: skip
+}
 
 # The loop, as it stands and with each of two changes and both; beside them, no cache, and the library's call.
 UNCACHED, GENERATE = "no cache", "generate"
 POSTED, POSITIONS, LAST, LAST_POSITIONS = LOOPS = (
     "cache, as posted", "cache, as posted + position ids", "cache, last token", "cache, last token + position ids",
-)  # fmt: skip
+)
 METHODS = (UNCACHED, *LOOPS, GENERATE)
 # Whether the two tokens of a divergence have equal logits in a method, and without a cache.
 TIES = ("tied", "tied_uncached")
 STOCK = "stock"
 
-# The embedding cannot drift, and layer 1 only begins to: in 16 bits few or none of its elements differ.  From layer 2 on
-# there is drift to carry along; what comes after the final norm has another scale.
+# The embedding cannot drift, and layer 1 only begins to: in 16 bits few or none of its elements differ.  From layer 2
+# on there is drift to carry along; what comes after the final norm has another scale.
 FIRST_FITTED_LAYER = 2
 
 
@@ -70,7 +70,7 @@ def layer_means(run: Run) -> pd.DataFrame:
                     "differing_share": means["differing_share"].to_numpy(), "n": rows["sample"].nunique(),
                 }
             )
-        )  # fmt: skip
+        )
     return pd.concat(tables, ignore_index=True)
 
 
@@ -106,7 +106,7 @@ def divergence(run: Run) -> pd.DataFrame:
                     "equal": step is None and steps == len(uncached), "bits_equal_steps": int((~equal_bits).sum()),
                     "final_cache_length": int(columns["cache_length"][own[-1]]),
                 }
-            )  # fmt: skip
+            )
     return pd.DataFrame(table).astype({"first_divergence": "Float64", "margin": "Float64"})
 
 

@@ -58,7 +58,7 @@ def by_length(found: Found) -> pd.DataFrame:
             }
             for (tokens, dtype), of in logits.groupby(["tokens", "dtype"], sort=False)
         ]
-    )  # fmt: skip
+    )
 
 
 def divergence_grid(table: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +89,7 @@ def effects(found: Found) -> pd.DataFrame:
     columns = {
         "equal_share": measures.UPCAST_IDENTICAL, "drift_ratio": measures.UPCAST, "decode_ratio": measures.STEP,
         "full_ratio": measures.PASS,
-    }  # fmt: skip
+    }
     return joined(columns, found)
 
 
@@ -101,8 +101,9 @@ def mitigation_grid(table: pd.DataFrame) -> pd.DataFrame:
 
     return pd.DataFrame(
         {
-            "mitigation": table["variant"], "dtype": table["dtype"].map(DTYPES), "drift / stock": written("drift_ratio"),
+            "mitigation": table["variant"], "dtype": table["dtype"].map(DTYPES),
+                "drift / stock": written("drift_ratio"),
             "logits equal": written("equal_share", "{:.0%}"), "decode step / stock": written("decode_ratio"),
             "full pass / stock": written("full_ratio"),
         }
-    )  # fmt: skip
+    )

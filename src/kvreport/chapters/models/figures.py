@@ -48,7 +48,7 @@ def plot_curves(curves: pd.DataFrame, scores: pd.DataFrame, ax: Axes) -> Axes:
     """Draw every family's training loss against the tokens seen, its held-out score at the end, and the baselines."""
     ax.set(
         xscale="log", yscale="log", xlabel="tokens seen in training", ylabel="bits per byte", ylim=(0.9, 4.6),
-    )  # fmt: skip
+    )
     last = curves["tokens"].max()
     for column, name in BASELINES.items():
         value = scores[column].median()
@@ -56,14 +56,14 @@ def plot_curves(curves: pd.DataFrame, scores: pd.DataFrame, ax: Axes) -> Axes:
         ax.annotate(
             name, (curves["tokens"].min(), value), xytext=(2, 2), textcoords="offset points", fontsize=8.5,
             color=style.GREY,
-        )  # fmt: skip
+        )
     ends = []
     for name, rows in curves.groupby("name", sort=False):
         colour, line = LINES.get(name, (style.GREY, "-"))
         masked = bool(rows["masked"].iloc[0])
         ax.plot(
             rows["tokens"], rows["bits_per_byte"], color=colour, linestyle=line, linewidth=1 if masked else 1.5
-        )  # fmt: skip
+        )
         family = rows["family"].iloc[0]
         score = scores.loc[scores["family"] == family, "model"].iloc[0]
         ax.plot([last * 1.25], [score], marker="o", markersize=4, color=colour, clip_on=False)
@@ -80,7 +80,7 @@ def plot_curves(curves: pd.DataFrame, scores: pd.DataFrame, ax: Axes) -> Axes:
                 "arrowstyle": "-", "color": colour, "linewidth": 1.2, "linestyle": line, "relpos": (0, 0.5),
                 "shrinkA": 2, "shrinkB": 4,
             },
-        )  # fmt: skip
+        )
     ax.set_yticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
     ax.set_yticks([], minor=True)
     return ax

@@ -1,7 +1,7 @@
 """What every model writes: its own first choice after a prompt, token by token, without a cache.
 
-A causal model is read at the last token.  A masked language model has nothing to say there; it gets a mask behind the text,
-is read at the mask, and its choice takes the mask's place.
+A causal model is read at the last token.  A masked language model has nothing to say there; it gets a mask behind the
+text, is read at the mask, and its choice takes the mask's place.
 
 Rows, one a (model, step): see ``data/README.md``.
 """

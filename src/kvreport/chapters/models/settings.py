@@ -13,7 +13,8 @@ class ModelsSettings(Settings):
     Attributes
     ----------
     model : str
-        ``"all"`` for every family of the registry (every stand-in that ships); or names as elsewhere, with commas between them.
+        ``"all"`` for every family of the registry (every stand-in that ships); or names as elsewhere, with commas
+        between them.
     dtype : str
         Of weights and arithmetic.
     prompt : str

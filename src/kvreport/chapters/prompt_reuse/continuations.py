@@ -7,11 +7,11 @@ Cases:
 ``documented``
     The same with a space at the prefix's end, as the library's documentation has it.
 ``joined word``
-    The thread's second prompt with another first word, one that this vocabulary joins with the prefix's full stop, as the
-    document's vocabularies join the thread's own words.  Where no such word exists, the case is absent.
+    The thread's second prompt with another first word, one that this vocabulary joins with the prefix's full stop, as
+    the document's vocabularies join the thread's own words.  Where no such word exists, the case is absent.
 ``continued ids``
-    The texts of ``thread`` and ``joined word``, but the prompt's ids are put behind the prefix's ids: the cut lies where
-    the ids have one.
+    The texts of ``thread`` and ``joined word``, but the prompt's ids are put behind the prefix's ids: the cut lies
+    where the ids have one.
 ``chat template``
     The thread's prefix as a system's turn and its prompts as a user's, in the model's own chat template.  The cache was
     filled with the first turn, after which the ids of every template go on.  Absent where a model has no template.
@@ -22,8 +22,8 @@ Cases:
 ``before the space``
     The texts of ``documented``, cut one character earlier, so that the space begins the prompt.
 
-The experiment ``reused_questions`` has further questions after the same prefix: as ``documented``, ``before the space``, and
-in the ``chat template``.
+The experiment ``reused_questions`` has further questions after the same prefix: as ``documented``, ``before the
+space``, and in the ``chat template``.
 
 Ways: without any cache handed over; with the prefix's cache as it is; with what of it the prompt's ids share
 (`kvbook.measuring.caches.reusable`).
@@ -184,7 +184,7 @@ def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBa
         yield Item(
             CORPUS, f"{sample.source}:{sample.start}",
             list(tokenizer(text[:cut])["input_ids"]), list(tokenizer(text)["input_ids"]),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def generate(model: PreTrainedModel, ids: list[int], n_new_tokens: int, cache: C
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=n_new_tokens,
         # The kind of cache is one question, compilation another: on a GPU a static cache would bring both.
         return_dict_in_generate=True, output_logits=True, disable_compile=True, **handed,
-    )  # fmt: skip
+    )
     return Continuation(
         tokens=output.sequences[0, len(ids) :].tolist(),
         margins=[choosing.margin(logits[0]).item() for logits in output.logits],
@@ -296,7 +296,7 @@ def measure_questions(settings: PromptReuseSettings, made_of: dict[str, Any], wr
 def _continue_all(
     settings: PromptReuseSettings, model: dict[str, Any], dtype: str, writer: records.Writer, items_of: Items,
     left_out: Collection[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     loaded = samples.load(settings, model["asked_for"], dtype)
     items = [item for item in items_of(settings, loaded.tokenizer) if item.case not in left_out]
     for item in progress.track(items, label=f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
@@ -304,7 +304,7 @@ def _continue_all(
         if unit in writer.done:
             continue
         about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "case": item.case,
-                 "item": item.name}  # fmt: skip
+                 "item": item.name}
         with torch.inference_mode():
             found = continuations(loaded.model, item, settings.n_new_tokens)
             rows = [

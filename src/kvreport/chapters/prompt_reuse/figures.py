@@ -24,12 +24,12 @@ def figure_rows_fed(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
             ax.plot(
                 rows["rows_fed"], rows["share"], color=DTYPE_COLOURS[dtype], marker=style.MARKERS[number],
                 linestyle=("-", ":")[number % 2],
-            )  # fmt: skip
+            )
         for row in published.itertuples():
             ax.plot(
                 row.rows_fed, row.share, color=style.GREY, marker=style.MARKERS[models.index(row.model)],
                 markerfacecolor="white", linestyle="", markersize=7,
-            )  # fmt: skip
+            )
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         ax.set(xlabel="tokens fed in the second part", ylim=(-0.03, 1.03))
@@ -60,7 +60,7 @@ def figure_layers(curves: pd.DataFrame) -> Figure:
             look = {
                 "color": DTYPE_COLOURS[dtype], "linestyle": "-" if response else ":", "linewidth": 1.2,
                 "marker": "o" if response else "s", "markersize": 3.5,
-            }  # fmt: skip
+            }
             axes[0, column].plot(rows["layer"], rows["share"], **look)
             positive = rows[rows["relative_roundoffs"] > 0]
             axes[1, column].plot(positive["layer"], positive["relative_roundoffs"], **look)
@@ -97,7 +97,7 @@ def figure_outcomes(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Fi
         ax.errorbar(
             estimate.value, place(row), xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
             fmt=marker, color=colour,
-        )  # fmt: skip
+        )
         ax.annotate(
             f"{row.equal}/{row.runs}", (1.04, place(row)), va="center", fontsize=8, color=colour, annotation_clip=False
         )
@@ -106,7 +106,7 @@ def figure_outcomes(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Fi
             ax.plot(
                 [row.estimate.low, row.estimate.high], [place(row)] * 2, color=_WAYS[row.way][0], alpha=0.3,
                 linewidth=7, linestyle="-", solid_capstyle="butt",
-            )  # fmt: skip
+            )
     ax.set_yticks(range(len(labels)), labels, fontsize=9)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.set(xlabel="share of runs with equal tokens", xlim=(-0.03, 1.03))
@@ -131,7 +131,7 @@ def figure_cuts(table: pd.DataFrame) -> Figure:
             estimate.value, places.index(row.place) + 0.28 * ((number + 0.5) / len(names) - 0.5) * 2,
             xerr=[[max(0.0, estimate.value - estimate.low)], [max(0.0, estimate.high - estimate.value)]],
             fmt=style.MARKERS[number % len(style.MARKERS)], color=style.PALETTE[number % len(style.PALETTE)],
-        )  # fmt: skip
+        )
     ax.set_yticks(range(len(places)), places)
     ax.set_ylim(len(places) - 0.4, -0.6)
     ax.set(xlabel="share of cuts that change the ids", xlim=(-0.03, 1.03))

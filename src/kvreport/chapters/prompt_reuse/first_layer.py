@@ -1,10 +1,10 @@
 """The forum thread's first layer at its true width: which numbers of rows change the keys.
 
-The keys of the first layer are the embedding, a norm, one linear map and a rotation: nothing cached enters them.  So the
-thread's comparison needs no weights and no other layer.  transformers' own classes are built with the documents' width and
-key heads, one layer and random weights; vocabulary, MLP and number of query heads are small, for they lie outside of what is
-compared.  They run on random ids of the published lengths; then with the same text cut elsewhere, so that other numbers of
-rows are fed.
+The keys of the first layer are the embedding, a norm, one linear map and a rotation: nothing cached enters them.  So
+the thread's comparison needs no weights and no other layer.  transformers' own classes are built with the documents'
+width and key heads, one layer and random weights; vocabulary, MLP and number of query heads are small, for they lie
+outside of what is compared.  They run on random ids of the published lengths; then with the same text cut elsewhere, so
+that other numbers of rows are fed.
 
 Rows, one a (shape, dtype, variant, rows fed, part): see ``data/README.md``.
 """
@@ -82,7 +82,7 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
                     about = {
                         "shape": count["hub_id"], "weights": "random", "dtype": name, "variant": variant,
                         "n_tokens": total, "rows_fed": fed,
-                    }  # fmt: skip
+                    }
                     rows += [
                         about | row for row in split_keys.compare(whole, split, total - fed) if row["tensor"] == "keys"
                     ]

@@ -25,8 +25,8 @@ class Results(ChapterResults):
     Attributes
     ----------
     split, layer, reuse, cuts, questions : Run or None
-        Of the experiments ``split_keys``, ``first_layer``, ``prompt_reuse``, ``seams`` and ``reused_questions``; None for
-        one that is not there.
+        Of the experiments ``split_keys``, ``first_layer``, ``prompt_reuse``, ``seams`` and ``reused_questions``; None
+        for one that is not there.
     """
 
     EXPERIMENTS = EXPERIMENTS
@@ -81,7 +81,7 @@ class Results(ChapterResults):
                 continuations.THREAD, continuations.DOCUMENTED, continuations.JOINED, continuations.CHAT,
                 continuations.WHOLE,
             ),
-        )  # fmt: skip
+        )
 
     @cached_property
     def seams(self) -> pd.DataFrame:

@@ -1,10 +1,10 @@
 """The forum thread's first example: keys and values of a text fed whole against the same text fed in two parts.
 
-The thread counts the elements of the first layer's keys that differ.  Here every layer is compared, keys and values, prompt
-rows and response rows apart, and beside the count stands how far the elements are apart.  Three switches take the cause
-apart: the prompt's cache overwritten by random numbers (does what is compared depend on it at all?), the prompt's cache taken
-from the whole pass (is it what the prompt's own pass wrote, or the response's pass?), and every linear map given as many rows
-as in the whole pass (is it the number of rows?).  A last variant sets both of these.
+The thread counts the elements of the first layer's keys that differ.  Here every layer is compared, keys and values,
+prompt rows and response rows apart, and beside the count stands how far the elements are apart.  Three switches take
+the cause apart: the prompt's cache overwritten by random numbers (does what is compared depend on it at all?), the
+prompt's cache taken from the whole pass (is it what the prompt's own pass wrote, or the response's pass?), and every
+linear map given as many rows as in the whole pass (is it the number of rows?).  A last variant sets both of these.
 
 Rows, one a (model, dtype, variant, layer, tensor, part): see ``data/README.md``.
 """
@@ -161,7 +161,7 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
             about = {
                 "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "variant": variant,
                 "n_prompt": prompt.shape[1], "n_response": response.shape[1],
-            }  # fmt: skip
+            }
             with torch.inference_mode():
                 whole = loaded.model(ids, use_cache=True).past_key_values
                 split = in_two_parts(loaded.model, ids, prompt.shape[1], variant, settings.seed)

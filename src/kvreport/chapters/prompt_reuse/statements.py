@@ -151,7 +151,8 @@ _KEYS = Quantity("elements of the first layer's keys that differ", series="model
 
 STATEMENTS: dict[str, Statement[Results]] = {
     "ids-do-not-continue": Statement(
-        every(Quantity("share of prompts whose ids do not begin with the prefix's", "prompt", "model"), "above", _FOUR_IN_FIVE),
+        every(Quantity("share of prompts whose ids do not begin with the prefix's", "prompt", "model"), "above",
+            _FOUR_IN_FIVE),
         _mismatched,
         scope="this model",
         headline=True,
@@ -175,7 +176,8 @@ STATEMENTS: dict[str, Statement[Results]] = {
         _equal(continuations.SAFE, (continuations.DOCUMENTED, continuations.CORPUS), _FINE),
     ),
     "rounding-in-bf16": Statement(
-        every(Quantity("runs whose ids continue and whose tokens differ in bf16", series="case", form="{:.0f}"), "above", _NONE),
+        every(Quantity("runs whose ids continue and whose tokens differ in bf16", series="case", form="{:.0f}"),
+            "above", _NONE),
         _rounded,
         scope="this model",
     ),
@@ -213,7 +215,8 @@ STATEMENTS: dict[str, Statement[Results]] = {
         every(_ELEMENTS, "at most", _NONE), _left(split_keys.BOTH), scope="this processor"
     ),
     "one-switch-leaves-some": Statement(
-        every(_ELEMENTS, "above", _NONE), _left(split_keys.WHOLE_CACHE, split_keys.FULL_ROWS), scope="this processor", on="Intel"
+        every(_ELEMENTS, "above", _NONE), _left(split_keys.WHOLE_CACHE, split_keys.FULL_ROWS), scope="this processor",
+            on="Intel"
     ),
     "linear-layers-are-not-on-amd": Statement(
         every(_MOVED, "at most", _NONE), _moved(split_keys.FULL_ROWS), scope="this processor", on="AMD"
@@ -221,7 +224,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "one-switch-is-enough-on-amd": Statement(
         every(_ELEMENTS, "at most", _NONE), _left(split_keys.WHOLE_CACHE), scope="this processor", on="AMD"
     ),
-}  # fmt: skip
+}
 
 
 def _kept(case: str, way: str, *dtypes: str) -> Callable[[Results], str]:

@@ -134,7 +134,7 @@ def written(reuse: pd.DataFrame) -> pd.DataFrame:
     of_all = [
         "prefix_tokens", "prompt_tokens", "shared_tokens", "fed_tokens", "cache_length", "prefix_end", "prefix_end_id",
         "prompt_there", "prompt_there_id",
-    ]  # fmt: skip
+    ]
     of_each = {"tokens": "token", "words": "text", "margins": "margin"}
     columns = {name: reuse[name].tolist() for name in (*of_all, *of_each.values())}
     for values, places in reuse.groupby(keys, sort=False).indices.items():
@@ -153,7 +153,7 @@ def written(reuse: pd.DataFrame) -> pd.DataFrame:
         None if one == other else (agreement.first_divergence(list(one), list(other)) if one[: len(other)] != other
                                    and other[: len(one)] != one else min(len(one), len(other)))
         for one, other in pairs
-    ]  # fmt: skip
+    ]
     frame["first_divergence"] = steps
     frame["margin"] = [
         None if step is None or step >= len(margins) else margins[step]
@@ -187,7 +187,7 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
                     "case": CASES[case], "dtype": DTYPES[dtype], "way": way, "seams": int(rows["seam"].sum()),
                     "equal": equal, "runs": len(rows), "estimate": estimates.share_over(rows, rows["equal"], "item")[0],
                 }
-            )  # fmt: skip
+            )
     return pd.DataFrame(found)
 
 
@@ -225,7 +225,7 @@ def seam_table(table: pd.DataFrame) -> pd.DataFrame:
                     "shared": f"{row['prefix_tokens'] - 1} of {row['prefix_tokens']}",
                     "cache ends in": str(row["prefix_ends_in"]), "prompt has there": str(there),
                 }
-            )  # fmt: skip
+            )
     own = table[(table["way"] == continuations.NO_REUSE) & (table["dtype"] == table["dtype"].iloc[0])]
     own = own[own["item"].isin(continuations.OWN) | (own["case"] == continuations.JOINED)]
     for row in own[
@@ -263,7 +263,7 @@ def side_by_side(table: pd.DataFrame, cases: tuple[str, ...]) -> pd.DataFrame:
                 more = {
                     continuations.DOCUMENTED: ", after a space", continuations.WHOLE: ", wholly cached",
                     continuations.CHAT: ", in the chat template",
-                }  # fmt: skip
+                }
                 prompt = prompts[int(item)] + more.get(case, "")
             line = {"model": model, "prompt": prompt}
             for run in group.itertuples():

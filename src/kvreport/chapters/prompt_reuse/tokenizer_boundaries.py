@@ -1,7 +1,7 @@
 r"""Where a text can be cut without changing its token ids.
 
-Real text is cut at random characters; the first part is encoded alone, and its ids are held against the beginning of the
-whole text's ids.  A cut is safe when all of them are there.
+Real text is cut at random characters; the first part is encoded alone, and its ids are held against the beginning of
+the whole text's ids.  A cut is safe when all of them are there.
 
 Rows, one a (tokenizer, cut): see ``data/README.md``.
 """

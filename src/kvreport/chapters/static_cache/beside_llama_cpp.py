@@ -5,8 +5,8 @@ llama.cpp is no dependency of the book.  To measure, on a quiet machine::
     pip install llama-cpp-python
     python -m kvreport.chapters.static_cache.beside_llama_cpp
 
-llama.cpp gets the weights in a GGUF file that is written for the purpose.  Both write the same number of tokens behind the
-same prompt, greedily; a step is one token, its logits and the largest of them.  Rows, one a (repeat, program): see
+llama.cpp gets the weights in a GGUF file that is written for the purpose.  Both write the same number of tokens behind
+the same prompt, greedily; a step is one token, its logits and the largest of them.  Rows, one a (repeat, program): see
 ``data/README.md``.
 """
 
@@ -161,7 +161,7 @@ def write_gguf(model: PreTrainedModel, file: Path) -> Path:
         "attn_norm": "input_layernorm", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
         "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
-    }  # fmt: skip
+    }
     for layer in range(config.num_hidden_layers):
         of = f"model.layers.{layer}."
         for theirs, ours in parts.items():

@@ -27,12 +27,13 @@ def figure_published(beside: pd.DataFrame) -> Figure:
         ax.plot(
             row.tokens_per_s, place, marker=marker, color=colour, markersize=7, linestyle="",
             markerfacecolor="white" if row.published else colour,
-        )  # fmt: skip
+        )
         if row.skipped:
             ax.annotate(
-                "not compiled", (row.tokens_per_s, place), xytext=(9, -1), textcoords="offset points", va="center", fontsize=8.5,
+                "not compiled", (row.tokens_per_s, place), xytext=(9, -1), textcoords="offset points", va="center",
+                    fontsize=8.5,
                 color=style.GREY,
-            )  # fmt: skip
+            )
     ax.set_yticks(range(len(devices)), devices)
     ax.set_ylim(len(devices) - 0.5, -0.5)
     ax.set(xscale="log", xlabel="tokens/s, whole call")
@@ -61,16 +62,17 @@ def figure_grid(table: pd.DataFrame, limit: float) -> Figure:
             row.speed.value, row.Index,
             xerr=[[row.speed.value - row.speed.low], [row.speed.high - row.speed.value]],
             fmt=marker, color=colour, markersize=7, markerfacecolor=colour if row.compiled else "white",
-        )  # fmt: skip
+        )
         ax.annotate(
-            f"{row.speed.value:.0f}", (row.speed.high, row.Index), xytext=(8, -1), textcoords="offset points", va="center",
+            f"{row.speed.value:.0f}", (row.speed.high, row.Index), xytext=(8, -1), textcoords="offset points",
+                va="center",
             fontsize=9,
-        )  # fmt: skip
+        )
     ax.axvline(limit, color=style.GREY, linestyle="--")
     ax.annotate(
         f"limit of memory\n{limit:.0f}", (limit, 0), xytext=(-5, 0),
         textcoords="offset points", ha="right", va="bottom", fontsize=9, color=style.GREY,
-    )  # fmt: skip
+    )
     ax.set_yticks(range(len(shown)), shown["way"], fontsize=9.5)
     ax.set(xlabel="tokens/s", xlim=(0, None))
     ax.grid(axis="y", visible=False)
@@ -96,10 +98,11 @@ def figure_length(steps: pd.DataFrame) -> Figure:
             middle = middle.rolling(15, center=True, min_periods=8).median()
         place = middle.dropna()
         ax.plot(
-            place.index, place, color=colour, linestyle="-." if large_pages else ":" if one_row else "-" if compiled else "--",
+            place.index, place, color=colour, linestyle="-." if large_pages else ":" if one_row else "-" if compiled
+                else "--",
             marker=marker, markevery=max(1, len(place) // 6), markerfacecolor=colour if compiled else "white",
             label=rows.label(*way),
-        )  # fmt: skip
+        )
     ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
     ax.xaxis.get_major_locator().set_params(integer=True)
     style.plain_logarithm(ax.yaxis)
@@ -118,7 +121,7 @@ def figure_batches(found: pd.DataFrame) -> Figure:
             ax.annotate(
                 f"{batch}", (some["context"].iloc[-1], some["ms"].iloc[-1]), xytext=(6, 0), textcoords="offset points",
                 va="center", color=line.get_color(), fontsize=9,
-            )  # fmt: skip
+            )
         ax.set(xscale="log", yscale="log", title=DTYPES[dtype], xlabel="tokens in the cache")
         ax.set_xticks(ticks := sorted(of_dtype["context"].unique())[::2], [f"{tick:,}" for tick in ticks])
         ax.xaxis.minorticks_off()
@@ -135,9 +138,10 @@ def figure_gains(gains: pd.DataFrame, book: pd.DataFrame) -> Figure:
     for table, look in ((book, {"alpha": 0.3, "markersize": 11, "linewidth": 6}), (gains, {"markersize": 6})):
         for row in table.itertuples():
             ax.errorbar(
-                row.gain.value, ways.index(row.way), xerr=[[row.gain.value - row.gain.low], [row.gain.high - row.gain.value]],
+                row.gain.value, ways.index(row.way), xerr=[[row.gain.value - row.gain.low],
+                    [row.gain.high - row.gain.value]],
                 fmt="o", color=style.BLUE, **look,
-            )  # fmt: skip
+            )
     ax.axvline(1, color=style.GREY, linestyle="--", linewidth=1)
     ax.set_yticks(range(len(ways)), ways, fontsize=9.5)
     ax.set(xlabel="tokens/s over the eager dynamic loop's", xlim=(0, None))

@@ -75,14 +75,16 @@ SPEED = _repeats("tokens a second", "speeds", "tokens_per_s", "way", "{:.0f}", b
 FASTEST = _repeats("tokens a second of the fastest way", "fastest", "tokens_per_s", form="{:.0f}")
 LIMIT_SHARE = _repeats("share of the memory limit that the fastest way reaches", "fastest", "share_of_limit")
 GAIN = _repeats(
-    "tokens a second of a way over those of the eager loop with a dynamic cache", "speeds", "tokens_per_s", "way", by=("way",),
+    "tokens a second of a way over those of the eager loop with a dynamic cache", "speeds", "tokens_per_s", "way",
+        by=("way",),
     over=("way", rows.DYNAMIC),
-).where(engine=rows.LOOP)  # fmt: skip
+).where(engine=rows.LOOP)
 CACHE_GAIN = _over("tokens a second with a dynamic cache over those without a cache", rows.DYNAMIC, rows.NONE)
 KIND = _repeats(
-    "tokens a second with a static cache over those with a dynamic one, in one loop", "speeds", "tokens_per_s", "compilation",
+    "tokens a second with a static cache over those with a dynamic one, in one loop", "speeds", "tokens_per_s",
+        "compilation",
     by=("cache", "compilation"), over=("cache", "dynamic"),
-).where(engine=rows.LOOP, one_row=0, cache="static")  # fmt: skip
+).where(engine=rows.LOOP, one_row=0, cache="static")
 KIND_EAGER, KIND_COMPILED = (KIND.where(compilation=how) for how in ("eager", "compiled"))
 COMPILED_STOCK = _over("gain from compiling the static loop", rows.COMPILED_STATIC, rows.STATIC)
 COMPILING = _repeats("gain from compiling the static loop, over that from the kind of cache", "compiling", "gain")
@@ -95,7 +97,7 @@ _CALLED = {cache: rows.label(cache, False, engine=rows.GENERATE) for cache in ro
 OVER_GENERATE = _over(
     "tokens a second of the fastest loop over those of generate, prefill counted in both", rows.LARGE_PAGES,
     _CALLED["dynamic"], "whole_tokens_per_s",
-)  # fmt: skip
+)
 GENERATE = _over(
     "tokens a second of generate with a static cache over those with a dynamic one",
     _CALLED["static"],
@@ -105,20 +107,22 @@ OVER_LLAMA_CPP = _repeats(
     "llama.cpp's time of a step over ours", "beside_llama_cpp", "step_s", by=("program",), over=("program", rows.OURS)
 )
 CACHED_GAIN = _repeats(
-    "time of an eager step without a cache over that with a dynamic one, at the last three lengths", "late steps", "seconds",
+    "time of an eager step without a cache over that with a dynamic one, at the last three lengths", "late steps",
+        "seconds",
     by=("cache",), over=("cache", "dynamic"),
-).where(cache="none")  # fmt: skip
+).where(cache="none")
 GROWTH = _repeats(
-    "growth of a cached eager step over 100 tokens, over that without a cache", "growth", "growth", "cache", by=("cache",),
+    "growth of a cached eager step over 100 tokens, over that without a cache", "growth", "growth", "cache",
+        by=("cache",),
     over=("cache", "none"),
-)  # fmt: skip
+)
 KERNELS = _repeats(
     "share of a profiled step that its kernels take", "step", "share_of_kernels", "pages", "{:.0%}", by=("pages",)
 )
 SAVED = Measure(
     "share of what large pages save that the kernels save", "repeat", "", "{:.0%}", rows="step", by=("pages",),
     over=("pages", "large"), estimate=_saved_in_kernels,
-)  # fmt: skip
+)
 _CELL = ("batch", "dtype")
 LONGEST = _fact(
     "a step at the longest context over one at the shortest",
@@ -131,34 +135,35 @@ LONGEST = _fact(
 LONGEST_ALONE, LONGEST_BATCH = (LONGEST.where(batch=batch) for batch in (1, max(rows.BATCHES)))
 COMPUTED = _fact(
     "most tokens whose keys and values one step with a dynamic cache computes", "fed", lambda of: of["tokens"].max()
-).where(cache="dynamic")  # fmt: skip
+).where(cache="dynamic")
 RECOMPUTED = _fact(
     "tokens whose keys and values the last step without a cache computes", "fed", lambda of: of["tokens"].max()
-).where(cache="none")  # fmt: skip
+).where(cache="none")
 GRAPHS = _fact(
     "graphs compiled by generate with a static cache", "static_speed", lambda of: of["graphs"].max()
-).where(engine=rows.GENERATE, cache="static")  # fmt: skip
+).where(engine=rows.GENERATE, cache="static")
 FIRST_GRAPHS = _fact("graphs compiled today at the first two steps with a dynamic cache", "graphs", "first")
 LATER_GRAPHS = _fact("graphs compiled today at the steps after them", "graphs", "later")
 STEPS = _fact("compiled steps taken today with a dynamic cache", "graphs", "steps")
 FIRST = Measure(
-    "time of the first step, with its compilation, over the median of later ones", "compilation", "compiled way", "{:,.0f}",
+    "time of the first step, with its compilation, over the median of later ones", "compilation", "compiled way",
+        "{:,.0f}",
     rows="first steps", by=("way",), estimate=first("over_later"),
-).where(compiles=True)  # fmt: skip
+).where(compiles=True)
 _STATIC_OVER_DYNAMIC = ("cache", "dynamic")
 EARLY_BYTES = _fact(
     "bytes of a static cache over those of a dynamic one, after the document's five steps", "early bytes", _bytes_over,
     "{:.1f}", by=("cache",), over=_STATIC_OVER_DYNAMIC,
-).where(cache="static")  # fmt: skip
+).where(cache="static")
 FULL_BYTES = _fact(
     "bytes of a full static cache over those of a dynamic one", "static_memory", _bytes_over, "{:.2f}", "length",
     by=("cache", "n_tokens"), over=_STATIC_OVER_DYNAMIC,
-).where(cache="static")  # fmt: skip
+).where(cache="static")
 LEN_OF_KEYS = _fact("len of the keys", "keys", lambda of: of["first_dimension"].max(), series="cache", by=("cache",))
 SHAPES = Measure("share of the document's 15 printed shapes that are equal", rows="shapes", estimate=part("equal"))
 SHARED = _fact(
     "share of the text before static and dynamic differ", "partings", "share", "{:.0%}", by=("dtype",)
-).where(cache="static", against="dynamic")  # fmt: skip
+).where(cache="static", against="dynamic")
 
 # Facts for the prose.
 MODEL = noted("static_speed", "models", 0, "name")
@@ -176,7 +181,7 @@ DOUBLED = _fact("context at which a step has doubled", "contexts", _doubled_at, 
 CACHE_IS_WEIGHTS = _fact(
     "context at which the caches of a batch hold as many bytes as the weights", "contexts",
     lambda of: of["context"].iloc[0] * of["weights_bytes"].iloc[0] / of["kv_bytes"].iloc[0], "{:,.0f}", by=_CELL,
-)  # fmt: skip
+)
 N_PAGES = _fact("pages of the weights", "static_memory", lambda of: of["weights_bytes"].max() / 4096, "{:,.0f}")
 KV_PER_TOKEN = _fact(
     "bytes of a token's keys and values",
@@ -196,7 +201,7 @@ PUBLISHED_EQUAL = Worded("published gains", lambda of: " and ".join(of.loc[of["e
 PUBLISHED_SPREAD = _fact(
     "how much longer the slowest of the document's repeated calls took than the fastest", "published calls",
     lambda of: of.groupby("cache")["seconds"].agg(lambda s: s.max() / s.min() - 1).max(), "{:.0%}",
-)  # fmt: skip
+)
 
 _EVEN = Bound(1, "arithmetic", "as fast as the other")
 _NONE = Bound(0, "arithmetic", "none")
@@ -252,7 +257,7 @@ STATEMENTS = {
     "len-is-the-batch": holds(every(LEN_OF_KEYS, "at most", Bound(1, "arithmetic", "one text"))),
     "fp32-texts-are-equal": holds(every(SHARED.where(dtype="float32"), "at least", _ALL)),
     "bf16-texts-differ": holds(every(SHARED.where(dtype="bfloat16"), "below", _ALL), "this processor"),
-}  # fmt: skip
+}
 
 
 CUDA, CPU, T4, SAME_SHAPE = "a CUDA device", "a CPU", "a T4", "a model of the document's shape"
@@ -358,7 +363,7 @@ def _slower_on(device: str):
     return claim(
         reproduced(every(GENERATE, "below", _EVEN)), refuted(every(GENERATE, "above", _EVEN)), needs=(device,),
         beside=_of_generate, has=_has,
-    )  # fmt: skip
+    )
 
 
 CHECKS = {
@@ -397,5 +402,5 @@ CHECKS = {
         reproduced(every(SHAPES, "at least", _ALL_SHAPES)), refuted(every(SHAPES, "below", _ALL_SHAPES)),
         needs=(SAME_SHAPE,), about_code=True, beside=_of_shapes, has=_same_shape,
     ),
-}  # fmt: skip
+}
 CLAIMS = Claims(rows.DOCUMENT, CHECKS)

@@ -46,7 +46,7 @@ def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: reco
     turns = [
         (length, kind) for length in sorted({min(length, limit) for length in lengths(settings)})
         for kind in KINDS
-    ]  # fmt: skip
+    ]
     rows = []
     with torch.inference_mode():
         # Buffers that the longest passes make must not be counted as one cache's.
@@ -59,10 +59,11 @@ def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: reco
                 about
                 | {
                     "cache": kind, "n_tokens": length, "kv_bytes": held,
-                    "predicted_bytes": 0 if kind == "none" else length * memory.kv_bytes_per_token(model.config, model.dtype),
+                    "predicted_bytes": 0 if kind == "none" else length * memory.kv_bytes_per_token(model.config,
+                        model.dtype),
                     "weights_bytes": weights_bytes, "before_bytes": before, "peak_bytes": peak,
                 }
-            )  # fmt: skip
+            )
     writer.append("all", rows)
 
 

@@ -1,8 +1,9 @@
 """How fast this machine reads memory: what bounds a decode step, which reads every weight once.
 
-Three kernels over arrays far larger than any cache, in the manner of the STREAM benchmark (McCalpin, 1995): a sum and a dot
-product, which only read, and a copy, whose writes count as well.  The bytes are those that the kernel must move.  Each runs on
-usual and, where the system has them, on large pages of memory.  Rows, one a (kernel, pages, repeat): see ``data/README.md``.
+Three kernels over arrays far larger than any cache, in the manner of the STREAM benchmark (McCalpin, 1995): a sum and a
+dot product, which only read, and a copy, whose writes count as well.  The bytes are those that the kernel must move.
+Each runs on usual and, where the system has them, on large pages of memory.  Rows, one a (kernel, pages, repeat): see
+``data/README.md``.
 """
 
 import functools

@@ -9,9 +9,9 @@ from kvreport.chapters.static_cache import (
     step_budget,
     texts,
     weights_or_cache,
-)  # fmt: skip
+)
 
 EXPERIMENTS = (
     speed.EXPERIMENT, memory_bandwidth.EXPERIMENT, memory.EXPERIMENT, shapes.EXPERIMENT, texts.EXPERIMENT,
     step_budget.EXPERIMENT, weights_or_cache.EXPERIMENT, beside_llama_cpp.EXPERIMENT,
-)  # fmt: skip
+)

@@ -10,13 +10,14 @@ from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
-    "static_speed": 2, "memory_bandwidth": 2, "static_memory": 1, "static_shapes": 1, "static_texts": 2, "step_budget": 1,
+    "static_speed": 2, "memory_bandwidth": 2, "static_memory": 1, "static_shapes": 1, "static_texts": 2,
+        "step_budget": 1,
     "weights_or_cache": 1, "beside_llama_cpp": 1,
-}  # fmt: skip
+}
 DOCUMENT = "notebook-static"
 
-# What of ``static_speed`` is timed.  The head alone runs on the last of all rows as `generate` hands it over, a view into
-# them, and on a copy of that row.
+# What of ``static_speed`` is timed.  The head alone runs on the last of all rows as `generate` hands it over, a view
+# into them, and on a copy of that row.
 GENERATE, LOOP, HEAD_VIEW, HEAD_COPY = "generate", "loop", "head, a view", "head, a copy"
 LOAD, COMPILE, PREFILL, DECODE, WHOLE, HEAD = "load", "compile", "prefill", "decode", "whole", "head"
 KINDS = ("none", "dynamic", "static")
@@ -82,7 +83,7 @@ def speeds(timed: pd.DataFrame) -> pd.DataFrame:
         }
         for way in timed.loc[timed["engine"] == LOOP, "way"].unique()
         for key, of in decoded[decoded["way"] == way].groupby(keys)
-    ]  # fmt: skip
+    ]
     columns = [*keys, "tokens_per_s", "whole_tokens_per_s"]
     found = pd.concat([calls[columns], pd.DataFrame(loop, columns=columns)], ignore_index=True)
     return found.assign(compilation=found["compiled"].map({0: "eager", 1: "compiled"}))
@@ -114,7 +115,7 @@ def _first_steps(timed: pd.DataFrame) -> pd.DataFrame:
                 "way": way, "compiles": bool(first["compiled"].iloc[0] and first["graphs"].iloc[0]), "seconds": seconds,
                 "all_s": first["seconds"].sum(), "over_later": seconds / later["seconds"].median(),
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(table)
 
 
@@ -203,7 +204,7 @@ def _shapes(run: Run) -> pd.DataFrame:
         # The ids are printed behind the step, when the token is with them already.
         "ids_without_cache": [f"1x{int(fed.split('x')[1]) + 1}" for fed in of["none"]["fed"]],
         "keys_dynamic": of["dynamic"]["keys_shape"], "keys_static": of["static"]["keys_shape"],
-    }  # fmt: skip
+    }
     pairs = [(name, *pair) for name in published for pair in zip(published[name], found[name], strict=True)]
     table = pd.DataFrame(pairs, columns=["what", "theirs", "here"])
     return table.assign(equal=table["theirs"] == table["here"])

@@ -15,7 +15,8 @@ class StaticCacheSettings(Settings):
     Attributes
     ----------
     weights : {"random", "stand-in", "hub", "package", "untrained"}
-        As elsewhere, for a family's name; by default the true shape, since speed does not depend on what weights have learnt.
+        As elsewhere, for a family's name; by default the true shape, since speed does not depend on what weights have
+        learnt.
     dtype : str
         Of weights and arithmetic; the document's was bfloat16.
     n_new_tokens : int

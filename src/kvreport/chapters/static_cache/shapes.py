@@ -1,8 +1,8 @@
 """What goes into the model and what a cache holds, step by step: the growing and the preallocated shapes.
 
-The document's loops again, written for the cache classes of today, from the ids that it prints of its prompt.  It printed
-the shape of the ids behind a step without a cache, and of the keys behind a step with one; ``len(keys[0])``, which it took for
-the length, is printed too.  Rows, one a (cache, step): see ``data/README.md``.
+The document's loops again, written for the cache classes of today, from the ids that it prints of its prompt.  It
+printed the shape of the ids behind a step without a cache, and of the keys behind a step with one; ``len(keys[0])``,
+which it took for the length, is printed too.  Rows, one a (cache, step): see ``data/README.md``.
 """
 
 from typing import Any
@@ -67,7 +67,7 @@ def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> l
                 "keys_shape": "x".join(map(str, keys.shape)), "first_dimension": len(keys),
                 "cached_tokens": caches.length(cache), "kv_bytes": memory.cache_bytes(cache),
                 "predicted_bytes": per_token * keys.shape[-2],
-            }  # fmt: skip
+            }
         rows.append(row | held)
     return rows
 

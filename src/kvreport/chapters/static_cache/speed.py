@@ -1,11 +1,11 @@
 """Tokens a second by kind of cache and by compilation, apart: load, compile, prefill and decode.
 
 ``generate`` is called as the document calls it, with as many new tokens at least as at most; and one loop
-(`kvbook.measuring.decoding`) decodes in every way, so that two ways differ in nothing else.  Speed does not depend on what the
-weights have learnt, so the true shape with random weights stands for the document's model.
+(`kvbook.measuring.decoding`) decodes in every way, so that two ways differ in nothing else.  Speed does not depend on
+what the weights have learnt, so the true shape with random weights stands for the document's model.
 
-Without a cache a step's time depends on its length alone, and takes longest; it is measured at some lengths, on the tokens
-that the cached way wrote.  Rows, one a (engine, way, repeat, phase, step): see ``data/README.md``.
+Without a cache a step's time depends on its length alone, and takes longest; it is measured at some lengths, on the
+tokens that the cached way wrote.  Rows, one a (engine, way, repeat, phase, step): see ``data/README.md``.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from kvreport.chapters.static_cache.rows import (
     LOOP,
     PREFILL,
     WHOLE,
-)  # fmt: skip
+)
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Lengths at which a step without a cache is measured.
@@ -130,7 +130,7 @@ class _Generate:
     CACHED = ("dynamic", "static")
     _OPTIONS: ClassVar[dict[str, dict[str, Any]]] = {
         "none": {"use_cache": False}, "dynamic": {}, "static": {"cache_implementation": "static"},
-    }  # fmt: skip
+    }
 
     def __init__(self, model: PreTrainedModel, ids: torch.Tensor, n_new: int) -> None:
         self._model, self._ids, self._n_new = model, ids, n_new
@@ -158,13 +158,13 @@ class _Generate:
                 max_new_tokens=count, min_new_tokens=count, **self._OPTIONS[cache],
             ),
             self._model.device,
-        )  # fmt: skip
+        )
         self._made[cache] += graphs_compiled() - before
         way = Way(cache, compiled=self._made[cache] > 0)
         phase = COMPILE if repeat < 0 else WHOLE
         return _row(way, repeat, phase, 0, self._ids.shape[1], seconds, graphs=self._made[cache]) | {
             "engine": GENERATE, "n_steps": count,
-        }  # fmt: skip
+        }
 
 
 class _Loop:
@@ -256,17 +256,18 @@ def _row(
         "large_pages": int(way.large_pages),
         "repeat": repeat, "phase": phase, "step": step, "context": context, "n_steps": 1,
         "seconds": seconds, "token": token, "graphs": graphs,
-    }  # fmt: skip
+    }
 
 
 def work(settings: StaticCacheSettings) -> Work:
     """Count the passes of each model in each dtype."""
     written = settings.n_new_tokens * settings.n_repeats
-    # With a cache generate and the loop write in eight ways; without one generate writes once, half of the text on average.
+    # With a cache generate and the loop write in eight ways; without one generate writes once, half of the text on
+    # average.
     return Work(
         max(1, settings.n_new_tokens // 2), settings.n_new_tokens + 2 * _N_LENGTHS * settings.n_repeats, 8 * written,
         (settings.dtype,), copies=2,
-    )  # fmt: skip
+    )
 
 
 EXPERIMENT = Experiment("static_speed", StaticCacheSettings, inputs, measure, revision=2, timed=True, work=work)

@@ -1,8 +1,8 @@
 """Where a compiled decode step's time goes: kernels, calls of graphs, and the Python around them.
 
-The profiler of torch tells how long each call of a compiled graph takes, and how long dynamo, which looks the graph up, and
-its wrappers take around it.  Its own cost is in what it sees, so the step is timed without it too.  Rows, one a (pages,
-repeat, part): see ``data/README.md``.
+The profiler of torch tells how long each call of a compiled graph takes, and how long dynamo, which looks the graph up,
+and its wrappers take around it.  Its own cost is in what it sees, so the step is timed without it too.  Rows, one a
+(pages, repeat, part): see ``data/README.md``.
 """
 
 from typing import Any
@@ -86,7 +86,7 @@ def _taken_apart(
         STEP: plain, PROFILED: profiled, KERNELS_OF_HEAD: 1e-6 * graphs[0].self_cpu_time_total,
         KERNELS_OF_LAYERS: 1e-6 * sum(event.self_cpu_time_total for event in graphs[1:]),
         CALLS: 1e-6 * sum(event.self_cpu_time_total for event in events if event.key.startswith(_AROUND)),
-    }  # fmt: skip
+    }
     return {part: value / _STEPS for part, value in seconds.items()}
 
 

@@ -13,7 +13,7 @@ READING, REST_OF_KERNELS = "reading weights and cache, at the memory limit", "th
 PARTS = {
     READING: READING, REST_OF_KERNELS: REST_OF_KERNELS, "calls of compiled graphs": rows.CALLS,
     "Python and small operations": "around", "a step, profiled": rows.PROFILED, "a step, not profiled": rows.STEP,
-}  # fmt: skip
+}
 
 
 def speeds(found: Found) -> pd.DataFrame:
@@ -69,15 +69,16 @@ def beside_published(found: Found) -> pd.DataFrame:
             "skipped": row["cache"] == "static" and row["device"] in document["compilation_skipped"],
         }
         for row in document["speeds"]
-    ]  # fmt: skip
+    ]
     ours = speeds(found)
     table += [
         {
-            "device": f"ours: {machine['device'].upper()}{threads}", "cache": row.cache, "tokens_per_s": row.speed.value,
+            "device": f"ours: {machine['device'].upper()}{threads}", "cache": row.cache,
+                "tokens_per_s": row.speed.value,
             "published": False, "skipped": row.cache == "static" and not row.compiled,
         }
         for row in ours[ours["engine"] == rows.GENERATE].itertuples()
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(table)
 
 
@@ -115,7 +116,7 @@ def texts(written: pd.DataFrame, dtype: str) -> pd.DataFrame:
                 "cache": cache, "tokens shared": shared,
                 "shared text ends": repr(before[-60:])[1:-1], "goes on": repr(after[:60])[1:-1],
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(table)
 
 
@@ -137,11 +138,13 @@ def shapes_table(shapes: pd.DataFrame) -> pd.DataFrame:
     """Write the shapes of every step for a page, from rows of ``static_shapes``."""
     return pd.DataFrame(
         {
-            "cache": shapes["cache"], "step": shapes["step"], "fed": shapes["fed"], "keys": shapes["keys_shape"].fillna(""),
-            "len(keys)": ["" if pd.isna(value) or value == "" else f"{int(value)}" for value in shapes["first_dimension"]],
+            "cache": shapes["cache"], "step": shapes["step"], "fed": shapes["fed"],
+                "keys": shapes["keys_shape"].fillna(""),
+            "len(keys)": ["" if pd.isna(value) or value == "" else f"{int(value)}"
+                for value in shapes["first_dimension"]],
             "cached": shapes["cached_tokens"], "KV, KiB": (shapes["kv_bytes"] / 1024).map("{:,.0f}".format),
         }
-    )  # fmt: skip
+    )
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
@@ -150,6 +153,6 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
     in_bytes = {
         "KV, MiB": "kv_bytes", "KV predicted, MiB": "predicted_bytes", "weights, MiB": "weights_bytes",
         "peak, MiB": "peak_bytes", "peak over before, MiB": "over_before",
-    }  # fmt: skip
+    }
     mib = {name: memory[column] / 2**20 for name, column in in_bytes.items()}
     return pd.DataFrame({"cache": memory["cache"], "tokens": memory["n_tokens"], **mib})

@@ -70,7 +70,7 @@ def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> l
                 "token": token.item(), "margin": choosing.margin(logits).item(),
                 "logits_rms": logits.square().mean().sqrt().item(),
             }
-        )  # fmt: skip
+        )
         fed = torch.cat([fed, token], 1) if cache is None else token
     return rows
 

@@ -1,7 +1,8 @@
 """When reading the cache takes longer than reading the weights: steps of the stock model by dtype, batch and context.
 
-A step reads every weight once, whatever the batch, and each sequence's keys and values.  The cache is static and filled with
-random numbers, which take as long to read as a text's.  Rows, one a (dtype, batch, context, step): see ``data/README.md``.
+A step reads every weight once, whatever the batch, and each sequence's keys and values.  The cache is static and filled
+with random numbers, which take as long to read as a text's.  Rows, one a (dtype, batch, context, step): see
+``data/README.md``.
 """
 
 import itertools
@@ -51,10 +52,11 @@ def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: reco
                         "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "batch": batch,
                         "context": context, "step": step, "seconds": seconds,
                         "weights_bytes": sum(parameter.nbytes for parameter in loaded.model.parameters()),
-                        "kv_bytes": batch * context * memory.kv_bytes_per_token(loaded.model.config, loaded.model.dtype),
+                        "kv_bytes": batch * context * memory.kv_bytes_per_token(loaded.model.config,
+                            loaded.model.dtype),
                     }
                     for step, seconds in enumerate(times)
-                ]  # fmt: skip
+                ]
         writer.append(dtype, rows)
 
 
@@ -84,4 +86,4 @@ def work(settings: StaticCacheSettings) -> Work:
 EXPERIMENT = Experiment(
     "weights_or_cache", StaticCacheSettings, inputs, measure, timed=True, work=work,
     fields=frozenset({"model", "weights", "device", "seed", "contexts"}),
-)  # fmt: skip
+)

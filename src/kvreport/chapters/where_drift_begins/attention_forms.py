@@ -1,7 +1,7 @@
 """Attention taken apart: the same rows, computed in every form that a decode step or a prefill could take.
 
-Each kernel is held against itself: a causal pass over all queries is the reference, and each form gives some of its rows
-from equal numbers.  Rows, one a (kernel, dtype, number of keys, form): see ``data/README.md``.
+Each kernel is held against itself: a causal pass over all queries is the reference, and each form gives some of its
+rows from equal numbers.  Rows, one a (kernel, dtype, number of keys, form): see ``data/README.md``.
 """
 
 from collections.abc import Callable, Iterator
@@ -166,4 +166,4 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
 EXPERIMENT = Experiment(
     "attention_forms", WhereDriftBeginsSettings, inputs, measure,
     fields=frozenset({"device", "seed", "dtypes", "key_lengths"}),
-)  # fmt: skip
+)

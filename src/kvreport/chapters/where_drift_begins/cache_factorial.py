@@ -1,9 +1,9 @@
 """Whose fault is the drift: that of the keys and values in the cache, or that of the new token's own pass.
 
-Keys and values of the prefix come from the full pass, from a prefill, or from decoding token by token; the last token runs
-on top of them alone, or together with all other rows, in products of the full pass's shape.  Each text is scored at the
-settings' length and at one token more, since a kernel that works in blocks may tell the two apart.  Rows, one a (model,
-dtype, sample, length, source of the cache, query): see ``data/README.md``.
+Keys and values of the prefix come from the full pass, from a prefill, or from decoding token by token; the last token
+runs on top of them alone, or together with all other rows, in products of the full pass's shape.  Each text is scored
+at the settings' length and at one token more, since a kernel that works in blocks may tell the two apart.  Rows, one a
+(model, dtype, sample, length, source of the cache, query): see ``data/README.md``.
 """
 
 import copy
@@ -137,4 +137,4 @@ EXPERIMENT = Experiment(
     "cache_factorial", WhereDriftBeginsSettings, inputs, measure,
     fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}),
     work=work, revision=2,
-)  # fmt: skip
+)

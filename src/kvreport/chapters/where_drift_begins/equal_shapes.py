@@ -1,8 +1,8 @@
 """The same prompt read with a cache and without, in passes of equal shapes, compared bit for bit.
 
-Issue 25420 says that no bit differs, "as the inputs contain the same values and shapes".  Beside it stands a prefill of one token
-fewer, whose shapes are others: what a cached step's cache comes from.  Rows, one a (model, dtype, sample, shapes, what): see
-``data/README.md``.
+Issue 25420 says that no bit differs, "as the inputs contain the same values and shapes".  Beside it stands a prefill of
+one token fewer, whose shapes are others: what a cached step's cache comes from.  Rows, one a (model, dtype, sample,
+shapes, what): see ``data/README.md``.
 """
 
 from collections.abc import Iterable, Iterator
@@ -106,4 +106,4 @@ EXPERIMENT = Experiment(
     "equal_shapes", WhereDriftBeginsSettings, inputs, measure,
     fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}),
     work=work,
-)  # fmt: skip
+)

@@ -1,7 +1,7 @@
 """Figures of the chapter on where drift begins.
 
-Every map runs from light (bits equal) to dark, so that a grey print and a reader who tells few colours apart see the same
-thing.
+Every map runs from light (bits equal) to dark, so that a grey print and a reader who tells few colours apart see the
+same thing.
 """
 
 import matplotlib.pyplot as plt
@@ -75,7 +75,7 @@ def plot_operations(shares: pd.DataFrame, ax: Axes) -> QuadMesh:
     mesh = ax.pcolormesh(
         edges, np.arange(len(names) + 1), np.ma.masked_invalid(grid), cmap=_SHARES, vmin=0, vmax=1,
         edgecolors="#dddddd", linewidth=0.3,
-    )  # fmt: skip
+    )
     ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9)
     ticks = [0, (last - 1) // 2, last - 1]
     ax.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=9.5)
@@ -115,7 +115,7 @@ def plot_kinds(shares: pd.DataFrame, names: list[str], columns: list[tuple[str, 
         if np.isfinite(value):
             text = "0" if value == 0 else f"{value:.0%}" if value >= 0.005 else "<1%"
             ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9.5,
-                    color="white" if value > 0.55 else "#222222")  # fmt: skip
+                    color="white" if value > 0.55 else "#222222")
     ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9.5)
     # Names of hub ids and folders are longer than a column is wide: their first part.
     labels = [model.rpartition("/")[2].partition("-")[0][:_LONG_NAME] for model, _ in columns]
@@ -261,8 +261,9 @@ def plot_factorial(table: pd.DataFrame, ax: Axes) -> Axes:
         drift = row.drift
         ax.errorbar(
             drift.value, place, xerr=[[max(drift.value - drift.low, 0)], [max(drift.high - drift.value, 0)]],
-            color=colour, marker=marker, markersize=6, linestyle="", markerfacecolor="white" if drift.value == 0 else colour,
-        )  # fmt: skip
+            color=colour, marker=marker, markersize=6, linestyle="", markerfacecolor="white" if drift.value == 0
+                else colour,
+        )
     ax.set_yticks(range(len(cache_factorial.SOURCES)), cache_factorial.SOURCES, fontsize=9.5)
     ax.set_ylim(len(cache_factorial.SOURCES) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)

@@ -1,8 +1,8 @@
 """The map of one matrix product: with how many rows it gives a row the bits that it gives it among the most rows.
 
-The numbers are such that every sum is zero, pair by pair, and rounding is all that is left: sums of random numbers, rounded
-to 16 bits, hide nearly every difference (`kvbook.exact.kernels.pairs`).  Rows, one a (dtype, threads, inner size, number of
-rows): see ``data/README.md``.
+The numbers are such that every sum is zero, pair by pair, and rounding is all that is left: sums of random numbers,
+rounded to 16 bits, hide nearly every difference (`kvbook.exact.kernels.pairs`).  Rows, one a (dtype, threads, inner
+size, number of rows): see ``data/README.md``.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,4 +66,4 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
 EXPERIMENT = Experiment(
     "gemm_map", WhereDriftBeginsSettings, inputs, measure, own_threads=True,
     fields=frozenset({"device", "seed", "dtypes", "max_rows", "inner_sizes", "outer_size", "threads"}),
-)  # fmt: skip
+)

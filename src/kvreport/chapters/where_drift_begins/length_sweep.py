@@ -84,4 +84,4 @@ EXPERIMENT = Experiment(
     "length_sweep", WhereDriftBeginsSettings, inputs, measure,
     fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus"}),
     work=work, revision=2,
-)  # fmt: skip
+)

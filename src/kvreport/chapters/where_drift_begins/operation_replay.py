@@ -1,7 +1,7 @@
 """Equal-input replay of every operation of a model: which ones give a row other bits when fewer rows come with it.
 
-Rows, one a (model, attention, dtype, sample, pass, layer, operation): see ``data/README.md``.  Calls of one operation within
-one layer are added up.
+Rows, one a (model, attention, dtype, sample, pass, layer, operation): see ``data/README.md``.  Calls of one operation
+within one layer are added up.
 """
 
 from collections.abc import Iterable, Iterator
@@ -102,4 +102,4 @@ EXPERIMENT = Experiment(
         {"model", "families", "weights", "device", "seed", "dtypes", "corpus", "n_replayed", "n_tokens", "chunks"}
     ),
     work=work,
-)  # fmt: skip
+)

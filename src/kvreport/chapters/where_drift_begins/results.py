@@ -38,8 +38,8 @@ class Results(ChapterResults):
     Attributes
     ----------
     replayed, mapped, swept, attention, factorial, prefills : Run or None
-        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``, ``cache_factorial``,
-        ``equal_shapes``; None for one that is not there.
+        Of the experiments ``operation_replay``, ``gemm_map``, ``length_sweep``, ``attention_forms``,
+        ``cache_factorial``, ``equal_shapes``; None for one that is not there.
     """
 
     EXPERIMENTS = EXPERIMENTS

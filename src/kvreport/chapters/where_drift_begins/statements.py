@@ -297,7 +297,7 @@ STATEMENTS: dict[str, Statement[Results]] = {
     "hidden-keys-change-rows": Statement(
         every(_ROWS, "above", _NONE), _forms("float32", "all rows, 64 hidden keys"), "this processor"
     ),
-}  # fmt: skip
+}
 
 
 def _largest(found: Results) -> str:

@@ -276,7 +276,7 @@ def factorial_shown(drifts: pd.DataFrame) -> pd.DataFrame:
     columns = {
         "one row alone": (full, alone), "prefill's cache alone": (prefill, among), "both": (prefill, alone),
         "decoded cache alone": (decode, among),
-    }  # fmt: skip
+    }
     table = []
     for (dtype, n_tokens), rows in drifts.groupby(["dtype", "n_tokens"], sort=False):
         by = rows.set_index(["cache", "query"])

@@ -61,7 +61,7 @@ def plot_layers(layers: pd.DataFrame, ax: Axes) -> Axes:
         ax.annotate(
             label, (last["layer"], last["error"]), xytext=(0, -22 if path == AS_LOADED else 7),
             textcoords="offset points", ha="right", fontsize=9,
-        )  # fmt: skip
+        )
     ax.set(yscale="log", xlabel="hidden state after layer (last: logits)", ylabel="relative error")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return ax
@@ -95,7 +95,7 @@ def _plot_paths(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
             estimate.value, _place(labels, row),
             xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
             fmt=marker, color=colour, markerfacecolor=colour if filled else "white", zorder=3,
-        )  # fmt: skip
+        )
     ax.set_yticks(range(len(labels)), labels.values())
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
@@ -129,7 +129,7 @@ def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame 
                 ax.plot(
                     [row.ratio.low, row.ratio.high], [_place(labels, row)] * 2, color=_PATHS[row.path][0], alpha=0.3,
                     linewidth=9, linestyle="-", solid_capstyle="butt",
-                )  # fmt: skip
+                )
         handles.append(Line2D([], [], color=style.GREY, alpha=0.3, linewidth=9, linestyle="-", label="the book"))
     ax.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
     ax.set(xscale="log", xlabel="error / error without a cache\n(left of 1: closer to fp64)")
@@ -150,7 +150,7 @@ def figure_shared(layers: pd.DataFrame) -> Figure:
         drawn = {
             "color": DTYPE_COLOURS[dtype], "marker": style.MARKERS[models.index(model) % len(style.MARKERS)],
             "markersize": 3.5, "linewidth": 1, "linestyle": "-",
-        }  # fmt: skip
+        }
         depth = layers.loc[layers["model"] == model, "layer"].max()
         top.plot(rows["layer"] / depth, rows["correlation"], **drawn)
         bottom.plot(rows["layer"] / depth, rows["apart"], **drawn)
@@ -160,7 +160,7 @@ def figure_shared(layers: pd.DataFrame) -> Figure:
     bottom.annotate(
         "independent errors", (1, INDEPENDENT), xytext=(0, 4), textcoords="offset points", ha="right",
         fontsize=9, color=style.GREY,
-    )  # fmt: skip
+    )
     bottom.set(xlabel="depth (layer / layers; last: logits)", ylabel="drift / error", ylim=(0, 1.6))
     handles = _dtype_handles(cached["dtype"])
     if len(models) > 1:
@@ -191,7 +191,7 @@ def figure_shift(shift: pd.DataFrame) -> Figure:
     for ax, column, band, label in zip(
         axes, ("likelihood", "entropy", "common"), (least**0.5, least**0.5, least),
         ("log likelihood\n(mean / rms)", "entropy\n(mean / rms)", "in common\n(share)"), strict=True,
-    ):  # fmt: skip
+    ):
         ax.axvspan(-band, band, color=style.SKY, alpha=0.25, linewidth=0)
         ax.axvline(0, color=style.GREY, linewidth=1, linestyle=":")
         _plot_paths(shift, column, ax)

@@ -20,7 +20,7 @@ from kvreport.publishing.measures import (
     noted,
     part,
     share,
-)  # fmt: skip
+)
 from kvreport.publishing.rules import Bound, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -64,7 +64,7 @@ def _over_smallest(path: str):
 RATIOS = Measure(
     "error of the logits against fp64, over the stock uncached pass's", "file", "model and dtype", rows="texts",
     by=SERIES, estimate=geometric_mean("ratio"),
-)  # fmt: skip
+)
 SHARES_CLOSER = replace(
     RATIOS, name="share of texts in which the cached pass is the closer one", estimate=share("closer")
 )
@@ -83,7 +83,7 @@ ENTROPIES = replace(LIKELIHOODS, name=f"entropy: {_DIRECTION}", estimate=_over_s
 SHARES_IN_COMMON = replace(
     LIKELIHOODS, name="share of the squared change of log-probabilities that all files share", form="{:.3f}",
     rows="vocabulary", estimate=_common,
-)  # fmt: skip
+)
 
 RATIO, CLOSER, CORRELATION, APART, LIKELIHOOD, COMMON = (
     one.where(path=CACHED) for one in (RATIOS, SHARES_CLOSER, CORRELATIONS, DISTANCES, LIKELIHOODS, SHARES_IN_COMMON)
@@ -92,27 +92,28 @@ CONTROL = replace(RATIOS, form="{:.2g}").where(path=rows.OFF_BY_ONE)
 COARSER = Measure(
     "error of the uncached pass in bf16, over that in fp32", "file", "model", "{:.2g}", rows="texts",
     by=("model", "dtype"), over=("dtype", "float32"), estimate=geometric_mean_of_ratios("error_full"),
-).where(path=CACHED, dtype="bfloat16")  # fmt: skip
+).where(path=CACHED, dtype="bfloat16")
 CHANGE = Measure(
     "factor by which that ratio changes from the first scored position to the last", "file", "model and dtype",
     rows="along the text", by=("model", "dtype"), estimate=geometric_mean("change"),
-)  # fmt: skip
+)
 DIFFERENCE = replace(
     RATIO, name="difference of the mean negative log likelihood, nats per token", form="{:.5f}", rows="logits",
     estimate=mean("difference"),
-)  # fmt: skip
+)
 DIVERGENCE = replace(DIFFERENCE, name="divergence from the fp64 distribution", estimate=mean("kl"))
 KL_RATIO = replace(
-    RATIO, name="divergence from the fp64 distribution with a cache, over that without", estimate=geometric_mean("kl_ratio")
-)  # fmt: skip
+    RATIO, name="divergence from the fp64 distribution with a cache, over that without",
+        estimate=geometric_mean("kl_ratio")
+)
 FINENESS = Measure(
     "error of the reference's own second path, over the smallest error measured", form="{:.0e}", rows="reference",
     by=("model",), estimate=_over_smallest(rows.CHECK),
-)  # fmt: skip
+)
 AS_LOADED = replace(
     FINENESS, name="error of the model loaded in fp64, over the smallest error measured", form="{:.2f}",
     estimate=_over_smallest(rows.AS_LOADED),
-)  # fmt: skip
+)
 
 # Facts for the prose.
 MODEL = noted("path_errors", "models", 0, "name")
@@ -122,7 +123,7 @@ FILES = replace(TEXTS, name="files", estimate=distinct("source"))
 SCORED = replace(TEXTS, name="scored positions of a text", estimate=distinct("position"))
 AGREEING = Measure(
     "share of positions with fp64's most probable token", rows="logits", by=SERIES, estimate=part("top1")
-).where(path=CACHED)  # fmt: skip
+).where(path=CACHED)
 AGREEING_UNCACHED = replace(AGREEING, estimate=part("top1_full"))
 
 _SIXTEEN = ("float16", "bfloat16")
@@ -157,12 +158,13 @@ STATEMENTS = {
     "nothing-in-common": holds(every(COMMON, "below", Bound(_LEAST, "ours", "a tenth"))),
     "reference-is-finer": holds(every(FINENESS, "below", Bound(1e-6, "ours", "a millionth"))),
     "loading-in-fp64-is-not": holds(every(AS_LOADED, "above", Bound(0.1, "ours", "a tenth")), "this model"),
-}  # fmt: skip
+}
 
 _TENTH = Bound(1.1, "ours", "a tenth more error is a loss", "ratio")
 _LOSS = replace(
-    RATIO.where(dtype="bfloat16"), name="error of bf16 logits against fp64 with a cache, over that without", series="model"
-)  # fmt: skip
+    RATIO.where(dtype="bfloat16"), name="error of bf16 logits against fp64 with a cache, over that without",
+        series="model"
+)
 CHECKS = {
     "caching-loses-precision": claim(reproduced(every(_LOSS, "above", _TENTH)), refuted(every(_LOSS, "below", _TENTH)))
 }

@@ -1,12 +1,13 @@
 """Which path is right: the error of the uncached pass, and of others, against the same weights in double precision.
 
-A text of n tokens is run at once, without a cache; its second half is also decoded token by token behind a prefill of the
-first.  The fp64 reference has the weights of the dtype under test; dtypes that hold the same weights share it.  Beside the
-cached path stands another uncached one, with the other implementation of attention, and a planted fault: the last token
-told a position too early.
+A text of n tokens is run at once, without a cache; its second half is also decoded token by token behind a prefill of
+the first.  The fp64 reference has the weights of the dtype under test; dtypes that hold the same weights share it.
+Beside the cached path stands another uncached one, with the other implementation of attention, and a planted fault: the
+last token told a position too early.
 
 Rows, one a (model, dtype, sample, path, place): see ``data/README.md``.  Places are the hidden states, each pooled over
-the decoded positions; the logits, position by position; and a few ids of the vocabulary, for what is common to all samples.
+the decoded positions; the logits, position by position; and a few ids of the vocabulary, for what is common to all
+samples.
 """
 
 import inspect
@@ -80,7 +81,7 @@ def off_by_one(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> Score
     early = torch.tensor([[ids.shape[1] - 2]], device=ids.device)
     output = model(
         ids[:, -1:], past_key_values=cache, use_cache=True, position_ids=early, output_hidden_states=True
-    )  # fmt: skip
+    )
     return _scored([output], 1)
 
 
@@ -109,7 +110,7 @@ def outcome(logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor)
 _EMPTY = dict.fromkeys(
     ("place", "layer", "position", "token", "error_full", "error", "drift", "correlation", "nats_reference",
      *(f"{name}{of}" for name in ("nats", "kl", "top1", "entropy") for of in ("_full", "")), "shift", "shift_rms")
-)  # fmt: skip
+)
 
 
 def rows_of(
@@ -200,7 +201,7 @@ def measure(settings: WhichPathSettings, made_of: dict[str, Any], writer: record
 def _measure(
     settings: WhichPathSettings, case: str, loaded: loading.Loaded, reference: fp64_reference.Reference,
     writer: records.Writer,
-) -> None:  # fmt: skip
+) -> None:
     label = f"which path is right, {loaded.name}, {loaded.dtype}"
     for text in samples.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens + 1, label):
         n_tokens = len(text.sample.ids) - 1

@@ -35,7 +35,7 @@ def pooled(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     squares = rows[by].assign(
         error_full=rows["error_full"] ** 2, error=rows["error"] ** 2, drift=rows["drift"] ** 2,
         product=rows["correlation"].fillna(0) * rows["error_full"] * rows["error"],
-    )  # fmt: skip
+    )
     groups = squares.groupby(by, sort=False)
     found = groups.mean()
     correlation = found.pop("product") / np.sqrt(found["error_full"] * found["error"])
@@ -50,8 +50,9 @@ def _logits(run: Run) -> pd.DataFrame:
     """Keep the logits of the dtypes under test, without the rows that try the reference."""
     rows = run.rows[(run.rows["place"] == "logits") & ~run.rows["path"].isin([CHECK, AS_LOADED])]
     return rows.assign(
-        closer=_closer(rows), difference=rows["nats"] - rows["nats_full"], sharper=rows["entropy"] - rows["entropy_full"]
-    )  # fmt: skip
+        closer=_closer(rows), difference=rows["nats"] - rows["nats_full"],
+            sharper=rows["entropy"] - rows["entropy_full"]
+    )
 
 
 def _closer(rows: pd.DataFrame) -> pd.Series:
@@ -100,7 +101,7 @@ def _reference(run: Run, logits: pd.DataFrame) -> pd.DataFrame:
     shown = (
         (CHECK, CHECK, "float64", "error"), (AS_LOADED, AS_LOADED, "float64", "error"),
         (CACHED, CACHED, finest, "error"), (UNCACHED, CACHED, finest, "error_full"),
-    )  # fmt: skip
+    )
     table = []
     for model, own in run.rows[run.rows["place"] == "logits"].groupby("model", sort=False):
         for name, path, dtype, error in shown:

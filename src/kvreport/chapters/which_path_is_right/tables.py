@@ -21,7 +21,7 @@ def series(found: Found) -> pd.DataFrame:
     columns = {
         "ratio": measures.RATIOS, "closer": measures.SHARES_CLOSER, "closer_rows": measures.SHARES_OF_ROWS,
         "correlation": measures.CORRELATIONS, "apart": measures.DISTANCES,
-    }  # fmt: skip
+    }
     table = counts.join(whole).join(joined(columns, found, "outer").set_index(_SERIES))
     order = ["n", "error_full", "error", "ratio", "closer", "ties", "closer_rows", "correlation", "apart"]
     return table[order].reset_index()
@@ -31,7 +31,7 @@ def shift(found: Found) -> pd.DataFrame:
     """Ask whether a path's difference from the uncached one has a direction, or scatters about zero."""
     columns = {
         "likelihood": measures.LIKELIHOODS, "entropy": measures.ENTROPIES, "common": measures.SHARES_IN_COMMON,
-    }  # fmt: skip
+    }
     return joined(columns, found, "outer")
 
 
@@ -44,7 +44,7 @@ def errors_shown(table: pd.DataFrame) -> pd.DataFrame:
             "error": table["error"].map(power_of_ten), "error / no cache's": table["ratio"].map(_factor),
             "texts in which it is closer": of["closer"], "correlation": of["correlation"], "drift / error": of["apart"],
         }
-    )  # fmt: skip
+    )
 
 
 def _written(estimate: Estimate | float, form: str = "{:.2f}") -> str:
@@ -74,7 +74,7 @@ def quality(found: Found) -> pd.DataFrame:
                 f"{row.top1_full:,.0f}, {row.top1:,.0f} of {row.rows:,}" for row in table.itertuples()
             ],
         }
-    )  # fmt: skip
+    )
 
 
 def _signed(estimate: Estimate) -> str:

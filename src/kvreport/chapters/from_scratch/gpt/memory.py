@@ -19,8 +19,8 @@ class RollingMemory:
     keeping : {"roll", "cat", "shuffled", "values late"}
         ``"roll"``, as posted: a store of fixed size is rolled by what comes, which is written into its last places.
         ``"cat"``: what comes is appended and the oldest dropped.  ``"shuffled"``: as ``"cat"``, handed out in a random
-        order, the same for keys and values.  ``"values late"``, a control that must do harm: as ``"cat"``, every key with
-        its neighbour's value.
+        order, the same for keys and values.  ``"values late"``, a control that must do harm: as ``"cat"``, every key
+        with its neighbour's value.
     mask : Mask
         As for `mask_of`.
     """

@@ -1,8 +1,9 @@
 """A small GPT with learned positions, as the thread describes its own: written anew, with the cache outside the layers.
 
-Pre-norm blocks, ReLU between the two halves of the feed-forward part, no bias in the three projections of attention, and a
-table of positions longer than the block, of which training sees a random stretch.  A layer keeps no state: what it may
-remember is handed to it as a `Memory`, so that every scheme of the thread is another memory around the same weights.
+Pre-norm blocks, ReLU between the two halves of the feed-forward part, no bias in the three projections of attention,
+and a table of positions longer than the block, of which training sees a random stretch.  A layer keeps no state: what
+it may remember is handed to it as a `Memory`, so that every scheme of the thread is another memory around the same
+weights.
 
 Shapes: ids ``(batch_size, seq_len)``; keys and values ``(batch_size, heads, seq_len, head_dim)``.
 """

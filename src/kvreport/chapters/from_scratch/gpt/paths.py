@@ -1,7 +1,7 @@
 """The ways to read a text one character after the other: side by side, in the same words, different where the idea is.
 
-A way is asked for the logits behind a text that grows by one character from call to call.  `Window` looks at the text alone;
-the others remember what they were shown.
+A way is asked for the logits behind a text that grows by one character from call to call.  `Window` looks at the text
+alone; the others remember what they were shown.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Window:
     def __init__(
         self, model: ScratchGPT, positions: Literal["from 0", "absolute", "modulo"] = "from 0", hop: int = 1,
         all_rows: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.positions, self.hop, self.all_rows = model, positions, hop, all_rows
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ class Rolling:
     def __init__(
         self, model: ScratchGPT, positions: Literal["absolute", "modulo", "forgotten"] = "absolute",
         prompt: Literal["last", "whole"] = "last", keeping: Keeping = "roll", mask: Mask = "none",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.positions, self.prompt = model, positions, prompt
         self.memory = RollingMemory(model.shape.block, keeping, mask)
         self._fed = 0
@@ -108,8 +108,8 @@ class Rolling:
 class Reply:
     """The reply's cache: the prompt, then one character a step; what no longer fits empties it.
 
-    Its loop cuts the text to one block when it outgrows it and takes the position from the length of what is left, so from
-    then on every character gets the last position of the table.
+    Its loop cuts the text to one block when it outgrows it and takes the position from the length of what is left, so
+    from then on every character gets the last position of the table.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Text as characters: the corpus, its two parts, and the samples that are read.
 
-A corpus is the standard library, a folder of text files, or one text file.  A file of the first two lies in the training
-or in the held-out part by the hash of its name; of a single file the last tenth is held out, cut into pieces.
+A corpus is the standard library, a folder of text files, or one text file.  A file of the first two lies in the
+training or in the held-out part by the hash of its name; of a single file the last tenth is held out, cut into pieces.
 """
 
 import collections

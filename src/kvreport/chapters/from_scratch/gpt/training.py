@@ -2,8 +2,8 @@
 
     python -m kvbook models train-scratch --size small
 
-Every sequence of a batch starts at a random place of the text and at a random row of the table of positions.  Which batch a
-step sees is a function of the seed and the step alone, so a killed run goes on from its last checkpoint.
+Every sequence of a batch starts at a random place of the text and at a random row of the table of positions.  Which
+batch a step sees is a function of the seed and the step alone, so a killed run goes on from its last checkpoint.
 """
 
 import json
@@ -115,7 +115,7 @@ def train(
     shape = Shape(
         len(vocabulary.characters), recipe.layers, recipe.width, recipe.heads, recipe.block,
         recipe.block * recipe.blocks_in_table, recipe.dropout,
-    )  # fmt: skip
+    )
     about = {"recipe": asdict(recipe), "train": text.describe(corpus_name, "train")}
     torch.manual_seed(recipe.seed)
     model = ScratchGPT(shape).to(device)
