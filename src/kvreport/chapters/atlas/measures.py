@@ -64,8 +64,7 @@ RECURRENT = replace(
     CROPPABLE, name="architectures that hold a recurrent state", form="{:.0f}", estimate=total("recurrent")
 )
 LINEAR_FIRST = Measure(
-    f"{_SHARE} were searched in {{dtype}} and begin with a linear layer",
-    rows="first operations",
+    f"{_SHARE} were searched in {{dtype}} and begin with a linear layer", rows="first operations",
     estimate=part("linear"),
 ).where(dtype="float32", enough=True)
 ATTENTION_FIRST = Measure(

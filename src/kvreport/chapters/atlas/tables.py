@@ -90,13 +90,10 @@ def survey(rows: Rows) -> pd.DataFrame:
         remark = "; ".join(filter(None, (*remarks, left and f"not in {left}")))
         found.append(
             {
-                "architecture": row["architecture"],
-                "verdict": table.verdict(row),
+                "architecture": row["architecture"], "verdict": table.verdict(row),
                 "whole prompt cached": row.get(WHOLE, "not tried").removeprefix("prompt "),
-                "row-invariant": invariant(row) or "not tried",
-                "first operation, fp32": _operation(row, "float32"),
-                "first operation, bf16": _operation(row, "bfloat16"),
-                "drift, fp64": _drift(row, "float64"),
+                "row-invariant": invariant(row) or "not tried", "first operation, fp32": _operation(row, "float32"),
+                "first operation, bf16": _operation(row, "bfloat16"), "drift, fp64": _drift(row, "float64"),
                 "remark": remark,
             }
         )
@@ -120,10 +117,9 @@ def compared(against: pd.DataFrame) -> pd.DataFrame:
     """Lay a run's verdicts out beside the published ones."""
     return pd.DataFrame(
         {
-            "architecture": against["architecture"],
-            "verdict, published": against["verdict, published"], "verdict, this run": against["verdict"],
-            "row-invariant, published": against["invariant, published"],
-                "row-invariant, this run": against["invariant"],
+            "architecture": against["architecture"], "verdict, published": against["verdict, published"],
+            "verdict, this run": against["verdict"], "row-invariant, published": against["invariant, published"],
+            "row-invariant, this run": against["invariant"],
             "outcome": against["differs"].map({True: "differs", False: "agrees"}),
         }
     )

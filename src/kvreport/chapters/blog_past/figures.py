@@ -69,10 +69,7 @@ def figure_depth(table: pd.DataFrame) -> Figure:
         yerr=[[e.value - e.low for e in spread], [e.high - e.value for e in spread]],
         fmt="o-", color=style.BLUE, label="a past handed over",
     )
-    for variant, colour, line in (
-        (NO_PAST, style.VERMILION, "--"),
-        (DECODER, style.GREEN, ":"),
-    ):
+    for variant, colour, line in ((NO_PAST, style.VERMILION, "--"), (DECODER, style.GREEN, ":")):
         for row in table[table["variant"] == variant].itertuples():
             ax.axhline(row.spread.value, color=colour, linestyle=line, label=variant)
     ax.set(xlabel="layers", ylabel="difference / spread of the logits", yscale="log")
@@ -88,8 +85,7 @@ def figure_published(beside: pd.DataFrame) -> Figure:
     for ax, case in zip(axes.flat, cases, strict=False):
         rows = beside[beside["case"] == case].reset_index(drop=True)
         for column, colour, face in (
-            ("published absolute", style.GREY, "white"),
-            ("here absolute", style.BLUE, style.BLUE),
+            ("published absolute", style.GREY, "white"), ("here absolute", style.BLUE, style.BLUE)
         ):
             values = pd.to_numeric(rows[column])
             ax.plot(rows.index[values > 0], values[values > 0], "o", color=colour, markerfacecolor=face)

@@ -21,18 +21,7 @@ from kvreport.chapters.blog_past.rows import (
 )
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Check
-from kvreport.publishing.measures import (
-    Measure,
-    Worded,
-    claim,
-    counted,
-    distinct,
-    holds,
-    mean,
-    noted,
-    share,
-    total,
-)
+from kvreport.publishing.measures import Measure, Worded, claim, counted, distinct, holds, mean, noted, share, total
 from kvreport.publishing.rules import Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -88,9 +77,7 @@ STATEMENTS = {
         every(_PLAIN.where(variant=(NATIVE, DECODER)), "below", ROUNDING), headline=True
     ),
     "four-bits-too": holds(every(_QUANTIZED.where(quantization="4bit"), "below", ROUNDING)),
-    "eight-bits-in-small-models": holds(
-        every(_QUANTIZED.where(quantization="8bit", trained=False), "below", ROUNDING)
-    ),
+    "eight-bits-in-small-models": holds(every(_QUANTIZED.where(quantization="8bit", trained=False), "below", ROUNDING)),
     "eight-bits-cost-more": holds(
         every(
             replace(SPREAD, series="model", by=("model",)).where(variant=NATIVE, quantization="8bit", trained=True),
@@ -98,14 +85,10 @@ STATEMENTS = {
         ),
         "this model",
     ),
-    "no-past-is-the-last-token-alone": holds(
-        every(NOT_ALONE.where(variant=(CACHE_OFF, NO_PAST)), "at most", NO_TEXT)
-    ),
+    "no-past-is-the-last-token-alone": holds(every(NOT_ALONE.where(variant=(CACHE_OFF, NO_PAST)), "at most", NO_TEXT)),
     "mask-loses-context": holds(every(_PLAIN.where(variant=UPPER_LEFT), "above", ROUNDING)),
     "positions-lost-too": holds(every(_PLAIN.where(variant=NO_OFFSET), "above", ROUNDING)),
-    "mask-hides-positions": holds(
-        every(OTHER, "at most", Bound(0, "arithmetic", "one key leaves nothing to choose"))
-    ),
+    "mask-hides-positions": holds(every(OTHER, "at most", Bound(0, "arithmetic", "one key leaves nothing to choose"))),
     "one-layer-loses-nothing": holds(every(BY_DEPTH.where(deep=False), "below", ROUNDING)),
     "deeper-layers-lose": holds(every(BY_DEPTH.where(deep=True), "above", ROUNDING)),
 }
@@ -113,8 +96,7 @@ STATEMENTS = {
 GPT2 = replace(DIFFERENCE, series="", by=()).where(family="gpt2", variant=NATIVE, quantization="none")
 RELATIVE = Measure(
     "difference of a quantized model's logits over the logits, root mean squares", "file", "model and precision",
-        "{:.2g}",
-    rows="texts", by=("model", "precision"), estimate=mean("relative_rms"),
+    "{:.2g}", rows="texts", by=("model", "precision"), estimate=mean("relative_rms"),
 ).where(variant=NATIVE, quantization=("8bit", "4bit"))
 OFF = replace(
     NOT_ALONE, name="texts in which MPT with use_cache off differs from the last token alone", series="", by=()
@@ -175,10 +157,8 @@ def _of(family: str):
 def _cannot(native: Measure, *conditions, family: str, unseen: str, beside) -> Check[Found]:
     """A family cannot use its past: true where it fails natively, another cause where only a switch makes it fail."""
     return claim(
-        other_cause(every(native, "below", ROUNDING), *conditions),
-        reproduced(every(native, "above", ROUNDING)),
-        refuted(every(native, "below", ROUNDING)),
-        whose=_of(family), unseen=unseen, beside=beside,
+        other_cause(every(native, "below", ROUNDING), *conditions), reproduced(every(native, "above", ROUNDING)),
+        refuted(every(native, "below", ROUNDING)), whose=_of(family), unseen=unseen, beside=beside,
     )
 
 
@@ -189,8 +169,7 @@ CHECKS = {
     ),
     "roberta-fails-bidirectional": claim(
         reproduced(every(HANDED_DEEP, "above", ROUNDING), every(CAUSAL, "below", ROUNDING)),
-        refuted(every(HANDED_DEEP, "below", ROUNDING)),
-        whose=_of("roberta"),
+        refuted(every(HANDED_DEEP, "below", ROUNDING)), whose=_of("roberta"),
     ),
     "quantization-keeps-past": claim(
         reproduced(every(RELATIVE, "below", _THOUSANDTH)), refuted(every(RELATIVE, "above", _THOUSANDTH)),

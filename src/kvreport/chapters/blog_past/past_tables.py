@@ -165,8 +165,7 @@ def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
     for layers in sorted(depths & set(range(1, everything + 1))):
         shallow = as_causal(False, layers)
         yield Variant(
-            HANDED, layers, _last(shallow),
-            lambda ids, shallow=shallow: split_call(shallow, ids, cache=DynamicCache()),
+            HANDED, layers, _last(shallow), lambda ids, shallow=shallow: split_call(shallow, ids, cache=DynamicCache())
         )
 
 
@@ -210,9 +209,7 @@ def compare(full: torch.Tensor, split: Split, alone: torch.Tensor) -> dict[str, 
     # A logit of exactly zero has no relative difference.
     there = full != 0
     element = difference[there] / full[there].double().abs()
-    for label, values in (
-        ("without", full), ("with", split.logits), ("absolute", difference), ("element", element),
-    ):
+    for label, values in (("without", full), ("with", split.logits), ("absolute", difference), ("element", element)):
         row |= {f"{label} {name}": value for name, value in zip(names, described(values), strict=True)}
     return row
 
@@ -238,8 +235,7 @@ def inputs(settings: PastTablesSettings) -> dict[str, Any]:
         loading.check_length(model, settings.n_tokens)
         models.append(model | {"asked_for": name})
     return {
-        "text": documents.published("blog-past")["text"],
-        "models": models,
+        "text": documents.published("blog-past")["text"], "models": models,
         "quantizations": [lowbit.identity(quantization) for quantization in settings.quantizations],
         "corpus": corpus.describe(settings.corpus),
     }
@@ -270,8 +266,7 @@ def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: recor
             continue
         loaded = loading.load(
             model["asked_for"], weights=weights_for(settings, model["asked_for"]), dtype=settings.dtype,
-                device=settings.device,
-            seed=settings.seed, quantization=quantization,
+            device=settings.device, seed=settings.seed, quantization=quantization,
         )
         rows = []
         with torch.inference_mode():

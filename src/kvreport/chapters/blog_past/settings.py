@@ -33,11 +33,7 @@ class PastTablesSettings(Settings):
     dtype: DTypeName = "float32"
     quantizations: Annotated[
         tuple[Literal["none", "8bit", "4bit"], ...], BeforeValidator(several), Field(min_length=1)
-    ] = (
-        "none",
-        "8bit",
-        "4bit",
-    )
+    ] = ("none", "8bit", "4bit")
     corpus: Annotated[str, Field(min_length=1)] = "stdlib"
     n_samples: Annotated[int, Field(ge=1)] = 20
     n_tokens: Annotated[int, Field(ge=3)] = 32

@@ -64,11 +64,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
 
 
 def follow(
-    subject: variants.Subject,
-    prompt: torch.Tensor,
-    path: list[int],
-    steps: int,
-    token: int,
+    subject: variants.Subject, prompt: torch.Tensor, path: list[int], steps: int, token: int,
     choose: first_divergence.Chooser,
 ) -> Iterator[dict[str, Any]]:
     """Compare a path with the one that takes another token at a step."""

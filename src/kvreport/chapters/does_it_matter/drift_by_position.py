@@ -75,13 +75,9 @@ def follow(subject: variants.Subject, sample: corpus.Sample) -> Iterator[dict[st
                             place[index] += value
             for place, (count, kl, flips) in sorted(sums.items()):
                 yield {
-                    "way": way.name,
-                    "bin": place,
-                    "read_from": place * size,
-                    "read_to": ids.shape[1] if place == BINS - 1 else (place + 1) * size,
-                    "n_tokens": int(count),
-                    "kl": kl / count,
-                    "flips": int(flips),
+                    "way": way.name, "bin": place, "read_from": place * size,
+                    "read_to": ids.shape[1] if place == BINS - 1 else (place + 1) * size, "n_tokens": int(count),
+                    "kl": kl / count, "flips": int(flips),
                 }
 
 
@@ -91,10 +87,6 @@ def work(settings: DoesItMatterSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "drift_by_position",
-    DoesItMatterSettings,
-    inputs,
-    measure,
-    fields=variants.FIELDS | {"longest", "n_long"},
+    "drift_by_position", DoesItMatterSettings, inputs, measure, fields=variants.FIELDS | {"longest", "n_long"},
     work=work,
 )

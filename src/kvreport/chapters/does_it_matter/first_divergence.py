@@ -153,9 +153,7 @@ def watch(baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[di
 
 def _divergence(baseline: Step, step: Step) -> dict[str, Any]:
     return {
-        "token": step.token,
-        "instead": baseline.token,
-        "margin": choosing.margin(step.scores).item(),
+        "token": step.token, "instead": baseline.token, "margin": choosing.margin(step.scores).item(),
         "margin_baseline": choosing.margin(baseline.scores).item(),
         "tied": choosing.tied(step.scores, step.token, baseline.token),
         "tied_baseline": choosing.tied(baseline.scores, step.token, baseline.token),
@@ -263,11 +261,6 @@ def work(settings: DoesItMatterSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "first_divergence",
-    DoesItMatterSettings,
-    inputs,
-    measure,
-    fields=variants.FIELDS | {"n_samples", "n_tokens", "greedy_only"},
-    revision=2,
-    work=work,
+    "first_divergence", DoesItMatterSettings, inputs, measure,
+    fields=variants.FIELDS | {"n_samples", "n_tokens", "greedy_only"}, revision=2, work=work,
 )

@@ -95,7 +95,7 @@ def _rest(share_of: Callable[[pd.DataFrame], Estimate]):
 _BY_CHANGE = ("dtype", "way")
 DIVERGENCE = Measure(
     "mean divergence from the baseline", "file", "dtype and change", "{:.2g}", rows="changes", by=_BY_CHANGE,
-        estimate=mean("kl")
+    estimate=mean("kl"),
 )
 TAIL = replace(
     DIVERGENCE, name="divergence below which 99 % of the tokens lie",
@@ -132,7 +132,7 @@ FP8_OVER_THE_CACHE = OVER_THE_CACHE.where(way=named.KV_FP8)
 STATIC_OVER_DYNAMIC = _over(named.CHUNKS, "that of a dynamic cache").where(way=named.STATIC)
 IN_BF16 = replace(
     DIVERGENCE, name=f"{DIVERGENCE.name} in bf16, over that in fp32", over=("dtype", "float32"),
-        estimate=ratio_of_means("kl")
+    estimate=ratio_of_means("kl"),
 ).where(dtype="bfloat16")
 PERPLEXITY_OF_CACHE, PERPLEXITY_OF_FP8 = (PERPLEXITY.where(way=way) for way in (named.CACHED, named.KV_FP8))
 DIVERGENCE_OF_CACHE = DIVERGENCE.where(way=named.CACHED)
@@ -148,8 +148,7 @@ FLIPS_AT_A_TIE = replace(LARGEST_MARGIN, name="share of these flips at a tie", f
 # The model writes: which texts have left the baseline's at the end.
 EQUAL_AT_THE_END = Measure(
     "share of texts that equal the baseline's at the end", "prompt", "dtype", rows="texts",
-        by=("dtype", "choice", "way"),
-    estimate=_equal_at_the_end,
+    by=("dtype", "choice", "way"), estimate=_equal_at_the_end,
 )
 _DIVERGED = replace(
     EQUAL_AT_THE_END, name="share of texts that have diverged at the end", estimate=_rest(_equal_at_the_end)
@@ -173,8 +172,7 @@ OVER_THE_FIRST_QUARTER = Measure(
 GROWTH = OVER_THE_FIRST_QUARTER.where(way=named.LONG_CHUNKS, place=named.LAST)
 AFTER = Measure(
     "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}",
-        rows="after",
-    by=("dtype",), estimate=mean("kl_free"),
+    rows="after", by=("dtype",), estimate=mean("kl_free"),
 )
 EQUAL_AFTER = replace(AFTER, name="share of tokens that are equal", form="{:.0%}", estimate=mean("token_equal"))
 AROUND_FREE = replace(AFTER, rows="after_divergence", by=("dtype", "offset"))
@@ -218,7 +216,7 @@ STATEMENTS = {
     ),
     "few-bits-move-further": holds(
         every(OVER_THE_CACHE.where(way=_FEW_BITS), "above", Bound(5, "ours", "five times as far", "ratio")),
-            "this model"
+        "this model",
     ),
     "rounded-moves-further": holds(every(OVER_THE_CACHE.where(way=named.FEWER_BITS), "above", _AS_FAR), "this model"),
     "int8-as-the-cache": holds(every(OVER_THE_CACHE.where(way=named.KV_INT8), "below", _TWICE), "this model"),

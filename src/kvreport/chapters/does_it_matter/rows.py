@@ -22,8 +22,7 @@ AT_ONCE = 5
 # The changes, as figures and tables show them.  Only the first ones do nothing but round otherwise.
 CACHED, CHUNKS, STATIC, BATCHED, PADDED, EAGER = ROUNDING = (
     "cache, token by token", f"cache, {AT_ONCE} tokens at once", f"static cache, {AT_ONCE} at once",
-        f"batch of {BATCH}",
-    f"batch of {BATCH}, left-padded", "eager attention",
+    f"batch of {BATCH}", f"batch of {BATCH}, left-padded", "eager attention",
 )
 OTHER_DTYPE = "other dtype"
 KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4 = FEWER_BITS = (

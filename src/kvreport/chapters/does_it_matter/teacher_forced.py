@@ -71,12 +71,8 @@ def score(subject: variants.Subject, samples: list[corpus.Sample], head: torch.T
                 sample = samples[piece.text]
                 for index, row in enumerate(compared.rows()):
                     yield {
-                        "way": way.name,
-                        "sample": sample.index,
-                        "source": sample.source,
-                        "position": half + rows.start + index,
-                        **row,
-                        "decision_flip": int(flips[index]),
+                        "way": way.name, "sample": sample.index, "source": sample.source,
+                        "position": half + rows.start + index, **row, "decision_flip": int(flips[index]),
                         "decision_right": int(right[piece.text][rows.start + index]),
                     }
 
@@ -91,6 +87,5 @@ def work(settings: DoesItMatterSettings) -> Work:
 
 EXPERIMENT = Experiment(
     "teacher_forced", DoesItMatterSettings, inputs, measure,
-    fields=variants.FIELDS | {"n_samples", "n_tokens", "n_fit"},
-    work=work,
+    fields=variants.FIELDS | {"n_samples", "n_tokens", "n_fit"}, work=work,
 )

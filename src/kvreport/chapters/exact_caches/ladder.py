@@ -72,9 +72,7 @@ def _score(
         single = fed(model, ids, [1] * ids.shape[1], DynamicCache(config=model.config))
     errors = [(logits.double() - reference).square().mean().sqrt().item() for logits in (full, single)]
     return paths.against(full, single) | {
-        "error_rms": errors[0],
-        "step_error_rms": errors[1],
-        "reference_rms": reference.square().mean().sqrt().item(),
+        "error_rms": errors[0], "step_error_rms": errors[1], "reference_rms": reference.square().mean().sqrt().item(),
     }
 
 
@@ -88,6 +86,5 @@ def work(settings: ExactCachesSettings) -> Work:
 
 EXPERIMENT = Experiment(
     "exact_ladder", ExactCachesSettings, inputs, measure,
-    fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}),
-    work=work,
+    fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}), work=work,
 )

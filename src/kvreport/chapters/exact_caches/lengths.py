@@ -92,12 +92,7 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
     for dtype in settings.dtypes:
         loaded = samples.load(settings, settings.model, dtype)
         for text in samples.pending(
-            settings,
-            writer,
-            loaded,
-            dtype,
-            settings.n_samples,
-            max(settings.lengths),
+            settings, writer, loaded, dtype, settings.n_samples, max(settings.lengths),
             f"texts of many lengths, {dtype}",
         ):
             length, count, first = plan(settings, text.sample.index)

@@ -19,29 +19,24 @@ from kvreport.publishing.rules import HALF, Bound, every
 
 DIFFERING = Measure(
     "rows that are not bitwise identical in {arithmetic} mode", "", "model and dtype", "{:.0f}",
-        "all rows that were run",
-    rows="ways", by=("model", "dtype"), estimate=total("differing"),
+    "all rows that were run", rows="ways", by=("model", "dtype"), estimate=total("differing"),
 ).where(arithmetic=EXACT)
 DIFFERING_AT_LENGTH = replace(DIFFERING, series="dtype", rows="lengths", by=("dtype",))
 DIFFERING_ON_RUNG = Measure(
     "rows that are not bitwise identical with both parts row-invariant", "", "dtype", "{:.0f}", rows="ladder",
-        by=("dtype",),
-    estimate=total("differing"),
+    by=("dtype",), estimate=total("differing"),
 ).where(rung=BOTH)
 STOCK_TEXTS_AT_LENGTH = Measure(
     "share of texts with a row that is not bitwise identical, {arithmetic}", "file", "dtype", rows="long texts",
-        by=("dtype",),
-    estimate=share("differing"),
+    by=("dtype",), estimate=share("differing"),
 ).where(arithmetic=STOCK)
 STOCK_TEXTS = Measure(
     "share of texts whose rows are all bitwise identical, {arithmetic}, {way}", "file", "model", rows="ways",
-        by=("model",),
-    estimate=share("identical"),
+    by=("model",), estimate=share("identical"),
 ).where(arithmetic=STOCK, way=SINGLE)
 ONE_PART = Measure(
     "share of texts whose rows are all bitwise identical with {rung} alone row-invariant", "file", "dtype",
-        rows="ladder",
-    by=("dtype",), estimate=share("identical"),
+    rows="ladder", by=("dtype",), estimate=share("identical"),
 )
 ERROR = Measure(
     "error of the full pass against fp64 in row-invariant mode, over stock's", "file", "dtype", rows="ladder",
@@ -77,7 +72,7 @@ STATEMENTS = {
     "stock-differs-at-length": holds(every(STOCK_TEXTS_AT_LENGTH, "above", HALF), "this processor"),
     "stock-differs-in-fp32": holds(
         every(STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share")),
-            "this processor"
+        "this processor",
     ),
     "products-alone-are-not-enough": holds(
         every(ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF), "this model"

@@ -124,6 +124,5 @@ def work(settings: ExactCachesSettings) -> Work:
 
 EXPERIMENT = Experiment(
     "exact_ways", ExactCachesSettings, inputs, measure,
-    fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}),
-    work=work,
+    fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}), work=work,
 )

@@ -40,14 +40,11 @@ class ExactCachesSettings(TextSettings):
     n_samples: Annotated[int, Field(ge=1)] = 3
     n_tokens: Annotated[int, Field(ge=8)] = 45
     lengths: Annotated[tuple[Annotated[int, Field(ge=2)], ...], BeforeValidator(numbers), Field(min_length=1)] = (
-        17,
-        64,
+        17, 64,
     )
     threads: Counts = (1, 2)
     dtypes: Annotated[tuple[Literal["float32", "float16", "bfloat16"], ...], BeforeValidator(several),
-        Field(min_length=1)] = (
-        "float32", "bfloat16", "float16",
-    )
+        Field(min_length=1)] = ("float32", "bfloat16", "float16")
     cost_shape: Annotated[str, Field(min_length=1)] = "smollm2"
     cost_dtype: DTypeName = "bfloat16"
     n_prefill: Annotated[int, Field(ge=2)] = 512

@@ -39,24 +39,16 @@ def rows_of(full: full_and_split.LastToken, split: full_and_split.LastToken) -> 
     columns = [
         torch.cat([of_hidden, of_logits[None]]).tolist()
         for of_hidden, of_logits in (
-            (hidden.max_abs, logits.max_abs),
-            (hidden.rms, logits.rms),
-            (hidden.relative_rms, logits.relative_rms),
-            (hidden.reference_rms, logits.reference_rms),
-            (hidden.differing_share, logits.differing_share),
+            (hidden.max_abs, logits.max_abs), (hidden.rms, logits.rms), (hidden.relative_rms, logits.relative_rms),
+            (hidden.reference_rms, logits.reference_rms), (hidden.differing_share, logits.differing_share),
         )
     ]
     last = len(columns[0]) - 1
     for layer, (max_abs, rms, relative_rms, reference_rms, differing_share) in enumerate(zip(*columns, strict=True)):
         is_logits = layer == last
         yield {
-            "place": "logits" if is_logits else "hidden",
-            "layer": layer,
-            "max_abs": max_abs,
-            "rms": rms,
-            "relative_rms": relative_rms,
-            "reference_rms": reference_rms,
-            "differing_share": differing_share,
+            "place": "logits" if is_logits else "hidden", "layer": layer, "max_abs": max_abs, "rms": rms,
+            "relative_rms": relative_rms, "reference_rms": reference_rms, "differing_share": differing_share,
             "kl_nats": decision.kl_nats if is_logits else None,
             "top1_flip": int(decision.top1_flip) if is_logits else None,
             "margin": decision.margin if is_logits else None,

@@ -142,9 +142,8 @@ def plot_relative(means: pd.DataFrame, ax: Axes) -> Axes:
                 continue
             ax.plot(
                 hidden["layer"] / series.loc[series["place"] == "hidden", "layer"].max(),
-                hidden["relative_rms"] / UNIT_ROUNDOFF[dtype],
-                color=style.DTYPE_COLOURS[dtype], marker=style.MARKERS[model_index], markersize=3.5, linewidth=1.2,
-                linestyle=("-", ":")[model_index % 2],
+                hidden["relative_rms"] / UNIT_ROUNDOFF[dtype], color=style.DTYPE_COLOURS[dtype],
+                marker=style.MARKERS[model_index], markersize=3.5, linewidth=1.2, linestyle=("-", ":")[model_index % 2],
             )
     ax.axhline(1, color=style.GREY, linewidth=1, linestyle=":")
     ax.set(yscale="log", xlabel="depth (layer / layers)", ylabel="relative drift / unit roundoff")

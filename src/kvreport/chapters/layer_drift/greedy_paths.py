@@ -88,10 +88,8 @@ class Step:
     def row(self) -> dict[str, Any]:
         """Give what is recorded; equal digests are equal bits."""
         return {
-            "logits_sha256": hashlib.sha256(self.logits.cpu().numpy().tobytes()).hexdigest()[:16],
-            "token": self.token,
-            "margin": choosing.margin(self.logits).item(),
-            "cache_length": self.cache_length,
+            "logits_sha256": hashlib.sha256(self.logits.cpu().numpy().tobytes()).hexdigest()[:16], "token": self.token,
+            "margin": choosing.margin(self.logits).item(), "cache_length": self.cache_length,
         }
 
 
@@ -227,15 +225,7 @@ EXPERIMENT = Experiment(
     measure,
     fields=frozenset(
         {
-            "model",
-            "reference_model",
-            "weights",
-            "device",
-            "seed",
-            "dtypes",
-            "corpus",
-            "prompt",
-            "n_prompts",
+            "model", "reference_model", "weights", "device", "seed", "dtypes", "corpus", "prompt", "n_prompts",
             "n_new_tokens",
         }
     ),

@@ -90,8 +90,7 @@ DRIFTING = Measure(
 )
 IDENTICAL = Measure(
     "share of texts of drawn lengths whose logits are bitwise identical", "file", "dtype",
-        rows="logits at drawn lengths",
-    by=("dtype",), estimate=share("identical"),
+    rows="logits at drawn lengths", by=("dtype",), estimate=share("identical"),
 )
 IDENTICAL_AT_ALL_LENGTHS = replace(IDENTICAL, rows="logits at all lengths", by=("tokens", "dtype"))
 GROWTH = Measure(
@@ -101,8 +100,7 @@ GROWTH = Measure(
 RELATIVE_GROWTH = replace(GROWTH, name="growth per layer of the relative drift", estimate=_growth("relative_rms"))
 RATIO = Measure(
     "drift of a dtype over that of the next finer one", "file", "model and pair of dtypes", "{:,.2g}",
-        rows="layer_drift",
-    by=_SERIES, over=("dtype", _finer), estimate=_ratio,
+    rows="layer_drift", by=_SERIES, over=("dtype", _finer), estimate=_ratio,
 )
 RATIO_OVER_ROUNDOFFS = replace(
     RATIO, name="drift of a dtype over that of the next finer one, over the ratio of their roundoffs", form="{:.2f}",
@@ -117,8 +115,7 @@ DIVERGENCE = Measure(
 )
 FLIPS = Measure(
     "share of texts whose most probable next token changes", "file", "model and dtype", "{:.3f}", rows="logits",
-        by=_SERIES,
-    estimate=share("top1_flip"),
+    by=_SERIES, estimate=share("top1_flip"),
 )
 KEPT = Measure(
     "share of prompts whose tokens under “{method}” equal those without a cache", "prompt", "dtype", rows="divergence",
@@ -202,9 +199,7 @@ STATEMENTS = {
     "flips-are-rare": holds(every(FLIPS.where(dtype=("float32", "float16")), "below", _TENTH)),
     "posted-loop-writes-other-text": holds(every(KEPT_BY_POSTED, "below", HALF), headline=True),
     "positions-do-not-help": holds(every(KEPT.where(method=POSITIONS), "below", HALF), headline=True),
-    "last-token-helps": holds(
-        every(KEPT_BY_LAST.where(dtype=("float32", "float16")), "above", HALF), headline=True
-    ),
+    "last-token-helps": holds(every(KEPT_BY_LAST.where(dtype=("float32", "float16")), "above", HALF), headline=True),
     "bf16-still-diverges": holds(
         every(
             KEPT_BY_LAST.where(dtype="bfloat16"), "below",
@@ -277,8 +272,7 @@ CHECKS = {
     "drift-everywhere": claim(*either(DRIFTING, "above", HALF), beside=_texts_by_tokens),
     "grows-with-depth": claim(
         reproduced(every(GROWTH, "above", _NO_GROWTH), every(RELATIVE_GROWTH, "above", _NO_GROWTH)),
-        refuted(anyone(GROWTH, "below", _NO_GROWTH)),
-        refuted(anyone(RELATIVE_GROWTH, "below", _NO_GROWTH)),
+        refuted(anyone(GROWTH, "below", _NO_GROWTH)), refuted(anyone(RELATIVE_GROWTH, "below", _NO_GROWTH)),
         published=_fits(THEIR_GROWTH),
     ),
     "coarser-is-worse": claim(*either(RATIO, "above", _GREATLY), published=_fits(THEIR_RATIO)),

@@ -78,11 +78,8 @@ def _compare(loaded: loading.Loaded, ids: torch.Tensor, patches: list[mitigation
     # The last layer's output is seen through the final norm; the one before it is the residual stream itself.
     stream = agreement.drift(full.hidden[-2].cpu(), split.hidden[-2].cpu())
     return {
-        "logits_max_abs": drift.max_abs.item(),
-        "logits_relative_rms": drift.relative_rms.item(),
-        "stream_relative_rms": stream.relative_rms.item(),
-        "full_s": full_s,
-        "decode_s": decode_s,
+        "logits_max_abs": drift.max_abs.item(), "logits_relative_rms": drift.relative_rms.item(),
+        "stream_relative_rms": stream.relative_rms.item(), "full_s": full_s, "decode_s": decode_s,
     }
 
 
@@ -94,11 +91,6 @@ def work(settings: LayerDriftSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "mitigations",
-    LayerDriftSettings,
-    inputs,
-    measure,
-    fields=frozenset({"weights", "device", "seed", "dtypes", "corpus", "n_tokens"}),
-    timed=True,
-    work=work,
+    "mitigations", LayerDriftSettings, inputs, measure,
+    fields=frozenset({"weights", "device", "seed", "dtypes", "corpus", "n_tokens"}), timed=True, work=work,
 )

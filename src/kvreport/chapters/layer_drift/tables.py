@@ -102,8 +102,7 @@ def mitigation_grid(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "mitigation": table["variant"], "dtype": table["dtype"].map(DTYPES),
-                "drift / stock": written("drift_ratio"),
-            "logits equal": written("equal_share", "{:.0%}"), "decode step / stock": written("decode_ratio"),
-            "full pass / stock": written("full_ratio"),
+            "drift / stock": written("drift_ratio"), "logits equal": written("equal_share", "{:.0%}"),
+            "decode step / stock": written("decode_ratio"), "full pass / stock": written("full_ratio"),
         }
     )

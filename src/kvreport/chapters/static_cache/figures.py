@@ -9,11 +9,7 @@ from kvreport.chapters.static_cache import rows
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
-_KINDS = {
-    "none": (style.VERMILION, "s"),
-    "dynamic": (style.BLUE, "o"),
-    "static": (style.GREEN, "^"),
-}
+_KINDS = {"none": (style.VERMILION, "s"), "dynamic": (style.BLUE, "o"), "static": (style.GREEN, "^")}
 
 
 def figure_published(beside: pd.DataFrame) -> Figure:
@@ -31,8 +27,7 @@ def figure_published(beside: pd.DataFrame) -> Figure:
         if row.skipped:
             ax.annotate(
                 "not compiled", (row.tokens_per_s, place), xytext=(9, -1), textcoords="offset points", va="center",
-                    fontsize=8.5,
-                color=style.GREY,
+                fontsize=8.5, color=style.GREY,
             )
     ax.set_yticks(range(len(devices)), devices)
     ax.set_ylim(len(devices) - 0.5, -0.5)
@@ -59,14 +54,12 @@ def figure_grid(table: pd.DataFrame, limit: float) -> Figure:
     for row in shown.itertuples():
         colour, marker = _KINDS[row.cache]
         ax.errorbar(
-            row.speed.value, row.Index,
-            xerr=[[row.speed.value - row.speed.low], [row.speed.high - row.speed.value]],
+            row.speed.value, row.Index, xerr=[[row.speed.value - row.speed.low], [row.speed.high - row.speed.value]],
             fmt=marker, color=colour, markersize=7, markerfacecolor=colour if row.compiled else "white",
         )
         ax.annotate(
             f"{row.speed.value:.0f}", (row.speed.high, row.Index), xytext=(8, -1), textcoords="offset points",
-                va="center",
-            fontsize=9,
+            va="center", fontsize=9,
         )
     ax.axvline(limit, color=style.GREY, linestyle="--")
     ax.annotate(
@@ -98,10 +91,9 @@ def figure_length(steps: pd.DataFrame) -> Figure:
             middle = middle.rolling(15, center=True, min_periods=8).median()
         place = middle.dropna()
         ax.plot(
-            place.index, place, color=colour, linestyle="-." if large_pages else ":" if one_row else "-" if compiled
-                else "--",
-            marker=marker, markevery=max(1, len(place) // 6), markerfacecolor=colour if compiled else "white",
-            label=rows.label(*way),
+            place.index, place, color=colour,
+            linestyle="-." if large_pages else ":" if one_row else "-" if compiled else "--", marker=marker,
+            markevery=max(1, len(place) // 6), markerfacecolor=colour if compiled else "white", label=rows.label(*way),
         )
     ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
     ax.xaxis.get_major_locator().set_params(integer=True)

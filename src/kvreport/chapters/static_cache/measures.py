@@ -76,14 +76,12 @@ FASTEST = _repeats("tokens a second of the fastest way", "fastest", "tokens_per_
 LIMIT_SHARE = _repeats("share of the memory limit that the fastest way reaches", "fastest", "share_of_limit")
 GAIN = _repeats(
     "tokens a second of a way over those of the eager loop with a dynamic cache", "speeds", "tokens_per_s", "way",
-        by=("way",),
-    over=("way", rows.DYNAMIC),
+    by=("way",), over=("way", rows.DYNAMIC),
 ).where(engine=rows.LOOP)
 CACHE_GAIN = _over("tokens a second with a dynamic cache over those without a cache", rows.DYNAMIC, rows.NONE)
 KIND = _repeats(
     "tokens a second with a static cache over those with a dynamic one, in one loop", "speeds", "tokens_per_s",
-        "compilation",
-    by=("cache", "compilation"), over=("cache", "dynamic"),
+    "compilation", by=("cache", "compilation"), over=("cache", "dynamic"),
 ).where(engine=rows.LOOP, one_row=0, cache="static")
 KIND_EAGER, KIND_COMPILED = (KIND.where(compilation=how) for how in ("eager", "compiled"))
 COMPILED_STOCK = _over("gain from compiling the static loop", rows.COMPILED_STATIC, rows.STATIC)
@@ -99,8 +97,7 @@ OVER_GENERATE = _over(
     _CALLED["dynamic"], "whole_tokens_per_s",
 )
 GENERATE = _over(
-    "tokens a second of generate with a static cache over those with a dynamic one",
-    _CALLED["static"],
+    "tokens a second of generate with a static cache over those with a dynamic one", _CALLED["static"],
     _CALLED["dynamic"],
 )
 OVER_LLAMA_CPP = _repeats(
@@ -108,13 +105,11 @@ OVER_LLAMA_CPP = _repeats(
 )
 CACHED_GAIN = _repeats(
     "time of an eager step without a cache over that with a dynamic one, at the last three lengths", "late steps",
-        "seconds",
-    by=("cache",), over=("cache", "dynamic"),
+    "seconds", by=("cache",), over=("cache", "dynamic"),
 ).where(cache="none")
 GROWTH = _repeats(
     "growth of a cached eager step over 100 tokens, over that without a cache", "growth", "growth", "cache",
-        by=("cache",),
-    over=("cache", "none"),
+    by=("cache",), over=("cache", "none"),
 )
 KERNELS = _repeats(
     "share of a profiled step that its kernels take", "step", "share_of_kernels", "pages", "{:.0%}", by=("pages",)
@@ -125,11 +120,7 @@ SAVED = Measure(
 )
 _CELL = ("batch", "dtype")
 LONGEST = _fact(
-    "a step at the longest context over one at the shortest",
-    "contexts",
-    _longest_over_shortest,
-    "{:.1f}",
-    "dtype",
+    "a step at the longest context over one at the shortest", "contexts", _longest_over_shortest, "{:.1f}", "dtype",
     by=_CELL,
 )
 LONGEST_ALONE, LONGEST_BATCH = (LONGEST.where(batch=batch) for batch in (1, max(rows.BATCHES)))
@@ -147,8 +138,7 @@ LATER_GRAPHS = _fact("graphs compiled today at the steps after them", "graphs", 
 STEPS = _fact("compiled steps taken today with a dynamic cache", "graphs", "steps")
 FIRST = Measure(
     "time of the first step, with its compilation, over the median of later ones", "compilation", "compiled way",
-        "{:,.0f}",
-    rows="first steps", by=("way",), estimate=first("over_later"),
+    "{:,.0f}", rows="first steps", by=("way",), estimate=first("over_later"),
 ).where(compiles=True)
 _STATIC_OVER_DYNAMIC = ("cache", "dynamic")
 EARLY_BYTES = _fact(
@@ -184,9 +174,7 @@ CACHE_IS_WEIGHTS = _fact(
 )
 N_PAGES = _fact("pages of the weights", "static_memory", lambda of: of["weights_bytes"].max() / 4096, "{:,.0f}")
 KV_PER_TOKEN = _fact(
-    "bytes of a token's keys and values",
-    "static_memory",
-    lambda of: (of["predicted_bytes"] / of["n_tokens"]).max(),
+    "bytes of a token's keys and values", "static_memory", lambda of: (of["predicted_bytes"] / of["n_tokens"]).max(),
     "{:,.0f}",
 )
 EARLY_MIB = _fact("MiB of keys and values after five steps", "early bytes", "mib", "{:.2f}", by=("cache",))
@@ -370,14 +358,12 @@ CHECKS = {
     "cache-speeds-up": _judged(CACHED_GAIN, beside=_of_late_steps),
     "linear-time": claim(
         reproduced(every(COMPUTED, "at most", _ONE_TOKEN), every(RECOMPUTED, "above", _ONE_TOKEN)),
-        refuted(every(COMPUTED, "above", _ONE_TOKEN)),
-        about_code=True, beside=_longest_steps,
+        refuted(every(COMPUTED, "above", _ONE_TOKEN)), about_code=True, beside=_longest_steps,
     ),
     "static-faster": claim(
         other_cause(every(COMPILING, "above", Bound(1, "arithmetic", "compiling does more than the kind"))),
-        reproduced(every(KIND, "above", _EVEN)),
-        refuted(every(KIND, "below", _EVEN)),
-        needs=(CUDA,), beside=_on_device, has=_has,
+        reproduced(every(KIND, "above", _EVEN)), refuted(every(KIND, "below", _EVEN)), needs=(CUDA,), beside=_on_device,
+        has=_has,
     ),
     "static-slower-cpu": _slower_on(CPU),
     "static-slower-t4": _slower_on(T4),

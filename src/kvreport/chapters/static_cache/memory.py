@@ -88,10 +88,6 @@ def work(settings: StaticCacheSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "static_memory",
-    StaticCacheSettings,
-    inputs,
-    measure,
-    fields=frozenset({"model", "weights", "dtype", "device", "seed", "n_new_tokens"}),
-    work=work,
+    "static_memory", StaticCacheSettings, inputs, measure,
+    fields=frozenset({"model", "weights", "dtype", "device", "seed", "n_new_tokens"}), work=work,
 )

@@ -11,8 +11,7 @@ from kvreport.publishing.found import Frame
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
     "static_speed": 2, "memory_bandwidth": 2, "static_memory": 1, "static_shapes": 1, "static_texts": 2,
-        "step_budget": 1,
-    "weights_or_cache": 1, "beside_llama_cpp": 1,
+    "step_budget": 1, "weights_or_cache": 1, "beside_llama_cpp": 1,
 }
 DOCUMENT = "notebook-static"
 

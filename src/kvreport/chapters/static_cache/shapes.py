@@ -73,9 +73,6 @@ def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> l
 
 
 EXPERIMENT = Experiment(
-    "static_shapes",
-    StaticCacheSettings,
-    inputs,
-    measure,
+    "static_shapes", StaticCacheSettings, inputs, measure,
     fields=frozenset({"model", "weights", "dtype", "device", "seed", "prompt"}),
 )

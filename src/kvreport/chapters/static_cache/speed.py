@@ -253,9 +253,8 @@ def _row(
 ) -> dict[str, Any]:
     return {
         "engine": LOOP, "cache": way.cache, "compiled": int(way.compiled), "one_row": int(way.one_row),
-        "large_pages": int(way.large_pages),
-        "repeat": repeat, "phase": phase, "step": step, "context": context, "n_steps": 1,
-        "seconds": seconds, "token": token, "graphs": graphs,
+        "large_pages": int(way.large_pages), "repeat": repeat, "phase": phase, "step": step, "context": context,
+        "n_steps": 1, "seconds": seconds, "token": token, "graphs": graphs,
     }
 
 

@@ -74,8 +74,7 @@ def beside_published(found: Found) -> pd.DataFrame:
     table += [
         {
             "device": f"ours: {machine['device'].upper()}{threads}", "cache": row.cache,
-                "tokens_per_s": row.speed.value,
-            "published": False, "skipped": row.cache == "static" and not row.compiled,
+            "tokens_per_s": row.speed.value, "published": False, "skipped": row.cache == "static" and not row.compiled,
         }
         for row in ours[ours["engine"] == rows.GENERATE].itertuples()
     ]

@@ -82,11 +82,7 @@ def work(settings: StaticCacheSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "static_texts",
-    StaticCacheSettings,
-    inputs,
-    measure,
-    fields=frozenset({"text_model", "weights", "dtype", "device", "seed", "prompt", "n_new_tokens"}),
-    revision=2,
+    "static_texts", StaticCacheSettings, inputs, measure,
+    fields=frozenset({"text_model", "weights", "dtype", "device", "seed", "prompt", "n_new_tokens"}), revision=2,
     work=work,
 )

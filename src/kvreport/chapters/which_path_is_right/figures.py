@@ -19,8 +19,7 @@ from kvreport.publishing.wording import DTYPES
 
 # Of a ratio's axis, by the most that it may span.
 _TICKS = (
-    (2, (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6)),
-    (8, (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)),
+    (2, (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6)), (8, (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)),
     (float("inf"), (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100)),
 )
 _PATHS = {CACHED: (style.BLUE, "o", True), EAGER: (style.VERMILION, "s", False)}
@@ -50,8 +49,7 @@ def plot_layers(layers: pd.DataFrame, ax: Axes) -> Axes:
         drawn = rows[(rows["error"] > 0) & (rows["error_full"] > 0)]
         _pair(ax, drawn["layer"], drawn, dtype)
     for path, marker, label in (
-        (AS_LOADED, "x", "loaded in fp64"),
-        (CHECK, "+", "the reference, with and without a cache"),
+        (AS_LOADED, "x", "loaded in fp64"), (CHECK, "+", "the reference, with and without a cache")
     ):
         own = layers[(layers["path"] == path) & (layers["error"] > 0)]
         if own.empty:

@@ -104,7 +104,7 @@ DIFFERENCE = replace(
 DIVERGENCE = replace(DIFFERENCE, name="divergence from the fp64 distribution", estimate=mean("kl"))
 KL_RATIO = replace(
     RATIO, name="divergence from the fp64 distribution with a cache, over that without",
-        estimate=geometric_mean("kl_ratio")
+    estimate=geometric_mean("kl_ratio"),
 )
 FINENESS = Measure(
     "error of the reference's own second path, over the smallest error measured", form="{:.0e}", rows="reference",
@@ -163,7 +163,7 @@ STATEMENTS = {
 _TENTH = Bound(1.1, "ours", "a tenth more error is a loss", "ratio")
 _LOSS = replace(
     RATIO.where(dtype="bfloat16"), name="error of bf16 logits against fp64 with a cache, over that without",
-        series="model"
+    series="model",
 )
 CHECKS = {
     "caching-loses-precision": claim(reproduced(every(_LOSS, "above", _TENTH)), refuted(every(_LOSS, "below", _TENTH)))

@@ -79,9 +79,7 @@ def off_by_one(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> Score
         return None
     cache.crop(-1)
     early = torch.tensor([[ids.shape[1] - 2]], device=ids.device)
-    output = model(
-        ids[:, -1:], past_key_values=cache, use_cache=True, position_ids=early, output_hidden_states=True
-    )
+    output = model(ids[:, -1:], past_key_values=cache, use_cache=True, position_ids=early, output_hidden_states=True)
     return _scored([output], 1)
 
 
@@ -144,12 +142,7 @@ def _errors(reference, full, other, pooled: bool = False) -> Iterator[dict[str, 
     columns = (found.first.tolist(), found.second.tolist(), found.apart.tolist(), found.correlation.tolist())
     for of_full, of_other, apart, correlation in zip(*columns, strict=True):
         known = correlation == correlation
-        yield {
-            "error_full": of_full,
-            "error": of_other,
-            "drift": apart,
-            "correlation": correlation if known else None,
-        }
+        yield {"error_full": of_full, "error": of_other, "drift": apart, "correlation": correlation if known else None}
 
 
 def compare(

@@ -29,9 +29,7 @@ def series(found: Found) -> pd.DataFrame:
 
 def shift(found: Found) -> pd.DataFrame:
     """Ask whether a path's difference from the uncached one has a direction, or scatters about zero."""
-    columns = {
-        "likelihood": measures.LIKELIHOODS, "entropy": measures.ENTROPIES, "common": measures.SHARES_IN_COMMON,
-    }
+    columns = {"likelihood": measures.LIKELIHOODS, "entropy": measures.ENTROPIES, "common": measures.SHARES_IN_COMMON}
     return joined(columns, found, "outer")
 
 
