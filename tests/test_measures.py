@@ -12,7 +12,6 @@ from kvreport.publishing.found import Found, Frame
 from kvreport.publishing.judging import NOT_RECORDED, UNFITTED
 from kvreport.publishing.measures import (
     Measure,
-    Worded,
     geometric_mean,
     geometric_mean_of_ratios,
     joined,
@@ -23,6 +22,7 @@ from kvreport.publishing.measures import (
     ratio_of_means,
     share,
     total,
+    worded,
 )
 
 DTYPES = ("float32", "bfloat16")
@@ -61,7 +61,7 @@ DRIFT = Measure(
 DRIFTED = Measure("drift in bf16", rows="of the frame", estimate=part("drift", "twice"))
 SUM = Measure("sum", rows="of the frame", estimate=total("twice"), form="{:,.0f}")
 SETTING = noted("drift", "settings", "n")
-WORDS = measures.Worded("bf16", lambda rows: f"{len(rows)} rows")
+WORDS = worded("bf16", lambda rows: f"{len(rows)} rows")
 KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "DRIFTED": DRIFTED, "SETTING": SETTING, "WORDS": WORDS}
 
 
@@ -85,8 +85,8 @@ def test_a_ratio_of_times_is_taken_at_each_repeat_in_whatever_order_they_stand()
 
 
 def test_words_are_of_rows_that_are_there(found):
-    assert Worded("bf16", lambda rows: f"{len(rows)} rows")(found) == "12 rows"
-    assert Worded("gone", lambda rows: f"{len(rows)} rows")(found) == NOT_RECORDED
+    assert worded("bf16", lambda rows: f"{len(rows)} rows")(found) == "12 rows"
+    assert worded("gone", lambda rows: f"{len(rows)} rows")(found) == NOT_RECORDED
 
 
 def test_a_group_is_compared_with_its_partner_and_not_with_itself(found):
@@ -182,7 +182,7 @@ def test_a_number_in_the_prose_is_written_as_it_asks(found, role, text):
 
 def test_what_was_not_run_is_written_as_not_recorded(found):
     known = {"GONE": Measure("gone", rows="gone", estimate=total("drift")), "NOTE": noted("not there", "settings", "n")}
-    known["WORDS"] = measures.Worded("gone", str)
+    known["WORDS"] = worded("gone", str)
     assert {measures.written(role, known, found) for role in ("GONE", "GONE dtype=float32", "NOTE", "WORDS")} == {
         "not recorded there"
     }

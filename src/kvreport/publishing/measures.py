@@ -34,7 +34,8 @@ from kvreport.publishing.wording import DTYPES, between, change, listed, power_o
 ROLE = re.compile(r"\{measured\}`(?:(?P<chapter>\w+):)?(?P<what>[^`@]+)(?:@(?P<maker>\w+))?`")
 # The column that tells the independent units of a measure apart.
 UNITS = {
-    "file": "source", "model": "model", "prompt": "prompt", "repeat": "repeat", "text": "sample", "compilation": "way",
+    "file": "source", "model": "model", "prompt": "prompt", "repeat": "repeat", "repetition": "repetition",
+    "text": "sample", "compilation": "way",
 }
 
 
@@ -139,50 +140,36 @@ def said(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Noted:
-    """Something that a run's record says, such as a setting.
-
-    Attributes
-    ----------
-    experiment : str
-        Whose record.
-    path : tuple
-        Keys into it, one inside the other.
-    """
-
-    experiment: str
-    path: tuple[str | int, ...]
-
-    def __call__(self, found: Found) -> str:
-        """Read it."""
-        value = found.noted(self.experiment, *self.path)
-        return NOT_RECORDED if value is None else str(value)
-
-
-def noted(experiment: str, *path: str | int) -> Noted:
-    """Name a fact of a run's record."""
-    return Noted(experiment, path)
-
-
-@dataclass(frozen=True)
 class Worded:
-    """Something that rows say in words, such as where one curve crosses another.
+    """Something that is said in words.
 
     Attributes
     ----------
-    rows : str
-        The frame or the experiment that has them.
     say : callable
-        Writes it.
+        Writes it; None where a run is not there.
     """
 
-    rows: str
-    say: Callable[[pd.DataFrame], str]
+    say: Callable[[Found], Any]
 
     def __call__(self, found: Found) -> str:
         """Write it."""
-        rows = found[self.rows]
-        return NOT_RECORDED if rows is None else self.say(rows)
+        said = self.say(found)
+        return NOT_RECORDED if said is None else str(said)
+
+
+def noted(experiment: str, *path: str | int) -> Worded:
+    """Name a fact of a run's record, such as a setting, by the keys that lead to it."""
+    return Worded(lambda found: found.noted(experiment, *path))
+
+
+def worded(rows: str, say: Callable[[pd.DataFrame], str]) -> Worded:
+    """Name what the rows of a frame or an experiment say in words, such as where one curve crosses another."""
+    return Worded(lambda found: None if (of := found[rows]) is None else say(of))
+
+
+def verdict(check: Check[Found]) -> Worded:
+    """Name the verdict on a claim."""
+    return Worded(lambda found: check(found).verdict)
 
 
 # Estimators: what becomes of the rows of a group.
@@ -340,12 +327,12 @@ def claim(
 # Numbers in the prose.
 
 
-def named(module: ModuleType) -> dict[str, Measure | Noted | Worded]:
+def named(module: ModuleType) -> dict[str, Measure | Worded]:
     """List what a chapter's ``measures.py`` names."""
-    return {name: one for name, one in vars(module).items() if isinstance(one, Measure | Noted | Worded)}
+    return {name: one for name, one in vars(module).items() if isinstance(one, Measure | Worded)}
 
 
-def written(role: str, known: Mapping[str, Measure | Noted | Worded], found: Found) -> str:
+def written(role: str, known: Mapping[str, Measure | Worded], found: Found) -> str:
     """Write a number of the prose: a measure's name, what of its rows counts, and how it is written.
 
     ``EQUAL dtype=float32 count``: after the name come ``column=value``, a word of `HOW` and a format such as ``.0%``.
@@ -356,7 +343,7 @@ def written(role: str, known: Mapping[str, Measure | Noted | Worded], found: Fou
     if name not in known:
         raise UserError(f"{{measured}}`{role}`: there is no measure {name}; measures.py has {', '.join(known)}")
     one = known[name]
-    if isinstance(one, Noted | Worded):
+    if isinstance(one, Worded):
         return one(found)
     kept = dict(word.split("=", 1) for word in words if "=" in word)
     how = [word for word in words if word in HOW]

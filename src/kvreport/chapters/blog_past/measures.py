@@ -21,7 +21,7 @@ from kvreport.chapters.blog_past.rows import (
 )
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Check
-from kvreport.publishing.measures import Measure, Worded, claim, counted, distinct, holds, mean, noted, share, total
+from kvreport.publishing.measures import Measure, claim, counted, distinct, holds, mean, noted, share, total, worded
 from kvreport.publishing.rules import Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -63,7 +63,7 @@ RELATIVE_APART = Measure(
     "largest factor between two relative differences", rows="apart", form="{:,.0f}",
     estimate=counted(lambda apart: float(f"{apart['apart'].max():.2g}")),
 )
-MOST_APART = Worded("apart", lambda apart: "{case}: {statistic}".format(**apart.loc[apart["apart"].idxmax()]))
+MOST_APART = worded("apart", lambda apart: "{case}: {statistic}".format(**apart.loc[apart["apart"].idxmax()]))
 
 # A sum over a few hundred numbers in each of a dozen layers gives tens of roundoffs; a missing context gives hundreds
 # in the coarsest dtype.

@@ -10,7 +10,7 @@ from kvreport.chapters.static_cache.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing import documents
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.measures import Measure, Worded, claim, counted, first, holds, median, noted, part
+from kvreport.publishing.measures import Measure, claim, counted, first, holds, median, noted, part, worded
 from kvreport.publishing.rules import Bound, Quantity, every, other_cause, refuted, reproduced
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.verdicts import Claims
@@ -160,7 +160,7 @@ MODEL = noted("static_speed", "models", 0, "name")
 THREADS = noted("static_speed", "machine", "threads")
 N_TOKENS = noted("static_speed", "settings", "n_new_tokens")
 N_REPEATS = noted("static_speed", "settings", "n_repeats")
-CROSSOVER = Worded("steps", _crossover)
+CROSSOVER = worded("steps", _crossover)
 LIMIT = _fact("tokens a second at the memory limit", "limit", "tokens_per_s")
 BANDWIDTH = _fact("GB a second", "limit", "gb_per_s")
 BYTES_PER_TOKEN = _fact("MB a token", "limit", "mb_per_token")
@@ -185,7 +185,7 @@ TIES = Measure("share of first differences at an exact tie", rows="differences",
 PUBLISHED_AHEAD = _fact(
     "the document's gain from a dynamic cache", "published gains", "ahead", "{:.0%}", by=("device",)
 )
-PUBLISHED_EQUAL = Worded("published gains", lambda of: " and ".join(of.loc[of["equal"], "device"]) or "none")
+PUBLISHED_EQUAL = worded("published gains", lambda of: " and ".join(of.loc[of["equal"], "device"]) or "none")
 PUBLISHED_SPREAD = _fact(
     "how much longer the slowest of the document's repeated calls took than the fastest", "published calls",
     lambda of: of.groupby("cache")["seconds"].agg(lambda s: s.max() / s.min() - 1).max(), "{:.0%}",
