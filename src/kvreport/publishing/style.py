@@ -4,7 +4,10 @@ Axes carry lower-case labels and no titles: a figure's claim is in its caption. 
 marker or a line style says the same thing again.
 """
 
+from collections.abc import Iterable
+
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -53,14 +56,19 @@ DTYPE_COLOURS = {
 }
 
 
+def ends(estimates: Iterable[Estimate]) -> np.ndarray:
+    """Return how far the ends of intervals lie from their estimates, as `Axes.errorbar` takes them."""
+    return np.array([(one.value - one.low, one.high - one.value) for one in estimates]).T
+
+
 def plot_estimates(table: pd.DataFrame, ax: Axes, reference: float | None = None, form: str = "{:.3g}") -> Axes:
     """Draw estimates with their intervals, a line each, the value written beside."""
     for place, row in enumerate(table.itertuples()):
         estimate: Estimate = row.estimate
         colour = GREY if row.published else BLUE
         ax.errorbar(
-            estimate.value, place, xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
-            fmt="o", color=colour, markerfacecolor="white" if row.published else colour,
+            estimate.value, place, xerr=ends([estimate]), fmt="o", color=colour,
+            markerfacecolor="white" if row.published else colour,
         )
         ax.annotate(
             form.format(estimate.value), (estimate.value, place), xytext=(0, 6), textcoords="offset points",
