@@ -5,13 +5,7 @@ import threading
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
-    XGLMConfig,
-    XGLMForCausalLM,
-)
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, XGLMConfig, XGLMForCausalLM
 
 from kvbook.errors import UserError
 from kvbook.exact import (
@@ -138,8 +132,7 @@ def test_padding_on_the_left_changes_no_bit_where_scores_have_three_dimensions(s
         monkeypatch.setattr(visible, "run", lambda seen: (0, seen.shape[-1]))
     config = XGLMConfig(
         vocab_size=320, d_model=64, ffn_dim=96, num_layers=2, attention_heads=4, max_position_embeddings=256,
-            init_std=0.2,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0, decoder_start_token_id=1,
+        init_std=0.2, bos_token_id=1, eos_token_id=2, pad_token_id=0, decoder_start_token_id=1,
     )
     model = XGLMForCausalLM(config).eval()
     # Longer than a block of keys: padding that is not left out moves the blocks' ends, whatever adds up within them.
@@ -170,6 +163,10 @@ def test_a_power_has_the_dtype_of_torchs_own_and_a_square_its_bits(dtype, expone
     torch.testing.assert_close(found, expected, equal_nan=True, **exactly)
 
 
+def replacements():
+    return switch._of(switch.PARTS, "CPU", frozenset(torch._C._dispatch_get_all_op_names()))
+
+
 def uneven(function):
     """Compute one row a little otherwise than several: what a library does, written so that it does so anywhere."""
 
@@ -188,13 +185,13 @@ def test_control_one_operation_that_changes_with_the_number_of_rows_is_caught(to
         num_key_value_heads=5, initializer_range=0.2,
     )
     model = LlamaForCausalLM(config).eval()
-    table = dict(switch._replacements("CPU", frozenset(torch._C._dispatch_get_all_op_names())))
+    table = replacements()
     if planted == "aten::mm":
         # What torch's own linear is made of, once it is left to itself.
         table = {name: function for name, function in table.items() if name not in ("aten::linear", "aten::matmul")}
     with torch.inference_mode():
         for function, exact in ((table[planted], True), (uneven(table[planted]), False)):
-            monkeypatch.setattr(switch, "_replacements", lambda *_, found=table | {planted: function}: found)
+            monkeypatch.setattr(switch, "_of", lambda *_, found=table | {planted: function}: found)
             with row_invariant():
                 assert torch.equal(model(tokens).logits, one_by_one(model, tokens)) is exact
 
@@ -441,11 +438,11 @@ def as_on_a_gpu(monkeypatch, no_compiler):
     """Let a CPU do what the switch does on a GPU, but for its kernels: the row counts, and sums of its own."""
     monkeypatch.setattr(rows, "_known", {})
     monkeypatch.setattr(rows, "sizes_on", lambda device: rows.GPU)
-    table = dict(switch._replacements("CPU", frozenset(torch._C._dispatch_get_all_op_names())))
+    table = replacements()
     for name, function in (("aten::mean.dim", sums.mean), ("aten::sum.dim_IntList", sums.total)):
         base(name, "CPU")
         table[name] = function
-    monkeypatch.setattr(switch, "_replacements", lambda *_: table)
+    monkeypatch.setattr(switch, "_of", lambda *_: table)
 
 
 def test_with_a_gpus_row_counts_and_sums_every_way_of_feeding_gives_equal_bits(as_on_a_gpu, wide, tokens):

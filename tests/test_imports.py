@@ -23,6 +23,7 @@ ORDER = (
     "kvbook.garbage",
     "kvbook.paths",
     "kvbook.progress",
+    "kvbook.replacing",
     "kvbook.fingerprint",
     "kvbook.lengths",
     "kvbook.settings",

@@ -284,11 +284,7 @@ def test_all_families_of_a_package_are_one():
 def test_the_notice_names_who_made_what_is_fetched():
     notice = (paths.ROOT / "NOTICE").read_text("utf-8")
     for name in (
-        PACKAGE.title,
-        "Hugging Face",
-        "QuantFactory",
-        "Simon Willison",
-        f"{PACKAGE.distribution} {PACKAGE.version}",
+        PACKAGE.title, "Hugging Face", "QuantFactory", "Simon Willison", f"{PACKAGE.distribution} {PACKAGE.version}"
     ):
         assert name in notice
         assert name in PACKAGE.credit or name in notice

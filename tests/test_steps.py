@@ -59,10 +59,7 @@ def found_by_a_step():
     """List what a block puts in the place of torch's own."""
     functional = torch.nn.functional
     return [
-        torch.nn.Linear.forward,
-        functional.scaled_dot_product_attention,
-        torch.Tensor.pow,
-        torch.rsqrt,
+        torch.nn.Linear.forward, functional.scaled_dot_product_attention, torch.Tensor.pow, torch.rsqrt,
         functional.silu,
     ]
 

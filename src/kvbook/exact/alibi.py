@@ -5,12 +5,11 @@ again. It does, but for rounding: the score that the bias is added to is rounded
 keys.
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from transformers.models.mpt import modeling_mpt
 
 
 def _bias(position_bias: torch.Tensor, seq_len: int, past: object, layer: int) -> torch.Tensor:
@@ -24,19 +23,12 @@ def _bias(position_bias: torch.Tensor, seq_len: int, past: object, layer: int) -
     return slopes * distance.to(position_bias.dtype)
 
 
-@contextlib.contextmanager
-def relative_to_the_query() -> Iterator[None]:
-    """Feed MPT's attention a bias that does not depend on how many keys there are."""
-    attention = modeling_mpt.MptAttention
-    stock = attention.forward
+def relative_to_the_query(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Feed MPT's attention, given its stock forward, a bias that does not depend on how many keys there are."""
 
     @functools.wraps(stock)
     def forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **more):
         bias = _bias(position_bias, hidden_states.shape[1], past_key_values, self.layer_idx)
         return stock(self, hidden_states, bias, past_key_values, attention_mask, **more)
 
-    attention.forward = forward
-    try:
-        yield
-    finally:
-        attention.forward = stock
+    return forward

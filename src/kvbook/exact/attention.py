@@ -9,20 +9,10 @@ from collections.abc import Callable
 
 import torch
 
-from kvbook.exact import own_keys, rows
-from kvbook.exact.attention_kernel import (
-    BLOCK,
-    PARTS_OF_A_STEP,
-    QUERIES,
-    allows,
-    causal_mask,
-    kernel,
-    length_allowed,
-    padded,
-    reference_holds,
-)
+from kvbook.exact import attention_kernel, own_keys, rows
+from kvbook.exact.attention_kernel import BLOCK, QUERIES, causal_mask, kernel, length_allowed, padded
 from kvbook.exact.kernels import NotInvariant, no_gradients
-from kvbook.exact.pointwise import exponential_on, softmax
+from kvbook.exact.pointwise import softmax
 from kvbook.exact.visible import MASKED, run
 
 _LARGE = (256, 32)
@@ -38,15 +28,8 @@ def forget() -> None:
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Stand in for ``scaled_dot_product_attention``; the arguments are its own."""
     no_gradients("scaled_dot_product_attention", query, key, value)
@@ -64,13 +47,12 @@ def attend(
             f"row_invariant() cannot do scaled_dot_product_attention of shapes {tuple(query.shape)}, "
             f"{tuple(value.shape)} in {query.dtype}: load the model with attn_implementation='eager'"
         )
-    check_heads(query, key, enable_gqa)
-    width = query.shape[-1]
-    if (
-        value.shape[-1] != width
-        or width % _WIDTHS
-        or not reference_holds(query.dtype, query.device, width, torch.get_num_threads())
-    ):
+    heads, key_heads, width = query.shape[1], key.shape[1], query.shape[-1]
+    # As torch: only a single key head is shared without being asked for.
+    if heads != key_heads and (heads % key_heads or not (enable_gqa or key_heads == 1)):
+        raise NotInvariant(f"scaled_dot_product_attention of {heads} heads on {key_heads}: pass enable_gqa=True")
+    suits = value.shape[-1] == width and not width % _WIDTHS
+    if not (suits and attention_kernel.reference_holds(query.dtype, query.device, width, torch.get_num_threads())):
         return attend_in_blocks(query, key, value, attn_mask, is_causal, scale)
     if attn_mask is not None:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
@@ -82,13 +64,6 @@ def attend(
         mask = None if attn_mask is None else attn_mask[one if len(attn_mask) > 1 else slice(None)]
         out[one] = _one(query[one], key[one], value[one], mask, is_causal, scale)
     return out
-
-
-def check_heads(query: torch.Tensor, key: torch.Tensor, enable_gqa: bool) -> None:
-    """Refuse numbers of heads that torch refuses: only a single key head is shared without being asked for."""
-    heads, key_heads = query.shape[1], key.shape[1]
-    if heads != key_heads and (heads % key_heads or not (enable_gqa or key_heads == 1)):
-        raise NotInvariant(f"scaled_dot_product_attention of {heads} heads on {key_heads}: pass enable_gqa=True")
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -116,12 +91,7 @@ def _one(query, key, value, mask, is_causal, scale) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _step(
-    dtype: torch.dtype,
-    device: torch.device,
-    threads: int,
-    asked: torch.Size,
-    keys: torch.Size,
-    values: torch.Size,
+    dtype: torch.dtype, device: torch.device, threads: int, asked: torch.Size, keys: torch.Size, values: torch.Size,
     gqa: bool,
 ) -> Callable[..., torch.Tensor] | None:
     """Make the attention of a single query of one sequence, which sees all keys; None where another way must be gone.
@@ -135,12 +105,12 @@ def _step(
     shared = not rest and 0 < groups <= QUERIES and (groups == 1 or heads == 1 or gqa)
     if not shared or not count or keys != values or width % _WIDTHS or dtype not in _DTYPES:
         return None
-    if not reference_holds(dtype, device, width, threads):
+    if not attention_kernel.reference_holds(dtype, device, width, threads):
         return None
     like = torch.empty(0, width, dtype=dtype, device=device)
     # Without further queries where these are enough for the reference's bits.
     for queries in dict.fromkeys((groups, QUERIES)):
-        if length := length_allowed(like, heads, queries, count, dtype, PARTS_OF_A_STEP):
+        if length := length_allowed(like, heads, queries, count, dtype, attention_kernel.PARTS_OF_A_STEP):
             break
     if length is None:
         return None
@@ -168,10 +138,7 @@ def _pieces(query, key, value, mask, found, is_causal, scale) -> torch.Tensor:
     first, stop, bias = 0, min(key.shape[2], queries) if is_causal else key.shape[2], None
     if mask is not None:
         first, stop = found
-        bias = mask[..., first:stop]
-        if bias.dtype == torch.bool:
-            bias = query.new_zeros(bias.shape).masked_fill_(~bias, float("-inf"))
-        bias = bias.expand(-1, -1, queries, -1)
+        bias = own_keys.to_add(mask[..., first:stop], query).expand(-1, -1, queries, -1)
     keys = stop - first
     dtype = query.dtype if bias is None else bias.dtype
     out, filled = [], {}
@@ -208,7 +175,7 @@ def _pieces(query, key, value, mask, found, is_causal, scale) -> torch.Tensor:
 def _checked(query, key, value, bias, scale) -> torch.Tensor:
     """Run the kernel on all heads at once where that has the reference's bits, else head by head."""
     heads, size, length = *query.shape[1:3], key.shape[2]
-    if allows(query, heads, size, length, bias.dtype):
+    if attention_kernel.allows(query, heads, size, length, bias.dtype):
         return kernel(rows.lined_up(query), key, value, bias, scale)
     return torch.cat(
         [kernel(*(rows.lined_up(x[:, h : h + 1]) for x in (query, key, value)),
@@ -260,6 +227,6 @@ def attend_in_blocks(query, key, value, attn_mask, is_causal, scale) -> torch.Te
         lowest = torch.finfo(scores.dtype).min
         hidden = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, lowest) if hidden else (scores + attn_mask).clamp(min=lowest)
-    probabilities, seen = softmax(scores, -1, False, exponential_on(query))
+    probabilities, seen = softmax(scores, -1, False)
     seen = seen.by_head(shape[1], scores.shape[-1])
     return rows.batched(probabilities.flatten(0, 1), value, seen).unflatten(0, shape).to(query.dtype)

@@ -13,7 +13,7 @@ import math
 import torch
 
 from kvbook.exact import rows
-from kvbook.exact.kernels import base, draw, pairs, spread
+from kvbook.exact.kernels import base, cancel, draw, pairs
 
 BLOCK = 512
 # A last block is filled up to a multiple of this many where the bits allow it, so that short texts cost less.
@@ -66,11 +66,7 @@ def _telling(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype
     width = like.shape[-1]
     q, k = draw((1, heads, queries, width), 1), draw((1, heads, keys, width), 2)
     v = draw((1, heads, keys, width), 3, scale=16)
-    plus, minus = pairs(width, 4)
-    q[..., plus] *= spread(len(plus))
-    q[..., minus], k[..., minus] = q[..., plus], -k[..., plus]
-    if width % 2:
-        q[..., torch.ones(width, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0
+    cancel(q, k, seed=4)
     first, second = pairs(_STRETCH, 5)
     for start in range(0, keys - _STRETCH + 1, _STRETCH):
         k[:, :, start + second] = k[:, :, start + first]
@@ -155,11 +151,7 @@ def causal_mask(
 
 
 def length_allowed(
-    query: torch.Tensor,
-    heads: int,
-    queries: int,
-    keys: int,
-    dtype: torch.dtype,
+    query: torch.Tensor, heads: int, queries: int, keys: int, dtype: torch.dtype,
     parts: tuple[int, ...] = (_PART, BLOCK),
 ) -> int | None:
     """Give the length that the keys are padded to, the first allowed multiple of one of the parts; None where none is."""

@@ -12,15 +12,8 @@ from kvbook.exact.kernels import NotInvariant, no_gradients
 
 
 def convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: list[int], padding: list[int],
+    dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
 ) -> torch.Tensor:
     """Stand in for ``aten::convolution``; the arguments are its own."""
     no_gradients("convolution", x, weight, bias)

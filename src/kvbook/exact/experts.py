@@ -7,10 +7,7 @@ from kvbook.exact.kernels import NotInvariant, base, key_of, no_gradients
 
 
 def grouped_product(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Stand in for ``aten::_grouped_mm``; the arguments are its own."""

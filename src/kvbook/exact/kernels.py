@@ -2,6 +2,8 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
@@ -10,6 +12,19 @@ from kvbook.errors import UserError
 
 class NotInvariant(UserError):
     """An operation cannot be made row-invariant; the message names it and says what to do."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Stands for what cannot be made row-invariant."""
+
+    name: str
+    reason: str = "which it cannot make row-invariant"
+    remedy: str = "leave the block for this operation, or use a model without it"
+
+    def __call__(self, *_arguments: object, **_options: object) -> NoReturn:
+        """Raise, whatever was asked."""
+        raise NotInvariant(f"row_invariant() met {self.name}, {self.reason}: {self.remedy}")
 
 
 @functools.cache
@@ -77,5 +92,18 @@ def pairs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def spread(count: int) -> torch.Tensor:
-    """Give powers of two from 1/64 to 64: terms of many sizes, so that even a short sum of them is rounded on the way."""
+    """Return powers of two from 1/64 to 64: terms of many sizes, so that even a short sum of them is rounded on the way."""
     return 2.0 ** torch.linspace(-6, 6, count).round()
+
+
+def cancel(x: torch.Tensor, weight: torch.Tensor, seed: int) -> None:
+    """Change rows of equal length, in place, so that the products of any row with any row of `weight` sum to zero.
+
+    Each product meets its negative, see `pairs`.
+    """
+    size = x.shape[-1]
+    plus, minus = pairs(size, seed)
+    x[..., plus] *= spread(len(plus))
+    x[..., minus], weight[..., minus] = -x[..., plus], weight[..., plus]
+    if size % 2:
+        x[..., torch.ones(size, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0

@@ -83,30 +83,33 @@ def in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return variant
 
 
-def softmax(x: torch.Tensor, dim: int, half_to_float: bool, exp: Callable[[torch.Tensor], torch.Tensor]):
-    """Take a softmax whose rows do not change with masked elements before, between or after their own."""
+def softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> tuple[torch.Tensor, visible.Seen]:
+    """Take a softmax whose rows do not change with masked elements before, between or after their own.
+
+    With it goes what the queries see, where these are attention's scores.
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
     last = dim in (-1, x.dim() - 1)
     scores = (x if last else x.movedim(dim, -1)).to(wide)
-    seen = visible.seen(scores) if scores.dim() in (3, 4) and scores.numel() else visible.Seen(())
+    seen = visible.seen(scores)
     if not seen.plain:
         # Two masks that are added up give minus infinity: a query that sees nothing is padding, and must give numbers
         # all the same, for they become keys and values.
         scores = scores.clamp(min=torch.finfo(scores.dtype).min)
     if seen.plain:
-        out = _softmax(scores, exp)
+        out = _softmax(scores)
     elif seen.visible is None:
         out = torch.zeros_like(scores)
         for index, first in enumerate(seen.skipped):
-            out[index, ..., first:] = _softmax(scores[index, ..., first:], exp)
+            out[index, ..., first:] = _softmax(scores[index, ..., first:])
     else:
         together, places = visible.drawn_together(scores, seen.visible)
-        out = _softmax(together, exp).gather(-1, places).masked_fill_(~seen.visible, 0)
+        out = _softmax(together).gather(-1, places).masked_fill_(~seen.visible, 0)
     out = out.to(wide if half_to_float else x.dtype)
     return (out if last else out.movedim(-1, dim)), seen
 
 
-def _softmax(scores: torch.Tensor, exp: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _softmax(scores: torch.Tensor) -> torch.Tensor:
     keys = scores.shape[-1]
     if scores.is_cpu and _stock_holds(scores.dtype, torch.get_num_threads()):
         # Few operators: each costs a decode step its microseconds.
@@ -114,7 +117,7 @@ def _softmax(scores: torch.Tensor, exp: Callable[[torch.Tensor], torch.Tensor]) 
         if not more:
             return stock(scores, -1, False)
         return stock(torch.constant_pad_nd(scores, (0, more), -torch.inf), -1, False)[..., :keys]
-    parts = exp(scores - scores.amax(-1, keepdim=True))
+    parts = _function_on(scores, "aten::exp")(scores - scores.amax(-1, keepdim=True))
     return parts / _in_blocks(parts)[..., None]
 
 
@@ -150,31 +153,20 @@ def logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.T
         raise NotInvariant(f"row_invariant() met aten::logsumexp over {len(dim)} dimensions: it can do one")
     wide = torch.promote_types(x.dtype, torch.float32)
     scores = x.movedim(dim[0], -1).to(wide)
-    seen = visible.seen(scores) if scores.dim() in (3, 4) and scores.numel() else visible.Seen(())
+    seen = visible.seen(scores)
     if not seen.plain:
         shown = seen.visible if seen.visible is not None else scores >= visible.MASKED
         scores = visible.drawn_together(scores, shown | ~shown.any(-1, keepdim=True))[0]
     largest = scores.amax(-1, keepdim=True)
-    log = base("aten::log", "CUDA") if key_of(x) == "CUDA" else pointwise("aten::log")
-    found = (largest + log(_in_blocks(exponential_on(x)(scores - largest))[..., None])).to(x.dtype)
+    parts = _function_on(x, "aten::exp")(scores - largest)
+    found = (largest + _function_on(x, "aten::log")(_in_blocks(parts)[..., None])).to(x.dtype)
     return found.movedim(-1, dim[0]) if keepdim else found[..., 0]
 
 
-def exponential_on(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Give the exponential for a tensor's device.
+def _function_on(x: torch.Tensor, operator: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Find a function for a tensor's device.
 
     On a GPU what a vectorised loop leaves over runs the same function, compiled once more; that it has the same bits
     there is not tried.
     """
-    return base("aten::exp", "CUDA") if key_of(x) == "CUDA" else pointwise("aten::exp")
-
-
-def make_softmax(remember: Callable[[visible.Seen, torch.Size], None]) -> Callable[..., torch.Tensor]:
-    """Give `softmax` as a kernel."""
-
-    def function(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-        out, seen = softmax(x, dim, half_to_float, exponential_on(x))
-        remember(seen, out.shape)
-        return out
-
-    return function
+    return base(operator, "CUDA") if key_of(x) == "CUDA" else pointwise(operator)

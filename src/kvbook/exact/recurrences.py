@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import LinearAttentionLayer
 
-from kvbook.exact.kernels import NotInvariant
+from kvbook.exact import alibi
+from kvbook.exact.kernels import NotInvariant, Refusal
 
 # Put on a state that a recurrence known here gave, so that one from elsewhere is noticed; with whether it began from
 # nothing.
@@ -64,17 +65,8 @@ def _mamba(module: ModuleType) -> Callable[..., Any]:
     step = module.mamba_selective_state_update
 
     def scan(
-        hidden_states,
-        dt,
-        A,
-        B,
-        C,
-        D=None,
-        z=None,
-        delta_bias=None,
-        delta_softplus=False,
-        return_last_state=False,
-        **_more,
+        hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
+        **_more
     ):
         batch_size, channels, length = hidden_states.shape
         state = hidden_states.new_zeros(batch_size, channels, A.shape[-1], dtype=torch.float32)
@@ -95,32 +87,31 @@ def _contiguous(x: Any) -> Any:
     return x.contiguous() if isinstance(x, torch.Tensor) else x
 
 
-def _delta(name: str) -> Callable[[ModuleType], Callable[..., Any]]:
-    def made(module: ModuleType) -> Callable[..., Any]:
-        recurrent = getattr(module, name)
+def _delta(name: str, module: ModuleType) -> Callable[..., Any]:
+    recurrent = getattr(module, name)
 
-        def scan(*arguments, **options):
-            # A sum along a row takes another order where the row is scattered, as it is behind a convolution of
-            # several.
-            laid_out = [_contiguous(x) for x in arguments]
-            out, state = recurrent(
-                *laid_out, **{key: _contiguous(x) for key, x in options.items() if key != "chunk_size"}
-            )
-            return out, None if state is None else _marked(state)
+    def scan(*arguments, **options):
+        # A sum along a row takes another order where the row is scattered, as it is behind a convolution of several.
+        options.pop("chunk_size", None)
+        laid_out = {key: _contiguous(x) for key, x in options.items()}
+        out, state = recurrent(*map(_contiguous, arguments), **laid_out)
+        return out, None if state is None else _marked(state)
 
-        return scan
+    return scan
 
-    return made
+
+_gated_delta = functools.partial(_delta, "torch_recurrent_gated_delta_rule")
+_kimi_delta = functools.partial(_delta, "recurrent_kimi_delta_attention")
 
 
 # What reads a text, by its name in transformers' modules; and what makes of it a loop of steps.
 _SCANS: dict[str, Callable[[ModuleType], Callable[..., Any]]] = {
     "mamba2_chunk_scan": _mamba2,
     "mamba_selective_scan": _mamba,
-    "torch_chunk_gated_delta_rule": _delta("torch_recurrent_gated_delta_rule"),
-    "torch_recurrent_gated_delta_rule": _delta("torch_recurrent_gated_delta_rule"),
-    "chunk_kimi_delta_attention": _delta("recurrent_kimi_delta_attention"),
-    "recurrent_kimi_delta_attention": _delta("recurrent_kimi_delta_attention"),
+    "torch_chunk_gated_delta_rule": _gated_delta,
+    "torch_recurrent_gated_delta_rule": _gated_delta,
+    "chunk_kimi_delta_attention": _kimi_delta,
+    "recurrent_kimi_delta_attention": _kimi_delta,
 }
 
 
@@ -133,21 +124,18 @@ class _Within(threading.local):
 _within = _Within()
 
 
-def _known(anew: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _known(anew: bool, stock: Callable[..., Any]) -> Callable[..., Any]:
     """Trust a class whose states are no scan's result as it is: a row of the last token, or several results together."""
 
-    def made(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
-        def forward(*arguments, **options):
-            _within.anew = anew
-            try:
-                return stock(*arguments, **options)
-            finally:
-                _within.anew = None
+    @functools.wraps(stock)
+    def forward(*arguments, **options):
+        _within.anew = anew
+        try:
+            return stock(*arguments, **options)
+        finally:
+            _within.anew = None
 
-        return forward
-
-    return made
+    return forward
 
 
 def _guarded(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -211,23 +199,18 @@ def _as_with_a_cache(stock: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+# What takes the place of a class's forward, made from it.
 _WRAPPED: dict[str, Callable[..., Any]] = {
     "MiniMaxLightningAttention": _token_by_token,
-    "ZayaCCAProjection": _known(anew=False),
-    "ZambaMambaMixer": _known(anew=True),
+    "ZayaCCAProjection": functools.partial(_known, False),
+    "ZambaMambaMixer": functools.partial(_known, True),
     "CodeGenAttention": _as_with_a_cache,
+    "MptAttention": alibi.relative_to_the_query,
+    # Its text and its single tokens go through formulas of their own.
+    "xLSTMModel": lambda _stock: Refusal(
+        "xLSTMModel", "whose cached pass is another formula than its full pass", "use a model without it"
+    ),
 }
-# Classes whose text and whose single tokens go through formulas of their own.
-_REFUSED = ("xLSTMModel",)
-
-
-def _refusal(name: str) -> Callable[..., None]:
-    def forward(*_arguments: object, **_options: object) -> None:
-        raise NotInvariant(
-            f"row_invariant() met {name}, whose cached pass is another formula than its full pass: use a model without it"
-        )
-
-    return forward
 
 
 def _is_modeling(name: str) -> bool:
@@ -241,8 +224,6 @@ def _replacements(module: ModuleType) -> Iterator[tuple[object, str, Callable[..
         yield module, scan, _SCANS[scan](module)
     for kind in _WRAPPED.keys() & held.keys():
         yield held[kind], "forward", _WRAPPED[kind](held[kind].forward)
-    for refused in held.keys() & set(_REFUSED):
-        yield held[refused], "forward", _refusal(refused)
 
 
 class _Replaced(MetaPathFinder):
@@ -294,9 +275,8 @@ def token_by_token() -> Iterator[None]:
     """Read texts with the formula of a decode step, in the classes of transformers, also in those imported meanwhile."""
     replaced = _Replaced()
     try:
-        replaced.put(
-            LinearAttentionLayer, "update_recurrent_state", _guarded(LinearAttentionLayer.update_recurrent_state)
-        )
+        stock = LinearAttentionLayer.update_recurrent_state
+        replaced.put(LinearAttentionLayer, "update_recurrent_state", _guarded(stock))
         for name, module in list(sys.modules.items()):
             if _is_modeling(name):
                 replaced.put_into(module)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from kvbook.exact import fp32_products
-from kvbook.exact.kernels import base, draw, key_of, pairs, spread
+from kvbook.exact.kernels import base, cancel, draw, key_of
 from kvbook.exact.visible import Seen, alike
 
 
@@ -108,8 +108,7 @@ def _modes(weight: torch.Tensor) -> tuple[object, ...]:
     given = torch.backends.cuda.matmul
     return (
         given.fp32_precision, given.allow_fp16_reduced_precision_reduction,
-            given.allow_bf16_reduced_precision_reduction,
-        str(torch.backends.cuda.preferred_blas_library()),
+        given.allow_bf16_reduced_precision_reduction, str(torch.backends.cuda.preferred_blas_library()),
     )
 
 
@@ -206,16 +205,11 @@ def _tellings(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> Ite
 def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     """Make a product whose sums are zero, see `pairs`."""
     inner, columns = weight.shape
-    plus, minus = pairs(inner, seed=1)
     # A GPU may keep parts of a sum in the 16 bits of its terms, and fp16 ends at 65,504.
     scale = 1.0 if weight.is_cuda and weight.dtype == torch.float16 else 16.0
     drawn = functools.partial(draw, used_in=weight.dtype)
     x, other = drawn((rows, inner), seed=2, scale=scale), drawn((inner, columns), seed=3, scale=scale)
-    x[:, plus] *= spread(len(plus))
-    other[minus] = other[plus]
-    x[:, minus] = -x[:, plus]
-    if inner % 2:
-        x[:, torch.ones(inner, dtype=torch.bool).index_fill_(0, torch.cat([plus, minus]), False)] = 0
+    cancel(x, other.t(), seed=1)
     # As small as what is left of the sum, so that when it is added makes a difference.
     left = 2.0**-24 if weight.dtype != torch.float64 else 2.0**-53
     summand = None if bias is None else drawn((columns,), seed=4, scale=6700 * left).to(bias)

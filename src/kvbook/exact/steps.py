@@ -8,24 +8,15 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 
 from kvbook.exact import rows
+from kvbook.replacing import replaced
 
-
-class _OneRow(NamedTuple):
-    """What the product of one row with a layer's weight needs."""
-
-    alive: weakref.ref
-    # Gives None where it does not serve.
-    times: Callable[..., torch.Tensor | None]
-
-
-# By the weight's identity, and only as long as the weight is there: what is offloaded comes as another tensor each
-# time.
-_known: dict[int, _OneRow] = {}
+# What multiplies one row with a weight, or gives None where it does not serve. By the weight's identity, and only as
+# long as the weight is there: what is offloaded comes as another tensor each time.
+_known: dict[int, tuple[weakref.ref, Callable[..., torch.Tensor | None]]] = {}
 
 
 def forget() -> None:
@@ -36,7 +27,7 @@ def forget() -> None:
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
     """Multiply a single row with a weight whose product was prepared; None where it was not, or for more rows."""
     found = _known.get(id(weight))
-    return None if found is None else found.times(x, weight, bias)
+    return None if found is None else found[1](x, weight, bias)
 
 
 def prepared(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., torch.Tensor]:
@@ -57,7 +48,7 @@ def prepared(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., t
             return None
         return times(x, bias)
 
-    _known[name] = _OneRow(weakref.ref(weight, lambda _: _known.pop(name, None)), its)
+    _known[name] = weakref.ref(weight, lambda _: _known.pop(name, None)), its
     return times
 
 
@@ -76,18 +67,7 @@ def _watched(x: torch.Tensor) -> bool:
     )
 
 
-# What each layer of a step calls, and where it looks for it: a norm's square and root, an activation. They serve longer
-# texts too.
-_FUNCTIONS = {
-    "aten::pow.Tensor_Scalar": (torch.Tensor, "pow"),
-    "aten::rsqrt": (torch, "rsqrt"),
-    "aten::silu": (torch.nn.functional, "silu"),
-}
-
-_NOT_IN_PLACE = {"inplace": False}
-
-
-def _linear(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _linear(_ours: Callable[..., torch.Tensor], stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(stock)
     def forward(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
         # An attribute of a module takes longer to find.
@@ -98,17 +78,19 @@ def _linear(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return forward
 
 
-def _of_one_row(query: torch.Tensor) -> bool:
-    return query.dim() == 4 and query.shape[2] == 1 and (query.is_cpu or query.is_cuda)
-
-
 def _attention(ours: Callable[..., torch.Tensor], stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(stock)
     def attend(*arguments: torch.Tensor, **options: object) -> torch.Tensor:
-        directly = len(arguments) > 2 and not any(map(_watched, arguments[:3])) and _of_one_row(arguments[0])
-        return (ours if directly else stock)(*arguments, **options)
+        if len(arguments) > 2 and not any(map(_watched, arguments[:3])):
+            query = arguments[0]
+            if query.dim() == 4 and query.shape[2] == 1 and (query.is_cpu or query.is_cuda):
+                return ours(*arguments, **options)
+        return stock(*arguments, **options)
 
     return attend
+
+
+_NOT_IN_PLACE = {"inplace": False}
 
 
 def _function(ours: Callable[..., torch.Tensor], stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -128,22 +110,22 @@ def _function(ours: Callable[..., torch.Tensor], stock: Callable[..., torch.Tens
     return function
 
 
+# What each layer of a step calls, and where it looks for it: a norm's square and root are functions, and so is an
+# activation. Functions serve longer texts too.
+_CALLED = {
+    "aten::linear": (_linear, torch.nn.Linear, "forward"),
+    "aten::scaled_dot_product_attention": (_attention, torch.nn.functional, "scaled_dot_product_attention"),
+    "aten::pow.Tensor_Scalar": (_function, torch.Tensor, "pow"),
+    "aten::rsqrt": (_function, torch, "rsqrt"),
+    "aten::silu": (_function, torch.nn.functional, "silu"),
+}
+
+
 @contextlib.contextmanager
-def without_the_dispatcher(replaced: Mapping[str, Callable[..., object]]) -> Iterator[None]:
-    """Let a step go past the dispatcher, to what replaces layers, attention and functions; those that are not stay stock."""
-    places = {"aten::scaled_dot_product_attention": (torch.nn.functional, "scaled_dot_product_attention"), **_FUNCTIONS}
-    with contextlib.ExitStack() as stock:
-        for name, (owner, called) in places.items():
-            if name in replaced:
-                wrap = _function if name in _FUNCTIONS else _attention
-                _put(stock, owner, called, wrap(replaced[name], getattr(owner, called)))
-        if "aten::linear" in replaced:
-            _put(stock, torch.nn.Linear, "forward", _linear(torch.nn.Linear.forward))
+def without_the_dispatcher(ours: Mapping[str, Callable[..., object]]) -> Iterator[None]:
+    """Let a step go past the dispatcher to our layers, attention and functions; what we do not have stays stock."""
+    with contextlib.ExitStack() as stack:
+        for operator, (wrap, owner, name) in _CALLED.items():
+            if operator in ours:
+                stack.enter_context(replaced(owner, name, wrap(ours[operator], getattr(owner, name))))
         yield
-
-
-def _put(until: contextlib.ExitStack, owner: object, name: str, other: Callable[..., object]) -> None:
-    """Set an attribute to another function until a stack is left."""
-    here, before = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, other)
-    until.callback(*((setattr, owner, name, before) if here else (delattr, owner, name)))

@@ -54,42 +54,29 @@ def _sum(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _along(
-    operator: str, x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
+    operator: str, x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     stock = base(operator, key_of(x))
     result = dtype or x.dtype
     if not (x.is_floating_point() and result.is_floating_point) or not x.dim() or not x.numel():
         return stock(x, dim, keepdim, dtype=dtype)
     dims = sorted(each % x.dim() for each in dim) if dim else list(range(x.dim()))
-    rows = (
-        x.to(torch.promote_types(x.dtype, torch.float32)).movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims))
-    )
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    rows = wide.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims))
     out = (_mean if operator == "aten::mean.dim" else _sum)(rows).to(result)
     for each in dims if keepdim else ():
         out = out.unsqueeze(each)
     return out
 
 
-def mean(
-    x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """Stand in for ``aten::mean.dim``; the arguments are its own."""
-    return _along("aten::mean.dim", x, dim, keepdim, dtype)
-
-
-def total(
-    x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """Stand in for ``aten::sum.dim_IntList``; parameters as for `mean`."""
-    return _along("aten::sum.dim_IntList", x, dim, keepdim, dtype)
+# Stand in for these operators, with their arguments.
+mean = functools.partial(_along, "aten::mean.dim")
+total = functools.partial(_along, "aten::sum.dim_IntList")
 
 
 def vector_norm(
-    x: torch.Tensor,
-    ord: float = 2,
-    dim: list[int] | None = None,
-    keepdim: bool = False,
-    *,
+    x: torch.Tensor, ord: float = 2, dim: list[int] | None = None, keepdim: bool = False, *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Stand in for ``aten::linalg_vector_norm``; the arguments are its own.

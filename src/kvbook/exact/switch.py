@@ -7,24 +7,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch.nn import Parameter
 
-from kvbook.exact import (
-    alibi,
-    attention,
-    attention_kernel,
-    convolutions,
-    experts,
-    pointwise,
-    recurrences,
-    rows,
-    steps,
-    sums,
-)
-from kvbook.exact.kernels import NotInvariant, base, no_gradients
+from kvbook.exact import attention, attention_kernel, convolutions, experts, pointwise, recurrences, rows, steps, sums
+from kvbook.exact.kernels import Refusal, base, no_gradients
 from kvbook.exact.visible import Seen
 
 # Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
@@ -69,8 +57,10 @@ class _State(threading.local):
 _state = _State()
 
 
-def _remember(seen: Seen, shape: torch.Size) -> None:
-    _state.shape, _state.seen = (None if seen.plain else shape), seen
+def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    out, seen = pointwise.softmax(x, dim, half_to_float)
+    _state.shape, _state.seen = (None if seen.plain else out.shape), seen
+    return out
 
 
 def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -142,89 +132,58 @@ def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return _bmm(*flat).view(*batch, left.shape[-2], right.shape[-1])
 
 
-@dataclass(frozen=True)
-class _Refusal:
-    """Stands for an operation that cannot be made row-invariant."""
-
-    name: str
-
-    def __call__(self, *_arguments: object, **_options: object) -> None:
-        raise NotInvariant(
-            f"row_invariant() met {self.name}, which it cannot make row-invariant: leave the block for this operation, "
-            "or use a model without it"
-        )
-
-
 def _exists(name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
-@functools.lru_cache(maxsize=4)
-def _replacements(key: str, names: frozenset[str]) -> dict[str, Callable[..., object]]:
-    """Give what is registered, by operator, for a dispatch key; made while torch's own kernels are in place.
-
-    Once for all operators that there are: a library that is imported later brings more.
-    """
-    softmax = pointwise.make_softmax(_remember)
-    table: dict[str, Callable[..., object]] = {
-        "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
-        "aten::matmul": _matmul, "aten::_softmax": softmax, "aten::_grouped_mm": experts.grouped_product,
-        "aten::logsumexp": pointwise.logsumexp, "aten::convolution": convolutions.convolution,
-        "aten::linalg_vector_norm": sums.vector_norm, "aten::topk": experts.topk,
-    }
-    # So that `base` holds every kernel before it is replaced.
-    for name in (
-        "aten::mm",
-        "aten::addmm",
-        "aten::bmm",
-        "aten::exp",
-        "aten::log",
-        "aten::topk",
-        "aten::_softmax",
-        attention_kernel.KERNELS[key],
-    ):
-        base(name, key)
-    table["aten::scaled_dot_product_attention"] = attention.attend
-    if key == "CPU":
-        for name in _POINTWISE:
-            plain, _, overload = name.partition(".")
-            if f"aten::{name}" not in names or not _exists(f"aten::{name}", key):
-                continue
-            function = table[f"aten::{name}"] = pointwise.pointwise(f"aten::{name}")
-            variant = f"aten::{plain}_" + (".Scalar" if overload else "")
-            if variant in names and _exists(variant, key):
-                table[variant] = pointwise.in_place(function)
-    else:
-        for name, function in (("aten::mean.dim", sums.mean), ("aten::sum.dim_IntList", sums.total)):
-            base(name, key)
-            table[name] = function
-    patterns = (_REFUSED, _FOREIGN) if key == "CPU" else (_REFUSED, _FOREIGN, _REFUSED_ON_A_GPU)
-    for name in sorted(names - table.keys()):
-        # Some, such as a matrix times a vector, have one kernel for all devices.
-        if any(pattern.match(name) for pattern in patterns) and (
-            _exists(name, key) or _exists(name, "CompositeExplicitAutograd")
-        ):
-            table[name] = _Refusal(name)
-    return table
-
-
+# What `base` must hold before it is replaced, or refused.
+_STOCK = ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp", "aten::log", "aten::topk", "aten::_softmax")
 PARTS = ("products", "attention", "functions")
 
 
-def _only(table: dict[str, Callable[..., object]], parts: Collection[str]) -> dict[str, Callable[..., object]]:
-    """Keep some parts of the replacements; with fewer than all, stock's own kernels are needed, so nothing is refused."""
-    if set(parts) == set(PARTS):
-        return table
+@functools.lru_cache(maxsize=4)
+def _replacements(key: str, names: frozenset[str]) -> dict[str, dict[str, Callable[..., object]]]:
+    """List what is registered for a dispatch key, by part and operator; made while torch's own kernels are in place.
+
+    Once for all operators that there are: a library that is imported later brings more.
+    """
+    for name in (*_STOCK, attention_kernel.KERNELS[key]):
+        base(name, key)
     products = {
-        f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_grouped_mm", "convolution")
+        "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
+        "aten::matmul": _matmul, "aten::_grouped_mm": experts.grouped_product,
+        "aten::convolution": convolutions.convolution,
     }
-    attends = {"aten::scaled_dot_product_attention", "aten::_softmax"}
-    return {
-        name: function
-        for name, function in table.items()
-        if not isinstance(function, _Refusal)
-        and ("products" if name in products else "attention" if name in attends else "functions") in parts
+    attends = {"aten::_softmax": _softmax, "aten::scaled_dot_product_attention": attention.attend}
+    functions = {
+        "aten::logsumexp": pointwise.logsumexp, "aten::linalg_vector_norm": sums.vector_norm, "aten::topk": experts.topk
     }
+    if key == "CPU":
+        for name in (name for name in _POINTWISE if f"aten::{name}" in names and _exists(f"aten::{name}", key)):
+            plain, _, overload = name.partition(".")
+            functions[f"aten::{name}"] = pointwise.pointwise(f"aten::{name}")
+            variant = f"aten::{plain}_" + (".Scalar" if overload else "")
+            if variant in names and _exists(variant, key):
+                functions[variant] = pointwise.in_place(functions[f"aten::{name}"])
+    else:
+        functions |= {"aten::mean.dim": sums.mean, "aten::sum.dim_IntList": sums.total}
+        for name in ("aten::mean.dim", "aten::sum.dim_IntList"):
+            base(name, key)
+    patterns = (_REFUSED, _FOREIGN) if key == "CPU" else (_REFUSED, _FOREIGN, _REFUSED_ON_A_GPU)
+    # Some, such as a matrix times a vector, have one kernel for all devices.
+    refused = {
+        name: Refusal(name) for name in names - products.keys() - attends.keys() - functions.keys()
+        if any(pattern.match(name) for pattern in patterns)
+        and (_exists(name, key) or _exists(name, "CompositeExplicitAutograd"))
+    }
+    return {"products": products, "attention": attends, "functions": functions, "refused": refused}
+
+
+def _of(parts: Collection[str], key: str, names: frozenset[str]) -> dict[str, Callable[..., object]]:
+    """List the replacements of some parts; with fewer than all stock's own kernels are needed: nothing is refused."""
+    kept = (*PARTS, "refused") if set(parts) == set(PARTS) else parts
+    table = _replacements(key, names)
+    return {name: function for part in kept for name, function in table[part].items()}
 
 
 _lock = threading.RLock()
@@ -233,17 +192,13 @@ _libraries: list[torch.library.Library] = []
 _others: contextlib.ExitStack | None = None
 
 
-def _devices() -> list[str]:
-    return ["CPU", "CUDA"] if torch.cuda.is_available() else ["CPU"]
-
-
 def _switch_on(parts: Collection[str]) -> None:
     global _others
     names = frozenset(torch._C._dispatch_get_all_op_names())
-    tables = {key: _only(_replacements(key, names), parts) for key in _devices()}
+    keys = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
+    tables = {key: _of(parts, key, names) for key in keys}
     _others = contextlib.ExitStack()
     try:
-        _others.enter_context(alibi.relative_to_the_query())
         _others.enter_context(recurrences.token_by_token())
         _others.enter_context(steps.without_the_dispatcher(tables["CPU"]))
         if "torch._dynamo" in sys.modules or "CUDA" in tables:

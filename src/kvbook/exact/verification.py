@@ -58,11 +58,7 @@ def _ways(model: PreTrainedModel, ids: torch.Tensor, static: bool) -> Iterator[t
     third = max(1, length // 3)
     chunks = [third, *[1] * min(3, length - third - 1)]
     chunks.append(length - sum(chunks))
-    for way, sizes in (
-        ("prefix + last token", [length - 1, 1]),
-        ("chunks", chunks),
-        ("token by token", [1] * length),
-    ):
+    for way, sizes in (("prefix + last token", [length - 1, 1]), ("chunks", chunks), ("token by token", [1] * length)):
         yield f"{way}, dynamic cache", fed(model, ids, sizes, DynamicCache(config=model.config))
         if static:
             cache = StaticCache(config=model.config, max_cache_len=length + 17)

@@ -65,7 +65,9 @@ def run(visible: torch.Tensor) -> tuple[int, int] | None:
 
 
 def seen(scores: torch.Tensor) -> Seen:
-    """Find out what queries see from the scores that a mask was added to."""
+    """Find out what queries see from the scores that a mask was added to; only attention's have 3 or 4 dimensions."""
+    if scores.dim() not in (3, 4) or not scores.numel():
+        return Seen(())
     nothing = Seen((0,) * len(scores))
     # A single query, as in a decode step without a mask, sees all there is.
     if scores.shape[-2] == 1 and not bool((scores < MASKED).any()):
@@ -91,18 +93,22 @@ def drawn_together(scores: torch.Tensor, visible: torch.Tensor) -> tuple[torch.T
     return room[..., :most], places.clamp(min=0)
 
 
-def alike(visible: torch.Tensor, block: int) -> list[tuple[torch.Tensor, torch.Tensor | int]]:
-    """Group the queries of one head that can be multiplied with their values together."""
-    count = visible.sum(-1)
+def beginnings(visible: torch.Tensor) -> list[int | None]:
+    """List the first key that each query sees, None where it does not see all up to its last one."""
     first = visible.int().argmax(-1)
     last = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1)
-    whole = count == last - first + 1
+    whole = visible.sum(-1) == last - first + 1
+    return [begin if is_whole else None for begin, is_whole in zip(first.tolist(), whole.tolist(), strict=True)]
+
+
+def alike(visible: torch.Tensor, block: int) -> list[tuple[torch.Tensor, torch.Tensor | int]]:
+    """Group the queries of one head that can be multiplied with their values together."""
     groups: dict[object, list[int]] = {}
-    for query, (begin, is_whole) in enumerate(zip(first.tolist(), whole.tolist(), strict=True)):
-        key = begin % block if is_whole else visible[query].numpy(force=True).tobytes()
+    for query, first in enumerate(beginnings(visible)):
+        key = visible[query].numpy(force=True).tobytes() if first is None else first % block
         groups.setdefault(key, []).append(query)
-    found: list[tuple[torch.Tensor, torch.Tensor | int]] = []
-    for key, queries in groups.items():
-        keys = key if isinstance(key, int) else visible[queries[0]].nonzero()[:, 0]
-        found.append((torch.tensor(queries, device=visible.device), keys))
-    return found
+    return [
+        (torch.tensor(queries, device=visible.device),
+         key if isinstance(key, int) else visible[queries[0]].nonzero()[:, 0])
+        for key, queries in groups.items()
+    ]

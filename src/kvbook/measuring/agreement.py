@@ -61,10 +61,8 @@ def drift(reference: torch.Tensor, other: torch.Tensor) -> Drift:
     first, second = reference.double(), other.double()
     difference = first - second
     return Drift(
-        max_abs=difference.abs().amax(-1),
-        rms=difference.square().mean(-1).sqrt(),
-        reference_rms=first.square().mean(-1).sqrt(),
-        differing_share=(difference != 0).double().mean(-1),
+        max_abs=difference.abs().amax(-1), rms=difference.square().mean(-1).sqrt(),
+        reference_rms=first.square().mean(-1).sqrt(), differing_share=(difference != 0).double().mean(-1),
     )
 
 

@@ -41,14 +41,8 @@ class Cost:
 
 
 def predict(
-    config: PretrainedConfig,
-    dtypes: Iterable[str],
-    n_tokens: int,
-    *,
-    n_passes: float,
-    n_steps: float = 0,
-    device: str = "cpu",
-    n_copies: int = 1,
+    config: PretrainedConfig, dtypes: Iterable[str], n_tokens: int, *, n_passes: float, n_steps: float = 0,
+    device: str = "cpu", n_copies: int = 1,
 ) -> Cost:
     """Predict what passes of a causal model take, one dtype after the other.
 

@@ -72,11 +72,7 @@ def together(n_layers: int) -> int:
 
 
 def _layers_step(
-    layers: Sequence[nn.Module],
-    hidden: torch.Tensor,
-    mask: torch.Tensor | None,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    layers: Sequence[nn.Module], hidden: torch.Tensor, mask: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor,
     held: Sequence[Any],
 ) -> torch.Tensor:
     for layer, of_layer in zip(layers, held, strict=True):

@@ -222,10 +222,8 @@ def _resampled(table: pd.DataFrame, seed: int) -> Resampled:
     sums, counts = files.sum().to_numpy(), files.size().to_numpy()
     kind, weights = _weights(len(counts), seed)
     return Resampled(
-        layers=table.columns.to_numpy(),
-        mean=table.to_numpy().mean(0),
-        draws=(weights @ sums) / (weights @ counts)[:, None],
-        kind=kind,
+        layers=table.columns.to_numpy(), mean=table.to_numpy().mean(0),
+        draws=(weights @ sums) / (weights @ counts)[:, None], kind=kind,
     )
 
 
@@ -269,8 +267,7 @@ def growth_resampled(resampled: Resampled) -> Estimate:
     """Give the growth a layer with its bootstrap interval; layers whose mean is 0 in any draw are refused by the log."""
     return percentiles(
         np.expm1(_slope(resampled.layers, np.log(resampled.mean))),
-        np.expm1(_slope(resampled.layers, np.log(resampled.draws))),
-        resampled.kind,
+        np.expm1(_slope(resampled.layers, np.log(resampled.draws))), resampled.kind,
     )
 
 

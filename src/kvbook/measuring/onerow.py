@@ -33,13 +33,8 @@ def one_row_linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def one_query_attention(
-    _layer: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **_,
+    _layer: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
+    scaling: float | None = None, **_
 ) -> tuple[torch.Tensor, None]:
     """Attend from one query, in fp32, in the form that transformers' attention interface asks for."""
     batch_size, heads, queries, head_dim = query.shape

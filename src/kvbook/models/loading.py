@@ -154,14 +154,8 @@ def parameter_count(config: PretrainedConfig) -> int:
 
 
 def load(
-    model: str,
-    *,
-    weights: str = "stand-in",
-    dtype: str = "float32",
-    device: str = "cpu",
-    attention: str | None = None,
-    seed: int = 0,
-    quantization: str = "none",
+    model: str, *, weights: str = "stand-in", dtype: str = "float32", device: str = "cpu", attention: str | None = None,
+    seed: int = 0, quantization: str = "none",
 ) -> Loaded:
     """Load a model and its tokenizer.
 

@@ -5,15 +5,7 @@ All have 12 layers, width 128, 4 heads, the same vocabulary size and context; th
 free number: it brings each family to about 2.5 million parameters.
 """
 
-from transformers import (
-    FalconConfig,
-    GPT2Config,
-    LlamaConfig,
-    MptConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    RobertaConfig,
-)
+from transformers import FalconConfig, GPT2Config, LlamaConfig, MptConfig, PretrainedConfig, Qwen2Config, RobertaConfig
 
 from kvbook.errors import UserError
 from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE, Style

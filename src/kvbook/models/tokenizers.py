@@ -24,17 +24,8 @@ VOCABULARY_SIZE = 2048
 
 # One list for both tokenizers and all families, so that vocabularies stay comparable; ids 0, 1, 2, ...
 SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|begin_of_text|>",
-    "<pad>",
-    "<s>",
-    "</s>",
-    "<mask>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|im_start|>",
-    "<|im_end|>",
+    "<|endoftext|>", "<|begin_of_text|>", "<pad>", "<s>", "</s>", "<mask>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eot_id|>", "<|im_start|>", "<|im_end|>",
 )
 
 LLAMA3_PATTERN = (
@@ -70,10 +61,8 @@ def train_bpe(style: Style, texts: Iterable[str], vocabulary_size: int = VOCABUL
     tokenizer.pre_tokenizer = _pre_tokenizer(style)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary_size, special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
@@ -96,8 +85,7 @@ def for_family(bpe: Tokenizer, family: str, context_length: int) -> PreTrainedTo
         chat = "{{ bos_token }}" + _LLAMA3_CHAT
     elif family == "roberta":
         own.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>",
-            pair="<s> $A </s> </s> $B </s>",
+            single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>",
             special_tokens=[("<s>", ids["<s>"]), ("</s>", ids["</s>"])],
         )
         special |= {
@@ -110,10 +98,7 @@ def for_family(bpe: Tokenizer, family: str, context_length: int) -> PreTrainedTo
     elif family == "qwen2":
         chat = _CHATML
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=own,
-        model_max_length=context_length,
-        clean_up_tokenization_spaces=False,
-        **special,
+        tokenizer_object=own, model_max_length=context_length, clean_up_tokenization_spaces=False, **special
     )
     if chat is not None:
         tokenizer.chat_template = chat
