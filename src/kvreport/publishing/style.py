@@ -4,17 +4,20 @@ Axes carry lower-case labels and no titles: a figure's claim is in its caption. 
 marker or a line style says the same thing again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator
 
 from kvbook.measuring.estimates import Estimate
 from kvreport.publishing import STYLE
+from kvreport.publishing.wording import DTYPES
 
 # Okabe and Ito's palette, told apart by readers with any common colour vision deficiency. For lines and
 # markers only its colours with a contrast of at least 3 : 1 on white.
@@ -56,27 +59,68 @@ DTYPE_COLOURS = {
 }
 
 
-def ends(estimates: Iterable[Estimate]) -> np.ndarray:
-    """Return how far the ends of intervals lie from their estimates, as `Axes.errorbar` takes them."""
-    return np.array([(one.value - one.low, one.high - one.value) for one in estimates]).T
+# How the book's values stand behind a run's own.
+FAINT = {"linewidth": 6, "alpha": 0.3, "markersize": 11}
+# A line to compare with, such as at a ratio of 1.
+REFERENCE = {"color": GREY, "linewidth": 1, "linestyle": ":"}
 
 
-def plot_estimates(table: pd.DataFrame, ax: Axes, reference: float | None = None, form: str = "{:.3g}") -> Axes:
-    """Draw estimates with their intervals, a line each, the value written beside."""
-    for place, row in enumerate(table.itertuples()):
-        estimate: Estimate = row.estimate
-        colour = GREY if row.published else BLUE
-        ax.errorbar(
-            estimate.value, place, xerr=ends([estimate]), fmt="o", color=colour,
-            markerfacecolor="white" if row.published else colour,
-        )
-        ax.annotate(
-            form.format(estimate.value), (estimate.value, place), xytext=(0, 6), textcoords="offset points",
-            ha="center", fontsize=8.5, color=colour,
-        )
-    if reference is not None:
-        ax.axvline(reference, color=GREY, linewidth=1, linestyle=":")
-    ax.set_yticks(range(len(table)), table["label"])
-    ax.set_ylim(len(table) - 0.4, -0.8)
+def key(label: str, colour: str = GREY, **look) -> Line2D:
+    """Make an entry of a legend: a marker alone where one is named, else a line."""
+    return Line2D([], [], color=colour, label=label, **{"linestyle": "" if "marker" in look else "-"} | look)
+
+
+def dtype_keys(dtypes: Iterable[str], markers: Mapping[str, str] | None = None) -> list[Line2D]:
+    """Make a legend's entries for dtypes: a line in each one's colour, or its marker."""
+    looks = {d: {"marker": markers[d]} if markers else {"linewidth": 3} for d in dict.fromkeys(dtypes)}
+    return [key(DTYPES[d], DTYPE_COLOURS[d], **look) for d, look in looks.items()]
+
+
+def ends(estimates: Iterable[Estimate], down_to: float = 0) -> np.ndarray:
+    """Return how far the ends of intervals lie from their estimates, as `Axes.errorbar` takes them.
+
+    On a logarithmic axis an end at 0 has no place: it is drawn at the share `down_to` of the value.
+    """
+    lows = ((one, max(one.low, down_to * one.value) if down_to else one.low) for one in estimates)
+    return np.array([(one.value - low, one.high - one.value) for one, low in lows]).T
+
+
+def note(ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (0, 0), **look) -> Annotation:
+    """Write beside a point, shifted from it by so many points of type."""
+    return ax.annotate(text, at, shift, textcoords="offset points", **{"fontsize": 9, "color": GREY} | look)
+
+
+def plot_estimate(
+    ax: Axes, estimate: Estimate, place: float, down_to: float = 0, upright: bool = False, **look
+) -> None:
+    """Draw an estimate and its interval at a place of the other axis; `down_to` as for `ends`."""
+    at, along = ((place, estimate.value), "yerr") if upright else ((estimate.value, place), "xerr")
+    ax.errorbar(*at, **{along: ends([estimate], down_to), "linestyle": ""} | look)
+
+
+def name_rows(ax: Axes, names: Sequence[str], above: float = 0.5, **look) -> None:
+    """Name rows from the top down."""
+    ax.set_yticks(range(len(names)), names, **look)
+    ax.set_ylim(len(names) - 0.5, -above)
     ax.grid(axis="y", visible=False)
-    return ax
+
+
+def name_cells(ax: Axes, names: Sequence[str], **look) -> None:
+    """Name the rows of a map, whose cells are one high, from the top down."""
+    ax.set_yticks(np.arange(len(names)) + 0.5, names, **{"fontsize": 9} | look)
+    ax.set_ylim(len(names), 0)
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+
+
+def plot_estimates(table: pd.DataFrame, ax: Axes, reference: float, form: str) -> None:
+    """Draw estimates with their intervals, a line each, the value written above; what is published is hollow."""
+    for place, row in enumerate(table.itertuples()):
+        colour = GREY if row.published else BLUE
+        plot_estimate(
+            ax, row.estimate, place, marker="o", color=colour, markerfacecolor="white" if row.published else colour
+        )
+        value = row.estimate.value
+        note(ax, form.format(value), (value, place), (0, 6), ha="center", fontsize=8.5, color=colour)
+    ax.axvline(reference, **REFERENCE)
+    name_rows(ax, table["label"], above=0.8)
