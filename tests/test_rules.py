@@ -14,7 +14,7 @@ from kvreport.chapters.from_scratch import claims as from_scratch
 from kvreport.chapters.layer_drift import measures as layer_drift
 from kvreport.chapters.prompt_reuse import claims as prompt_reuse
 from kvreport.chapters.static_cache import measures as static_cache
-from kvreport.chapters.where_drift_begins import claims as where_drift_begins
+from kvreport.chapters.where_drift_begins import measures as where_drift_begins
 from kvreport.chapters.which_path_is_right import measures as which_path
 from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge, missing
 from kvreport.publishing.rules import (

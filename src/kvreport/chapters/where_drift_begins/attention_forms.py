@@ -16,6 +16,7 @@ from kvbook.measuring import agreement
 from kvbook.models import placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvreport.chapters.where_drift_begins import rows as named
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 HEADS, HEAD_DIM, DRAWS = 4, 32, 4
@@ -89,15 +90,15 @@ def _longer(attend: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 
 
 FORMS: dict[str, Callable] = {
-    "all rows, boolean mask": _few(0),
-    "all rows, additive mask": _few(0, additive=True),
-    "1 row, no mask": _one,
-    "1 row, boolean mask": _few(1),
-    "3 rows, boolean mask": _few(3),
-    "16 rows, boolean mask": _few(16),
-    "1 row, 64 hidden keys": _few(1, hidden=HIDDEN_KEYS),
-    "all rows, 64 hidden keys": _few(0, hidden=HIDDEN_KEYS),
-    "one more row behind": _longer,
+    named.BOOLEAN: _few(0),
+    named.ADDITIVE: _few(0, additive=True),
+    named.ALONE: _one,
+    named.ALONE_MASKED: _few(1),
+    named.THREE: _few(3),
+    named.SIXTEEN: _few(16),
+    named.ALONE_HIDDEN: _few(1, hidden=HIDDEN_KEYS),
+    named.HIDDEN: _few(0, hidden=HIDDEN_KEYS),
+    named.LONGER: _longer,
 }
 
 

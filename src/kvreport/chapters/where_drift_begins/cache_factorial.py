@@ -19,15 +19,12 @@ from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.where_drift_begins.rows import ALL_ROWS, FROM_DECODE, FROM_FULL, FROM_PREFILL, ONE_ROW
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
-
-FULL, PREFILL, DECODE = "full pass", "prefill", "decode"
-SOURCES = (FULL, PREFILL, DECODE)
-ONE_ROW, ALL_ROWS = "one row", "all rows"
 
 
 class GivenCache(DynamicCache):
-    """A cache that answers with another one's keys and values for the prefix, and with the caller's own for the last row.
+    """A cache that returns another one's keys and values for the prefix, and the caller's own for the last row.
 
     Parameters
     ----------
@@ -61,7 +58,10 @@ def caches(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None
     prefix = ids[:, :-1]
     full = model(ids, use_cache=True, logits_to_keep=1).past_key_values
     full.crop(-1)
-    return {FULL: full, PREFILL: full_and_split.prefill(model, prefix), DECODE: decoded(model, prefix, begun)}
+    return {
+        FROM_FULL: full, FROM_PREFILL: full_and_split.prefill(model, prefix),
+        FROM_DECODE: decoded(model, prefix, begun),
+    }
 
 
 def query(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) -> full_and_split.LastToken:
@@ -76,7 +76,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = Non
     reference = full_and_split.full_pass(model, ids)
     written = caches(model, ids, begun)
     for source, cache in written.items():
-        held, expected = (_flat(which) for which in (cache, written[FULL]))
+        held, expected = (_flat(which) for which in (cache, written[FROM_FULL]))
         of_cache = agreement.drift(expected, held)
         for rows in (ONE_ROW, ALL_ROWS):
             found = query(model, ids, cache, rows)

@@ -18,9 +18,9 @@ from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.where_drift_begins.rows import EQUAL, FEWER
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
-EQUAL, FEWER = "equal", "one token fewer"
 STATES, KEYS, LOGITS, OPERATIONS = "hidden states", "keys and values", "logits", "operations"
 
 

@@ -13,7 +13,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from kvreport.chapters.where_drift_begins import attention_forms, cache_factorial, operation_replay, tables
+from kvreport.chapters.where_drift_begins import rows as named
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
@@ -128,10 +128,15 @@ def plot_kinds(shares: pd.DataFrame, names: list[str], columns: list[tuple[str, 
     return ax
 
 
-def figure_kinds(shares: pd.DataFrame, passes: list[str]) -> Figure:
-    """Draw `plot_kinds` for every dtype and some passes; kinds that never differ are left out."""
+def _kinds(shares: pd.DataFrame) -> list[str]:
+    return [kind for kind in named.KINDS if kind in set(shares["kind"])]
+
+
+def figure_kinds(shares: pd.DataFrame) -> Figure:
+    """Draw `plot_kinds` for every dtype and both passes of a cached step; kinds that never differ are left out."""
+    passes = (named.LAST_ONE, named.PREFILL)
     columns = list(dict.fromkeys(zip(shares["model"], shares["attention"], strict=True)))
-    names = tables.kinds(shares[shares["share"] > 0]) or tables.kinds(shares)
+    names = _kinds(shares[shares["share"] > 0]) or _kinds(shares)
     panels = [(dtype, name) for name in passes for dtype in dict.fromkeys(shares["dtype"])]
     # Many models need the whole width, or their numbers cannot be read on a telephone.
     across = len(passes) if len(columns) <= 4 else 1
@@ -142,7 +147,7 @@ def figure_kinds(shares: pd.DataFrame, passes: list[str]) -> Figure:
     )
     for ax, (dtype, name) in zip(axes.T.flat, panels, strict=True):
         plot_kinds(shares[(shares["dtype"] == dtype) & (shares["pass"] == name)], names, columns, ax)
-        shown = "last row alone" if name == tables.ONE_ROW else name
+        shown = "last row alone" if name == named.LAST_ONE else name
         ax.set_title(f"{DTYPES[dtype]}, {shown}", fontsize=9.5, loc="left", pad=2)
     return fig
 
@@ -157,7 +162,7 @@ def plot_gemm(states: pd.DataFrame, ax: Axes) -> Axes:
     most = int(states["rows"].max())
     grid = np.full((len(sizes), most), -1)
     for row in states.itertuples():
-        grid[sizes.index(row.inner_size), row.rows - 1] = tables.GEMM_STATES.index(row.state)
+        grid[sizes.index(row.inner_size), row.rows - 1] = named.STATES.index(row.state)
     _plot_states(ax, grid, np.arange(most + 1) + 0.5, _GEMM_COLOURS, _GEMM_HATCHES)
     ax.set_xscale("log", base=2)
     ticks = [2**power for power in range(most.bit_length()) if 2**power <= most]
@@ -179,7 +184,7 @@ def figure_gemm(states: pd.DataFrame) -> Figure:
         ax.set_title(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}", loc="left", fontsize=9.5, pad=2)
     fig.supylabel("K (reduction size)", fontsize=10)
     axes[-1, 0].set_xlabel("query length (rows of the product)")
-    _legend(fig, list(tables.GEMM_STATES), _GEMM_COLOURS, _GEMM_HATCHES, set(states["state"]))
+    _legend(fig, list(named.STATES), _GEMM_COLOURS, _GEMM_HATCHES, set(states["state"]))
     return fig
 
 
@@ -212,7 +217,7 @@ def figure_lengths(shares: pd.DataFrame) -> Figure:
 
 def plot_forms(shares: pd.DataFrame, ax: Axes) -> QuadMesh:
     """Draw the share of rows that differ from the causal pass: forms against numbers of keys."""
-    forms, lengths = list(attention_forms.FORMS), sorted(shares["keys"].unique())
+    forms, lengths = list(named.FORMS), sorted(shares["keys"].unique())
     grid = np.full((len(forms), len(lengths)), np.nan)
     for row in shares.itertuples():
         grid[forms.index(row.form), lengths.index(row.keys)] = row.share
@@ -250,22 +255,22 @@ def figure_forms(shares: pd.DataFrame) -> Figure:
     return fig
 
 
-_QUERY_STYLE = {cache_factorial.ONE_ROW: (style.VERMILION, "o"), cache_factorial.ALL_ROWS: (style.BLUE, "s")}
+_QUERY_STYLE = {named.ONE_ROW: (style.VERMILION, "o"), named.ALL_ROWS: (style.BLUE, "s")}
 
 
 def plot_factorial(table: pd.DataFrame, ax: Axes) -> Axes:
     """Draw the drift by who wrote the cache, one mark a query; a drift of 0 is hollow."""
     for row in table.itertuples():
         colour, marker = _QUERY_STYLE[row.query]
-        place = cache_factorial.SOURCES.index(row.cache) + (0.16 if row.query == cache_factorial.ALL_ROWS else -0.16)
+        place = named.SOURCES.index(row.cache) + (0.16 if row.query == named.ALL_ROWS else -0.16)
         drift = row.drift
         ax.errorbar(
             drift.value, place, xerr=[[max(drift.value - drift.low, 0)], [max(drift.high - drift.value, 0)]],
             color=colour, marker=marker, markersize=6, linestyle="", markerfacecolor="white" if drift.value == 0
                 else colour,
         )
-    ax.set_yticks(range(len(cache_factorial.SOURCES)), cache_factorial.SOURCES, fontsize=9.5)
-    ax.set_ylim(len(cache_factorial.SOURCES) - 0.5, -0.5)
+    ax.set_yticks(range(len(named.SOURCES)), named.SOURCES, fontsize=9.5)
+    ax.set_ylim(len(named.SOURCES) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
     return ax
 
@@ -298,8 +303,3 @@ def figure_factorial(table: pd.DataFrame) -> Figure:
     )
     fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5, columnspacing=1, handletextpad=0.2)
     return fig
-
-
-def shown_passes() -> list[str]:
-    """Give the passes that `figure_kinds` draws: the two that a cached step is made of."""
-    return [operation_replay.last(1), operation_replay.PREFILL]

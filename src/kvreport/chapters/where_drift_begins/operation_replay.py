@@ -16,17 +16,8 @@ from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.where_drift_begins.rows import ALL, PREFILL, REAL, last
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
-
-# Not replayed but run as it comes: prefill of all tokens but the last, then the last.
-REAL = "real decode step"
-PREFILL = "all but the last"
-ALL = "all"
-
-
-def last(rows: int) -> str:
-    """Name the pass of the last rows."""
-    return f"last {rows}"
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Iterator[dict[str, Any]]:

@@ -51,7 +51,7 @@ class WhereDriftBeginsSettings(TextSettings):
 
     @property
     def longest(self) -> int:
-        """Tokens up to which the sweep over lengths goes: beyond the texts, and half as far again where they have one length."""
+        """Longest prefix of the sweep: one token beyond the texts, or half as far again where all have one length."""
         low, high = lengths.bounds(self.n_tokens)
         return high * 3 // 2 + 2 if low == high else high + 1
 

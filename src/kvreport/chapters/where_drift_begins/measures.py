@@ -1,0 +1,199 @@
+"""What the rows of the chapter on where drift begins say: its measures, then the sentences and the claim."""
+
+from dataclasses import replace
+
+import pandas as pd
+
+from kvbook.measuring import estimates
+from kvbook.measuring.estimates import Estimate
+from kvreport.chapters.where_drift_begins import rows
+from kvreport.chapters.where_drift_begins.rows import EXPERIMENTS, ROWS  # noqa: F401
+from kvreport.publishing.measures import (
+    Measure,
+    Worded,
+    claim,
+    counted,
+    distinct,
+    first,
+    holds,
+    mean,
+    noted,
+    part,
+    share,
+)
+from kvreport.publishing.rules import HALF, Bound, anyone, every, refuted, reproduced
+from kvreport.publishing.verdicts import Claims
+
+# Operations that treat every row for itself.
+_ROW_WISE = ("embedding", "elementwise", "norm")
+
+
+def _share_of_calls(calls: pd.DataFrame) -> Estimate:
+    return estimates.share_of_rows(calls, calls["share"])[0]
+
+
+def _draws(forms: pd.DataFrame) -> float:
+    rows_of_a_case = forms.groupby(["kernel", "dtype", "keys"])["compared_rows"].sum()
+    return rows_of_a_case.iloc[0] / forms["heads"].iloc[0]
+
+
+# Operations on equal inputs.
+CALLS = Measure(
+    "share of calls that differ on bitwise identical inputs", "file", "attention and kind", "{:.1%}",
+    rows="calls of the first model", by=("attention", "kind"), estimate=_share_of_calls,
+)
+ONE_ROW, SIXTEEN_ROWS = (CALLS.where(**{"pass": rows.last(count)}) for count in (1, 16))
+LINEAR, ATTENTION = (ONE_ROW.where(attention="sdpa", kind=kind) for kind in ("linear", "attention"))
+MOST_CALLS = Measure(
+    "largest share of calls that differ on bitwise identical inputs", "", "kind", "{:.1%}", "all calls of all texts",
+    rows="calls", by=("kind",), estimate=counted(lambda calls: calls["share"].max()),
+)
+OTHER_PRODUCTS = replace(CALLS, rows="calls but down_proj", by=()).where(dtype="bfloat16")
+MOST_OTHER_PRODUCTS = replace(MOST_CALLS, rows="calls but down_proj", by=()).where(dtype="bfloat16")
+
+# The real decode step.
+_BEGINS = Measure(
+    "share of texts whose cached step begins to differ so", "file", "attention", "{:.0%}",
+    rows="beginnings of the first model", by=("attention",),
+)
+BEGINS_AT_Q, BEGINS_LATER, BEGINS_IN_THE_STEP = (
+    replace(_BEGINS, estimate=share(column)) for column in ("at_q", "later", "in_the_step")
+)
+
+# The new token or the cache.
+STEPS = Measure(
+    "share of texts whose last token's logits differ", "file", "dtype and length", "{:.0%}", rows="steps",
+    by=("dtype", "n_tokens"), estimate=share("differs"),
+)
+DRIFT = replace(
+    STEPS, name="relative drift of the last token's logits, in unit roundoffs", form="{:.2f}",
+    by=(*STEPS.by, "cache", "query"), estimate=mean("units"),
+)
+ONE_ROW_ALONE = STEPS.where(cache=rows.FROM_FULL, query=rows.ONE_ROW)
+PREFILL_ALONE, DECODED_ALONE = (
+    STEPS.where(cache=cache, query=rows.ALL_ROWS) for cache in (rows.FROM_PREFILL, rows.FROM_DECODE)
+)
+DIFFERING_BY_PREFILL = replace(PREFILL_ALONE, unit="", estimate=part("differs"))
+
+# Prompts that are read twice.
+DIFFERING = Measure(
+    "prompts whose hidden states, keys, values or logits differ in a bit", "", "dtype", "{:.0f}", "all prompts",
+    rows="prompts", by=("dtype",), estimate=counted(lambda prompts: prompts["differs"].sum()),
+).where(shapes=rows.EQUAL)
+_PROMPTS = replace(DIFFERING, unit="file", form="{:.2f}", census="", keep=())
+EQUAL = replace(_PROMPTS, name="share of prompts in which none does", estimate=share("equal")).where(shapes=rows.EQUAL)
+DIFFERING_IF_SHORTER = replace(
+    _PROMPTS, name="share of prompts whose hidden states, keys or values differ", estimate=share("differs")
+).where(shapes=rows.FEWER)
+
+# Lengths, sums and forms of the attention.
+LENGTHS = Measure(
+    "share of lengths with bitwise identical logits", "file", "dtype", "{:.0%}", rows="length_sweep", by=("dtype",),
+    estimate=share("logits_equal"),
+).where(attention="sdpa")
+ALL_LENGTHS = replace(LENGTHS, unit="", census="all lengths of all texts", estimate=part("logits_equal"))
+MOST_ROWS = Measure(
+    "largest query length at which some row differs", "", "K", "{:.0f}", rows="longest differing", by=("K",),
+    estimate=first("rows"),
+).where(threads=1)
+LONGEST_SUM = MOST_ROWS.where(longest=True, dtype="bfloat16")
+DIFFERING_ROWS = Measure(
+    "share of rows that differ from the causal pass", "", "kernel and form", "{:.1%}", rows="attention_forms",
+    by=("kernel", "form", "dtype"),
+    estimate=counted(lambda forms: 1 - forms["equal_rows"].sum() / forms["compared_rows"].sum()),
+)
+ALONE = DIFFERING_ROWS.where(form=rows.ALONE)
+
+# Facts for the prose.
+MODEL = noted("operation_replay", "models", 0, "name")
+N_TOKENS = Worded("calls", lambda calls: calls["tokens"].iloc[0])
+LONGEST_SWEPT = noted("length_sweep", "longest")
+MAX_ROWS = noted("gemm_map", "settings", "max_rows")
+REPLAYED = Measure("texts", rows="operation_replay", estimate=distinct("sample"), form="{:.0f}")
+SCORED, SWEPT, READ_TWICE = (
+    replace(REPLAYED, rows=name) for name in ("cache_factorial", "length_sweep", "equal_shapes")
+)
+HEADS = Measure("heads", rows="attention_forms", estimate=first("heads"), form="{:.0f}")
+DRAWS = replace(HEADS, name="draws", estimate=counted(_draws)).where(form=rows.ALONE)
+
+_NONE = Bound(0, "arithmetic", "none")
+_FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
+_ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
+
+STATEMENTS = {
+    "one-row-linear-fp32": holds(
+        every(ONE_ROW.where(dtype="float32", kind="linear"), "above", _FOUR_IN_FIVE), "this processor", headline=True
+    ),
+    "one-row-attention-fp32": holds(every(ATTENTION.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this processor"),
+    "one-row-bf16": holds(
+        every(ONE_ROW.where(dtype="bfloat16", kind=("linear", "attention")), "below", _ONE_IN_FIVE), "this processor",
+        headline=True,
+    ),
+    "other-products-differ-in-bf16": holds(every(OTHER_PRODUCTS, "above", _NONE), "this processor", on="Intel"),
+    "down-proj-alone-in-bf16-on-amd": holds(every(MOST_OTHER_PRODUCTS, "at most", _NONE), "this processor", on="AMD"),
+    "row-wise-never": holds(every(MOST_CALLS.where(kind=_ROW_WISE), "at most", _NONE), headline=True),
+    "control": holds(every(MOST_CALLS.where(**{"pass": rows.ALL}), "at most", _NONE)),
+    "sixteen-rows-linear-fp32": holds(
+        every(SIXTEEN_ROWS.where(dtype="float32", kind="linear"), "below", _ONE_IN_FIVE), "this processor"
+    ),
+    "prefill-linear-never": holds(
+        every(
+            replace(MOST_CALLS, rows=CALLS.rows).where(dtype="float32", kind="linear", **{"pass": rows.PREFILL}),
+            "at most", _NONE,
+        ),
+        "this processor",
+    ),
+    "equal-shapes-equal-bits": holds(every(DIFFERING, "at most", _NONE)),
+    "one-token-fewer-differs": holds(
+        every(DIFFERING_IF_SHORTER.where(dtype="bfloat16"), "above", _ONE_IN_FIVE), "this processor"
+    ),
+    "begins-at-q": holds(every(BEGINS_AT_Q.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this model"),
+    "bf16-begins-later": holds(every(BEGINS_LATER.where(dtype="bfloat16"), "above", _FOUR_IN_FIVE), "this processor"),
+    "bf16-begins-in-the-step": holds(
+        every(BEGINS_IN_THE_STEP.where(dtype="bfloat16"), "above", HALF), "this processor"
+    ),
+    "one-row-is-enough": holds(
+        every(ONE_ROW_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this processor", headline=True
+    ),
+    "one-row-is-enough-in-bf16": holds(every(ONE_ROW_ALONE.where(dtype="bfloat16"), "above", HALF), "this processor"),
+    "prefill-is-not-enough": holds(every(PREFILL_ALONE.where(dtype="float32"), "below", HALF), "this processor"),
+    "decoded-cache-is-enough": holds(
+        every(DECODED_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this processor"
+    ),
+    "no-length-agrees-fp32": holds(every(ALL_LENGTHS.where(dtype="float32"), "at most", _NONE), "this processor"),
+    "some-lengths-agree-bf16": holds(every(LENGTHS.where(dtype="bfloat16"), "above", _NONE), "this processor"),
+    "short-products-fp32": holds(
+        every(MOST_ROWS.where(dtype="float32"), "below", Bound(16, "ours", "as in the replay of 16 rows")),
+        "this processor",
+    ),
+    "short-sums-never-bf16": holds(
+        every(MOST_ROWS.where(dtype="bfloat16", longest=False), "at most", _NONE), "this processor"
+    ),
+    "a-long-sum-differs-bf16": holds(
+        every(LONGEST_SUM, "above", Bound(16, "ours", "more rows than in fp32")), "this processor", on="Intel"
+    ),
+    "a-long-sum-differs-for-one-row-on-amd": holds(
+        every(LONGEST_SUM, "at most", Bound(1, "arithmetic", "one row")), "this processor", on="AMD"
+    ),
+    "one-query-fp32": holds(every(ALONE.where(dtype="float32"), "above", HALF), "this processor"),
+    "one-query-bf16": holds(every(ALONE.where(dtype="bfloat16"), "below", _ONE_IN_FIVE), "this processor"),
+    "masks-alike": holds(
+        every(
+            DIFFERING_ROWS.where(dtype=("float32", "bfloat16"), form=(rows.BOOLEAN, rows.ADDITIVE)), "at most", _NONE
+        ),
+        "this processor",
+    ),
+    "hidden-keys-change-rows": holds(
+        every(DIFFERING_ROWS.where(dtype="float32", form=rows.HIDDEN), "above", _NONE), "this processor"
+    ),
+}
+
+_EXACTLY = Bound(0, "document", "“exactly the same”")
+CHECKS = {
+    "prefill-exact": claim(
+        refuted(anyone(DIFFERING, "above", _EXACTLY), one_is_enough=True),
+        reproduced(every(DIFFERING, "at most", _EXACTLY), every(EQUAL, "above", HALF)),
+        beside=lambda _: "what every operation of the pass gives is compared too",
+    )
+}
+CLAIMS = Claims("issue-25420", CHECKS, chapter="05_where_drift_begins", words="where-drift-begins")

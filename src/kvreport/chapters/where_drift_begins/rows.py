@@ -1,0 +1,170 @@
+"""The rows of the chapter on where drift begins by name; to read them takes no torch."""
+
+import pandas as pd
+
+from kvbook import lengths
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.runs import evidence
+from kvbook.runs.records import Run
+from kvreport.publishing.found import Frame
+from kvreport.publishing.wording import between
+
+# The chapter's experiments and the revision of their rows.
+EXPERIMENTS = {
+    "operation_replay": 1, "gemm_map": 1, "length_sweep": 2, "attention_forms": 1, "cache_factorial": 2,
+    "equal_shapes": 1,
+}
+
+
+def last(rows: int) -> str:
+    """Name the pass of the last rows."""
+    return f"last {rows}"
+
+
+# Passes of the replay.  The real step runs as it comes: a prefill of all tokens but the last, then the last.
+REAL, PREFILL, ALL, LAST_ONE = "real decode step", "all but the last", "all", last(1)
+# Kinds of operation, in the order in which tables and figures list them.
+KINDS = ("embedding", "norm", "linear", "attention", "elementwise", "lm head")
+_CASE = ["model", "attention", "dtype"]
+
+# The cached step: who wrote its keys and values, and whether its last token runs alone.
+SOURCES = FROM_FULL, FROM_PREFILL, FROM_DECODE = "full pass", "prefill", "decode"
+ONE_ROW, ALL_ROWS = "one row", "all rows"
+
+# Passes that read a prompt twice.
+EQUAL, FEWER = "equal", "one token fewer"
+
+# How a product of fewer rows compares with that of the most rows.
+STATES = ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL = (
+    "every row equal", "first row equal, others not", "first row differs",
+)
+
+# Forms of the attention.
+FORMS = BOOLEAN, ADDITIVE, ALONE, ALONE_MASKED, THREE, SIXTEEN, ALONE_HIDDEN, HIDDEN, LONGER = (
+    "all rows, boolean mask", "all rows, additive mask", "1 row, no mask", "1 row, boolean mask",
+    "3 rows, boolean mask", "16 rows, boolean mask", "1 row, 64 hidden keys", "all rows, 64 hidden keys",
+    "one more row behind",
+)
+
+
+def older_torch() -> list[Run]:
+    """Read the recorded replays of equal texts on several versions of torch, the oldest first."""
+    return evidence.cited("where_drift_begins", "an older torch", EXPERIMENTS)["operation_replay"]
+
+
+def _of_first_model(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["model"] == rows["model"].iloc[0]]
+
+
+def _differs_itself(rows: pd.DataFrame) -> pd.Series:
+    """Tell where an operation differs on equal inputs."""
+    return (rows["differing_calls"] > 0) & (rows["inputs_equal"] == 1)
+
+
+def _operations(run: Run) -> pd.DataFrame:
+    """Share of texts in which an operation differs on equal inputs when the last row runs alone."""
+    rows = run.rows
+    # What runs before the layers stands before the first of them, and the rest after the last.
+    depth = rows.groupby("model")["layer"].transform("max") + 1
+    inner = rows["order"].where(rows["layer"].notna()).groupby(rows["model"]).transform("min")
+    outside = depth.where(rows["order"] > inner, -1)
+    rows = rows.assign(layer=rows["layer"].fillna(outside).astype(int), differs=_differs_itself(rows))
+    groups = rows[rows["pass"] == LAST_ONE].groupby([*_CASE, "operation", "kind", "layer"], sort=False)
+    return groups.agg(order=("order", "min"), share=("differs", "mean")).reset_index()
+
+
+def _calls(run: Run) -> pd.DataFrame:
+    """Share of each text's calls that differ on equal inputs, by kind of operation."""
+    rows = run.rows[run.rows["pass"] != REAL]
+    rows = rows.assign(differing=rows["differing_calls"].where(_differs_itself(rows), 0))
+    groups = rows.groupby([*_CASE, "pass", "kind", "source", "sample"], sort=False)
+    table = groups[["calls", "differing"]].sum().reset_index()
+    return table.assign(
+        share=table["differing"] / table["calls"], tokens=lengths.said(run.about["settings"]["n_tokens"])
+    )
+
+
+def _but_down_proj(run: Run) -> pd.DataFrame:
+    """Calls of one row in the first model's linear layers, without the last product of each MLP."""
+    rows = _of_first_model(run.rows)
+    rows = rows[(rows["pass"] == LAST_ONE) & (rows["kind"] == "linear")]
+    rows = rows[~rows["operation"].str.endswith("down_proj", na=False)]
+    return rows.assign(share=rows["differing_calls"] / rows["calls"])
+
+
+def _beginnings(run: Run) -> pd.DataFrame:
+    """First operation of each text's real decode step that differs, in the order of execution."""
+    text = [*_CASE, "source", "sample"]
+    real = run.rows[run.rows["pass"] == REAL]
+    differing = real[real["first_differing"].notna()].sort_values("first_differing")
+    first = differing.drop_duplicates(text)[[*text, "layer", "operation", "inputs_equal"]]
+    found = real[text].drop_duplicates().merge(first, how="left", on=text)
+    outside = found["layer"].isna()
+    at_q = (found["layer"] == 0) & found["operation"].str.endswith("q_proj", na=False)
+    return found.assign(
+        at_q=at_q, later=found["operation"].notna() & ~at_q, in_the_step=found["inputs_equal"] == 1,
+        place=found["operation"].where(outside, "layer " + found["layer"].map("{:.0f} ".format) + found["operation"]),
+    )
+
+
+def _products(run: Run) -> pd.DataFrame:
+    """Compare the product of each number of rows with that of the most rows."""
+    rows = run.rows
+    state = rows["first_row_equal"].map({1: FIRST_EQUAL, 0: NONE_EQUAL})
+    return rows.assign(state=state.where(rows["equal_rows"] < rows["rows"], ALL_EQUAL))
+
+
+def _longest_differing(products: pd.DataFrame) -> pd.DataFrame:
+    """Largest number of rows at which one differs, for each K."""
+    products = products.assign(rows=products["rows"].where(products["state"] != ALL_EQUAL, 0))
+    most = products.groupby(["dtype", "threads", "inner_size"], sort=False)["rows"].max().reset_index()
+    size = most["inner_size"]
+    return most.assign(K="K = " + size.astype(str), longest=size == size.max())
+
+
+def _lengths(run: Run) -> pd.DataFrame:
+    """Share of texts whose logits differ at a length, and of those whose prefill wrote another cache."""
+    means = run.rows.groupby(["attention", "dtype", "n_tokens"], sort=False)[["logits_equal", "cache_equal"]].mean()
+    return (1 - means).set_axis(["logits", "cache"], axis=1).reset_index()
+
+
+def _forms(run: Run) -> pd.DataFrame:
+    """Share of rows that differ from the causal pass."""
+    groups = run.rows.groupby(["kernel", "dtype", "form", "keys"], sort=False)
+    sums = groups[["equal_rows", "compared_rows"]].sum()
+    return (1 - sums["equal_rows"] / sums["compared_rows"]).rename("share").reset_index()
+
+
+def _steps(run: Run) -> pd.DataFrame:
+    """Cached steps with their drift in unit roundoffs, in two groups: the drawn lengths, and one token more."""
+    rows = run.rows
+    return rows.assign(
+        n_tokens=rows.groupby(["dtype", "longer"])["n_tokens"].transform(lambda of: between(of, "{}")),
+        units=rows["relative_rms"] / rows["dtype"].map(UNIT_ROUNDOFF), differs=rows["differing_share"] > 0,
+    )
+
+
+def _prompts(run: Run) -> pd.DataFrame:
+    """Tell of every prompt that was read twice whether anything differs."""
+    differing = run.rows.groupby(["shapes", "dtype", "source", "sample"], sort=False)["differing"].sum().reset_index()
+    return differing.assign(differs=differing["differing"] > 0, equal=differing["differing"] == 0)
+
+
+ROWS = {
+    "operations": Frame(_operations, ("operation_replay",)),
+    "calls": Frame(_calls, ("operation_replay",)),
+    "calls of the first model": Frame(_of_first_model, ("calls",)),
+    # Averaged over texts, as the sentences do.
+    "kinds": Frame(
+        lambda calls: calls.groupby([*_CASE, "pass", "kind"], sort=False)["share"].mean().reset_index(), ("calls",)
+    ),
+    "calls but down_proj": Frame(_but_down_proj, ("operation_replay",)),
+    "beginnings": Frame(_beginnings, ("operation_replay",)),
+    "beginnings of the first model": Frame(_of_first_model, ("beginnings",)),
+    "products": Frame(_products, ("gemm_map",)),
+    "longest differing": Frame(_longest_differing, ("products",)),
+    "lengths": Frame(_lengths, ("length_sweep",)),
+    "forms": Frame(_forms, ("attention_forms",)),
+    "steps": Frame(_steps, ("cache_factorial",)),
+    "prompts": Frame(_prompts, ("equal_shapes",)),
+}
