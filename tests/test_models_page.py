@@ -7,7 +7,7 @@ import torch
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.models import listing, loading, packages, registry
+from kvbook.models import listing, loading, packages, registry, sources
 from kvreport.chapters.models import figures, greedy_samples, statements, tables
 from kvreport.chapters.models.results import Results
 from kvreport.chapters.models.settings import ModelsSettings
@@ -73,7 +73,7 @@ def test_the_texts_pieces_make_the_text(run):
 
 def test_all_stands_for_every_family_and_nothing_for_none():
     assert greedy_samples.names(ModelsSettings(weights="hub")) == list(registry.families())
-    assert greedy_samples.names(ModelsSettings()) == listing.shipped()
+    assert greedy_samples.names(ModelsSettings()) == sources.families_with("stand-in")
     assert greedy_samples.names(ModelsSettings.checked(model="gpt2, mpt,gpt2")) == ["gpt2", "mpt"]
     with pytest.raises(UserError, match="names no model"):
         greedy_samples.EXPERIMENT.run(ModelsSettings.checked(model=" , "))
@@ -118,7 +118,7 @@ def test_smoothing_keeps_a_constant_and_follows_a_fall_from_its_first_value():
 
 
 def test_curves_start_at_the_logs_first_loss_in_bits_per_byte():
-    name = listing.shipped()[0]
+    name = sources.families_with("stand-in")[0]
     facts = loading.standin_facts(name)
     log = pd.read_csv(paths.STANDINS / name / "training_log.csv")
     first = tables.curves().query("name == @name").iloc[0]
@@ -151,7 +151,7 @@ def test_the_list_names_every_hub_id_and_every_stand_in_that_is_there():
     for family in registry.families().values():
         for architecture in family.architectures:
             assert sum(architecture.hub_id in line for line in lines) == 1
-    assert sum("ships with the book" in line for line in lines) == len(listing.shipped())
+    assert sum("ships with the book" in line for line in lines) == len(sources.families_with("stand-in"))
 
 
 def test_a_stand_in_that_learnt_less_than_a_quarter_beyond_pairs_contradicts_the_page(results):
@@ -163,6 +163,6 @@ def test_a_stand_in_that_learnt_less_than_a_quarter_beyond_pairs_contradicts_the
 
 def test_numbers_come_from_the_records(results):
     said = {name: give(results) for name, give in statements.NUMBERS.items()}
-    assert said["families"] == str(len(listing.shipped()))
+    assert said["families"] == str(len(sources.families_with("stand-in")))
     assert said["prompt"] == "` def f(x `"
     assert all(said.values())

@@ -13,6 +13,7 @@ from pathlib import Path
 import baselines
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from kvbook import fingerprint, paths
@@ -93,7 +94,7 @@ def shared_bpe(style: tokenizers.Style):
         part = path.with_suffix(".partial")
         trained.save(str(part))
         part.replace(path)
-    return tokenizers.load_bpe(path)
+    return Tokenizer.from_file(str(path))
 
 
 def token_stream(tokenizer: PreTrainedTokenizerFast, part: corpus.Part) -> tuple[np.ndarray, int]:

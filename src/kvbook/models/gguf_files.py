@@ -8,13 +8,11 @@ folder like any other.
 import contextlib
 import functools
 import importlib.metadata
-import importlib.util
 import io
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.models import hub, placement, unpacked
+from kvbook.replacing import replaced
 
 _LIBRARIES = ("gguf", "accelerate")
 _MAGIC = b"GGUF"
@@ -61,7 +60,7 @@ def unpack(file: Path) -> Path:
         For a file that is not there, is damaged, is of an architecture or has positions that transformers does not
         read; for a missing library, or too little memory or room on the disk.
     """
-    if missing := [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]:
+    if missing := placement.missing(*_LIBRARIES):
         raise UserError(f"to read {file.name} takes {' and '.join(missing)}: pip install {' '.join(missing)}")
     try:
         with file.open("rb") as opened:
@@ -79,19 +78,15 @@ def unpack(file: Path) -> Path:
             made = Path(temporary) / "checkpoint"
             made.mkdir()
             _write(file.absolute(), sha256, made)
-            _put(made, folder)
+            try:
+                made.rename(folder)
+            except OSError:
+                # Another process that was faster made the same one.
+                if not unpacked.is_whole(folder):
+                    raise
     except OSError as error:
         raise UserError(unpacked.on_disk(error, unpacked.models_folder())) from error
     return folder
-
-
-def _put(made: Path, folder: Path) -> None:
-    """Move a finished checkpoint to its place; another process that was faster made the same one."""
-    try:
-        made.rename(folder)
-    except OSError:
-        if not unpacked.is_whole(folder):
-            raise
 
 
 def _write(file: Path, sha256: str, made: Path) -> None:
@@ -160,18 +155,12 @@ def _read(file: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor], Any, P
     return model.config, state, model.generation_config, tokenizer
 
 
-@contextlib.contextmanager
-def _one_reading() -> Iterator[None]:
+def _one_reading() -> contextlib.AbstractContextManager[None]:
     """Share one reading of a file's vocabulary: it takes seconds, and transformers' reader would do it three times more."""
     import gguf
 
-    stock = gguf.GGUFReader
-    shared = functools.cache(stock)
-    gguf.GGUFReader = lambda file: shared(str(file))
-    try:
-        yield
-    finally:
-        gguf.GGUFReader = stock
+    shared = functools.cache(gguf.GGUFReader)
+    return replaced(gguf, "GGUFReader", lambda file: shared(str(file)))
 
 
 def _plain() -> dict[str, Any]:
@@ -186,9 +175,9 @@ def _header(file: Path) -> tuple[str, str, dict[str, int]]:
 
     try:
         reader = GGUFReader(file)
-        words = {
-            name: field.contents() for name, field in reader.fields.items() if name.count(".") < 4 and _short(field)
-        }
+        # A vocabulary's words and merges, of no use here, take seconds.
+        short = {name: field for name, field in reader.fields.items() if name.count(".") < 4 and len(field.data) == 1}
+        words = {name: field.contents() for name, field in short.items()}
     except Exception as error:
         words = hub.first_line(error)
         if _UNKNOWN_TYPE.search(words):
@@ -205,11 +194,6 @@ def _header(file: Path) -> tuple[str, str, dict[str, int]]:
     return architecture, str(words.get("tokenizer.ggml.pre", "")), sizes
 
 
-def _short(field: Any) -> bool:
-    # A vocabulary's words and merges, of no use here, take seconds.
-    return len(field.data) == 1
-
-
 def _of_unknown_type(file: Path, words: str) -> str:
     # numpy writes its numbers with their class.
     words = re.sub(r"np\.\w+\((\d+)\)", r"\1", words)
@@ -223,10 +207,7 @@ def _refusal(file: Path, architecture: str, error: Exception) -> str:
     words = hub.first_line(error)
     if _UNKNOWN_TYPE.search(words):
         return _of_unknown_type(file, words)
-    unknown = isinstance(error, NotImplementedError | KeyError) or re.search(
-        r"not supported|Unrecognized|Unknown", words
-    )
-    if unknown:
+    if isinstance(error, NotImplementedError | KeyError) or re.search(r"not supported|Unrecognized|Unknown", words):
         return (
             f"{file.name} is of the architecture {architecture!r}, which transformers cannot read from GGUF ({words}): "
             "use the model's own folder or hub id"

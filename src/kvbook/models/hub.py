@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
 from kvbook.errors import UserError
+from kvbook.replacing import replaced
 
 # What was being fetched when it went wrong.
 Stage = Literal["configuration", "weights", "tokenizer"]
@@ -45,17 +46,18 @@ class Repository:
     reached: bool
 
     @contextmanager
-    def open(self) -> Iterator[None]:
-        """Ask the cache alone while this is open, if the hub could not be reached.
+    def open(self, stage: Stage) -> Iterator[None]:
+        """Say in one line what goes wrong while this is open; ask the cache alone if the hub could not be reached.
 
         Otherwise every file that is looked for would be retried for half a minute.
         """
-        before = constants.HF_HUB_OFFLINE
-        constants.HF_HUB_OFFLINE = before or not self.reached
-        try:
-            yield
-        finally:
-            constants.HF_HUB_OFFLINE = before
+        with replaced(constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE or not self.reached):
+            try:
+                yield
+            except UserError:
+                raise
+            except Exception as error:
+                raise explain(self.hub_id, stage, error, self.reached) from error
 
 
 @functools.cache
@@ -90,11 +92,8 @@ def _reachable(hub_id: str) -> bool:
 
 def config(repository: Repository) -> PretrainedConfig:
     """Fetch a configuration; no code of the repository is run."""
-    try:
-        with repository.open():
-            return AutoConfig.from_pretrained(repository.hub_id, revision=repository.revision, trust_remote_code=False)
-    except Exception as error:
-        raise explain(repository.hub_id, "configuration", error, repository.reached) from error
+    with repository.open("configuration"):
+        return AutoConfig.from_pretrained(repository.hub_id, revision=repository.revision, trust_remote_code=False)
 
 
 def first_line(error: BaseException) -> str:
@@ -129,27 +128,22 @@ def explain(hub_id: str, stage: Stage, error: Exception, reached: bool = True) -
     if any(code in (401, 403) for code in answers):
         return UserError(f"{hub_id}: the hub refuses the token in HF_TOKEN: set a valid one, or unset it")
     if any(code >= 500 for code in answers):
-        return UserError(
-            f"{hub_id}: the hub answers with error {max(answers)}: try again later, or name a local folder"
-        )
+        said = f"the hub answers with error {max(answers)}: try again later, or name a local folder"
+        return UserError(f"{hub_id}: {said}")
     if any(isinstance(link, OSError) and link.errno == errno.ENOSPC for link in chain):
-        return UserError(
-            f"{hub_id}: no room left in {constants.HF_HUB_CACHE}: free some, or set HF_HOME to another disk"
-        )
+        cache = constants.HF_HUB_CACHE
+        return UserError(f"{hub_id}: no room left in {cache}: free some, or set HF_HOME to another disk")
     # Network trouble of any kind ends in one of these, for the cache is asked last.
-    if among(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, httpx.TransportError):
-        return _unreachable(hub_id)
-    if not reached:
-        # transformers words a file that the cache lacks as if the repository lacked it.
+    network = (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, httpx.TransportError)
+    # transformers words a file that the cache lacks as if the repository lacked it.
+    if among(*network) or not reached:
         return _unreachable(hub_id)
     if "trust_remote_code" in str(error):
         return UserError(f"{hub_id} needs code of its own, which is never run: choose an architecture of transformers")
     if among(errors.EntryNotFoundError) and stage == "configuration":
         return UserError(f"{hub_id} holds no config.json, so it is no model of transformers: choose another repository")
-    if stage == "configuration":
-        return UserError(f"{hub_id} holds no configuration that can be read: {first_line(error)}")
-    if stage == "tokenizer":
-        return UserError(f"{hub_id} holds no tokenizer that can be read: {first_line(error)}")
+    if stage != "weights":
+        return UserError(f"{hub_id} holds no {stage} that can be read: {first_line(error)}")
     if isinstance(error, OSError):
         return UserError(
             f"{hub_id} holds no weights in safetensors, and pickles are never read: "

@@ -4,6 +4,7 @@ A chapter's experiments ask for one model in the same dtypes, one after the othe
 it back as it was.
 """
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,10 +21,9 @@ _kept: dict[tuple[str, tuple[tuple[str, Any], ...], str], loading.Loaded] = {}
 
 def load(model: str, **asked: Any) -> loading.Loaded:
     """Load a model as `loading.load` does, or give the one that was read before."""
-    options = {
-        "weights": "stand-in", "dtype": "float32", "device": "cpu", "attention": None, "seed": 0,
-            "quantization": "none",
-    } | asked
+    bound = inspect.signature(loading.load).bind(model, **asked)
+    bound.apply_defaults()
+    options = bound.kwargs
     # Its weights' hash is part of it: a folder may have been written anew.
     about = loading.identify(model, options["weights"], options["seed"], options["quantization"])
     if about["weights"] in sources.DRAWN:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -213,28 +214,23 @@ def load(
     if attention is not None:
         options["attn_implementation"] = attention
     try:
-        with lowbit.every_linear_found(quantization), _open(where):
+        with lowbit.every_linear_found(quantization), _open(where, "weights"):
             if where.source in sources.DRAWN:
                 built = _random(where, torch_dtype, place, seed, options)
             else:
                 built = _pretrained(where, torch_dtype, device_map, options)
     except SafetensorError as error:
-        if where.repository:
-            raise hub.explain(where.path, "weights", error, where.repository.reached) from error
-        raise UserError(
-            f"{where.path}: the weights are damaged ({hub.first_line(error)}): fetch or save them again"
-        ) from error
+        words = f"the weights are damaged ({hub.first_line(error)}): fetch or save them again"
+        raise UserError(f"{where.path}: {words}") from error
     except (OSError, ValueError, RuntimeError) as error:
-        if where.repository:
-            raise hub.explain(where.path, "weights", error, where.repository.reached) from error
         raise UserError(f"{where.path} cannot be loaded: {hub.first_line(error)}") from error
     lowbit.refuse_untouched(built, where.name, quantization)
     built = built.eval().requires_grad_(False)
     return Loaded(built, _tokenizer(where), where.name, where.source, dtype, quantization)
 
 
-def _open(where: sources.Where) -> AbstractContextManager[None]:
-    return where.repository.open() if where.repository else nullcontext()
+def _open(where: sources.Where, stage: hub.Stage) -> AbstractContextManager[None]:
+    return where.repository.open(stage) if where.repository else nullcontext()
 
 
 def _random(
@@ -272,29 +268,27 @@ def _pretrained(
         return read(device_map)
     place = device_map[""]
     # transformers reads straight onto a GPU only with accelerate; without it through the host's memory.
-    if place.type == "cpu" or not placement.has_accelerate():
+    if place.type == "cpu" or placement.missing("accelerate"):
         return read(None).to(place)
     return read(device_map)
 
 
 def _tokenizer(where: sources.Where) -> PreTrainedTokenizerBase:
     if where.source == "untrained":
-        bpe = tokenizers.load_bpe(paths.MODELS / "tokenizers" / f"{standins.tokenizer_style(where.name)}.json")
-        return tokenizers.for_family(bpe, where.name, standins.CONTEXT_LENGTH)
+        file = paths.MODELS / "tokenizers" / f"{standins.tokenizer_style(where.name)}.json"
+        return tokenizers.for_family(Tokenizer.from_file(str(file)), where.name, standins.CONTEXT_LENGTH)
     try:
-        with _open(where):
-            found = AutoTokenizer.from_pretrained(
-                where.tokenizer_path, revision=where.revision, trust_remote_code=False
-            )
-        if not found.vocab_size:
-            # What some of transformers' classes make of a folder without any of their files.
-            raise ValueError("its vocabulary is empty")
+        with _open(where, "tokenizer"):
+            options = {"revision": where.revision, "trust_remote_code": False}
+            found = AutoTokenizer.from_pretrained(where.tokenizer_path, **options)
+            if not found.vocab_size:
+                # What some of transformers' classes make of a folder without any of their files.
+                raise ValueError("its vocabulary is empty")
+    except UserError:
+        raise
     except Exception as error:
-        if where.repository:
-            raise hub.explain(where.path, "tokenizer", error, where.repository.reached) from error
-        raise UserError(
-            f"{where.tokenizer_path} holds no tokenizer that can be read: save it there with `tokenizer.save_pretrained`"
-        ) from error
+        words = "holds no tokenizer that can be read: save it there with `tokenizer.save_pretrained`"
+        raise UserError(f"{where.tokenizer_path} {words}") from error
     return found
 
 
@@ -317,11 +311,6 @@ def tokenizer(model: str, weights: str = "stand-in") -> PreTrainedTokenizerBase:
 def standin_facts(family: str) -> dict[str, Any]:
     """Read how a stand-in was trained: its ``training.json``."""
     return json.loads((paths.STANDINS / family / "training.json").read_text("utf-8"))
-
-
-def standin_config(family: str) -> PretrainedConfig:
-    """Read the configuration that a stand-in ships with."""
-    return sources.resolve(family, "stand-in").config
 
 
 def config_of(model: str, weights: str = "stand-in") -> PretrainedConfig:

@@ -11,10 +11,9 @@ layers (GPT-2's ``Conv1D`` included, which transformers transposes on the way) i
     AVX512-BF16.
 """
 
-import importlib.util
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -24,6 +23,8 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kvbook.errors import UserError
+from kvbook.models import placement
+from kvbook.replacing import replaced
 
 Quantization = Literal["none", "8bit", "4bit"]
 
@@ -38,8 +39,7 @@ def check(quantization: str) -> None:
         return
     if quantization not in _BYTES:
         raise UserError(f"quantization {quantization!r} is unknown: use 'none', {', '.join(map(repr, _BYTES))}")
-    missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
-    if missing:
+    if missing := placement.missing(*_LIBRARIES):
         raise UserError(
             f"quantization {quantization!r} needs {' and '.join(missing)}: pip install 'kvbook[quantization]', "
             "or leave quantization at 'none'"
@@ -79,8 +79,7 @@ def options(quantization: str, dtype: torch.dtype) -> dict[str, Any]:
     return {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype)}
 
 
-@contextmanager
-def every_linear_found(quantization: str) -> Iterator[None]:
+def every_linear_found(quantization: str) -> AbstractContextManager[None]:
     """Let the replacement find Falcon's linear layers, and keep bitsandbytes' remarks out of pages, while a model loads.
 
     transformers replaces modules whose type is exactly ``nn.Linear``.  Falcon's are of a subclass, which only adds its
@@ -88,18 +87,12 @@ def every_linear_found(quantization: str) -> Iterator[None]:
     (transformers 5.23).  While this is open, Falcon's class is ``nn.Linear`` itself.
     """
     if quantization == "none":
-        yield
-        return
+        return nullcontext()
     from transformers.models.falcon import modeling_falcon
 
     # "inputs will be cast", once a layer and call.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    own = modeling_falcon.FalconLinear
-    modeling_falcon.FalconLinear = nn.Linear
-    try:
-        yield
-    finally:
-        modeling_falcon.FalconLinear = own
+    return replaced(modeling_falcon, "FalconLinear", nn.Linear)
 
 
 def refuse_untouched(model: PreTrainedModel, name: str, quantization: str) -> None:

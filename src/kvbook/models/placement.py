@@ -64,10 +64,9 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-                return min(available, _cgroup_room())
+        available = dict(line.split(":") for line in meminfo.read_text().splitlines()).get("MemAvailable")
+        if available:
+            return min(int(available.split()[0]) * 1024, _cgroup_room())
     # Windows has no such call: there a load that does not fit fails by itself.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
 
@@ -82,9 +81,9 @@ def _cgroup_room() -> int:
         return 1 << 62
 
 
-def has_accelerate() -> bool:
-    """Tell whether the library is there with which transformers puts weights on devices while it reads them."""
-    return importlib.util.find_spec("accelerate") is not None
+def missing(*libraries: str) -> list[str]:
+    """List those of some libraries that are not there."""
+    return [library for library in libraries if importlib.util.find_spec(library) is None]
 
 
 def _gib(n_bytes: float) -> str:
@@ -114,7 +113,8 @@ def device_map(what: str, n_bytes: float, device: torch.device) -> DeviceMap:
             f"{what} needs about {_gib(needed)}; all GPUs and the host together have {_gib(free)} free: "
             "choose a smaller model, a 16-bit dtype or quantization"
         )
-    if not has_accelerate():
+    # transformers spreads weights with it.
+    if missing("accelerate"):
         raise UserError(
             f"{what} needs about {_gib(needed)} and {device} has {_gib(free_bytes(device))} free: pip install accelerate, "
             "which spreads it over all GPUs and the host, or choose a 16-bit dtype or quantization"

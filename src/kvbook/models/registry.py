@@ -105,21 +105,15 @@ class Family:
         return tuple(dict.fromkeys(document for a in self.architectures for document in a.documents))
 
 
+def _family(name: str, entry: dict[str, Any]) -> Family:
+    architectures = (each | {"documents": tuple(each["documents"])} for each in entry["architectures"])
+    package = {"package": Package(**entry["package"])} if "package" in entry else {}
+    typed = {"architectures": tuple(Architecture(**each) for each in architectures)} | package
+    return Family(name=name, **entry | typed)
+
+
 @functools.cache
 def families() -> dict[str, Family]:
-    """Give all families by name, in the registry's order."""
+    """Return all families by name, in the registry's order."""
     entries = yaml.safe_load(FILE.read_text("utf-8"))
-    return {
-        name: Family(
-            name=name,
-            **entry
-            | {
-                "architectures": tuple(
-                    Architecture(**architecture | {"documents": tuple(architecture["documents"])})
-                    for architecture in entry["architectures"]
-                )
-            }
-            | ({"package": Package(**entry["package"])} if "package" in entry else {}),
-        )
-        for name, entry in entries.items()
-    }
+    return {name: _family(name, entry) for name, entry in entries.items()}

@@ -11,7 +11,6 @@ The patterns are those that GPT-2's and Llama-3's published ``tokenizer.json`` f
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
@@ -43,16 +42,25 @@ _CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+_CHATS = {"llama": "{{ bos_token }}" + _LLAMA3_CHAT, "qwen2": _CHATML}
+# What is put around one text and around two; as Llama's tokenizers do, one begin-of-text in front of every text.
+_ADDED = {
+    "llama": ("<|begin_of_text|> $A", "<|begin_of_text|> $A <|begin_of_text|> $B"),
+    "roberta": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
+}
+_SPECIAL = {
+    "llama": {"bos_token": "<|begin_of_text|>"},
+    "roberta": {
+        "bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"
+    },
+}
+
 
 def _pre_tokenizer(style: Style) -> pre_tokenizers.PreTokenizer:
     if style == "gpt2":
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def train_bpe(style: Style, texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Tokenizer:
@@ -71,40 +79,15 @@ def train_bpe(style: Style, texts: Iterable[str], vocabulary_size: int = VOCABUL
 def for_family(bpe: Tokenizer, family: str, context_length: int) -> PreTrainedTokenizerFast:
     """Dress a vocabulary as a family wears it: which special tokens it adds by itself, and its chat form."""
     own = Tokenizer.from_str(bpe.to_str())
-    ids = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
-    special: dict[str, str] = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": "<pad>"}
-    chat = None
-    if family in ("llama",):
-        # As Llama's tokenizers do, one begin-of-text in front of every encoded text.
-        own.post_processor = processors.TemplateProcessing(
-            single="<|begin_of_text|> $A",
-            pair="<|begin_of_text|> $A <|begin_of_text|> $B",
-            special_tokens=[("<|begin_of_text|>", ids["<|begin_of_text|>"])],
-        )
-        special |= {"bos_token": "<|begin_of_text|>"}
-        chat = "{{ bos_token }}" + _LLAMA3_CHAT
-    elif family == "roberta":
-        own.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>",
-            special_tokens=[("<s>", ids["<s>"]), ("</s>", ids["</s>"])],
-        )
-        special |= {
-            "bos_token": "<s>",
-            "eos_token": "</s>",
-            "cls_token": "<s>",
-            "sep_token": "</s>",
-            "mask_token": "<mask>",
-        }
-    elif family == "qwen2":
-        chat = _CHATML
+    if family in _ADDED:
+        single, pair = _ADDED[family]
+        added = [(token, index) for index, token in enumerate(SPECIAL_TOKENS) if token in single]
+        own.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=added)
+    special = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": "<pad>"}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=own, model_max_length=context_length, clean_up_tokenization_spaces=False, **special
+        tokenizer_object=own, model_max_length=context_length, clean_up_tokenization_spaces=False,
+        **special | _SPECIAL.get(family, {}),
     )
-    if chat is not None:
-        tokenizer.chat_template = chat
+    if family in _CHATS:
+        tokenizer.chat_template = _CHATS[family]
     return tokenizer
-
-
-def load_bpe(path: Path) -> Tokenizer:
-    """Read a vocabulary that `train_bpe` made and ``Tokenizer.save`` wrote."""
-    return Tokenizer.from_file(str(path))

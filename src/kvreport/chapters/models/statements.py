@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvbook.models import listing, loading
+from kvbook.models import loading, sources
 from kvreport.chapters.models import results, tables
 from kvreport.chapters.models.results import Results
 from kvreport.publishing.judging import Measured, facts
@@ -36,11 +36,11 @@ def _of_7b(stored: str) -> Callable[[Results], str]:
 
 
 def _held_out(what: str, form: str) -> Callable[[Results], str]:
-    return lambda _: form.format(loading.standin_facts(listing.shipped()[0])["held_out"][what])
+    return lambda _: form.format(loading.standin_facts(sources.families_with("stand-in")[0])["held_out"][what])
 
 
 def _tokens(_: Results) -> str:
-    counts = {loading.standin_facts(name)["trained_tokens"] for name in listing.shipped()}
+    counts = {loading.standin_facts(name)["trained_tokens"] for name in sources.families_with("stand-in")}
     return " and ".join(f"{count / 1e6:.1f}" for count in sorted(counts))
 
 

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from kvbook import paths
 from kvbook.measuring.memory import kv_heads
-from kvbook.models import listing, loading, lowbit, registry, sources
+from kvbook.models import loading, lowbit, registry, sources
 from kvreport.training import bits_per_byte
 
 # What weights are stored as, and the bytes that follow: a name, a quantization, the dtype of the rest.
@@ -73,12 +73,12 @@ def memory() -> pd.DataFrame:
 def stand_ins() -> pd.DataFrame:
     """List the stand-ins: shape, parameters, and held-out bits per byte beside the baselines."""
     rows = []
-    for name in listing.shipped():
+    for name in sources.families_with("stand-in"):
         facts, family = loading.standin_facts(name), registry.families()[name]
         rows.append(
             {
                 "family": family.title,
-                **_shape(loading.standin_config(name)),
+                **_shape(loading.config_of(name)),
                 "positions": family.positions,
                 "tokenizer": facts["tokenizer"],
                 "objective": facts["objective"],
@@ -103,7 +103,7 @@ def curves() -> pd.DataFrame:
     The tokens of a byte are counted on the held-out text, whose count the record of a training holds.
     """
     tables = []
-    for name in listing.shipped():
+    for name in sources.families_with("stand-in"):
         facts = loading.standin_facts(name)
         log = pd.read_csv(paths.STANDINS / name / "training_log.csv")
         held_out = facts["held_out"]

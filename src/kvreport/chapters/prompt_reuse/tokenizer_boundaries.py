@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from kvbook import fingerprint, paths, progress
 from kvbook.errors import UserError
 from kvbook.measuring import caches
-from kvbook.models import corpus, loading, tokenizers
+from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.prompt_reuse import split_keys
@@ -57,7 +57,7 @@ def encoders(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> dic
     def of_bpe(bpe: Tokenizer) -> Encoder:
         return lambda texts: [coded.ids for coded in bpe.encode_batch(texts, add_special_tokens=False)]
 
-    found = {f"{style}-style": of_bpe(tokenizers.load_bpe(_vocabulary(style))) for style in _STYLES}
+    found = {f"{style}-style": of_bpe(Tokenizer.from_file(str(_vocabulary(style)))) for style in _STYLES}
     for model in models:
         if model["weights"] in ("hub", "package", "gguf", "local"):
             own = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
