@@ -10,7 +10,6 @@ from kvreport.chapters.where_drift_begins import rows
 from kvreport.chapters.where_drift_begins.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.measures import (
     Measure,
-    Worded,
     claim,
     counted,
     distinct,
@@ -20,6 +19,7 @@ from kvreport.publishing.measures import (
     noted,
     part,
     share,
+    worded,
 )
 from kvreport.publishing.rules import HALF, Bound, anyone, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
@@ -106,7 +106,7 @@ ALONE = DIFFERING_ROWS.where(form=rows.ALONE)
 
 # Facts for the prose.
 MODEL = noted("operation_replay", "models", 0, "name")
-N_TOKENS = Worded("calls", lambda calls: calls["tokens"].iloc[0])
+N_TOKENS = worded("calls", lambda calls: calls["tokens"].iloc[0])
 LONGEST_SWEPT = noted("length_sweep", "longest")
 MAX_ROWS = noted("gemm_map", "settings", "max_rows")
 REPLAYED = Measure("texts", rows="operation_replay", estimate=distinct("sample"), form="{:.0f}")
