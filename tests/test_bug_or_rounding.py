@@ -17,7 +17,7 @@ from kvbook.models import loading
 from kvreport.chapters.bug_or_rounding import figures, first_bad_layer, reported, statements, symptoms, tables
 from kvreport.chapters.bug_or_rounding.results import Results
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
-from kvreport.chapters.prompt_reuse import continuations
+from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED
 from kvreport.publishing import documents, found
 from kvreport.publishing import verdicts as ledger
 from kvreport.publishing.statements import check
@@ -63,7 +63,7 @@ def kinds(table: pd.DataFrame, **where: str) -> set[str]:
 
 
 def test_a_vocabulary_that_joins_no_word_has_its_seam_where_the_documentation_has_a_space():
-    for family, case in {"llama": continuations.JOINED, "smollm2": continuations.DOCUMENTED}.items():
+    for family, case in {"llama": JOINED, "smollm2": DOCUMENTED}.items():
         items = symptoms.broken_items(loading.tokenizer(family))
         assert {item.case for item in items} == {case}, family
         assert all(item.ids[: len(item.prefix_ids)] != item.prefix_ids for item in items)

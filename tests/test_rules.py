@@ -12,7 +12,7 @@ from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
 from kvreport.chapters.blog_past import measures as blog_past
 from kvreport.chapters.from_scratch import claims as from_scratch
 from kvreport.chapters.layer_drift import measures as layer_drift
-from kvreport.chapters.prompt_reuse import claims as prompt_reuse
+from kvreport.chapters.prompt_reuse import measures as prompt_reuse
 from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.where_drift_begins import measures as where_drift_begins
 from kvreport.chapters.which_path_is_right import measures as which_path

@@ -30,6 +30,7 @@ from kvreport.chapters.from_scratch import subject as scratch_subject
 from kvreport.chapters.from_scratch.gpt.paths import POSTED, WAYS, WINDOW
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.chapters.prompt_reuse import continuations
+from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED
 
 PLANTED, CLEAN = "planted", "clean"
 # A clean model in fp64 with its own conversions to fp32 left in.
@@ -185,8 +186,8 @@ def broken_items(tokenizer: PreTrainedTokenizerBase) -> list[continuations.Item]
     """List the thread's texts whose ids do not go on from the prefix's: a joined word, or else the documentation's space."""
     items = list(continuations.posted_items(tokenizer))
     broken = [item for item in items if caches.shared_length(item.prefix_ids, item.ids) < len(item.prefix_ids)]
-    joined = [item for item in broken if item.case == continuations.JOINED]
-    return joined or [item for item in broken if item.case == continuations.DOCUMENTED]
+    joined = [item for item in broken if item.case == JOINED]
+    return joined or [item for item in broken if item.case == DOCUMENTED]
 
 
 def _keys_drift(model: PreTrainedModel, ids: torch.Tensor, whole: Cache) -> float:

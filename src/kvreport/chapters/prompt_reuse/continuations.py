@@ -48,18 +48,11 @@ from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
 
-NO_REUSE = "no reuse"
-POSTED = "prefix cache as it is"
-SAFE = "longest common prefix"
-THREAD, DOCUMENTED, JOINED, CONTINUED = "thread", "documented", "joined word", "continued ids"
-SPACE, CHAT, WHOLE, CORPUS = "before the space", "chat template", "whole prompt", "corpus"
-
-# Names of the thread's own prompts.
-OWN = ("0", "1")
 # Short questions, one a line, written for this book.
 QUESTIONS = paths.DATA / "questions.txt"
 # Words that the vocabulary joins with a full stop: how many to try, and how long they must be to be words.
@@ -112,49 +105,49 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, **options) -> list[in
 
 
 def questions(settings: PromptReuseSettings) -> list[str]:
-    """Give further questions, which the thread does not have; seeds share none."""
+    """List further questions, which the thread does not have; seeds share none."""
     listed = QUESTIONS.read_text("utf-8").splitlines()
     begin = settings.seed * settings.n_prompts
     if begin + settings.n_prompts > len(listed):
         raise UserError(
-            f"n_prompts = {settings.n_prompts} with seed {settings.seed}: {QUESTIONS.name} has {len(listed)} questions; "
-            "lower either"
+            f"n_prompts = {settings.n_prompts} with seed {settings.seed}: {QUESTIONS.name} has {len(listed)} questions;"
+            " lower either"
         )
     return listed[begin : begin + settings.n_prompts]
 
 
 def question_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
     """Encode the further questions after the thread's prefix, cut at two places, and in the chat template."""
-    texts = documents.published("forum-reuse")["generation"]
+    texts = documents.published(named.DOCUMENT)["generation"]
     for question in questions(settings):
         whole = _encode(tokenizer, texts["documented_prefix"] + question)
-        yield Item(DOCUMENTED, question, _encode(tokenizer, texts["documented_prefix"]), whole)
-        yield Item(SPACE, question, _encode(tokenizer, texts["prefix"]), whole)
+        yield Item(named.DOCUMENTED, question, _encode(tokenizer, texts["documented_prefix"]), whole)
+        yield Item(named.SPACE, question, _encode(tokenizer, texts["prefix"]), whole)
         yield from _chat_items(tokenizer, texts["prefix"], {question: question})
 
 
 def posted_items(tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
-    """Encode the examples of the thread and of the documentation, their variations, and a cache as long as the prompt."""
-    texts = documents.published("forum-reuse")["generation"]
+    """Encode the thread's and the documentation's examples, variations, and a cache as long as the prompt."""
+    texts = documents.published(named.DOCUMENT)["generation"]
     prefix, documented = (_encode(tokenizer, texts[key]) for key in ("prefix", "documented_prefix"))
 
     def continued(name: str, prompt: str) -> Item:
-        return Item(CONTINUED, name, prefix, prefix + _encode(tokenizer, prompt, add_special_tokens=False))
+        return Item(named.CONTINUED, name, prefix, prefix + _encode(tokenizer, prompt, add_special_tokens=False))
 
     for number, prompt in enumerate(texts["prompts"]):
-        yield Item(THREAD, str(number), prefix, _encode(tokenizer, texts["prefix"] + prompt))
-        yield Item(DOCUMENTED, str(number), documented, _encode(tokenizer, texts["documented_prefix"] + prompt))
+        yield Item(named.THREAD, str(number), prefix, _encode(tokenizer, texts["prefix"] + prompt))
+        yield Item(named.DOCUMENTED, str(number), documented, _encode(tokenizer, texts["documented_prefix"] + prompt))
         yield continued(str(number), prompt)
     behind = texts["prompts"][-1].partition(" ")[2]
     for word in joined_words(tokenizer, texts["prefix"][-1])[:_N_WORDS]:
         whole = _encode(tokenizer, f"{texts['prefix']}{word} {behind}")
         # A tokenizer that cuts before the word in any case has the token for other uses.
         if caches.shared_length(prefix, whole) < len(prefix):
-            yield Item(JOINED, word, prefix, whole)
+            yield Item(named.JOINED, word, prefix, whole)
             yield continued(word, f"{word} {behind}")
-    yield from _chat_items(tokenizer, texts["prefix"], dict(zip(OWN, texts["prompts"], strict=True)))
+    yield from _chat_items(tokenizer, texts["prefix"], dict(zip(named.OWN, texts["prompts"], strict=True)))
     whole = _encode(tokenizer, texts["prefix"] + texts["prompts"][0])
-    yield Item(WHOLE, "0", whole, whole)
+    yield Item(named.WHOLE, "0", whole, whole)
 
 
 def _chat_items(tokenizer: PreTrainedTokenizerBase, prefix: str, prompts: dict[str, str]) -> Iterator[Item]:
@@ -172,7 +165,7 @@ def _chat_items(tokenizer: PreTrainedTokenizerBase, prefix: str, prompts: dict[s
         return
     for name, prompt in prompts.items():
         whole = encode([system, {"role": "user", "content": prompt}], add_generation_prompt=True)
-        yield Item(CHAT, name, cached, whole)
+        yield Item(named.CHAT, name, cached, whole)
 
 
 def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
@@ -182,7 +175,7 @@ def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBa
         text = tokenizer.decode(sample.ids, skip_special_tokens=True)
         cut = int(generator.integers(len(text) // 2, len(text)))
         yield Item(
-            CORPUS, f"{sample.source}:{sample.start}",
+            named.CORPUS, f"{sample.source}:{sample.start}",
             list(tokenizer(text[:cut])["input_ids"]), list(tokenizer(text)["input_ids"]),
         )
 
@@ -230,17 +223,18 @@ def generate(model: PreTrainedModel, ids: list[int], n_new_tokens: int, cache: C
 
 def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iterator[tuple[str, str, Continuation]]:
     """Continue one item in every way that applies to it."""
-    yield NO_REUSE, "", generate(model, item.ids, n_new_tokens)
+    yield named.NO_REUSE, "", generate(model, item.ids, n_new_tokens)
     # The prompt may be fed a second time on top of a cache that holds it.
     room = len(item.prefix_ids) + len(item.ids) + n_new_tokens
-    both = item.case in (THREAD, CHAT, WHOLE) and item.name in OWN
+    both = item.case in (named.THREAD, named.CHAT, named.WHOLE) and item.name in named.OWN
     for kind in ("dynamic", "static") if both else ("dynamic",):
         filled = fill(model, item.prefix_ids, kind, room)
         # As the thread does: the filled cache is kept, every prompt gets a copy.
-        yield POSTED, kind, generate(model, item.ids, n_new_tokens, copy.deepcopy(filled))
-        if item.case == CONTINUED:
+        yield named.AS_IS, kind, generate(model, item.ids, n_new_tokens, copy.deepcopy(filled))
+        if item.case == named.CONTINUED:
             continue
-        yield SAFE, kind, generate(model, item.ids, n_new_tokens, caches.reusable(filled, item.prefix_ids, item.ids))
+        reusable = caches.reusable(filled, item.prefix_ids, item.ids)
+        yield named.SHARED, kind, generate(model, item.ids, n_new_tokens, reusable)
 
 
 def _refuse_long(settings: PromptReuseSettings, models: list[dict[str, Any]], items_of: Items) -> None:
@@ -260,7 +254,7 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
     """Name the models, the thread's texts and the corpus, and refuse what cannot be run."""
     models = split_keys.identities(settings)
     _refuse_long(settings, models, _all_items)
-    texts = documents.published("forum-reuse")["generation"]
+    texts = documents.published(named.DOCUMENT)["generation"]
     return {"texts": texts, "models": models, "corpus": corpus.describe(settings.corpus)}
 
 
@@ -270,7 +264,7 @@ def inputs_questions(settings: PromptReuseSettings) -> dict[str, Any] | None:
         return None
     models = split_keys.identities(settings)
     _refuse_long(settings, models, question_items)
-    texts = documents.published("forum-reuse")["generation"]
+    texts = documents.published(named.DOCUMENT)["generation"]
     return {"texts": texts, "questions": questions(settings), "models": models}
 
 
@@ -283,7 +277,7 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
     """Continue every example in every way, for all models and dtypes; the corpus in the first dtype alone."""
     for model, dtype in itertools.product(made_of["models"], settings.dtypes):
         # Cut texts ask about ids, which have no dtype: the first one is enough.
-        of_ids_alone = {CORPUS} if dtype != settings.dtypes[0] else set()
+        of_ids_alone = {named.CORPUS} if dtype != settings.dtypes[0] else set()
         _continue_all(settings, model, dtype, writer, _all_items, of_ids_alone)
 
 
@@ -319,7 +313,7 @@ def _rows(
     tokenizer: PreTrainedTokenizerBase, item: Item, way: str, kind: str, continuation: Continuation
 ) -> Iterator[dict[str, Any]]:
     shared = caches.shared_length(item.prefix_ids, item.ids)
-    held = {NO_REUSE: 0, POSTED: len(item.prefix_ids), SAFE: min(shared, len(item.ids) - 1)}[way]
+    held = {named.NO_REUSE: 0, named.AS_IS: len(item.prefix_ids), named.SHARED: min(shared, len(item.ids) - 1)}[way]
     about = {
         "way": way,
         "cache": kind,

@@ -5,15 +5,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvreport.chapters.prompt_reuse import continuations, split_keys
+from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.publishing import style, wording
 from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
 
 
-def figure_rows_fed(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
+def figure_first_layer(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
     """Draw the share of differing first-layer keys against the query length of the second part, a panel a processor."""
-    table = table[table["variant"] == split_keys.POSTED]
+    table = table[table["variant"] == named.POSTED]
     models, processors = (list(dict.fromkeys(table[name])) for name in ("model", "processor"))
     fig, axes = plt.subplots(1, len(processors), sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 3.6))
     for ax, processor in zip(axes[0], processors, strict=True):
@@ -80,7 +80,7 @@ def figure_layers(curves: pd.DataFrame) -> Figure:
     return fig
 
 
-_WAYS = {continuations.POSTED: (style.VERMILION, "s"), continuations.SAFE: (style.BLUE, "o")}
+_WAYS = {named.AS_IS: (style.VERMILION, "s"), named.SHARED: (style.BLUE, "o")}
 
 
 def figure_outcomes(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
@@ -89,7 +89,7 @@ def figure_outcomes(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Fi
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.4 * len(labels)))
 
     def place(row) -> float:
-        return labels.index(f"{row.case}, {row.dtype}") + (-0.16 if row.way == continuations.POSTED else 0.16)
+        return labels.index(f"{row.case}, {row.dtype}") + (-0.16 if row.way == named.AS_IS else 0.16)
 
     for row in table.itertuples():
         colour, marker = _WAYS[row.way]

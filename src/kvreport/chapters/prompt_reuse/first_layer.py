@@ -18,6 +18,7 @@ from kvbook import progress
 from kvbook.models import placement, registry
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
+from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
@@ -55,7 +56,7 @@ def build(hub_id: str, dtype: torch.dtype, device: torch.device, seed: int) -> t
 def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
     """Name the document's shapes and counts, and refuse a device or dtype that is not there."""
     placement.check(settings.device, settings.dtypes)
-    counts = documents.published("forum-reuse")["split"]["counts"]
+    counts = documents.published(named.DOCUMENT)["split"]["counts"]
     return {"shapes": {count["hub_id"]: shape_of(count["hub_id"]) for count in counts}, "counts": counts}
 
 
@@ -77,7 +78,7 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
             for fed in sorted({*ROWS_FED, count["response_tokens"]}):
                 if fed >= total:
                     continue
-                for variant in (split_keys.POSTED, split_keys.FULL_ROWS):
+                for variant in (named.POSTED, named.FULL_ROWS):
                     split = split_keys.in_two_parts(model, ids, total - fed, variant)
                     about = {
                         "shape": count["hub_id"], "weights": "random", "dtype": name, "variant": variant,

@@ -23,18 +23,12 @@ from kvbook.models import loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
 
-POSTED = "as posted"
-ONE_BEGIN = "one begin-of-text"
-OVERWRITTEN = "cache overwritten"
-WHOLE_CACHE = "cache of the whole pass"
-FULL_ROWS = "row count of the whole pass"
-BOTH = "cache and row count of the whole pass"
 # Tokens of the thread's prompt and response, more or less, in any vocabulary.
 _ABOUT_TOKENS = 70
-VARIANTS = (POSTED, ONE_BEGIN, OVERWRITTEN, WHOLE_CACHE, FULL_ROWS, BOTH)
 
 
 def identities(settings: PromptReuseSettings) -> list[dict[str, Any]]:
@@ -44,7 +38,7 @@ def identities(settings: PromptReuseSettings) -> list[dict[str, Any]]:
 
 def posted_ids(tokenizer: PreTrainedTokenizerBase, one_begin: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Encode the thread's prompt and response as its script does."""
-    texts = documents.published("forum-reuse")["split"]
+    texts = documents.published(named.DOCUMENT)["split"]
     if tokenizer.chat_template is None:
         prompt = tokenizer(texts["prompt"])["input_ids"]
     else:
@@ -56,7 +50,7 @@ def posted_ids(tokenizer: PreTrainedTokenizerBase, one_begin: bool = False) -> t
 
 @contextmanager
 def rows_of_the_whole(model: PreTrainedModel, first: int, total: int) -> Iterator[None]:
-    """Give every linear map of a model as many rows as the whole pass has, those fed at their place, the others zero."""
+    """Let every linear layer compute as many rows as in the whole pass: those fed at their place, the others zero."""
     changed = []
 
     def widened(stock):
@@ -89,21 +83,21 @@ def overwrite(cache: Cache, seed: int) -> None:
 
 
 def in_two_parts(
-    model: PreTrainedModel, ids: torch.Tensor, n_prompt: int, variant: str = POSTED, seed: int = 0
+    model: PreTrainedModel, ids: torch.Tensor, n_prompt: int, variant: str = named.POSTED, seed: int = 0
 ) -> Cache:
     """Feed a text's first tokens into a cache and the others on top of it."""
     total = ids.shape[1]
 
     def with_rows(first: int) -> AbstractContextManager[None]:
-        return rows_of_the_whole(model, first, total) if variant in (FULL_ROWS, BOTH) else nullcontext()
+        return rows_of_the_whole(model, first, total) if variant in (named.FULL_ROWS, named.BOTH) else nullcontext()
 
-    if variant in (WHOLE_CACHE, BOTH):
+    if variant in (named.WHOLE_CACHE, named.BOTH):
         cache = model(ids, use_cache=True).past_key_values
         cache.crop(n_prompt - total)
     else:
         with with_rows(0):
             cache = model(ids[:, :n_prompt], use_cache=True).past_key_values
-    if variant == OVERWRITTEN:
+    if variant == named.OVERWRITTEN:
         overwrite(cache, seed)
     with with_rows(n_prompt):
         return model(ids[:, n_prompt:], past_key_values=cache, use_cache=True).past_key_values
@@ -143,7 +137,7 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
             loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         )
         loading.check_length(model, prompt.shape[1] + response.shape[1])
-    return {"texts": documents.published("forum-reuse")["split"], "models": models}
+    return {"texts": documents.published(named.DOCUMENT)["split"], "models": models}
 
 
 def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
@@ -155,8 +149,8 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
             continue
         loaded = samples.load(settings, model["asked_for"], dtype)
         rows = []
-        for variant in VARIANTS:
-            prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == ONE_BEGIN)
+        for variant in named.VARIANTS:
+            prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == named.ONE_BEGIN)
             ids = torch.cat([prompt, response], dim=1).to(loaded.model.device)
             about = {
                 "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "variant": variant,
@@ -171,7 +165,7 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
 
 def work(settings: PromptReuseSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    return Work(_ABOUT_TOKENS, 2 * len(VARIANTS), dtypes=settings.dtypes)
+    return Work(_ABOUT_TOKENS, 2 * len(named.VARIANTS), dtypes=settings.dtypes)
 
 
 EXPERIMENT = Experiment(

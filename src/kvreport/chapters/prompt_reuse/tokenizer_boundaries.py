@@ -25,7 +25,6 @@ from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 # Characters of a file that are looked at: every cut encodes what lies before it.
 _WINDOW = 1000
 _STYLES = ("gpt2", "llama3")
-KINDS = ("inside a word", "after a space", "before a space", "after a line break", "mark before a letter", "elsewhere")
 
 Encoder = Callable[[list[str]], list[list[int]]]
 

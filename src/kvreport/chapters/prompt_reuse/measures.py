@@ -1,0 +1,217 @@
+"""What the rows of the chapter on reusing a prompt's cache say: its measures, then the sentences and the claims."""
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from kvreport.chapters.prompt_reuse import rows as named
+from kvreport.chapters.prompt_reuse.rows import EXPERIMENTS, ROWS  # noqa: F401
+from kvreport.publishing.found import Found
+from kvreport.publishing.measures import (
+    Measure,
+    claim,
+    counted,
+    distinct,
+    first,
+    holds,
+    noted,
+    part,
+    said,
+    share,
+    total,
+)
+from kvreport.publishing.rules import HALF, Bound, every, other_cause, refuted, reproduced
+from kvreport.publishing.verdicts import Claims
+
+EQUAL = Measure(
+    "share of prompts whose tokens equal those without reuse", "prompt", "case and dtype", rows="continuations",
+    by=("case", "dtype"), estimate=share("equal", "prompt"),
+)
+EQUAL_BY_WAY = replace(EQUAL, by=("case", "dtype", "way"))
+AFTER_SPACE, BEFORE_SPACE, TEMPLATE = (
+    EQUAL.where(way=named.AS_IS, case=case) for case in (named.DOCUMENTED, named.SPACE, named.CHAT)
+)
+MISMATCHED = Measure(
+    "share of prompts whose ids do not begin with the prefix's", "prompt", "model", rows="prompts", by=("model",),
+    estimate=share("mismatch", "prompt"),
+).where(case=named.DOCUMENTED, finest=True)
+ROUNDED = Measure(
+    "runs whose ids continue and whose tokens differ in bf16", "", "case", "{:.0f}", rows="prompts", by=("case",),
+    estimate=total("differs"),
+).where(case=(named.SPACE, named.CHAT), dtype="bfloat16")
+FED_AGAIN = Measure(
+    "share of runs with the whole prompt cached that feed it again", rows="continuations", estimate=part("fed_again")
+).where(case=named.WHOLE, way=named.AS_IS)
+
+CHANGED = Measure(
+    "share of cuts after which the first part's ids do not begin the whole text's", "file", "vocabulary",
+    rows="tokenizer boundaries", by=("tokenizer",), estimate=share("changes"),
+)
+CHANGED_BY_PLACE = replace(CHANGED, by=("tokenizer", "place"))
+LOST = Measure(
+    "mean number of tokens that a cut leaves unshared", "", "vocabulary", "{:.1f}", rows="tokenizer boundaries",
+    by=("tokenizer",), estimate=counted(lambda cuts: cuts["lost"].mean()),
+).where(place=named.ANYWHERE)
+
+DIFFERING = Measure(
+    "keys and values of the response that differ, in all layers", "", "model and dtype", "{:,.0f}",
+    rows="keys and values", by=("model", "dtype", "variant"), estimate=total("n_differing"),
+).where(part="response")
+CHANGE = replace(
+    DIFFERING, name="change of the number of differing elements by the switch", over=("variant", named.POSTED),
+    estimate=counted(lambda switched, posted: abs(switched["n_differing"].sum() - posted["n_differing"].sum())),
+)
+DEEPER = replace(DIFFERING, name="keys and values of the response that differ, after the first layer").where(
+    variant=named.POSTED, deep=True
+)
+DEEPER_SHARE = replace(DEEPER, form="{:.0%}", by=("dtype",), estimate=part("n_differing", of="n_elements"))
+ROUNDOFFS = replace(
+    DIFFERING, name="largest difference of a layer, in unit roundoffs of its size", form="{:.0f}",
+    estimate=counted(lambda layers: layers["relative_roundoffs"].max()),
+).where(variant=named.POSTED)
+
+KEYS = Measure(
+    "elements of the first layer's keys that differ", "", "model", "{:,.0f}", rows="first-layer keys", by=("model",),
+    estimate=total("n_differing"),
+)
+KEYS_AS_POSTED = KEYS.where(variant=named.POSTED, thread_length=True)
+KEYS_AS_POSTED_SHARE = replace(KEYS_AS_POSTED, form="{:.0%}", estimate=part("n_differing", of="n_elements"))
+PUBLISHED_SHARE = Measure(
+    "published share of the response's keys that differ", "", "model", "{:.0%}", rows="published shares",
+    by=("model",), estimate=first("share"),
+)
+
+# Facts for the prose.
+MODEL = noted("prompt_reuse", "models", 0, "name")
+N_NEW_TOKENS = noted("prompt_reuse", "settings", "n_new_tokens")
+QUESTIONS = Measure("questions", rows="reused_questions", estimate=distinct("item"), form="{:.0f}")
+FILES = Measure("files", rows="seams", estimate=distinct("source"), form="{:.0f}")
+
+_NONE = Bound(0, "arithmetic", "none")
+_FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
+_IN_FP32, _IN_BF16 = {"dtype": "float32"}, {"dtype": "bfloat16"}
+STATEMENTS = {
+    "ids-do-not-continue": holds(every(MISMATCHED, "above", _FOUR_IN_FIVE), "this model", headline=True),
+    "recipe-changes-text": holds(every(AFTER_SPACE, "below", HALF), "this model", headline=True),
+    "cut-before-the-space-keeps": holds(every(BEFORE_SPACE.where(**_IN_FP32), "above", _FOUR_IN_FIVE), headline=True),
+    "template-keeps": holds(every(TEMPLATE.where(**_IN_FP32), "above", _FOUR_IN_FIVE)),
+    "common-prefix-restores": holds(
+        every(EQUAL.where(case=(named.DOCUMENTED, named.CORPUS), way=named.SHARED, **_IN_FP32), "above", _FOUR_IN_FIVE)
+    ),
+    "rounding-in-bf16": holds(every(ROUNDED, "above", _NONE), "this model"),
+    "whole-prompt-fed-again": holds(every(FED_AGAIN, "at least", Bound(1, "arithmetic", "all"))),
+    "any-cut": holds(every(CHANGED.where(place=named.ANYWHERE), "above", HALF), headline=True),
+    "cut-after-a-space": holds(
+        every(CHANGED.where(place="after a space"), "above", Bound(0.9, "ours", "nine in ten", "share")), headline=True
+    ),
+    "cut-before-a-space": holds(
+        every(CHANGED.where(place="before a space"), "below", Bound(0.1, "ours", "one cut in ten", "share"))
+    ),
+    "first-layer-ignores-the-cache": holds(
+        every(CHANGE.where(variant=named.OVERWRITTEN, deep=False, tensor="keys"), "at most", _NONE)
+    ),
+    "first-layer-at-the-threads-counts": holds(
+        every(KEYS_AS_POSTED.where(**_IN_FP32), "above", _NONE), "this processor", on="Intel"
+    ),
+    "first-layer-at-the-threads-counts-on-amd": holds(
+        every(KEYS_AS_POSTED.where(**_IN_FP32), "at most", _NONE), "this processor", on="AMD"
+    ),
+    "first-layer-at-the-threads-counts-in-bf16": holds(
+        every(KEYS_AS_POSTED.where(**_IN_BF16), "at most", _NONE), "this processor"
+    ),
+    "first-layer-at-some-counts": holds(
+        every(KEYS.where(variant=named.POSTED, **_IN_FP32), "above", _NONE), "this processor"
+    ),
+    "equal-query-lengths-equal-keys": holds(every(KEYS.where(variant=named.FULL_ROWS, **_IN_FP32), "at most", _NONE)),
+    "deeper-layers-differ": holds(every(DEEPER, "above", _NONE), "this processor"),
+    "both-switches-leave-none": holds(every(DIFFERING.where(variant=named.BOTH), "at most", _NONE), "this processor"),
+    "one-switch-leaves-some": holds(
+        every(DIFFERING.where(variant=(named.WHOLE_CACHE, named.FULL_ROWS)), "above", _NONE), "this processor",
+        on="Intel",
+    ),
+    "linear-layers-are-not-on-amd": holds(
+        every(CHANGE.where(variant=named.FULL_ROWS), "at most", _NONE), "this processor", on="AMD"
+    ),
+    "one-switch-is-enough-on-amd": holds(
+        every(DIFFERING.where(variant=named.WHOLE_CACHE), "at most", _NONE), "this processor", on="AMD"
+    ),
+}
+
+# The thread loads its first example in the library's default, which was fp32 then.
+POSTED_KEYS = replace(KEYS_AS_POSTED, name="elements of the first layer's keys that differ in fp32 as posted").where(
+    **_IN_FP32
+)
+KEYS_ANYWHERE = replace(KEYS, name="the same at all numbers of tokens fed that were tried, together").where(
+    variant=named.POSTED, **_IN_FP32
+)
+OWN_PROMPTS = Measure(
+    "share of runs on the thread's own prompts whose tokens differ", rows="prompts", estimate=part("differs")
+).where(case=named.THREAD)
+
+
+def _differing(prompts: str, **of: Any) -> Measure:
+    name = f"share of prompts {prompts}"
+    return Measure(name, "prompt", rows="prompts", estimate=share("differs", "prompt")).where(**of)
+
+
+FINE, COARSE = (
+    _differing(f"with a boundary mismatch whose tokens differ in {dtype}", mismatch=True, finest=finest)
+    for dtype, finest in (("the finest dtype", True), ("a coarser dtype", False))
+)
+CONTINUED_IDS = _differing(
+    "whose ids continue the cached ones and whose tokens differ in the finest dtype", mismatch=False, finest=True
+)
+_MISMATCH = "a vocabulary in which the thread's own prompts change the prefix's ids"
+
+
+def _at_published_lengths(found: Found) -> str:
+    counts = KEYS_AS_POSTED_SHARE.groups(found)
+    return "at the published widths: " + "; ".join(
+        f"{row.model} {said(row.dtype)}, {row.rows_fed} tokens fed: {row.n_differing:,} of {row.n_elements:,}"
+        for (rows,) in counts.values() for row in rows.itertuples()
+    )
+
+
+def _differ(prompts: pd.DataFrame) -> str:
+    return f"{prompts['differs'].sum()} of {len(prompts)}"
+
+
+def _chosen_prompts(found: Found) -> str:
+    chosen = found["prompts"].query("mismatch")
+    return f"on the prompts whose ids leave the prefix's, chosen for that, tokens differ in {_differ(chosen)} runs"
+
+
+def _mismatch_of_own(found: Found) -> frozenset[str]:
+    own = found["prompts"].query("case == @named.THREAD")
+    return frozenset({_MISMATCH} if own["mismatch"].all() else ())
+
+
+def _rounding(found: Found) -> str:
+    rounding = found["prompts"].query("not mismatch and not finest")
+    each = (f"{named.CASES[case]} {_differ(rows)}" for case, rows in rounding.groupby("case", sort=False))
+    runs = f"tokens differ in {_differ(rounding)} runs in coarser dtypes ({', '.join(each)})"
+    return f"rounding adds to it: where ids continue, {runs}"
+
+
+CHECKS = {
+    "first-layer-differs": claim(
+        reproduced(every(POSTED_KEYS, "above", _NONE)),
+        refuted(every(POSTED_KEYS, "at most", _NONE), every(KEYS_ANYWHERE, "at most", _NONE)),
+        missing=lambda found: "" if KEYS_ANYWHERE(found) else "the thread's dtype, fp32, was not run",
+        beside=_at_published_lengths,
+    ),
+    "reused-cache-changes-text": claim(
+        reproduced(every(OWN_PROMPTS, "above", HALF)), refuted(every(OWN_PROMPTS, "below", HALF)),
+        needs=(_MISMATCH,), has=_mismatch_of_own, beside=_chosen_prompts,
+    ),
+    "precision-explains": claim(
+        other_cause(every(FINE, "above", HALF), every(CONTINUED_IDS, "below", HALF)),
+        reproduced(every(FINE, "below", HALF), every(COARSE, "above", HALF)),
+        refuted(every(FINE, "above", HALF)),
+        unseen="the thread's own prompts do not show its symptom in the vocabulary that was run",
+        missing=lambda found: "" if FINE(found) else "0 prompts whose ids leave the prefix's in this vocabulary",
+        beside=_rounding,
+    ),
+}
+CLAIMS = Claims(named.DOCUMENT, CHECKS)

@@ -1,0 +1,120 @@
+"""The rows of the chapter on reusing a prompt's cache by name; to read them takes no torch."""
+
+import pandas as pd
+
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.runs.records import Run
+from kvreport.publishing import documents
+from kvreport.publishing.found import Frame
+
+# The chapter's experiments and the revision of their rows.
+EXPERIMENTS = {"split_keys": 1, "first_layer": 1, "prompt_reuse": 1, "seams": 1, "reused_questions": 1}
+DOCUMENT = "forum-reuse"
+
+# Of ``split_keys`` and ``first_layer``: what of the whole pass the second part gets; see `split_keys`.
+POSTED, ONE_BEGIN, OVERWRITTEN, WHOLE_CACHE, FULL_ROWS, BOTH = VARIANTS = (
+    "as posted", "one begin-of-text", "cache overwritten", "cache of the whole pass", "row count of the whole pass",
+    "cache and row count of the whole pass",
+)
+
+# Of ``prompt_reuse`` and ``reused_questions``: where the cache and the prompt come from, and what is reused; see
+# `continuations`.
+THREAD, JOINED, DOCUMENTED, SPACE, CONTINUED, CHAT, WHOLE, CORPUS = (
+    "thread", "joined word", "documented", "before the space", "continued ids", "chat template", "whole prompt",
+    "corpus",
+)
+CASES = {
+    THREAD: "the thread's own prompts", JOINED: "first word joins the stop", DOCUMENTED: "cut after the space",
+    SPACE: "cut before the space", CONTINUED: "ids continued", CHAT: "chat template, system turn",
+    WHOLE: "cache holds the whole prompt", CORPUS: "corpus, cut anywhere",
+}
+NO_REUSE, AS_IS, SHARED = "no reuse", "prefix cache as it is", "longest common prefix"
+# Names of the thread's own prompts.
+OWN = ("0", "1")
+
+# Of ``seams``: where a text is cut; see `tokenizer_boundaries`.
+PLACES = (
+    "inside a word", "after a space", "before a space", "after a line break", "mark before a letter", "elsewhere",
+)
+ANYWHERE = "anywhere"
+
+
+def short(hub_id: str) -> str:
+    """Name a model without its owner."""
+    return hub_id.split("/")[-1]
+
+
+def _published_shares() -> pd.DataFrame:
+    """Divide the thread's counts by the response's elements, the only ones that the two passes compute differently."""
+    counts = pd.DataFrame(documents.published(DOCUMENT)["split"]["counts"])
+    fed = counts["response_tokens"]
+    of_response = counts["elements"] * fed / (counts["prompt_tokens"] + fed)
+    model, share = counts["hub_id"].map(short), counts["differing"] / of_response
+    return pd.DataFrame({"model": model, "rows_fed": fed, "share": share})
+
+
+def _first_layer_keys(run: Run, published: pd.DataFrame) -> pd.DataFrame:
+    """Keep the second part's keys; ``thread_length`` where it has as many tokens as the thread's."""
+    rows = run.rows[run.rows["part"] == "response"]
+    rows = rows.assign(model=rows["shape"].map(short), share=rows["n_differing"] / rows["n_elements"])
+    return rows.assign(thread_length=rows["rows_fed"] == rows["model"].map(published.set_index("model")["rows_fed"]))
+
+
+def _keys_and_values(run: Run) -> pd.DataFrame:
+    rows = run.rows
+    return rows.assign(
+        share=rows["n_differing"] / rows["n_elements"],
+        relative_roundoffs=rows["relative_rms"] / rows["dtype"].map(UNIT_ROUNDOFF),
+        deep=rows["layer"] > 0,
+    )
+
+
+def _continuations(posted: Run, questions: Run | None) -> pd.DataFrame:
+    """Bring each continuation to one row, and compare it with the one without reuse."""
+    prompt = ["model", "dtype", "case", "prompt"]
+    keys = [*prompt, "way", "cache"]
+    rows = pd.concat([run.rows for run in (posted, questions) if run]).rename(columns={"item": "prompt"})
+    rows = rows.assign(cache=rows["cache"].fillna(""), text=rows["text"].fillna("").astype(str))
+    # Every seed's run has the thread's own prompts.
+    steps = rows.drop_duplicates([*keys, "step"]).sort_values("step", kind="stable").groupby(keys, sort=False)
+    of_all = [name for name in rows if name not in (*keys, "step", "token", "text", "margin")]
+    found = steps[of_all].first().assign(tokens=steps["token"].agg(tuple), words=steps["text"].agg(tuple)).reset_index()
+    uncached = found.loc[found["way"] == NO_REUSE, [*prompt, "tokens"]]
+    found = found.merge(uncached, on=prompt, suffixes=("", "_uncached"))
+    equal = found["tokens"] == found["tokens_uncached"]
+    return found.assign(
+        equal=equal, differs=~equal,
+        mismatch=found["shared_tokens"] < found["prefix_tokens"],
+        fed_again=found["fed_tokens"] == found["prompt_tokens"],
+        finest=found["dtype"] == min(found["dtype"].unique(), key=UNIT_ROUNDOFF.__getitem__),
+    )
+
+
+def _prompts(continuations: pd.DataFrame) -> pd.DataFrame:
+    """Keep the prompts after a prefix, with its cache as it is.
+
+    Texts of the corpus are no prompts, and after a cache of the whole prompt nothing is left to feed.
+    """
+    no_prompts = continuations["case"].isin([CORPUS, WHOLE])
+    return continuations[(continuations["way"] == AS_IS) & ~no_prompts]
+
+
+def _tokenizer_boundaries(run: Run) -> pd.DataFrame:
+    """List the cuts of each vocabulary, all of them first and then by place."""
+    lost = run.rows["prefix_tokens"] - run.rows["shared_tokens"]
+    rows = run.rows.assign(changes=run.rows["safe"] == 0, lost=lost)
+    return pd.concat(
+        part
+        for _, of in rows.groupby("tokenizer", sort=False)
+        for part in (of.assign(place=ANYWHERE), *(of[of["place"] == place] for place in PLACES))
+    )
+
+
+ROWS = {
+    "published shares": Frame(_published_shares),
+    "first-layer keys": Frame(_first_layer_keys, ("first_layer", "published shares")),
+    "keys and values": Frame(_keys_and_values, ("split_keys",)),
+    "continuations": Frame(_continuations, ("prompt_reuse",), ("reused_questions",)),
+    "prompts": Frame(_prompts, ("continuations",)),
+    "tokenizer boundaries": Frame(_tokenizer_boundaries, ("seams",)),
+}
