@@ -186,20 +186,6 @@ def _settle(page: Page, under_way: set) -> None:
         page.wait_for_timeout(10)
 
 
-def downloads(folder: Path, path: str) -> list[Path]:
-    """List the files that a page offers for download.
-
-    Parameters
-    ----------
-    folder
-        The site's files.
-    path
-        The page within it.
-    """
-    soup = BeautifulSoup((folder / path).read_text("utf-8"), "html.parser")
-    return [(folder / path).parent / unquote(link["href"]) for link in soup.select("a.download")]
-
-
 def _pictures(page: Page) -> list[str]:
     page.evaluate(
         "Promise.all([...document.querySelectorAll('article img')].map(i => {"

@@ -156,11 +156,7 @@ def test_the_runs_that_a_chapter_names_stand_in_its_files_and_in_what_the_comman
 
 
 def test_a_statement_is_cited_with_the_runs_of_the_processors_that_bear_it_out(tmp_path, monkeypatch):
-    one, two, three = (
-        made("aaaaaaaa", "bbbbbbbb"),
-        made("cccccccc", device="Maker Two"),
-        made("dddddddd", device="Three"),
-    )
+    one, two, three = made("aaaaaaaa", "bbbbbbbb"), made("cccccccc", device="Maker Two"), made("dddddddd")
     outcomes = {"one": "holds", "two": "holds", "three": "not resolved"}
     statement = {"processors": outcomes, "made_by": {"one": [one], "two": [two], "three": [three]}}
     book = {"numbers": {}, "rows": [], "statements": {"grows": statement}}
@@ -191,25 +187,20 @@ def test_the_title_of_an_own_run_says_so_since_the_caption_is_the_books(items):
 def test_an_address_and_a_doi_stand_in_an_entry_only_when_known(items):
     assert {"url", "doi"}.isdisjoint(parsed(citation.of_published(items[0], BOOK)).fields)
     assert {"url", "doi"}.isdisjoint(parsed(citation.of_book(BOOK)).fields)
-    known = Origin(**(vars(BOOK) | {"site": "https://example.org/b/", "doi": "10.1/x"}))
+    known = replace(BOOK, site="https://example.org/b/", doi="10.1/x")
     fields = parsed(citation.of_published(items[0], known)).fields
     assert fields["url"] == f"https://example.org/b/chapters/{STEM}.html#fig-squares"
     assert fields["doi"] == "10.1/x"
-    repository = Origin(**(vars(BOOK) | {"repository": "https://github.com/somebody/book"}))
+    repository = replace(BOOK, repository="https://github.com/somebody/book")
     assert parsed(citation.of_published(items[0], repository)).fields["url"] == "https://github.com/somebody/book"
 
 
-def test_people_and_groups_are_authors_as_bibtex_wants_them(items):
+def test_people_and_groups_are_authors_as_bibtex_wants_them_and_marks_of_tex_are_letters(items):
     people = parsed(citation.of_published(items[0], BOOK)).persons["author"]
     assert [person.last_names for person in people] == [["{The authors}"], ["Doe"]]
-
-
-def test_marks_of_tex_are_letters_in_an_entry():
     text = "".join(citation._TEX)
-    assert (
-        parsed(citation.of_book(Origin(text, "1", ("A",), ("A",), 2026))).fields["title"]
-        == f"{{{citation._tex(text)}}}"
-    )
+    book = citation.of_book(replace(BOOK, title=text))
+    assert parsed(book).fields["title"] == f"{{{citation._tex(text)}}}"
     assert citation._tex("50 % & a_b") == r"50 \% \& a\_b"
 
 
@@ -224,27 +215,20 @@ def test_marks_of_tex_are_letters_in_an_entry():
         ("See Fig. 2 for\nthe rest. More.", "See Fig. 2 for the rest"),
         ("Does it differ? Hardly.", "Does it differ"),
         ("No full stop", "No full stop"),
+        ("word " * 80, "word " * (citation._LONGEST_TITLE // 5) + "…"),
     ],
 )
 def test_a_title_is_the_captions_first_sentence_as_plain_text(caption, title):
     assert citation.first_sentence(caption) == title
 
 
-def test_a_long_sentence_is_cut_between_words():
-    assert citation.first_sentence("word " * 80).endswith("word …")
-    assert len(citation.first_sentence("word " * 80)) <= citation._LONGEST_TITLE + 2
-
-
 # The command
 
 
-def test_the_command_prints_what_stands_below_the_figure(executed, items):
+def test_the_command_prints_what_stands_below_the_figure_and_without_a_name_the_books_entry(executed, items):
     done = kvbook(executed, "cite", "squares")
     assert done.returncode == 0, done.stdout
     assert parsed(done.stdout).fields["note"] == parsed(citation.of_published(items[0], BOOK)).fields["note"]
-
-
-def test_without_a_name_the_command_prints_the_books_entry(executed):
     assert parsed(kvbook(executed, "cite").stdout).key == "kvbook"
 
 

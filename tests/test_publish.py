@@ -11,9 +11,11 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from kvbook import paths
 from kvbook.errors import UserError
+from kvbook.runs.records import Run
+from kvreport.publishing import BOOK_VARIABLE, style
 from kvreport.publishing import page as publish
-from kvreport.publishing import style
 
 ROWS = pd.DataFrame({"x": [1, 2], "y": [1 / 3, None]})
 
@@ -51,21 +53,17 @@ def refusal(call, *arguments, **named) -> str:
 # Figures
 
 
-def test_a_figure_is_four_files_and_one_picture(page, fig, shown, tmp_path):
+def test_a_figure_is_four_files_that_name_it_and_its_rows_and_one_picture(page, fig, shown, tmp_path):
     page.figure(fig, "fig-drift", table=ROWS)
     assert sorted(f.name for f in tmp_path.iterdir()) == [
         "fig-drift.csv", "fig-drift.pdf", "fig-drift.png", "fig-drift.svg"
     ]
     ((data, metadata),) = shown
     assert data["text/plain"] == metadata["image/png"]["name"] == "fig-drift"
-    assert set(metadata["image/png"]["files"]) == {"svg", "pdf", "png", "csv"}
+    files = metadata["image/png"]["files"]
+    assert set(files) == {"svg", "pdf", "png", "csv"}
     assert not plt.fignum_exists(fig.number)
-
-
-def test_a_figures_files_name_it_and_its_rows(page, fig, shown, tmp_path):
-    page.figure(fig, "fig-drift", table=ROWS)
-    rows = shown[0][1]["image/png"]["files"]["csv"][:8]
-    title = f"{page.chapter}: fig-drift, rows {rows}"
+    title = f"{page.chapter}: fig-drift, rows {files['csv'][:8]}"
     assert title in (tmp_path / "fig-drift.svg").read_text("utf-8")
     assert Image.open(tmp_path / "fig-drift.png").text["Title"] == title
     # PDF keeps it in its own encoding.
@@ -112,15 +110,11 @@ def drawn_in_another_process(folder, how):
 
 
 @pytest.mark.slow
-def test_a_figure_is_the_same_bytes_in_every_process(tmp_path):
+def test_a_figure_is_the_same_bytes_in_every_process_and_without_the_style_svg_differs(tmp_path):
     first = drawn_in_another_process(tmp_path / "a", "style")
     assert drawn_in_another_process(tmp_path / "b", "style") == first
-
-
-@pytest.mark.slow
-def test_control_without_the_style_svg_differs_between_processes(tmp_path):
-    first = drawn_in_another_process(tmp_path / "a", "none")
-    assert drawn_in_another_process(tmp_path / "b", "none")[".svg"] != first[".svg"]
+    without = [drawn_in_another_process(tmp_path / name, "none")[".svg"] for name in "cd"]
+    assert without[0] != without[1]
 
 
 def test_pdf_embeds_truetype_and_svg_needs_no_font(fig, tmp_path):
@@ -170,21 +164,16 @@ def test_a_table_is_rounded_for_people_and_whole_for_programs(page, shown, tmp_p
     ((_, metadata),) = shown
     assert metadata["text/html"]["kvbook_table"]["csv"] == "x,y\n1,0.33\n2,\n"
     assert pd.read_csv(tmp_path / "tab-drift.csv")["y"][0] == 1 / 3
-
-
-def test_a_format_for_a_column_that_is_not_there_is_refused(page):
+    assert json.loads(json.dumps(metadata)) == metadata
     assert "no column 'z'" in refusal(page.table, ROWS, "tab-x", {"z": "{:.2f}"})
 
 
 # Where files go
 
 
-def test_a_run_of_ones_own_does_not_touch_the_books_figures(monkeypatch):
+def test_files_go_where_the_books_own_execution_says_else_beside_the_books(monkeypatch, tmp_path):
     monkeypatch.delenv(publish.FOLDER_VARIABLE, raising=False)
     assert publish.Page("06_layer_drift").folder == publish.FIGURES / "own" / "06_layer_drift"
-
-
-def test_under_the_books_own_execution_files_go_where_it_says(monkeypatch, tmp_path):
     monkeypatch.setenv(publish.FOLDER_VARIABLE, str(tmp_path))
     assert publish.Page("06_layer_drift").folder == tmp_path
 
@@ -192,12 +181,6 @@ def test_under_the_books_own_execution_files_go_where_it_says(monkeypatch, tmp_p
 def test_a_chapter_that_publishes_under_anothers_name_is_refused(monkeypatch):
     monkeypatch.setenv(publish.CHAPTER_VARIABLE, "02_static")
     assert 'Page("02_static")' in refusal(publish.Page, "06_layer_drift")
-
-
-def test_metadata_survives_json(page, fig, shown):
-    page.figure(fig, "fig-drift", table=ROWS)
-    page.table(ROWS, "tab-drift")
-    assert json.loads(json.dumps(shown[1][1])) == shown[1][1]
 
 
 # The look
@@ -223,10 +206,6 @@ def test_the_style_sheet_and_the_named_colours_agree():
 
 
 def test_rows_of_the_book_are_called_so_also_in_a_run_with_parameters_of_its_own(monkeypatch):
-    from kvbook import paths
-    from kvbook.runs.records import Run
-    from kvreport.publishing import BOOK_VARIABLE
-
     about = {"experiment": "atlas", "hash": "0", "settings": {}}
     recorded, own = (Run(about, folder / "atlas" / "0") for folder in (paths.RECORDED_RUNS, publish.RUNS))
     monkeypatch.delenv(BOOK_VARIABLE, raising=False)

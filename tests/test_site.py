@@ -15,13 +15,16 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from mini_book import STEM
+from PIL import Image
 
 from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
 from kvreport.publishing import captions, chapter_name
 from kvreport.publishing import checkout as origin
-from kvreport.site import MOVED, clean_assets, executed
+from kvreport.publishing.verdicts import SHOWN
+from kvreport.site import MOVED, clean_assets, executed, inserts, ledger, pictures
+from kvreport.site.context import Context
 from kvreport.site.overlay import Files, overlay
 
 
@@ -56,22 +59,26 @@ def test_the_build_says_what_ran_and_where_the_book_is(built_once):
     assert f"The book is in {root / '_build' / 'html' / 'index.html'}" in said
 
 
-def test_a_figure_has_number_caption_and_words_computed_by_the_run(built_once):
-    figure = page(built_once[0]).find("figure", id="fig-squares")
+def test_figures_and_tables_are_numbered_described_and_referred_to(built_once):
+    figure, table = page(built_once[0]).find("figure", id="fig-squares"), page(built_once[0]).find_all("table")
     assert " ".join(figure.figcaption.get_text().split()).startswith("Fig. 1.1 Thirds of squares.")
     assert figure.img["alt"] == "A line through points."
-
-
-def test_a_table_is_a_numbered_table_with_rounded_rows(built_once):
-    table = page(built_once[0]).find("table", id="tab-squares")
-    assert " ".join(table.caption.get_text().split()).startswith("Table 1.1 The rows behind Fig. 1.1.")
-    rows = [[cell.get_text(strip=True) for cell in row.find_all(["th", "td"])] for row in table.find_all("tr")]
+    assert [one.get("id") for one in table] == ["tab-squares"], "the notebook's own HTML table is shown too"
+    assert " ".join(table[0].caption.get_text().split()).startswith("Table 1.1 The rows behind Fig. 1.1.")
+    rows = [[cell.get_text(strip=True) for cell in row.find_all(["th", "td"])] for row in table[0].find_all("tr")]
     assert rows == [["x", "y"], ["0", "0.00"], ["1", "0.33"], ["2", "1.33"]]
-    assert len(page(built_once[0]).find_all("table")) == 1, "the notebook's own HTML table is shown too"
-
-
-def test_prose_refers_to_figures_and_tables_by_their_numbers(built_once):
     assert "The last square stands in Table 1.1; see Fig. 1.1." in article(built_once[0])
+
+
+def test_a_picture_waits_and_keeps_its_place_where_its_size_is_known(built_once, tmp_path):
+    folder = built_once[0] / "_build" / "html" / "chapters"
+    picture = page(built_once[0]).find("figure", id="fig-squares").img
+    with Image.open(folder / picture["src"]) as shown:
+        assert [picture["loading"], picture["width"], picture["height"]] == ["lazy", *map(str, shown.size)]
+    (tmp_path / "a.svg").write_text("<svg/>")
+    html = '<p><img alt="x" src="_images/a.svg"></p>'
+    for known in ({"a.svg": tmp_path / "a.svg"}, {}):
+        assert pictures.marked(html, known) == html.replace("<img ", '<img loading="lazy" ')
 
 
 def test_every_download_is_the_runs_own_file(built_once):
@@ -98,14 +105,6 @@ def test_below_a_figure_stand_a_link_to_it_and_a_citation_with_the_runs_hash(bui
     assert "url" not in entry
 
 
-def test_the_gallery_shows_every_figure_and_leads_to_it(built_once):
-    root, _ = built_once
-    (link,) = page(root, "pages/figures").select(".kvbook-tile a:has(img)")
-    assert link["href"] == f"../chapters/{STEM}.html#fig-squares"
-    assert link.img["alt"] == "A line through points."
-    assert "Fig. 1.1: Thirds of squares." in article(root, "pages/figures")
-
-
 def test_the_page_on_the_environment_lists_every_run(built_once):
     root, _ = built_once
     row = page(root, "pages/environment").find("table", id="tab-runs").find("tbody").find("tr")
@@ -115,55 +114,35 @@ def test_the_page_on_the_environment_lists_every_run(built_once):
     assert cells[-1] == run["inputs_sha256"][:16]
 
 
-def test_the_first_page_says_how_to_cite_the_book(built_once):
-    entry = page(built_once[0], "index").find("article").find("pre").get_text()
-    assert entry.startswith("@misc{kvbook,")
-
-
-def test_the_parameters_of_the_run_are_folded_away_but_there(built_once):
-    details = page(built_once[0]).find_all("details")
-    (folded,) = [d for d in details if "Show the parameters of this run" in d.summary.get_text()]
-    assert "n = 3" in folded.get_text()
-    assert "open" not in folded.attrs
-
-
-def test_the_page_ends_with_how_it_was_run(built_once):
-    (section,) = [d for d in page(built_once[0]).find_all("details") if "How this was run" in d.summary.get_text()]
-    facts = dict(
-        zip(
-            [term.get_text(strip=True) for term in section.find_all("dt")],
-            [fact.get_text(" ", strip=True) for fact in section.find_all("dd")],
-            strict=True,
-        )
-    )
+def test_how_a_chapter_was_run_and_its_parameters_are_folded_away_but_there(built_once):
+    folded = {each.summary.get_text(" ", strip=True): each for each in page(built_once[0]).find_all("details")}
+    parameters = next(each for title, each in folded.items() if "Show the parameters of this run" in title)
+    assert "n = 3" in parameters.get_text()
+    assert "open" not in parameters.attrs
+    box = next(each for title, each in folded.items() if "How this was run" in title)
+    terms = [term.get_text(strip=True) for term in box.find_all("dt")]
+    facts = dict(zip(terms, [fact.get_text(" ", strip=True) for fact in box.find_all("dd")], strict=True))
+    assert set(facts) == {"Parameters", "Machine", "Versions", "Commit", "Started", "Took", "Notebook"}
     assert "n = 3" in facts["Parameters"]
     assert "few" in facts["Parameters"]
     assert "torch" in facts["Versions"]
     assert facts["Took"].endswith(" s")
-    assert set(facts) == {"Parameters", "Machine", "Versions", "Commit", "Started", "Took", "Notebook"}
 
 
-def test_no_page_asks_a_foreign_host_for_anything(built_once):
-    pages = sorted((built_once[0] / "_build" / "html").rglob("*.html"))
-    assert len(pages) >= 4
-    for file in pages:
-        soup = BeautifulSoup(file.read_text("utf-8"), "html.parser")
-        loaded = [tag.get("src") for tag in soup.find_all(["script", "img", "iframe"])]
-        loaded += [tag["href"] for tag in soup.find_all("link")]
-        assert [address for address in loaded if address and "//" in address] == [], file.name
-
-
-def test_no_page_loads_thebe_or_a_script_twice(built_once):
+def test_thebe_and_scripts_that_stand_twice_are_taken_out(built_once):
+    assert clean_assets._without_thebe_and_twins(["a.js", "sphinx-thebe.js", "a.js", "b.js"]) == ["a.js", "b.js"]
     scripts = [str(script) for script in page(built_once[0]).find("head").find_all("script")]
     assert not any("thebe" in script for script in scripts)
     assert len(set(scripts)) == len(scripts)
 
 
-def test_control_thebe_and_twins_are_taken_out():
-    assert clean_assets._without_thebe_and_twins(["a.js", "sphinx-thebe.js", "a.js", "b.js"]) == [
-        "a.js",
-        "b.js",
-    ]
+def test_a_book_of_unknown_origin_is_cited_and_names_no_repository_and_no_picture_to_fetch(built_once):
+    front = page(built_once[0], "index")
+    assert front.find("article").find("pre").get_text().startswith("@misc{kvbook,")
+    assert "By The kvbook authors" in front.get_text(" ", strip=True)
+    for file in (built_once[0] / "_build" / "html").rglob("*.html"):
+        assert 'og:image"' not in file.read_text("utf-8"), file.name
+    assert "github.com" not in str(front)
 
 
 def test_a_cell_and_a_word_of_code_are_wrapped_once_and_several_paragraphs_stay_apart():
@@ -172,18 +151,6 @@ def test_a_cell_and_a_word_of_code_are_wrapped_once_and_several_paragraphs_stay_
     slim = '<th class="head">a</th><td><code class="literal">kvbook check</code></td>'
     kept = "<td><p>one</p><p>two</p></td><td><p>b</p>\n</td>"
     assert clean_assets._without_wrappers(body) == f"<tr>{slim}\n{kept}</tr>"
-
-
-def test_no_cell_of_a_page_wraps_its_only_text_twice(built_once):
-    for file in (built_once[0] / "_build" / "html").rglob("*.html"):
-        article = file.read_text("utf-8").partition("<article")[2].partition("</article>")[0]
-        assert not re.search(r'<td><p>[^<]*</p></td>|<span class="pre">', article), file.name
-
-
-def test_a_book_of_unknown_origin_has_no_repository_buttons(built_once):
-    html = (built_once[0] / "_build" / "html" / "index.html").read_text("utf-8")
-    assert "github.com" not in html
-    assert "By The kvbook authors" in page(built_once[0], "index").get_text(" ", strip=True)
 
 
 # What a change costs
@@ -252,12 +219,6 @@ def test_repository_colab_and_site_are_linked_where_they_are_known(book):
     assert words == chapter.find("img", src=lambda source: "_images" in source)["alt"]
 
 
-def test_without_an_address_no_page_names_a_picture_that_nobody_can_fetch(built_once):
-    pages = list((built_once[0] / "_build" / "html").rglob("*.html"))
-    assert pages
-    assert not [file for file in pages if 'og:image"' in file.read_text()]
-
-
 # What is refused
 
 
@@ -297,69 +258,48 @@ def joined(source: dict, executed: dict, address: str | None = None) -> dict:
     return overlay(source, executed, files, captions.written(source, {}))
 
 
-def refusal(source: dict, executed: dict) -> str:
-    with pytest.raises(UserError) as caught:
-        joined(source, executed)
-    return str(caught.value)
-
-
-def test_a_copy_of_a_failed_run_is_refused(built_once):
-    source, executed = executed_and_source(built_once)
+@pytest.mark.parametrize("wrong", ["failed", "error", "code", "twice"])
+def test_a_copy_that_is_no_good_run_of_its_source_is_refused(built_once, wrong):
+    source, executed = before = executed_and_source(built_once)
+    kept = copy.deepcopy(before)
     joined(source, executed)
-    executed["metadata"]["papermill"]["exception"] = True
-    assert "failed" in refusal(source, executed)
+    assert (source, executed) == kept, "joining changes a notebook"
+    cells = {cell.get("id"): cell for cell in executed["cells"]}
+    if wrong == "failed":
+        executed["metadata"]["papermill"]["exception"] = True
+    if wrong == "error":
+        error = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
+        executed["cells"][-2]["outputs"].append(error)
+    if wrong == "code":
+        source["cells"][2]["source"] += "\nx = 1\n"
+    if wrong == "twice":
+        cells["figure"]["outputs"].append(copy.deepcopy(cells["figure"]["outputs"][0]))
+    said = {"failed": "failed", "error": "failed", "code": "'run'", "twice": "publishes 2 figures"}[wrong]
+    with pytest.raises(UserError, match=said):
+        joined(source, executed)
 
 
-def test_a_copy_that_holds_an_error_is_refused(built_once):
+def box(built_once, **recorded) -> str:
     source, executed = executed_and_source(built_once)
-    executed["cells"][-2]["outputs"].append({"output_type": "error", "ename": "E", "evalue": "", "traceback": []})
-    assert "failed" in refusal(source, executed)
-
-
-def test_a_copy_of_other_code_is_refused(built_once):
-    source, executed = executed_and_source(built_once)
-    source["cells"][2]["source"] += "\nx = 1\n"
-    assert "'run'" in refusal(source, executed)
-
-
-def test_two_figures_of_one_cell_are_refused(built_once):
-    source, executed = executed_and_source(built_once)
-    (cell,) = [cell for cell in executed["cells"] if cell.get("id") == "figure"]
-    cell["outputs"].append(copy.deepcopy(cell["outputs"][0]))
-    assert "publishes 2 figures" in refusal(source, executed)
+    executed["metadata"]["kvbook"] |= recorded
+    return next(cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run")
 
 
 @pytest.mark.parametrize(
     ("device", "share", "said"), [("cpu", 1, True), ("cpu", 2, False), ("cpu", None, False), ("cuda", 1, False)]
 )
 def test_the_box_says_with_how_many_threads_the_rest_was_run(built_once, device, share, said):
-    source, executed = executed_and_source(built_once)
-    executed["metadata"]["kvbook"] |= {
-        "shared_threads": share,
-        "machine": {"device": device, "device_name": "Some CPU, 2 threads", "threads": 2, "system": "Linux"},
-    }
-    (box,) = [cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run"]
-    assert "Model and weights" not in box, "the small book's chapter has none"
-    assert ("Some CPU, 2 threads (1 for experiments that measure no time), Linux" in box) is said
-    assert said or "Some CPU, 2 threads, Linux" in box
+    machine = {"device": device, "device_name": "Some CPU, 2 threads", "threads": 2, "system": "Linux"}
+    text = box(built_once, shared_threads=share, machine=machine)
+    rest = " (1 for experiments that measure no time)" * said
+    assert f"Some CPU, 2 threads{rest}, Linux" in text
 
 
 def test_the_box_names_model_and_weights_where_the_chapter_has_them(built_once):
-    source, executed = executed_and_source(built_once)
-    executed["metadata"]["kvbook"] |= {"model": "llama", "weights": "stand-in"}
-    (box,) = [cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run"]
-    assert "Model and weights\n: `llama`, `stand-in`\n" in box
+    assert "Model and weights" not in box(built_once), "the small book's chapter has none"
+    assert "Model and weights\n: `llama`, `stand-in`\n" in box(built_once, model="llama", weights="stand-in")
     # A folder brings its own, whatever the chapter's parameter says of families.
-    executed["metadata"]["kvbook"] |= {"model": "models/mine"}
-    (box,) = [cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run"]
-    assert "Model and weights\n: `models/mine`\n" in box
-
-
-def test_joining_changes_neither_notebook(built_once):
-    source, executed = executed_and_source(built_once)
-    before = copy.deepcopy((source, executed))
-    joined(source, executed)
-    assert (source, executed) == before
+    assert "Model and weights\n: `models/mine`\n" in box(built_once, model="models/mine", weights="stand-in")
 
 
 def test_a_table_cell_that_looks_like_a_list_stays_text(built_once):
@@ -413,8 +353,6 @@ def test_the_contents_take_up_every_chapter_once_and_in_the_order_of_their_names
 
 
 def chapter_with_claims(tmp_path, **columns):
-    from types import SimpleNamespace
-
     row = {
         "verdict": "refuted", "claim": "Water, it is said, is wet.", "n": "3 seas", "here": "2", "published": "1",
         "rule": "Refuted when dry.",
@@ -428,8 +366,6 @@ def chapter_with_claims(tmp_path, **columns):
 
 
 def test_the_ledger_says_what_the_chapters_published(tmp_path):
-    from kvreport.site import ledger
-
     rows = list(ledger.verdicts([chapter_with_claims(tmp_path)]))
     assert [row["verdict"] for row in rows] == ["refuted"]
     text = ledger.markdown(rows)
@@ -437,12 +373,10 @@ def test_the_ledger_says_what_the_chapters_published(tmp_path):
     assert "verdict,[some-thread](#tab-claims-some-thread)\nrefuted,1" in text
     assert 'refuted,[some-thread](#tab-claims-some-thread),3 seas,"Water, it is said, is wet."' in text
     assert ":class: kvbook-table kvbook-filter" in text
+    assert "No chapter" in ledger.markdown([])
 
 
 def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
-    from kvreport.site import inserts
-    from kvreport.site.context import Context
-
     nothing = Context([], tmp_path, tmp_path)
     assert inserts.fill("a\n\n<!-- a remark -->\n", nothing) == "a\n\n<!-- a remark -->\n"
     assert "No chapter" in inserts.fill("<!-- part: ledger -->", nothing)
@@ -450,17 +384,7 @@ def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
         inserts.fill("<!-- part: nosuch -->", nothing)
 
 
-def test_the_ledger_changes_with_a_verdict_and_is_honest_when_empty(tmp_path):
-    from kvreport.site import ledger
-
-    assert "1 reproduced" in ledger.markdown(ledger.verdicts([chapter_with_claims(tmp_path, verdict="reproduced")]))
-    assert "No chapter" in ledger.markdown([])
-
-
 def test_the_ledger_counts_another_real_model_between_the_documents_and_a_stand_in():
-    from kvreport.publishing.verdicts import SHOWN
-    from kvreport.site import ledger
-
     words = ["reproduced in kind", "reproduced on another real model", "reproduced"]
     about = dict.fromkeys(SHOWN, "x") | {"document": "some-thread", "table": "tab-claims-some-thread"}
     text = ledger.markdown(about | {"verdict": word} for word in words)
@@ -477,22 +401,3 @@ def test_every_old_address_of_a_chapter_leads_to_the_chapter_of_that_name():
         (to,) = set(re.findall(r"(\w+)\.html", page.read_text("utf-8")))
         assert to in chapters
         assert chapter_name(to) == chapter_name(page.stem)
-
-
-def test_a_picture_waits_and_keeps_its_place(built_once):
-    from PIL import Image
-
-    root, _ = built_once
-    picture = page(root).find("figure", id="fig-squares").img
-    assert picture["loading"] == "lazy"
-    with Image.open(root / "_build" / "html" / "chapters" / picture["src"]) as shown:
-        assert (picture["width"], picture["height"]) == tuple(map(str, shown.size))
-
-
-def test_a_picture_of_unknown_size_only_waits(tmp_path):
-    from kvreport.site import pictures
-
-    (tmp_path / "a.svg").write_text("<svg/>")
-    html = '<p><img alt="x" src="_images/a.svg"></p>'
-    assert pictures.marked(html, {"a.svg": tmp_path / "a.svg"}) == html.replace("<img ", '<img loading="lazy" ')
-    assert pictures.marked(html, {}) == html.replace("<img ", '<img loading="lazy" ')
