@@ -73,10 +73,7 @@ def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     site = origin.site_address()
     files = Files(
-        page=chapter.source.parent,
-        figures=chapter.figures,
-        made=citations.folder(chapter),
-        executed=chapter.executed,
+        page=chapter.source.parent, figures=chapter.figures, made=citations.folder(chapter), executed=chapter.executed,
         address=f"{site}{docname}.html" if site else None,
         pdf=f"../{pdf.FOLDER}/{chapter.stem}.pdf" if pdf.wanted() else None,
     )

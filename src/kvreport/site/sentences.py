@@ -153,8 +153,7 @@ def _opening(text: str, book: Mapping[str, Any]) -> str:
 
 # Why a run says nothing of a statement, neither for it nor against it.
 _SILENT = {
-    "not comparable": "{} about another model or processor",
-    "not resolved": "{} for which it has too few texts",
+    "not comparable": "{} about another model or processor", "not resolved": "{} for which it has too few texts",
     "not run": "{} that it did not run",
 }
 
