@@ -11,7 +11,7 @@ import pytest
 from kvbook import paths
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import kept, loading
-from kvreport.chapters.bug_or_rounding import symptoms, tables
+from kvreport.chapters.bug_or_rounding import rows, symptoms
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.layer_drift import by_layer, measures
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
@@ -88,16 +88,16 @@ def verdicts(model, corpus_folder, draw) -> dict[str, str]:
 
 
 def called(model, corpus_folder, draw) -> dict[tuple[str, str], str]:
-    """Say of every planted bug and symptom whether it is a bug; exact and rounding are told apart by the processor alone."""
+    """Say of every symptom whether it is a bug; exact and rounding are told apart by the processor alone."""
     seed, n_tokens = draw
     settings = BugOrRoundingSettings.checked(
         model=str(model), families=(), corpus=corpus_folder, n_samples=2, n_tokens=n_tokens, seed=seed,
         dtypes="float64,float32",
     )
-    table = tables.judged(symptoms.EXPERIMENT.run(settings).rows)
+    found = found_in.of_runs("bug_or_rounding", {"bug_or_rounding": symptoms.EXPERIMENT.run(settings)})
     return {
         (row.document, row.symptom): {"exact": "sound", "rounding": "sound"}.get(row.kind, row.kind)
-        for row in table.itertuples()
+        for row in found["verdicts"].itertuples()
     }
 
 
@@ -132,4 +132,4 @@ def test_control_a_bug_that_only_longer_texts_show_is_seen_to_change_what_they_a
 ):
     with a_step_off(monkeypatch, lambda tokens, roundoff: 0.01 * (tokens > 16)):
         one, other = (called(llama_folder, corpus_folder, draw) for draw in (ONE, OTHER))
-    assert (symptoms.ISSUE, symptoms.DRIFT) in changed(one, other)
+    assert (rows.ISSUE, rows.DRIFT) in changed(one, other)

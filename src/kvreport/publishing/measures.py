@@ -78,14 +78,14 @@ class Measure(Quantity):
         # A reader needs model and dtype of the only series too, and not the one value that is compared with another.
         one = self.over is not None and len({self._at(key) for key in groups}) == 1
         told = [i for i, column in enumerate(self.by) if not one or column != self.over[0]]
-        return [
-            Measured(
-                " ".join(said(key[i]) for i in told),
-                found.once((self, key), lambda parts=parts: self.estimate(*parts)) or UNFITTED,
-                parts[0][UNITS[self.unit]].nunique() if self.unit else None,
-            )
-            for key, parts in groups.items()
-        ]
+        measured = []
+        for key, parts in groups.items():
+            estimate = found.once((self, key), lambda parts=parts: self.estimate(*parts)) or UNFITTED
+            # A share of all that there are is of no sample.
+            sampled = self.unit and not isinstance(estimate, Part)
+            units = parts[0][UNITS[self.unit]].nunique() if sampled else None
+            measured.append(Measured(" ".join(said(key[i]) for i in told), estimate, units))
+        return measured
 
     def table(self, found: Found, name: str = "estimate") -> pd.DataFrame:
         """Give its estimates as a table, a column for each of `by`; without those that could not be made."""

@@ -1,4 +1,4 @@
-"""What the experiments on bug or rounding share: every model in every dtype on the same texts, a unit of rows for each."""
+"""What the experiments on bug or rounding share: every model in every dtype on the same texts, a unit for each."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -13,40 +13,29 @@ from kvbook.measuring import full_and_split
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, kept, loading, placement
 from kvbook.runs import records
-from kvreport.chapters.blog_past import past_tables
+from kvreport.chapters.blog_past.past_tables import weights_for
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 
-# Gives the rows of one model in one dtype, and gets texts that are the same in all dtypes.
+# Makes the rows of one model in one dtype; the texts are the same in all dtypes.
 RowsOf = Callable[[loading.Loaded, list[corpus.Sample]], Iterator[dict[str, Any]]]
 
 
 def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Name the models of a run and refuse what cannot be run; a family without a stand-in that ships gets random weights."""
+    """Name the models of a run and refuse what cannot be run; a family without a shipped stand-in has random weights."""
     placement.check(settings.device, settings.dtypes)
-    found = []
+    models = []
     for name in dict.fromkeys(names):
-        model = loading.identify(name, past_tables.weights_for(settings, name), settings.seed)
+        model = loading.identify(name, weights_for(settings, name), settings.seed)
         # One symptom feeds the text a second time.
         loading.check_length(model, 2 * lengths.longest(settings.n_tokens))
-        found.append(model | {"asked_for": name})
-    _texts(settings, [model["asked_for"] for model in found])
-    return found
+        models.append(model | {"asked_for": name})
+        _texts(settings, name)
+    return models
 
 
-def _texts(settings: BugOrRoundingSettings, names: list[str]) -> dict[str, list[corpus.Sample]]:
-    """Cut the texts of every model; those of tokenizers that do the same once, for encoding the corpus takes its time."""
-    by_tokenizer: dict[str, list[corpus.Sample]] = {}
-    found = {}
-    for name in names:
-        tokenizer = loading.tokenizer(name, past_tables.weights_for(settings, name))
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        key = backend.to_str() + str(tokenizer("x")["input_ids"]) if backend else name
-        if key not in by_tokenizer:
-            by_tokenizer[key] = list(
-                corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed)
-            )
-        found[name] = by_tokenizer[key]
-    return found
+def _texts(settings: BugOrRoundingSettings, name: str) -> list[corpus.Sample]:
+    tokenizer = loading.tokenizer(name, weights_for(settings, name))
+    return list(corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed))
 
 
 def step(model: PreTrainedModel, ids: torch.Tensor, prefix: Cache) -> full_and_split.LastToken:
@@ -64,13 +53,12 @@ def written(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
 
 def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: RowsOf, writer: records.Writer) -> None:
     """Measure every model in every dtype."""
-    names = list(dict.fromkeys(names))
-    texts = _texts(settings, names)
-    todo = [(name, dtype) for name in names for dtype in settings.dtypes]
+    texts = {name: _texts(settings, name) for name in names}
+    todo = [(name, dtype) for name in texts for dtype in settings.dtypes]
     for name, dtype in progress.track(todo, label="full pass against cache: model and dtype"):
         if (unit := f"{name}|{dtype}") in writer.done:
             continue
-        weights = past_tables.weights_for(settings, name)
+        weights = weights_for(settings, name)
         loaded = kept.load(name, weights=weights, dtype=dtype, device=settings.device, seed=settings.seed)
         about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
         with torch.inference_mode():

@@ -10,164 +10,130 @@ from matplotlib.ticker import NullFormatter
 
 from kvbook.diagnosis import verdict
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-from kvreport.chapters.bug_or_rounding import first_bad_layer, reported, symptoms, tables
+from kvreport.chapters.bug_or_rounding import rows
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
 # Colour, marker and line say the group thrice.
-_CLEAN, _BUG, _NARROW = "clean", "injected bug", first_bad_layer.NARROW
 _LOOKS = {
-    _CLEAN: (style.BLUE, "o", "-"),
-    _BUG: (style.VERMILION, "s", "--"),
-    _NARROW: (style.PURPLE, "^", "-."),
+    rows.CLEAN: {"color": style.BLUE, "marker": "o", "linestyle": "-"},
+    "injected bug": {"color": style.VERMILION, "marker": "s", "linestyle": "--"},
+    rows.NARROW: {"color": style.PURPLE, "marker": "^", "linestyle": "-."},
 }
 _KINDS = {"rounding": style.BLUE, "exact": style.GREEN, "bug": style.VERMILION, "undecided": style.PURPLE}
 FOUND_HEADING = "in no document"
-# Lines run through labels otherwise.
-_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
-
-
-def _dtypes(rows: pd.DataFrame) -> list[str]:
-    return [dtype for dtype in UNIT_ROUNDOFF if dtype in set(rows["dtype"])]
-
-
-def _frame(ax: Axes, dtypes: list[str]) -> None:
-    """Prepare log-log axes: a tick for each dtype, the line of one roundoff, and the most that rounding can be."""
-    roundoffs = np.array([UNIT_ROUNDOFF[dtype] for dtype in dtypes])
-    ax.set(xscale="log", yscale="log", xlabel="unit roundoff", ylabel="drift / spread of the logits")
-    ax.plot(roundoffs, roundoffs, color=style.GREY, linestyle=":", linewidth=1)
-    _note(ax, "one roundoff", roundoffs, roundoffs, (8, -16), "left")
-    fine = roundoffs[roundoffs * verdict.LIMIT < 1]
-    if len(fine):
-        ax.plot(fine, fine * verdict.LIMIT, color=style.GREY, linestyle=":", linewidth=1)
-        _note(ax, "most that\nrounding can be", fine, fine * verdict.LIMIT, (-4, 4), "right")
-    # fp16 and bf16 lie too close for two labels on one line.
-    names = [("\n" if dtype == "bfloat16" else "") + DTYPES[dtype] for dtype in dtypes]
-    ax.set_xticks(roundoffs, names)
-    ax.minorticks_off()
-
-
-def _note(ax: Axes, text: str, x: np.ndarray, y: np.ndarray, shift: tuple[float, float], side: str) -> None:
-    """Write beside the middle of a line on logarithmic axes."""
-    middle = tuple(np.sqrt(ends.min() * ends.max()) for ends in (x, y))
-    ax.annotate(text, middle, shift, textcoords="offset points", ha=side, color=style.GREY, fontsize=9)
-
-
-def _group(symptom: str) -> str:
-    return {symptoms.CLEAN: _CLEAN, first_bad_layer.NARROW: _NARROW}.get(symptom, _BUG)
-
-
-def _draw(ax: Axes, lines: pd.DataFrame, **look) -> None:
-    for (symptom, _), line in lines.groupby(["symptom", "model"], sort=False):
-        colour, marker, dash = _LOOKS[_group(symptom)]
-        # A logarithmic axis has no place for a drift of zero, nor for an overflow.
-        shown = line[(line["drift"] > 0) & np.isfinite(line["drift"])]
-        ax.plot(shown["roundoff"], shown["drift"], **{"color": colour, "marker": marker, "linestyle": dash} | look)
-
-
 _STRONG = {"linewidth": 1.8, "markersize": 5}
 _THIN = {"linewidth": 0.8, "markersize": 2.5, "alpha": 0.4}
 _FAINT = {"linewidth": 6, "alpha": 0.18, "marker": "", "linestyle": "-"}
 
 
+def _dtypes(table: pd.DataFrame) -> list[str]:
+    return [dtype for dtype in UNIT_ROUNDOFF if dtype in set(table["dtype"])]
+
+
+def _look(symptom: str) -> dict[str, str]:
+    return _LOOKS.get(symptom, _LOOKS["injected bug"])
+
+
+def _against_roundoff(dtypes: list[str]) -> tuple[Figure, Axes]:
+    """Prepare log-log axes: a tick for each dtype, the line of one roundoff, and the most that rounding can be."""
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
+    roundoffs = np.array([UNIT_ROUNDOFF[dtype] for dtype in dtypes])
+    ax.set(xscale="log", yscale="log", xlabel="unit roundoff", ylabel="drift / spread of the logits")
+    fine = roundoffs[roundoffs * verdict.LIMIT < 1]
+    for x, factor, text, shift, side in (
+        (roundoffs, 1, "one roundoff", (8, -16), "left"),
+        (fine, verdict.LIMIT, "most that\nrounding can be", (-4, 4), "right"),
+    ):
+        if len(x):
+            ax.plot(x, x * factor, color=style.GREY, linestyle=":", linewidth=1)
+            # Beside the middle of the line, which on these axes is the geometric one.
+            middle = np.sqrt(x.min() * x.max())
+            place = (middle, middle * factor)
+            ax.annotate(text, place, shift, textcoords="offset points", ha=side, color=style.GREY, fontsize=9)
+    # fp16 and bf16 lie too close for two labels on one line.
+    ax.set_xticks(roundoffs, [("\n" if dtype == "bfloat16" else "") + DTYPES[dtype] for dtype in dtypes])
+    ax.minorticks_off()
+    return fig, ax
+
+
+def _draw(ax: Axes, lines: pd.DataFrame, look: dict) -> None:
+    for (symptom, _), line in lines.groupby(["symptom", "model"], sort=False):
+        # A logarithmic axis has no place for a drift of zero, nor for an overflow.
+        shown = line[(line["drift"] > 0) & np.isfinite(line["drift"])]
+        ax.plot(shown["roundoff"], shown["drift"], **_look(symptom) | look)
+
+
+def _legend(fig: Figure, whose: dict[str, dict]) -> None:
+    handles = [Line2D([], [], label=name, **look) for name, look in _LOOKS.items()]
+    handles += [Line2D([], [], label=name, color=style.GREY, **look) for name, look in whose.items()]
+    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5)
+
+
 def figure_planted(lines: pd.DataFrame, model: str) -> Figure:
     """Draw drift against unit roundoff, of clean families and of injected bugs, one model boldly."""
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
-    _frame(ax, _dtypes(lines))
-    _draw(ax, lines[lines["model"] != model], **_THIN)
-    _draw(ax, lines[lines["model"] == model], **_STRONG)
-    handles = _groups()
-    handles += [Line2D([], [], color=style.GREY, linewidth=_STRONG["linewidth"], label=model)]
-    if set(lines["model"]) != {model}:
-        handles += [Line2D([], [], color=style.GREY, linewidth=_THIN["linewidth"], alpha=0.6, label="other families")]
-    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5)
+    fig, ax = _against_roundoff(_dtypes(lines))
+    _draw(ax, lines[lines["model"] != model], _THIN)
+    _draw(ax, lines[lines["model"] == model], _STRONG)
+    others = {"other families": {"linewidth": 0.8, "alpha": 0.6}} if set(lines["model"]) != {model} else {}
+    _legend(fig, {model: {"linewidth": 1.8}} | others)
     return fig
 
 
 def figure_against(lines: pd.DataFrame, book: pd.DataFrame, model: str) -> Figure:
     """Draw this machine's drift over the published one of the book's first model."""
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
-    _frame(ax, _dtypes(pd.concat([lines, book])))
-    _draw(ax, book[book["model"] == model], **_FAINT)
-    _draw(ax, lines, **_THIN | {"alpha": 0.9})
-    handles = [
-        *_groups(),
-        Line2D([], [], color=style.GREY, linewidth=0.8, marker=".", label="this machine"),
-        Line2D([], [], color=style.GREY, linewidth=6, alpha=0.3, label="the book"),
-    ]
-    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5)
+    fig, ax = _against_roundoff(_dtypes(pd.concat([lines, book])))
+    _draw(ax, book[book["model"] == model], _FAINT)
+    _draw(ax, lines, _THIN | {"alpha": 0.9})
+    whose = {"this machine": {"linewidth": 0.8, "marker": "."}, "the book": {"linewidth": 6, "alpha": 0.3}}
+    _legend(fig, whose)
     return fig
-
-
-def _groups() -> list[Line2D]:
-    return [
-        Line2D([], [], color=colour, marker=marker, linestyle=dash, label=name)
-        for name, (colour, marker, dash) in _LOOKS.items()
-    ]
 
 
 def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
     """Draw every symptom of the documents on a line of its own: its drift in each dtype, and what it was called."""
-    rows = _with_headings(table)
+    places: list[dict] = []
+    headings = table["document"].mask(table["whose"] == rows.FOUND, FOUND_HEADING)
+    for heading, part in table.groupby(headings, sort=False):
+        places += [{"label": heading}, *part.assign(label=part["symptom"].map(rows.named)).to_dict("records")]
     dtypes = _dtypes(lines)
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.235 * len(rows)))
+    looks = {
+        dtype: {"color": style.DTYPE_COLOURS[dtype], "marker": marker, "linestyle": ""}
+        for dtype, marker in zip(dtypes, style.MARKERS, strict=False)
+    }
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.235 * len(places)))
+    ax.set_yticks(range(len(places)), [row["label"] for row in places], fontsize=9)
     # Left of everything, where a logarithmic axis has no place for zero.
     zero = UNIT_ROUNDOFF[dtypes[0]] / 100
-    for place, row in enumerate(rows):
-        if isinstance(row, str):
+    for place, (row, label) in enumerate(zip(places, ax.get_yticklabels(), strict=True)):
+        if "symptom" not in row:
+            label.set_fontweight("bold")
             continue
+        if row["whose"] == rows.REMOVED:
+            label.set(color=style.GREY, fontstyle="italic")
         line = lines[(lines["symptom"] == row["symptom"]) & (lines["model"] == row["model"])]
         points = line[np.isfinite(line["drift"])].assign(x=line["drift"].clip(lower=zero))
         between = points.loc[points["drift"] > 0, "x"]
         if len(between):
             ax.hlines(place, between.min(), between.max(), color="#bbbbbb", linewidth=1, zorder=1)
         for point in points.itertuples():
-            colour = style.DTYPE_COLOURS[point.dtype]
             # One above the other, so that marks at one place can all be seen.
             shift = 0.13 * (dtypes.index(point.dtype) - (len(dtypes) - 1) / 2)
-            ax.plot(
-                point.x, place + shift, color=colour, marker=_markers(dtypes)[point.dtype], linestyle="", markersize=5,
-                markerfacecolor="white" if point.drift == 0 else colour, alpha=0.9,
-            )
+            hollow = {"markerfacecolor": "white"} if point.drift == 0 else {}
+            ax.plot(point.x, place + shift, **looks[point.dtype], markersize=5, alpha=0.9, **hollow)
         ax.annotate(
             row["kind"], (1.01, place), xycoords=ax.get_yaxis_transform(), color=_KINDS[row["kind"]], fontsize=9,
             va="center", annotation_clip=False,
         )
-    ax.set_xscale("log")
-    ax.set_xlim(zero / 4, 20)
-    ticks = [10.0**power for power in range(-16, 1, 4) if 10.0**power > 5 * zero]
-    ax.set_xticks([zero, *ticks], ["0", *(f"$10^{{{round(np.log10(tick))}}}$" for tick in ticks)])
+    ax.set(xscale="log", xlim=(zero / 4, 20), ylim=(len(places) - 0.4, -0.6), xlabel="drift / spread of the logits")
+    powers = [power for power in range(-16, 1, 4) if 10.0**power > 5 * zero]
+    ax.set_xticks([zero, *(10.0**power for power in powers)], ["0", *(f"$10^{{{power}}}$" for power in powers)])
     ax.minorticks_off()
-    ax.set_xlabel("drift / spread of the logits")
-    ax.set_yticks(range(len(rows)), [row if isinstance(row, str) else tables.named(row["symptom"]) for row in rows])
-    for label, row in zip(ax.get_yticklabels(), rows, strict=True):
-        label.set_fontsize(9)
-        if isinstance(row, str):
-            label.set_fontweight("bold")
-        elif row["whose"] == reported.REMOVED:
-            label.set_color(style.GREY)
-            label.set_fontstyle("italic")
     ax.tick_params(axis="y", length=0)
-    ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
-    handles = [
-        Line2D([], [], color=style.DTYPE_COLOURS[d], marker=_markers(dtypes)[d], linestyle="", label=DTYPES[d])
-        for d in dtypes
-    ]
+    handles = [Line2D([], [], label=DTYPES[dtype], **look) for dtype, look in looks.items()]
     fig.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9.5)
     return fig
-
-
-def _markers(dtypes: list[str]) -> dict[str, str]:
-    return dict(zip(dtypes, style.MARKERS, strict=False))
-
-
-def _with_headings(table: pd.DataFrame) -> list:
-    rows: list = []
-    headings = table["document"].mask(table["whose"] == reported.FOUND, FOUND_HEADING)
-    for heading, part in table.groupby(headings, sort=False):
-        rows += [str(heading), *part.to_dict("records")]
-    return rows
 
 
 def figure_layers(table: pd.DataFrame) -> Figure:
@@ -175,25 +141,22 @@ def figure_layers(table: pd.DataFrame) -> Figure:
     dtypes = _dtypes(table)
     shown = list(dict.fromkeys((dtypes[0], dtypes[-1])))
     fig, axes = plt.subplots(len(shown), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.8 + 2.1 * len(shown)))
-    looks = {
-        first_bad_layer.CLEAN: (style.BLUE, "o", "-"),
-        first_bad_layer.LATE: (style.VERMILION, "s", "--"),
-        first_bad_layer.NARROW: (style.PURPLE, "^", "-."),
-    }
     for ax, dtype in zip(axes[:, 0], shown, strict=True):
         part = table[(table["dtype"] == dtype) & (table["drift"] > 0)]
-        for bug, (colour, marker, dash) in looks.items():
+        for place, bug in enumerate((rows.CLEAN, rows.LATE, rows.NARROW)):
             line = part[part["bug"] == bug]
             # Hollow and of growing size, so that lines which coincide can all be seen.
             ax.plot(
-                line["layer"], line["drift"], color=colour, marker=marker, linestyle=dash, label=bug, linewidth=1.2,
-                markerfacecolor="none", markersize=3.5 + 2 * list(looks).index(bug),
+                line["layer"], line["drift"], **_look(bug), label=bug, linewidth=1.2, markerfacecolor="none",
+                markersize=3.5 + 2 * place,
             )
         if (most := UNIT_ROUNDOFF[dtype] * verdict.LIMIT) < 1:
             ax.axhline(most, color=style.GREY, linestyle=":", linewidth=1)
             ax.annotate(
                 "most that rounding can be", (0.01, most), (0, 4), xycoords=ax.get_yaxis_transform(),
-                textcoords="offset points", color=style.GREY, fontsize=9, bbox=_ON_WHITE,
+                textcoords="offset points", color=style.GREY, fontsize=9,
+                # Lines run through the label otherwise.
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85},
             )
         ax.set(yscale="log", ylabel=f"relative drift, {DTYPES[dtype]}")
         # Whole decades, so that both ends have a label.

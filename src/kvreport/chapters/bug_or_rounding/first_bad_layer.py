@@ -1,4 +1,4 @@
-"""Drift behind every layer, of a clean model and of one with a bug in a single layer.
+"""Drift after every layer, of a clean model and of one with a bug in a single layer.
 
 Rows, one a (dtype, bug, text, layer): see ``data/README.md``.
 """
@@ -16,15 +16,10 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.bug_or_rounding import every_dtype
+from kvreport.chapters.bug_or_rounding.rows import CLEAN, EXPERIMENTS, LATE, NARROW
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 
-CLEAN, LATE, NARROW = "clean", "K/V one step late", "cache kept in 16 bits"
-_PLANT = {LATE: faults.one_step_late, NARROW: faults.kept_in_16_bits}
-
-
-def planted_in(n_layers: int) -> int:
-    """Choose the layer that gets the bug, counted from 1: the middle one."""
-    return n_layers // 2 + 1
+_INJECT = {LATE: faults.one_step_late, NARROW: faults.kept_in_16_bits}
 
 
 def inputs(settings: BugOrRoundingSettings) -> dict[str, Any]:
@@ -32,31 +27,33 @@ def inputs(settings: BugOrRoundingSettings) -> dict[str, Any]:
     return {"models": every_dtype.identities(settings, [settings.model]), "corpus": corpus.describe(settings.corpus)}
 
 
+def _rows_of(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dict[str, Any]]:
+    # The middle layer gets the bug; rows count from 1, for 0 is the embedding.
+    model, index = loaded.model, loaded.model.config.num_hidden_layers // 2
+    for text in texts:
+        ids = torch.tensor([text.ids], device=model.device)
+        # No bug changes the pass that fills the cache.
+        full, prefix = probe.full_pass(model, ids), every_dtype.written(model, ids)
+        for bug in (CLEAN, *_INJECT):
+            with _INJECT[bug](model, layers={index}) if bug in _INJECT else nullcontext():
+                found = every_dtype.step(model, ids, prefix)
+            about = {"bug": bug, "planted_in": index + 1 if bug in _INJECT else None}
+            about |= {"sample": text.index, "source": text.source}
+            for layer, drift in enumerate(probe.relative(full.hidden, found.hidden).tolist()):
+                yield about | {"layer": layer, "drift": drift}
+
+
 def measure(settings: BugOrRoundingSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Measure the first model, clean and with each bug."""
-
-    def rows_of(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dict[str, Any]]:
-        model, layer = loaded.model, planted_in(loaded.model.config.num_hidden_layers)
-        for text in texts:
-            ids = torch.tensor([text.ids], device=model.device)
-            # No bug changes the pass that fills the cache.
-            full, prefix = probe.full_pass(model, ids), every_dtype.written(model, ids)
-            for bug in (CLEAN, *_PLANT):
-                with _PLANT[bug](model, layers={layer - 1}) if bug in _PLANT else nullcontext():
-                    found = every_dtype.step(model, ids, prefix)
-                for place, drift in enumerate(probe.relative(full.hidden, found.hidden).tolist()):
-                    yield {
-                        "bug": bug, "planted_in": layer if bug in _PLANT else None, "sample": text.index,
-                        "source": text.source, "layer": place, "drift": drift,
-                    }
-
-    every_dtype.measure(settings, [settings.model], rows_of, writer)
+    every_dtype.measure(settings, [settings.model], _rows_of, writer)
 
 
 def work(settings: BugOrRoundingSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    n_steps = (1 + len(_PLANT)) * settings.n_samples
+    n_steps = (1 + len(_INJECT)) * settings.n_samples
     return Work(lengths.middle(settings.n_tokens), 2 * settings.n_samples, n_steps, settings.dtypes)
 
 
-EXPERIMENT = Experiment("first_bad_layer", BugOrRoundingSettings, inputs, measure, work=work)
+EXPERIMENT = Experiment(
+    "first_bad_layer", BugOrRoundingSettings, inputs, measure, revision=EXPERIMENTS["first_bad_layer"], work=work
+)
