@@ -102,6 +102,7 @@ def decision(reference: torch.Tensor, other: torch.Tensor) -> Decision:
     )
 
 
+# Signed integers as wide as a dtype: the bits of a float, read as one of these, count the numbers from zero on.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -140,8 +141,6 @@ def first_divergence(reference: list[int], other: list[int]) -> int | None:
     """
     return next((i for i, (a, b) in enumerate(zip(reference, other, strict=False)) if a != b), None)
 
-
-# Signed integers as wide as the dtype: the bits of a float, read as one of these, count the numbers from zero on.
 
 
 def ulps(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -56,10 +56,8 @@ def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
     first, second : sequence of int
         Token ids.
     """
-    return next(
-        (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
-        min(len(first), len(second)),
-    )
+    differing = (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(differing, min(len(first), len(second)))
 
 
 def reusable(cache: Cache, cached_ids: Sequence[int], ids: Sequence[int]) -> Cache:

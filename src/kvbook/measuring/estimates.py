@@ -67,6 +67,12 @@ def _slope(layers: np.ndarray, logs: np.ndarray) -> np.ndarray:
     return logs @ centred / (centred @ centred)
 
 
+def _students(centre: float, scatter: float, n_free: int, root: float = 1.0, change: Callable = float) -> Estimate:
+    """Return a function of a number with Student's interval: of a scatter over a root, with so many degrees of freedom."""
+    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n_free) * scatter / root
+    return Estimate(*(float(change(centre + shift)) for shift in (0.0, -half, half)))
+
+
 def growth_per_layer(layers: np.ndarray, drift: np.ndarray) -> Estimate:
     """Fit drift = a * (1 + g) ** layer and give g, with the interval of the fit.
 
@@ -84,8 +90,7 @@ def growth_per_layer(layers: np.ndarray, drift: np.ndarray) -> Estimate:
         not, so it is rather too narrow.
     """
     fit = scipy.stats.linregress(layers, np.log(drift))
-    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(layers) - 2) * fit.stderr
-    return Estimate(*(float(np.expm1(fit.slope + shift)) for shift in (0.0, -half, half)))
+    return _students(fit.slope, fit.stderr, len(layers) - 2, change=np.expm1)
 
 
 def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Estimate:
@@ -97,8 +102,7 @@ def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Esti
         Positive; one pair a layer.
     """
     logs = np.log(numerator) - np.log(denominator)
-    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
-    return Estimate(*(float(np.exp(logs.mean() + shift)) for shift in (0.0, -half, half)))
+    return _students(logs.mean(), logs.std(ddof=1), len(logs) - 1, np.sqrt(len(logs)), np.exp)
 
 
 def wilson(p: float, n: int) -> Estimate:
@@ -212,8 +216,7 @@ def resample(rows: pd.DataFrame, value: str, by: str = "layer", seed: int = 0) -
     seed : int
         Of the draws.  Equal files and seed give equal draws, so ratios of two dtypes can be taken draw by draw.
     """
-    table = rows.pivot_table(index=["source", "sample"], columns=by, values=value)
-    return _resampled(table, seed)
+    return _resampled(rows.pivot_table(index=["source", "sample"], columns=by, values=value), seed)
 
 
 def _resampled(table: pd.DataFrame, seed: int) -> Resampled:
@@ -356,14 +359,11 @@ def common_share(means: np.ndarray, mean_squares: np.ndarray) -> Estimate:
         Each file's mean squared difference, over everything that was averaged and over the components.
     """
     products = means @ means.T / means.shape[1]
-    # An array of the files' numbers is what the jackknife leaves one out of.
-    left_out = [
-        _share_of(np.delete(np.delete(products, i, 0), i, 1), np.delete(mean_squares, i)) for i in range(len(means))
-    ]
     n, whole = len(means), _share_of(products, mean_squares)
+    others = (np.arange(n) != i for i in range(n))
+    left_out = [_share_of(products[np.ix_(some, some)], mean_squares[some]) for some in others]
     pseudo = n * whole - (n - 1) * np.asarray(left_out)
-    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * pseudo.std(ddof=1) / np.sqrt(n)
-    return Estimate(float(whole), float(whole - half), float(whole + half))
+    return _students(whole, pseudo.std(ddof=1), n - 1, np.sqrt(n))
 
 
 def _share_of(products: np.ndarray, mean_squares: np.ndarray) -> float:
@@ -373,15 +373,12 @@ def _share_of(products: np.ndarray, mean_squares: np.ndarray) -> float:
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:
     """Spread each column of estimates over four, value, low, high and kind, for a CSV; what is None stays empty."""
-    parts = []
+    parts = {}
     for name, column in table.items():
         if column.map(lambda x: isinstance(x, Estimate)).any():
-            for end in ("value", "low", "high", "kind"):
-                parts.append(
-                    column.map(lambda e, end=end: getattr(e, end, None)).rename(
-                        name if end == "value" else f"{name}_{end}"
-                    )
-                )
+            parts[name] = column.map(lambda e: getattr(e, "value", None))
+            for end in ("low", "high", "kind"):
+                parts[f"{name}_{end}"] = column.map(lambda e, end=end: getattr(e, end, None))
         else:
-            parts.append(column)
+            parts[name] = column
     return pd.concat(parts, axis=1)

@@ -115,12 +115,7 @@ def errors(truth: torch.Tensor, first: torch.Tensor, second: torch.Tensor, poole
     """Hold two computations against the truth."""
     length = truth.double().norm(dim=-1, keepdim=True)
     of_first, of_second = ((other.double() - truth.double()) / length for other in (first, second))
-    squares = [
-        of_first.square().sum(-1),
-        of_second.square().sum(-1),
-        ((first.double() - second.double()) / length).square().sum(-1),
-        (of_first * of_second).sum(-1),
-    ]
-    if pooled:
-        squares = [square.mean(-1) for square in squares]
-    return Errors(*(square.sqrt() for square in squares[:3]), squares[3] / (squares[0] * squares[1]).sqrt())
+    apart = (first.double() - second.double()) / length
+    pairs = ((of_first, of_first), (of_second, of_second), (apart, apart), (of_first, of_second))
+    one, two, difference, product = ((x * y).sum(-1).mean(-1) if pooled else (x * y).sum(-1) for x, y in pairs)
+    return Errors(one.sqrt(), two.sqrt(), difference.sqrt(), product / (one * two).sqrt())

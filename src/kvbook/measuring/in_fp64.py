@@ -13,19 +13,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
+def _wider(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
+
+
 class _NothingNarrow(TorchFunctionMode):
     """Answers every request for 32 bits with 64; requests for 16 bits and for integers stay as they are."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None) -> Any:
         if function is torch.Tensor.float:
             function, args = torch.Tensor.to, (args[0], torch.float64)
-        return function(
-            *(torch.float64 if argument is torch.float32 else argument for argument in args),
-            **{
-                name: torch.float64 if argument is torch.float32 else argument
-                for name, argument in (kwargs or {}).items()
-            },
-        )
+        named = {name: _wider(argument) for name, argument in (kwargs or {}).items()}
+        return function(*map(_wider, args), **named)
 
 
 def widened(dtype: torch.dtype) -> AbstractContextManager[Any]:

@@ -63,12 +63,9 @@ class LargePages:
         """Let the model compute with the copies while a ``with`` block lasts."""
         before = [(parameter, parameter.data) for parameter, _ in self._copies]
         try:
-            _place(self._copies)
+            for parameter, copy in self._copies:
+                parameter.data = copy
             yield
         finally:
-            _place(before)
-
-
-def _place(data: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
-    for parameter, tensor in data:
-        parameter.data = tensor
+            for parameter, data in before:
+                parameter.data = data

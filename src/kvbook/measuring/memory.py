@@ -1,7 +1,9 @@
 """Bytes: what a cache should take by its model's shape, what it takes, and the peak of a piece of work."""
 
+import contextlib
 import ctypes
 import gc
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -43,12 +45,9 @@ def cache_bytes(cache: Cache) -> int:
 
 
 def _high_water_mark() -> int | None:
-    try:
-        for line in _STATUS.read_text("utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        found = re.search(r"^VmHWM:\s+(\d+)", _STATUS.read_text("utf-8"), re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
     return None
 
 

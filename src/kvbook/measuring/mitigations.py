@@ -16,7 +16,7 @@ The issue names them in a line each and shows no code; what we take each to mean
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from kvbook.errors import UserError
+from kvbook.replacing import replaced
 
 STOCK = "stock"
 NAMES = (STOCK, "attention linears", "whole attention", "rotary", "input norm", "post-attention norm")
@@ -39,10 +40,14 @@ def supported(architecture: str) -> bool:
     return architecture in ("llama", "qwen2", "mistral")
 
 
-def _linear_in_fp32(module: nn.Linear) -> Patch:
+def _projections(attention: nn.Module) -> tuple[nn.Linear, ...]:
+    return attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+
+
+def _linear_in_fp32(module: nn.Linear, rounds: bool = True) -> Patch:
     weight = module.weight.float()
     bias = None if module.bias is None else module.bias.float()
-    return module, "forward", lambda x: linear(x.float(), weight, bias).to(x.dtype)
+    return module, "forward", lambda x: linear(x.float(), weight, bias).to(x.dtype if rounds else torch.float32)
 
 
 def _norm_in_fp32(module: nn.Module) -> Patch:
@@ -67,12 +72,7 @@ def _attention_in_fp32(module: nn.Module) -> list[Patch]:
         )
         return output.to(hidden_states.dtype), scores
 
-    patches: list[Patch] = [(module, "forward", forward)]
-    for projection in (module.q_proj, module.k_proj, module.v_proj, module.o_proj):
-        weight = projection.weight.float()
-        bias = None if projection.bias is None else projection.bias.float()
-        patches.append((projection, "forward", lambda x, w=weight, b=bias: linear(x, w, b)))
-    return patches
+    return [(module, "forward", forward), *(_linear_in_fp32(each, rounds=False) for each in _projections(module))]
 
 
 def _rotary_in_fp32(model: PreTrainedModel) -> list[Patch]:
@@ -92,30 +92,25 @@ def _rotary_in_fp32(model: PreTrainedModel) -> list[Patch]:
     return [(embedding, "forward", forward), (module, "apply_rotary_pos_emb", apply)]
 
 
+# What each mitigation replaces in a layer.
+_IN_A_LAYER: dict[str, Callable[[nn.Module], list[Patch]]] = {
+    STOCK: lambda _layer: [],
+    "attention linears": lambda layer: [_linear_in_fp32(each) for each in _projections(layer.self_attn)],
+    "whole attention": lambda layer: _attention_in_fp32(layer.self_attn),
+    "input norm": lambda layer: [_norm_in_fp32(layer.input_layernorm)],
+    "post-attention norm": lambda layer: [_norm_in_fp32(layer.post_attention_layernorm)],
+}
+
+
 def prepare(model: PreTrainedModel, name: str) -> list[Patch]:
     """Build a mitigation's replacements, fp32 copies of weights included, without switching it on."""
     if not supported(model.config.model_type):
         raise UserError(f"the mitigations of issue 25420 are Llama's; {model.config.model_type} has other modules")
-    layers = model.model.layers
-    match name:
-        case "stock":
-            return []
-        case "attention linears":
-            return [
-                _linear_in_fp32(projection)
-                for layer in layers
-                for a in (layer.self_attn,)
-                for projection in (a.q_proj, a.k_proj, a.v_proj, a.o_proj)
-            ]
-        case "whole attention":
-            return [patch for layer in layers for patch in _attention_in_fp32(layer.self_attn)]
-        case "rotary":
-            return _rotary_in_fp32(model)
-        case "input norm":
-            return [_norm_in_fp32(layer.input_layernorm) for layer in layers]
-        case "post-attention norm":
-            return [_norm_in_fp32(layer.post_attention_layernorm) for layer in layers]
-    raise UserError(f"no mitigation {name!r}: choose one of {', '.join(NAMES)}")
+    if name not in NAMES:
+        raise UserError(f"no mitigation {name!r}: choose one of {', '.join(NAMES)}")
+    if name == "rotary":
+        return _rotary_in_fp32(model)
+    return [patch for layer in model.model.layers for patch in _IN_A_LAYER[name](layer)]
 
 
 @contextmanager
@@ -124,17 +119,7 @@ def applied(patches: list[Patch]) -> Iterator[None]:
 
     Not safe in threads: what it replaces belongs to the model, and for ``rotary`` to the model's module.
     """
-    undo: list[tuple[Any, str, bool, Any]] = []
-    try:
-        for owner, name, replacement in patches:
-            # A module's method lies on its class: putting it back means taking ours off the instance.
-            own = name in vars(owner)
-            undo.append((owner, name, own, vars(owner).get(name)))
-            setattr(owner, name, replacement)
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(replaced(*patch))
         yield
-    finally:
-        for owner, name, own, before in reversed(undo):
-            if own:
-                setattr(owner, name, before)
-            else:
-                delattr(owner, name)

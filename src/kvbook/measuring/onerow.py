@@ -7,12 +7,14 @@ that run at the speed of memory.  Without a compiler this form is slow; it is on
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MethodType
 
 import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
+
+from kvbook.replacing import replaced
 
 # The name under which transformers' attention interface finds `one_query_attention`.
 ATTENTION = "kvbook_one_query"
@@ -54,15 +56,10 @@ def one_query_attention(
 def one_row(model: PreTrainedModel) -> Iterator[None]:
     """Write a model's linear layers and attention for one row while a ``with`` block lasts."""
     AttentionInterface.register(ATTENTION, one_query_attention)
-    before = model.config._attn_implementation
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    try:
+    with ExitStack() as stack:
+        stack.callback(model.set_attn_implementation, model.config._attn_implementation)
         model.set_attn_implementation(ATTENTION)
-        for module in linears:
-            module.forward = MethodType(one_row_linear, module)
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                stack.enter_context(replaced(module, "forward", MethodType(one_row_linear, module)))
         yield
-    finally:
-        for module in linears:
-            # What was set on the instance hides the class's method; without it that is back.
-            module.__dict__.pop("forward", None)
-        model.set_attn_implementation(before)

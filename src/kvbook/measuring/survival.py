@@ -58,12 +58,8 @@ def kaplan_meier(steps: np.ndarray, parted: np.ndarray) -> Survival:
     with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         interval = curve.confidence_interval(CONFIDENCE, method="log-log")
-    share, gone = curve.probabilities, curve.probabilities == 0
-    return Survival(
-        steps=np.concatenate([[0.0], curve.quantiles]),
-        share=np.concatenate([[1.0], share]),
-        low=np.concatenate([[together.low], np.where(gone, apart.low, interval.low.probabilities)]),
-        high=np.concatenate([[1.0], np.where(gone, apart.high, interval.high.probabilities)]),
-        pairs=n,
-        parted=int(parted.sum()),
-    )
+    gone = curve.probabilities == 0
+    low = np.where(gone, apart.low, interval.low.probabilities)
+    high = np.where(gone, apart.high, interval.high.probabilities)
+    columns = ((0.0, curve.quantiles), (1.0, curve.probabilities), (together.low, low), (1.0, high))
+    return Survival(*(np.concatenate([[first], rest]) for first, rest in columns), n, int(parted.sum()))
