@@ -48,10 +48,7 @@ def run(
         For `subprocess.run`.
     """
     unshare = [
-        "unshare",
-        "--mount",
-        *([] if network else ["--net"]),
-        *([] if os.geteuid() == 0 else ["--map-root-user"]),
+        "unshare", "--mount", *([] if network else ["--net"]), *([] if os.geteuid() == 0 else ["--map-root-user"])
     ]
     require(unshare)
     steps = ["set -e"]

@@ -65,11 +65,7 @@ def test_fast_items_do_not_write_the_file_each_time(progress_file, monkeypatch):
 @pytest.mark.slow
 def test_a_log_gets_lines_and_no_bar(tmp_path):
     ran = subprocess.run(
-        [sys.executable, "-c", LOOP],
-        env=mini_book.environment(tmp_path),
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", LOOP], env=mini_book.environment(tmp_path), capture_output=True, text=True, check=True
     )
     assert ran.stdout == "[0, 1, 2]\n"
     assert ran.stderr == "sample 0/3\n"
@@ -82,10 +78,7 @@ def test_a_terminal_gets_a_bar(tmp_path):
     termios.tcsetwinsize(theirs, (24, 80))
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         ran = subprocess.run(
-            [sys.executable, "-c", LOOP],
-            env=mini_book.environment(tmp_path),
-            stdout=subprocess.PIPE,
-            stderr=theirs,
+            [sys.executable, "-c", LOOP], env=mini_book.environment(tmp_path), stdout=subprocess.PIPE, stderr=theirs
         )
         shown = terminal.read(4096)
         os.close(theirs)

@@ -224,10 +224,7 @@ HOSTILE = (
 )
 BLOCKS = "one\n\n```{include} ../parameters/few.yaml\n```\n\n```{raw} html\n<b id=raw></b>\n```"
 FENCES = (
-    "```{include} ../parameters/few.yaml",
-    ":::{include} ../parameters/few.yaml",
-    "~~~{raw} html",
-    "   ```{raw} html",
+    "```{include} ../parameters/few.yaml", ":::{include} ../parameters/few.yaml", "~~~{raw} html", "   ```{raw} html"
 )
 
 

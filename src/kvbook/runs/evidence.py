@@ -7,7 +7,6 @@
         - static_speed/amd-epyc-2-threads__smollm2__1b5c2d0a
 """
 
-import copy
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from kvbook.runs.experiment import Experiment
 
 Manifest = dict[str, dict[str, list[str]]]
+_FORM = TypeAdapter(Manifest)
+# The experiments whose runs are asked for, or their revisions: an experiment brings torch with it.
+Known = Iterable["Experiment"] | Mapping[str, int]
 # The role of the runs that a chapter's numbers, figures and statements speak of.
 PUBLISHED = "published"
 # Settings that say how many units a run has: of several runs joined, their sum.
@@ -39,17 +42,15 @@ def manifest() -> Manifest:
     if not file.is_file():
         return {}
     try:
-        content = copy.deepcopy(_parsed(file.read_text("utf-8")))
+        content = _FORM.validate_python(_parsed(file.read_text("utf-8")))
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not _is_manifest(content):
-        raise UserError(f"{file} must hold <chapter>: {{<role>: [<experiment>/<folder>, ...]}}")
+    except ValidationError:
+        raise UserError(f"{file} must hold <chapter>: {{<role>: [<experiment>/<folder>, ...]}}") from None
     for chapter, roles in content.items():
-        for folders_of_role in roles.values():
-            if twice := [folder for folder, times in Counter(folders_of_role).items() if times > 1]:
-                raise UserError(
-                    f"{file}: chapter {chapter} cites {twice[0]} twice, and would count it twice: delete one"
-                )
+        for cited_folders in roles.values():
+            if twice := [folder for folder, times in Counter(cited_folders).items() if times > 1]:
+                raise UserError(f"{file}: chapter {chapter} cites {twice[0]}, and would count it, twice: delete one")
     return content
 
 
@@ -59,28 +60,16 @@ def _parsed(text: str) -> Any:
     return yaml.safe_load(text) or {}
 
 
-def _is_manifest(content: Any) -> bool:
-    return isinstance(content, dict) and all(
-        isinstance(roles, dict) and all(isinstance(folder, str) for folders in roles.values() for folder in folders)
-        for roles in content.values()
-    )
-
-
 def folders(chapter: str) -> list[Path]:
     """List the folders of all runs that a chapter cites."""
     return [paths.RECORDED_RUNS / folder for cited in manifest().get(chapter, {}).values() for folder in cited]
 
 
-def cited(
-    chapter: str, role: str, experiments: "Iterable[Experiment] | Mapping[str, int]"
-) -> dict[str, list[records.Run]]:
+def cited(chapter: str, role: str, experiments: Known) -> dict[str, list[records.Run]]:
     """Read the runs that a chapter cites in a role."""
     named = manifest().get(chapter, {}).get(role)
     if not named:
-        raise UserError(
-            f"{paths.EVIDENCE} names no runs for chapter {chapter} as {role!r}: record one and add it there"
-        )
-    # Whoever only reads rows names revisions, since an experiment brings torch with it.
+        raise UserError(f"{paths.EVIDENCE} names no runs for chapter {chapter} as {role!r}: record one and add it there")
     revisions = experiments if isinstance(experiments, Mapping) else {one.name: one.revision for one in experiments}
     found: dict[str, list[records.Run]] = {}
     for folder in named:
@@ -104,9 +93,7 @@ def _read(folder: str, current: int) -> records.Run:
     return run
 
 
-def published(
-    chapter: str, experiments: "Iterable[Experiment] | Mapping[str, int]"
-) -> dict[str, dict[str, records.Run]]:
+def published(chapter: str, experiments: Known) -> dict[str, dict[str, records.Run]]:
     """Read what a chapter publishes, by processor and experiment; the runs of several seeds are joined.
 
     The processor that the manifest names first comes first; see `printed`.
@@ -143,26 +130,23 @@ def joined(runs: Sequence[records.Run]) -> records.Run:
         if "sample" in rows:
             rows, begin = _numbered_on(rows, begin)
         pieces.append(rows.assign(seed=run.about["settings"]["seed"]))
-    counts = {key: value * len(runs) for key, value in runs[0].about["settings"].items() if key in COUNTED}
-    machine = dict(runs[0].about["machine"])
+    about = runs[0].about
+    counts = {key: value * len(runs) for key, value in about["settings"].items() if key in COUNTED}
+    machine = dict(about["machine"])
     if len(processors) < len(runs):
-        # Of all together it is not recorded.
+        # Some runs do not say which it was.
         machine.pop("cpu", None)
-    about = runs[0].about | {
-        "machine": machine,
-        "settings": runs[0].about["settings"] | counts,
-        "hash": [run.hash for run in runs],
-        "seeds": [run.about["settings"]["seed"] for run in runs],
-        **({"n_samples": runs[0].about["n_samples"] * len(runs)} if "n_samples" in runs[0].about else {}),
-    }
-    whole = records.Run(about, runs[0].folder)
+    seeds = [run.about["settings"]["seed"] for run in runs]
+    settings = about["settings"] | counts
+    changed = {"machine": machine, "settings": settings, "hash": [run.hash for run in runs], "seeds": seeds}
+    whole = records.Run(about | changed, runs[0].folder)
     # What the property would read from one file.
     whole.__dict__["rows"] = pd.concat(pieces, ignore_index=True)
     return whole
 
 
 def _numbered_on(rows: "pd.DataFrame", begin: int) -> "tuple[pd.DataFrame, int]":
-    """Number samples from a place on; those with a name, a document's own text, do not depend on the seed and stand once."""
+    """Number samples from a place on; named ones, a document's own texts, do not depend on the seed: keep them once."""
     import pandas as pd
 
     numbers = pd.to_numeric(rows["sample"], errors="coerce")
@@ -175,7 +159,7 @@ def _numbered_on(rows: "pd.DataFrame", begin: int) -> "tuple[pd.DataFrame, int]"
 
 
 def _but_for_the_seed(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what must be equal in runs whose rows are put together."""
+    """Return what must be equal in runs whose rows are put together."""
     settings = {key: value for key, value in about["settings"].items() if key != "seed"}
     models = [{key: value for key, value in model.items() if key != "seed"} for model in about.get("models", ())]
     machine = {key: about["machine"][key] for key in ("processor", "threads", "device", "torch", "transformers")}

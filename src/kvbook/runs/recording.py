@@ -23,6 +23,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.runs import privacy, records
+from kvbook.settings import faults_of
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -113,8 +114,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], About]:
     except OSError as error:
         raise UserError(f"{folder} holds no run: {error.strerror} (run.json)") from None
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}" for fault in error.errors()]
-        raise UserError(f"{folder}/run.json is not one of a finished run ({'; '.join(faults)})") from None
+        raise UserError(f"{folder}/run.json is not one of a finished run ({faults_of(error)})") from None
     except ValueError as error:
         raise UserError(f"{folder}/run.json cannot be read: {error}") from None
 

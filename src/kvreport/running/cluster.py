@@ -1,17 +1,16 @@
 """Running a sweep's cells on the workers of a Dask cluster: this machine's own, one that is there, or one on Slurm.
 
 A cell is a call of its experiment, whose run has a folder named by what makes it.  So nothing here keeps count of what
-is done: a cell that was finished is found, one that was begun goes on behind its last whole unit, and two workers that
-get the same cell never work on it at once.  When a worker is lost, the scheduler gives its cell to another.
+is done: a finished cell is found, an interrupted one goes on after its last whole unit, and two workers that get the
+same cell never work on it at once.  When a worker is lost, the scheduler gives its cell to another.
 
-Workers whose ``_build`` is another folder keep their runs there, and a copy is fetched from them.
+Workers whose ``_build`` is another folder keep their runs there, and send a copy.
 
 Dask pickles what it sends between scheduler, workers and client.  The clusters that are started here talk TLS with
 certificates that Dask makes for each, so that nobody else on the machine or the network can send them anything.
 """
 
 import contextlib
-import importlib.util
 import logging
 import os
 import re
@@ -23,8 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import dask
 import torch
 import yaml
+from distributed import Client, Future, LocalCluster, wait
 
 from kvbook import paths, progress
 from kvbook.errors import UserError
@@ -39,12 +40,12 @@ _SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_TO_CONNECT = 15
 # Each worker imports torch before it is there.
 _SECONDS_TO_START = 300
-_MISSING = "a sweep needs Dask Distributed: pip install -e 'src/kvreport[cluster]'"
+_FILES = ("rows.csv", "run.json")
 
 
 @dataclass
 class Outcome:
-    """What came of a sweep: how many cells are finished, how many of them were made now, and a line for each that failed."""
+    """How many cells are finished, how many of those were made now, and a line for each that failed."""
 
     finished: int = 0
     made: int = 0
@@ -53,21 +54,12 @@ class Outcome:
     def text(self) -> str:
         """Say it in a few lines."""
         lines = [f"failed: {label}: {why}" for label, why in self.failures.items()]
-        lines.append(
-            f"{self.finished} cells are finished in {paths.RUNS} ({self.made} made now, {self.finished - self.made} found), "
-            f"{len(self.failures)} failed"
-        )
-        return "\n".join(lines)
+        counts = f"({self.made} made now, {self.finished - self.made} found), {len(self.failures)} failed"
+        return "\n".join([*lines, f"{self.finished} cells are finished in {paths.RUNS} {counts}"])
 
 
-def _require_dask() -> None:
-    for name in ("distributed", "cryptography"):
-        if importlib.util.find_spec(name) is None:
-            raise UserError(_MISSING)
-
-
-def compute(experiment: str, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Run a cell; this is what a worker does."""
+def compute(experiment: str, settings: Mapping[str, Any], source: str, destination: str) -> dict[str, Any]:
+    """Run a cell; this is what a worker does. Its files come with the answer if they lie elsewhere."""
     if Cell("", experiment, dict(settings)).source != source:
         return {"error": "the worker has another version of kvbook: install one and the same everywhere"}
     try:
@@ -75,15 +67,12 @@ def compute(experiment: str, settings: Mapping[str, Any], source: str) -> dict[s
     except UserError as error:
         # Not raised: settings that cannot be run cannot be run on another worker either.
         return {"error": str(error)}
-    return {"folder": str(run.folder) if run else None, "made": bool(run and run.made)}
+    elsewhere = run is not None and str(paths.RUNS) != destination
+    files = {name: (run.folder / name).read_bytes() for name in _FILES} if elsewhere else {}
+    return {"made": bool(run and run.made), "name": run and run.folder.name, "files": files}
 
 
-def contents(folder: str) -> dict[str, bytes]:
-    """Read a run's files, to send them; called on the worker that holds them."""
-    return {name: (Path(folder) / name).read_bytes() for name in ("rows.csv", "run.json")}
-
-
-def _keep(experiment: str, name: str, files: Mapping[str, bytes]) -> Path:
+def _keep(experiment: str, name: str, files: Mapping[str, bytes]) -> None:
     """Write a run that came from another machine, as atomically as one of our own."""
     # Names that come over the network are not trusted to stay in the folder.
     if not re.fullmatch(r"[0-9a-f]{16}", name):
@@ -96,19 +85,15 @@ def _keep(experiment: str, name: str, files: Mapping[str, bytes]) -> Path:
                 staged = final.with_name(f".{name}.fetched")
                 shutil.rmtree(staged, ignore_errors=True)
                 staged.mkdir()
-                for file in ("rows.csv", "run.json"):
+                for file in _FILES:
                     (staged / file).write_bytes(files[file])
                 records.load(staged)
                 staged.rename(final)
-    return final
 
 
 @contextmanager
-def local(n_workers: int, threads: int, gpus: int = 0) -> Iterator[Any]:
+def local(n_workers: int, threads: int, gpus: int = 0) -> Iterator[Client]:
     """Start workers on this machine, each a process with a number of CPU threads, and GPUs of its own if any."""
-    _require_dask()
-    import dask
-    from distributed import Client, LocalCluster
 
     class Local(LocalCluster):
         def new_worker_spec(self) -> dict[int, Any]:
@@ -134,8 +119,8 @@ def local(n_workers: int, threads: int, gpus: int = 0) -> Iterator[Any]:
 
 def _environment(index: int, threads: int, gpus: int) -> dict[str, str]:
     # Dask sets some of these to one itself, but only for what a worker imports after it has started.
-    values = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    # What each says of its cell would stand among what the sweep says.
+    values = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    # What each worker says of its cell would be mixed with what the sweep says.
     values[progress.PROGRESS_VARIABLE] = os.devnull
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -145,25 +130,23 @@ def _environment(index: int, threads: int, gpus: int) -> dict[str, str]:
 
 
 @contextmanager
-def existing(address: str) -> Iterator[Any]:
+def existing(address: str, needs_gpu: bool) -> Iterator[Client]:
     """Connect to a scheduler that is there; its workers must have this version of kvbook installed."""
-    _require_dask()
-    from distributed import Client
-
     try:
         client = Client(address, timeout=_SECONDS_TO_CONNECT)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"no scheduler answers at {address}: {type(error).__name__}") from None
     with client:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        if needs_gpu and not any(worker.get("resources", {}).get("GPU") for worker in workers):
+            # Dask would wait for one, for ever and without a word.
+            raise UserError(f"no worker at {address} declares a GPU: start them with `dask worker --resources GPU=1`")
         yield client
 
 
 @contextmanager
-def on_slurm(options_file: Path, gpu: bool) -> Iterator[Any]:
+def on_slurm(options_file: Path, gpu: bool) -> Iterator[Client]:
     """Start workers as jobs of Slurm."""
-    _require_dask()
-    from distributed import Client
-
     # The workers read the certificates in a folder that they see too.
     with tempfile.TemporaryDirectory(prefix="kvbook-certificates-", dir=Path.home()) as shared:
         cluster, jobs = _slurm_cluster(options_file, gpu, security=True, shared_temp_directory=shared)
@@ -178,15 +161,12 @@ def on_slurm(options_file: Path, gpu: bool) -> Iterator[Any]:
 
 def slurm_script(options_file: Path, gpu: bool) -> str:
     """Write the script of a job as it would be submitted; nothing is."""
-    _require_dask()
     cluster, jobs = _slurm_cluster(options_file, gpu)
     with cluster:
         return f"# {jobs} jobs of:\n{cluster.job_script()}"
 
 
 def _slurm_cluster(options_file: Path, gpu: bool, **more: Any) -> tuple[Any, int]:
-    if importlib.util.find_spec("dask_jobqueue") is None:
-        raise UserError("jobs of Slurm need dask-jobqueue: pip install -e 'src/kvreport[cluster]'")
     from dask_jobqueue import SLURMCluster
 
     try:
@@ -206,52 +186,35 @@ def _slurm_cluster(options_file: Path, gpu: bool, **more: Any) -> tuple[Any, int
 
 
 def sweep(
-    cells: list[Cell],
-    *,
-    scheduler: str | None = None,
-    slurm: Path | None = None,
-    workers: int | None = None,
-    threads: int = 1,
-    gpus: int = 1,
+    cells: list[Cell], scheduler: str | None = None, slurm: Path | None = None, workers: int | None = None,
+    threads: int = 1, gpus: int = 1,
 ) -> Outcome:
     """Run the cells of a sweep where it is asked for."""
     needs_gpu = any(cell.on_gpu for cell in cells)
     if scheduler:
-        cluster = existing(scheduler)
+        cluster = existing(scheduler, needs_gpu)
     elif slurm:
         cluster = on_slurm(slurm, needs_gpu)
-    elif needs_gpu:
-        there = torch.cuda.device_count() // gpus
-        if not there:
-            raise UserError(
-                f"{gpus} GPU a worker, and this machine has {torch.cuda.device_count()}: sweep device: [cpu]"
-            )
-        cluster = local(min(workers or there, there, len(cells)), threads, gpus)
     else:
-        cluster = local(min(workers or max(1, (os.cpu_count() or 1) // threads), len(cells)), threads)
+        gpus = gpus if needs_gpu else 0
+        there = torch.cuda.device_count() // gpus if gpus else max(1, (os.cpu_count() or 1) // threads)
+        if not there:
+            have = torch.cuda.device_count()
+            raise UserError(f"{gpus} GPU a worker, and this machine has {have}: sweep device: [cpu]")
+        most = min(workers or there, there) if gpus else workers or there
+        cluster = local(min(most, len(cells)), threads, gpus)
     try:
         with cluster as client:
-            if scheduler and needs_gpu:
-                _refuse_without_gpu(client, scheduler)
             return run(client, cells)
     except KeyboardInterrupt:
         raise UserError("interrupted; what was finished is kept, and the same sweep goes on from there") from None
 
 
-def _refuse_without_gpu(client: Any, address: str) -> None:
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    if not any(worker.get("resources", {}).get("GPU") for worker in workers):
-        # Dask would wait for one, for ever and without a word.
-        raise UserError(f"no worker at {address} declares a GPU: start them with `dask worker --resources GPU=1`")
-
-
-def run(client: Any, cells: list[Cell]) -> Outcome:
+def run(client: Client, cells: list[Cell]) -> Outcome:
     """Run the cells of a sweep, and say how far."""
-    from distributed import wait
-
     futures = {
         client.submit(
-            compute, cell.experiment, cell.settings, cell.source,
+            compute, cell.experiment, cell.settings, cell.source, str(paths.RUNS),
             key=cell.key, resources={"GPU": 1} if cell.on_gpu else None, retries=_RETRIES,
             # A cell is found by its folder; a result that some scheduler remembers may be of a folder that is gone.
             pure=False,
@@ -259,34 +222,25 @@ def run(client: Any, cells: list[Cell]) -> Outcome:
         for cell in cells
     }
     outcome = Outcome()
-
-    def said() -> str:
-        running = [key.partition("|")[0] for keys in client.processing().values() for key in keys]
-        return f"{len(cells) - len(futures)}/{len(cells)} cells, {len(outcome.failures)} failed: {'; '.join(running)}"
-
     with Screen().job("sweep") as job:
         while futures:
             with contextlib.suppress(TimeoutError):
                 wait(list(futures), timeout=_SECONDS_BETWEEN_LOOKS, return_when="FIRST_COMPLETED")
             for future in [future for future in futures if future.done()]:
-                _settle(client, futures.pop(future), future, outcome)
-            job.said = said()
+                _settle(futures.pop(future), future, outcome)
+            running = "; ".join(key.partition("|")[0] for keys in client.processing().values() for key in keys)
+            job.said = f"{len(cells) - len(futures)}/{len(cells)} cells, {len(outcome.failures)} failed: {running}"
     return outcome
 
 
-def _settle(client: Any, cell: Cell, future: Any, outcome: Outcome) -> None:
+def _settle(cell: Cell, future: Future, outcome: Outcome) -> None:
     error = future.exception()
-    if error is not None:
-        outcome.failures[cell.label] = " ".join(f"{type(error).__name__}: {error}".split())
+    result = {} if error else future.result()
+    if error or "error" in result:
+        why = result.get("error") or f"{type(error).__name__}: {error}"
+        outcome.failures[cell.label] = " ".join(why.split())
         return
-    result = future.result()
-    if "error" in result:
-        outcome.failures[cell.label] = result["error"]
-        return
-    outcome.made += result["made"]
-    folder = Path(result["folder"]) if result["folder"] else None
-    if folder and not any(folder.is_relative_to(ours) for ours in (paths.RUNS, paths.RECORDED_RUNS)):
-        worker = next(iter(client.who_has([future])[future.key]))
-        files = client.submit(contents, str(folder), workers=[worker], pure=False).result()
-        _keep(cell.experiment, folder.name, files)
+    if result["files"]:
+        _keep(cell.experiment, result["name"], result["files"])
     outcome.finished += 1
+    outcome.made += result["made"]

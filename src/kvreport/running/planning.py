@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import kvreport
@@ -38,7 +37,7 @@ from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.models import packages, registry
 from kvbook.runs import evidence
-from kvbook.settings import Settings
+from kvbook.settings import Settings, faults_of, read_yaml
 from kvreport.publishing import STYLE, chapter_name
 
 PROFILE_VARIABLE = "PROFILE"
@@ -239,29 +238,19 @@ def _parameter_sets(folders: Folders, stems: list[str]) -> dict[str, dict[str, d
     return sets
 
 
-def _read_yaml(file: Path) -> Any:
-    try:
-        return yaml.safe_load(file.read_text("utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
-
-
 def _read_about(code: Path, name: str) -> About | None:
     file = code / name / "chapter.yaml"
     if not file.is_file():
         return None
     try:
-        return About.model_validate(_read_yaml(file))
+        return About.model_validate(read_yaml(file) or {})
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise UserError(
-            f"{file} must hold parameters: {{<set>: {{<parameter>: <value>}}}}, data: [<pattern>] and the like "
-            f"({'; '.join(faults)})"
-        ) from None
+        form = "parameters: {<set>: {<parameter>: <value>}}, data: [<pattern>] and the like"
+        raise UserError(f"{file} must hold {form} ({faults_of(error)})") from None
 
 
 def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any]]:
-    content = _read_yaml(file)
+    content = read_yaml(file) or {}
     if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
         raise UserError(f"{file} must hold <chapter>: {{<parameter>: <value>}}")
     for stem in content:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kvbook import fingerprint
 from kvbook.errors import UserError
+from kvbook.settings import faults_of, read_yaml
 from kvreport.running import catalogue
 
 
@@ -38,7 +38,7 @@ _FIELDS = {
     "length": ("n_tokens", "n_new_tokens", "n_blocks"),
     "device": ("device",),
 }
-# A cell has one model: what would be drawn beside it is that model again, and so is measured once.
+# A cell has one model: a further model that would be drawn with it is that one again, and so is measured once.
 _BESIDE = ("reference_model", "second_model")
 
 
@@ -89,19 +89,13 @@ class Cell:
 
 def read(path: Path) -> list[Cell]:
     """Read a sweep file, and check every cell's settings before any is run."""
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: name a sweep file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise UserError(f"{path} must hold experiment, model, dtype, length, device and settings, by their names")
     try:
         asked = _File.model_validate(dict(content))
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise UserError(f"{path}: {'; '.join(faults)}") from None
+        raise UserError(f"{path}: {faults_of(error)}") from None
     return list({cell.key: cell for cell in _cells(path, asked)}.values())
 
 

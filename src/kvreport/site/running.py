@@ -108,5 +108,5 @@ def never_on_cuda(_context: Context) -> str:
         for folder in paths.RECORDED_RUNS.glob("*/*/run.json")
         if str(records.load(folder.parent).about["machine"]["device"]).startswith("cuda")
     }
-    never = [name for name in (*catalogue.EXPERIMENTS, selftest.EXPERIMENT) if name not in ran]
+    never = [name for name in (*catalogue.EXPERIMENTS, selftest.EXPERIMENT.name) if name not in ran]
     return ", ".join(f"`{name}`" for name in never) or "none"
