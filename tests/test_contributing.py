@@ -1,4 +1,4 @@
-"""CONTRIBUTING's "To add a chapter", followed to the letter in a copy of the checkout."""
+"""CONTRIBUTING's guides, followed to the letter in a copy of the checkout."""
 
 import json
 import os
@@ -12,67 +12,125 @@ import pytest
 
 from kvbook.paths import ROOT
 
-# "... in `path`:" above a fenced block; the notebook's is a script that makes it.
-BLOCK = re.compile(
-    r"`((?:src|chapters|tests)/[\w./]+)`[^\n]*:\n\n```(\w+)( notebook)?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+GUIDES = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+PATH = r"`((?:src|chapters|tests)/[\w./]+)`"
+FENCE = r"```(\w+)( notebook)?\n(.*?)^```$"
+# "... in `path`:" above a fenced block is a new file, a notebook by a script that makes it; "Add to `path`:" puts the
+# block at its end, in a notebook as a cell; and "in `path`, `this` becomes `that`".
+STEP = re.compile(
+    rf"(?P<added>Add to )?{PATH}[^\n]*:\n\n{FENCE}|in {PATH}, `([^`]+)` becomes `([^`]+)`", re.MULTILINE | re.DOTALL
 )
+TITLES = ("To add a chapter", "A sentence with a number", "A figure", "An experiment", "A family of models")
+
+# What a block of a language becomes in a notebook.
+CELLS = {"python": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}
+
+
+def steps(title: str) -> list[re.Match]:
+    """List the steps of the guide under a heading."""
+    (text,) = re.findall(rf"^##+ {title}\n(.*?)(?=^##|\Z)", GUIDES, re.MULTILINE | re.DOTALL)
+    return list(STEP.finditer(text))
+
+
+def files(title: str) -> set[str]:
+    """Name the files that a guide touches."""
+    return {step[2] or step[6] for step in steps(title)}
+
+
+def follow(step: re.Match, root) -> None:
+    if step[6]:
+        path = root / step[6]
+        text = path.read_text("utf-8")
+        assert text.count(step[7]) == 1, step[0]
+        path.write_text(text.replace(step[7], step[8]), "utf-8")
+        return
+    path, content = root / step[2], step[5]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if step[4]:
+        made: dict = {}
+        exec(content, made)
+        content = json.dumps(made["notebook"], indent=1) + "\n"
+    if step["added"] and path.suffix == ".ipynb":
+        book = json.loads(path.read_text("utf-8"))
+        content = json.dumps(book | {"cells": [*book["cells"], CELLS[step[3]](content.strip())]}, indent=1) + "\n"
+    elif step["added"]:
+        content = f"{path.read_text('utf-8')}\n\n{content}"
+    path.write_text(content, "utf-8")
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """Copy the checkout without its chapters' notebooks, and add the chapter."""
+    """Copy the checkout without its chapters' notebooks, and follow every guide."""
     root = tmp_path_factory.mktemp("checkout") / "book"
     left_out = shutil.ignore_patterns("_build", ".*", "*.ipynb", "*.egg-info", "__pycache__", "data")
     shutil.copytree(ROOT, root, ignore=left_out)
-    (root / "data").symlink_to(ROOT / "data")
-    guide = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    for name, _, notebook, content in BLOCK.findall(guide[guide.index("## To add a chapter") :]):
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if notebook:
-            made: dict = {}
-            exec(content, made)
-            content = json.dumps(made["notebook"], indent=1) + "\n"
-        path.write_text(content, "utf-8")
+    shutil.copy(ROOT / ".gitignore", root)
+    (root / "data/runs").mkdir(parents=True)
+    for part in (ROOT / "data").iterdir():
+        if part.name == "evidence.yaml":
+            shutil.copy(part, root / "data")
+        elif part.name != "runs":
+            (root / "data" / part.name).symlink_to(part)
+    for experiment in (ROOT / "data/runs").iterdir():
+        (root / "data/runs" / experiment.name).symlink_to(experiment)
+    (root / "_build").mkdir()
+    (root / "_build/models").symlink_to(ROOT / "_build/models")
+    for title in TITLES:
+        for step in steps(title):
+            follow(step, root)
     return root
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(checkout):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("KVBOOK_", "PYTEST_"))}
     environment = clean | {
         "PYTHONPATH": os.pathsep.join([str(checkout / "src"), os.environ["PYTHONPATH"]]),
-        "KVBOOK_ROOT": str(checkout),
-        "KVBOOK_BUILD": str(checkout / "_build"),
-        "PROFILE": "smoke",
+        "KVBOOK_ROOT": str(checkout), "KVBOOK_BUILD": str(checkout / "_build"), "PROFILE": "smoke",
     }
-    return lambda *command: subprocess.run(
-        [sys.executable, *command], cwd=checkout, env=environment, capture_output=True, text=True, check=False
-    )
+
+    def run(*command: str) -> str:
+        done = subprocess.run([*command], cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run
 
 
-def test_a_chapter_is_ten_files_or_fewer(checkout):
-    files = [*(checkout / "src/kvreport/chapters/cache_bytes").iterdir(), *(checkout / "chapters").iterdir()]
-    assert 8 <= len([*files, checkout / "tests/test_cache_bytes.py"]) <= 10
+@pytest.fixture(scope="module")
+def kvbook(run):
+    return lambda *arguments: run(sys.executable, "-m", "kvbook", *arguments)
 
 
-def test_the_new_chapter_is_executed(run, checkout):
-    done = run("-m", "kvbook", "build", "13_cache_bytes")
-    assert done.returncode == 0, done.stderr
-    assert "13_cache_bytes: done after" in done.stderr
+def test_a_guide_touches_no_more_files_than_it_says():
+    assert [len(files(title)) for title in TITLES] == [10, 1, 2, 5, 1]
+
+
+def test_the_chapter_is_executed_with_both_figures(kvbook, checkout):
+    assert "13_cache_bytes: done after" in kvbook("build", "13_cache_bytes")
     executed = nbformat.read(checkout / "_build/executed/13_cache_bytes.ipynb", as_version=4)
-    assert "fig-cache-bytes" in json.dumps(executed)
-    assert (checkout / "_build/figures/13_cache_bytes/fig-cache-bytes.svg").is_file()
+    for name in ("fig-cache-bytes", "fig-per-token"):
+        assert name in json.dumps(executed)
+        assert (checkout / f"_build/figures/13_cache_bytes/{name}.svg").is_file()
 
 
-def test_its_experiment_is_found_by_name(run):
-    done = run("-m", "kvbook", "run", "cache_bytes", "lengths=4,8")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 rows in ")
+def test_both_experiments_and_the_new_family_are_found_by_name(kvbook):
+    assert "2 rows in " in kvbook("run", "cache_bytes", "lengths=4,8", "model=pythia", "weights=random")
+    assert "2 rows in " in kvbook("run", "token_bytes")
+
+
+def test_published_its_sentence_has_its_number_and_its_statement_holds(run, kvbook):
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
+    run("git", "init", "-q")
+    run("git", "add", ".")
+    run(*git, "commit", "-qm", "A chapter")
+    kvbook("evidence", "cache_bytes")
+    asked = "from kvreport.publishing import evaluated\nbook = evaluated.published('cache_bytes')\n"
+    said = run(sys.executable, "-c", f"{asked}print(book['numbers'], book['statements']['as-predicted']['outcome'])")
+    assert "'PER_TOKEN tokens=16': '46,080'" in said
+    assert said.endswith(" holds\n")
 
 
 def test_its_own_tests_pass_and_the_rules_for_notebooks_and_imports_hold(run):
-    files = ("tests/test_cache_bytes.py", "tests/test_notebooks.py", "tests/test_imports.py")
-    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    ours = ("tests/test_cache_bytes.py", "tests/test_notebooks.py", "tests/test_imports.py")
+    assert " passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *ours)

@@ -285,7 +285,7 @@ class TestTokenizers:
         assert llama("x")["input_ids"] == [llama.bos_token_id, *qwen("x")["input_ids"]]
 
 
-def test_there_is_a_configuration_for_every_family_of_the_registry():
-    assert set(standins.FAMILIES) == set(registry.families())
+def test_every_stand_in_is_of_a_family_of_the_registry():
+    assert set(standins.FAMILIES) <= set(registry.families())
     with pytest.raises(UserError, match="no stand-in"):
         standins.config("bert")

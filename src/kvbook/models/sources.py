@@ -153,7 +153,9 @@ def _family(family: registry.Family, weights: str) -> Where:
         return Where("untrained", name, f"stand-in {name}", config, "")
     architecture = family.architectures[0]
     if weights == "random":
-        return Where("random", name, architecture.hub_id, configuration(architecture), str(standin))
+        # Random weights need no words of their own: a family without a stand-in takes another's tokenizer.
+        tokenizer = standin if standin.is_dir() else paths.STANDINS / "gpt2"
+        return Where("random", name, architecture.hub_id, configuration(architecture), str(tokenizer))
     return _hub(name, architecture.hub_id, "hub")
 
 
