@@ -10,6 +10,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
 )
@@ -33,6 +35,17 @@ def small_gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(2)
     config = GPT2Config(**SMALL, n_embd=32, n_layer=6, n_head=4, n_positions=64, initializer_range=0.2)
     return GPT2LMHeadModel(config).eval().requires_grad_(False)
+
+
+def small_mistral() -> MistralForCausalLM:
+    """Build a model whose window is longer than the texts that every check reads."""
+    torch.manual_seed(3)
+    config = MistralConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=32, max_position_embeddings=128, initializer_range=0.2,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )
+    return MistralForCausalLM(config).eval().requires_grad_(False)
 
 
 # What a reader's checkpoint may be.

@@ -8,15 +8,18 @@ import torch
 from transformers import CONFIG_MAPPING
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from kvbook.atlas import badges, columns, configurations, feeding, running, table
+from kvbook.atlas import badges, columns, configurations, running, table
+from kvbook.atlas.names import LENGTH, PATHS, WHOLE
+from kvbook.diagnosis import execution_paths
+from kvbook.diagnosis.feeding import Fed
 from kvbook.errors import UserError
 from kvbook.exact import row_invariant
 
 
 def tried(name, *paths):
     """Try an architecture's paths as they are, or only some, and judge them."""
-    asked = {path: feeding.PATHS[path] for path in paths or feeding.PATHS}
-    with torch.inference_mode(), mock.patch.object(feeding, "PATHS", asked):
+    asked = [path for path in execution_paths.PATHS if path.name in (paths or PATHS)]
+    with torch.inference_mode(), mock.patch.object(execution_paths, "PATHS", asked):
         found = columns._as_it_is(name, "cpu")
     return table.judged({"architecture": name, "status": "ran", "cache": "DynamicCache", "causal": True} | found)
 
@@ -71,7 +74,7 @@ def test_what_is_built_is_small_runs_and_wants_no_gradient(name):
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "cohere2", "gpt_oss"])
 def test_windows_are_shorter_than_the_text(name):
     config = configurations.configuration(name)
-    assert config.sliding_window == configurations.WINDOW < feeding.LENGTH / 2
+    assert config.sliding_window == configurations.WINDOW < LENGTH / 2
     assert "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
 
 
@@ -81,12 +84,11 @@ def test_latent_attention_keeps_unequal_head_widths():
 
 
 def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exact_when_row_invariant():
-    assert tuple(feeding.PATHS) == table.PATHS
     row = columns.measure("qwen2")
-    assert not row.keys() & feeding.PATHS.keys(), "a row records, and verdicts are given when it is read"
+    assert not row.keys() & set(PATHS), "a row records, and verdicts are given when it is read"
     row = table.judged(row)
-    assert {row[path] for path in feeding.PATHS if path != feeding.WHOLE} <= {"rounding", "exact"}
-    assert row[feeding.WHOLE] == "prompt fed twice"
+    assert {row[path] for path in PATHS if path != WHOLE} <= {"rounding", "exact"}
+    assert row[WHOLE] == "prompt fed twice"
     assert row["row_invariant"] == "exact"
     assert row["cache"] == "DynamicCache"
     assert table.verdict(row) == "rounding"
@@ -133,7 +135,7 @@ def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_
     assert row["static cache"] == table.verdict(row) == "bug"
     assert table.faults(row) == ["static cache from 0 (not declared)"]
     assert "bug (static cache, not declared)" in badges.words(row | running.versions())
-    model, ids = configurations.build("gpt_neo"), configurations.text(feeding.LENGTH)
+    model, ids = configurations.build("gpt_neo"), configurations.text(LENGTH)
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
     written = [model.generate(ids, cache_implementation=name, **options) for name in ("dynamic", "static")]
     assert not torch.equal(*written)
@@ -149,7 +151,7 @@ def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_
 )
 def test_a_path_that_raises_an_error_is_an_outcome_of_its_own_and_not_sound(name, paths):
     row = tried(name, "chunks", "static cache", "cropped")
-    assert {path for path in feeding.PATHS if row[path] == "raises an error"} == set(paths)
+    assert {path for path in PATHS if row[path] == "raises an error"} == set(paths)
     assert table.verdict(row) == "raises an error"
     assert table.faults(row) == [f"{path} raises {error}" for path, error in paths.items()]
 
@@ -176,18 +178,18 @@ def test_padding_onto_a_cache_is_judged_where_padding_leaves_the_full_pass_as_it
 # Llama 4's chunks hide it where they end with the prompt.
 @pytest.mark.parametrize("name", ["llama", "mamba", "llama4_text"])
 def test_a_prompt_that_is_cached_whole_is_fed_twice_and_its_logits_are_wrong(name):
-    row, ids = tried(name, feeding.WHOLE), configurations.text(feeding.LENGTH)
-    assert row[feeding.WHOLE] == "prompt fed twice"
+    row, ids = tried(name, WHOLE), configurations.text(LENGTH)
+    assert row[WHOLE] == "prompt fed twice"
     assert (
-        row[f"{feeding.WHOLE}, tokens fed"] == row[f"{feeding.WHOLE}, first wrong position"] + 1 == feeding.LENGTH - 1
+        row[f"{WHOLE}, tokens fed"] == row[f"{WHOLE}, first wrong position"] + 1 == LENGTH - 1
     )
     with torch.inference_mode():
-        fed = feeding.look_at(configurations.build(name))
+        fed = columns.look_at(configurations.build(name))
         # Control: without such a cache it is right.
         alone = fed.model.generate(
             ids, max_new_tokens=1, do_sample=False, output_logits=True, return_dict_in_generate=True
         ).logits[0]
-        assert (alone - feeding.full(fed, ids)[:, -1]).abs().max() < 1e-4
+        assert (alone - fed.full(ids)[:, -1]).abs().max() < 1e-4
 
 
 def row_of(**found):
@@ -218,9 +220,9 @@ def test_the_outcome_of_a_path_is_the_worst_over_dtypes_and_one_dtypes_failure_h
 
 
 def test_control_logits_that_are_no_numbers_are_a_bug_and_not_left_out(monkeypatch):
-    chunks = feeding.PATHS["chunks"]
-    monkeypatch.setitem(
-        feeding.PATHS, "chunks", lambda fed, ids: chunks(fed, ids).index_fill(1, ids[0, :1] * 0 + 9, torch.nan)
+    stock = Fed.in_parts
+    monkeypatch.setattr(
+        Fed, "in_parts", lambda self, *given: (stock(self, *given)[0].index_fill(1, torch.tensor([9]), torch.nan), None)
     )
     row = tried("gpt2", "chunks")
     assert row["chunks"] == "bug"
@@ -230,10 +232,10 @@ def test_control_logits_that_are_no_numbers_are_a_bug_and_not_left_out(monkeypat
 # GPT-Neo adds two masks up, and its padding's keys were no numbers; MOSS hands positions on without naming them.
 @pytest.mark.parametrize("name", ["llama", "gpt_neo", "moss_transcribe_diarize"])
 def test_row_invariance_makes_a_padded_text_on_a_cache_bitwise_exact(name):
-    ids = configurations.text(feeding.LENGTH)
+    ids = configurations.text(LENGTH)
     with torch.inference_mode(), row_invariant():
-        fed = feeding.look_at(configurations.build(name))
-        assert torch.equal(feeding.full(fed, ids), feeding.PATHS["left padding, token by token"](fed, ids))
+        fed = columns.look_at(configurations.build(name))
+        assert torch.equal(fed.full(ids), fed.left_padded_in_parts(ids, execution_paths.steps(LENGTH)))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def test_row_invariance_makes_a_padded_text_on_a_cache_bitwise_exact(name):
 )
 def test_a_class_whose_own_full_pass_changes_with_what_follows_is_not_accused(name, causal):
     with torch.inference_mode():
-        assert feeding.is_causal(feeding.look_at(configurations.build(name)), configurations.text(12)) is causal
+        assert columns.is_causal(columns.look_at(configurations.build(name)), configurations.text(12)) is causal
 
 
 def test_a_killed_run_goes_on_and_a_failing_architecture_is_a_row(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from kvbook.models import corpus, loading, placement, tokenizers
 DTYPES = tuple(UNIT_ROUNDOFF)
 CAUSAL = ("gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon")
 CLEAN = "clean"
+WAYS = (probe.SPLIT, *probe.WAYS)
 TEXT = "def f(x):\n    return x + 1\n# What is it? Help.\n"
 
 
@@ -43,7 +44,7 @@ def measured(family_folders) -> pd.DataFrame:
                 )  # every vocabulary has a seam
                 with plant(loaded.model) if name in planted else nullcontext():
                     for reading in probe.readings(
-                        loaded.model, torch.tensor([whole]), torch.tensor([fed]), np.random.default_rng(0)
+                        loaded.model, torch.tensor([whole]), torch.tensor([fed]), np.random.default_rng(0), WAYS
                     ):
                         rows.append(
                             {"family": family, "fault": name, "dtype": dtype, "source": "text", "sample": 0}
@@ -59,7 +60,7 @@ def kinds(rows: pd.DataFrame) -> dict[tuple, str]:
 def test_every_planted_bug_is_called_a_bug_in_every_family_and_way(measured):
     found = kinds(measured[measured["fault"] != CLEAN])
     assert {key: kind for key, kind in found.items() if kind != "bug"} == {}
-    assert len(found) == len(probe.WAYS) * (len(CAUSAL) * (len(faults.FAULTS) + 1) - 2)
+    assert len(found) == len(WAYS) * (len(CAUSAL) * (len(faults.FAULTS) + 1) - 2)
 
 
 def test_no_clean_family_is_called_a_bug_in_all_dtypes_or_in_any(measured):

@@ -8,7 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import LinearAttentionLayer
 
-from kvbook.atlas import configurations, feeding
+from kvbook.atlas import columns, configurations
+from kvbook.atlas.names import LENGTH
+from kvbook.diagnosis.execution_paths import chunks, steps
 from kvbook.exact import NotInvariant, recurrences, row_invariant
 
 # One of every recurrence that is known, and what keeps a row of the last token.
@@ -19,14 +21,14 @@ WHOLE_OR_STEPS = ("mamba", "zamba")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_prefill_and_single_steps_give_equal_bits(name, dtype):
-    fed = feeding.look_at(configurations.build(name, dtype))
-    ids = configurations.text(feeding.LENGTH)
+    fed = columns.look_at(configurations.build(name, dtype))
+    ids = configurations.text(LENGTH)
     with torch.inference_mode(), row_invariant():
-        whole = feeding.full(fed, ids)
-        assert torch.equal(feeding.in_parts(fed, ids, feeding.STEPS)[0], whole)
+        whole = fed.full(ids)
+        assert torch.equal(fed.in_parts(ids, steps(LENGTH))[0], whole)
         if name not in WHOLE_OR_STEPS:
-            assert torch.equal(feeding.in_parts(fed, ids, feeding.CHUNKS)[0], whole)
-        assert torch.equal(feeding.PATHS["batch"](fed, ids), whole)
+            assert torch.equal(fed.in_parts(ids, chunks(LENGTH))[0], whole)
+        assert torch.equal(fed.in_batch(ids), whole)
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "minimax"])
@@ -34,11 +36,11 @@ def test_control_with_scans_left_as_they_are_the_same_comparison_fails(name, mon
     monkeypatch.setattr(recurrences, "_SCANS", {})
     monkeypatch.setattr(recurrences, "_WRAPPED", {})
     monkeypatch.setattr(recurrences, "_guarded", lambda stock: stock)
-    fed = feeding.look_at(configurations.build(name))
-    ids = configurations.text(feeding.LENGTH)
+    fed = columns.look_at(configurations.build(name))
+    ids = configurations.text(LENGTH)
     with torch.inference_mode(), row_invariant():
         try:
-            found = torch.equal(feeding.in_parts(fed, ids, feeding.STEPS)[0], feeding.full(fed, ids))
+            found = torch.equal(fed.in_parts(ids, steps(LENGTH))[0], fed.full(ids))
         except NotInvariant:
             # What a scan in chunks is made of, such as a triangular solution, is not known either.
             found = False
@@ -46,9 +48,9 @@ def test_control_with_scans_left_as_they_are_the_same_comparison_fails(name, mon
 
 
 def test_a_text_on_top_of_a_state_that_transformers_leaves_out_is_refused():
-    fed = feeding.look_at(configurations.build("mamba"))
+    fed = columns.look_at(configurations.build("mamba"))
     with torch.inference_mode(), row_invariant(), pytest.raises(NotInvariant, match="mamba_selective_scan"):
-        feeding.in_parts(fed, configurations.text(12), [6, 6])
+        fed.in_parts(configurations.text(12), [6, 6])
 
 
 def test_a_state_from_an_unknown_formula_is_refused():
@@ -85,7 +87,7 @@ def test_everything_is_as_it_was_afterwards():
 
 def test_the_loop_of_steps_is_the_scan_but_for_rounding():
     for name in ("mamba2", "mamba", "qwen3_next", "kimi_linear", "minimax"):
-        model, ids = configurations.build(name), configurations.text(feeding.LENGTH)
+        model, ids = configurations.build(name), configurations.text(LENGTH)
         with torch.inference_mode():
             stock = model(ids, use_cache=False).logits
             with row_invariant():
@@ -114,9 +116,9 @@ def imported_anew(name, monkeypatch):
 
 def steps_equal_the_text(module, name, kind):
     torch.manual_seed(0)
-    fed = feeding.look_at(getattr(module, kind)(configurations.configuration(name)).eval())
-    ids = configurations.text(feeding.LENGTH)
-    return torch.equal(feeding.in_parts(fed, ids, feeding.STEPS)[0], feeding.full(fed, ids))
+    fed = columns.look_at(getattr(module, kind)(configurations.configuration(name)).eval())
+    ids = configurations.text(LENGTH)
+    return torch.equal(fed.in_parts(ids, steps(LENGTH))[0], fed.full(ids))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("mamba2", "Mamba2ForCausalLM"), ("minimax", "MiniMaxForCausalLM")])

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer, Fp8QuantizedLayer
 
 import kvbook
 from kvbook import paths
-from kvbook.diagnosis import check, faults, outcome, storage
+from kvbook.diagnosis import check, faults, outcome, probe, storage
 from kvbook.diagnosis.rows import rows_of
 from kvbook.errors import UserError
 from kvbook.measuring import rounded_caches
@@ -71,7 +71,7 @@ def test_of_a_state_only_what_is_stored_is_moved_and_the_state_itself_is_left_al
 
 
 def _compared(model, texts) -> dict[str, storage.Storage]:
-    rows = pd.DataFrame(rows_of(model, "float32", texts, ways=check.WAYS))
+    rows = pd.DataFrame(rows_of(model, "float32", texts, ways=probe.WAYS))
     moves = pd.DataFrame(storage.rows_of(model, "float32", texts, storage.narrower("float32")))
     return {found.name: found for found in storage.storages(rows, moves)}
 
@@ -182,7 +182,7 @@ def test_a_verdict_that_is_left_undecided_blames_no_storage():
                 "held": 1,
                 "fed": 1,
             }
-            for way in check.WAYS
+            for way in probe.WAYS
         ]
     )
     moves = pd.DataFrame([{"dtype": "bfloat16", "format": "int8", "drift": 0.01, "layers": [0.01], "furthest": 0.01}])

@@ -1,10 +1,13 @@
 """The names that rows of the atlas go by; apart from what makes the rows, so that reading them takes no torch."""
 
+from kvbook.diagnosis import execution_paths
+
 # Tokens of a text, and of a window where a configuration has one.
 LENGTH, WINDOW = 24, 8
 # In which row-invariant arithmetic is tried, and the first operation that needs it is looked for.
 SWITCHED = ("float32", "bfloat16")
-PATHS = STEPWISE, CHUNKED, STATIC, BATCH, PADDED, PADDED_STEPWISE, CROPPED, WHOLE = (
-    "token by token", "chunks", "static cache", "batch", "left padding", "left padding, token by token", "cropped",
-    "cache as long as the prompt",
+PATHS = tuple(execution_paths.of(execution_paths.ATLAS))
+# Those of which more is recorded, or said.
+CHUNKED, STATIC, PADDED, CROPPED, WHOLE = (
+    "chunks", "static cache", "left padding", "cropped", "cache as long as the prompt"
 )

@@ -52,17 +52,13 @@ def assert_cache_matches(
     if ids.shape[1] < probe.SHORTEST:
         raise UserError(f"texts of {ids.shape[1]} tokens cannot be cut: give {probe.SHORTEST} or more")
     limit = tolerance.of(dtype, config.num_hidden_layers) if within is None else within
-    ways = (probe.STEPS, probe.PARTS)
-    for rows in probe.readings_together(model, ids, ids, np.random.default_rng(seed), ways):
+    for rows in probe.readings_together(model, ids, ids, np.random.default_rng(seed)):
         for text, row in enumerate(rows):
             # A drift that is NaN, because the full pass is, is no agreement either.
             if not row.drift <= limit:
                 first = next((layer for layer, drift in enumerate(row.layers) if not drift <= limit), None)
-                place = (
-                    "no hidden state is"
-                    if first is None
-                    else f"first after {f'layer {first}' if first else 'the embedding'}"
-                )
+                after = f"layer {first}" if first else "the embedding"
+                place = "no hidden state is" if first is None else f"first after {after}"
                 held = "" if row.held == row.fed else f"; the cache held {row.held} tokens where {row.fed} had been fed"
                 raise AssertionError(
                     f"cached and full pass differ by {row.drift:.2g} of the logits' spread in {dtype}, more than {limit:.2g} "

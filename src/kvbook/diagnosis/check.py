@@ -28,7 +28,6 @@ from kvbook.models import corpus, hub, loading, placement
 # a kernel and the memory for it, always decides; 16 bits stand in for it.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _ENOUGH = 2
-WAYS = (probe.STEPS, probe.PARTS)
 # Texts that are fed together.
 _TOGETHER = 4
 # Parameters from which on time and memory are predicted before anything is loaded.
@@ -81,8 +80,8 @@ def check(settings: CheckSettings) -> Outcome:
     rows, again, deep, moves, left_out = [], [], [], [], {}
     use_cache, apart = None, False
     planned = settings.dtypes or DTYPES
-    open_paths, too_far = thorough.paths_of(config, limit) if settings.thorough else ([], [])
-    paths = {path.name: path for path in open_paths}
+    open_paths, too_far = thorough.paths_of(config, limit) if settings.thorough else ({}, [])
+    paths = open_paths
     work = progress.Work(_amount(planned[: _wanted(settings)], texts), "check")
     for dtype in planned:
         try:
@@ -93,10 +92,10 @@ def check(settings: CheckSettings) -> Outcome:
             if dtype == "float64":
                 apart = _experts_one_by_one(loaded.model)
             with _in_one_line(identity["name"]), _counted(loaded.model, dtype, work):
-                found = list(rows_of(loaded.model, dtype, texts, seed, WAYS, _TOGETHER, **asks))
+                found = list(rows_of(loaded.model, dtype, texts, seed, probe.WAYS, _TOGETHER, **asks))
                 _refuse_not_finite(identity["name"], loaded.model, found)
                 if not asks and not any(row["held"] for row in found):
-                    again += rows_of(loaded.model, dtype, texts, seed, WAYS, _TOGETHER, use_cache=True)
+                    again += rows_of(loaded.model, dtype, texts, seed, probe.WAYS, _TOGETHER, use_cache=True)
                 rows += found
                 certain = _is_certain(rows, seed)
             if open_paths and len({row["dtype"] for row in deep}) < _ENOUGH:
@@ -131,7 +130,7 @@ def check(settings: CheckSettings) -> Outcome:
         device=settings.device, threads=torch.get_num_threads(),
         texts=len(texts), tokens=max(len(text.ids) for text in texts),
         left_out={dtype: _reason(error) for dtype, error in left_out.items()},
-        not_tried=_not_tried(set(table["dtype"]) | set(left_out), texts, list(paths.values()), too_far)
+        not_tried=_not_tried(set(table["dtype"]) | set(left_out), texts, paths, too_far)
         + [_GROUPED] * apart,
         seconds=time.monotonic() - start,
         versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
@@ -268,11 +267,11 @@ def _wanted(settings: CheckSettings) -> int:
     return len(settings.dtypes) if settings.dtypes else _ENOUGH
 
 
-def _not_tried(seen: set[str], texts: list[corpus.Sample], paths: list[thorough.Path], too_far: list[str]) -> list[str]:
+def _not_tried(seen: set[str], texts: list[corpus.Sample], paths: dict[str, thorough.Path], too_far: list[str]) -> list[str]:
     dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype not in seen]
     if not paths:
         return [*dtypes, _OTHER_PATHS]
-    longest = max(*(len(text.ids) for text in texts), *(path.n_tokens for path in paths))
+    longest = max(*(len(text.ids) for text in texts), *map(thorough.n_tokens, paths.values()))
     return [
         *dtypes,
         *(f"{path}: too long a text" for path in too_far),
@@ -281,10 +280,10 @@ def _not_tried(seen: set[str], texts: list[corpus.Sample], paths: list[thorough.
 
 
 def _deep(
-    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], paths: list[thorough.Path]
+    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], paths: dict[str, thorough.Path]
 ) -> list[dict[str, Any]]:
     ids = [token for text in texts for token in text.ids]
-    work = progress.Work(sum(path.n_tokens for path in paths), f"check, other paths in {dtype}")
+    work = progress.Work(sum(map(thorough.n_tokens, paths.values())), f"check, other paths in {dtype}")
     return list(thorough.rows_of(model, dtype, ids, paths, work.advance))
 
 

@@ -1,22 +1,34 @@
-"""Bugs to plant into a stock model's cached pass, each a context manager that takes it out again.
+"""Bugs to inject into a stock model's cached pass, each a context manager that takes it out again.
 
 They strike where something is in the cache: the full pass, and the first call of a cached one, are left alone, except
-by `no_cache` and `stale_window`.  None is safe in threads.
+by `no_cache`, `stale_window`, `texts_swapped` and `padding_seen`.  None is safe in threads.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional
-from transformers import Cache, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    Cache,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StaticCache,
+)
 
 Layers = Collection[int] | None
+Injected = AbstractContextManager[Any]
+# Given the ids and the cache's length, further arguments of the call.
+_Change = Callable[[torch.Tensor, int], dict[str, torch.Tensor]]
 
 
-@contextmanager
-def upper_left_mask() -> Iterator[None]:
+def upper_left_mask() -> Injected:
     """Give every attention of a ``with`` block a causal mask aligned to the upper left, as Falcon's code of mid-2023 did.
 
     Not safe in threads: torch's function is replaced for the length of the block.
@@ -26,31 +38,21 @@ def upper_left_mask() -> Iterator[None]:
     def attend(query, key, value, **options):
         return stock(query, key, value, **options | {"attn_mask": None, "is_causal": True})
 
-    functional.scaled_dot_product_attention = attend
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = stock
-
-
-# Given the ids and the cache's length, further arguments of the call.
-_Change = Callable[[torch.Tensor, int], dict[str, torch.Tensor]]
+    return patch.object(functional, "scaled_dot_product_attention", attend)
 
 
 def _length(cache: Cache | None) -> int:
     return 0 if cache is None else int(cache.get_seq_length())
 
 
-@contextmanager
 def _calls_on_a_cache(
-    model: PreTrainedModel,
-    change: _Change | None = None,
-    around: Callable[[Cache], AbstractContextManager] | None = None,
-) -> Iterator[None]:
+    model: PreTrainedModel, change: _Change | None = None, around: Callable[[Cache], Injected] | None = None
+) -> Injected:
     """Change every call of a model that has something in its cache: its arguments, or what is around it."""
     stock = model.forward
 
     # The signature stays: transformers looks at it.
+    @wraps(stock)
     def forward(input_ids, past_key_values=None, **options):
         held = _length(past_key_values)
         with ExitStack() as stack:
@@ -60,25 +62,31 @@ def _calls_on_a_cache(
                     stack.enter_context(around(past_key_values))
             return stock(input_ids, past_key_values=past_key_values, **options)
 
-    model.forward = forward
-    try:
-        yield
-    finally:
-        del model.forward
+    return patch.object(model, "forward", forward)
 
 
 def _new_positions(ids: torch.Tensor, first: int) -> dict[str, torch.Tensor]:
     return {"position_ids": torch.arange(first, first + ids.shape[1], device=ids.device)[None]}
 
 
-def offset_forgotten(model: PreTrainedModel) -> AbstractContextManager[None]:
+def offset_forgotten(model: PreTrainedModel) -> Injected:
     """Count the positions of new tokens from 0, as if nothing were in the cache."""
     return _calls_on_a_cache(model, lambda ids, _held: _new_positions(ids, 0))
 
 
-def offset_by_one(model: PreTrainedModel) -> AbstractContextManager[None]:
+def offset_forgotten_in_chunks(model: PreTrainedModel) -> Injected:
+    """Count the positions of several new tokens from 0; a single one has the right position."""
+    return _calls_on_a_cache(model, lambda ids, _held: _new_positions(ids, 0) if ids.shape[1] > 1 else {})
+
+
+def offset_by_one(model: PreTrainedModel) -> Injected:
     """Give every new token the position of the token before it."""
     return _calls_on_a_cache(model, lambda ids, held: _new_positions(ids, held - 1))
+
+
+def offset_by_one_far_on(model: PreTrainedModel, at: int = 30) -> Injected:
+    """Do so only once the cache holds so many tokens."""
+    return _calls_on_a_cache(model, lambda ids, held: _new_positions(ids, held - 1) if held >= at else {})
 
 
 def _seen(ids: torch.Tensor, held: int, hidden: slice) -> dict[str, torch.Tensor]:
@@ -87,12 +95,12 @@ def _seen(ids: torch.Tensor, held: int, hidden: slice) -> dict[str, torch.Tensor
     return {"attention_mask": mask}
 
 
-def mask_off_by_one(model: PreTrainedModel) -> AbstractContextManager[None]:
+def mask_off_by_one(model: PreTrainedModel) -> Injected:
     """Hide the newest cached token from the new ones."""
     return _calls_on_a_cache(model, lambda ids, held: _seen(ids, held, slice(held - 1, held)))
 
 
-def mask_upper_left(model: PreTrainedModel) -> AbstractContextManager[None]:
+def mask_upper_left(model: PreTrainedModel) -> Injected:
     """Align the causal mask of new tokens to the upper left: the first of them sees the first key alone.
 
     Where a model does not call torch's scaled dot product attention (MPT), new tokens see as many of the first keys as
@@ -103,41 +111,35 @@ def mask_upper_left(model: PreTrainedModel) -> AbstractContextManager[None]:
     return _calls_on_a_cache(model, lambda ids, held: _seen(ids, held, slice(ids.shape[1], None)))
 
 
-@contextmanager
-def no_cache(model: PreTrainedModel) -> Iterator[None]:
+def mask_not_extended(model: PreTrainedModel) -> Injected:
+    """Let new tokens see the padding in the cache."""
+    return _calls_on_a_cache(model, lambda ids, held: _seen(ids, held, slice(0, 0)))
+
+
+def no_cache(model: PreTrainedModel) -> Injected:
     """Set ``use_cache`` to False in the configuration, which is MPT's own default: the direct call returns no cache."""
-    before = model.config.use_cache
-    model.config.use_cache = False
-    try:
-        yield
-    finally:
-        model.config.use_cache = before
+    return patch.object(model.config, "use_cache", False)
 
 
 _Read = Callable[[torch.Tensor, int], torch.Tensor]
 
 
-def _read_through(model: PreTrainedModel, read: _Read, layers: Layers) -> AbstractContextManager[None]:
+def _read_through(model: PreTrainedModel, read: _Read, layers: Layers) -> Injected:
     """Put something between what a cache holds and what attention gets of it; all layers where none are named."""
 
-    @contextmanager
-    def around(cache: Cache) -> Iterator[None]:
+    def around(cache: Cache) -> Injected:
         stock, held = cache.update, _length(cache)
 
         def update(keys, values, layer, *arguments, **options):
             found = stock(keys, values, layer, *arguments, **options)
             return found if layers is not None and layer not in layers else tuple(read(each, held) for each in found)
 
-        cache.update = update
-        try:
-            yield
-        finally:
-            del cache.update
+        return patch.object(cache, "update", update)
 
     return _calls_on_a_cache(model, around=around)
 
 
-def one_step_late(model: PreTrainedModel, layers: Layers = None) -> AbstractContextManager[None]:
+def one_step_late(model: PreTrainedModel, layers: Layers = None) -> Injected:
     """Let new keys and values arrive one step late: at their own step their slots still hold their neighbours'."""
 
     def late(tensor: torch.Tensor, held: int) -> torch.Tensor:
@@ -146,19 +148,19 @@ def one_step_late(model: PreTrainedModel, layers: Layers = None) -> AbstractCont
     return _read_through(model, late, layers)
 
 
-def kept_in_16_bits(model: PreTrainedModel, layers: Layers = None) -> AbstractContextManager[None]:
+def kept_in_16_bits(model: PreTrainedModel, layers: Layers = None) -> Injected:
     """Keep keys and values in fp16: a difference that a model in 16 bits does not show."""
     return _read_through(model, lambda tensor, _held: tensor.to(torch.float16).to(tensor.dtype), layers)
 
 
-@contextmanager
-def stale_window(model: PreTrainedModel, window: int = 8) -> Iterator[None]:
+def stale_window(model: PreTrainedModel, window: int = 8) -> Injected:
     """Let the model see its last tokens alone: without a cache by cutting the text, with one by forgetting old entries.
 
-    The entries that stay were computed from tokens that the window has left behind.
+    The entries that stay were computed from tokens that have left the window.
     """
     stock = model.forward
 
+    @wraps(stock)
     def forward(input_ids, past_key_values=None, **options):
         held, new = _length(past_key_values), input_ids.shape[1]
         if not held:
@@ -168,11 +170,79 @@ def stale_window(model: PreTrainedModel, window: int = 8) -> Iterator[None]:
             options |= _seen(input_ids, held, slice(0, max(0, held + new - max(window, new))))
         return stock(input_ids, past_key_values=past_key_values, **options)
 
-    model.forward = forward
-    try:
-        yield
-    finally:
-        del model.forward
+    return patch.object(model, "forward", forward)
+
+
+def texts_swapped(model: PreTrainedModel) -> Injected:
+    """Give each text of a batch the logits of another one."""
+    stock = model.forward
+
+    @wraps(stock)
+    def forward(*arguments, **options):
+        found = stock(*arguments, **options)
+        found.logits = found.logits.roll(1, 0)
+        return found
+
+    return patch.object(model, "forward", forward)
+
+
+def padding_seen(model: PreTrainedModel) -> Injected:
+    """Let a pass without a cache see the padding."""
+    stock = model.forward
+
+    @wraps(stock)
+    def forward(input_ids, attention_mask=None, past_key_values=None, **options):
+        if attention_mask is not None and not _length(past_key_values):
+            attention_mask = torch.ones_like(attention_mask)
+        return stock(input_ids, attention_mask=attention_mask, past_key_values=past_key_values, **options)
+
+    return patch.object(model, "forward", forward)
+
+
+def one_cache_for_all(model: PreTrainedModel) -> Injected:
+    """Go on with the cache of the newest call, whatever cache is given."""
+    stock, newest = model.forward, {}
+
+    @wraps(stock)
+    def forward(input_ids, past_key_values=None, **options):
+        past = newest.get("cache") if _length(past_key_values) else past_key_values
+        found = stock(input_ids, past_key_values=past, **options)
+        newest["cache"] = found.past_key_values
+        return found
+
+    return patch.object(model, "forward", forward)
+
+
+def last_slot_lost(_model: PreTrainedModel) -> Injected:
+    """Lose the newest key of a static cache that is full."""
+    stock = StaticCache.update
+
+    def update(self, keys, values, layer, *arguments, **options):
+        found = stock(self, keys, values, layer, *arguments, **options)
+        if self.get_seq_length(layer) == self.layers[layer].max_cache_len:
+            found[0][:, :, -1] = 0
+        return found
+
+    return patch.object(StaticCache, "update", update)
+
+
+def crop_one_short(_model: PreTrainedModel) -> Injected:
+    """Leave one of the tokens that are to be cropped in a cache."""
+    stock = DynamicCache.crop
+    return patch.object(DynamicCache, "crop", lambda self, n: stock(self, n + 1 if n else n))
+
+
+def last_token_twice(model: PreTrainedModel) -> Injected:
+    """Let ``generate`` feed the last token of a prompt once more, onto a cache that holds it already."""
+    stock = model.prepare_inputs_for_generation
+
+    @wraps(stock)
+    def prepare(ids, **options):
+        found = stock(ids, **options)
+        whole = _length(options.get("past_key_values")) == ids.shape[1]
+        return found | {"input_ids": ids[:, -1:], "position_ids": None} if whole else found
+
+    return patch.object(model, "prepare_inputs_for_generation", prepare)
 
 
 def seam(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[int], list[int]] | None:
@@ -189,7 +259,7 @@ def seam(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[int],
 
 @dataclass(frozen=True)
 class Fault:
-    """A bug that can be planted.
+    """A bug that can be injected.
 
     Attributes
     ----------
@@ -199,7 +269,7 @@ class Fault:
         Tells from a configuration whether the bug can exist in the model.
     """
 
-    plant: Callable[[PreTrainedModel], AbstractContextManager[None]]
+    plant: Callable[[PreTrainedModel], Injected]
     applies: Callable[[PretrainedConfig], bool] = lambda _config: True
 
 
@@ -208,6 +278,7 @@ def _takes_positions(config: PretrainedConfig) -> bool:
     return config.model_type != "mpt" and not getattr(config, "alibi", False)
 
 
+# Those that the chapter on bugs and rounding injects into every model.
 FAULTS = {
     "position offset forgotten": Fault(offset_forgotten, _takes_positions),
     "position off by one": Fault(offset_by_one, _takes_positions),

@@ -1,6 +1,7 @@
-"""Feeding a model the same tokens along an execution path, whatever its class calls its cache."""
+"""Feeding a model the same tokens in different ways, whatever its class calls its cache."""
 
 import contextlib
+import copy
 import inspect
 import itertools
 from dataclasses import dataclass
@@ -11,18 +12,56 @@ from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook.diagnosis import verdict
 from kvbook.diagnosis.outcome import PADDING_COUNTS
+from kvbook.measuring import agreement
 
 # What classes call the cache that they return, and take back under the same name.
 _NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states", "mems")
+# Tokens of padding before a text, and of what `generate` writes.
+PADDING, NEW = 3, 6
+
+# Logits that should agree: of full passes, and of a path.
+Compared = tuple[torch.Tensor, torch.Tensor]
 
 
 class NoCache(Exception):
     """A class has no such way to be fed; the message says why."""
 
 
+def largest_drift(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Return the drift of the worst position: over the spread of all logits, which is what one roundoff scales with."""
+    return agreement.over_spread(expected, found, expected.cpu().double().std()).max().item()
+
+
+def is_small(drift: float, dtype: torch.dtype) -> bool:
+    """Tell whether one drift alone may be rounding."""
+    return drift <= verdict.LIMIT * torch.finfo(dtype).eps / 2
+
+
+def look_at(model: PreTrainedModel, ids: torch.Tensor) -> "Fed":
+    """Find out what a model's cache is called and what it is, on a few tokens."""
+    taken = inspect.signature(model.forward).parameters
+    try:
+        output = model(ids, use_cache=True)
+    except Exception as error:
+        # Some class may run without a cache and not with one.
+        model(ids, use_cache=False)
+        return Fed(model, None, f"raises {type(error).__name__}")
+    # An empty cache that a class passes through is none.
+    name = next((name for name in _NAMES if output.get(name) is not None and name in taken), None)
+    return Fed(model, name, "none" if name is None else type(output[name]).__name__)
+
+
+def held(cache: object) -> int | None:
+    """Count the tokens that a cache holds; None where it does not count them, as one of recurrent states alone."""
+    try:
+        return int(cache.get_seq_length()) if isinstance(cache, Cache) else None
+    except ValueError:
+        return None
+
+
 @dataclass
 class Fed:
-    """A model that can be fed in parts.
+    """A model that can be fed in parts; ids have shape (1, n), logits (1, n, vocabulary).
 
     Attributes
     ----------
@@ -35,174 +74,202 @@ class Fed:
     """
 
     model: PreTrainedModel
-    name: str | None
-    kind: str
+    name: str | None = "past_key_values"
+    kind: str = "DynamicCache"
 
+    def agree(self, expected: torch.Tensor, found: torch.Tensor) -> bool:
+        """Tell whether two passes differ by rounding at most, in the coarser dtype: some classes always give fp32 logits."""
+        coarser = max(expected.dtype, self.model.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+        return is_small(largest_drift(expected, found), coarser)
 
-def look_at(model: PreTrainedModel, ids: torch.Tensor) -> Fed:
-    """Find out what a model's cache is called and what it is, on a few tokens."""
-    taken = inspect.signature(model.forward).parameters
-    try:
-        output = model(ids, use_cache=True)
-    except Exception as error:
-        # Some class may run without a cache and not with one.
-        model(ids, use_cache=False)
-        return Fed(model, None, f"raises {type(error).__name__}")
-    # An empty cache that a class passes through is none.
-    name = next((name for name in _NAMES if output.get(name) is not None and name in taken), None)
-    kind = "none" if name is None else type(output[name]).__name__
-    return Fed(model, name, kind)
+    def full(self, ids: torch.Tensor, **options: torch.Tensor | int) -> torch.Tensor:
+        """Run one pass without a cache."""
+        return self.model(ids, use_cache=False, **options).logits
 
+    def _last(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the last token's logits alone; those of a long text would take more memory than the model."""
+        # Some classes hand it on without naming it, or compute all of them all the same.
+        kept = {"logits_to_keep": 1} if self._takes("logits_to_keep") else {}
+        return self.full(ids, **kept)[:, -1:]
 
-def agree(fed: Fed, expected: torch.Tensor, found: torch.Tensor) -> bool:
-    """Tell whether two passes differ by rounding at most, in the model's dtype: some classes give fp32 logits in any."""
-    coarser = max(expected.dtype, fed.model.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-    return verdict.is_small(verdict.drift_between(expected, found), coarser)
+    def _takes(self, name: str) -> bool:
+        return name in inspect.signature(self.model.forward).parameters
 
+    def _needs_dynamic(self, lacks: str) -> None:
+        if self.name is None or not self.kind.endswith("DynamicCache"):
+            raise NoCache(f"{lacks}its cache is {self.kind}")
 
-def full(fed: Fed, ids: torch.Tensor, **options: torch.Tensor | int) -> torch.Tensor:
-    """Give the logits of one pass without a cache, shape (rows, seq_len, vocabulary)."""
-    return fed.model(ids, use_cache=False, **options).logits
-
-
-def in_parts(fed: Fed, ids: torch.Tensor, sizes: list[int], cache: object = None) -> tuple[torch.Tensor, object]:
-    """Feed tokens part by part on top of a cache."""
-    if fed.name is None:
-        # Where a cache cannot even be asked for, this raises the error again.
-        fed.model(ids, use_cache=True)
-        raise NoCache("no cache is returned")
-    parts = []
-    for part in ids.split(sizes, 1):
-        given = {} if cache is None else {fed.name: cache}
-        output = fed.model(part, use_cache=True, **given)
-        cache = output[fed.name]
-        parts.append(output.logits)
-    return torch.cat(parts, 1), cache
-
-
-def static(fed: Fed, ids: torch.Tensor, sizes: list[int], max_cache_len: int) -> torch.Tensor:
-    """Feed a static cache."""
-    if fed.name is None or not fed.kind.endswith("DynamicCache"):
-        raise NoCache(f"takes no StaticCache: its cache is {fed.kind}")
-    cache = StaticCache(config=fed.model.config, max_cache_len=max_cache_len)
-    return in_parts(fed, ids, sizes, cache)[0]
-
-
-def in_batch(fed: Fed, ids: torch.Tensor) -> torch.Tensor:
-    """Run a text at once, as the middle one of three."""
-    return full(fed, torch.cat([ids.flip(1), ids, ids.roll(1, 1)]))[1:2]
-
-
-def left_padded(fed: Fed, ids: torch.Tensor, padding: int) -> torch.Tensor:
-    """Feed the padded text with positions from the first real token, or as the class finds them by itself.
-
-    Classes of absolute positions count the padding, or know it by its id; each is given what it expects, if anything
-    is.
-    """
-    padded, mask = _with_padding(fed, ids, padding)
-    expected = full(fed, ids)
-    found = [full(fed, padded, attention_mask=mask)]
-    # Some classes hand them on without naming them.
-    with contextlib.suppress(TypeError):
-        found.append(full(fed, padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)))
-    found = [logits[:, padding:] for logits in found]
-    return min(found, key=lambda logits: (logits - expected).abs().max().nan_to_num(torch.inf).item())
-
-
-def left_padded_in_parts(fed: Fed, ids: torch.Tensor, padding: int, sizes: list[int]) -> torch.Tensor:
-    """Feed a padded text part by part onto a cache, its mask and its positions growing with it, as ``generate`` does.
-
-    Some classes count positions from the mask by themselves, or begin behind the padding's id; those without positions
-    want the mask in the first call alone.  Each is given what it expects, if anything is.
-    """
-    if fed.name is None:
-        # Says why there is none.
-        in_parts(fed, ids, sizes)
-    padded, mask = _with_padding(fed, ids, padding)
-    expected = full(fed, ids)
-    if not agree(fed, expected, left_padded(fed, ids, padding)):
-        raise NoCache(PADDING_COUNTS)
-    stops = list(itertools.accumulate([0, padding + sizes[0], *sizes[1:]]))
-
-    def feed(places: torch.Tensor | None, masked: int = len(sizes)) -> torch.Tensor:
-        parts, cache = [], None
-        for number, (start, stop) in enumerate(itertools.pairwise(stops)):
-            given: dict[str, Any] = {} if cache is None else {fed.name: cache}
-            if number < masked:
-                given["attention_mask"] = mask[:, :stop]
-            if places is not None:
-                given["position_ids"] = places[:, start:stop]
-            output = fed.model(padded[:, start:stop], use_cache=True, **given)
-            cache = output[fed.name]
+    def in_parts(self, ids: torch.Tensor, sizes: list[int], cache: Any = None) -> tuple[torch.Tensor, Any]:
+        """Feed tokens part by part on top of a cache; return the logits and the cache."""
+        if self.name is None:
+            # Where a cache cannot even be asked for, this raises the error again.
+            self.model(ids, use_cache=True)
+            raise NoCache("no cache is returned")
+        parts = []
+        for part in ids.split(sizes, 1):
+            given = {} if cache is None else {self.name: cache}
+            output = self.model(part, use_cache=True, **given)
+            cache = output[self.name]
             parts.append(output.logits)
-        return torch.cat(parts, 1)[:, padding:]
+        return torch.cat(parts, 1), cache
 
-    tried = [feed(None)]
-    if "position_ids" not in inspect.signature(fed.model.forward).parameters:
-        tried.append(feed(None, masked=1))
-    places = (mask.cumsum(-1) - 1).clamp(min=0)
-    # Some classes hand them on without naming them.
-    with contextlib.suppress(TypeError):
-        behind = (getattr(fed.model.config.get_text_config(), "pad_token_id", None) or 0) + 1
-        tried += [feed(places), feed(places + behind)]
-    return min(tried, key=lambda logits: verdict.drift_between(expected, logits))
+    def static(self, ids: torch.Tensor, sizes: list[int], max_cache_len: int) -> torch.Tensor:
+        """Feed a static cache."""
+        self._needs_dynamic("takes no StaticCache: ")
+        return self.in_parts(ids, sizes, StaticCache(config=self.model.config, max_cache_len=max_cache_len))[0]
 
+    def in_batch(self, ids: torch.Tensor) -> torch.Tensor:
+        """Run a text at once, as the middle one of three."""
+        return self.full(torch.cat([ids.flip(1), ids, ids.roll(1, 1)]))[1:2]
 
-def _with_padding(fed: Fed, ids: torch.Tensor, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the padded text, and its mask."""
-    if "attention_mask" not in inspect.signature(fed.model.forward).parameters:
-        raise NoCache("takes no attention mask")
-    padded = torch.cat([ids.new_zeros(1, padding), ids], 1)
-    mask = torch.ones_like(padded)
-    mask[:, :padding] = 0
-    return padded, mask
+    def left_padded(self, ids: torch.Tensor) -> torch.Tensor:
+        """Feed the padded text with positions from the first real token, or as the class finds them by itself.
 
+        Classes of absolute positions count the padding, or know it by its id; each is given what it expects, if
+        anything is.
+        """
+        padded, mask = self._with_padding(ids)
+        expected = self.full(ids)
+        found = [self.full(padded, attention_mask=mask)]
+        # Some classes hand them on without naming them.
+        with contextlib.suppress(TypeError):
+            found.append(self.full(padded, attention_mask=mask, position_ids=_places(mask)))
+        found = [logits[:, PADDING:] for logits in found]
+        return min(found, key=lambda logits: (logits - expected).abs().max().nan_to_num(torch.inf).item())
 
-def cropped(fed: Fed, ids: torch.Tensor, at: int, wrong: int) -> torch.Tensor:
-    """Feed a few wrong tokens after so many right ones, crop them away, and go on."""
-    if not fed.kind.endswith("DynamicCache"):
-        raise NoCache(f"cannot be cropped: its cache is {fed.kind}")
-    cache = DynamicCache(config=fed.model.config)
-    first, cache = in_parts(fed, ids[:, :at], [at], cache)
-    if not all(getattr(layer, "is_croppable", True) for layer in cache.layers):
-        raise NoCache("cannot be cropped: it holds a recurrent state")
-    cache.activate_past_recording()
-    in_parts(fed, ids[:, :wrong], [wrong], cache)
-    cache.crop(-wrong)
-    rest = ids[:, at:]
-    parts = [first]
-    for part in rest.split(3, 1):
-        parts.append(in_parts(fed, part, [part.shape[1]], cache)[0])
-        cache.crop(0)
-    return torch.cat(parts, 1)
+    def left_padded_in_parts(self, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        """Feed a padded text part by part onto a cache, its mask and positions growing with it, as ``generate`` does.
 
+        Some classes count positions from the mask by themselves, or start after the padding's id; those without
+        positions want the mask in the first call alone.  Each is given what it expects, if anything is.
+        """
+        if self.name is None:
+            # Says why there is none.
+            self.in_parts(ids, sizes)
+        padded, mask = self._with_padding(ids)
+        expected = self.full(ids)
+        if not self.agree(expected, self.left_padded(ids)):
+            raise NoCache(PADDING_COUNTS)
+        stops = list(itertools.accumulate([0, PADDING + sizes[0], *sizes[1:]]))
 
-def held(cache: object) -> int | None:
-    """Give how many tokens a cache holds; None where it does not count them, as one of recurrent states alone."""
-    try:
-        return int(cache.get_seq_length()) if isinstance(cache, Cache) else None
-    except ValueError:
-        return None
+        def feed(places: torch.Tensor | None, masked: int = len(sizes)) -> torch.Tensor:
+            parts, cache = [], None
+            for number, (start, stop) in enumerate(itertools.pairwise(stops)):
+                given: dict[str, Any] = {} if cache is None else {self.name: cache}
+                if number < masked:
+                    given["attention_mask"] = mask[:, :stop]
+                if places is not None:
+                    given["position_ids"] = places[:, start:stop]
+                output = self.model(padded[:, start:stop], use_cache=True, **given)
+                cache = output[self.name]
+                parts.append(output.logits)
+            return torch.cat(parts, 1)[:, PADDING:]
 
+        tried = [feed(None)]
+        if not self._takes("position_ids"):
+            tried.append(feed(None, masked=1))
+        # Some classes hand them on without naming them.
+        with contextlib.suppress(TypeError):
+            after_its_id = (getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0) + 1
+            tried += [feed(_places(mask)), feed(_places(mask) + after_its_id)]
+        return min(tried, key=lambda logits: largest_drift(expected, logits))
 
-def onto_its_own_prompt(fed: Fed, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Let ``generate`` write a token after a prompt that the cache holds whole; give how many tokens it fed, too.
+    def _with_padding(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self._takes("attention_mask"):
+            raise NoCache("takes no attention mask")
+        padded = torch.cat([ids.new_zeros(1, PADDING), ids], 1)
+        mask = torch.ones_like(padded)
+        mask[:, :PADDING] = 0
+        return padded, mask
 
-    Of the logits the last are those that ``generate`` chose by, and the others those of the pass that filled the cache.
-    """
-    if fed.name is None or not fed.kind.endswith("DynamicCache"):
-        raise NoCache(f"takes no filled cache in generate: its cache is {fed.kind}")
-    filled, cache = in_parts(fed, ids, [ids.shape[1]])
-    counts: list[int] = []
-    hook = fed.model.register_forward_pre_hook(
-        lambda _, __, given: counts.append(given["input_ids"].shape[1]), with_kwargs=True
-    )
-    try:
-        written = fed.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, num_beams=1,
-                output_logits=True,
-            return_dict_in_generate=True, **{fed.name: cache},
+    def cropped(self, ids: torch.Tensor, at: int, wrong: int) -> torch.Tensor:
+        """Feed a few wrong tokens after so many right ones, crop them away, and go on."""
+        if not self.kind.endswith("DynamicCache"):
+            raise NoCache(f"cannot be cropped: its cache is {self.kind}")
+        first, cache = self.in_parts(ids[:, :at], [at], DynamicCache(config=self.model.config))
+        if not all(getattr(layer, "is_croppable", True) for layer in cache.layers):
+            raise NoCache("cannot be cropped: it holds a recurrent state")
+        cache.activate_past_recording()
+        self.in_parts(ids[:, :wrong], [wrong], cache)
+        cache.crop(-wrong)
+        parts = [first]
+        for part in ids[:, at:].split(3, 1):
+            parts.append(self.in_parts(part, [part.shape[1]], cache)[0])
+            cache.crop(0)
+        return torch.cat(parts, 1)
+
+    def copied(self, ids: torch.Tensor) -> torch.Tensor:
+        """Continue a copy of a filled cache with other tokens, then the cache itself with the text's own."""
+        half = ids.shape[1] // 2
+        steps = [1] * (ids.shape[1] - half)
+        first, cache = self.in_parts(ids[:, :half], [half])
+        self.in_parts(ids[:, :half].flip(1), steps, copy.deepcopy(cache))
+        return torch.cat([first, self.in_parts(ids[:, half:], steps, cache)[0]], 1)
+
+    def across(self, ids: torch.Tensor, start: int) -> Compared:
+        """Fill a cache with so many tokens, go on token by token, and run each of these lengths at once."""
+        lengths = range(start + 1, ids.shape[1] + 1)
+        expected = [self._last(ids[:, :length]) for length in lengths]
+        _, cache = self.in_parts(ids[:, :start], [start])
+        found = [self.in_parts(ids[:, length - 1 : length], [1], cache)[0] for length in lengths]
+        return torch.cat(expected, 1), torch.cat(found, 1)
+
+    # What `generate` does.
+
+    def _generate(self, ids: torch.Tensor, new: int, **options: Any) -> Any:
+        return self.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False,
+            num_beams=1, pad_token_id=0, output_logits=True, return_dict_in_generate=True, disable_compile=True,
+            **options,
         )
-    finally:
-        hook.remove()
-    return torch.cat([filled[:, :-1], written.logits[0][:, None]], 1), counts[0]
+
+    def generated_with(self, ids: torch.Tensor, kind: str) -> Compared:
+        """Let ``generate`` write with one of its kinds of caches."""
+        if "offloaded" in kind and ids.device.type == "cpu":
+            raise NoCache("offloading is from a GPU to the host")
+        return self._generated(ids, cache_implementation=kind)
+
+    def _generated(self, ids: torch.Tensor, **options: Any) -> Compared:
+        """Let ``generate`` write, and run what it wrote at once."""
+
+        def write(**options: Any) -> Compared:
+            written = self._generate(ids, NEW, **options)
+            return self.full(written.sequences[:, :-1])[:, -NEW:], torch.stack(written.logits, 1)
+
+        compared = write(**options)
+        if not self.agree(*compared) and not self.agree(*write(use_cache=False)):
+            raise NoCache("generate() without a cache differs from a direct call too: it passes other positions or masks")
+        return compared
+
+    def generated_on_its_prompt(self, ids: torch.Tensor) -> Compared:
+        """Let ``generate`` write after a prompt that the cache holds whole."""
+        self._needs_dynamic("")
+        cache = self.in_parts(ids, [ids.shape[1]])[1]
+        if not held(cache):
+            raise NoCache("its cache does not count tokens")
+        compared = self._generated(ids, **{self.name: cache})
+        if (held(cache) or 0) > ids.shape[1] + NEW:
+            raise NoCache("generate() feeds the whole prompt a second time: crop the cache by one token first")
+        return compared
+
+    def onto_its_own_prompt(self, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Let ``generate`` write one token after a prompt that the cache holds whole; count the tokens that it feeds, too.
+
+        Of the logits the last are those that ``generate`` chose by, the others those of the pass that filled the cache.
+        """
+        self._needs_dynamic("takes no filled cache in generate: ")
+        filled, cache = self.in_parts(ids, [ids.shape[1]])
+        counts: list[int] = []
+        hook = self.model.register_forward_pre_hook(
+            lambda _, __, given: counts.append(given["input_ids"].shape[1]), with_kwargs=True
+        )
+        try:
+            written = self._generate(ids, 1, **{self.name: cache})
+        finally:
+            hook.remove()
+        return torch.cat([filled[:, :-1], written.logits[0][:, None]], 1), counts[0]
+
+
+def _places(mask: torch.Tensor) -> torch.Tensor:
+    """Count positions from the first real token."""
+    return (mask.cumsum(-1) - 1).clamp(min=0)

@@ -11,25 +11,17 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from kvbook.diagnosis import execution_paths
 from kvbook.measuring import agreement
 from kvbook.measuring import full_and_split as passes
 from kvbook.measuring.in_fp64 import widened
 
-SPLIT, STEPS, PARTS = "prefix + last token", "token by token", "in two parts"
-WAYS = (SPLIT, STEPS, PARTS)
-# The fewest tokens that every way can cut.
+_CUTS = {path.name: path.cut for path in execution_paths.PATHS if path.cut}
+SPLIT = "prefix + last token"
+# What `kvbook check` tries.
+WAYS = tuple(execution_paths.of(execution_paths.CHECK))
+# The fewest tokens that every one of these can cut.
 SHORTEST = 4
-
-
-def sizes(way: str, length: int, generator: np.random.Generator) -> list[int]:
-    """Cut a text into the parts in which a way feeds it."""
-    if way == SPLIT:
-        return [length - 1, 1]
-    if way == STEPS:
-        # Two at first: transformers' MPT makes no mask for a single token on an empty cache, and fails.
-        return [2, *[1] * (length - 2)]
-    first = int(generator.integers(2, length - 1))
-    return [first, length - first]
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,7 @@ def readings_together(
     full = full or full_rows(model, ids)
     with torch.inference_mode(), widened(model.dtype):
         for way in ways:
-            parts = sizes(way, fed.shape[1], generator)
+            parts = _CUTS[way](fed.shape[1], generator)
             found, held = cached_rows(model, fed, parts, **options)
             # With something in the cache, attention to the last part alone would be a coincidence.
             alone = [None] * len(found) if held else model(fed[:, -parts[-1] :], use_cache=False).logits[:, -1]
@@ -143,10 +135,6 @@ def readings_together(
 
 def relative(reference: torch.Tensor, other: torch.Tensor, centred: bool = False) -> torch.Tensor:
     """Measure a difference without a scale, over the last dimension."""
-    found = agreement.drift(reference.cpu(), other.cpu())
-    scale = reference.cpu().double().std(-1, correction=0) if centred else found.reference_rms
-    share = found.rms / scale
-    # Equal in every element, also where the scale is zero.
-    share = torch.where(found.rms == 0, 0.0, share)
-    share = torch.where(torch.isfinite(other.cpu()).all(-1), share, torch.inf)
-    return torch.where(torch.isfinite(reference.cpu()).all(-1), share, torch.nan)
+    reference = reference.cpu().double()
+    scale = reference.std(-1, correction=0) if centred else reference.square().mean(-1).sqrt()
+    return agreement.over_spread(reference, other, scale)

@@ -35,13 +35,8 @@ def in_batches(texts: list[corpus.Sample], most: int) -> list[list[corpus.Sample
 
 
 def rows_of(
-    model: PreTrainedModel,
-    dtype: str,
-    texts: list[corpus.Sample],
-    seed: int = 0,
-    ways: tuple[str, ...] = probe.WAYS,
-    together: int = 1,
-    **options: Any,
+    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], seed: int = 0, ways: tuple[str, ...] = probe.WAYS,
+    together: int = 1, **options: Any,
 ) -> Iterator[dict[str, Any]]:
     """Measure one dtype."""
     for batch in in_batches(texts, together):
@@ -74,12 +69,11 @@ def suspicious_layer(rows: pd.DataFrame) -> int | None:
 
 def worst(rows: pd.DataFrame, seed: int) -> tuple[str, verdict.Finding]:
     """Find the execution path with the worst verdict; of several bugs that with the largest drift in its finest dtype."""
-    order: tuple[verdict.Kind, ...] = ("exact", "rounding", "undecided", "bug")
     found = {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
 
     def badness(way: str) -> tuple[int, float]:
         drift = next(iter(found[way].drift.values()), 0.0) if found[way].kind == "bug" else 0.0
-        return order.index(found[way].kind), drift
+        return verdict.ORDER.index(found[way].kind), drift
 
     way = max(found, key=badness)
     return way, found[way]

@@ -4,21 +4,23 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
-from kvbook.diagnosis import storage, verdict
+from kvbook.diagnosis import execution_paths, storage, verdict
 from kvbook.diagnosis.outcome import INTENDED, STATUS, PathFound, Verdict
 from kvbook.errors import UserError
+from kvbook.measuring import agreement
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 # What the user's function is: the state is None before the first call.
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
-STEPS, CHUNKS, BETWEEN = "token by token", "in chunks", "with another text in between"
+_PATHS = execution_paths.of(execution_paths.LOOP)
+STEPS, CHUNKS, BETWEEN = _PATHS
 _FEWEST = 6
 # What shows where a path first goes wrong.
 _IGNORED = "what was fed before has no effect: the state is not used, or not returned"
@@ -84,7 +86,7 @@ class StepReport:
 
 def check_step(
     step: Step, ids: Any, *, modules: torch.nn.Module | None = None, dtype: str | None = None,
-        cache_dtype: str | None = None
+    cache_dtype: str | None = None,
 ) -> StepReport:
     """Compare a decoding loop with one call on all tokens.
 
@@ -127,59 +129,49 @@ def check_step(
     """
     if isinstance(ids, list | tuple | range):
         ids = torch.tensor([list(ids)])
-    length = ids.shape[-1]
-    if length < _FEWEST:
-        raise UserError(f"{length} tokens are too few to cut: give {_FEWEST} or more")
+    if ids.shape[-1] < _FEWEST:
+        raise UserError(f"{ids.shape[-1]} tokens are too few to cut: give {_FEWEST} or more")
     if cache_dtype not in (None, *storage.DECLARABLE):
         raise UserError(f"cache_dtype {cache_dtype!r} is none of {', '.join(storage.DECLARABLE)}")
-    run = _Run(step, ids, modules)
-    dtype = dtype or run.dtype
-    if dtype not in UNIT_ROUNDOFF:
-        raise UserError(f"logits of {dtype} are no floating-point numbers of a known roundoff: name dtype=")
     with torch.no_grad():
-        offs = {name: run.off(sizes, other) for name, (sizes, other) in _paths(length).items()}
-    found = {name: _judged(off, dtype) for name, off in offs.items()}
+        run = _Run(step, ids, modules)
+        dtype = dtype or run.dtype
+        if dtype not in UNIT_ROUNDOFF:
+            raise UserError(f"logits of {dtype} are no floating-point numbers of a known roundoff: name dtype=")
+        return _report(run, dtype, cache_dtype or run.declared)
+
+
+def _report(run: "_Run", dtype: str, declared: str | None) -> StepReport:
+    tried = {path: run.off(path) for path in _PATHS}
+    offs = {path: off for path, off in tried.items() if isinstance(off, np.ndarray)}
+    findings = {path: verdict.of_one(float(off.max()), dtype) for path, off in offs.items()}
+    worst = max(findings, key=lambda path: verdict.ORDER.index(findings[path].kind))
+    finding = findings[worst]
     paths = [
-        PathFound(path=name, verdict="not supported", detail=offs[name])
-        if finding is None
-        else PathFound(path=name, verdict=finding.kind, detail=finding.why)
-        for name, finding in found.items()
+        PathFound(path=path, verdict=findings[path].kind, detail=findings[path].why)
+        if path in findings
+        else PathFound(path=path, verdict="not supported", detail=why)
+        for path, why in tried.items()
     ]
-    judged = {name: finding for name, finding in found.items() if finding is not None}
-    order = ("exact", "rounding", "undecided", "bug")
-    worst = max(judged, key=lambda name: order.index(judged[name].kind))
-    finding, declared = judged[worst], cache_dtype or run.declared
     if finding.kind not in ("bug", "undecided") or (finding.kind == "undecided" and not declared):
         return StepReport(finding.kind, finding.why, worst, paths=paths)
     limit = verdict.LIMIT * UNIT_ROUNDOFF[dtype]
-    with torch.no_grad():
-        if finding.kind == "bug" and not run.is_causal(limit):
-            why = "one call on all tokens gives earlier tokens other logits when later ones follow: nothing can agree with it"
-            return StepReport("undecided", why, worst, paths=paths)
-        like = _storage(run, offs, dtype, declared)
-        if declared and like and like.explains:
-            wrong = ("bug", "undecided")
-            paths = [each.model_copy(update={"verdict": INTENDED}) if each.verdict in wrong else each for each in paths]
-            return StepReport(INTENDED, like.why(finding), worst, paths=paths)
-        if finding.kind == "undecided":
-            return StepReport("undecided", finding.why, worst, paths=paths)
-        first = next(position for position, off in enumerate(offs[worst]) if not off <= limit)
-        place = run.located(*_paths(length)[worst], limit) if modules is not None else None
-        cause = _cause(worst, first, run)
+    if finding.kind == "bug" and not run.is_causal(limit):
+        why = "one call on all tokens gives earlier tokens other logits when later ones follow: nothing can agree with it"
+        return StepReport("undecided", why, worst, paths=paths)
+    like = _storage(run, list(offs.values()), dtype, declared)
+    if declared and like and like.explains:
+        wrong = ("bug", "undecided")
+        paths = [each.model_copy(update={"verdict": INTENDED}) if each.verdict in wrong else each for each in paths]
+        return StepReport(INTENDED, like.why(finding), worst, paths=paths)
+    if finding.kind == "undecided":
+        return StepReport("undecided", finding.why, worst, paths=paths)
+    first = int(np.argmax(~(offs[worst] <= limit)))
+    place, cause = run.located(worst, limit), _cause(worst, first, run)
     if like:
         meant = f"{like.looks_like}; if that is meant, pass cache_dtype={like.name!r}"
         cause = f"{cause}; {like.excess}" if declared else meant
     return StepReport("bug", finding.why, worst, first, place, cause, paths)
-
-
-def _paths(length: int) -> dict[str, tuple[list[int], bool]]:
-    """Give the sizes of the parts that each path feeds, and whether another text comes in between."""
-    third = length // 3
-    return {
-        STEPS: ([1] * length, False),
-        CHUNKS: ([third, 2, *[1] * (third - 2), length - 2 * third], False),
-        BETWEEN: ([third, *[1] * (length - third)], True),
-    }
 
 
 def _cause(path: str, first: int, run: "_Run") -> str:
@@ -192,11 +184,8 @@ def _cause(path: str, first: int, run: "_Run") -> str:
     return _FULL.format(first) if first > 1 else _AT_ONCE
 
 
-def _storage(
-    run: "_Run", offs: dict[str, np.ndarray | str], dtype: str, declared: str | None
-) -> storage.Storage | None:
-    """Compare the loop's differences with those of storage: in the declared format, or in the one that they are most like."""
-    found = [_ends(off) for off in offs.values() if not isinstance(off, str)]
+def _storage(run: "_Run", offs: list[np.ndarray], dtype: str, declared: str | None) -> storage.Storage | None:
+    """Compare the differences with those of storage: in the declared format, or in the one that they are most like."""
     if not (names := storage.narrower(dtype, declared)):
         return None
     try:
@@ -212,20 +201,14 @@ def _storage(
         raise UserError(
             f"storage in {storage.said(declared)}: the state holds no numbers of floating point or of 8 bits to be changed"
         )
+    found = [_ends(off) for off in offs]
     compared = [storage.compared(name, found, _ends(off)) for name, off in of_formats.items()]
     return compared[0] if declared else storage.nearest(compared)
 
 
 def _ends(offs: np.ndarray) -> np.ndarray:
-    """Give the mean over the positions that differ, and the largest."""
+    """Return the mean over the positions that differ, and the largest."""
     return np.array([offs[offs > 0].mean() if (offs > 0).any() else 0.0, offs.max()])
-
-
-def _judged(offs: np.ndarray | str, dtype: str) -> verdict.Finding | None:
-    if isinstance(offs, str):
-        return None
-    row = {"dtype": dtype, "source": "text", "sample": 0, "drift": float(np.max(offs))}
-    return verdict.judge(pd.DataFrame([row]))
 
 
 class _Run:
@@ -234,13 +217,11 @@ class _Run:
     def __init__(self, step: Step, ids: Any, modules: torch.nn.Module | None) -> None:
         self.step, self.ids, self.modules = step, ids, modules
         self.length = ids.shape[-1]
-        with torch.no_grad():
-            logits, state = step(ids, None)
+        logits, state = step(ids, None)
         logits, self.declared = self._logits(logits), storage.declared_by(state)
         self.dtype = str(logits.dtype).removeprefix("torch.")
         # Of the last token alone: then the call on all tokens is one on the tokens up to each.
-        self.last_only = logits.shape[0] != self.length
-        self._expected = {} if self.last_only else dict(enumerate(logits))
+        self._expected = dict(enumerate(logits)) if logits.shape[0] == self.length else {}
         # All equal where a model knows nothing yet.
         self._scale = logits.double().std(-1, correction=0).mean().item() or 1.0
 
@@ -251,76 +232,75 @@ class _Run:
             raise UserError(f"step returned no logits ({type(logits).__name__}): return (logits, state)") from error
         return tensor.reshape(-1, tensor.shape[-1])
 
+    def _call(self, ids: Any, state: Any = None) -> torch.Tensor:
+        return self._logits(self.step(ids, state)[0])
+
     def expected(self, position: int) -> torch.Tensor:
         if position not in self._expected:
-            self._expected[position] = self._logits(self.step(self.ids[..., : position + 1], None)[0])[-1]
+            self._expected[position] = self._call(self.ids[..., : position + 1])[-1]
         return self._expected[position]
 
-    def _fed(self, sizes: list[int], other: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Feed the text in parts; with another text between the first part and the rest."""
+    def _fed(self, path: str) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Feed the text in parts: where each starts, its size and its logits."""
         state, start = None, 0
-        for size in sizes:
+        for size in _PATHS[path].cut(self.length, None):
             logits, state = self.step(self.ids[..., start : start + size], state)
-            if other and not start:
-                # Backwards, without a copy that numpy and torch call differently.
+            if path == BETWEEN and not start:
+                # Another text: the other half, which numpy and torch cut alike.
                 self.step(self.ids[..., self.length // 2 :], None)
             yield start, size, self._logits(logits)
             start += size
 
-    def off(self, sizes: list[int], other: bool) -> np.ndarray | str:
-        """Give each position's difference over the spread of the logits; why there is none, where a path is not taken."""
+    def off(self, path: str) -> np.ndarray | str:
+        """Return each position's difference over the spread of the logits, or why a path is not taken."""
         found = np.zeros(self.length)
         try:
-            for start, size, logits in self._fed(sizes, other):
+            for start, size, logits in self._fed(path):
                 for row, position in enumerate(range(start, start + size)[-logits.shape[0] :]):
                     found[position] = self._distance(self.expected(position), logits[row])
         except Exception as error:
             # A loop that takes one token at a time has no chunks; without single tokens it is no loop.
-            if sizes[0] == 1:
+            if path == STEPS:
                 raise
             return f"raises {type(error).__name__}: {error}".splitlines()[0]
         return found
 
     def _distance(self, expected: torch.Tensor, found: torch.Tensor) -> float:
-        if not expected.isfinite().all():
-            return float("nan")
-        if not found.isfinite().all():
-            return float("inf")
-        return (found.double() - expected.double()).square().mean().sqrt().item() / self._scale
+        return agreement.over_spread(expected, found, self._scale).item()
 
     def is_causal(self, limit: float) -> bool:
         half = self.length // 2
-        logits = self._logits(self.step(self.ids[..., :half], None)[0])
-        return self._distance(self.expected(half - 1), logits[-1]) <= limit
+        return self._distance(self.expected(half - 1), self._call(self.ids[..., :half])[-1]) <= limit
 
     def moved(self, names: list[str]) -> dict[str, np.ndarray]:
-        """Give each position's difference when the numbers of the state are moved, once, by steps of a format."""
+        """Return each position's difference when the numbers of the state are moved, once, by steps of a format."""
         found = {name: np.zeros(self.length) for name in names}
         state = None
         for position in range(self.length):
             fed = self.ids[..., position : position + 1]
             if position:
-                stock = self._logits(self.step(fed, copy.deepcopy(state))[0])[-1]
+                stock = self._call(fed, copy.deepcopy(state))[-1]
                 for name in names:
-                    other = self._logits(self.step(fed, storage.moved(state, name, position))[0])[-1]
+                    other = self._call(fed, storage.moved(state, name, position))[-1]
                     found[name][position] = self._distance(stock, other)
             state = self.step(fed, state)[1]
         return found
 
     def ignores_state(self) -> bool:
         """Tell whether the last token's logits are those without any context."""
-        *_, (start, _, logits) = self._fed([1] * self.length, False)
-        alone = self._logits(self.step(self.ids[..., start:], None)[0])
-        return bool((alone[-1] == logits[-1]).all())
+        *_, (start, _, logits) = self._fed(STEPS)
+        return bool((self._call(self.ids[..., start:])[-1] == logits[-1]).all())
 
-    def located(self, sizes: list[int], other: bool, limit: float) -> str | None:
+    def located(self, path: str, limit: float) -> str | None:
         """Name the first submodule, in the order of execution, whose output differs by more than rounding."""
+        if self.modules is None:
+            return None
         with self._watched() as seen:
             self.step(self.ids, None)
             whole = list(seen)
             seen.clear()
-            for start, size, _ in self._fed(sizes, other):
-                # What the other text left behind the part's own.
+            for start, size, _ in self._fed(path):
+                # What the other text left after the part's own.
                 part = seen[: len(whole)]
                 seen.clear()
                 if start and (name := self._first_different(whole, part, start, size, limit)):
@@ -331,15 +311,13 @@ class _Run:
     def _watched(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
         seen: list[tuple[str, torch.Tensor]] = []
 
-        def hook(name: str) -> Callable[..., None]:
-            def keep(_module: Any, _arguments: Any, output: Any) -> None:
-                tensor = output[0] if isinstance(output, tuple | list) and output else output
-                if isinstance(tensor, torch.Tensor):
-                    seen.append((name, tensor.detach().cpu()))
+        def keep(name: str, _module: Any, _arguments: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple | list) and output else output
+            if isinstance(tensor, torch.Tensor):
+                seen.append((name, tensor.detach().cpu()))
 
-            return keep
-
-        hooks = [module.register_forward_hook(hook(name)) for name, module in self.modules.named_modules() if name]
+        named = [(name, module) for name, module in self.modules.named_modules() if name]
+        hooks = [module.register_forward_hook(partial(keep, name)) for name, module in named]
         try:
             yield seen
         finally:
@@ -348,7 +326,7 @@ class _Run:
 
     def _first_different(
         self, whole: list[tuple[str, torch.Tensor]], part: list[tuple[str, torch.Tensor]], start: int, size: int,
-            limit: float
+        limit: float,
     ) -> str | None:
         for (name, full), (other_name, cut) in zip(whole, part, strict=False):
             if name != other_name or full.dim() != cut.dim():

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook.diagnosis import probe, verdict
+from kvbook.diagnosis import feeding, probe, verdict
 from kvbook.measuring.full_and_split import LastToken
 from kvbook.measuring.in_fp64 import widened
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
@@ -124,7 +124,7 @@ def rows_of(
                     "dtype": dtype, "format": name,
                     "drift": probe.relative(stock.logits, other.logits, centred=True).item(),
                     "layers": probe.relative(stock.hidden, other.hidden).tolist(),
-                    "furthest": verdict.drift_between(stock_logits, logits),
+                    "furthest": feeding.largest_drift(stock_logits, logits),
                 }
 
 

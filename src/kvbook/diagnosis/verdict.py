@@ -30,7 +30,7 @@ but never less than `SCATTER` allows, since with two to four dtypes the residual
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -38,9 +38,6 @@ from scipy import stats
 
 from kvbook.measuring import estimates as fits
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    import torch
 
 Kind = Literal["exact", "rounding", "bug", "undecided"]
 
@@ -51,25 +48,9 @@ ROUNDING = {"float64": LIMIT, "float32": 2.0**6.5}
 # Standard deviation, in powers of two, of the constants in front of u between dtypes.
 SCATTER = 1.0
 BOUNDARY = 0.5
+# From the best to the worst.
+ORDER: tuple[Kind, ...] = ("exact", "rounding", "undecided", "bug")
 _DRAWS = 500
-
-
-def drift_between(expected: "torch.Tensor", found: "torch.Tensor") -> float:
-    """Give the largest root mean square difference of a position's logits over the spread of the expected ones."""
-    expected, found = expected.double(), found.double()
-    if not expected.isfinite().all():
-        return float("nan")
-    if not found.isfinite().all():
-        return float("inf")
-    return ((found - expected).square().mean(-1).sqrt().max() / expected.std()).item()
-
-
-def is_small(drift: float, dtype: "torch.dtype") -> bool:
-    """Tell whether one drift alone may be rounding."""
-    # Late, so that reading recorded drifts takes no torch.
-    import torch
-
-    return drift <= LIMIT * torch.finfo(dtype).eps / 2
 
 
 @dataclass(frozen=True)
@@ -150,14 +131,21 @@ def kind_of(drifts: Mapping[str, Sequence[float]]) -> Kind:
     means = {dtype: float(np.mean(values)) for dtype, values in kept.items()}
     roundoffs = {dtype: max(values) / UNIT_ROUNDOFF[dtype] for dtype, values in kept.items()}
     kind, _ = _rule(means, roundoffs, None)
-    if kind != "undecided" or not kept:
-        return kind
+    return judge(_table(kept)).kind if kind == "undecided" and kept else kind
+
+
+def of_one(drift: float, dtype: str) -> Finding:
+    """Judge a single drift."""
+    return judge(_table({dtype: [drift]}))
+
+
+def _table(drifts: Mapping[str, Sequence[float]]) -> pd.DataFrame:
     rows = [
         {"dtype": dtype, "source": str(text), "sample": text, "drift": drift}
-        for dtype, values in kept.items()
+        for dtype, values in drifts.items()
         for text, drift in enumerate(values)
     ]
-    return judge(pd.DataFrame(rows)).kind
+    return pd.DataFrame(rows)
 
 
 def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:

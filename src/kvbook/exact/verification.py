@@ -54,16 +54,18 @@ def fed(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache: Cach
 
 
 def _ways(model: PreTrainedModel, ids: torch.Tensor, static: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    length = ids.shape[1]
-    third = max(1, length // 3)
-    chunks = [third, *[1] * min(3, length - third - 1)]
-    chunks.append(length - sum(chunks))
-    for way, sizes in (("prefix + last token", [length - 1, 1]), ("chunks", chunks), ("token by token", [1] * length)):
-        yield f"{way}, dynamic cache", fed(model, ids, sizes, DynamicCache(config=model.config))
+    # Late: who only switches waits for nothing that judges.
+    from kvbook.diagnosis import execution_paths, feeding
+
+    for name, path in execution_paths.of(execution_paths.VERIFY).items():
+        if path.feed:
+            yield name, path.feed(feeding.Fed(model), ids)[0]
+            continue
+        sizes = path.cut(ids.shape[1], None)
+        yield f"{name}, dynamic cache", fed(model, ids, sizes, DynamicCache(config=model.config))
         if static:
-            cache = StaticCache(config=model.config, max_cache_len=length + 17)
-            yield f"{way}, static cache", fed(model, ids, sizes, cache)
-    yield "in a batch of three", model(torch.cat([ids.flip(1), ids, ids.roll(1, 1)])).logits[1]
+            cache = StaticCache(config=model.config, max_cache_len=ids.shape[1] + 17)
+            yield f"{name}, static cache", fed(model, ids, sizes, cache)
 
 
 def verify(model: PreTrainedModel, ids: torch.Tensor, static: bool = True) -> list[Difference]:

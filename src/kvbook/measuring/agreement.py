@@ -66,6 +66,28 @@ def drift(reference: torch.Tensor, other: torch.Tensor) -> Drift:
     )
 
 
+def over_spread(reference: torch.Tensor, other: torch.Tensor, spread: torch.Tensor | float) -> torch.Tensor:
+    """Measure drift over the spread of the reference, along the last dimension.
+
+    Parameters
+    ----------
+    reference, other : Tensor, shape (..., n)
+        Two computations of the same numbers.
+    spread : Tensor of float64, shape (...), or float
+        What the root mean square difference is divided by.
+
+    Returns
+    -------
+    Tensor of float64, shape (...)
+        0 where all elements are equal, whatever the spread; infinite where only the other is not finite, NaN where the
+        reference is not.
+    """
+    reference, other = reference.cpu(), other.cpu()
+    rms = drift(reference, other).rms
+    share = (rms / spread).where(rms != 0, 0.0).where(other.isfinite().all(-1), torch.inf)
+    return share.where(reference.isfinite().all(-1), torch.nan)
+
+
 @dataclass(frozen=True)
 class Decision:
     """What a difference of logits means for the next token.
