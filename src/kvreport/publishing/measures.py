@@ -248,9 +248,14 @@ def counted(count: Callable[..., float]):
     return estimate
 
 
+def computed(column: str, how: str):
+    """A fact about a column, by the name that pandas has for it, such as "max"."""
+    return counted(lambda rows: rows[column].agg(how))
+
+
 def total(column: str):
     """Sum of a column."""
-    return counted(lambda rows: rows[column].sum())
+    return computed(column, "sum")
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,7 @@ def part(column: str, of: str = ""):
 
 def distinct(column: str):
     """How many values a column has."""
-    return counted(lambda rows: rows[column].nunique())
+    return computed(column, "nunique")
 
 
 def first(column: str):

@@ -21,7 +21,7 @@ RowsOf = Callable[[loading.Loaded, list[corpus.Sample]], Iterator[dict[str, Any]
 
 
 def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Name the models of a run and refuse what cannot be run; a family without a shipped stand-in has random weights."""
+    """Name the models of a run and refuse what cannot be run; where no stand-in ships, weights are random."""
     placement.check(settings.device, settings.dtypes)
     models = []
     for name in dict.fromkeys(names):

@@ -22,9 +22,6 @@ _LOOKS = {
 }
 _KINDS = {"rounding": style.BLUE, "exact": style.GREEN, "bug": style.VERMILION, "undecided": style.PURPLE}
 FOUND_HEADING = "in no document"
-_STRONG = {"linewidth": 1.8, "markersize": 5}
-_THIN = {"linewidth": 0.8, "markersize": 2.5, "alpha": 0.4}
-_FAINT = {"linewidth": 6, "alpha": 0.18, "marker": "", "linestyle": "-"}
 
 
 def _dtypes(table: pd.DataFrame) -> list[str]:
@@ -35,7 +32,7 @@ def _look(symptom: str) -> dict[str, str]:
     return _LOOKS.get(symptom, _LOOKS["injected bug"])
 
 
-def _against_roundoff(dtypes: list[str]) -> tuple[Figure, Axes]:
+def _against_roundoff(dtypes: list[str], whose: dict[str, dict]) -> tuple[Figure, Axes]:
     """Prepare log-log axes: a tick for each dtype, the line of one roundoff, and the most that rounding can be."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
     roundoffs = np.array([UNIT_ROUNDOFF[dtype] for dtype in dtypes])
@@ -46,47 +43,41 @@ def _against_roundoff(dtypes: list[str]) -> tuple[Figure, Axes]:
         (fine, verdict.LIMIT, "most that\nrounding can be", (-4, 4), "right"),
     ):
         if len(x):
-            ax.plot(x, x * factor, color=style.GREY, linestyle=":", linewidth=1)
+            ax.plot(x, x * factor, **style.REFERENCE)
             # Beside the middle of the line, which on these axes is the geometric one.
             middle = np.sqrt(x.min() * x.max())
-            place = (middle, middle * factor)
-            ax.annotate(text, place, shift, textcoords="offset points", ha=side, color=style.GREY, fontsize=9)
+            style.note(ax, text, (middle, middle * factor), shift, ha=side)
     # fp16 and bf16 lie too close for two labels on one line.
     ax.set_xticks(roundoffs, [("\n" if dtype == "bfloat16" else "") + DTYPES[dtype] for dtype in dtypes])
     ax.minorticks_off()
+    handles = [Line2D([], [], label=name, **look) for name, look in _LOOKS.items()]
+    handles += [Line2D([], [], label=name, color=style.GREY, **look) for name, look in whose.items()]
+    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5)
     return fig, ax
 
 
-def _draw(ax: Axes, lines: pd.DataFrame, look: dict) -> None:
+def _draw(ax: Axes, lines: pd.DataFrame, **look) -> None:
     for (symptom, _), line in lines.groupby(["symptom", "model"], sort=False):
         # A logarithmic axis has no place for a drift of zero, nor for an overflow.
         shown = line[(line["drift"] > 0) & np.isfinite(line["drift"])]
         ax.plot(shown["roundoff"], shown["drift"], **_look(symptom) | look)
 
 
-def _legend(fig: Figure, whose: dict[str, dict]) -> None:
-    handles = [Line2D([], [], label=name, **look) for name, look in _LOOKS.items()]
-    handles += [Line2D([], [], label=name, color=style.GREY, **look) for name, look in whose.items()]
-    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5)
-
-
 def figure_planted(lines: pd.DataFrame, model: str) -> Figure:
     """Draw drift against unit roundoff, of clean families and of injected bugs, one model boldly."""
-    fig, ax = _against_roundoff(_dtypes(lines))
-    _draw(ax, lines[lines["model"] != model], _THIN)
-    _draw(ax, lines[lines["model"] == model], _STRONG)
     others = {"other families": {"linewidth": 0.8, "alpha": 0.6}} if set(lines["model"]) != {model} else {}
-    _legend(fig, {model: {"linewidth": 1.8}} | others)
+    fig, ax = _against_roundoff(_dtypes(lines), {model: {"linewidth": 1.8}} | others)
+    _draw(ax, lines[lines["model"] != model], linewidth=0.8, markersize=2.5, alpha=0.4)
+    _draw(ax, lines[lines["model"] == model], linewidth=1.8, markersize=5)
     return fig
 
 
 def figure_against(lines: pd.DataFrame, book: pd.DataFrame, model: str) -> Figure:
     """Draw this machine's drift over the published one of the book's first model."""
-    fig, ax = _against_roundoff(_dtypes(pd.concat([lines, book])))
-    _draw(ax, book[book["model"] == model], _FAINT)
-    _draw(ax, lines, _THIN | {"alpha": 0.9})
     whose = {"this machine": {"linewidth": 0.8, "marker": "."}, "the book": {"linewidth": 6, "alpha": 0.3}}
-    _legend(fig, whose)
+    fig, ax = _against_roundoff(_dtypes(pd.concat([lines, book])), whose)
+    _draw(ax, book[book["model"] == model], linewidth=6, alpha=0.18, marker="", linestyle="-")
+    _draw(ax, lines, linewidth=0.8, markersize=2.5, alpha=0.9)
     return fig
 
 
@@ -97,12 +88,9 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
     for heading, part in table.groupby(headings, sort=False):
         places += [{"label": heading}, *part.assign(label=part["symptom"].map(rows.named)).to_dict("records")]
     dtypes = _dtypes(lines)
-    looks = {
-        dtype: {"color": style.DTYPE_COLOURS[dtype], "marker": marker, "linestyle": ""}
-        for dtype, marker in zip(dtypes, style.MARKERS, strict=False)
-    }
+    markers = dict(zip(dtypes, style.MARKERS, strict=False))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.235 * len(places)))
-    ax.set_yticks(range(len(places)), [row["label"] for row in places], fontsize=9)
+    style.name_rows(ax, [row["label"] for row in places], fontsize=9)
     # Left of everything, where a logarithmic axis has no place for zero.
     zero = UNIT_ROUNDOFF[dtypes[0]] / 100
     for place, (row, label) in enumerate(zip(places, ax.get_yticklabels(), strict=True)):
@@ -114,24 +102,24 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
         line = lines[(lines["symptom"] == row["symptom"]) & (lines["model"] == row["model"])]
         points = line[np.isfinite(line["drift"])].assign(x=line["drift"].clip(lower=zero))
         between = points.loc[points["drift"] > 0, "x"]
-        if len(between):
-            ax.hlines(place, between.min(), between.max(), color="#bbbbbb", linewidth=1, zorder=1)
+        ax.plot(between, [place] * len(between), color="#bbbbbb", linewidth=1, linestyle="-", zorder=1)
         for point in points.itertuples():
             # One above the other, so that marks at one place can all be seen.
-            shift = 0.13 * (dtypes.index(point.dtype) - (len(dtypes) - 1) / 2)
-            hollow = {"markerfacecolor": "white"} if point.drift == 0 else {}
-            ax.plot(point.x, place + shift, **looks[point.dtype], markersize=5, alpha=0.9, **hollow)
+            shift, colour = 0.13 * (dtypes.index(point.dtype) - (len(dtypes) - 1) / 2), style.DTYPE_COLOURS[point.dtype]
+            ax.plot(
+                point.x, place + shift, color=colour, marker=markers[point.dtype], linestyle="", markersize=5,
+                markerfacecolor="white" if point.drift == 0 else colour, alpha=0.9,
+            )
         ax.annotate(
             row["kind"], (1.01, place), xycoords=ax.get_yaxis_transform(), color=_KINDS[row["kind"]], fontsize=9,
             va="center", annotation_clip=False,
         )
-    ax.set(xscale="log", xlim=(zero / 4, 20), ylim=(len(places) - 0.4, -0.6), xlabel="drift / spread of the logits")
+    ax.set(xscale="log", xlim=(zero / 4, 20), xlabel="drift / spread of the logits")
     powers = [power for power in range(-16, 1, 4) if 10.0**power > 5 * zero]
     ax.set_xticks([zero, *(10.0**power for power in powers)], ["0", *(f"$10^{{{power}}}$" for power in powers)])
     ax.minorticks_off()
     ax.tick_params(axis="y", length=0)
-    ax.grid(axis="y", visible=False)
-    handles = [Line2D([], [], label=DTYPES[dtype], **look) for dtype, look in looks.items()]
+    handles = style.dtype_keys(dtypes, markers)
     fig.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9.5)
     return fig
 
@@ -146,18 +134,14 @@ def figure_layers(table: pd.DataFrame) -> Figure:
         for place, bug in enumerate((rows.CLEAN, rows.LATE, rows.NARROW)):
             line = part[part["bug"] == bug]
             # Hollow and of growing size, so that lines which coincide can all be seen.
-            ax.plot(
-                line["layer"], line["drift"], **_look(bug), label=bug, linewidth=1.2, markerfacecolor="none",
-                markersize=3.5 + 2 * place,
-            )
+            look = _look(bug) | {"linewidth": 1.2, "markerfacecolor": "none", "markersize": 3.5 + 2 * place}
+            ax.plot(line["layer"], line["drift"], label=bug, **look)
         if (most := UNIT_ROUNDOFF[dtype] * verdict.LIMIT) < 1:
-            ax.axhline(most, color=style.GREY, linestyle=":", linewidth=1)
-            ax.annotate(
-                "most that rounding can be", (0.01, most), (0, 4), xycoords=ax.get_yaxis_transform(),
-                textcoords="offset points", color=style.GREY, fontsize=9,
-                # Lines run through the label otherwise.
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85},
-            )
+            ax.axhline(most, **style.REFERENCE)
+            # Lines run through the label otherwise.
+            on_white = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
+            left = {"xycoords": ax.get_yaxis_transform(), "bbox": on_white}
+            style.note(ax, "most that rounding can be", (0.01, most), (0, 4), **left)
         ax.set(yscale="log", ylabel=f"relative drift, {DTYPES[dtype]}")
         # Whole decades, so that both ends have a label.
         low, high = np.log10(ax.get_ylim())
@@ -165,6 +149,5 @@ def figure_layers(table: pd.DataFrame) -> Figure:
         ax.yaxis.set_minor_formatter(NullFormatter())
     axes[-1, 0].set_xlabel("hidden state after layer")
     axes[-1, 0].xaxis.get_major_locator().set_params(integer=True)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper right", ncols=3, fontsize=9.5)
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=9.5)
     return fig

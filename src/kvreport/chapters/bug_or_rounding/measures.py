@@ -9,7 +9,7 @@ from kvbook.diagnosis import verdict
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.bug_or_rounding import rows
 from kvreport.chapters.bug_or_rounding.rows import CLEAN, EXPERIMENTS, NARROW, NARROW_INSIDE, ROWS  # noqa: F401
-from kvreport.publishing.measures import Measure, Worded, counted, distinct, holds, noted, part, share, total
+from kvreport.publishing.measures import Measure, Worded, computed, counted, distinct, holds, noted, part, share, total
 from kvreport.publishing.rules import HALF, Bound, every
 
 
@@ -32,12 +32,12 @@ def _as_clean(drifts: pd.DataFrame, clean: pd.DataFrame) -> Estimate | None:
     return share("alike")(both.assign(alike=both["drift"] == both["drift_clean"]))
 
 
+@counted
 def _clean_over_bugs(drifts: pd.DataFrame) -> float:
-    bugs, clean = drifts[drifts["injected"]], drifts[drifts["symptom"] == NARROW_INSIDE]
-    return clean["drift"].max() / bugs["drift"].min()
+    clean = drifts["symptom"] == NARROW_INSIDE
+    return drifts.loc[clean, "drift"].max() / drifts.loc[drifts["injected"], "drift"].min()
 
 
-_LARGEST = counted(lambda drifts: drifts["roundoffs"].max())
 BEYOND = Measure(
     "share of texts whose drift in fp64 is more than rounding can be", "file", "model", "{:.0%}", rows="planted",
     by=("model",), estimate=share("beyond"),
@@ -46,32 +46,37 @@ EVERY_BUG = replace(
     BEYOND, name="share of texts on which every injected bug drifts in fp64 by more than rounding can",
     estimate=_every_bug,
 ).where(injected=True)
+HIDDEN = replace(
+    BEYOND, name="share of texts with bitwise identical logits in plain fp64", series="", by=(),
+    estimate=share("identical"),
+).where(symptom=NARROW_INSIDE, first=True)
+PLAIN = replace(
+    BEYOND, name="largest drift of a clean model in plain fp64, over the smallest of an injected bug", unit="",
+    form="{:.2g}", estimate=_clean_over_bugs,
+)
+OF_DOCUMENTS = replace(
+    BEYOND, series="model and symptom", rows="documents", by=("model", "symptom"), estimate=_sampled_or_counted
+)
+LARGEST = replace(
+    OF_DOCUMENTS, name="largest drift of any text in fp64, in roundoffs", unit="", form="{:,.3g}",
+    estimate=computed("roundoffs", "max"),
+)
 SLOPE = Measure(
     "slope of log drift on log unit roundoff", "file", "model and symptom", rows="planted", by=("model", "symptom"),
     estimate=_steepest,
 )
 CLEAN_SLOPE = replace(SLOPE, series="model", by=("model",)).where(symptom=CLEAN)
 LARGEST_SLOPE = replace(
-    SLOPE, name="largest slope, of any injected bug, of log drift on log unit roundoff", series="model", by=("model",)
+    SLOPE, name=f"largest {SLOPE.name}, of any injected bug", series="model", by=("model",)
 ).where(injected=True)
-PLAIN = replace(
-    BEYOND, name="largest drift of a clean model in plain fp64, over the smallest of an injected bug", unit="",
-    form="{:.2g}", estimate=counted(_clean_over_bugs),
-)
-HIDDEN = replace(
-    BEYOND, name="share of texts with bitwise identical logits in plain fp64", series="", by=(),
-    estimate=share("identical"),
-).where(symptom=NARROW_INSIDE, first=True)
 AS_CLEAN = Measure(
     "share of texts that drift exactly as in the clean model", "file", "model and dtype", "{:.0%}", rows="planted",
     by=("model", "dtype", "symptom"), over=("symptom", CLEAN), estimate=_as_clean,
 ).where(symptom=NARROW, dtype=("float16", "bfloat16"))
-OF_DOCUMENTS = replace(
-    BEYOND, series="model and symptom", rows="documents", by=("model", "symptom"), estimate=_sampled_or_counted
-)
-LARGEST = replace(
-    OF_DOCUMENTS, name="largest drift of any text in fp64, in roundoffs", unit="", form="{:,.3g}", estimate=_LARGEST
-)
+LAST_AS_CLEAN = Measure(
+    "share of texts whose last layer drifts exactly as in the clean model", "file", "dtype", "{:.0%}",
+    rows="last layer", by=("dtype", "bug"), over=("bug", CLEAN), estimate=_as_clean,
+).where(bug=NARROW, dtype="bfloat16")
 FOUND = Measure(
     "share of texts whose first layer beyond rounding is the injected one", "file", "bug", "{:.0%}",
     rows="first layers", by=("bug",), estimate=share("right"),
@@ -80,10 +85,6 @@ ACCUSED = Measure(
     "share of texts with a layer beyond rounding in the clean model", "file", form="{:.0%}", rows="first layers",
     estimate=share("accused"),
 ).where(dtype="float64", bug=CLEAN)
-LAST_AS_CLEAN = Measure(
-    "share of texts whose last layer drifts exactly as in the clean model", "file", form="{:.0%}", rows="last layer",
-    by=("dtype", "bug"), over=("bug", CLEAN), estimate=_as_clean,
-).where(dtype="bfloat16", bug=NARROW)
 
 # Facts for the prose.
 MODEL = noted("bug_or_rounding", "models", 0, "name")
@@ -92,31 +93,27 @@ N_TOKENS = Worded(lambda found: lengths.said(found.noted("bug_or_rounding", "set
 LIMIT = Worded(lambda _: f"{verdict.LIMIT:,.0f}")
 LIMIT_FP32 = Worded(lambda _: f"{verdict.ROUNDING['float32']:,.0f}")
 FAMILIES = Measure("families", form="{:.0f}", rows="planted", estimate=distinct("model")).where(first=False)
-INJECTED = replace(FAMILIES, name="injected bugs", keep=(), estimate=distinct("symptom")).where(injected=True)
-PLANTED_IN = replace(
-    FAMILIES, name="layer with the bug", rows="first_bad_layer", keep=(),
-    estimate=counted(lambda drifts: drifts["planted_in"].max()),
-)
+INJECTED = Measure("bugs", form="{:.0f}", rows="planted", estimate=distinct("symptom")).where(injected=True)
+PLANTED_IN = Measure("layer", form="{:.0f}", rows="first_bad_layer", estimate=computed("planted_in", "max"))
 SYMPTOMS = Measure("symptoms", form="{:.0f}", rows="counted", estimate=counted(len))
 REPORTED, REMOVED = (SYMPTOMS.where(whose=whose) for whose in (rows.REPORTED, rows.REMOVED))
-REPORTED_BUGS, REPORTED_ROUNDING, INFERRED = (
-    replace(REPORTED, estimate=total(column)) for column in ("bug", "sound", "inferred")
-)
+REPORTED_ROUNDING, INFERRED = (replace(REPORTED, estimate=total(column)) for column in ("sound", "inferred"))
+BUGS = replace(SYMPTOMS, estimate=total("bug"))
+REPORTED_BUGS, FOUND_BUGS = (BUGS.where(whose=whose) for whose in (rows.REPORTED, rows.FOUND))
 BUGS_FED, BUGS_PAST_BLOCK, BUGS_IN_MODEL = (REPORTED_BUGS.where(lies=where) for where in rows.LIES)
-FOUND_BUGS = replace(SYMPTOMS, estimate=total("bug")).where(whose=rows.FOUND)
 CLEAN_MOST = Measure(
-    "roundoffs by which a clean model drifts at most", form="{:,.0f}", rows="planted", estimate=_LARGEST
+    "most roundoffs of a clean model", form="{:,.0f}", rows="planted", estimate=computed("roundoffs", "max")
 ).where(symptom=CLEAN, dtype=("float32", "float64"))
-INSIDE_MPT = Measure(
-    "drift in plain fp64", rows="planted", estimate=counted(lambda drifts: drifts["drift"].mean())
-).where(symptom=NARROW_INSIDE, model="mpt")
-SMALLEST_BUG = Measure(
-    "smallest drift of an injected bug in fp64", rows="planted", estimate=counted(lambda drifts: drifts["drift"].min())
-).where(injected=True, dtype="float64")
-LEAST_MEAN = replace(
-    SMALLEST_BUG, name="fewest roundoffs by which an injected bug drifts in fp64, in the mean over texts",
-    estimate=counted(lambda drifts: drifts.groupby(["model", "symptom"])["roundoffs"].mean().min()),
+INSIDE_MPT = Measure("mean drift in plain fp64", rows="planted", estimate=computed("drift", "mean")).where(
+    symptom=NARROW_INSIDE, model="mpt"
 )
+SMALLEST_BUG = Measure("smallest drift of a bug", rows="planted", estimate=computed("drift", "min")).where(
+    injected=True, dtype="float64"
+)
+LEAST_MEAN = Measure(
+    "fewest roundoffs of a bug, in the mean over texts", rows="planted",
+    estimate=counted(lambda drifts: drifts.groupby(["model", "symptom"])["roundoffs"].mean().min()),
+).where(injected=True, dtype="float64")
 
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four texts in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one text in five", "share")

@@ -134,16 +134,11 @@ def _documents(drifts: pd.DataFrame) -> pd.DataFrame:
 def _verdicts(run: Run) -> pd.DataFrame:
     """Judge every symptom and every injected bug."""
     table = []
-    for values, part in run.rows.groupby(_KEYS, sort=False):
-        finding = verdict.judge(part)
-        finest = next(iter(finding.drift), None)
-        table.append(
-            dict(zip(_KEYS, values, strict=True)) | {
-                "kind": finding.kind, "why": finding.why, "slope": finding.slope, "finest": finest,
-                "drift": finding.drift.get(finest), "files": part["source"].nunique(),
-            }
-        )
-    return pd.DataFrame(table)
+    for key, part in run.rows.groupby(_KEYS, sort=False):
+        of = verdict.judge(part)
+        finest = next(iter(of.drift), None)
+        table.append((*key, of.kind, of.why, of.slope, finest, of.drift.get(finest), part["source"].nunique()))
+    return pd.DataFrame(table, columns=[*_KEYS, "kind", "why", "slope", "finest", "drift", "files"])
 
 
 def _lines(run: Run) -> pd.DataFrame:
@@ -159,10 +154,7 @@ def _with_fp32_widened(table: pd.DataFrame) -> pd.DataFrame:
 
 def _of_documents(table: pd.DataFrame) -> pd.DataFrame:
     """Keep the documents' symptoms, in the order of the figure."""
-    order = {one.symptom: place for place, one in enumerate(SYMPTOMS)}
-    found = table[table["symptom"].isin(order)]
-    found = found.assign(whose=[SYMPTOMS[order[name]].whose for name in found["symptom"]])
-    return found.sort_values("symptom", key=lambda names: names.map(order), kind="stable")
+    return _KNOWN[["symptom", "whose"]].merge(table, on="symptom")[[*table, "whose"]]
 
 
 def _counted(symptoms: pd.DataFrame) -> pd.DataFrame:
@@ -178,11 +170,10 @@ def _layers(run: Run) -> pd.DataFrame:
 
 def _first_layers(run: Run) -> pd.DataFrame:
     """Find for every text the first layer whose drift is more than rounding can be; NaN where there is none."""
-    rows = run.rows
-    beyond = rows["drift"] > verdict.LIMIT * rows["dtype"].map(UNIT_ROUNDOFF)
+    beyond = run.rows["drift"] > verdict.LIMIT * run.rows["dtype"].map(UNIT_ROUNDOFF)
+    rows = run.rows.assign(layer=run.rows["layer"].where(beyond))
     keys = ["dtype", "bug", "planted_in", "source", "sample"]
-    first = rows.assign(layer=rows["layer"].where(beyond)).groupby(keys, sort=False, dropna=False)["layer"].min()
-    first = first.reset_index()
+    first = rows.groupby(keys, sort=False, dropna=False)["layer"].min().reset_index()
     return first.assign(right=first["layer"] == first["planted_in"], accused=first["layer"].notna())
 
 

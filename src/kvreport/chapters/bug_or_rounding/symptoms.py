@@ -21,7 +21,6 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.blog_past import past_tables
-from kvreport.chapters.blog_past.rows import AS_IN_2023
 from kvreport.chapters.bug_or_rounding import every_dtype, rows
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.from_scratch import logits as scratch_logits
@@ -87,6 +86,11 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
             yield _row(rows.PLANTED, name, *about[:2], fed.shape[1], *measured)
 
 
+def _on_top(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+    """Feed tokens on top of a cache, and take the last one's logits."""
+    return model(ids, past_key_values=cache, use_cache=True).logits[0, -1]
+
+
 def of_any_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[corpus.Sample]
 ) -> Iterator[Row]:
@@ -95,23 +99,20 @@ def of_any_model(
         ids = torch.tensor([text.ids], device=model.device)
         about = (text.source, text.index, ids.shape[1])
         full = model(ids, use_cache=False).logits[0, -1]
-        prefix = model(ids[:, :-1], use_cache=True).past_key_values
-        whole = model(ids, use_cache=True).past_key_values
-        again = copy.deepcopy(prefix)
-        dynamic = model(ids[:, -1:], past_key_values=prefix, use_cache=True).logits[0, -1]
+        prefix, whole = (model(part, use_cache=True).past_key_values for part in (ids[:, :-1], ids))
+        again, static = copy.deepcopy(prefix), caches.make("static", model.config, ids.shape[1] + 1)
+        dynamic = _on_top(model, ids[:, -1:], prefix)
         yield _row(rows.ISSUE, rows.DRIFT, *about, _drift(full, dynamic))
         # The opening post's loop: on top of the cache comes everything once more.
-        fed_again = model(ids, past_key_values=again, use_cache=True).logits[0, -1]
-        yield _row(rows.ISSUE, rows.FED_AGAIN, *about, _drift(full, fed_again))
+        yield _row(rows.ISSUE, rows.FED_AGAIN, *about, _drift(full, _on_top(model, ids, again)))
         yield _row(rows.REUSE, rows.KEYS, *about, _keys_drift(model, ids, whole))
         written = model.generate(
             ids, past_key_values=whole, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=1,
             return_dict_in_generate=True, output_logits=True,
         )
         yield _row(rows.REUSE, rows.WHOLE, *about, _drift(full, written.logits[0][0]))
-        static = caches.make("static", model.config, ids.shape[1] + 1)
-        model(ids[:, :-1], past_key_values=static, use_cache=True)
-        found = model(ids[:, -1:], past_key_values=static, use_cache=True).logits[0, -1]
+        _on_top(model, ids[:, :-1], static)
+        found = _on_top(model, ids[:, -1:], static)
         yield _row(rows.STATIC, rows.STATIC_NONE, *about, _drift(full, found))
         yield _row(rows.STATIC, rows.STATIC_DYNAMIC, *about, _drift(dynamic, found))
     for number, item in enumerate(broken_items(tokenizer)):
@@ -120,7 +121,7 @@ def of_any_model(
         filled = continuations.fill(model, item.prefix_ids, "dynamic", 0)
         cut = caches.reusable(filled, item.prefix_ids, item.ids)
         for symptom, cache in ((rows.ANEW, filled), (rows.CUT, cut)):
-            found = model(ids[:, caches.length(cache) :], past_key_values=cache, use_cache=True).logits[0, -1]
+            found = _on_top(model, ids[:, caches.length(cache) :], cache)
             yield _row(rows.REUSE, symptom, item.name, number, ids.shape[1], _drift(full, found))
 
 
@@ -174,10 +175,6 @@ def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Iterator[Row]
                 yield about | _row(rows.SCRATCH, symptom, text.source, text.index, ids.shape[1], drift)
 
 
-def _names(settings: BugOrRoundingSettings) -> tuple[str, ...]:
-    return settings.model, *settings.families
-
-
 def _of_scratch(settings: BugOrRoundingSettings) -> ScratchSettings:
     """Ask the chapter of the model from scratch for what these settings ask of the others."""
     return ScratchSettings.checked(
@@ -189,7 +186,7 @@ def _of_scratch(settings: BugOrRoundingSettings) -> ScratchSettings:
 
 def inputs(settings: BugOrRoundingSettings) -> dict[str, Any]:
     """Name the models, the one from scratch last, and the corpus, and refuse what cannot be run."""
-    models = every_dtype.identities(settings, _names(settings))
+    models = every_dtype.identities(settings, (settings.model, *settings.families))
     scratch = scratch_subject.identity(_of_scratch(settings))
     return {"models": [*models, scratch], "corpus": corpus.describe(settings.corpus)}
 
@@ -202,12 +199,11 @@ def measure(settings: BugOrRoundingSettings, made_of: dict[str, Any], writer: re
         if not loading.is_masked(model.config):
             yield from injected(model, loaded.tokenizer, texts)
         with widened(model.dtype):
-            if model.config.model_type in AS_IN_2023:
-                yield from of_the_post(model, texts)
+            yield from of_the_post(model, texts)
             if loaded.name == made_of["models"][0]["name"]:
                 yield from of_any_model(model, loaded.tokenizer, texts)
 
-    every_dtype.measure(settings, _names(settings), rows_of, writer)
+    every_dtype.measure(settings, (settings.model, *settings.families), rows_of, writer)
     for dtype in settings.dtypes:
         if (unit := f"extra|{dtype}") not in writer.done:
             with torch.inference_mode():
