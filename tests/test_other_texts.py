@@ -4,6 +4,7 @@ What these small models drift by depends on the processor, so the drift is plant
 roundoffs, at every length or at some.
 """
 
+import functools
 from contextlib import contextmanager
 
 import pytest
@@ -42,9 +43,10 @@ def own_runs(tmp_path, monkeypatch):
 
 @contextmanager
 def a_step_off(monkeypatch, off_by):
-    """Let layers be off in a step of one row, the first by so much and each by twice the one before; it may depend on length."""
+    """Let layers be off in a step of one row, each by twice the one before; by how much may depend on the length."""
     load = loading.load
 
+    @functools.wraps(load)
     def planted(*args, **kwargs):
         loaded = load(*args, **kwargs)
         roundoff = UNIT_ROUNDOFF[loaded.dtype]
