@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 
 import nbformat
 import pytest
@@ -16,11 +17,16 @@ GUIDES = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PATH = r"`((?:src|chapters|tests)/[\w./]+)`"
 FENCE = r"```(\w+)( notebook)?\n(.*?)^```$"
 # "... in `path`:" above a fenced block is a new file, a notebook by a script that makes it; "Add to `path`:" puts the
-# block at its end, in a notebook as a cell; and "in `path`, `this` becomes `that`".
+# block at its end, in a notebook as a cell; "Add to `NAME` in `path`:" into that list; and "in `path`, `this` becomes
+# `that`".
 STEP = re.compile(
-    rf"(?P<added>Add to )?{PATH}[^\n]*:\n\n{FENCE}|in {PATH}, `([^`]+)` becomes `([^`]+)`", re.MULTILINE | re.DOTALL
+    rf"(?P<added>Add to (?:`[A-Z]+` in )?)?{PATH}[^\n]*:\n\n{FENCE}|in {PATH}, `([^`]+)` becomes `([^`]+)`",
+    re.MULTILINE | re.DOTALL,
 )
-TITLES = ("To add a chapter", "A sentence with a number", "A figure", "An experiment", "A family of models")
+TITLES = (
+    "To add a chapter", "A sentence with a number", "A figure", "An experiment", "A family of models",
+    "A path of the check",
+)
 
 # What a block of a language becomes in a notebook.
 CELLS = {"python": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}
@@ -53,6 +59,10 @@ def follow(step: re.Match, root) -> None:
     if step["added"] and path.suffix == ".ipynb":
         book = json.loads(path.read_text("utf-8"))
         content = json.dumps(book | {"cells": [*book["cells"], CELLS[step[3]](content.strip())]}, indent=1) + "\n"
+    elif inside := re.search("`(.+)`", step["added"] or ""):
+        entry = textwrap.indent(content, "    ")
+        content = re.sub(rf"^{inside[1]} = \(\n.*?(?=^\))", lambda listed: listed[0] + entry, path.read_text("utf-8"),
+                         flags=re.MULTILINE | re.DOTALL)
     elif step["added"]:
         content = f"{path.read_text('utf-8')}\n\n{content}"
     path.write_text(content, "utf-8")
@@ -103,7 +113,7 @@ def kvbook(run):
 
 
 def test_a_guide_touches_no_more_files_than_it_says():
-    assert [len(files(title)) for title in TITLES] == [10, 1, 2, 5, 1]
+    assert [len(files(title)) for title in TITLES] == [10, 1, 2, 5, 1, 2]
 
 
 def test_the_chapter_is_executed_with_both_figures(kvbook, checkout):
@@ -134,3 +144,14 @@ def test_published_its_sentence_has_its_number_and_its_statement_holds(run, kvbo
 def test_its_own_tests_pass_and_the_rules_for_notebooks_and_imports_hold(run):
     ours = ("tests/test_cache_bytes.py", "tests/test_notebooks.py", "tests/test_imports.py")
     assert " passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *ours)
+
+
+def test_the_new_path_is_in_the_check_the_atlas_and_the_page_and_finds_its_fault(run, kvbook, checkout):
+    said = kvbook("check", "llama", "--thorough", "--dtypes", "float32", "--samples", "1", "--tokens", "8")
+    assert re.search("^path +reordered cache +(rounding|exact): ", said, re.MULTILINE)
+    kvbook("atlas", "llama", "--rows", str(checkout / "_build/atlas.jsonl"))
+    assert '"reordered cache, drift"' in (checkout / "_build/atlas.jsonl").read_text("utf-8")
+    page = run(sys.executable, "-c", "from kvreport.site import running; print(running.paths(None))")
+    assert "reordered cache" in page
+    control = ("tests/test_execution_paths.py", "-k", "reordered")
+    assert "2 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *control)

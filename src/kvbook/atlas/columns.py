@@ -101,7 +101,7 @@ def _as_it_is(name: str, device: str) -> dict[str, Any]:
             for path, one in execution_paths.of(execution_paths.ATLAS).items():
                 try:
                     offs = [_off(one, fed, ids, full) for ids, full in zip(texts, whole, strict=True)]
-                except feeding.NoCache as reason:
+                except execution_paths.NoCache as reason:
                     found.setdefault(f"{path}, not tried", {})[dtype] = str(reason)
                     continue
                 except Exception as error:

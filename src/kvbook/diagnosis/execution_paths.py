@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 CHECK, THOROUGH, ATLAS, VERIFY, LOOP = "check", "check --thorough", "atlas", "verify", "check_step"
 
 
+class NoCache(Exception):
+    """A model has no such path; the message says why."""
+
+
 @dataclass(frozen=True)
 class Path:
     """One execution path.
@@ -38,7 +42,7 @@ class Path:
     feed : callable, optional
         Where a cut does not say it all: feeds token ids, shape (1, n), to a `kvbook.diagnosis.feeding.Fed`.  Returns
         the logits of the first tokens, which one full pass should give too, or a pair that should agree.  Raises
-        `kvbook.diagnosis.feeding.NoCache` with the reason where a model has no such path.
+        `NoCache` where a model has no such path.
     excuse : callable
         Says of a model why a difference is no bug of its cache; None where its class promises that the path works.
     tools : tuple of str

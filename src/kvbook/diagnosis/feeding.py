@@ -11,6 +11,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook.diagnosis import verdict
+from kvbook.diagnosis.execution_paths import NoCache
 from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.measuring import agreement
 
@@ -21,10 +22,6 @@ PADDING, NEW = 3, 6
 
 # Logits that should agree: of full passes, and of a path.
 Compared = tuple[torch.Tensor, torch.Tensor]
-
-
-class NoCache(Exception):
-    """A class has no such way to be fed; the message says why."""
 
 
 def largest_drift(expected: torch.Tensor, found: torch.Tensor) -> float:

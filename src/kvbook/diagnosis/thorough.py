@@ -95,7 +95,7 @@ def rows_of(
             drift = lacks = None
             try:
                 drift = feeding.largest_drift(*path.compared(fed, text[:, : n_tokens(path)]))
-            except feeding.NoCache as error:
+            except execution_paths.NoCache as error:
                 lacks = str(error)
             # A path that the class does not know raises whatever its code makes of it.
             except Exception as error:

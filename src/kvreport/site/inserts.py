@@ -30,6 +30,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "processors": environment.recorded_processors,
     "memory": running.memory,
     "cards": running.cards,
+    "paths": running.paths,
     "colab": running.colab,
     "gpu parameters": running.gpu_parameters,
     "never on cuda": running.never_on_cuda,

@@ -2,6 +2,7 @@
 
 import yaml
 
+from kvbook.diagnosis import execution_paths
 from kvreport.benchmarks import cards as predictions
 from kvreport.publishing import checkout as origin
 from kvreport.running import planning
@@ -41,6 +42,15 @@ def cards(_context: Context) -> str:
         f"memory or arithmetic ({sources}); not measured. Loading, Python and short kernels come on top."
     )
     return csv_table("tab-cards", caption, predictions.predicted())
+
+
+def paths(_context: Context) -> str:
+    """List the execution paths of the check, by what ``--thorough`` calls them."""
+    lines = ["| path | tried by | if it is wrong |", "|---|---|---|"]
+    for path in execution_paths.PATHS:
+        name = path.called.get(execution_paths.THOROUGH, path.name)
+        lines.append(f"| {name} | {', '.join(path.tools)} | {path.remedy} |")
+    return "\n".join(lines)
 
 
 # The folder must not be called kvbook: the running kernel would take it for the package.
