@@ -36,6 +36,9 @@ def experiment(name, seconds=0.0, before=lambda: None, **options):
 """
 
 
+GOOD = 'experiment("good", timed=True)'
+
+
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
     """Give a function that writes a module of experiments, and measures those of them that are to be alone."""
@@ -66,20 +69,14 @@ def test_what_needs_the_machine_is_measured_one_after_the_other_and_what_measure
     assert said.count(": done after ") == 1
 
 
-def test_what_has_been_measured_is_not_measured_again(ask, tmp_path):
-    ask('experiment("one", timed=True)')
-    before = (tmp_path / "log").read_text()
-    _, _, all_of_it, _ = ask('experiment("one", timed=True)')
-    assert all_of_it
-    assert (tmp_path / "log").read_text() == before
-
-
-@pytest.mark.parametrize(("harm", "found"), [("lambda: 1 / 0", ["good"]), ("lambda: os._exit(3)", [])])
-def test_what_fails_is_known_to_have_failed_and_leaves_no_run(ask, harm, found):
-    measured, _, all_of_it, _ = ask(f'experiment("bad", before={harm}, timed=True), experiment("good", timed=True)')
-    assert list(measured) == found
-    assert not all_of_it
-    assert not [path for path in paths.RUNS.glob("bad/*") if not path.name.endswith(".partial")]
+def test_what_fails_is_known_to_have_failed_and_leaves_no_run_and_what_was_measured_is_not_measured_again(ask):
+    measured, _, all_of_it, _ = ask(f'experiment("bad", before=lambda: 1 / 0, timed=True), {GOOD}')
+    assert (list(measured), all_of_it) == (["good"], False)
+    again, _, all_of_it, _ = ask(f'experiment("worse", before=lambda: os._exit(3), timed=True), {GOOD}')
+    assert (again, all_of_it) == (measured, False)
+    assert not [path for path in paths.RUNS.glob("bad/*") if path.suffix != ".partial"]
+    last, _, all_of_it, _ = ask(GOOD)
+    assert (last, all_of_it) == (measured, True)
 
 
 @pytest.mark.parametrize(("all_of_it", "at_most"), [(True, 2), (False, 1)])

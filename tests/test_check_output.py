@@ -139,7 +139,7 @@ def test_without_matplotlib_one_line_says_what_to_install(kvbook_here, tmp_path,
     assert "pip install matplotlib" in done.stderr
 
 
-def test_a_look_for_a_seam_takes_none_of_these(kvbook_here):
+def test_a_check_of_a_tokenizer_boundary_takes_none_of_these(kvbook_here):
     done = kvbook_here("check", "llama", "--prefix", "a", "--rest", "b", "--json")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "leave --json" in done.stderr

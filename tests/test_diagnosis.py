@@ -13,7 +13,7 @@ import torch
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from kvbook import paths
-from kvbook.diagnosis import check, faults, outcome, probe, seams, verdict
+from kvbook.diagnosis import check, faults, outcome, probe, tokenizer_boundary, verdict
 from kvbook.diagnosis.rows import rows_of, suspicious_layer
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
@@ -473,12 +473,13 @@ def test_texts_too_short_to_be_cut_are_refused(family_folders, tmp_path):
         check.check(settings(family_folders["gpt2"], tmp_path).model_copy(update={"n_samples": 1}))
 
 
-def test_a_seam_between_two_texts_is_a_bug_and_no_seam_is_none(family_folders):
+def test_a_mismatch_at_a_tokenizer_boundary_is_a_bug(family_folders):
     folder = str(family_folders["llama"])
     tokenizer = loading.tokenizer(folder)
     word = next(token for token in map(tokenizer.decode, range(300, 20, -1)) if token.isalpha() and len(token) > 1)
-    found = seams.seam(folder, word[0], word[1:])
-    assert found.status == outcome.BUG
-    assert "tokenizer seam at token" in found.lines[1]
-    assert "reusable" in found.lines[2]
-    assert seams.seam(folder, "7", "7").status == outcome.SOUND
+    (_, said, remedy), status = tokenizer_boundary.check(folder, word[0], word[1:])
+    assert status == outcome.BUG
+    assert "tokenizer boundary mismatch at token" in said
+    assert "reusable" in remedy
+    # Control: digits stand alone.
+    assert tokenizer_boundary.check(folder, "7", "7")[1] == outcome.SOUND

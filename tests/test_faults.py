@@ -1,15 +1,13 @@
 """What goes wrong on real machines: each fault is made, and the next run must come out right."""
 
+import errno
 import io
-import json
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-import textwrap
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import confined
 import mini_book
 import psutil
 import pytest
+from test_execution import start, until
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -48,40 +47,30 @@ WHOLE = f"sum {4 * sum(range(50))} rows 200"
 @pytest.fixture
 def experiment(tmp_path):
     script = tmp_path / "experiment.py"
-    script.write_text(textwrap.dedent(EXPERIMENT))
+    script.write_text(EXPERIMENT)
     (tmp_path / "build").mkdir()
     return script
 
 
-def command(script: Path, pause: float = 0) -> list[str]:
-    return [sys.executable, str(script), str(pause)]
+def begin(script: Path, pause: float = 0) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(script), str(pause)], env=environment(script), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )
 
 
 def environment(script: Path) -> dict[str, str]:
     return os.environ | {"KVBOOK_BUILD": str(script.parent / "build")}
 
 
-def one_line(output: str, message: str) -> None:
-    last = output.strip().splitlines()[-1]
-    assert last.startswith("kvbook: ")
-    assert message in last
-    assert "Traceback" not in output
-
-
-def until(condition, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
 # Disks
 
 
 def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(experiment):
+    command = [sys.executable, str(experiment), "0"]
     again = f"mount -o remount,size=8m '{experiment.parent / 'build'}'; '{sys.executable}' '{experiment}' 0"
     done = confined.run(
-        command(experiment), disk=experiment.parent / "build", size="100k", env=environment(experiment), after=again
+        command, disk=experiment.parent / "build", size="100k", env=environment(experiment), after=again
     )
     assert done.returncode == 1
     first, full, second = done.stdout.partition("kvbook: cannot write results to ")
@@ -96,23 +85,21 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(exp
     assert len(begun) > 3
 
 
-def test_a_limit_on_the_size_of_files_ends_in_one_line_too(experiment):
-    limited = ["sh", "-c", 'ulimit -f 40; trap "" XFSZ; exec "$@"', "sh", *command(experiment)]
-    done = subprocess.run(limited, env=environment(experiment), capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    one_line(done.stderr, "raise the limit on the size of files and run again")
-    again = subprocess.run(
-        command(experiment), env=environment(experiment), capture_output=True, text=True, check=False
-    )
-    assert again.stdout.strip().splitlines()[-1] == WHOLE
-
-
-def test_a_read_only_results_folder_ends_in_one_line(experiment):
-    done = confined.run(
-        command(experiment), disk=experiment.parent / "build", read_only=True, env=environment(experiment)
-    )
-    assert done.returncode == 1
-    one_line(done.stdout, "Read-only file system; mount it for writing, or name another folder in KVBOOK_BUILD")
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EFBIG, "raise the limit on the size of files and run again: what was finished is kept"),
+        (errno.EROFS, "Read-only file system; mount it for writing, or name another folder in KVBOOK_BUILD"),
+        (errno.EDQUOT, "free some of your quota"),
+        (errno.EACCES, "allow it, or name another folder"),
+    ],
+)
+def test_what_keeps_results_from_being_written_is_one_line_and_control_another_error_is_not(tmp_path, number, remedy):
+    with pytest.raises(UserError, match=remedy) as caught, records.writable(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(OSError, match="exists"), records.writable(tmp_path):
+        raise OSError(errno.EEXIST, "exists")
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
@@ -120,13 +107,8 @@ def test_a_book_that_cannot_be_written_ends_in_one_line_and_no_page(tmp_path, fa
     root = mini_book.create(tmp_path / "book")
     (root / "_build").mkdir()
     done = confined.run(
-        [sys.executable, "-m", "kvbook", "build"],
-        disk=root / "_build",
-        size="100k",
-        read_only=fault == "read-only",
-        cwd=root,
-        env=mini_book.environment(root),
-        after=f"find '{root / '_build'}' -name '*.html'",
+        [sys.executable, "-m", "kvbook", "build"], disk=root / "_build", size="100k", read_only=fault == "read-only",
+        cwd=root, env=mini_book.environment(root), after=f"find '{root / '_build'}' -name '*.html'",
     )
     assert done.returncode != 0
     assert "Traceback" not in done.stdout
@@ -135,20 +117,11 @@ def test_a_book_that_cannot_be_written_ends_in_one_line_and_no_page(tmp_path, fa
     assert ".html" not in done.stdout
 
 
-# Several at once
+# Several at once, and what is killed
 
 
 def test_two_processes_that_want_one_run_make_it_once(experiment):
-    both = [
-        subprocess.Popen(
-            command(experiment, 0.02),
-            env=environment(experiment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
+    both = [begin(experiment, 0.02) for _ in range(2)]
     outputs = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     lines = [line for said, _ in outputs for line in said.splitlines()]
@@ -157,56 +130,82 @@ def test_two_processes_that_want_one_run_make_it_once(experiment):
     assert sum(noted.count("kvbook: waiting for another process that makes cheap/") for _, noted in outputs) == 1
 
 
-def test_a_killed_holder_of_a_lock_holds_it_no_longer(experiment):
-    process = subprocess.Popen(command(experiment, 1), env=environment(experiment), stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "unit 0\n"
+def test_a_killed_run_holds_no_lock_and_goes_on_after_its_last_whole_unit(experiment):
+    process = begin(experiment, 0.05)
+    assert [process.stdout.readline() for _ in range(3)][-1] == "unit 2\n"
     process.kill()
-    process.wait()
-    process.stdout.close()
+    process.communicate()
     assert list((experiment.parent / "build").rglob(".*.lock"))
-    again = subprocess.run(
-        command(experiment), env=environment(experiment), capture_output=True, text=True, check=False
-    )
-    assert again.stdout.strip().splitlines()[-1] == WHOLE
-    assert "waiting" not in again.stderr
+    again = begin(experiment)
+    said, noted = again.communicate(timeout=120)
+    assert said.splitlines()[0] in ("unit 2", "unit 3")
+    assert said.splitlines()[-1] == WHOLE
+    assert "waiting" not in noted
+
+
+@pytest.mark.parametrize("harm", ["", "{", '{"unit": "0"}\n', "\x00" * 80, "[1]\n"])
+def test_a_damaged_journal_costs_units_and_never_rows(tmp_path, monkeypatch, harm):
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+
+    def measure(writer, fails_at=9):
+        for unit in range(6):
+            if unit == fails_at:
+                raise ZeroDivisionError
+            if str(unit) not in writer.done:
+                done.append(unit)
+                writer.append(str(unit), [{"unit": unit, "text": "x" * 1000}] * 2)
+
+    done = []
+    with pytest.raises(ZeroDivisionError):
+        records.run("e", {}, lambda writer: measure(writer, fails_at=4))
+    (journal,) = tmp_path.rglob("journal.jsonl")
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]) + harm)
+    done.clear()
+    rows = records.run("e", {}, measure).rows
+    assert done == [2, 3, 4, 5]
+    assert rows["unit"].tolist() == [unit for unit in range(6) for _ in range(2)]
 
 
 def counting_book(tmp_path: Path, seconds: float) -> Path:
-    """Make a book whose chapter notes each time that it is executed, and takes its time."""
+    """Make a book whose chapter notes each kernel that executes it, and takes its time."""
     root = mini_book.create(tmp_path / "book")
-    note = f"import time\nwith open({str(tmp_path / 'times')!r}, 'a') as file:\n    file.write('x')\ntime.sleep({seconds})\n"
-    mini_book.write(root, run=mini_book.CODE["run"] + note)
+    note = f"import os, time\nopen({str(tmp_path / 'kernels')!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    mini_book.write(root, run=f"{mini_book.CODE['run']}{note}time.sleep({seconds})\n")
     return root
 
 
-def start_book(root: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "kvbook", "build"],
-        cwd=root, env=mini_book.environment(root), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )
-
-
-def test_two_make_books_at_once_execute_a_chapter_once_and_both_give_the_book(tmp_path):
+def test_two_make_books_at_once_execute_a_chapter_once_and_later_edits_reach_the_page_whatever_the_clock(tmp_path):
     root = counting_book(tmp_path, 3)
-    both = [start_book(root), start_book(root)]
+    both = [start(root, "-m", "kvbook", "build") for _ in range(2)]
     said = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
-    assert (tmp_path / "times").read_text() == "x"
+    assert len((tmp_path / "kernels").read_text().splitlines()) == 1
     assert sum("kvbook: waiting for another process that executes chapter 01_squares" in text for text in said) == 1
-    assert (root / "_build" / "html" / "chapters" / "01_squares.html").is_file()
+    page = root / "_build" / "html" / "chapters" / "01_squares.html"
+    assert page.is_file()
+
+    notebook = root / "chapters" / f"{mini_book.STEM}.ipynb"
+    notebook.write_text(notebook.read_text().replace("# Squares", "# Squares\\n\\nA late remark."))
+    (root / "index.md").write_text(mini_book.INDEX + "\nAnother remark.\n")
+    for file in (notebook, root / "index.md"):
+        os.utime(file, (1, 1))
+    done = mini_book.make_book(root)
+    assert done.returncode == 0, done.stdout
+    assert "A late remark" in page.read_text()
+    assert "Another remark" in (root / "_build" / "html" / "index.html").read_text()
 
 
-def test_a_make_book_that_was_killed_is_followed_by_one_that_gives_the_book(tmp_path):
+def test_a_make_book_that_was_killed_leaves_no_copy_and_no_kernel_and_the_next_one_gives_the_book(tmp_path):
     root = counting_book(tmp_path, 600)
-    process = start_book(root)
-    until(lambda: (tmp_path / "times").is_file())
-    children = psutil.Process(process.pid).children(recursive=True)
+    process = start(root, "-m", "kvbook", "build")
+    kernels = tmp_path / "kernels"
+    until(lambda: kernels.is_file() and kernels.read_text())
     process.kill()
     process.communicate()
-    assert not (root / "_build" / "executed" / f"{mini_book.STEM}.ipynb").exists()
+    assert not list((root / "_build").glob(f"executed/{mini_book.STEM}.ipynb"))
+    assert not list((root / "_build").glob(f"figures/{mini_book.STEM}"))
     assert not (root / "_build" / "html").exists()
-    psutil.wait_procs(children, timeout=30)
+    until(lambda: not psutil.pid_exists(int(kernels.read_text())), seconds=20)
     mini_book.write(root)
     done = mini_book.make_book(root)
     assert done.returncode == 0, done.stdout
@@ -229,41 +228,19 @@ def test_damaged_weights_are_one_line(llama_folder, tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["[]", "null", "{}", "\x00" * 50, '{"rows_sha256": 3}', ""])
-def test_a_damaged_run_json_is_one_line(experiment, harm):
-    subprocess.run(command(experiment), env=environment(experiment), capture_output=True, check=True)
-    (file,) = (experiment.parent / "build").rglob("run.json")
-    file.write_text(harm)
-    done = subprocess.run(command(experiment), env=environment(experiment), capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    one_line(done.stderr, "delete the folder and run again")
-
-
-@pytest.mark.parametrize("harm", ["", "{", '{"unit": "0"}\n', "\x00" * 80, "[1]\n"])
-def test_a_damaged_journal_costs_units_and_never_rows(experiment, harm):
-    process = subprocess.Popen(
-        command(experiment, 0.05), env=environment(experiment), stdout=subprocess.PIPE, text=True
-    )
-    for _ in range(4):
-        process.stdout.readline()
-    process.kill()
-    process.communicate()
-    (journal,) = (experiment.parent / "build").rglob("journal.jsonl")
-    kept = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(kept[:2]) + harm)
-    again = subprocess.run(
-        command(experiment), env=environment(experiment), capture_output=True, text=True, check=False
-    )
-    assert again.stdout.strip().splitlines()[-1] == WHOLE
-    assert again.stdout.splitlines()[0] == "unit 2"
+def test_a_damaged_run_json_is_one_line(tmp_path, monkeypatch, harm):
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+    run = records.run("e", {}, lambda writer: writer.append("u", [{"x": 1}]))
+    (run.folder / "run.json").write_text(harm)
+    with pytest.raises(UserError, match="delete the folder and run again") as caught:
+        records.run("e", {}, lambda writer: pytest.fail("measured again"))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_chapter_without_its_parameters_cell_is_refused_before_it_runs(tmp_path):
     root = mini_book.create(tmp_path)
     file = root / "chapters" / f"{mini_book.STEM}.ipynb"
-    notebook = json.loads(file.read_text())
-    for cell in notebook["cells"]:
-        cell["metadata"] = {}
-    file.write_text(json.dumps(notebook))
+    file.write_text(file.read_text().replace('"parameters"', '"another"'))
     (chapter,) = planning.plan("default", mini_book.folders(root))
     with pytest.raises(UserError, match="no cell tagged parameters") as caught:
         execution.execute(chapter, out=io.StringIO())
@@ -283,19 +260,6 @@ def test_a_clock_that_goes_backwards_changes_no_run(tmp_path, monkeypatch):
     assert run.about["started"] > run.about["finished"]
     again = records.run("e", {"a": 1}, lambda w: pytest.fail("measured again"))
     assert again.rows["x"].tolist() == [1]
-
-
-def test_after_the_clock_went_backwards_an_edit_still_reaches_the_page(tmp_path):
-    root = mini_book.create(tmp_path / "book")
-    assert mini_book.make_book(root).returncode == 0
-    mini_book.write(root, prose=mini_book.PROSE + "\nA late remark.\n")
-    (root / "index.md").write_text(mini_book.INDEX + "\nAnother remark.\n")
-    for file in (root / "chapters" / f"{mini_book.STEM}.ipynb", root / "index.md"):
-        os.utime(file, (1, 1))
-    done = mini_book.make_book(root)
-    assert done.returncode == 0, done.stdout
-    assert "A late remark" in (root / "_build" / "html" / "chapters" / "01_squares.html").read_text()
-    assert "Another remark" in (root / "_build" / "html" / "index.html").read_text()
 
 
 # No network

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import mini_book
 import pytest
@@ -33,13 +34,7 @@ def book(tmp_path, monkeypatch):
 
 
 def plan(root, profile: str = "default") -> list[planning.Chapter]:
-    folders = mini_book.folders(root)
-    return planning.plan(
-        profile,
-        planning.Folders(
-            folders.chapters, folders.parameters, folders.data, folders.executed, folders.figures, root / "code"
-        ),
-    )
+    return planning.plan(profile, replace(mini_book.folders(root), code=root / "code"))
 
 
 def digests(root) -> list[str]:
@@ -102,46 +97,30 @@ def test_a_chapters_own_file_that_is_none_is_one_line_that_names_it(book, conten
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def edit(tmp_path, monkeypatch):
-    """Give a function that adds a line to a module of a copy of both packages."""
+def test_a_run_is_renamed_by_an_edit_of_what_measures_it_and_by_nothing_else(tmp_path, monkeypatch):
     copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
     monkeypatch.setattr(fingerprint, "PACKAGES", copies)
 
-    def edit(package: str, module: str) -> None:
-        with (copies[package] / module).open("a") as file:
-            file.write("\nCHANGED = True\n")
-        forget()
+    def sources_after(*modules: str) -> tuple[str, str]:
+        for module in modules:
+            with (tmp_path / f"{module}.py").open("a") as file:
+                file.write("\nCHANGED = True\n")
+        fingerprint.reached.cache_clear()
+        fingerprint._imported_by.cache_clear()
+        return path_errors.EXPERIMENT.source, teacher_forced.EXPERIMENT.source
 
-    forget()
-    yield edit
-    monkeypatch.undo()
-    forget()
-
-
-def forget() -> None:
-    fingerprint.reached.cache_clear()
-    fingerprint._imported_by.cache_clear()
-
-
-def test_an_edit_of_one_chapters_settings_renames_no_run_of_another(edit):
-    sources = path_errors.EXPERIMENT.source, teacher_forced.EXPERIMENT.source
-    edit("kvreport", "chapters/does_it_matter/settings.py")
-    assert path_errors.EXPERIMENT.source == sources[0]
-    assert teacher_forced.EXPERIMENT.source != sources[1]
-
-
-def test_an_edit_of_what_a_chapter_draws_or_says_renames_none_of_its_runs(edit):
-    before = path_errors.EXPERIMENT.source
-    for module in ("figures", "measures", "tables", "results"):
-        edit("kvreport", f"chapters/which_path_is_right/{module}.py")
-    assert path_errors.EXPERIMENT.source == before
-
-
-def test_control_an_edit_of_what_it_measures_with_renames_them(edit):
-    before = path_errors.EXPERIMENT.source
-    edit("kvbook", "measuring/fp64_reference.py")
-    assert path_errors.EXPERIMENT.source != before
+    try:
+        before = sources_after()
+        # What a chapter draws or says, and another chapter's settings.
+        chapter = "kvreport/chapters/which_path_is_right"
+        assert sources_after(*(f"{chapter}/{name}" for name in ("figures", "measures", "tables", "results"))) == before
+        settings = sources_after("kvreport/chapters/does_it_matter/settings")
+        assert settings[0] == before[0]
+        assert settings[1] != before[1]
+        assert sources_after("kvbook/measuring/fp64_reference")[0] != before[0]
+    finally:
+        monkeypatch.undo()
+        sources_after()
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -174,12 +153,10 @@ def test_a_build_folder_that_could_not_be_rendered_into_is_refused_before_anythi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "heavy"),
-    [("kvreport.running.execution", False), ("kvreport.site", False), ("kvreport.publishing.page", True)],
-)
-def test_asking_whether_chapters_are_fresh_waits_for_no_library_that_computes_or_draws(module, heavy):
-    # The last is the control: what draws does import them. Seconds of a build that has nothing to do.
-    script = f"import sys, {module}; print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
+def test_asking_whether_chapters_are_fresh_waits_for_no_library_that_computes_or_draws():
+    # Seconds of a build that has nothing to do. The last is the control: what draws does import them.
+    say = "print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
+    script = f"import sys, kvreport.running.execution, kvreport.site; {say}; import kvreport.publishing.page; {say}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert (done.stdout.strip() != "[]") == heavy
+    first, control = done.stdout.splitlines()
+    assert first == "[]" != control

@@ -1,4 +1,4 @@
-"""Equal-input replay: what differs by itself is found and named, and nothing else is."""
+"""Equal-input replay: an operation that differs by itself is found and named, and no other one is."""
 
 import copy
 import types
@@ -22,16 +22,10 @@ CONFIGS = {
 }
 
 
-def build(family: str, attention: str | None = None):
+def build(family: str):
     torch.manual_seed(4)
-    options = {} if attention is None else {"attn_implementation": attention}
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[family]), **options)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[family]))
     return model.eval().requires_grad_(False)
-
-
-@pytest.fixture(params=CONFIGS)
-def model(request):
-    return build(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -40,50 +34,33 @@ def _inference():
         yield
 
 
-def test_recording_changes_no_bit_and_the_last_operation_gives_the_logits(model, ids):
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_operation_of_a_stock_model_is_recorded_and_replayed_on_equal_inputs(family, ids):
+    model = build(family)
     plain = model(ids, use_cache=False).logits
-    full, _ = replay.record(model, ids)
-    logits = list(full.values())[-1]
-    assert (logits.operation, logits.kind) == ("lm_head", "lm head")
-    assert agreement.bits_equal(logits.output, plain).all()
+    full, cache = replay.record(model, ids)
+    last = list(full.values())[-1]
+    assert (last.operation, last.kind) == ("lm_head", "lm head")
+    assert agreement.bits_equal(last.output, plain).all()
     assert agreement.bits_equal(model(ids, use_cache=False).logits, plain).all()
+    held = [states.clone() for states in passes.states_of(cache)]
+    suffixes = ("Linear", "Conv1D")
+    modules = [n for n, m in model.named_modules() if ".0." in n and type(m).__name__.endswith(suffixes)]
+    for rows in (1, 3, 16, ids.shape[1]):
+        verdicts = replay.replay_last(model, ids, full, cache, rows)
+        assert [verdict.call.order for verdict in verdicts] == list(range(len(full)))
+        assert all(verdict.inputs_equal for verdict in verdicts)
+        assert len({one.call.operation for one in verdicts if one.call.kind == "linear"}) == len(modules)
+    # Control: the last replay was of all rows.
+    assert all(verdict.differing == 0 for verdict in verdicts)
+    assert all(agreement.bits_equal(*pair).all() for pair in zip(held, passes.states_of(cache), strict=True))
+    # Of the first rows, ALiBi alone has other inputs.
+    first = replay.replay_first(model, ids, full, ids.shape[1] - 1)
+    unequal = {verdict.call.operation for verdict in first if not verdict.inputs_equal}
+    assert unequal == ({"attn: elementwise"} if family == "mpt" else set())
 
 
-def test_an_identical_replay_is_equal_in_every_operation(model, ids):
-    full, cache = replay.record(model, ids)
-    again = replay.replay_last(model, ids, full, cache, ids.shape[1])
-    assert len(again) == len(full) > 20
-    assert all(verdict.differing == 0 and verdict.inputs_equal for verdict in again)
-
-
-@pytest.mark.parametrize("rows", [1, 3, 16])
-def test_every_operation_of_every_layer_is_met_once_with_equal_inputs(model, ids, rows):
-    full, cache = replay.record(model, ids)
-    verdicts = replay.replay_last(model, ids, full, cache, rows)
-    assert [verdict.order for verdict in verdicts] == list(range(len(full)))
-    assert all(verdict.inputs_equal for verdict in verdicts)
-    linears = {verdict.operation for verdict in verdicts if verdict.kind == "linear"}
-    modules = [
-        m for name, m in model.named_modules() if ".0." in name and type(m).__name__.endswith(("Linear", "Conv1D"))
-    ]
-    assert len(linears) == len(modules)
-
-
-def test_the_first_rows_are_replayed_too_and_only_alibi_is_handed_other_inputs(model, ids):
-    full, _ = replay.record(model, ids)
-    verdicts = replay.replay_first(model, ids, full, ids.shape[1] - 1)
-    unequal = {verdict.operation for verdict in verdicts if not verdict.inputs_equal}
-    assert unequal == ({"attn: elementwise"} if model.config.model_type == "mpt" else set())
-
-
-def test_the_cache_that_was_given_is_left_as_it_was(model, ids):
-    full, cache = replay.record(model, ids)
-    before = [layer.keys.clone() for layer in cache.layers]
-    replay.replay_last(model, ids, full, cache, 1)
-    assert all(agreement.bits_equal(a, layer.keys).all() for a, layer in zip(before, cache.layers, strict=True))
-
-
-def plant(module, wrong) -> None:
+def inject(module, wrong) -> None:
     stock = module.forward
     module.forward = types.MethodType(lambda self, x, *rest: wrong(stock(x, *rest), x), module)
 
@@ -94,65 +71,68 @@ def depends_on_rows(output, x):
 
 
 def own(verdicts) -> set[tuple[int | None, str]]:
-    return {(v.layer, v.operation) for v in verdicts if v.differing and v.inputs_equal}
+    return {(one.call.layer, one.call.operation) for one in verdicts if one.differing and one.inputs_equal}
 
 
 @pytest.mark.parametrize("path", ["input_layernorm", "mlp.act_fn", "self_attn.k_proj", "mlp.down_proj"])
-def test_a_planted_operation_that_depends_on_the_number_of_rows_is_named_and_no_other_one_is_blamed(ids, path):
+def test_an_injected_operation_that_depends_on_the_number_of_rows_is_named_and_no_other_one_is_blamed(ids, path):
     model = build("llama")
     full, cache = replay.record(model, ids)
     # Which operations of the library differ, and at how many rows, is the processor's affair.
     clean = {rows: own(replay.replay_last(model, ids, full, cache, rows)) for rows in (16, 1)}
-    plant(model.get_submodule(f"model.layers.1.{path}"), depends_on_rows)
+    inject(model.get_submodule(f"model.layers.1.{path}"), depends_on_rows)
     full, cache = replay.record(model, ids)
     assert own(replay.replay_last(model, ids, full, cache, 16)) == clean[16]
     assert own(replay.replay_last(model, ids, full, cache, 1)) == clean[1] | {(1, path)}
 
 
-def test_without_correction_a_planted_difference_spreads_to_the_logits(ids):
+def test_without_correction_an_injected_difference_spreads_to_the_logits(ids):
     model = build("llama").double()
-    plant(model.model.layers[0].mlp.act_fn, depends_on_rows)
+    inject(model.model.layers[0].mlp.act_fn, depends_on_rows)
     full, _ = replay.record(model, ids)
     real = replay.replay_last(model, ids, full, passes.prefill(model, ids[:, :-1]), 1, corrected=False)
-    assert real[-1].operation == "lm_head"
-    assert real[-1].differing
+    assert real[-1].call.operation == "lm_head"
     assert not real[-1].inputs_equal
-    # In double precision what is handed on stands out from rounding by orders of magnitude.
-    before = [v.relative_rms for v in real if v.layer == 0 and v.operation.startswith("self_attn")]
+    # In double precision what is propagated stands out from rounding by orders of magnitude.
+    before = [one.relative_rms for one in real if one.call.layer == 0 and one.call.operation.startswith("self_attn")]
     assert real[-1].relative_rms > 1e6 * max(before)
 
 
-def test_a_planted_dependence_on_what_comes_behind_is_found_in_the_first_rows(ids):
+def test_an_injected_dependence_on_later_rows_is_found_in_the_first_rows(ids):
     model = build("gpt2")
-    plant(model.transformer.h[1].ln_2, lambda output, x: output * (1.0 if x.shape[-2] == ids.shape[1] else 1.01))
+    inject(model.transformer.h[1].ln_2, lambda output, x: output * (1.0 if x.shape[-2] == ids.shape[1] else 1.01))
     full, _ = replay.record(model, ids)
-    verdicts = replay.replay_first(model, ids, full, ids.shape[1] - 1)
-    assert (1, "ln_2") in own(verdicts)
+    assert (1, "ln_2") in own(replay.replay_first(model, ids, full, ids.shape[1] - 1))
 
 
 def test_an_operation_that_the_full_pass_does_not_have_is_refused_by_name(ids):
     model = build("llama")
     full, cache = replay.record(model, ids)
-    plant(model.model.layers[1].mlp.up_proj, lambda output, x: torch.tanh(output))
+    inject(model.model.layers[1].mlp.up_proj, lambda output, x: torch.tanh(output))
     with pytest.raises(ValueError, match=r"layers\.1\.mlp.*tanh has no counterpart"):
         replay.replay_last(model, ids, full, cache, 1)
 
 
 def test_nothing_is_left_on_the_model_after_an_error(ids):
     model = build("llama")
-    plant(model.model.layers[1].mlp.up_proj, lambda output, x: 1 / 0)
+    inject(model.model.layers[1].mlp.up_proj, lambda output, x: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         replay.record(model, ids)
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
 
-def test_rows_are_cut_from_either_end_and_unexplained_shapes_are_refused():
+@pytest.mark.parametrize(
+    ("shape", "first", "cut"),
+    [
+        ((1, 2, 2, 3), False, lambda full: full[..., 2:, :]), ((1, 2, 2, 3), True, lambda full: full[..., :2, :]),
+        ((1, 4, 4, 3), False, lambda full: full.repeat_interleave(2, 1)), ((2, 4, 3), False, None),
+        ((1, 2, 5, 3), False, None),
+    ],
+)
+def test_rows_are_cut_from_either_end_and_unexplained_shapes_are_refused(shape, first, cut):
     full = torch.arange(24.0).reshape(1, 2, 4, 3)
-    assert torch.equal(replay.rows_of(full, torch.empty(1, 2, 2, 3), first=False), full[..., 2:, :])
-    assert torch.equal(replay.rows_of(full, torch.empty(1, 2, 2, 3), first=True), full[..., :2, :])
-    assert torch.equal(replay.rows_of(full, torch.empty(1, 4, 4, 3), first=False), full.repeat_interleave(2, 1))
-    assert replay.rows_of(full, torch.empty(2, 4, 3), first=False) is None
-    assert replay.rows_of(full, torch.empty(1, 2, 5, 3), first=False) is None
+    found = replay.rows_of(full, torch.empty(shape), first)
+    assert found is None if cut is None else torch.equal(found, cut(full))
 
 
 def test_bits_equal_tells_zero_from_minus_zero_and_refuses_what_cannot_be_compared():

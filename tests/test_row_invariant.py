@@ -5,45 +5,42 @@ an odd one, where vectorised loops leave something over.
 """
 
 import copy
+import functools
 
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    FalconConfig,
-    GPT2Config,
-    LlamaConfig,
-    MptConfig,
-    Qwen2Config,
-    StaticCache,
-)
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from kvbook.exact import row_invariant, verify
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
-LLAMA = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 9,
-         "max_position_embeddings": 1100, "initializer_range": 0.05}
-FALCON = {"hidden_size": 576, "num_hidden_layers": 2, "num_attention_heads": 9, "initializer_range": 0.05}
+LLAMA = SMALL | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 9,
+                 "max_position_embeddings": 1100, "initializer_range": 0.05}
+FALCON = SMALL | {"hidden_size": 576, "num_hidden_layers": 2, "num_attention_heads": 9, "initializer_range": 0.05}
+GPT2 = SMALL | {"n_layer": 2, "n_positions": 1100}
 CONFIGS = {
-    "gpt2": GPT2Config(**SMALL, n_embd=576, n_layer=2, n_head=9, n_positions=1100, initializer_range=0.05),
-    "llama": LlamaConfig(**SMALL, **LLAMA),
-    "smollm2": LlamaConfig(**SMALL, **LLAMA, num_key_value_heads=3, tie_word_embeddings=True),
-    "qwen2": Qwen2Config(**SMALL, **LLAMA, num_key_value_heads=3),
-    "mpt": MptConfig(**SMALL, d_model=576, n_heads=9, n_layers=2, max_seq_len=1100, initializer_range=0.05),
-    "falcon": FalconConfig(**SMALL, **FALCON),
-    "falcon, ALiBi": FalconConfig(**SMALL, **FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True),
-    "odd widths": LlamaConfig(
-        **SMALL, hidden_size=90, intermediate_size=151, num_hidden_layers=2, num_attention_heads=5,
-        num_key_value_heads=5, head_dim=18, initializer_range=0.2,
+    "gpt2": transformers.GPT2Config(**GPT2, n_embd=576, n_head=9, initializer_range=0.05),
+    "llama": transformers.LlamaConfig(**LLAMA),
+    "smollm2": transformers.LlamaConfig(**LLAMA, num_key_value_heads=3, tie_word_embeddings=True),
+    "qwen2": transformers.Qwen2Config(**LLAMA, num_key_value_heads=3),
+    "mpt": transformers.MptConfig(
+        **SMALL, d_model=576, n_heads=9, n_layers=2, max_seq_len=1100, initializer_range=0.05
     ),
-    "gpt2, odd widths": GPT2Config(**SMALL, n_embd=50, n_layer=2, n_head=5, n_positions=1100, initializer_range=0.2),
+    "falcon": transformers.FalconConfig(**FALCON),
+    "falcon, ALiBi": transformers.FalconConfig(
+        **FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True
+    ),
+    "odd widths": transformers.LlamaConfig(
+        **LLAMA | {"hidden_size": 90, "intermediate_size": 151, "num_attention_heads": 5, "initializer_range": 0.2},
+        num_key_value_heads=5, head_dim=18,
+    ),
+    "gpt2, odd widths": transformers.GPT2Config(**GPT2, n_embd=50, n_head=5, initializer_range=0.2),
 }
-DTYPES = ("float32", "bfloat16", "float16")
 # MPT has one attention of its own.
-CASES = [(family, dtype, attention) for family in CONFIGS for dtype in DTYPES
+CASES = [(family, dtype, attention) for family in CONFIGS for dtype in ("float32", "bfloat16", "float16")
          for attention in (("eager",) if family == "mpt" else ("sdpa", "eager"))]
 # In fp16 they take seconds where the processor has no products of that kind.
 EACH_CASE = pytest.mark.parametrize(
@@ -54,33 +51,34 @@ EACH_CASE = pytest.mark.parametrize(
 NO_STATIC = ("falcon, ALiBi",)
 LENGTH = 41
 
-_models = {}
 
-
+@functools.cache
 def model_of(family, dtype, attention="sdpa"):
-    key = (family, dtype, attention)
-    if key not in _models:
-        torch.manual_seed(4)
-        config = copy.deepcopy(CONFIGS[family])
-        if dtype == "float16":
-            # The second layer runs what the first one runs, and a processor without products in fp16 takes seconds for
-            # it.
-            config.num_hidden_layers = 1
-        _models[key] = AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, dtype), attn_implementation=attention
-        ).eval()
-    return _models[key]
+    torch.manual_seed(4)
+    config = copy.deepcopy(CONFIGS[family])
+    if dtype == "float16":
+        # The second layer runs what the first one runs, and a processor without products in fp16 takes seconds for it.
+        config.num_hidden_layers = 1
+    options = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
+    return AutoModelForCausalLM.from_config(config, **options).eval()
 
 
 def text(length, rows=1, seed=5):
     return torch.randint(3, 320, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+def left_padded(batch, pad, family):
+    """Pad the last of several texts, and return the mask and, for models that take them, positions."""
+    mask = torch.ones_like(batch)
+    mask[-1, :pad] = 0
+    # MPT takes no positions, it counts from the query.
+    return mask, {} if family == "mpt" else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+
+
 def in_chunks(model, ids, sizes, cache):
-    """Give logits, every hidden state, and the keys and values of the last layer."""
-    outputs = [
-        model(part, past_key_values=cache, use_cache=True, output_hidden_states=True) for part in ids.split(sizes, 1)
-    ]
+    """Return logits, every hidden state, and the keys and values of the last layer."""
+    given = {"past_key_values": cache, "use_cache": True, "output_hidden_states": True}
+    outputs = [model(part, **given) for part in ids.split(sizes, 1)]
     hidden = [torch.cat(states, 1) for states in zip(*(output.hidden_states for output in outputs), strict=True)]
     keys, values = cache.layers[-1].keys[:, :, : ids.shape[1]], cache.layers[-1].values[:, :, : ids.shape[1]]
     return [torch.cat([output.logits for output in outputs], 1), *hidden, keys, values]
@@ -88,10 +86,6 @@ def in_chunks(model, ids, sizes, cache):
 
 def all_equal(first, second):
     return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def positions(mask):
-    return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 @EACH_CASE
@@ -110,47 +104,38 @@ def test_however_the_tokens_are_fed_no_bit_differs(family, dtype, attention):
 
 @EACH_CASE
 def test_company_in_a_batch_and_left_padding_change_no_bit(family, dtype, attention):
-    model, ids = model_of(family, dtype, attention), text(LENGTH)
-    pad = 9
-    padded = torch.cat([torch.full((1, pad), 2), ids], 1)
-    mask = torch.ones_like(padded)
-    mask[:, :pad] = 0
-    batch, masks = torch.cat([text(LENGTH + pad, 2), padded]), torch.cat([torch.ones(2, LENGTH + pad).long(), mask])
-    # MPT takes no positions, it counts from the query.
-    place = {} if family == "mpt" else {"position_ids": positions(masks)}
+    model, ids, pad = model_of(family, dtype, attention), text(LENGTH), 9
+    batch = torch.cat([text(LENGTH + pad, 2), torch.cat([torch.full((1, pad), 2), ids], 1)])
+    mask, place = left_padded(batch, pad, family)
     with torch.inference_mode(), row_invariant():
         alone = model(ids).logits[0]
         assert torch.equal(model(torch.cat([text(LENGTH, 2), ids])).logits[2], alone)
-        assert torch.equal(model(batch, attention_mask=masks, **place).logits[2, pad:], alone)
+        assert torch.equal(model(batch, attention_mask=mask, **place).logits[2, pad:], alone)
         # The same with a cache: a prefill of the padded batch, then one step.
-        place = {} if family == "mpt" else {"position_ids": positions(masks)[:, :-1]}
-        cache = model(batch[:, :-1], attention_mask=masks[:, :-1], use_cache=True, **place).past_key_values
-        place = {} if family == "mpt" else {"position_ids": positions(masks)[:, -1:]}
-        step = model(batch[:, -1:], attention_mask=masks, past_key_values=cache, **place)
+        before, last = ({name: x[:, part] for name, x in place.items()} for part in (slice(-1), slice(-1, None)))
+        cache = model(batch[:, :-1], attention_mask=mask[:, :-1], use_cache=True, **before).past_key_values
+        step = model(batch[:, -1:], attention_mask=mask, past_key_values=cache, **last)
         assert torch.equal(step.logits[2, -1], alone[-1])
 
 
 @EACH_CASE
 def test_what_generate_scores_is_what_a_full_pass_scores(family, dtype, attention):
     model, ids = model_of(family, dtype, attention), text(11)
-    kinds = ["dynamic"] if family in NO_STATIC else ["dynamic", "static"]
     with torch.inference_mode(), row_invariant():
-        for kind in kinds:
+        for kind in ["dynamic"] if family in NO_STATIC else ["dynamic", "static"]:
             output = model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, min_new_tokens=6,
                 cache_implementation=kind, return_dict_in_generate=True, output_logits=True,
             )
-            full = model(output.sequences[:, :-1]).logits[:, 10:]
-            assert torch.equal(
-                torch.stack(output.logits, 1), full.float() if output.logits[0].dtype != full.dtype else full
-            )
+            scores = torch.stack(output.logits, 1)
+            assert torch.equal(scores, model(output.sequences[:, :-1]).logits[:, 10:].to(scores.dtype))
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_control_the_same_comparison_sees_one_row_that_comes_out_otherwise_than_several(family):
-    # Planted: in which dtypes and at how many rows stock models drift is the processor's affair.
+    # Made so: in which dtypes and at how many rows stock models drift is the processor's affair.
     model, ids = model_of(family, "float32", "eager" if family == "mpt" else "sdpa"), text(LENGTH)
-    planted = model.get_output_embeddings().register_forward_hook(
+    hook = model.get_output_embeddings().register_forward_hook(
         lambda _module, _inputs, output: output * (1 + 2.0**-16 * (output.shape[1] == 1))
     )
     try:
@@ -158,50 +143,39 @@ def test_control_the_same_comparison_sees_one_row_that_comes_out_otherwise_than_
             whole = in_chunks(model, ids, [LENGTH], DynamicCache(config=model.config))
             single = in_chunks(model, ids, [2, *[1] * (LENGTH - 2)], DynamicCache(config=model.config))
     finally:
-        planted.remove()
+        hook.remove()
     assert not all_equal(whole, single)
-    assert torch.allclose(whole[0], single[0], atol=1e-3), (
-        "the same to rounding, so the comparison compares the right things"
-    )
+    assert torch.allclose(whole[0], single[0], atol=1e-3), "equal but for rounding: what belongs together is compared"
 
 
 @pytest.mark.parametrize("family", ["smollm2", "gpt2, odd widths"])
 def test_it_holds_over_the_length_of_a_thousand_tokens(family):
     model, ids = model_of(family, "bfloat16"), text(1024)
     with torch.inference_mode(), row_invariant():
-        full = model(ids).logits
         cache = StaticCache(config=model.config, max_cache_len=1100)
         parts = [model(part, past_key_values=cache).logits for part in ids.split([700, 1, 299, 1, 1, 22], 1)]
-    assert torch.equal(torch.cat(parts, 1), full)
+        assert torch.equal(torch.cat(parts, 1), model(ids).logits)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     case=st.sampled_from([c for c in CASES if c[0] not in NO_STATIC and c[1:] != ("float16", "sdpa")]),
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    spare=st.integers(0, 700),
-    mates=st.integers(0, 3),
-    pad=st.integers(0, 70),
-    seed=st.integers(0, 1000),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), spare=st.integers(0, 700), mates=st.integers(0, 3),
+    pad=st.integers(0, 70), seed=st.integers(0, 1000),
 )
 def test_random_chunks_cache_lengths_batch_mates_and_padding_change_no_bit(case, sizes, spare, mates, pad, seed):
     # transformers' MPT fails, with or without the switch, on one token without a cache.
-    sizes = [sizes[0] + 1, *sizes[1:]]
+    sizes, pad = [sizes[0] + 1, *sizes[1:]], pad if mates else 0
     model, length = model_of(*case), sum(sizes)
     ids = text(length, seed=seed)
-    if mates == 0:
-        pad = 0
     batch = torch.cat([text(length + pad, mates, seed + 1), torch.cat([text(pad, seed=seed + 2), ids], 1)])
-    mask = torch.ones_like(batch)
-    mask[-1, :pad] = 0
-    place = {} if case[0] == "mpt" else {"position_ids": positions(mask)}
+    mask, place = left_padded(batch, pad, case[0])
     with torch.inference_mode(), row_invariant():
         full = model(ids).logits[0]
         cache = StaticCache(config=model.config, max_cache_len=length + spare)
         parts = torch.cat([model(part, past_key_values=cache).logits[0] for part in ids.split(sizes, 1)])
-        together = model(batch, attention_mask=mask, **place).logits[-1, pad:]
+        assert torch.equal(model(batch, attention_mask=mask, **place).logits[-1, pad:], full)
     assert torch.equal(parts, full)
-    assert torch.equal(together, full)
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 12])

@@ -10,7 +10,7 @@ import pytest
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
 from kvreport.chapters.blog_past import measures as blog_past
-from kvreport.chapters.from_scratch import claims as from_scratch
+from kvreport.chapters.from_scratch import measures as from_scratch
 from kvreport.chapters.layer_drift import measures as layer_drift
 from kvreport.chapters.prompt_reuse import measures as prompt_reuse
 from kvreport.chapters.static_cache import measures as static_cache

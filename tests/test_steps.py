@@ -1,7 +1,6 @@
 """Decode steps of row-invariant mode: what is looked up beforehand, and attention that is filled up no further than it must be."""
 
 import itertools
-import operator
 import random
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvbook.exact import attention, attention_kernel, row_invariant, steps
+from kvbook.exact import NotInvariant, attention, attention_kernel, row_invariant, steps
 from kvbook.exact.kernels import base
 
 
@@ -43,39 +42,10 @@ def test_a_layers_one_row_has_the_bits_that_it_has_through_the_dispatcher(dtype,
         found = [layer(x[:, :1]), layer(x[:, :1]), torch.nn.functional.linear(x[:, :1], layer.weight, layer.bias)]
         assert id(layer.weight) in steps._known
         flat = layer(x[0, 0])
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            layer(torch.randn(2, 48).to(dtype))
     assert all(torch.equal(each, whole[:, :1]) for each in found)
     assert torch.equal(flat, whole[0, 0])
-
-
-def test_a_row_of_another_length_is_refused_as_torch_refuses_it():
-    layer = torch.nn.Linear(96, 64)
-    with torch.inference_mode(), row_invariant():
-        layer(torch.randn(1, 96))
-        with pytest.raises(RuntimeError, match="cannot be multiplied"):
-            layer(torch.randn(2, 48))
-
-
-def found_by_a_step():
-    """List what a block puts in the place of torch's own."""
-    functional = torch.nn.functional
-    return [
-        torch.nn.Linear.forward, functional.scaled_dot_product_attention, torch.Tensor.pow, torch.rsqrt,
-        functional.silu,
-    ]
-
-
-def test_after_the_block_all_that_a_step_calls_is_torchs_own_even_after_an_error():
-    before = found_by_a_step()
-
-    def fail():
-        with row_invariant():
-            assert not any(map(operator.is_, found_by_a_step(), before))
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert all(map(operator.is_, found_by_a_step(), before))
-    assert "pow" not in vars(torch.Tensor)
 
 
 FUNCTIONS = {
@@ -110,9 +80,7 @@ def test_under_vmap_a_step_gives_what_it_gives_row_by_row():
         return torch.nn.functional.silu(layer(torch.rsqrt(row.pow(2) + 1)))
 
     with torch.no_grad(), row_invariant():
-        rows = torch.stack([step(row) for row in x])
-        together = torch.vmap(step)(x)
-    assert torch.allclose(together, rows, rtol=1e-5)
+        assert torch.allclose(torch.vmap(step)(x), torch.stack([step(row) for row in x]), rtol=1e-5)
 
 
 CALLS = {
@@ -158,14 +126,20 @@ def test_arguments_may_have_their_names():
         assert torch.equal(attend(query=q, key=q, value=q), attend(q, q, q))
 
 
-def test_functions_that_want_a_gradient_are_left_to_torch():
-    x = torch.ones(3, requires_grad=True)
+def test_a_step_that_wants_a_gradient_is_refused_and_functions_are_left_to_torch():
+    layer, q, x = torch.nn.Linear(16, 16), torch.randn(1, 2, 1, 16, requires_grad=True), torch.randn(1, 16)
     with row_invariant():
-        assert torch.rsqrt(x).requires_grad
-        assert x.pow(2).requires_grad
+        with torch.no_grad():
+            layer(x)
+        with pytest.raises(NotInvariant, match="no backward pass"):
+            layer(x)
+        with pytest.raises(NotInvariant, match="no backward pass"):
+            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        assert torch.rsqrt(q).requires_grad
+        assert q.pow(2).requires_grad
 
 
-def test_autocast_and_dispatch_modes_have_their_say_in_a_step_too():
+def test_autocast_has_its_say_in_a_step_too():
     layer, x = torch.nn.Linear(64, 32), torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(1))
     q = torch.randn(1, 2, 1, 16)
     with torch.inference_mode(), row_invariant():
@@ -180,23 +154,13 @@ def test_autocast_and_dispatch_modes_have_their_say_in_a_step_too():
     assert watched.seen
 
 
-@pytest.mark.parametrize("parts", [["products"], ["attention"], ["functions"]])
-def test_with_a_part_off_its_steps_are_stock(parts):
-    before = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention
-    with row_invariant(parts):
-        assert (torch.nn.Linear.forward is before[0]) == ("products" not in parts)
-        assert (torch.nn.functional.scaled_dot_product_attention is before[1]) == ("attention" not in parts)
-
-
-def test_a_step_that_wants_a_gradient_is_refused():
-    layer, q = torch.nn.Linear(16, 16), torch.randn(1, 2, 1, 16, requires_grad=True)
-    with row_invariant():
-        with torch.no_grad():
-            layer(torch.randn(1, 16))
-        with pytest.raises(Exception, match="no backward pass"):
-            layer(torch.randn(1, 16))
-        with pytest.raises(Exception, match="no backward pass"):
-            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+@pytest.mark.parametrize("part", ["products", "attention", "functions"])
+def test_with_a_part_off_its_steps_are_stock(part):
+    before = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention, torch.rsqrt
+    with row_invariant([part]):
+        after = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention, torch.rsqrt
+    changed = [one is not other for one, other in zip(before, after, strict=True)]
+    assert changed == [part == name for name in ("products", "attention", "functions")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -207,24 +171,20 @@ def test_a_steps_attention_has_the_bits_of_four_queries_on_whole_blocks(dtype, t
     for seed in range(60):
         width, heads, groups = draw.choice((16, 64, 80)), draw.choice((1, 3, 6)), draw.choice((1, 2, 3, 4))
         keys = draw.choice((draw.randint(1, 70), draw.randint(1, 1500)))
-        generator = torch.Generator().manual_seed(seed)
-        q, k, v = (
-            torch.randn(1, n, m, width, generator=generator).to(dtype)
-            for n, m in ((heads * groups, 1), (heads, keys), (heads, keys))
-        )
+        generator, shapes = torch.Generator().manual_seed(seed), ((heads * groups, 1), (heads, keys), (heads, keys))
+        q, k, v = (torch.randn(1, n, m, width, generator=generator).to(dtype) for n, m in shapes)
         with torch.inference_mode(), row_invariant():
             found = attention.attend(q, k, v, enable_gqa=True)
-            shapes = q.shape, k.shape, v.shape, True
-            attended += attention._step(dtype, q.device, torch.get_num_threads(), *shapes) is not None
+            step = attention._step(dtype, q.device, torch.get_num_threads(), q.shape, k.shape, v.shape, True)
+            attended += step is not None
         whole = -(-keys // attention_kernel.BLOCK) * attention_kernel.BLOCK
         asked = torch.constant_pad_nd(q.view(1, heads, groups, width), (0, 0, 0, 4 - groups))
         bias = torch.zeros(1, 1, 4, whole, dtype=dtype).index_fill_(3, torch.arange(keys, whole), float("-inf"))
         for head in range(heads):
             filled = [attention_kernel.padded(x[:, head : head + 1], 0, keys, whole) for x in (k, v)]
-            expected = attention_kernel.kernel(asked[:, head : head + 1].contiguous(), *filled, bias, None)[
-                :, 0, :groups
-            ]
-            assert torch.equal(found[:, head * groups : (head + 1) * groups, 0], expected), (width, heads, groups, keys)
+            expected = attention_kernel.kernel(asked[:, head : head + 1].contiguous(), *filled, bias, None)
+            same = found[:, head * groups : (head + 1) * groups, 0]
+            assert torch.equal(same, expected[:, 0, :groups]), (width, heads, groups, keys)
     assert attended > 30
 
 
@@ -236,7 +196,7 @@ def in_turn(left, right):
     return total
 
 
-def in_two_sums(query, key, value, bias, scale, cut):
+def in_two_sums(query, key, value, bias, scale, cut=0):
     """Attend so that values are added up in turn, in two parts that meet at a key."""
     scores = in_turn(query.float(), key.float().transpose(2, 3)) * scale + bias.float()
     weights, values = (scores - scores.amax(-1, keepdim=True)).exp(), value.float()
@@ -246,24 +206,39 @@ def in_two_sums(query, key, value, bias, scale, cut):
 
 
 OTHERWISE = {
-    "for a single query, far behind its first keys": lambda queries, keys: 64 if queries == 1 else 0,
-    "for three queries": lambda queries, keys: 64 if queries == 3 else 0,
-    "in a last block of 32": lambda queries, keys: 16 if keys % 512 == 32 else 0,
+    "for a single query, far behind its first keys": lambda heads, queries, keys: 64 if queries == 1 else 0,
+    "for three queries": lambda heads, queries, keys: 64 if queries == 3 else 0,
+    "in a last block of 32": lambda heads, queries, keys: 16 if keys % 512 == 32 else 0,
+    "for several heads": lambda heads, queries, keys: keys // 2 if heads > 1 else 0,
 }
 
 
+@pytest.mark.parametrize("width", [16, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("where", OTHERWISE)
-def test_control_a_kernel_that_adds_up_a_steps_keys_in_another_order_is_not_used(where, monkeypatch, trials_anew):
-    def kernel(query, key, value, bias, scale):
-        return in_two_sums(query, key, value, bias, scale, OTHERWISE[where](query.shape[2], key.shape[2]))
+def test_control_a_kernel_that_adds_up_keys_in_another_order_is_not_used(where, dtype, width, monkeypatch, trials_anew):
+    def cut(query, key):
+        return OTHERWISE[where](query.shape[1], query.shape[2], key.shape[2])
 
-    monkeypatch.setattr(attention_kernel, "kernel", kernel)
-    like = torch.empty(0, 16, dtype=torch.bfloat16)
+    monkeypatch.setattr(attention_kernel, "kernel", lambda q, k, *more: in_two_sums(q, k, *more, cut(q, k)))
+    like = torch.empty(0, width, dtype=dtype)
     for queries, length in itertools.product((1, 3, 4), (32, 128)):
-        cut = OTHERWISE[where](queries, length)
+        at = OTHERWISE[where](2, queries, length)
         # Where there are no keys behind it, a cut changes nothing.
-        expected = cut == 0 or cut >= length
-        assert attention_kernel.allows(like, 2, queries, length, torch.bfloat16) is expected, (queries, length)
+        expected = at == 0 or at >= length
+        assert attention_kernel.allows(like, 2, queries, length, dtype) is expected, (queries, length)
+
+
+@pytest.mark.parametrize("error", [0, 1e-6])
+def test_a_kernel_that_blocks_behind_the_last_key_change_is_not_trusted(error, monkeypatch):
+    def divides_in_another_place(query, key, value, bias, scale):
+        # As torch's for wide heads on a GPU: a block behind a query's last key moves where a result is rounded.
+        out = in_two_sums(query, key, value, bias, scale)
+        last = bias[:, :, :, -attention_kernel.BLOCK :].isfinite().any(-1)[..., None]
+        return torch.where(last, out, out * (1 + error))
+
+    monkeypatch.setattr(attention_kernel, "kernel", divides_in_another_place)
+    assert attention_kernel._blocks_behind_change_nothing(torch.empty(0, 64)) is (error == 0)
 
 
 def test_a_last_block_is_tried_by_itself_too(monkeypatch):
@@ -274,8 +249,6 @@ def test_a_last_block_is_tried_by_itself_too(monkeypatch):
         return keys != 288
 
     monkeypatch.setattr(attention_kernel, "allows", allows)
-    found = attention_kernel.length_allowed(
-        torch.empty(0, 64), 3, 4, 1293, torch.float32, attention_kernel.PARTS_OF_A_STEP
-    )
-    assert found == 1408
+    parts = attention_kernel.PARTS_OF_A_STEP
+    assert attention_kernel.length_allowed(torch.empty(0, 64), 3, 4, 1293, torch.float32, parts) == 1408
     assert 288 in tried

@@ -81,11 +81,7 @@ def test_control_a_bit_that_a_cache_changes_is_counted_where_it_shows(llama, ids
     def nudged(model, ids, use_cache):
         found = read(model, ids, use_cache)
         if use_cache:
-            tensors = {
-                equal_shapes.STATES: found.hidden, equal_shapes.KEYS: found.attended,
-                equal_shapes.LOGITS: [found.logits], equal_shapes.OPERATIONS: found.operations,
-            }[what]
-            tensors[-1].view(-1)[0] += 1
+            found.compared[what][-1].view(-1)[0] += 1
         return found
 
     read = equal_shapes.read
@@ -186,7 +182,7 @@ def test_every_form_of_the_attention_computes_the_same_up_to_rounding(qkv, kerne
 
 
 def test_control_a_causal_mask_on_one_query_is_flagged(qkv):
-    def upper_left(q, k, v, mask, is_causal):
+    def upper_left(q, k, v, mask=None, is_causal=False):
         # What one-query SDPA does with is_causal: the query sees the first key alone.
         one = q.shape[-2] == 1 and mask is None
         return attention_forms.KERNELS["SDPA math"](q, k, v, mask, is_causal or one)
@@ -198,7 +194,7 @@ def test_control_a_causal_mask_on_one_query_is_flagged(qkv):
 
 
 def test_a_kernel_without_masks_leaves_these_forms_out(qkv):
-    def no_masks(q, k, v, mask, is_causal):
+    def no_masks(q, k, v, mask=None, is_causal=False):
         if mask is not None:
             raise RuntimeError("no masks here")
         return attention_forms.KERNELS["eager"](q, k, v, mask, is_causal)

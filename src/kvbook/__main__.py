@@ -157,7 +157,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON; its schema is on the page of this command.")] = False,
     plot: Annotated[str | None, Option(help="Also draw drift against roundoff into this .png file.")] = None,
-    prefix: Annotated[str | None, Option(help="Only look for a tokenizer seam behind this text.")] = None,
+    prefix: Annotated[str | None, Option(help="Only check the tokenizer boundary after this text.")] = None,
     rest: Annotated[str | None, Option(help="What follows the prefix.")] = None,
 ) -> None:
     """Say whether a model's cache is exact, within rounding (exit status 0), or wrong (1); 2 if it could not be told.
@@ -169,10 +169,11 @@ def check(
 
     # Before torch is imported, which takes its time: what is wrong with the question itself.
     if (prefix is None) != (rest is None):
-        raise UserError("a seam lies between two texts: name both --prefix and --rest")
+        raise UserError("a tokenizer boundary lies between two texts: name both --prefix and --rest")
     if prefix is not None and (as_json or plot or thorough):
         raise UserError(
-            "a look for a seam has no JSON, no plot and no further paths: leave --json, --plot, --thorough out"
+            "a check of a tokenizer boundary has no JSON, no plot and no further paths: "
+            "leave --json, --plot, --thorough out"
         )
     asked = CheckSettings.checked(
         model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
@@ -180,11 +181,11 @@ def check(
     )
     cores.settle()
     if prefix is not None and rest is not None:
-        from kvbook.diagnosis import seams
+        from kvbook.diagnosis import tokenizer_boundary
 
-        seam = seams.seam(model, prefix, rest, weights)
-        typer.echo("\n".join(seam.lines))
-        raise typer.Exit(seam.status)
+        lines, status = tokenizer_boundary.check(model, prefix, rest, weights)
+        typer.echo("\n".join(lines))
+        raise typer.Exit(status)
     if plot:
         from kvbook.diagnosis import plot as plots
 

@@ -1,4 +1,4 @@
-"""Which operation of a model first gives a token another result when fewer tokens come with it.
+"""Which operation of a model is the first whose result for a token changes when fewer tokens come with it.
 
 Two full passes are recorded, of a text and of its beginning, and compared operation by operation on the tokens that
 they share.  No cache takes part, so every causal class can be asked.
@@ -29,10 +29,10 @@ class FirstOperation:
     function : str
         Of torch, that was called.
     kind : str
-        One of `kvbook.measuring.replay.KINDS`.
+        As for `kvbook.measuring.replay.Call`.
     on_equal_inputs : bool
-        Whether everything that it was given is bitwise identical, so that the difference is its own.  Otherwise it lies
-        where rows cannot be held against each other: sorted by expert, or scanned in chunks.
+        Whether all of its inputs are bitwise identical, so that the difference is its own.  Otherwise it lies where
+        rows cannot be compared: sorted by expert, or scanned in chunks.
     """
 
     rows: int
@@ -44,7 +44,7 @@ class FirstOperation:
 
 
 def _equal(full: torch.Tensor, fewer: torch.Tensor, rows: int) -> bool:
-    """Compare what two passes have in common; more positions than rows, as padding makes them, see what comes behind."""
+    """Compare what two passes share; positions beyond the rows, as padding makes them, see later tokens."""
     expected = rows_of(full, fewer, first=True)
     if expected is None or expected.dtype != fewer.dtype:
         return False
@@ -56,7 +56,7 @@ def _equal(full: torch.Tensor, fewer: torch.Tensor, rows: int) -> bool:
 
 
 def _between(full: dict[Key, Call], fewer: dict[Key, Call], rows: int) -> tuple[Key, Call, bool] | None:
-    """Find the first operation that differs on equal inputs; else the first that differs at all, if the last one does."""
+    """Find the first operation that differs on equal inputs; else the first that differs, if the last one does."""
     unequal, ended_equal = None, True
     for key, call in fewer.items():
         reference = full.get(key)

@@ -67,6 +67,11 @@ def prefill(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
     return cache
 
 
+def states_of(cache: Cache) -> list[torch.Tensor]:
+    """List the keys and values that a cache holds, layer by layer."""
+    return [states for layer in cache.layers for states in (layer.keys, layer.values)]
+
+
 def decode(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> LastToken:
     """Run further tokens on top of a cache, which grows by them.
 

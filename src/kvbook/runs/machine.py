@@ -37,7 +37,7 @@ _INSTRUCTIONS = (
 
 
 def _processor() -> str:
-    """Name the processor, with what the environment lets libraries use of it: less of it is another kind of processor."""
+    """Name the processor, and what the environment lets libraries use of it: less is another kind of processor."""
     # Machines set this one for NumPy's library; it matters only where torch multiplies with OpenBLAS, too.
     limits = (*_LIMITS, _OPENBLAS_LIMIT) if "BLAS_INFO=open" in torch.__config__.show() else _LIMITS
     return ", ".join([_model(), *(f"{name}={os.environ[name]}" for name in limits if os.environ.get(name))])
@@ -75,23 +75,23 @@ def identity(cpuinfo: str) -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str:
-    """Give the checkout's commit, with ``+`` behind it when tracked files differ from it; ``unknown`` without git.
+    """Return the checkout's commit, followed by ``+`` if tracked files differ from it; ``unknown`` without git.
 
     Recorded runs and the manifest that cites them change no row, and do not count.
     """
     records = (paths.RECORDED_RUNS, paths.EVIDENCE)
-    beside = [f":(exclude){path.relative_to(paths.ROOT)}" for path in records if path.is_relative_to(paths.ROOT)]
+    left_out = [f":(exclude){path.relative_to(paths.ROOT)}" for path in records if path.is_relative_to(paths.ROOT)]
     try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=paths.ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *beside],
-            cwd=paths.ROOT, capture_output=True, text=True, check=True,
-        ).stdout.strip()
+        head = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *left_out)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return UNKNOWN
     return head + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def device_name(device: str) -> str:
@@ -106,7 +106,7 @@ def device_name(device: str) -> str:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Give everything about the machine that a bit of the result may depend on, and nothing that names its owner.
+    """Return everything about the machine that a bit of the result may depend on, and nothing that names its owner.
 
     ``processor`` tells kinds of processor apart. Makers give one name to several: ``cpu`` says which of them it was.
     """
@@ -125,5 +125,5 @@ def describe(device: str) -> dict[str, Any]:
         "kvbook": __version__,
     }
     if torch.device(device).type == "cuda":
-        about["cuda"] = torch.version.cuda or "unknown"
+        about["cuda"] = torch.version.cuda or UNKNOWN
     return about

@@ -10,24 +10,20 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-_SECRET_FORMS = {
-    "a token of the hub": r"\bhf_[A-Za-z0-9]{16,}",
-    "an access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "a token of a code host": r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,})",
-    "an API key": r"\bsk-[A-Za-z0-9_-]{20,}",
-    "a URL with a password": r"\b[a-z][a-z0-9+.-]*://[^\s/:@'\"]+:[^\s/@'\"]+@",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
+# The form of each kind, and marks of which one is in every text that has the form: looking for those takes a hundredth
+# of the time, in rows of many megabytes.
+_SECRETS = {
+    "a token of the hub": (r"\bhf_[A-Za-z0-9]{16,}", ("hf_",)),
+    "an access key": (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", ("AKIA", "ASIA")),
+    "a token of a code host": (
+        r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,})",
+        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
+    ),
+    "an API key": (r"\bsk-[A-Za-z0-9_-]{20,}", ("sk-",)),
+    "a URL with a password": (r"\b[a-z][a-z0-9+.-]*://[^\s/:@'\"]+:[^\s/@'\"]+@", ("://",)),
+    "a private key": (r"-----BEGIN [A-Z ]*PRIVATE KEY", ("PRIVATE KEY",)),
 }
-# One of these is in every text that has the form: looking for them takes a hundredth of the time, in rows of many
-# megabytes.
-_SECRET_MARKS = {
-    "a token of the hub": ("hf_",),
-    "an access key": ("AKIA", "ASIA"),
-    "a token of a code host": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
-    "an API key": ("sk-",),
-    "a URL with a password": ("://",),
-    "a private key": ("PRIVATE KEY",),
-}
+_ANY_SECRET = re.compile("|".join(form for form, _ in _SECRETS.values()))
 _OWNER_FORMS = {
     "an absolute path": r"(?:^|(?<=[\s\"'=:,(\[]))(?:~[\w-]*/[\w.-]+|/[\w.-]+/[\w./~-]+)",
     "an absolute path of Windows": r"\b[A-Za-z]:\\{1,2}\w+",
@@ -40,29 +36,24 @@ _SHORTEST = 8
 
 def secrets_of(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield name and value of each variable of an environment that holds a secret, going by its name or its form."""
-    forms = re.compile("|".join(_SECRET_FORMS.values()))
     for name, value in environment.items():
         is_path = value.startswith("/")
-        if len(value) >= _SHORTEST and not is_path and (_SECRET_NAMES.search(name) or forms.search(value)):
+        if len(value) >= _SHORTEST and not is_path and (_SECRET_NAMES.search(name) or _ANY_SECRET.search(value)):
             yield name, value
 
 
 def secrets_in(text: str, environment: Mapping[str, str] | None = None) -> list[str]:
     """Say which secrets a text holds, without repeating them."""
-    found = [
-        kind
-        for kind, form in _SECRET_FORMS.items()
-        if any(mark in text for mark in _SECRET_MARKS[kind]) and re.search(form, text)
-    ]
+    kinds = [kind for kind, (form, marks) in _SECRETS.items() if any(m in text for m in marks) and re.search(form, text)]
     values = secrets_of(os.environ if environment is None else environment)
-    return found + [f"the value of {name}" for name, value in values if value in text]
+    return kinds + [f"the value of {name}" for name, value in values if value in text]
 
 
-def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
+def without_secrets(text: str) -> str:
     """Replace every secret in a text by a remark."""
-    for _, value in secrets_of(os.environ if environment is None else environment):
+    for _, value in secrets_of(os.environ):
         text = text.replace(value, "[secret removed]")
-    return re.sub("|".join(_SECRET_FORMS.values()), "[secret removed]", text)
+    return _ANY_SECRET.sub("[secret removed]", text)
 
 
 def owner_in(text: str) -> list[str]:

@@ -122,9 +122,14 @@ def _read(folder: Path) -> tuple[dict[str, Any], About]:
 def checked(folder: Path) -> About:
     """Read a run and refuse one that is not whole, not as it was made, or not fit to be published."""
     content, about = _read(folder)
-    if not records.rows_file(folder).is_file():
+    rows = records.rows_file(folder)
+    if not rows.is_file():
         raise UserError(f"{folder} holds no rows.csv")
-    if _rows_digest(folder) != about.rows_sha256:
+    try:
+        digest = records.rows_digest(folder)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{rows} cannot be read: {error}") from None
+    if digest != about.rows_sha256:
         raise UserError(f"{folder}/rows.csv was edited: its digest is not that of the run")
     made_of = {key: value for key, value in content.items() if key not in _ENVELOPE}
     if records.hash_of(about.experiment, made_of) != about.hash:
@@ -132,24 +137,14 @@ def checked(folder: Path) -> About:
     if about.recorded and _digest(content) != about.recorded.about_sha256:
         raise UserError(f"{folder}/run.json was edited after it was recorded")
     with records.open_rows(folder) as file:
-        lines = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""))
-        width = len(next(lines, []))
-        count = 0
-        for line in lines:
-            count += 1
-            if len(line) != width:
-                raise UserError(f"{folder}/rows.csv: row {count} has {len(line)} fields, the header has {width}")
-    if count != about.rows:
-        raise UserError(f"{folder}/rows.csv has {count} rows, and run.json says {about.rows}")
+        widths = [len(line) for line in csv.reader(io.TextIOWrapper(file, "utf-8", newline=""))]
+    for row, width in enumerate(widths):
+        if width != widths[0]:
+            raise UserError(f"{folder}/rows.csv: row {row} has {width} fields, the header has {widths[0]}")
+    if len(widths) - 1 != about.rows:
+        raise UserError(f"{folder}/rows.csv has {len(widths) - 1} rows, and run.json says {about.rows}")
     _refuse_private(folder, content)
     return about
-
-
-def _rows_digest(folder: Path) -> str:
-    try:
-        return records.rows_digest(folder)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{folder}/{records.rows_file(folder).name} cannot be read: {error}") from None
 
 
 def _digest(content: dict[str, Any]) -> str:
@@ -166,10 +161,8 @@ def _refuse_private(folder: Path, content: dict[str, Any]) -> None:
         while piece := file.readlines(1 << 20):
             found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(b"".join(piece).decode())]
     if found:
-        raise UserError(
-            f"{folder} would publish {'; '.join(dict.fromkeys(found))}: run again without it "
-            "(a model or corpus by its name or a relative path)"
-        )
+        remedy = "run again without it (a model or corpus by its name or a relative path)"
+        raise UserError(f"{folder} would publish {'; '.join(dict.fromkeys(found))}: {remedy}")
 
 
 def _strings(value: Any, name: str = "run.json") -> Iterator[tuple[str, str]]:
@@ -188,15 +181,14 @@ def find(run: str) -> Path:
     """Find a finished run by its folder, or by the beginning of its hash."""
     if Path(run).is_dir():
         return Path(run).resolve()
-    if re.fullmatch(r"[0-9a-f]{4,16}", run):
-        found = [folder for folder in sorted(paths.RUNS.glob(f"*/{run}*")) if (folder / "run.json").is_file()]
-        found = [folder for folder in found if not folder.name.endswith(".partial")]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(f"{folder.parent.name}/{folder.name}" for folder in found)
-            raise UserError(f"{run} begins the hashes of several runs ({names}): name a folder")
-    raise UserError(f"no finished run {run!r}: name a folder in {paths.RUNS}, or the first digits of a run's hash")
+    files = paths.RUNS.glob(f"*/{run}*/run.json") if re.fullmatch(r"[0-9a-f]{4,16}", run) else ()
+    found = sorted(file.parent for file in files if file.parent.suffix != ".partial")
+    if not found:
+        raise UserError(f"no finished run {run!r}: name a folder in {paths.RUNS}, or the first digits of a run's hash")
+    if len(found) > 1:
+        names = ", ".join(f"{folder.parent.name}/{folder.name}" for folder in found)
+        raise UserError(f"{run} begins the hashes of several runs ({names}): name a folder")
+    return found[0]
 
 
 def recorded() -> list[Path]:
@@ -212,23 +204,21 @@ def record(folder: Path) -> Path:
     if about.recorded:
         raise UserError(f"{folder} is a recorded run already")
     if about.commit.endswith("+"):
-        raise UserError(
-            f"{folder} was made with uncommitted changes, so nobody could make it again: commit, and run it again"
-        )
+        remedy = "so nobody could make it again: commit, and run it again"
+        raise UserError(f"{folder} was made with uncommitted changes, {remedy}")
     final = folder_of(about)
     for other in recorded():
         if other.name.rpartition("__")[2] == about.hash[: records.SHORT_HASH]:
             raise UserError(f"this run is recorded already: {other}")
     content, _ = _read(folder)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    content["recorded"] = {"at": now, "about_sha256": _digest(content)}
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    content["recorded"] = {"at": at, "about_sha256": _digest(content)}
     staged = final.with_name(f".{final.name}.partial")
     with records.writable(final.parent):
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
         # Without a date or a name in it: equal rows are equal bytes.
-        packed = gzip.compress((folder / "rows.csv").read_bytes(), mtime=0)
-        (staged / "rows.csv.gz").write_bytes(packed)
+        (staged / "rows.csv.gz").write_bytes(gzip.compress((folder / "rows.csv").read_bytes(), mtime=0))
         (staged / "run.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for name in _FILES:
             (staged / name).chmod(0o444)

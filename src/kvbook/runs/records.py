@@ -20,17 +20,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from kvbook import fingerprint, paths, progress
+from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-T = TypeVar("T")
 
 # Sixteen hexadecimal digits: short enough for a folder, long enough never to meet another by chance.
 _HASH_LENGTH = 16
@@ -97,7 +95,7 @@ class Writer:
                 except (ValueError, KeyError, TypeError):
                     break  # a half-written last note
                 whole += len(line)
-            # What follows must not be written behind half a note.
+            # What follows must not be written after half a note.
             os.truncate(self._journal, whole)
         if self._rows.is_file():
             if self._rows.stat().st_size < length:
@@ -108,12 +106,6 @@ class Writer:
         else:
             self.done, self._columns = set(), None
             self._journal.unlink(missing_ok=True)
-
-    def pending(self, units: Mapping[str, T], label: str) -> Iterator[tuple[str, T]]:
-        """Go through units by name, those that are not done, saying how far."""
-        for unit, thing in progress.track(units.items(), len(units), label):
-            if unit not in self.done:
-                yield unit, thing
 
     def append(self, unit: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rows of one finished unit.
@@ -144,32 +136,26 @@ class Writer:
                 file.write(json.dumps({"unit": unit, "length": length, "columns": self._columns}) + "\n")
 
 
+_REMEDIES = {
+    errno.ENOSPC: "free some room",
+    errno.EDQUOT: "free some of your quota",
+    errno.EFBIG: "raise the limit on the size of files",
+    errno.EROFS: "mount it for writing, or name another folder in KVBOOK_BUILD",
+    errno.EACCES: "allow it, or name another folder in KVBOOK_BUILD",
+    errno.EPERM: "allow it, or name another folder in KVBOOK_BUILD",
+}
+
+
 @contextlib.contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Say in one line what keeps a folder from being written.
-
-    Raises
-    ------
-    UserError
-        With what to do.
-    """
-    remedies = {
-        errno.ENOSPC: "free some room",
-        errno.EDQUOT: "free some of your quota",
-        errno.EFBIG: "raise the limit on the size of files",
-        errno.EROFS: "mount it for writing, or name another folder in KVBOOK_BUILD",
-        errno.EACCES: "allow it, or name another folder in KVBOOK_BUILD",
-        errno.EPERM: "allow it, or name another folder in KVBOOK_BUILD",
-    }
+    """Raise a UserError that says what keeps a folder from being written, and what to do."""
     try:
         yield
     except OSError as error:
-        if error.errno not in remedies:
+        if error.errno not in _REMEDIES:
             raise
-        raise UserError(
-            f"cannot write results to {folder}: {error.strerror}; {remedies[error.errno]} and run again: "
-            "what was finished is kept"
-        ) from error
+        todo = f"{_REMEDIES[error.errno]} and run again: what was finished is kept"
+        raise UserError(f"cannot write results to {folder}: {error.strerror}; {todo}") from error
 
 
 @contextlib.contextmanager
@@ -179,16 +165,18 @@ def alone(lock: Path, held_by: str) -> Iterator[None]:
     Parameters
     ----------
     lock : Path
-        A file, made here, in a folder that is there.
+        A file, made here with its folder.
     held_by : str
         What another holder does, for the line that is said when there is one.
     """
     held = FileLock(lock)
-    try:
-        held.acquire(blocking=False)
-    except Timeout:
-        print(f"kvbook: waiting for another process that {held_by}", file=sys.stderr, flush=True)
-        held.acquire()
+    with writable(lock.parent):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held.acquire(blocking=False)
+        except Timeout:
+            print(f"kvbook: waiting for another process that {held_by}", file=sys.stderr, flush=True)
+            held.acquire()
     try:
         yield
     finally:
@@ -215,11 +203,8 @@ def open_rows(folder: Path) -> Iterator[BinaryIO]:
 
 def rows_digest(folder: Path) -> str:
     """Hash a run's rows as they were written, compressed or not."""
-    digest = hashlib.sha256()
     with open_rows(folder) as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load(folder: Path) -> Run:
@@ -245,7 +230,7 @@ def run(
     measure: Callable[[Writer], None],
     note: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Give the run that these inputs make: read it if it is there, else make it or finish it.
+    """Read the run that these inputs make, or make it, or finish it.
 
     Parameters
     ----------
@@ -263,24 +248,17 @@ def run(
     UserError
         When a finished folder of this name cannot be read, or the results folder cannot be written.
     """
-    # As it will be read again: what the measurement does to these values must not part them from their hash.
+    # As it will be read again: whatever the measurement does to these values, their hash stays theirs.
     made_of = json.loads(json.dumps(made_of, default=str))
-    final = _folder(experiment, made_of)
+    # This machine's own run; a recorded one is evidence and never stands in for it.
+    final = paths.RUNS / experiment / hash_of(experiment, made_of)
     if not final.is_dir():
-        with contextlib.ExitStack() as held:
-            with writable(final.parent):
-                final.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(alone(final.with_name(f".{final.name}.lock"), f"makes {experiment}/{final.name}"))
+        with alone(final.with_name(f".{final.name}.lock"), f"makes {experiment}/{final.name}"):
             # Whoever was waited for may have made it.
             if not final.is_dir():
                 _make(final, {"experiment": experiment, "hash": final.name, **made_of, **(note or {})}, measure)
                 return replace(load(final), made=True)
     return load(final)
-
-
-def _folder(experiment: str, made_of: Mapping[str, Any]) -> Path:
-    """Give the folder of this machine's own run; a recorded run is evidence and never stands in for it."""
-    return paths.RUNS / experiment / hash_of(experiment, made_of)
 
 
 def hash_of(experiment: str, made_of: Mapping[str, Any]) -> str:
@@ -306,12 +284,8 @@ def _make(final: Path, about: dict[str, Any], measure: Callable[[Writer], None])
     with writable(partial):
         with rows.open("r", newline="", encoding="utf-8") as file:
             count = max(0, sum(1 for _ in csv.reader(file)) - 1)
-        about = about | {
-            "started": started_file.read_text(),
-            "finished": _now(),
-            "rows": count,
-            "rows_sha256": fingerprint.of_file(rows),
-        }
+        times = {"started": started_file.read_text(), "finished": _now()}
+        about = about | times | {"rows": count, "rows_sha256": fingerprint.of_file(rows)}
         (partial / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         started_file.unlink()
         (partial / "journal.jsonl").unlink()

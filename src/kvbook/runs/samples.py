@@ -35,7 +35,7 @@ class Text:
 
 
 def weights_of(settings: Settings, name: str) -> str:
-    """Choose the weights of one model: those asked for; a further family of which no package exists stays a stand-in."""
+    """Choose the weights of one model: those asked for; a further family without a package stays a stand-in."""
     further = name != settings.model and name in registry.families()
     if settings.weights == "package" and further and name not in packages.with_package():
         return "stand-in"
@@ -59,6 +59,16 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
         tokenizer = loading.tokenizer(name, weights_of(settings, name))
         for _ in corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens, settings.seed):
             pass
+
+
+def inputs(
+    settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length
+) -> dict[str, Any]:
+    """Name the models and the corpus of a run, and refuse what cannot be run."""
+    names = tuple(dict.fromkeys(names))
+    models = identities(settings, names, n_tokens)
+    check_corpus(settings, names, n_samples, n_tokens)
+    return {"models": models, "corpus": corpus.describe(settings.corpus)}
 
 
 def load(settings: TextSettings, name: str, dtype: str, attention: str | None = None) -> loading.Loaded:

@@ -149,17 +149,17 @@ class Worded:
         Writes it; None where a run is not there.
     """
 
-    say: Callable[[Found], Any]
+    say: Callable[[Found], str | None]
 
     def __call__(self, found: Found) -> str:
         """Write it."""
         said = self.say(found)
-        return NOT_RECORDED if said is None else str(said)
+        return NOT_RECORDED if said is None else said
 
 
-def noted(experiment: str, *path: str | int) -> Worded:
+def noted(experiment: str, *path: str | int, form: str = "{}") -> Worded:
     """Name a fact of a run's record, such as a setting, by the keys that lead to it."""
-    return Worded(lambda found: found.noted(experiment, *path))
+    return Worded(lambda found: None if (fact := found.noted(experiment, *path)) is None else form.format(fact))
 
 
 def worded(rows: str, say: Callable[[pd.DataFrame], str]) -> Worded:
@@ -363,11 +363,6 @@ def written(role: str, known: Mapping[str, Measure | Worded], found: Found) -> s
         return (HOW[how[0]] if how else _estimates)(measured, form, one.unit) if measured else NOT_RECORDED
     except ValueError as error:
         raise UserError(f"{{measured}}`{role}`: {error}") from None
-
-
-def told(text: str, known: Mapping[str, Any]) -> Callable[[Found], str]:
-    """Make what fills a text beside a claim: a role stands in braces, as ``{GROWTH dtype=float32 .0%}``."""
-    return lambda found: re.sub(r"\{([^{}]+)\}", lambda role: written(role[1], known, found), text)
 
 
 def _values(role: str, kept: Mapping[str, str], rows: pd.DataFrame | None) -> dict[str, tuple[Hashable, ...]]:

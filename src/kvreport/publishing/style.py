@@ -82,7 +82,8 @@ def ends(estimates: Iterable[Estimate], down_to: float = 0) -> np.ndarray:
     On a logarithmic axis an end at 0 has no place: it is drawn at the share `down_to` of the value.
     """
     lows = ((one, max(one.low, down_to * one.value) if down_to else one.low) for one in estimates)
-    return np.array([(one.value - low, one.high - one.value) for one, low in lows]).T
+    # Rounding may leave an end on the wrong side of its estimate.
+    return np.array([(one.value - low, one.high - one.value) for one, low in lows]).T.clip(0)
 
 
 def note(ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (0, 0), **look) -> Annotation:

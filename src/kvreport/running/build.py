@@ -2,15 +2,10 @@
 
 import contextlib
 import os
-from typing import Protocol, TextIO
+from typing import Any, TextIO
 
 from kvbook.runs.threads import THREADS_VARIABLE
 from kvreport.running.screen import Screen
-
-
-class _Process(Protocol):
-    def kill(self) -> None:
-        """End it."""
 
 
 class Build:
@@ -29,7 +24,7 @@ class Build:
         # How many threads an experiment may use that measures no time; all where None.
         self.threads = max(1, cores() // jobs) if jobs > 1 else None
         self.stopped = False
-        self._processes: list[_Process] = []
+        self._processes: list[Any] = []
 
     @property
     def environment(self) -> dict[str, str]:
@@ -39,7 +34,7 @@ class Build:
         quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "KINETO_LOG_LEVEL": "6"}
         return quiet if self.threads is None else quiet | {THREADS_VARIABLE: str(self.threads)}
 
-    def begun(self, process: _Process) -> None:
+    def begun(self, process: Any) -> None:
         """Note a process, which is to end with the build."""
         self._processes.append(process)
         # One that was begun while everything was being stopped.

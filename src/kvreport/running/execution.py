@@ -107,14 +107,9 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
 
 def _execute_unless_fresh(chapter: Chapter, build: Build, measured_s: float) -> bool:
     """Execute a chapter, if that is still needed, with nobody else at it; say whether it was."""
-    folder = chapter.folders.executed
-    with records.writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # A chapter each, so that several processes can execute a book together.
-        lock = records.alone(folder / f".{chapter.stem}.lock", f"executes chapter {chapter.stem}")
-        held = contextlib.ExitStack()
-        held.enter_context(lock)
-    with held:
+    # A chapter each, so that several processes can execute a book together.
+    lock = chapter.folders.executed / f".{chapter.stem}.lock"
+    with records.alone(lock, f"executes chapter {chapter.stem}"):
         # Asked again: whoever was waited for may have executed it.
         if build.stopped or (why := chapter.why_stale()) is None:
             return False
@@ -127,15 +122,13 @@ def _execute_unless_fresh(chapter: Chapter, build: Build, measured_s: float) -> 
 
 def _jobs(chapters: list[Chapter]) -> int:
     """How many chapters to execute at a time."""
-    asked = os.environ.get(JOBS_VARIABLE)
-    if asked:
+    if asked := os.environ.get(JOBS_VARIABLE):
         if not asked.isdecimal() or int(asked) < 1:
             raise UserError(f"JOBS={asked} is no number of jobs: give 1 or more, or leave it out")
         return int(asked)
     # One accelerator, and the memory for one set of full-size weights, are what most people have.
     large = any(
-        given.get("weights") in ("hub", "package")
-        or "/" in str(given.get("model", ""))
+        given.get("weights") in ("hub", "package") or "/" in str(given.get("model", ""))
         or given.get("device", "cpu") != "cpu"
         for given in (chapter.parameters for chapter in chapters)
     )
@@ -180,7 +173,7 @@ def _execute(chapter: Chapter, why: str | None, build: Build, measured_s: float 
     started, clock = datetime.now(UTC), time.monotonic()
     notebook = _run(chapter, why, build, staged)
     _refuse_secrets(chapter, notebook, staged)
-    # Imports torch, for seconds, so only behind the cells: none of them has to wait for it.
+    # Imports torch, for seconds, so only after the cells: none of them has to wait for it.
     from kvbook.runs import machine
 
     notebook.metadata["kvbook"] = {
@@ -201,18 +194,21 @@ def _execute(chapter: Chapter, why: str | None, build: Build, measured_s: float 
     }
     with records.writable(chapter.folders.executed):
         chapter.partial.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        _replace_folder(staged, chapter.figures)
+        # A kill leaves an old copy without all of its figures, which their digests then show to be stale.
+        shutil.rmtree(chapter.figures, ignore_errors=True)
+        if staged.is_dir():
+            staged.rename(chapter.figures)
         # Last: a copy in place vouches for the figures, never the other way round.
         chapter.partial.replace(chapter.executed)
     return chapter.executed
 
 
 def _values(chapter: Chapter) -> dict[str, Any]:
-    """Give what the chapter runs with, and refuse what papermill would leave out with a remark in its log."""
+    """Return what the chapter runs with; refuse what papermill would leave out with a remark in its log."""
     defaults = chapter.defaults()
     if defaults is None:
         raise UserError(f"chapter {chapter.stem} has no cell tagged parameters: tag the one that holds its defaults")
-    # A setting that the notebook has no parameter for is read beside those that it has.
+    # A chapter's settings hold more than its notebook has parameters.
     for name in chapter.parameters:
         if name not in defaults and name not in chapter.setting_names():
             raise UserError(
@@ -308,15 +304,3 @@ def _refuse_secrets(chapter: Chapter, notebook: Mapping[str, Any], staged: Path)
 
 def _short(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def _replace_folder(new: Path, final: Path) -> None:
-    # Renames, so that a kill leaves the old folder, none, or the new one, and never a mixture; a copy whose
-    # figures are not these is seen as stale by their digests.
-    old = final.with_name(f".{final.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if final.is_dir():
-        final.rename(old)
-    if new.is_dir():
-        new.rename(final)
-    shutil.rmtree(old, ignore_errors=True)

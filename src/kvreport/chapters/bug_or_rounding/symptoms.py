@@ -25,7 +25,8 @@ from kvreport.chapters.bug_or_rounding import every_dtype, rows
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import subject as scratch_subject
-from kvreport.chapters.from_scratch.gpt.paths import POSTED, WAYS, WINDOW
+from kvreport.chapters.from_scratch.gpt.paths import WAYS
+from kvreport.chapters.from_scratch.rows import POSTED, WINDOW
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.chapters.prompt_reuse import continuations
 from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED

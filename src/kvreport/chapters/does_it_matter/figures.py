@@ -1,7 +1,4 @@
-"""Figures of the chapter on whether the difference matters.
-
-Colour is the dtype; hollow grey is what others published.
-"""
+"""Figures of the chapter on whether the difference matters. Colour is the dtype; hollow grey is what others published."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -95,7 +92,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
         left = rows["low"].where(rows["low"] > 0, 0.5)
         for look in ({"fill": True, "alpha": 0.35}, {}):
             top.stairs(rows["share_of_margins"], [*left, rows["high"].iloc[-1]], color=colour, **look)
-        seen = rows[rows["tokens"] >= _FEWEST].assign(middle=np.sqrt(left * rows["high"]))
+        seen = rows.assign(middle=np.sqrt(left * rows["high"]))[rows["tokens"] >= _FEWEST]
         # Where there are no margins there is nothing to expect.
         bottom.plot(seen["middle"], seen["predicted"], color=colour, linestyle="--", linewidth=1.2)
         for row in seen.itertuples():

@@ -4,9 +4,11 @@ Pairs of ways read the same text one character at a time.  Beside them stand pro
 taking them in against one full pass.  Rows, one a (dtype, comparison, length): see ``data/README.md``.
 """
 
-from collections.abc import Callable, Iterator
+import functools
+from functools import partial
 from typing import Any
 
+import pandas as pd
 import torch
 
 from kvbook import progress
@@ -14,33 +16,30 @@ from kvbook.measuring import agreement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.from_scratch import subject
-from kvreport.chapters.from_scratch.gpt.memory import RollingMemory
-from kvreport.chapters.from_scratch.gpt.model import Mask, ScratchGPT
-from kvreport.chapters.from_scratch.gpt.paths import (
-    FIXES,
+from kvreport.chapters.from_scratch.gpt.memory import Mask, RollingMemory
+from kvreport.chapters.from_scratch.gpt.model import ScratchGPT
+from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, Refill, Rolling, Window
+from kvreport.chapters.from_scratch.rows import (
+    CHUNKED_REPLY,
+    CHUNKED_SHIFTED,
+    CHUNKED_UNMASKED,
+    FORGOTTEN,
+    LAST_ONLY,
+    LATE,
     POSTED,
-    WAYS,
+    REPLY,
+    REPLYS_OWN,
+    SHUFFLED,
+    WHOLE_PROMPT,
     WINDOW,
-    MakeReader,
-    Reader,
-    Refill,
-    Rolling,
-    Window,
     refill_name,
 )
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # Steps are compared through so many blocks, or all of them where the settings have fewer.
 BLOCKS = 3
-SHUFFLED, LATE = "control: keys and values shuffled alike", "control: values one slot late"
-REPLYS_OWN = "reply's cache, against its own window"
-
-LAST_ONLY, WHOLE = "prompt: last character alone", "prompt: whole"
-CHUNKS = {
-    "prompt: two chunks, reply's mask": "unshifted",
-    "prompt: two chunks, shifted mask": "causal",
-    "prompt: two chunks, no mask": "none",
-}
+# The mask with which the second of two chunks is taken in.
+CHUNKS: dict[str, Mask] = {CHUNKED_REPLY: "unshifted", CHUNKED_SHIFTED: "causal", CHUNKED_UNMASKED: "none"}
 
 
 def pairs(block: int) -> dict[str, tuple[MakeReader, MakeReader]]:
@@ -49,14 +48,14 @@ def pairs(block: int) -> dict[str, tuple[MakeReader, MakeReader]]:
     The posted cache and the ways that ought to agree with the window are compared with it; what the reply's points
     change, and the controls, with the posted cache; a refilled cache with the window whose start moves by the same hop.
     """
-    against_window = {name: (WAYS[name], WAYS[WINDOW]) for name in (POSTED, "reply's cache", "offset forgotten")}
     hop = block // 2
-    return against_window | {
-        REPLYS_OWN: (WAYS["reply's cache"], lambda model: Window(model, "modulo")),
-        refill_name(hop): (lambda model: Refill(model, hop), lambda model: Window(model, hop=hop)),
+    return {
+        **{name: (WAYS[name], WAYS[WINDOW]) for name in (POSTED, REPLY, FORGOTTEN)},
+        REPLYS_OWN: (WAYS[REPLY], partial(Window, positions="modulo")),
+        refill_name(hop): (partial(Refill, hop=hop), partial(Window, hop=hop)),
         **{name: (make, WAYS[POSTED]) for name, make in FIXES.items()},
-        SHUFFLED: (lambda model: Rolling(model, keeping="shuffled"), WAYS[POSTED]),
-        LATE: (lambda model: Rolling(model, keeping="values late"), WAYS[POSTED]),
+        SHUFFLED: (partial(Rolling, keeping="shuffled"), WAYS[POSTED]),
+        LATE: (partial(Rolling, keeping="values late"), WAYS[POSTED]),
     }
 
 
@@ -65,21 +64,18 @@ def read_steps(way: Reader, ids: torch.Tensor) -> torch.Tensor:
     return torch.stack([way.read(ids[:, : step + 1]) for step in range(ids.shape[1])])
 
 
-def _differences(reference: torch.Tensor, other: torch.Tensor) -> Iterator[dict[str, Any]]:
+def _differences(reference: torch.Tensor, other: torch.Tensor) -> list[dict[str, Any]]:
     drift = agreement.drift(reference.cpu(), other.cpu())
-    flips = (reference.argmax(-1) != other.argmax(-1)).cpu()
-    for max_abs, relative, flip in zip(
-        drift.max_abs.tolist(), drift.relative_rms.tolist(), flips.tolist(), strict=True
-    ):
-        yield {"max_abs": max_abs, "relative_rms": relative, "top1_flip": int(flip)}
+    flips = (reference.argmax(-1) != other.argmax(-1)).int()
+    columns = {"max_abs": drift.max_abs, "relative_rms": drift.relative_rms, "top1_flip": flips}
+    return pd.DataFrame({name: column.tolist() for name, column in columns.items()}).to_dict("records")
 
 
 def read_prompt(model: ScratchGPT, ids: torch.Tensor, how: str) -> torch.Tensor:
     """Take in a prompt and score what follows it."""
-    if how in (LAST_ONLY, WHOLE):
+    if how in (LAST_ONLY, WHOLE_PROMPT):
         return Rolling(model, prompt="last" if how == LAST_ONLY else "whole", mask="causal").read(ids)
-    mask: Mask = CHUNKS[how]
-    memory = RollingMemory(model.shape.block, mask=mask)
+    memory = RollingMemory(model.shape.block, mask=CHUNKS[how])
     positions = torch.arange(ids.shape[1], device=ids.device)
     half = ids.shape[1] // 2
     for part in (slice(0, half), slice(half, None)):
@@ -96,36 +92,35 @@ def prompt_lengths(block: int) -> list[int]:
 def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Compare every pair of ways step by step, and every way to take a prompt in, in each dtype."""
     for dtype in settings.dtypes:
-        loaded = subject.load(settings, dtype)
-        model, block = loaded.model, loaded.model.shape.block
-        sample = subject.texts(settings, loaded.vocabulary, block)[0]
-        device = model.characters.weight.device
-        ids = subject.ids_of([sample], device)[:, : min(BLOCKS, settings.n_blocks) * block]
-        about = {"dtype": dtype, "source": sample.source, "start": sample.start, "block": block}
-        # References are read once.
-        read: dict[MakeReader, torch.Tensor] = {}
+        _measure_in(dtype, settings, writer)
 
-        def logits_of(make: Callable[[ScratchGPT], Reader], model=model, ids=ids, read=read) -> torch.Tensor:
-            if make not in read:
-                read[make] = read_steps(make(model), ids)[:, 0]
-            return read[make]
 
-        with torch.inference_mode():
-            compared = pairs(block)
-            for name, (make, reference) in progress.track(compared.items(), len(compared), f"logits, {dtype}: way"):
-                if (unit := f"{dtype}|{name}") in writer.done:
-                    continue
-                found = _differences(logits_of(reference), logits_of(make))
-                writer.append(unit, [about | {"comparison": name, "length": n} | row for n, row in enumerate(found, 1)])
-            if (unit := f"{dtype}|prompts") not in writer.done:
-                rows = []
-                for length in prompt_lengths(block):
-                    prompt = ids[:, :length]
-                    reference = model(prompt, torch.arange(length, device=device), last_only=True)[:, 0]
-                    for how in (LAST_ONLY, WHOLE, *CHUNKS):
-                        found = _differences(reference, read_prompt(model, prompt, how))
-                        rows += [about | {"comparison": how, "length": length} | row for row in found]
-                writer.append(unit, rows)
+@torch.inference_mode()
+def _measure_in(dtype: str, settings: ScratchSettings, writer: records.Writer) -> None:
+    loaded = subject.load(settings, dtype)
+    model, block = loaded.model, loaded.model.shape.block
+    sample = subject.texts(settings, loaded.vocabulary, block)[0]
+    ids = subject.ids_of([sample], model.device)[:, : min(BLOCKS, settings.n_blocks) * block]
+    about = {"dtype": dtype, "source": sample.source, "start": sample.start, "block": block}
+
+    @functools.cache
+    def logits_of(make: MakeReader) -> torch.Tensor:
+        return read_steps(make(model), ids)[:, 0]
+
+    compared = pairs(block)
+    for name, (make, reference) in progress.track(compared.items(), len(compared), f"logits, {dtype}: way"):
+        if (unit := f"{dtype}|{name}") not in writer.done:
+            found = _differences(logits_of(reference), logits_of(make))
+            writer.append(unit, [about | {"comparison": name, "length": n} | row for n, row in enumerate(found, 1)])
+    if (unit := f"{dtype}|prompts") not in writer.done:
+        rows = []
+        for length in prompt_lengths(block):
+            prompt = ids[:, :length]
+            reference = model(prompt, torch.arange(length, device=model.device), last_only=True)[:, 0]
+            for how in (LAST_ONLY, WHOLE_PROMPT, *CHUNKS):
+                (row,) = _differences(reference, read_prompt(model, prompt, how))
+                rows.append(about | {"comparison": how, "length": length} | row)
+        writer.append(unit, rows)
 
 
 EXPERIMENT = Experiment("scratch_logits", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS)

@@ -17,7 +17,7 @@ from kvbook import progress
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.from_scratch import subject
-from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, Refill, refill_name
+from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, refills
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # A way without a memory costs a whole window for each place, so only so many places of a block are scored.
@@ -35,12 +35,11 @@ def hops(block: int) -> list[int]:
 
 def ways(block: int) -> dict[str, MakeReader]:
     """List every way that is scored."""
-    refills = {refill_name(hop): lambda model, hop=hop: Refill(model, hop) for hop in hops(block)}
-    return WAYS | FIXES | refills
+    return WAYS | FIXES | refills(*hops(block))
 
 
 def bucket_ends(block: int, n_blocks: int) -> list[int]:
-    """Give the ends of the buckets in characters: half a block, one, two, four, ... blocks."""
+    """List the ends of the buckets in characters: half a block, one, two, four, ... blocks."""
     ends = [block // 2, block]
     while ends[-1] < n_blocks * block:
         ends.append(min(2 * ends[-1], n_blocks * block))
@@ -48,7 +47,7 @@ def bucket_ends(block: int, n_blocks: int) -> list[int]:
 
 
 def places(block: int, n_blocks: int, seed: int) -> list[int]:
-    """Draw the lengths of text behind which the next character is scored: in each half block as many as in any other.
+    """Draw the lengths of text after which the next character is scored: in each half block as many as in any other.
 
     They are drawn and not spaced evenly: a way that does something every few characters must not be met in one phase
     only.
@@ -62,6 +61,7 @@ def places(block: int, n_blocks: int, seed: int) -> list[int]:
     ]
 
 
+@torch.inference_mode()
 def nats_at(way: Reader, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """Score a way at some places."""
     found, scored = [], set(lengths)
@@ -85,26 +85,14 @@ def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records
     for (number, some), (name, make) in progress.track(work, len(work), "loss: way"):
         if (unit := f"{name}|{number}") in writer.done:
             continue
-        with torch.inference_mode():
-            nats = nats_at(make(model), subject.ids_of(some, model.characters.weight.device), lengths)
         rows = []
+        nats = nats_at(make(model), subject.ids_of(some, model.device), lengths)
         for sample, of_sample in zip(some, nats, strict=True):
-            for begin, end in zip([0, *ends], ends, strict=False):
+            about = {"way": name, **subject.about(settings, sample), "block": block}
+            for begin, end in itertools.pairwise([0, *ends]):
                 inside = of_sample[(at > begin) & (at <= end)]
-                rows.append(
-                    {
-                        "way": name,
-                        "dtype": settings.dtypes[0],
-                        "sample": sample.index,
-                        "source": sample.source,
-                        "start": sample.start,
-                        "block": block,
-                        "read_from": begin,
-                        "read_to": end,
-                        "n_scored": len(inside),
-                        "nats": inside.mean().item(),
-                    }
-                )
+                place = {"read_from": begin, "read_to": end, "n_scored": len(inside)}
+                rows.append(about | place | {"nats": inside.mean().item()})
         writer.append(unit, rows)
 
 
@@ -113,30 +101,25 @@ def held(block: int) -> list[int]:
     return sorted({max(1, block * part // _PARTS) for part in range(1, _PARTS + 1)})
 
 
+@torch.inference_mode()
 def measure_held(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Score the same next characters, each from fewer or more before it."""
     loaded = subject.load(settings, settings.dtypes[0])
     model, block = loaded.model, loaded.model.shape.block
     samples = subject.texts(settings, loaded.vocabulary, block)
-    device = model.characters.weight.device
     lengths = torch.tensor([length for length in places(block, settings.n_blocks, settings.seed) if length >= block])
     for sample in progress.track(samples, len(samples), "characters held: text"):
         if (unit := str(sample.index)) in writer.done:
             continue
-        ids = subject.ids_of([sample], device)[0]
+        ids = subject.ids_of([sample], model.device)[0]
         rows = []
         for count in held(block):
             # The last `count` characters before each scored one, shape (places, count).
-            windows = ids[(lengths[:, None] - count + torch.arange(count)).to(device)]
-            with torch.inference_mode():
-                logits = model(windows, torch.arange(count, device=device), last_only=True)[:, 0]
-                nats = functional.cross_entropy(logits.double(), ids[lengths.to(device)])
-            rows.append(
-                {
-                    "dtype": settings.dtypes[0], "sample": sample.index, "source": sample.source, "start": sample.start,
-                    "block": block, "held": count, "n_scored": len(lengths), "nats": nats.item(),
-                }
-            )
+            windows = ids[(lengths[:, None] - count + torch.arange(count)).to(model.device)]
+            logits = model(windows, torch.arange(count, device=model.device), last_only=True)[:, 0]
+            nats = functional.cross_entropy(logits.double(), ids[lengths.to(model.device)])
+            about = {**subject.about(settings, sample), "block": block, "held": count, "n_scored": len(lengths)}
+            rows.append(about | {"nats": nats.item()})
         writer.append(unit, rows)
 
 

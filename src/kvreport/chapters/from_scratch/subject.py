@@ -20,7 +20,7 @@ def identity(settings: ScratchSettings) -> dict[str, Any]:
     longest = model["shape"]["table"] // model["shape"]["block"]
     if settings.n_blocks > longest:
         raise UserError(
-            f"n_blocks = {settings.n_blocks}: the model's table of positions ends after {longest} blocks; lower n_blocks"
+            f"n_blocks = {settings.n_blocks}: lower it, for the model's table of positions ends after {longest} blocks"
         )
     texts(settings, checkpoints.load_vocabulary(settings.model, settings.corpus), model["shape"]["block"])
     return model
@@ -33,16 +33,21 @@ def inputs(settings: ScratchSettings) -> dict[str, Any]:
 
 def load(settings: ScratchSettings, dtype: str) -> checkpoints.Loaded:
     """Load the model of the settings in a dtype."""
-    return checkpoints.load(
-        settings.model, settings.weights, settings.seed, settings.corpus, dtype, settings.device
-    )
+    return checkpoints.load(settings.model, settings.weights, settings.seed, settings.corpus, dtype, settings.device)
 
 
 def texts(settings: ScratchSettings, vocabulary: text.Vocabulary, block: int) -> list[text.corpus.Sample]:
-    """Cut the held-out texts: `n_blocks` blocks and the character behind them."""
+    """Cut the held-out texts: `n_blocks` blocks and the character after them."""
     return text.samples(settings.corpus, vocabulary, settings.n_samples, settings.n_blocks * block + 1, settings.seed)
 
 
 def ids_of(samples: list[text.corpus.Sample], device: torch.device) -> torch.Tensor:
     """Stack samples, shape (n_samples, n_characters), int64."""
     return torch.tensor([sample.ids for sample in samples], device=device)
+
+
+def about(settings: ScratchSettings, sample: text.corpus.Sample) -> dict[str, Any]:
+    """Say of which text a row is."""
+    return {
+        "dtype": settings.dtypes[0], "sample": sample.index, "source": sample.source, "start": sample.start,
+    }

@@ -1,8 +1,9 @@
-"""What each way writes: greedily from a short prompt, as the reply tests its code, and drawn, as the thread writes.
+"""What each way writes: greedily from a short prompt, as the reply tests its code, and sampled, as the thread writes.
 
 Rows, one a (choice, way, sample): see ``data/README.md``.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,43 +12,30 @@ from kvbook import progress
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.from_scratch import subject
-from kvreport.chapters.from_scratch.gpt.paths import (
-    POSTED,
-    WAYS,
-    WINDOW,
-    MakeReader,
-    Refill,
-    Window,
-    refill_name,
-    write,
-)
+from kvreport.chapters.from_scratch.gpt.paths import WAYS, MakeReader, Window, refills, write
+from kvreport.chapters.from_scratch.rows import FORGOTTEN, POSTED, REPLY, REPLYS_WINDOW, WINDOW
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # By our count, the tokens of the reply's prompt; here as many characters.
 PROMPT = 13
 # Texts of each way, and their length in blocks.
 N_TEXTS, BLOCKS = 4, 3
-REPLYS_WINDOW = "reply's window"
 
 
 def ways(block: int) -> dict[str, MakeReader]:
     """List the ways that write."""
     return {
-        WINDOW: WAYS[WINDOW],
-        POSTED: WAYS[POSTED],
-        REPLYS_WINDOW: lambda model: Window(model, "modulo"),
-        "reply's cache": WAYS["reply's cache"],
-        "offset forgotten": WAYS["offset forgotten"],
-        refill_name(block // 2): lambda model: Refill(model, block // 2),
+        WINDOW: WAYS[WINDOW], POSTED: WAYS[POSTED], REPLYS_WINDOW: partial(Window, positions="modulo"),
+        REPLY: WAYS[REPLY], FORGOTTEN: WAYS[FORGOTTEN], **refills(block // 2),
     }
 
 
 def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
-    """Let every way write, greedily and drawn."""
+    """Let every way write, greedily and sampled."""
     loaded = subject.load(settings, settings.dtypes[0])
     model, block = loaded.model, loaded.model.shape.block
     samples = subject.texts(settings, loaded.vocabulary, block)[:N_TEXTS]
-    prompts = subject.ids_of(samples, model.characters.weight.device)[:, : min(PROMPT, block // 2)]
+    prompts = subject.ids_of(samples, model.device)[:, : min(PROMPT, block // 2)]
     total = min(BLOCKS, settings.n_blocks) * block
     draws = torch.rand(total, generator=torch.Generator().manual_seed(settings.seed))
     work = [(choice, name, make) for choice in ("greedy", "drawn") for name, make in ways(block).items()]

@@ -26,7 +26,17 @@ from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.layer_drift import by_layer
-from kvreport.chapters.layer_drift import rows as named
+from kvreport.chapters.layer_drift.rows import (
+    EXPERIMENTS,
+    GENERATE,
+    LAST,
+    LAST_POSITIONS,
+    METHODS,
+    POSITIONS,
+    POSTED,
+    TIES,
+    UNCACHED,
+)
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Of a prompt that is the beginning of a text.
@@ -50,10 +60,10 @@ class Loop:
 
 
 LOOPS = {
-    named.POSTED: Loop(feeds_whole=True, gives_positions=False),
-    named.POSITIONS: Loop(feeds_whole=True, gives_positions=True),
-    named.LAST: Loop(feeds_whole=False, gives_positions=False),
-    named.LAST_POSITIONS: Loop(feeds_whole=False, gives_positions=True),
+    POSTED: Loop(feeds_whole=True, gives_positions=False),
+    POSITIONS: Loop(feeds_whole=True, gives_positions=True),
+    LAST: Loop(feeds_whole=False, gives_positions=False),
+    LAST_POSITIONS: Loop(feeds_whole=False, gives_positions=True),
 }
 
 
@@ -76,7 +86,7 @@ class Step:
     cache_length: int
 
     def row(self) -> dict[str, Any]:
-        """Return what is recorded; equal digests are equal bits."""
+        """Give what is recorded; equal digests are equal bits."""
         return {
             "logits_sha256": hashlib.sha256(self.logits.cpu().numpy().tobytes()).hexdigest()[:16], "token": self.token,
             "margin": choosing.margin(self.logits).item(), "cache_length": self.cache_length,
@@ -134,8 +144,9 @@ def decode_by_generate(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: 
 
 def _ties(step: Step, uncached: Step) -> dict[str, int]:
     """Tell of the first step that differs where its two candidates are tied."""
-    tied = (choosing.tied(one.logits, step.token, uncached.token) for one in (step, uncached))
-    return dict(zip(named.TIES, tied, strict=True))
+    return dict(
+        zip(TIES, (choosing.tied(one.logits, step.token, uncached.token) for one in (step, uncached)), strict=True)
+    )
 
 
 def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
@@ -150,7 +161,7 @@ def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
 
 
 def prompts(settings: LayerDriftSettings, tokenizer) -> list[list[int]]:
-    """Return the ids of every prompt, the document's first; it belongs to seed 0, so that seeds share none."""
+    """Give the ids of every prompt, the document's first; it belongs to seed 0, so that seeds share none."""
     first = [tokenizer(settings.prompt)["input_ids"]] if settings.seed == 0 else []
     further = settings.n_prompts - len(first)
     if not further:
@@ -160,9 +171,9 @@ def prompts(settings: LayerDriftSettings, tokenizer) -> list[list[int]]:
 
 
 def _decode(method: str, model: PreTrainedModel, ids: torch.Tensor, length: int, limit: int | None):
-    if method == named.UNCACHED:
+    if method == UNCACHED:
         return decode_uncached(model, ids, length)
-    if method == named.GENERATE:
+    if method == GENERATE:
         return decode_by_generate(model, ids, length)
     return decode_cached(model, ids, length, LOOPS[method], limit)
 
@@ -183,12 +194,12 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
             rows: list[dict[str, Any]] = []
             uncached: list[Step] = []
             with torch.inference_mode():
-                for method in named.METHODS:
+                for method in METHODS:
                     diverged = False
                     for index, step in enumerate(_decode(method, loaded.model, ids, settings.n_new_tokens, limit)):
                         decoded = loaded.tokenizer.decode([step.token])
-                        ties = dict.fromkeys(named.TIES)
-                        if method == named.UNCACHED:
+                        ties = dict.fromkeys(TIES)
+                        if method == UNCACHED:
                             uncached.append(step)
                         elif not diverged and step.token != uncached[index].token:
                             diverged = True
@@ -218,6 +229,6 @@ EXPERIMENT = Experiment(
             "n_new_tokens",
         }
     ),
-    revision=named.EXPERIMENTS["greedy_paths"],
+    revision=EXPERIMENTS["greedy_paths"],
     work=work,
 )

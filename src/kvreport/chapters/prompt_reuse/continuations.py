@@ -10,8 +10,8 @@ Cases:
     The thread's second prompt with another first word, one that this vocabulary joins with the prefix's full stop, as
     the document's vocabularies join the thread's own words.  Where no such word exists, the case is absent.
 ``continued ids``
-    The texts of ``thread`` and ``joined word``, but the prompt's ids are put behind the prefix's ids: the cut lies
-    where the ids have one.
+    The texts of ``thread`` and ``joined word``, but the prompt's ids are put after the prefix's ids: the cut lies
+    between two ids.
 ``chat template``
     The thread's prefix as a system's turn and its prompts as a user's, in the model's own chat template.  The cache was
     filled with the first turn, after which the ids of every template go on.  Absent where a model has no template.
@@ -33,13 +33,15 @@ Rows of both, one a (model, dtype, case, item, way, cache, step): see ``data/REA
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 
 from kvbook import paths, progress
 from kvbook.errors import UserError
@@ -55,15 +57,15 @@ from kvreport.publishing import documents
 
 # Short questions, one a line, written for this book.
 QUESTIONS = paths.DATA / "questions.txt"
-# Words that the vocabulary joins with a full stop: how many to try, and how long they must be to be words.
-_N_WORDS, _WORD_LENGTH = 8, 3
+# How many words to try that the vocabulary joins with a full stop.
+_N_WORDS = 8
 
 # Texts that are written for the thread's examples in a dtype, more or less, in all ways.
 _POSTED_TEXTS = 46
 # The same for each further question.
 _QUESTION_TEXTS = 9
 # Tokens of a text before and after the cut.
-_BEFORE, _BEHIND = 32, 12
+_BEFORE, _AFTER = 32, 12
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,8 @@ def joined_words(tokenizer: PreTrainedTokenizerBase, stop: str = ".") -> list[st
     """List words that a vocabulary joins with the full stop before them, the most frequent first."""
     vocabulary = tokenizer.get_vocab()
     # A vocabulary is in the order in which its merges were learned, so low ids are frequent.
-    tokens = sorted(
-        (token for token in vocabulary if token.startswith(stop) and token[1:].isascii() and token[1:].isalpha()),
-        key=vocabulary.__getitem__,
-    )
-    return [token[1:] for token in tokens if len(token) > _WORD_LENGTH]
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    return [token[1:] for token in tokens if re.fullmatch(rf"{re.escape(stop)}[A-Za-z]{{3,}}", token)]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, **options) -> list[int]:
@@ -138,13 +137,13 @@ def posted_items(tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
         yield Item(named.THREAD, str(number), prefix, _encode(tokenizer, texts["prefix"] + prompt))
         yield Item(named.DOCUMENTED, str(number), documented, _encode(tokenizer, texts["documented_prefix"] + prompt))
         yield continued(str(number), prompt)
-    behind = texts["prompts"][-1].partition(" ")[2]
+    after = texts["prompts"][-1].partition(" ")[2]
     for word in joined_words(tokenizer, texts["prefix"][-1])[:_N_WORDS]:
-        whole = _encode(tokenizer, f"{texts['prefix']}{word} {behind}")
+        whole = _encode(tokenizer, f"{texts['prefix']}{word} {after}")
         # A tokenizer that cuts before the word in any case has the token for other uses.
         if caches.shared_length(prefix, whole) < len(prefix):
             yield Item(named.JOINED, word, prefix, whole)
-            yield continued(word, f"{word} {behind}")
+            yield continued(word, f"{word} {after}")
     yield from _chat_items(tokenizer, texts["prefix"], dict(zip(named.OWN, texts["prompts"], strict=True)))
     whole = _encode(tokenizer, texts["prefix"] + texts["prompts"][0])
     yield Item(named.WHOLE, "0", whole, whole)
@@ -171,32 +170,16 @@ def _chat_items(tokenizer: PreTrainedTokenizerBase, prefix: str, prompts: dict[s
 def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
     """Cut samples of the corpus in two, each at a random character; refuses a corpus that is too small."""
     generator = np.random.default_rng(settings.seed)
-    for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, _BEFORE + _BEHIND, settings.seed):
+    for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, _BEFORE + _AFTER, settings.seed):
         text = tokenizer.decode(sample.ids, skip_special_tokens=True)
         cut = int(generator.integers(len(text) // 2, len(text)))
-        yield Item(
-            named.CORPUS, f"{sample.source}:{sample.start}",
-            list(tokenizer(text[:cut])["input_ids"]), list(tokenizer(text)["input_ids"]),
-        )
+        name = f"{sample.source}:{sample.start}"
+        yield Item(named.CORPUS, name, _encode(tokenizer, text[:cut]), _encode(tokenizer, text))
 
 
-@dataclass(frozen=True)
-class Continuation:
-    """What `generate` wrote.
-
-    Attributes
-    ----------
-    tokens : list of int
-        New tokens.
-    margins : list of float
-        At each step, the first choice's logit less that of the second.
-    cache_length : int
-        Tokens in the cache at the end.
-    """
-
-    tokens: list[int]
-    margins: list[float]
-    cache_length: int
+def _posted_and_corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
+    yield from posted_items(tokenizer)
+    yield from corpus_items(settings, tokenizer)
 
 
 def fill(model: PreTrainedModel, ids: list[int], kind: str, room: int) -> Cache:
@@ -205,23 +188,17 @@ def fill(model: PreTrainedModel, ids: list[int], kind: str, room: int) -> Cache:
     return model(torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True).past_key_values
 
 
-def generate(model: PreTrainedModel, ids: list[int], n_new_tokens: int, cache: Cache | None = None) -> Continuation:
+def generate(model: PreTrainedModel, ids: list[int], n_new_tokens: int, cache: Cache | None = None) -> ModelOutput:
     """Write greedily with the library's `generate`, as the thread does."""
     prompt = torch.tensor([ids], device=model.device)
-    handed = {} if cache is None else {"past_key_values": cache}
-    output = model.generate(
+    return model.generate(
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=n_new_tokens,
         # The kind of cache is one question, compilation another: on a GPU a static cache would bring both.
-        return_dict_in_generate=True, output_logits=True, disable_compile=True, **handed,
-    )
-    return Continuation(
-        tokens=output.sequences[0, len(ids) :].tolist(),
-        margins=[choosing.margin(logits[0]).item() for logits in output.logits],
-        cache_length=caches.length(output.past_key_values),
+        return_dict_in_generate=True, output_logits=True, disable_compile=True, past_key_values=cache,
     )
 
 
-def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iterator[tuple[str, str, Continuation]]:
+def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iterator[tuple[str, str, ModelOutput]]:
     """Continue one item in every way that applies to it."""
     yield named.NO_REUSE, "", generate(model, item.ids, n_new_tokens)
     # The prompt may be fed a second time on top of a cache that holds it.
@@ -231,112 +208,88 @@ def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iter
         filled = fill(model, item.prefix_ids, kind, room)
         # As the thread does: the filled cache is kept, every prompt gets a copy.
         yield named.AS_IS, kind, generate(model, item.ids, n_new_tokens, copy.deepcopy(filled))
-        if item.case == named.CONTINUED:
-            continue
-        reusable = caches.reusable(filled, item.prefix_ids, item.ids)
-        yield named.SHARED, kind, generate(model, item.ids, n_new_tokens, reusable)
+        if item.case != named.CONTINUED:
+            reusable = caches.reusable(filled, item.prefix_ids, item.ids)
+            yield named.SHARED, kind, generate(model, item.ids, n_new_tokens, reusable)
 
 
-def _refuse_long(settings: PromptReuseSettings, models: list[dict[str, Any]], items_of: Items) -> None:
-    """Refuse texts that are longer than a model's context; the corpus is cut before a folder is made."""
+def _inputs(settings: PromptReuseSettings, items_of: Items, **more: Any) -> dict[str, Any]:
+    """Name the models and texts, and refuse texts that are longer than a model's context."""
+    models = split_keys.identities(settings)
     for model in models:
         tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         longest = max((len(item.ids) for item in items_of(settings, tokenizer)), default=0)
-        limit = model["context_length"]
-        if limit is not None and 2 * longest + settings.n_new_tokens > limit:
+        n_tokens, limit = 2 * longest + settings.n_new_tokens, model["context_length"]
+        if limit is not None and n_tokens > limit:
             raise UserError(
-                f"{2 * longest + settings.n_new_tokens} tokens are more than the context of {model['name']}, {limit}: "
-                "lower n_new_tokens"
+                f"{n_tokens} tokens are more than the context of {model['name']}, {limit}: lower n_new_tokens"
             )
+    return {"texts": documents.published(named.DOCUMENT)["generation"], "models": models} | more
 
 
 def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
     """Name the models, the thread's texts and the corpus, and refuse what cannot be run."""
-    models = split_keys.identities(settings)
-    _refuse_long(settings, models, _all_items)
-    texts = documents.published(named.DOCUMENT)["generation"]
-    return {"texts": texts, "models": models, "corpus": corpus.describe(settings.corpus)}
+    return _inputs(settings, _posted_and_corpus_items, corpus=corpus.describe(settings.corpus))
 
 
 def inputs_questions(settings: PromptReuseSettings) -> dict[str, Any] | None:
     """Name the models and the questions; None where none is asked for."""
-    if not settings.n_prompts:
-        return None
-    models = split_keys.identities(settings)
-    _refuse_long(settings, models, question_items)
-    texts = documents.published(named.DOCUMENT)["generation"]
-    return {"texts": texts, "questions": questions(settings), "models": models}
-
-
-def _all_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
-    yield from posted_items(tokenizer)
-    yield from corpus_items(settings, tokenizer)
+    return _inputs(settings, question_items, questions=questions(settings)) if settings.n_prompts else None
 
 
 def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Continue every example in every way, for all models and dtypes; the corpus in the first dtype alone."""
-    for model, dtype in itertools.product(made_of["models"], settings.dtypes):
-        # Cut texts ask about ids, which have no dtype: the first one is enough.
-        of_ids_alone = {named.CORPUS} if dtype != settings.dtypes[0] else set()
-        _continue_all(settings, model, dtype, writer, _all_items, of_ids_alone)
+    _continue(settings, made_of, writer, _posted_and_corpus_items)
 
 
 def measure_questions(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Continue every question in every way, for all models and dtypes."""
-    for model, dtype in itertools.product(made_of["models"], settings.dtypes):
-        _continue_all(settings, model, dtype, writer, question_items)
+    _continue(settings, made_of, writer, question_items)
 
 
-def _continue_all(
-    settings: PromptReuseSettings, model: dict[str, Any], dtype: str, writer: records.Writer, items_of: Items,
-    left_out: Collection[str] = (),
+def _continue(
+    settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer, items_of: Items
 ) -> None:
-    loaded = samples.load(settings, model["asked_for"], dtype)
-    items = [item for item in items_of(settings, loaded.tokenizer) if item.case not in left_out]
-    for item in progress.track(items, label=f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
-        unit = f"{model['asked_for']}|{dtype}|{item.case}|{item.name}"
-        if unit in writer.done:
-            continue
-        about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "case": item.case,
-                 "item": item.name}
-        with torch.inference_mode():
-            found = continuations(loaded.model, item, settings.n_new_tokens)
-            rows = [
-                about | row
-                for way, kind, continuation in found
-                for row in _rows(loaded.tokenizer, item, way, kind, continuation)
-            ]
-        writer.append(unit, rows)
+    for model, dtype in itertools.product(made_of["models"], settings.dtypes):
+        loaded = samples.load(settings, model["asked_for"], dtype)
+        items = list(items_of(settings, loaded.tokenizer))
+        for item in progress.track(items, label=f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
+            unit = f"{model['asked_for']}|{dtype}|{item.case}|{item.name}"
+            # Cut texts ask about ids, which have no dtype: the first one is enough.
+            if unit in writer.done or (item.case == named.CORPUS and dtype != settings.dtypes[0]):
+                continue
+            about = {
+                "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "case": item.case, "item": item.name,
+            }
+            with torch.inference_mode():
+                found = continuations(loaded.model, item, settings.n_new_tokens)
+                writer.append(unit, [about | row for one in found for row in _rows(loaded.tokenizer, item, *one)])
 
 
 def _rows(
-    tokenizer: PreTrainedTokenizerBase, item: Item, way: str, kind: str, continuation: Continuation
+    tokenizer: PreTrainedTokenizerBase, item: Item, way: str, kind: str, output: ModelOutput
 ) -> Iterator[dict[str, Any]]:
-    shared = caches.shared_length(item.prefix_ids, item.ids)
-    held = {named.NO_REUSE: 0, named.AS_IS: len(item.prefix_ids), named.SHARED: min(shared, len(item.ids) - 1)}[way]
+    shared, n_prefix, n_prompt = caches.shared_length(item.prefix_ids, item.ids), len(item.prefix_ids), len(item.ids)
+    held = {named.NO_REUSE: 0, named.AS_IS: n_prefix, named.SHARED: min(shared, n_prompt - 1)}[way]
+    tokens, cache_length = output.sequences[0, n_prompt:].tolist(), caches.length(output.past_key_values)
+    # The cache's last token, and what the prompt has in its place.
+    end, there = item.prefix_ids[-1], item.ids[n_prefix - 1]
     about = {
-        "way": way,
-        "cache": kind,
-        "prefix_tokens": len(item.prefix_ids),
-        "prompt_tokens": len(item.ids),
-        "shared_tokens": shared,
-        "prefix_end": tokenizer.decode([item.prefix_ids[-1]]),
-        "prefix_end_id": item.prefix_ids[-1],
-        # What stands in the prompt at the place of the cache's last token.
-        "prompt_there": tokenizer.decode([item.ids[len(item.prefix_ids) - 1]]),
-        "prompt_there_id": item.ids[len(item.prefix_ids) - 1],
+        "way": way, "cache": kind, "prefix_tokens": n_prefix, "prompt_tokens": n_prompt, "shared_tokens": shared,
+        "prefix_end": tokenizer.decode([end]), "prefix_end_id": end,
+        "prompt_there": tokenizer.decode([there]), "prompt_there_id": there,
         # The last token written is never fed.
-        "fed_tokens": continuation.cache_length - held - (len(continuation.tokens) - 1),
-        "cache_length": continuation.cache_length,
+        "fed_tokens": cache_length - held - (len(tokens) - 1), "cache_length": cache_length,
     }
-    for step, (token, margin) in enumerate(zip(continuation.tokens, continuation.margins, strict=True)):
+    for step, (token, logits) in enumerate(zip(tokens, output.logits, strict=True)):
+        margin = choosing.margin(logits[0]).item()
         yield about | {"step": step, "token": token, "text": tokenizer.decode([token]), "margin": margin}
 
 
 def work(settings: PromptReuseSettings) -> Work:
     """Count the passes of each model in each dtype."""
     n_texts = _POSTED_TEXTS + 3 * settings.n_samples / len(settings.dtypes)
-    return Work(_BEFORE + _BEHIND, 2 * n_texts, n_texts * settings.n_new_tokens, settings.dtypes)
+    return Work(_BEFORE + _AFTER, 2 * n_texts, n_texts * settings.n_new_tokens, settings.dtypes)
 
 
 def work_questions(settings: PromptReuseSettings) -> Work | None:
@@ -345,20 +298,11 @@ def work_questions(settings: PromptReuseSettings) -> Work | None:
     return Work(_BEFORE, 2 * n_texts, n_texts * settings.n_new_tokens, settings.dtypes) if n_texts else None
 
 
+_FIELDS = frozenset(PromptReuseSettings.model_fields) - {"n_positions"}
 EXPERIMENT = Experiment(
-    "prompt_reuse",
-    PromptReuseSettings,
-    inputs,
-    measure,
-    fields=frozenset(PromptReuseSettings.model_fields) - {"n_positions", "n_prompts"},
-    work=work,
+    "prompt_reuse", PromptReuseSettings, inputs, measure, fields=_FIELDS - {"n_prompts"}, work=work
 )
-
 REUSED_QUESTIONS = Experiment(
-    "reused_questions",
-    PromptReuseSettings,
-    inputs_questions,
-    measure_questions,
-    fields=frozenset(PromptReuseSettings.model_fields) - {"n_positions", "n_samples", "corpus"},
-    work=work_questions,
+    "reused_questions", PromptReuseSettings, inputs_questions, measure_questions,
+    fields=_FIELDS - {"n_samples", "corpus"}, work=work_questions,
 )

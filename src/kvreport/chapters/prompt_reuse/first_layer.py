@@ -1,4 +1,4 @@
-"""The forum thread's first layer at its true width: which numbers of rows change the keys.
+"""The forum thread's first layer at its true width: which query lengths change the keys.
 
 The keys of the first layer are the embedding, a norm, one linear map and a rotation: nothing cached enters them.  So
 the thread's comparison needs no weights and no other layer.  transformers' own classes are built with the documents'
@@ -9,6 +9,7 @@ that other numbers of rows are fed.
 Rows, one a (shape, dtype, variant, rows fed, part): see ``data/README.md``.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -23,28 +24,23 @@ from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
 
-# Rows of the second part, besides the published one.
-ROWS_FED = (1, 2, 3, 4, 8, 16, 32)
+# Tokens of the second part, besides the published number.
+_LENGTHS = (1, 2, 3, 4, 8, 16, 32)
 _VOCABULARY_SIZE, _MLP_WIDTH = 256, 64
 
 
 def shape_of(hub_id: str) -> dict[str, Any]:
-    """Look up the true architecture behind a hub id."""
-    for family in registry.families().values():
-        for architecture in family.architectures:
-            if architecture.hub_id == hub_id:
-                return dict(architecture.config)
-    raise KeyError(hub_id)
+    """Look up the true architecture with a hub id."""
+    architectures = (one for family in registry.families().values() for one in family.architectures)
+    return next(dict(one.config) for one in architectures if one.hub_id == hub_id)
 
 
 def build(hub_id: str, dtype: torch.dtype, device: torch.device, seed: int) -> torch.nn.Module:
     """Build the first layer of an architecture, with random weights."""
     true = shape_of(hub_id)
     values = true | {
-        "num_hidden_layers": 1,
-        "head_dim": true["hidden_size"] // true["num_attention_heads"],
-        "num_attention_heads": true["num_key_value_heads"],
-        "vocab_size": _VOCABULARY_SIZE,
+        "num_hidden_layers": 1, "head_dim": true["hidden_size"] // true["num_attention_heads"],
+        "num_attention_heads": true["num_key_value_heads"], "vocab_size": _VOCABULARY_SIZE,
         "intermediate_size": _MLP_WIDTH,
     }
     config = AutoConfig.for_model(values.pop("model_type"), **values)
@@ -75,18 +71,15 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
         rows = []
         with torch.inference_mode():
             whole = model(ids, use_cache=True).past_key_values
-            for fed in sorted({*ROWS_FED, count["response_tokens"]}):
-                if fed >= total:
-                    continue
-                for variant in (named.POSTED, named.FULL_ROWS):
-                    split = split_keys.in_two_parts(model, ids, total - fed, variant)
-                    about = {
-                        "shape": count["hub_id"], "weights": "random", "dtype": name, "variant": variant,
-                        "n_tokens": total, "rows_fed": fed,
-                    }
-                    rows += [
-                        about | row for row in split_keys.compare(whole, split, total - fed) if row["tensor"] == "keys"
-                    ]
+            lengths = sorted({*_LENGTHS, count["response_tokens"]})
+            for length, variant in itertools.product(lengths, (named.POSTED, named.FULL_ROWS)):
+                split = split_keys.in_two_parts(model, ids, total - length, variant)
+                compared = split_keys.compare(whole, split, total - length)
+                about = {
+                    "shape": count["hub_id"], "weights": "random", "dtype": name, "variant": variant,
+                    "n_tokens": total, "rows_fed": length,
+                }
+                rows += [about | row for row in compared if row["tensor"] == "keys"]
         writer.append(unit, rows)
 
 

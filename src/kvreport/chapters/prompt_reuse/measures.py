@@ -8,21 +8,12 @@ import pandas as pd
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.found import Found
-from kvreport.publishing.measures import (
-    Measure,
-    claim,
-    counted,
-    distinct,
-    first,
-    holds,
-    noted,
-    part,
-    said,
-    share,
-    total,
-)
+from kvreport.publishing.measures import Measure, claim, counted, distinct, first, holds, noted, part, share, total
 from kvreport.publishing.rules import HALF, Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
+from kvreport.publishing.wording import DTYPES
+
+_FP32, _BF16 = "float32", "bfloat16"
 
 EQUAL = Measure(
     "share of prompts whose tokens equal those without reuse", "prompt", "case and dtype", rows="continuations",
@@ -39,7 +30,7 @@ MISMATCHED = Measure(
 ROUNDED = Measure(
     "runs whose ids continue and whose tokens differ in bf16", "", "case", "{:.0f}", rows="prompts", by=("case",),
     estimate=total("differs"),
-).where(case=(named.SPACE, named.CHAT), dtype="bfloat16")
+).where(case=(named.SPACE, named.CHAT), dtype=_BF16)
 FED_AGAIN = Measure(
     "share of runs with the whole prompt cached that feed it again", rows="continuations", estimate=part("fed_again")
 ).where(case=named.WHOLE, way=named.AS_IS)
@@ -82,6 +73,11 @@ PUBLISHED_SHARE = Measure(
     by=("model",), estimate=first("share"),
 )
 
+# The thread loads its first example in the library's default, which was fp32 then.
+POSTED_KEYS = replace(KEYS_AS_POSTED.where(dtype=_FP32), name=f"{KEYS.name} in fp32 as posted")
+KEYS_AT_ANY_LENGTH = KEYS.where(variant=named.POSTED, dtype=_FP32)
+KEYS_ANYWHERE = replace(KEYS_AT_ANY_LENGTH, name="the same at all numbers of tokens fed that were tried, together")
+
 # Facts for the prose.
 MODEL = noted("prompt_reuse", "models", 0, "name")
 N_NEW_TOKENS = noted("prompt_reuse", "settings", "n_new_tokens")
@@ -90,14 +86,13 @@ FILES = Measure("files", rows="seams", estimate=distinct("source"), form="{:.0f}
 
 _NONE = Bound(0, "arithmetic", "none")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
-_IN_FP32, _IN_BF16 = {"dtype": "float32"}, {"dtype": "bfloat16"}
 STATEMENTS = {
     "ids-do-not-continue": holds(every(MISMATCHED, "above", _FOUR_IN_FIVE), "this model", headline=True),
     "recipe-changes-text": holds(every(AFTER_SPACE, "below", HALF), "this model", headline=True),
-    "cut-before-the-space-keeps": holds(every(BEFORE_SPACE.where(**_IN_FP32), "above", _FOUR_IN_FIVE), headline=True),
-    "template-keeps": holds(every(TEMPLATE.where(**_IN_FP32), "above", _FOUR_IN_FIVE)),
+    "cut-before-the-space-keeps": holds(every(BEFORE_SPACE.where(dtype=_FP32), "above", _FOUR_IN_FIVE), headline=True),
+    "template-keeps": holds(every(TEMPLATE.where(dtype=_FP32), "above", _FOUR_IN_FIVE)),
     "common-prefix-restores": holds(
-        every(EQUAL.where(case=(named.DOCUMENTED, named.CORPUS), way=named.SHARED, **_IN_FP32), "above", _FOUR_IN_FIVE)
+        every(EQUAL.where(case=(named.DOCUMENTED, named.CORPUS), way=named.SHARED, dtype=_FP32), "above", _FOUR_IN_FIVE)
     ),
     "rounding-in-bf16": holds(every(ROUNDED, "above", _NONE), "this model"),
     "whole-prompt-fed-again": holds(every(FED_AGAIN, "at least", Bound(1, "arithmetic", "all"))),
@@ -112,18 +107,16 @@ STATEMENTS = {
         every(CHANGE.where(variant=named.OVERWRITTEN, deep=False, tensor="keys"), "at most", _NONE)
     ),
     "first-layer-at-the-threads-counts": holds(
-        every(KEYS_AS_POSTED.where(**_IN_FP32), "above", _NONE), "this processor", on="Intel"
+        every(KEYS_AS_POSTED.where(dtype=_FP32), "above", _NONE), "this processor", on="Intel"
     ),
     "first-layer-at-the-threads-counts-on-amd": holds(
-        every(KEYS_AS_POSTED.where(**_IN_FP32), "at most", _NONE), "this processor", on="AMD"
+        every(KEYS_AS_POSTED.where(dtype=_FP32), "at most", _NONE), "this processor", on="AMD"
     ),
     "first-layer-at-the-threads-counts-in-bf16": holds(
-        every(KEYS_AS_POSTED.where(**_IN_BF16), "at most", _NONE), "this processor"
+        every(KEYS_AS_POSTED.where(dtype=_BF16), "at most", _NONE), "this processor"
     ),
-    "first-layer-at-some-counts": holds(
-        every(KEYS.where(variant=named.POSTED, **_IN_FP32), "above", _NONE), "this processor"
-    ),
-    "equal-query-lengths-equal-keys": holds(every(KEYS.where(variant=named.FULL_ROWS, **_IN_FP32), "at most", _NONE)),
+    "first-layer-at-some-counts": holds(every(KEYS_AT_ANY_LENGTH, "above", _NONE), "this processor"),
+    "equal-query-lengths-equal-keys": holds(every(KEYS.where(variant=named.FULL_ROWS, dtype=_FP32), "at most", _NONE)),
     "deeper-layers-differ": holds(every(DEEPER, "above", _NONE), "this processor"),
     "both-switches-leave-none": holds(every(DIFFERING.where(variant=named.BOTH), "at most", _NONE), "this processor"),
     "one-switch-leaves-some": holds(
@@ -138,13 +131,6 @@ STATEMENTS = {
     ),
 }
 
-# The thread loads its first example in the library's default, which was fp32 then.
-POSTED_KEYS = replace(KEYS_AS_POSTED, name="elements of the first layer's keys that differ in fp32 as posted").where(
-    **_IN_FP32
-)
-KEYS_ANYWHERE = replace(KEYS, name="the same at all numbers of tokens fed that were tried, together").where(
-    variant=named.POSTED, **_IN_FP32
-)
 OWN_PROMPTS = Measure(
     "share of runs on the thread's own prompts whose tokens differ", rows="prompts", estimate=part("differs")
 ).where(case=named.THREAD)
@@ -168,7 +154,7 @@ _MISMATCH = "a vocabulary in which the thread's own prompts change the prefix's 
 def _at_published_lengths(found: Found) -> str:
     counts = KEYS_AS_POSTED_SHARE.groups(found)
     return "at the published widths: " + "; ".join(
-        f"{row.model} {said(row.dtype)}, {row.rows_fed} tokens fed: {row.n_differing:,} of {row.n_elements:,}"
+        f"{row.model} {DTYPES[row.dtype]}, {row.rows_fed} tokens fed: {row.n_differing:,} of {row.n_elements:,}"
         for (rows,) in counts.values() for row in rows.itertuples()
     )
 

@@ -10,7 +10,7 @@ Rows, one a (model, dtype, variant, layer, tensor, part): see ``data/README.md``
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -49,28 +49,21 @@ def posted_ids(tokenizer: PreTrainedTokenizerBase, one_begin: bool = False) -> t
 
 
 @contextmanager
-def rows_of_the_whole(model: PreTrainedModel, first: int, total: int) -> Iterator[None]:
+def as_many_rows(model: PreTrainedModel, fed: slice, total: int) -> Iterator[None]:
     """Let every linear layer compute as many rows as in the whole pass: those fed at their place, the others zero."""
-    changed = []
 
-    def widened(stock):
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            rows = x.shape[1]
-            wide = x.new_zeros(x.shape[0], total, x.shape[2])
-            wide[:, first : first + rows] = x
-            return stock(wide)[:, first : first + rows]
+    def widen(_, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        (x,) = arguments
+        wide = x.new_zeros(x.shape[0], total, x.shape[2])
+        wide[:, fed] = x
+        return (wide,)
 
-        return forward
-
-    try:
+    with ExitStack() as hooks:
         for module in model.modules():
             if isinstance(module, nn.Linear):
-                module.forward = widened(module.forward)
-                changed.append(module)
+                hooks.callback(module.register_forward_pre_hook(widen).remove)
+                hooks.callback(module.register_forward_hook(lambda _module, _arguments, rows: rows[:, fed]).remove)
         yield
-    finally:
-        for module in changed:
-            del module.forward
 
 
 def overwrite(cache: Cache, seed: int) -> None:
@@ -88,19 +81,19 @@ def in_two_parts(
     """Feed a text's first tokens into a cache and the others on top of it."""
     total = ids.shape[1]
 
-    def with_rows(first: int) -> AbstractContextManager[None]:
-        return rows_of_the_whole(model, first, total) if variant in (named.FULL_ROWS, named.BOTH) else nullcontext()
+    def feed(part: slice, cache: Cache | None = None) -> Cache:
+        widened = variant in (named.FULL_ROWS, named.BOTH)
+        with as_many_rows(model, part, total) if widened else nullcontext():
+            return model(ids[:, part], past_key_values=cache, use_cache=True).past_key_values
 
     if variant in (named.WHOLE_CACHE, named.BOTH):
         cache = model(ids, use_cache=True).past_key_values
         cache.crop(n_prompt - total)
     else:
-        with with_rows(0):
-            cache = model(ids[:, :n_prompt], use_cache=True).past_key_values
+        cache = feed(slice(0, n_prompt))
     if variant == named.OVERWRITTEN:
         overwrite(cache, seed)
-    with with_rows(n_prompt):
-        return model(ids[:, n_prompt:], past_key_values=cache, use_cache=True).past_key_values
+    return feed(slice(n_prompt, total), cache)
 
 
 def compare(whole: Cache, split: Cache, n_prompt: int) -> Iterator[dict[str, Any]]:
@@ -109,9 +102,8 @@ def compare(whole: Cache, split: Cache, n_prompt: int) -> Iterator[dict[str, Any
         for tensor in ("keys", "values"):
             first, second = getattr(one, tensor).cpu(), getattr(other, tensor).cpu()
             for part, rows in (("prompt", slice(None, n_prompt)), ("response", slice(n_prompt, None))):
-                yield {"layer": layer, "tensor": tensor, "part": part} | difference(
-                    first[:, :, rows], second[:, :, rows]
-                )
+                about = {"layer": layer, "tensor": tensor, "part": part}
+                yield about | difference(first[:, :, rows], second[:, :, rows])
 
 
 def difference(reference: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
@@ -120,12 +112,9 @@ def difference(reference: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
     differing = apart[apart > 0]
     drift = agreement.drift(reference.flatten(), other.flatten())
     return {
-        "n_elements": apart.numel(),
-        "n_differing": differing.numel(),
-        "median_ulps": differing.median().item() if differing.numel() else None,
-        "max_ulps": apart.max().item(),
-        "max_abs": drift.max_abs.item(),
-        "relative_rms": drift.relative_rms.item(),
+        "n_elements": apart.numel(), "n_differing": differing.numel(),
+        "median_ulps": differing.median().item() if differing.numel() else None, "max_ulps": apart.max().item(),
+        "max_abs": drift.max_abs.item(), "relative_rms": drift.relative_rms.item(),
     }
 
 
@@ -133,10 +122,8 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
     """Name the models and the thread's texts, and refuse what cannot be run."""
     models = identities(settings)
     for model in models:
-        prompt, response = posted_ids(
-            loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
-        )
-        loading.check_length(model, prompt.shape[1] + response.shape[1])
+        tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
+        loading.check_length(model, sum(part.shape[1] for part in posted_ids(tokenizer)))
     return {"texts": documents.published(named.DOCUMENT)["split"], "models": models}
 
 
@@ -169,10 +156,6 @@ def work(settings: PromptReuseSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "split_keys",
-    PromptReuseSettings,
-    inputs,
-    measure,
-    fields=frozenset({"model", "second_model", "weights", "device", "seed", "dtypes"}),
-    work=work,
+    "split_keys", PromptReuseSettings, inputs, measure,
+    fields=frozenset({"model", "second_model", "weights", "device", "seed", "dtypes"}), work=work,
 )

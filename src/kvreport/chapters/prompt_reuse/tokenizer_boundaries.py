@@ -1,17 +1,16 @@
 r"""Where a text can be cut without changing its token ids.
 
-Real text is cut at random characters; the first part is encoded alone, and its ids are held against the beginning of
-the whole text's ids.  A cut is safe when all of them are there.
+Real text is cut at random characters; the first part is encoded alone, and its ids are compared with the beginning
+of the whole text's ids.  A cut is safe when all of them are there.
 
 Rows, one a (tokenizer, cut): see ``data/README.md``.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kvbook import fingerprint, paths, progress
 from kvbook.errors import UserError
@@ -26,41 +25,35 @@ from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 _WINDOW = 1000
 _STYLES = ("gpt2", "llama3")
 
-Encoder = Callable[[list[str]], list[list[int]]]
-
 
 def kind_of(text: str, cut: int) -> str:
     """Name the place of a cut by the characters on both sides."""
-    before, behind = text[cut - 1], text[cut]
-    if before.isalnum() and behind.isalnum():
+    before, after = text[cut - 1], text[cut]
+    if before.isalnum() and after.isalnum():
         return "inside a word"
-    if before in " \t" and not behind.isspace():
+    if before in " \t" and not after.isspace():
         return "after a space"
-    if behind in " \t" and not before.isspace():
+    if after in " \t" and not before.isspace():
         return "before a space"
     if before == "\n":
         return "after a line break"
-    if behind.isalpha() and not before.isspace():
+    if after.isalpha() and not before.isspace():
         return "mark before a letter"
     return "elsewhere"
 
 
 def _vocabulary(style: str) -> Path:
-    """Give the file of a vocabulary that ships with the book."""
+    """Name the file of a vocabulary that ships with the book."""
     return paths.MODELS / "tokenizers" / f"{style}.json"
 
 
-def encoders(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> dict[str, Encoder]:
-    """Give the two vocabularies that ship with the book, and the tokenizers of models that are not stand-ins."""
-
-    def of_bpe(bpe: Tokenizer) -> Encoder:
-        return lambda texts: [coded.ids for coded in bpe.encode_batch(texts, add_special_tokens=False)]
-
-    found = {f"{style}-style": of_bpe(Tokenizer.from_file(str(_vocabulary(style)))) for style in _STYLES}
+def tokenizers(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> dict[str, PreTrainedTokenizerBase]:
+    """Load the two vocabularies that ship with the book, and the tokenizers of models that are not stand-ins."""
+    found = {f"{style}-style": PreTrainedTokenizerFast(tokenizer_file=str(_vocabulary(style))) for style in _STYLES}
     for model in models:
         if model["weights"] in ("hub", "package", "gguf", "local"):
             own = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
-            found[model["name"]] = lambda texts, own=own: own(texts, add_special_tokens=False)["input_ids"]
+            found[model["name"]] = own
     return found
 
 
@@ -77,7 +70,7 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
 
 def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Cut every file of the corpus at random characters and compare the ids."""
-    named = encoders(settings, made_of["models"])
+    by_name = tokenizers(settings, made_of["models"])
     texts = [document for document in corpus.documents(settings.corpus) if len(document.text) > 1]
     for number, document in enumerate(progress.track(texts, label="cuts and their ids: file")):
         if document.name in writer.done:
@@ -87,29 +80,20 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
         text = document.text[start : start + _WINDOW]
         cuts = sorted(set(generator.integers(1, len(text), settings.n_positions).tolist()))
         rows = []
-        for name, encode in named.items():
-            whole, *parts = encode([text, *(text[:cut] for cut in cuts)])
-            rows += [_row(name, document.name, text, cut, part, whole) for cut, part in zip(cuts, parts, strict=True)]
+        for name, tokenizer in by_name.items():
+            whole, *parts = tokenizer([text, *(text[:cut] for cut in cuts)], add_special_tokens=False)["input_ids"]
+            for cut, part in zip(cuts, parts, strict=True):
+                shared = caches.shared_length(part, whole)
+                rows.append(
+                    {
+                        "tokenizer": name, "source": document.name, "cut": cut, "place": kind_of(text, cut),
+                        "prefix_tokens": len(part), "shared_tokens": shared, "safe": int(shared == len(part)),
+                    }
+                )
         writer.append(document.name, rows)
 
 
-def _row(name: str, source: str, text: str, cut: int, part: list[int], whole: list[int]) -> dict[str, Any]:
-    shared = caches.shared_length(part, whole)
-    return {
-        "tokenizer": name,
-        "source": source,
-        "cut": cut,
-        "place": kind_of(text, cut),
-        "prefix_tokens": len(part),
-        "shared_tokens": shared,
-        "safe": int(shared == len(part)),
-    }
-
-
 EXPERIMENT = Experiment(
-    "seams",
-    PromptReuseSettings,
-    inputs,
-    measure,
+    "seams", PromptReuseSettings, inputs, measure,
     fields=frozenset({"model", "second_model", "weights", "corpus", "seed", "n_positions"}),
 )

@@ -15,7 +15,6 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
-from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -72,47 +71,36 @@ def query(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) ->
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> Iterator[dict[str, Any]]:
-    """Score one text's last token in all six ways and hold each against the full pass."""
-    reference = full_and_split.full_pass(model, ids)
-    written = caches(model, ids, begun)
+    """Score one text's last token in all six ways and compare each with the full pass."""
+    reference, written = full_and_split.full_pass(model, ids).logits.cpu(), caches(model, ids, begun)
     for source, cache in written.items():
-        held, expected = (_flat(which) for which in (cache, written[FROM_FULL]))
-        of_cache = agreement.drift(expected, held)
+        of_cache = agreement.drift(_flat(written[FROM_FULL]), _flat(cache))
         for rows in (ONE_ROW, ALL_ROWS):
-            found = query(model, ids, cache, rows)
-            logits = agreement.drift(reference.logits.cpu(), found.logits.cpu())
-            decision = agreement.decision(reference.logits.cpu(), found.logits.cpu())
+            found = query(model, ids, cache, rows).logits.cpu()
+            logits, decision = agreement.drift(reference, found), agreement.decision(reference, found)
             yield {
-                "cache": source,
-                "query": rows,
-                "cache_relative_rms": of_cache.relative_rms.item(),
-                "cache_differing_share": of_cache.differing_share.item(),
-                "max_abs": logits.max_abs.item(),
-                "relative_rms": logits.relative_rms.item(),
-                "differing_share": logits.differing_share.item(),
-                "kl_nats": decision.kl_nats,
-                "top1_flip": int(decision.top1_flip),
+                "cache": source, "query": rows, "cache_relative_rms": of_cache.relative_rms.item(),
+                "cache_differing_share": of_cache.differing_share.item(), "max_abs": logits.max_abs.item(),
+                "relative_rms": logits.relative_rms.item(), "differing_share": logits.differing_share.item(),
+                "kl_nats": decision.kl_nats, "top1_flip": int(decision.top1_flip),
             }
 
 
 def _flat(cache: Cache) -> torch.Tensor:
-    return torch.cat([states.flatten().cpu() for layer in cache.layers for states in (layer.keys, layer.values)])
+    return torch.cat([states.flatten().cpu() for states in full_and_split.states_of(cache)])
 
 
 def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
-    longer = lengths.plus(settings.n_tokens, 1)
-    models = samples.identities(settings, [settings.model], longer)
-    samples.check_corpus(settings, [settings.model], settings.n_samples, longer)
-    return {"models": models, "corpus": corpus.describe(settings.corpus)}
+    return samples.inputs(settings, [settings.model], settings.n_samples, lengths.plus(settings.n_tokens, 1))
 
 
 def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Measure the factorial on the settings' first model."""
+    longer = lengths.plus(settings.n_tokens, 1)
     for dtype in settings.dtypes:
         loaded = samples.load(settings, settings.model, dtype)
         label = f"whose fault, {dtype}"
-        longer = lengths.plus(settings.n_tokens, 1)
         for text in samples.pending(settings, writer, loaded, dtype, settings.n_samples, longer, label):
             with torch.inference_mode():
                 # The longer text's tokens are decoded as the shorter one's are, and one more.

@@ -5,7 +5,7 @@ one token fewer, whose shapes are others: what a cached step's cache comes from.
 shapes, what): see ``data/README.md``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook import lengths
 from kvbook.measuring import agreement, replay
-from kvbook.models import corpus
+from kvbook.measuring.full_and_split import states_of
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -26,64 +26,45 @@ STATES, KEYS, LOGITS, OPERATIONS = "hidden states", "keys and values", "logits",
 
 @dataclass(frozen=True)
 class Read:
-    """A prompt that has been read: every operation of the pass, and what it returned."""
+    """A prompt that has been read: the names of all operations of the pass, and what is compared of it."""
 
-    calls: dict[replay.Key, replay.Call]
-    hidden: tuple[torch.Tensor, ...]
-    logits: torch.Tensor
+    operations: set[replay.Key]
+    compared: dict[str, list[torch.Tensor]]
     cache: Cache | None
-
-    @property
-    def operations(self) -> list[torch.Tensor]:
-        """What every operation gave."""
-        return [call.output for call in self.calls.values()]
-
-    @property
-    def attended(self) -> list[torch.Tensor]:
-        """Queries, keys and values as the attention takes them; a pass without a cache has them nowhere else."""
-        return [tensor for call in self.calls.values() if call.kind == "attention" for tensor in call.inputs]
 
 
 def read(model: PreTrainedModel, ids: torch.Tensor, use_cache: bool) -> Read:
     """Read a prompt at once."""
     calls, output = replay.operations_of(model, lambda: model(ids, use_cache=use_cache, output_hidden_states=True))
-    return Read(calls, output.hidden_states, output.logits, output.past_key_values)
+    compared = {
+        STATES: list(output.hidden_states),
+        # As the attention takes them, with queries; a pass without a cache has them nowhere else.
+        KEYS: [tensor for call in calls.values() if call.kind == "attention" for tensor in call.inputs],
+        LOGITS: [output.logits],
+        OPERATIONS: [call.output for call in calls.values()],
+    }
+    return Read(set(calls), compared, output.past_key_values)
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
-    """Hold a prompt read with a cache against the same prompt without one, and against one token fewer."""
+    """Compare a prompt read without a cache with the same prompt read with one, and with one token fewer."""
     without, cached, shorter = read(model, ids, False), read(model, ids, True), read(model, ids[:, :-1], True)
-    if without.calls.keys() != cached.calls.keys():
+    if without.operations != cached.operations:
         raise ValueError(f"{type(model).__name__}: another operation runs with a cache than without")
-    pairs = {
-        (EQUAL, STATES): (without.hidden, cached.hidden),
-        (EQUAL, KEYS): (without.attended, cached.attended),
-        (EQUAL, LOGITS): ([without.logits], [cached.logits]),
-        (EQUAL, OPERATIONS): (without.operations, cached.operations),
-        (FEWER, STATES): ([state[:, :-1] for state in without.hidden], shorter.hidden),
-        (FEWER, KEYS): ([states[..., :-1, :] for states in held(cached.cache)], held(shorter.cache)),
+    pairs = {(EQUAL, what): (tensors, cached.compared[what]) for what, tensors in without.compared.items()} | {
+        (FEWER, STATES): ([state[:, :-1] for state in without.compared[STATES]], shorter.compared[STATES]),
+        (FEWER, KEYS): ([states[..., :-1, :] for states in states_of(cached.cache)], states_of(shorter.cache)),
     }
     for (shapes, what), (reference, found) in pairs.items():
-        yield {"shapes": shapes, "what": what, "elements": sum(t.numel() for t in found)} | {
-            "differing": differing(reference, found)
-        }
-
-
-def held(cache: Cache) -> list[torch.Tensor]:
-    """List the keys and values of a cache."""
-    return [states for layer in cache.layers for states in (layer.keys, layer.values)]
-
-
-def differing(reference: Iterable[torch.Tensor], found: Iterable[torch.Tensor]) -> int:
-    """Count the elements whose bits differ."""
-    return sum(int((~agreement.bits_equal(one, other)).sum()) for one, other in zip(reference, found, strict=True))
+        both = zip(reference, found, strict=True)
+        differing = sum(int((~agreement.bits_equal(one, other)).sum()) for one, other in both)
+        elements = sum(tensor.numel() for tensor in found)
+        yield {"shapes": shapes, "what": what, "elements": elements, "differing": differing}
 
 
 def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
-    models = samples.identities(settings, [settings.model], settings.n_tokens)
-    samples.check_corpus(settings, [settings.model], settings.n_samples, settings.n_tokens)
-    return {"models": models, "corpus": corpus.describe(settings.corpus)}
+    return samples.inputs(settings, [settings.model], settings.n_samples, settings.n_tokens)
 
 
 def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:

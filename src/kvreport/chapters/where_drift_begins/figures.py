@@ -4,56 +4,45 @@ Every map runs from light (bits equal) to dark, so that a grey print and a reade
 same thing.
 """
 
+import itertools
+from collections.abc import Callable
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection, QuadMesh
-from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from kvreport.chapters.where_drift_begins import rows as named
 from kvreport.publishing import style
-from kvreport.publishing.wording import DTYPES
+from kvreport.publishing.wording import DTYPES, percent
 
-LIGHT = "#e8e8e8"
+# What a product of fewer rows is drawn with, by how it compares with that of the most rows.
+_STATES = dict(zip(named.STATES, [("#e8e8e8", ""), (style.BLUE, "////"), (style.VERMILION, "")], strict=True))
 _HATCH_COLOUR = "white"
+_QUERIES = {named.ONE_ROW: (style.VERMILION, "o", -0.16), named.ALL_ROWS: (style.BLUE, "s", 0.16)}
+# Letters of a model's name that fit a column of six.
+_LONG_NAME = 9
 
 
-def _plot_states(ax: Axes, grid: np.ndarray, x: np.ndarray, colours: list[str], hatches: list[str]) -> None:
-    """Draw a map of categories; `x` holds the edges of the columns, and a negative entry leaves a cell white."""
-    norm = BoundaryNorm(range(len(colours) + 1), len(colours))
-    shown = np.ma.masked_less(grid, 0)
-    y = np.arange(len(grid) + 1)
-    # Lines between many narrow cells would hide them.
-    lines = {"edgecolors": "white", "linewidth": 0.3} if grid.shape[1] < 50 else {}
-    ax.pcolormesh(x, y, shown, cmap=ListedColormap(colours), norm=norm, **lines)
-    ax.hlines(y[1:-1], x[0], x[-1], color="white", linewidth=1)
-    for state, hatch in enumerate(hatches):
-        if hatch:
-            cells = [
-                Rectangle((x[column], row), x[column + 1] - x[column], 1) for row, column in np.argwhere(grid == state)
-            ]
-            ax.add_collection(
-                PatchCollection(cells, facecolor="none", edgecolor=_HATCH_COLOUR, hatch=hatch, linewidth=0)
-            )
-    ax.set_ylim(len(grid), 0)
-    ax.grid(visible=False)
-    ax.tick_params(length=0)
+def _plot_shares(ax: Axes, grid: pd.DataFrame, left: float = 0, **look) -> QuadMesh:
+    """Draw a map of shares, its rows from the top down; white is none, and a share that rounds to none is not white."""
+    edges = np.arange(grid.shape[1] + 1) + left, np.arange(len(grid) + 1)
+    look = {"edgecolors": "#dddddd", "linewidth": 0.3} | look
+    mesh = ax.pcolormesh(*edges, np.ma.masked_invalid(grid), cmap="Blues", vmin=0, vmax=1, **look)
+    style.name_cells(ax, grid.index)
+    return mesh
 
 
-def _legend(fig: Figure, names: list[str], colours: list[str], hatches: list[str], occurring: set[str]) -> None:
-    handles = [
-        Patch(facecolor=colour, edgecolor=_HATCH_COLOUR if hatch else "#444444", hatch=hatch, linewidth=0.5, label=name)
-        for name, colour, hatch in zip(names, colours, hatches, strict=True)
-        if name in occurring
-    ]
-    fig.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=9.5, columnspacing=1, handlelength=1.6)
-
-
-# White is none; a share that rounds to none is still not white.
-_SHARES = plt.get_cmap("Blues")
+def _write(ax: Axes, grid: pd.DataFrame, say: Callable[[float], str]) -> None:
+    """Write into the cells of a map of shares."""
+    for (row, column), share in np.ndenumerate(grid):
+        if np.isfinite(share):
+            look = {"fontsize": 9.5, "color": "white" if share > 0.55 else "#222222"}
+            ax.text(column + 0.5, row + 0.5, say(share), ha="center", va="center", **look)
 
 
 def _colour_bar(fig: Figure, mesh: QuadMesh, axes: list[Axes], label: str) -> None:
@@ -64,242 +53,163 @@ def _colour_bar(fig: Figure, mesh: QuadMesh, axes: list[Axes], label: str) -> No
     bar.outline.set_linewidth(0.5)
 
 
-def plot_operations(shares: pd.DataFrame, ax: Axes) -> QuadMesh:
-    """Draw layers against operations, in the order in which they run."""
-    names = list(shares.sort_values("order").drop_duplicates("operation")["operation"])
-    first, last = int(shares["layer"].min()), int(shares["layer"].max())
-    grid = np.full((len(names), last - first + 1), np.nan)
-    for row in shares.itertuples():
-        grid[names.index(row.operation), row.layer - first] = row.share
-    edges = np.arange(first, last + 2) - 0.5
-    mesh = ax.pcolormesh(
-        edges, np.arange(len(names) + 1), np.ma.masked_invalid(grid), cmap=_SHARES, vmin=0, vmax=1,
-        edgecolors="#dddddd", linewidth=0.3,
-    )
-    ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9)
-    ticks = [0, (last - 1) // 2, last - 1]
-    ax.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=9.5)
-    ax.set_ylim(len(names), 0)
-    ax.grid(visible=False)
-    ax.tick_params(length=0)
-    return mesh
-
-
 def figure_operations(shares: pd.DataFrame) -> Figure:
-    """Draw `plot_operations` for every dtype of the first model, side by side."""
+    """Draw layers against operations, in the order in which they run, for every dtype of the first model."""
     first = shares.iloc[0]
-    rows = shares[(shares["model"] == first["model"]) & (shares["attention"] == first["attention"])]
-    dtypes = list(dict.fromkeys(rows["dtype"]))
-    count = rows["operation"].nunique()
+    of_first = shares[(shares["model"] == first["model"]) & (shares["attention"] == first["attention"])]
+    dtypes, count = of_first["dtype"].unique(), of_first["operation"].nunique()
     fig, axes = plt.subplots(1, len(dtypes), sharey=True, squeeze=False, figsize=(style.WIDTH, 1.5 + 0.2 * count))
     for ax, dtype in zip(axes[0], dtypes, strict=True):
-        mesh = plot_operations(rows[rows["dtype"] == dtype], ax)
+        of = of_first[of_first["dtype"] == dtype].sort_values("order")
+        grid = of.pivot(index="operation", columns="layer", values="share").loc[of["operation"].unique()]
+        mesh = _plot_shares(ax, grid, grid.columns[0] - 0.5)
+        # What runs after the layers stands in a column of its own.
+        last = grid.columns[-1] - 1
+        ax.set_xticks([0, last // 2, last])
+        ax.tick_params(axis="x", labelsize=9.5)
         ax.set_title(DTYPES[dtype], fontsize=10)
         ax.set_xlabel("layer")
     _colour_bar(fig, mesh, list(axes[0]), "share of texts in which the last row, alone, differs")
     return fig
 
 
-# Letters of a name that fit a column of six.
-_LONG_NAME = 9
-
-
-def plot_kinds(shares: pd.DataFrame, names: list[str], columns: list[tuple[str, str]], ax: Axes) -> Axes:
-    """Draw the share of calls that differ locally: kinds of operation against models."""
-    grid = np.full((len(names), len(columns)), np.nan)
-    for row in shares.itertuples():
-        if row.kind in names:
-            grid[names.index(row.kind), columns.index((row.model, row.attention))] = row.share
-    ax.pcolormesh(np.ma.masked_invalid(grid), cmap=_SHARES, vmin=0, vmax=1, edgecolors="#dddddd", linewidth=0.8)
-    for (row, column), value in np.ndenumerate(grid):
-        if np.isfinite(value):
-            text = "0" if value == 0 else f"{value:.0%}" if value >= 0.005 else "<1%"
-            ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9.5,
-                    color="white" if value > 0.55 else "#222222")
-    ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=9.5)
-    # Names of hub ids and folders are longer than a column is wide: their first part.
-    labels = [model.rpartition("/")[2].partition("-")[0][:_LONG_NAME] for model, _ in columns]
-    plain = [attention == "eager" and model != "mpt" for model, attention in columns]
-    labels = [label + "\neager" * eager for label, eager in zip(labels, plain, strict=True)]
-    ax.set_xticks(np.arange(len(columns)) + 0.5, labels, fontsize=9)
-    ax.set_ylim(len(names), 0)
-    ax.grid(visible=False)
-    ax.tick_params(length=0)
-    return ax
-
-
 def _kinds(shares: pd.DataFrame) -> list[str]:
     return [kind for kind in named.KINDS if kind in set(shares["kind"])]
 
 
+def _short(model: str, attention: str) -> str:
+    """Name a column: hub ids and folders are longer than it is wide, so by the first part of their names."""
+    name = model.rpartition("/")[2].partition("-")[0][:_LONG_NAME]
+    return name + "\neager" * (attention == "eager" and model != "mpt")
+
+
 def figure_kinds(shares: pd.DataFrame) -> Figure:
-    """Draw `plot_kinds` for every dtype and both passes of a cached step; kinds that never differ are left out."""
-    passes = (named.LAST_ONE, named.PREFILL)
-    columns = list(dict.fromkeys(zip(shares["model"], shares["attention"], strict=True)))
+    """Draw kinds of operation against models, for every dtype and both passes of a cached step.
+
+    Kinds that never differ are left out.
+    """
+    columns = shares[["model", "attention"]].drop_duplicates().apply(tuple, axis=1)
     names = _kinds(shares[shares["share"] > 0]) or _kinds(shares)
-    panels = [(dtype, name) for name in passes for dtype in dict.fromkeys(shares["dtype"])]
+    passes = {named.LAST_ONE: "last row alone", named.PREFILL: named.PREFILL}
+    panels = [(dtype, name) for name in passes for dtype in shares["dtype"].unique()]
     # Many models need the whole width, or their numbers cannot be read on a telephone.
     across = len(passes) if len(columns) <= 4 else 1
     down = len(panels) // across
-    height = 0.35 + 0.26 * len(names)
-    fig, axes = plt.subplots(
-        down, across, sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.8 + height * down)
-    )
+    size = style.WIDTH, 0.8 + (0.35 + 0.26 * len(names)) * down
+    fig, axes = plt.subplots(down, across, sharex=True, sharey=True, squeeze=False, figsize=size)
     for ax, (dtype, name) in zip(axes.T.flat, panels, strict=True):
-        plot_kinds(shares[(shares["dtype"] == dtype) & (shares["pass"] == name)], names, columns, ax)
-        shown = "last row alone" if name == named.LAST_ONE else name
-        ax.set_title(f"{DTYPES[dtype]}, {shown}", fontsize=9.5, loc="left", pad=2)
+        of = shares[(shares["dtype"] == dtype) & (shares["pass"] == name)]
+        grid = of.pivot(index="kind", columns=["model", "attention"], values="share")
+        _plot_shares(ax, grid.reindex(index=names, columns=columns), linewidth=0.8)
+        _write(ax, grid.reindex(index=names, columns=columns), lambda share: "0" if share == 0 else percent(share))
+        ax.tick_params(axis="y", labelsize=9.5)
+        ax.set_xticks(np.arange(len(columns)) + 0.5, [_short(*column) for column in columns], fontsize=9)
+        ax.set_title(f"{DTYPES[dtype]}, {passes[name]}", fontsize=9.5, loc="left", pad=2)
     return fig
 
 
-_GEMM_COLOURS = [LIGHT, style.BLUE, style.VERMILION]
-_GEMM_HATCHES = ["", "////", ""]
-
-
-def plot_gemm(states: pd.DataFrame, ax: Axes) -> Axes:
+def _plot_gemm(ax: Axes, states: pd.DataFrame) -> None:
     """Draw the number of rows against K."""
-    sizes = sorted(states["inner_size"].unique())
-    most = int(states["rows"].max())
-    grid = np.full((len(sizes), most), -1)
-    for row in states.itertuples():
-        grid[sizes.index(row.inner_size), row.rows - 1] = named.STATES.index(row.state)
-    _plot_states(ax, grid, np.arange(most + 1) + 0.5, _GEMM_COLOURS, _GEMM_HATCHES)
+    places = states.assign(place=states["state"].map(named.STATES.index))
+    grid = places.pivot(index="inner_size", columns="rows", values="place")
+    most = grid.shape[1]
+    edges, colours = np.arange(most + 1) + 0.5, ListedColormap([colour for colour, _ in _STATES.values()])
+    ax.pcolormesh(edges, np.arange(len(grid) + 1), grid, cmap=colours, vmin=0, vmax=len(_STATES) - 1)
+    ax.hlines(np.arange(1, len(grid)), edges[0], edges[-1], color="white", linewidth=1)
+    for place, (_, hatch) in enumerate(_STATES.values()):
+        if hatch:
+            cells = [Rectangle((edges[column], row), 1, 1) for row, column in np.argwhere(grid == place)]
+            look = {"facecolor": "none", "edgecolor": _HATCH_COLOUR, "hatch": hatch, "linewidth": 0}
+            ax.add_collection(PatchCollection(cells, **look))
+    style.name_cells(ax, grid.index)
     ax.set_xscale("log", base=2)
-    ticks = [2**power for power in range(most.bit_length()) if 2**power <= most]
-    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ticks = [2**power for power in range(most.bit_length())]
+    ax.set_xticks(ticks, ticks)
     ax.set_xticks([], minor=True)
-    ax.set_yticks(np.arange(len(sizes)) + 0.5, [str(size) for size in sizes], fontsize=9)
-    return ax
 
 
 def figure_gemm(states: pd.DataFrame) -> Figure:
-    """Draw `plot_gemm` for every dtype and number of threads, one under the other."""
+    """Draw `_plot_gemm` for every dtype and number of threads, one under the other."""
     groups = list(states.groupby(["dtype", "threads"], sort=False))
-    sizes = states["inner_size"].nunique()
+    height = 0.32 + 0.19 * states["inner_size"].nunique()
     fig, axes = plt.subplots(
-        len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 1.3 + len(groups) * (0.32 + 0.19 * sizes))
+        len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 1.3 + len(groups) * height)
     )
-    for ax, ((dtype, threads), rows) in zip(axes[:, 0], groups, strict=True):
-        plot_gemm(rows, ax)
+    for ax, ((dtype, threads), of) in zip(axes[:, 0], groups, strict=True):
+        _plot_gemm(ax, of)
         ax.set_title(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}", loc="left", fontsize=9.5, pad=2)
     fig.supylabel("K (reduction size)", fontsize=10)
     axes[-1, 0].set_xlabel("query length (rows of the product)")
-    _legend(fig, list(named.STATES), _GEMM_COLOURS, _GEMM_HATCHES, set(states["state"]))
+    handles = [
+        Patch(facecolor=colour, edgecolor=_HATCH_COLOUR if hatch else "#444444", hatch=hatch, linewidth=0.5, label=name)
+        for name, (colour, hatch) in _STATES.items() if name in set(states["state"])
+    ]
+    fig.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=9.5, columnspacing=1, handlelength=1.6)
     return fig
 
 
 def figure_lengths(shares: pd.DataFrame) -> Figure:
     """Draw for every length in how many texts bits differ: two strips for each dtype and attention."""
-    groups = list(shares.groupby(["attention", "dtype"], sort=False))
-    lengths = sorted(shares["n_tokens"].unique())
-    grid = np.full((2 * len(groups), len(lengths)), np.nan)
-    for place, (_, rows) in enumerate(groups):
-        columns = [lengths.index(length) for length in rows["n_tokens"]]
-        grid[2 * place, columns], grid[2 * place + 1, columns] = rows["logits"], rows["cache"]
+    strips = {
+        f"{attention}, {DTYPES[dtype]}: {what}": of.set_index("n_tokens")[what]
+        for (attention, dtype), of in shares.groupby(["attention", "dtype"], sort=False) for what in ("logits", "cache")
+    }
+    grid = pd.DataFrame(strips).T
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.5 + 0.26 * len(grid)))
-    edges = np.append(lengths, lengths[-1] + 1) - 0.5
-    mesh = ax.pcolormesh(edges, np.arange(len(grid) + 1), np.ma.masked_invalid(grid), cmap=_SHARES, vmin=0, vmax=1)
-    ax.hlines(np.arange(1, len(grid)), edges[0], edges[-1], color="white", linewidth=1)
-    ax.hlines(np.arange(2, len(grid), 2), edges[0], edges[-1], color="#444444", linewidth=0.8)
-    names = [
-        f"{attention}, {DTYPES[dtype]}: {what}" for (attention, dtype), _ in groups for what in ("logits", "cache")
-    ]
-    ax.set_yticks(np.arange(len(grid)) + 0.5, names, fontsize=9)
-    apart = 32 if lengths[-1] >= 64 else 4
-    ax.set_xticks([length for length in lengths if length % apart == 0])
+    mesh = _plot_shares(ax, grid, grid.columns[0] - 0.5, edgecolors="none")
+    ends = ax.get_xlim()
+    ax.hlines(np.arange(1, len(grid)), *ends, color="white", linewidth=1)
+    ax.hlines(np.arange(2, len(grid), 2), *ends, color="#444444", linewidth=0.8)
+    apart = 32 if grid.columns[-1] >= 64 else 4
+    ax.set_xticks([length for length in grid if length % apart == 0])
     ax.set_xlabel("tokens, the last one scored on a cache")
-    ax.set_ylim(len(grid), 0)
-    ax.grid(visible=False)
-    ax.tick_params(length=0)
     _colour_bar(fig, mesh, [ax], "share of texts that differ")
     return fig
 
 
-def plot_forms(shares: pd.DataFrame, ax: Axes) -> QuadMesh:
-    """Draw the share of rows that differ from the causal pass: forms against numbers of keys."""
-    forms, lengths = list(named.FORMS), sorted(shares["keys"].unique())
-    grid = np.full((len(forms), len(lengths)), np.nan)
-    for row in shares.itertuples():
-        grid[forms.index(row.form), lengths.index(row.keys)] = row.share
-    mesh = ax.pcolormesh(np.ma.masked_invalid(grid), cmap=_SHARES, vmin=0, vmax=1, edgecolors="#dddddd", linewidth=0.5)
-    for (row, column), value in np.ndenumerate(grid):
-        # A share that is drawn as none is not none.
-        if np.isfinite(value) and 0 < value < 0.1:
-            ax.text(column + 0.5, row + 0.5, "·", ha="center", va="center", fontsize=9, color="#222222")
-    ax.set_yticks(np.arange(len(forms)) + 0.5, forms, fontsize=9)
-    ax.set_xticks(np.arange(len(lengths)) + 0.5, [str(length) for length in lengths], fontsize=9, rotation=90)
-    ax.set_ylim(len(forms), 0)
-    ax.grid(visible=False)
-    ax.tick_params(length=0)
-    return mesh
-
-
 def figure_forms(shares: pd.DataFrame) -> Figure:
-    """Draw `plot_forms` for every kernel (down) and dtype (across)."""
-    kernels, dtypes = (list(dict.fromkeys(shares[name])) for name in ("kernel", "dtype"))
-    fig, axes = plt.subplots(
-        len(kernels),
-        len(dtypes),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        figsize=(style.WIDTH, 1.6 + 2 * len(kernels)),
-    )
-    for row, kernel in zip(axes, kernels, strict=True):
-        for ax, dtype in zip(row, dtypes, strict=True):
-            mesh = plot_forms(shares[(shares["kernel"] == kernel) & (shares["dtype"] == dtype)], ax)
-            ax.set_title(f"{kernel}, {DTYPES[dtype]}", fontsize=9.5, loc="left", pad=2)
+    """Draw forms of the attention against numbers of keys, for every kernel (down) and dtype (across)."""
+    kernels, dtypes = (shares[name].unique() for name in ("kernel", "dtype"))
+    size = style.WIDTH, 1.6 + 2 * len(kernels)
+    fig, axes = plt.subplots(len(kernels), len(dtypes), sharex=True, sharey=True, squeeze=False, figsize=size)
+    for (kernel, dtype), ax in zip(itertools.product(kernels, dtypes), axes.flat, strict=True):
+        of = shares[(shares["kernel"] == kernel) & (shares["dtype"] == dtype)]
+        grid = of.pivot(index="form", columns="keys", values="share").reindex(named.FORMS)
+        mesh = _plot_shares(ax, grid, linewidth=0.5)
+        # A share that is drawn as none is not none.
+        _write(ax, grid, lambda share: "·" if 0 < share < 0.1 else "")
+        ax.set_xticks(np.arange(grid.shape[1]) + 0.5, grid.columns, fontsize=9, rotation=90)
+        ax.set_title(f"{kernel}, {DTYPES[dtype]}", fontsize=9.5, loc="left", pad=2)
     for ax in axes[-1]:
         ax.set_xlabel("keys")
     _colour_bar(fig, mesh, list(axes.flat), "share of rows that differ from the causal pass")
     return fig
 
 
-_QUERY_STYLE = {named.ONE_ROW: (style.VERMILION, "o"), named.ALL_ROWS: (style.BLUE, "s")}
-
-
-def plot_factorial(table: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the drift by who wrote the cache, one mark a query; a drift of 0 is hollow."""
-    for row in table.itertuples():
-        colour, marker = _QUERY_STYLE[row.query]
-        place = named.SOURCES.index(row.cache) + (0.16 if row.query == named.ALL_ROWS else -0.16)
-        drift = row.drift
-        ax.errorbar(
-            drift.value, place, xerr=[[max(drift.value - drift.low, 0)], [max(drift.high - drift.value, 0)]],
-            color=colour, marker=marker, markersize=6, linestyle="", markerfacecolor="white" if drift.value == 0
-                else colour,
-        )
-    ax.set_yticks(range(len(named.SOURCES)), named.SOURCES, fontsize=9.5)
-    ax.set_ylim(len(named.SOURCES) - 0.5, -0.5)
-    ax.grid(axis="y", visible=False)
-    return ax
-
-
 def figure_factorial(table: pd.DataFrame) -> Figure:
-    """Draw `plot_factorial` for every dtype (down) and length (across)."""
-    dtypes, lengths = (list(dict.fromkeys(table[name])) for name in ("dtype", "n_tokens"))
+    """Draw the drift by who wrote the cache, for every dtype (down) and length (across); a drift of 0 is hollow."""
+    dtypes, lengths = (table[name].unique() for name in ("dtype", "n_tokens"))
     fig, axes = plt.subplots(
-        len(dtypes),
-        len(lengths),
-        sharey=True,
-        sharex="row",
-        squeeze=False,
+        len(dtypes), len(lengths), sharey=True, sharex="row", squeeze=False,
         figsize=(style.WIDTH, 1.1 + 1.25 * len(dtypes)),
     )
-    for row, dtype in zip(axes, dtypes, strict=True):
-        for ax, length in zip(row, lengths, strict=True):
-            plot_factorial(table[(table["dtype"] == dtype) & (table["n_tokens"] == length)], ax)
-            ax.set_title(f"{DTYPES[dtype]}, {length} tokens", fontsize=9.5, loc="left", pad=2)
-        right = row[0].get_xlim()[1]
-        row[0].set_xlim(-0.04 * right, right)
+    for (dtype, length), ax in zip(itertools.product(dtypes, lengths), axes.flat, strict=True):
+        for row in table[(table["dtype"] == dtype) & (table["n_tokens"] == length)].itertuples():
+            colour, marker, shift = _QUERIES[row.query]
+            style.plot_estimate(
+                ax, row.drift, named.SOURCES.index(row.cache) + shift, color=colour, marker=marker, markersize=6,
+                markerfacecolor=colour if row.drift.value else "white",
+            )
+        style.name_rows(ax, named.SOURCES, fontsize=9.5)
+        ax.set_title(f"{DTYPES[dtype]}, {length} tokens", fontsize=9.5, loc="left", pad=2)
+    for ax in axes[:, 0]:
+        right = ax.get_xlim()[1]
+        ax.set_xlim(-0.04 * right, right)
     fig.supxlabel("relative drift of the logits / unit roundoff", fontsize=10)
     fig.supylabel("keys and values written by", fontsize=10)
     handles = [
-        plt.Line2D([], [], color=colour, marker=marker, linestyle="", label=f"last token as {query}")
-        for query, (colour, marker) in _QUERY_STYLE.items()
+        style.key(f"last token as {query}", colour, marker=marker) for query, (colour, marker, _) in _QUERIES.items()
     ]
-    handles.append(
-        plt.Line2D([], [], color=style.GREY, marker="o", markerfacecolor="white", linestyle="", label="hollow: 0")
-    )
+    handles.append(style.key("hollow: 0", marker="o", markerfacecolor="white"))
     fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5, columnspacing=1, handletextpad=0.2)
     return fig

@@ -3,14 +3,14 @@
 Rows, one a (model, attention, dtype, sample, length): see ``data/README.md``.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook.measuring import agreement
-from kvbook.models import corpus
+from kvbook.measuring import agreement, full_and_split
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -19,11 +19,8 @@ from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettin
 
 def cache_equal(full: Cache, prefix: Cache) -> bool:
     """Tell whether a prefix's keys and values have the bits of the full pass's."""
-    return all(
-        bool(agreement.bits_equal(whole[..., : part.shape[-2], :], part).all())
-        for of_full, of_prefix in zip(full.layers, prefix.layers, strict=True)
-        for whole, part in ((of_full.keys, of_prefix.keys), (of_full.values, of_prefix.values))
-    )
+    pairs = zip(full_and_split.states_of(full), full_and_split.states_of(prefix), strict=True)
+    return all(agreement.bits_equal(whole[..., : part.shape[-2], :], part).all() for whole, part in pairs)
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
@@ -46,25 +43,17 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any
 
 def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
-    longest = settings.longest
-    models = samples.identities(settings, [settings.model], longest)
-    samples.check_corpus(settings, [settings.model], settings.n_swept, longest)
-    return {
-        "longest": longest,
-        "n_swept": settings.n_swept,
-        "models": models,
-        "corpus": corpus.describe(settings.corpus),
-    }
+    swept = {"longest": settings.longest, "n_swept": settings.n_swept}
+    return swept | samples.inputs(settings, [settings.model], settings.n_swept, settings.longest)
 
 
 def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Sweep the first text with the settings' first model in both attentions, and further ones in the model's own."""
-    cases = [(attention, dtype) for attention in (None, "eager") for dtype in settings.dtypes]
-    for attention, dtype in cases:
+    for attention, dtype in itertools.product((None, "eager"), settings.dtypes):
         loaded = samples.load(settings, settings.model, dtype, attention)
         implementation = loaded.model.config._attn_implementation
         if attention is None and implementation == "eager":
-            continue  # the case behind is this one
+            continue  # the next case is this one
         n_texts = 1 if attention else settings.n_swept
         case, label = f"{attention}|{dtype}", f"every length, {implementation}, {dtype}"
         for text in samples.pending(settings, writer, loaded, case, n_texts, settings.longest, label):

@@ -1,5 +1,6 @@
 """What the rows of the chapter on where drift begins say: its measures, then the sentences and the claim."""
 
+import functools
 from dataclasses import replace
 
 import pandas as pd
@@ -8,19 +9,7 @@ from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.where_drift_begins import rows
 from kvreport.chapters.where_drift_begins.rows import EXPERIMENTS, ROWS  # noqa: F401
-from kvreport.publishing.measures import (
-    Measure,
-    claim,
-    counted,
-    distinct,
-    first,
-    holds,
-    mean,
-    noted,
-    part,
-    share,
-    worded,
-)
+from kvreport.publishing.measures import Measure, claim, counted, distinct, holds, mean, noted, part, share, worded
 from kvreport.publishing.rules import HALF, Bound, anyone, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -33,8 +22,8 @@ def _share_of_calls(calls: pd.DataFrame) -> Estimate:
 
 
 def _draws(forms: pd.DataFrame) -> float:
-    rows_of_a_case = forms.groupby(["kernel", "dtype", "keys"])["compared_rows"].sum()
-    return rows_of_a_case.iloc[0] / forms["heads"].iloc[0]
+    """Count the draws of one case."""
+    return forms.groupby(["kernel", "dtype", "keys"])["compared_rows"].sum().max() / forms["heads"].max()
 
 
 # Operations on equal inputs.
@@ -48,6 +37,7 @@ MOST_CALLS = Measure(
     "largest share of calls that differ on bitwise identical inputs", "", "kind", "{:.1%}", "all calls of all texts",
     rows="calls", by=("kind",), estimate=counted(lambda calls: calls["share"].max()),
 )
+MOST_PREFILL = replace(MOST_CALLS, rows=CALLS.rows).where(**{"pass": rows.PREFILL})
 OTHER_PRODUCTS = replace(CALLS, rows="calls but down_proj", by=()).where(dtype="bfloat16")
 MOST_OTHER_PRODUCTS = replace(MOST_CALLS, rows="calls but down_proj", by=()).where(dtype="bfloat16")
 
@@ -93,8 +83,8 @@ LENGTHS = Measure(
 ).where(attention="sdpa")
 ALL_LENGTHS = replace(LENGTHS, unit="", census="all lengths of all texts", estimate=part("logits_equal"))
 MOST_ROWS = Measure(
-    "largest query length at which some row differs", "", "K", "{:.0f}", rows="longest differing", by=("K",),
-    estimate=first("rows"),
+    "largest query length at which some row differs", "", "K", "{:.0f}", rows="differing products", by=("K",),
+    estimate=counted(lambda products: products["differing"].max()),
 ).where(threads=1)
 LONGEST_SUM = MOST_ROWS.where(longest=True, dtype="bfloat16")
 DIFFERING_ROWS = Measure(
@@ -102,7 +92,9 @@ DIFFERING_ROWS = Measure(
     by=("kernel", "form", "dtype"),
     estimate=counted(lambda forms: 1 - forms["equal_rows"].sum() / forms["compared_rows"].sum()),
 )
-ALONE = DIFFERING_ROWS.where(form=rows.ALONE)
+ALONE, MASKED, HIDDEN_KEYS = (
+    DIFFERING_ROWS.where(form=form) for form in (rows.ALONE, (rows.BOOLEAN, rows.ADDITIVE), rows.HIDDEN)
+)
 
 # Facts for the prose.
 MODEL = noted("operation_replay", "models", 0, "name")
@@ -113,79 +105,56 @@ REPLAYED = Measure("texts", rows="operation_replay", estimate=distinct("sample")
 SCORED, SWEPT, READ_TWICE = (
     replace(REPLAYED, rows=name) for name in ("cache_factorial", "length_sweep", "equal_shapes")
 )
-HEADS = Measure("heads", rows="attention_forms", estimate=first("heads"), form="{:.0f}")
+HEADS = Measure("heads", rows="attention_forms", estimate=counted(lambda forms: forms["heads"].max()), form="{:.0f}")
 DRAWS = replace(HEADS, name="draws", estimate=counted(_draws)).where(form=rows.ALONE)
 
 _NONE = Bound(0, "arithmetic", "none")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
 
+# What holds on the processor at hand.
+_here = functools.partial(holds, speaks_of="this processor")
 STATEMENTS = {
-    "one-row-linear-fp32": holds(
-        every(ONE_ROW.where(dtype="float32", kind="linear"), "above", _FOUR_IN_FIVE), "this processor", headline=True
+    "one-row-linear-fp32": _here(
+        every(ONE_ROW.where(dtype="float32", kind="linear"), "above", _FOUR_IN_FIVE), headline=True
     ),
-    "one-row-attention-fp32": holds(every(ATTENTION.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this processor"),
-    "one-row-bf16": holds(
-        every(ONE_ROW.where(dtype="bfloat16", kind=("linear", "attention")), "below", _ONE_IN_FIVE), "this processor",
-        headline=True,
+    "one-row-attention-fp32": _here(every(ATTENTION.where(dtype="float32"), "above", _FOUR_IN_FIVE)),
+    "one-row-bf16": _here(
+        every(ONE_ROW.where(dtype="bfloat16", kind=("linear", "attention")), "below", _ONE_IN_FIVE), headline=True
     ),
-    "other-products-differ-in-bf16": holds(every(OTHER_PRODUCTS, "above", _NONE), "this processor", on="Intel"),
-    "down-proj-alone-in-bf16-on-amd": holds(every(MOST_OTHER_PRODUCTS, "at most", _NONE), "this processor", on="AMD"),
+    "other-products-differ-in-bf16": _here(every(OTHER_PRODUCTS, "above", _NONE), on="Intel"),
+    "down-proj-alone-in-bf16-on-amd": _here(every(MOST_OTHER_PRODUCTS, "at most", _NONE), on="AMD"),
     "row-wise-never": holds(every(MOST_CALLS.where(kind=_ROW_WISE), "at most", _NONE), headline=True),
     "control": holds(every(MOST_CALLS.where(**{"pass": rows.ALL}), "at most", _NONE)),
-    "sixteen-rows-linear-fp32": holds(
-        every(SIXTEEN_ROWS.where(dtype="float32", kind="linear"), "below", _ONE_IN_FIVE), "this processor"
+    "sixteen-rows-linear-fp32": _here(
+        every(SIXTEEN_ROWS.where(dtype="float32", kind="linear"), "below", _ONE_IN_FIVE)
     ),
-    "prefill-linear-never": holds(
-        every(
-            replace(MOST_CALLS, rows=CALLS.rows).where(dtype="float32", kind="linear", **{"pass": rows.PREFILL}),
-            "at most", _NONE,
-        ),
-        "this processor",
-    ),
+    "prefill-linear-never": _here(every(MOST_PREFILL.where(dtype="float32", kind="linear"), "at most", _NONE)),
     "equal-shapes-equal-bits": holds(every(DIFFERING, "at most", _NONE)),
-    "one-token-fewer-differs": holds(
-        every(DIFFERING_IF_SHORTER.where(dtype="bfloat16"), "above", _ONE_IN_FIVE), "this processor"
-    ),
+    "one-token-fewer-differs": _here(every(DIFFERING_IF_SHORTER.where(dtype="bfloat16"), "above", _ONE_IN_FIVE)),
     "begins-at-q": holds(every(BEGINS_AT_Q.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this model"),
-    "bf16-begins-later": holds(every(BEGINS_LATER.where(dtype="bfloat16"), "above", _FOUR_IN_FIVE), "this processor"),
-    "bf16-begins-in-the-step": holds(
-        every(BEGINS_IN_THE_STEP.where(dtype="bfloat16"), "above", HALF), "this processor"
+    "bf16-begins-later": _here(every(BEGINS_LATER.where(dtype="bfloat16"), "above", _FOUR_IN_FIVE)),
+    "bf16-begins-in-the-step": _here(every(BEGINS_IN_THE_STEP.where(dtype="bfloat16"), "above", HALF)),
+    "one-row-is-enough": _here(every(ONE_ROW_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE), headline=True),
+    "one-row-is-enough-in-bf16": _here(every(ONE_ROW_ALONE.where(dtype="bfloat16"), "above", HALF)),
+    "prefill-is-not-enough": _here(every(PREFILL_ALONE.where(dtype="float32"), "below", HALF)),
+    "decoded-cache-is-enough": _here(every(DECODED_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE)),
+    "no-length-agrees-fp32": _here(every(ALL_LENGTHS.where(dtype="float32"), "at most", _NONE)),
+    "some-lengths-agree-bf16": _here(every(LENGTHS.where(dtype="bfloat16"), "above", _NONE)),
+    "short-products-fp32": _here(
+        every(MOST_ROWS.where(dtype="float32"), "below", Bound(16, "ours", "as in the replay of 16 rows"))
     ),
-    "one-row-is-enough": holds(
-        every(ONE_ROW_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this processor", headline=True
+    "short-sums-never-bf16": _here(every(MOST_ROWS.where(dtype="bfloat16", longest=False), "at most", _NONE)),
+    "a-long-sum-differs-bf16": _here(
+        every(LONGEST_SUM, "above", Bound(16, "ours", "more rows than in fp32")), on="Intel"
     ),
-    "one-row-is-enough-in-bf16": holds(every(ONE_ROW_ALONE.where(dtype="bfloat16"), "above", HALF), "this processor"),
-    "prefill-is-not-enough": holds(every(PREFILL_ALONE.where(dtype="float32"), "below", HALF), "this processor"),
-    "decoded-cache-is-enough": holds(
-        every(DECODED_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this processor"
+    "a-long-sum-differs-for-one-row-on-amd": _here(
+        every(LONGEST_SUM, "at most", Bound(1, "arithmetic", "one row")), on="AMD"
     ),
-    "no-length-agrees-fp32": holds(every(ALL_LENGTHS.where(dtype="float32"), "at most", _NONE), "this processor"),
-    "some-lengths-agree-bf16": holds(every(LENGTHS.where(dtype="bfloat16"), "above", _NONE), "this processor"),
-    "short-products-fp32": holds(
-        every(MOST_ROWS.where(dtype="float32"), "below", Bound(16, "ours", "as in the replay of 16 rows")),
-        "this processor",
-    ),
-    "short-sums-never-bf16": holds(
-        every(MOST_ROWS.where(dtype="bfloat16", longest=False), "at most", _NONE), "this processor"
-    ),
-    "a-long-sum-differs-bf16": holds(
-        every(LONGEST_SUM, "above", Bound(16, "ours", "more rows than in fp32")), "this processor", on="Intel"
-    ),
-    "a-long-sum-differs-for-one-row-on-amd": holds(
-        every(LONGEST_SUM, "at most", Bound(1, "arithmetic", "one row")), "this processor", on="AMD"
-    ),
-    "one-query-fp32": holds(every(ALONE.where(dtype="float32"), "above", HALF), "this processor"),
-    "one-query-bf16": holds(every(ALONE.where(dtype="bfloat16"), "below", _ONE_IN_FIVE), "this processor"),
-    "masks-alike": holds(
-        every(
-            DIFFERING_ROWS.where(dtype=("float32", "bfloat16"), form=(rows.BOOLEAN, rows.ADDITIVE)), "at most", _NONE
-        ),
-        "this processor",
-    ),
-    "hidden-keys-change-rows": holds(
-        every(DIFFERING_ROWS.where(dtype="float32", form=rows.HIDDEN), "above", _NONE), "this processor"
-    ),
+    "one-query-fp32": _here(every(ALONE.where(dtype="float32"), "above", HALF)),
+    "one-query-bf16": _here(every(ALONE.where(dtype="bfloat16"), "below", _ONE_IN_FIVE)),
+    "masks-alike": _here(every(MASKED.where(dtype=("float32", "bfloat16")), "at most", _NONE)),
+    "hidden-keys-change-rows": _here(every(HIDDEN_KEYS.where(dtype="float32"), "above", _NONE)),
 }
 
 _EXACTLY = Bound(0, "document", "“exactly the same”")

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from kvbook import lengths
 from kvbook.measuring import full_and_split, replay
-from kvbook.models import corpus
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -36,19 +35,13 @@ def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Iterator[di
     """Add up the calls of each operation within each layer."""
     groups: dict[tuple[int | None, str], list[replay.Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault((verdict.layer, verdict.operation), []).append(verdict)
+        groups.setdefault((verdict.call.layer, verdict.call.operation), []).append(verdict)
     for (layer, operation), calls in groups.items():
-        differing = [call for call in calls if call.differing]
+        first, differing = calls[0].call, [one.call.order for one in calls if one.differing]
         yield {
-            "pass": name,
-            "rows": rows,
-            "layer": layer,
-            "operation": operation,
-            "kind": calls[0].kind,
-            "order": calls[0].order,
-            "calls": len(calls),
-            "differing_calls": len(differing),
-            "first_differing": min((call.order for call in differing), default=None),
+            "pass": name, "rows": rows, "layer": layer, "operation": operation, "kind": first.kind,
+            "order": first.order, "calls": len(calls), "differing_calls": len(differing),
+            "first_differing": min(differing, default=None),
             "inputs_equal": int(all(call.inputs_equal for call in calls)),
             "differing_share": sum(call.differing for call in calls) / sum(call.elements for call in calls),
             "relative_rms": max(call.relative_rms for call in calls),
@@ -57,10 +50,7 @@ def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Iterator[di
 
 def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
     """Name the models and the corpus, and refuse what cannot be run."""
-    names = dict.fromkeys((settings.model, *settings.families))
-    models = samples.identities(settings, names, settings.n_tokens)
-    samples.check_corpus(settings, names, settings.n_replayed, settings.n_tokens)
-    return {"models": models, "corpus": corpus.describe(settings.corpus)}
+    return samples.inputs(settings, (settings.model, *settings.families), settings.n_replayed, settings.n_tokens)
 
 
 def measure(settings: WhereDriftBeginsSettings, made_of: dict[str, Any], writer: records.Writer) -> None:

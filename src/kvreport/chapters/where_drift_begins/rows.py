@@ -114,12 +114,10 @@ def _products(run: Run) -> pd.DataFrame:
     return rows.assign(state=state.where(rows["equal_rows"] < rows["rows"], ALL_EQUAL))
 
 
-def _longest_differing(products: pd.DataFrame) -> pd.DataFrame:
-    """Largest number of rows at which one differs, for each K."""
-    products = products.assign(rows=products["rows"].where(products["state"] != ALL_EQUAL, 0))
-    most = products.groupby(["dtype", "threads", "inner_size"], sort=False)["rows"].max().reset_index()
-    size = most["inner_size"]
-    return most.assign(K="K = " + size.astype(str), longest=size == size.max())
+def _differing_products(products: pd.DataFrame) -> pd.DataFrame:
+    """Products with their number of rows if one of these differs, else 0, and whether their sums are the longest."""
+    size, differing = products["inner_size"], products["rows"] * (products["state"] != ALL_EQUAL)
+    return products.assign(K="K = " + size.astype(str), longest=size == size.max(), differing=differing)
 
 
 def _lengths(run: Run) -> pd.DataFrame:
@@ -162,7 +160,7 @@ ROWS = {
     "beginnings": Frame(_beginnings, ("operation_replay",)),
     "beginnings of the first model": Frame(_of_first_model, ("beginnings",)),
     "products": Frame(_products, ("gemm_map",)),
-    "longest differing": Frame(_longest_differing, ("products",)),
+    "differing products": Frame(_differing_products, ("products",)),
     "lengths": Frame(_lengths, ("length_sweep",)),
     "forms": Frame(_forms, ("attention_forms",)),
     "steps": Frame(_steps, ("cache_factorial",)),

@@ -42,7 +42,7 @@ def shipped(size: str) -> Path:
 
 
 def folder_of(name: str, corpus: str, device: str = "cpu") -> Path:
-    """Find a checkpoint; ``"thread"`` for another text than the standard library is trained on it where it is missing."""
+    """Find a checkpoint; ``"thread"`` is trained on first use on another text than the standard library."""
     if name == SMALL or (name == THREAD and corpus == STDLIB):
         return shipped(name)
     if name == THREAD:

@@ -2,20 +2,19 @@
 
 Pre-norm blocks, ReLU between the two halves of the feed-forward part, no bias in the three projections of attention,
 and a table of positions longer than the block, of which training sees a random stretch.  A layer keeps no state: what
-it may remember is handed to it as a `Memory`, so that every scheme of the thread is another memory around the same
+it may remember is handed to it as a memory, so that every scheme of the thread is another memory around the same
 weights.
 
 Shapes: ids ``(batch_size, seq_len)``; keys and values ``(batch_size, heads, seq_len, head_dim)``.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-Mask = Literal["causal", "explicit", "none", "unshifted"]
+from kvreport.chapters.from_scratch.gpt.memory import RollingMemory
 
 
 @dataclass(frozen=True)
@@ -45,28 +44,8 @@ class Shape:
     dropout: float = 0.0
 
 
-class Memory(Protocol):
-    """What attention may look back on: one store for all layers."""
-
-    def take(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Take the new keys and values of a layer; give all that its queries look at, and the mask over them."""
-        ...
-
-
-def mask_of(kind: Mask, rows: int, columns: int, device: torch.device) -> torch.Tensor | None:
-    """Make the mask of `rows` new queries over `columns` keys, the last `rows` of which are their own."""
-    if kind == "none" or (kind == "causal" and rows == 1):
-        return None
-    whole = torch.ones(rows, columns, dtype=torch.bool, device=device)
-    if kind == "unshifted":
-        return whole.tril() if rows > 1 else whole
-    return whole.tril(columns - rows)
-
-
 class Layer(nn.Module):
-    """Attention and feed-forward part, each behind a norm and added to the stream."""
+    """Attention and feed-forward part, each after a norm and added to the stream."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -79,7 +58,7 @@ class Layer(nn.Module):
         self.narrow = nn.Linear(4 * shape.width, shape.width)
         self.drop = nn.Dropout(shape.dropout)
 
-    def forward(self, stream: torch.Tensor, layer: int, memory: Memory | None) -> torch.Tensor:
+    def forward(self, stream: torch.Tensor, layer: int, memory: RollingMemory | None) -> torch.Tensor:
         """Run the layer; `memory` None means that what is fed is the whole text."""
         batch_size, seq_len, width = stream.shape
         projected = self.projections(self.norm_attention(stream))
@@ -116,10 +95,15 @@ class ScratchGPT(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         self.scores = nn.Linear(shape.width, shape.vocabulary_size)
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.scores.weight.device
+
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, memory: Memory | None = None, last_only: bool = False
+        self, ids: torch.Tensor, positions: torch.Tensor, memory: RollingMemory | None = None, last_only: bool = False
     ) -> torch.Tensor:
-        """Score the character behind each one that is fed."""
+        """Score the character after each one that is fed."""
         stream = self.characters(ids) + self.positions(positions)
         for number, layer in enumerate(self.layers):
             stream = layer(stream, number, memory)

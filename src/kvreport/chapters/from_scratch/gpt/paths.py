@@ -1,36 +1,55 @@
 """The ways to read a text one character after the other: side by side, in the same words, different where the idea is.
 
-A way is asked for the logits behind a text that grows by one character from call to call.  `Window` looks at the text
+A way is asked for the logits after a text that grows by one character from call to call.  `Window` looks at the text
 alone; the others remember what they were shown.
 """
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from functools import partial
+from typing import Literal
 
 import torch
 
 from kvbook.measuring import choosing
-from kvreport.chapters.from_scratch.gpt.memory import FillingMemory, Keeping, RollingMemory
-from kvreport.chapters.from_scratch.gpt.model import Mask, ScratchGPT
+from kvreport.chapters.from_scratch import rows
+from kvreport.chapters.from_scratch.gpt.memory import Keeping, Mask, RollingMemory
+from kvreport.chapters.from_scratch.gpt.model import ScratchGPT
 
 
-class Reader(Protocol):
-    """A way to read a text that grows.
+class Reader:
+    """A way to read a text that grows; each says what it feeds of a text, and at which positions.
+
+    Parameters
+    ----------
+    model : ScratchGPT
+        The model.
 
     Attributes
     ----------
     remembers : bool
         Whether a call builds on the calls before it; if not, calls may be left out.
+    fed : int
+        How many characters its memory was given.
     """
 
-    remembers: bool
+    remembers = True
+    all_rows = False
+
+    def __init__(self, model: ScratchGPT, memory: RollingMemory | None = None) -> None:
+        self.model, self.memory, self.fed = model, memory, 0
+
+    def feed(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose what is fed of a text, and its positions."""
+        raise NotImplementedError
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """Score what follows a text."""
-        ...
+        """Score what follows a text; the first one must fit into a block."""
+        fed, positions = self.feed(ids)
+        self.fed += fed.shape[1]
+        return self.model(fed, positions.to(ids.device), self.memory, last_only=not self.all_rows)[:, -1]
 
 
-class Window:
+class Window(Reader):
     """No cache: the last block of characters is run anew at every step.
 
     Parameters
@@ -43,7 +62,7 @@ class Window:
     hop : int
         The window's start moves by so many characters at once; 1 keeps the window full.
     all_rows : bool
-        Score behind every character of the window and use one row of it, as both posts do; it costs time alone.
+        Score after every character of the window and use one row of it, as both posts do; it costs time alone.
     """
 
     remembers = False
@@ -52,23 +71,19 @@ class Window:
         self, model: ScratchGPT, positions: Literal["from 0", "absolute", "modulo"] = "from 0", hop: int = 1,
         all_rows: bool = False,
     ) -> None:
-        self.model, self.positions, self.hop, self.all_rows = model, positions, hop, all_rows
+        super().__init__(model)
+        self.positions, self.hop, self.all_rows = positions, hop, all_rows
 
-    def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Reader.read`."""
-        block = self.model.shape.block
+    def feed(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed what the window holds."""
+        block, length = self.model.shape.block, ids.shape[1]
         # Rounded up to whole hops.
-        start = -(-max(0, ids.shape[1] - block) // self.hop) * self.hop
-        fed = ids[:, start:]
-        positions = torch.arange(fed.shape[1], device=ids.device)
-        if self.positions != "from 0":
-            positions = positions + start
-        if self.positions == "modulo":
-            positions = positions % block
-        return self.model(fed, positions, last_only=not self.all_rows)[:, -1]
+        start = -(-max(0, length - block) // self.hop) * self.hop
+        positions = torch.arange(length - start) if self.positions == "from 0" else torch.arange(start, length)
+        return ids[:, start:], positions % block if self.positions == "modulo" else positions
 
 
-class Rolling:
+class Rolling(Reader):
     """The thread's cache: one character a step on top of the last block of keys and values.
 
     Parameters
@@ -83,29 +98,22 @@ class Rolling:
         As for `RollingMemory`.
     """
 
-    remembers = True
-
     def __init__(
         self, model: ScratchGPT, positions: Literal["absolute", "modulo", "forgotten"] = "absolute",
         prompt: Literal["last", "whole"] = "last", keeping: Keeping = "roll", mask: Mask = "none",
     ) -> None:
-        self.model, self.positions, self.prompt = model, positions, prompt
-        self.memory = RollingMemory(model.shape.block, keeping, mask)
-        self._fed = 0
+        super().__init__(model, RollingMemory(model.shape.block, keeping, mask))
+        self.positions, self.prompt = positions, prompt
 
-    def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Reader.read`."""
-        fed = ids if self.prompt == "whole" and not self._fed else ids[:, -1:]
-        positions = self._fed + torch.arange(fed.shape[1], device=ids.device)
-        if self.positions == "modulo":
-            positions = positions % self.model.shape.block
-        elif self.positions == "forgotten":
-            positions = positions - self._fed
-        self._fed += fed.shape[1]
-        return self.model(fed, positions, self.memory, last_only=True)[:, 0]
+    def feed(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed the last character, at first perhaps the prompt."""
+        fed = ids if self.prompt == "whole" and not self.fed else ids[:, -1:]
+        first = 0 if self.positions == "forgotten" else self.fed
+        positions = torch.arange(first, first + fed.shape[1])
+        return fed, positions % self.model.shape.block if self.positions == "modulo" else positions
 
 
-class Reply:
+class Reply(Reader):
     """The reply's cache: the prompt, then one character a step; what no longer fits empties it.
 
     Its loop cuts the text to one block when it outgrows it and takes the position from the length of what is left, so
@@ -117,23 +125,17 @@ class Reply:
         The model; of its table of positions only the first block is used.
     """
 
-    remembers = True
-
     def __init__(self, model: ScratchGPT) -> None:
-        self.model = model
-        self.memory = FillingMemory(model.shape.block)
-        self._started = False
+        super().__init__(model, RollingMemory(model.shape.block, "emptied", mask="unshifted"))
 
-    def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Reader.read`; the first text must fit into a block."""
-        fed = ids[:, -1:] if self._started else ids
+    def feed(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed the prompt, then the last character."""
+        fed = ids[:, -1:] if self.fed else ids
         last = min(ids.shape[1], self.model.shape.block)
-        self._started = True
-        positions = torch.arange(last - fed.shape[1], last, device=ids.device)
-        return self.model(fed, positions, self.memory, last_only=True)[:, 0]
+        return fed, torch.arange(last - fed.shape[1], last)
 
 
-class Refill:
+class Refill(Reader):
     """A cache that stays right: when it is full, its newer part is run again from position 0 and it goes on from there.
 
     Whatever it holds was computed from what it holds, at the position that it has in the window, so it gives what
@@ -147,24 +149,18 @@ class Refill:
         How many of the oldest characters are dropped at a time, from 1 (no cache is left) to the block.
     """
 
-    remembers = True
-
     def __init__(self, model: ScratchGPT, hop: int) -> None:
-        self.model, self.hop = model, hop
-        self.memory = RollingMemory(model.shape.block)
-        self._held = 0
+        super().__init__(model, RollingMemory(model.shape.block))
+        self.hop = hop
 
-    def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Reader.read`; the first text must fit into a block."""
+    def feed(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed the prompt, then the last character; when the cache is full, what it keeps."""
         block = self.model.shape.block
-        if self._held == block:
-            self.memory, self._held = RollingMemory(block), 0
+        fed = ids[:, -1:] if self.fed else ids
+        if self.fed == block:
+            self.memory, self.fed = RollingMemory(block), 0
             fed = ids[:, -(block - self.hop + 1) :]
-        else:
-            fed = ids[:, -1:] if self._held else ids
-        positions = torch.arange(self._held, self._held + fed.shape[1], device=ids.device)
-        self._held += fed.shape[1]
-        return self.model(fed, positions, self.memory, last_only=True)[:, 0]
+        return fed, torch.arange(self.fed, self.fed + fed.shape[1])
 
 
 def write(way: Reader, ids: torch.Tensor, n_new: int, draws: torch.Tensor | None = None) -> torch.Tensor:
@@ -183,24 +179,22 @@ def write(way: Reader, ids: torch.Tensor, n_new: int, draws: torch.Tensor | None
 
 MakeReader = Callable[[ScratchGPT], Reader]
 
-POSTED = "posted cache"
-WINDOW = "window"
 # What each of the reply's four points changes in the posted cache, one at a time.
 FIXES: dict[str, MakeReader] = {
-    "1 append, no roll": lambda model: Rolling(model, keeping="cat"),
-    "2 explicit mask": lambda model: Rolling(model, mask="explicit"),
-    "3 whole prompt": lambda model: Rolling(model, prompt="whole", mask="causal"),
-    "4 positions modulo block": lambda model: Rolling(model, positions="modulo"),
+    rows.APPEND: partial(Rolling, keeping="cat"),
+    rows.MASK: partial(Rolling, mask="explicit"),
+    rows.PROMPT: partial(Rolling, prompt="whole", mask="causal"),
+    rows.MODULO: partial(Rolling, positions="modulo"),
 }
 WAYS: dict[str, MakeReader] = {
-    WINDOW: Window,
-    "window, absolute positions": lambda model: Window(model, "absolute"),
-    POSTED: Rolling,
-    "reply's cache": Reply,
-    "offset forgotten": lambda model: Rolling(model, positions="forgotten"),
+    rows.WINDOW: Window,
+    rows.ABSOLUTE: partial(Window, positions="absolute"),
+    rows.POSTED: Rolling,
+    rows.REPLY: Reply,
+    rows.FORGOTTEN: partial(Rolling, positions="forgotten"),
 }
 
 
-def refill_name(hop: int) -> str:
-    """Name `Refill` with a hop, for rows and figures."""
-    return f"refill, hop {hop}"
+def refills(*hops: int) -> dict[str, MakeReader]:
+    """Name refilled caches by their hops."""
+    return {rows.refill_name(hop): partial(Refill, hop=hop) for hop in hops}

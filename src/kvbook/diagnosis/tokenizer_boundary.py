@@ -1,0 +1,31 @@
+"""Does a text, cut in two, keep its token ids?  Where it does not, the cache of the first part is of other tokens."""
+
+from pathlib import Path
+
+from kvbook.diagnosis.outcome import BUG, SOUND
+from kvbook.measuring import caches
+from kvbook.models import loading
+
+
+def check(model: str, prefix: str, rest: str, weights: str = "stand-in") -> tuple[list[str], int]:
+    """Check whether a prefix's ids begin the whole text's; return lines to print, and 1 if they do not, else 0."""
+    tokenizer = loading.tokenizer(model, weights)
+    whole, first = (tokenizer(text)["input_ids"] for text in (prefix + rest, prefix))
+    shared = caches.shared_length(first, whole)
+    lines = [f"model     {Path(model).name}, its tokenizer"]
+    if shared == len(first):
+        lines.append(
+            f"verdict   no mismatch at the tokenizer boundary: the prefix's {shared} ids begin the whole text's ids, "
+            "so its cache can be reused"
+        )
+        return lines, SOUND
+    there = tokenizer.decode([whole[shared]]) if shared < len(whole) else ""
+    lines.append(
+        f"verdict   bug: tokenizer boundary mismatch at token {shared}: alone the prefix ends with "
+        f"{tokenizer.decode(first[shared:])!r}, in the whole text {there!r} stands there"
+    )
+    lines.append(
+        f"remedy    keep of the cache the {shared} tokens that both share (kvbook.measuring.caches.reusable),\n"
+        "  or append the rest's own ids to the prefix's ids in both passes"
+    )
+    return lines, BUG
