@@ -12,6 +12,7 @@ from kvbook import paths
 from kvbook.measuring import choosing
 from kvreport.chapters.does_it_matter import first_divergence
 from kvreport.chapters.layer_drift import greedy_paths
+from kvreport.chapters.layer_drift.rows import METHODS
 from kvreport.chapters.models import greedy_samples
 from kvreport.chapters.static_cache import texts
 
@@ -56,7 +57,7 @@ def on_a_tie(llama):
 def test_each_experiments_own_loop_takes_the_lowest_index_and_so_does_generate(on_a_tie):
     ids, choose = torch.tensor([[3, 4, 5]]), first_divergence.Chooser("greedy", 0)
     with torch.inference_mode():
-        loops = {method: list(greedy_paths._decode(method, on_a_tie, ids, 5, None)) for method in greedy_paths.METHODS}
+        loops = {method: list(greedy_paths._decode(method, on_a_tie, ids, 5, None)) for method in METHODS}
         written = {
             "uncached": first_divergence.write_uncached(on_a_tie, ids, 0, 5, choose),
             "cached": [steps[0] for steps in first_divergence.write_cached(on_a_tie, ids, [0], 5, choose)],

@@ -82,22 +82,22 @@ def gathered(subject, way, ids, prompt):
 BASELINE = variants.Variant("itself", variants.whole)
 
 
-def without_offset(read, ids, prompt):
+def without_offset(model, ids, prompt):
     """Read behind the prompt with positions from 0 again, as Falcon's code of mid-2023 did."""
     for text in range(len(ids)):
-        cache = variants.dynamic(read.model, ids.shape[1])
-        read.model(ids[text : text + 1, :prompt], past_key_values=cache, use_cache=True)
+        cache = variants.dynamic(model.config, ids.shape[1])
+        model(ids[text : text + 1, :prompt], past_key_values=cache, use_cache=True)
         rest = ids[text : text + 1, prompt:]
         places = torch.arange(rest.shape[1])[None]
-        logits, hidden = read(rest, past_key_values=cache, use_cache=True, position_ids=places)
+        logits, hidden = variants.read(model, rest, past_key_values=cache, use_cache=True, position_ids=places)
         yield variants.Piece(text, prompt, logits[0], hidden[0])
 
 
-def without_mask(read, ids, _prompt):
+def without_mask(model, ids, _prompt):
     """Pad on the left and tell nobody."""
     for text in range(len(ids)):
         padded = torch.cat([ids[text : text + 1, :1].repeat(1, 5), ids[text : text + 1]], 1)
-        logits, hidden = read(padded, use_cache=False)
+        logits, hidden = variants.read(model, padded, use_cache=False)
         yield variants.Piece(text, 0, logits[0, 5:], hidden[0, 5:])
 
 

@@ -58,10 +58,12 @@ def test_every_statement_names_the_runs_that_it_was_checked_on(chapter):
 
 
 def names_read(folder: Path) -> set[str]:
-    """List the names that a folder's code reads, as they stand or of a module."""
+    """List the names that a folder's code reads: as they stand, of a module, or as roles in a text to be filled."""
     nodes = [node for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    return read | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    roles = {role for text in texts for role in re.findall(r"\{([A-Z]\w*)[ }]", text)}
+    return read | roles | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
 @BY_NAME

@@ -20,15 +20,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout
 
-from kvbook import fingerprint, paths
+from kvbook import fingerprint, paths, progress
 from kvbook.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+T = TypeVar("T")
 
 # Sixteen hexadecimal digits: short enough for a folder, long enough never to meet another by chance.
 _HASH_LENGTH = 16
@@ -106,6 +108,12 @@ class Writer:
         else:
             self.done, self._columns = set(), None
             self._journal.unlink(missing_ok=True)
+
+    def pending(self, units: Mapping[str, T], label: str) -> Iterator[tuple[str, T]]:
+        """Go through units by name, those that are not done, saying how far."""
+        for unit, thing in progress.track(units.items(), len(units), label):
+            if unit not in self.done:
+                yield unit, thing
 
     def append(self, unit: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rows of one finished unit.

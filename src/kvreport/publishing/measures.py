@@ -365,6 +365,11 @@ def written(role: str, known: Mapping[str, Measure | Worded], found: Found) -> s
         raise UserError(f"{{measured}}`{role}`: {error}") from None
 
 
+def told(text: str, known: Mapping[str, Any]) -> Callable[[Found], str]:
+    """Make what fills a text beside a claim: a role stands in braces, as ``{GROWTH dtype=float32 .0%}``."""
+    return lambda found: re.sub(r"\{([^{}]+)\}", lambda role: written(role[1], known, found), text)
+
+
 def _values(role: str, kept: Mapping[str, str], rows: pd.DataFrame | None) -> dict[str, tuple[Hashable, ...]]:
     """Find the values of columns that are written so."""
     if rows is None:

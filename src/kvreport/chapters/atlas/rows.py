@@ -22,7 +22,7 @@ _TELLS_NOTHING = ("not applicable: takes no position_ids", "right", "other token
 
 
 def judged(run: Run) -> list[dict[str, Any]]:
-    """Give a run's rows as the atlas makes them, by architecture and judged, with the versions that they depend on."""
+    """Return a run's rows as the atlas has them, by architecture and judged, with the versions they depend on."""
     versions = {name: run.about["machine"][name] for name in ("transformers", "torch")}
     found = [
         {key: value for key, value in row.items() if not pd.isna(value)} | versions
@@ -69,7 +69,7 @@ def _architectures(run: Run) -> pd.DataFrame:
 
 
 def architectures(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Give a line for each architecture: its row, as the atlas makes it, and what is counted of it."""
+    """Return a line for each architecture: its row, as the atlas makes it, and what is counted of it."""
     verdict = pd.Series([table.verdict(row) for row in rows], dtype=object)
     switched = pd.Series([invariant(row) for row in rows], dtype=object)
     return pd.DataFrame(
@@ -97,7 +97,7 @@ def architectures(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def paths(architectures: pd.DataFrame) -> pd.DataFrame:
-    """Give what each causal architecture with a cache comes to on each path."""
+    """Return what each causal architecture with a cache comes to on each path."""
     asked = architectures[architectures["judged"]]
     parts = [
         asked.assign(path=path, outcome=[row.get(path, table.NOT_RECORDED) for row in asked["row"]]) for path in PATHS
@@ -108,7 +108,7 @@ def paths(architectures: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first_operations(architectures: pd.DataFrame) -> pd.DataFrame:
-    """Give the kind of the first operation whose result for a token depends on how many come with it, by dtype."""
+    """Return the kind of the first operation whose result for a token depends on how many come with it, by dtype."""
     parts = [
         architectures.assign(
             dtype=dtype, kind=[row.get(f"first kind, {dtype}", "fails") for row in architectures["row"]]

@@ -37,7 +37,7 @@ def counted(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 
 def by_processor(paths: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Set the paths of each processor's rows beside one another; of the outcomes, those that are neither sound nor not tried."""
+    """Compare each processor's paths; shows the outcomes that are neither sound nor not tried."""
     found = {
         processor: [_told(of.loc[of["path"] == path, "outcome"]) for path in PATHS] for processor, of in paths.items()
     }
@@ -54,7 +54,7 @@ def _told(outcomes: pd.Series) -> str:
 
 
 def _drift(row: dict[str, Any], dtype: str) -> float | None:
-    """Give the largest drift of the paths that were judged."""
+    """Return the largest drift of the paths that were judged."""
     judged = (path for path in PATHS if row.get(path) in table.JUDGED)
     return max((drift for path in judged for drift in row.get(f"{path}, drift", {}).get(dtype, ())), default=None)
 

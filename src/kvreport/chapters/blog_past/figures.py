@@ -16,7 +16,7 @@ _QUANTIZATIONS = {
 
 
 def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
-    """Draw the difference of every variant, a line each, on a logarithmic axis; a published table stands faint behind it."""
+    """Draw the difference of every variant, one line each; a published table stands faint behind it."""
     shown = _whole(table)
     labels = list(dict.fromkeys(shown["model"] + ": " + shown["variant"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.36 * len(labels)))

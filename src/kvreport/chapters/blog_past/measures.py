@@ -1,4 +1,4 @@
-"""What the rows of the chapter on the blog post say: its measures, then the sentences and the claims that they decide."""
+"""Measures of the chapter on the blog post, then the sentences and the claims that they decide."""
 
 from dataclasses import replace
 
@@ -6,19 +6,8 @@ import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.blog_past import rows
-from kvreport.chapters.blog_past.rows import (
-    BOTH,
-    CACHE_OFF,
-    DECODER,
-    DOCUMENT,
-    EXPERIMENTS,  # noqa: F401
-    HANDED,
-    NATIVE,
-    NO_OFFSET,
-    NO_PAST,
-    ROWS,  # noqa: F401
-    UPPER_LEFT,
-)
+from kvreport.chapters.blog_past import rows as named
+from kvreport.chapters.blog_past.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Check
 from kvreport.publishing.measures import Measure, claim, counted, distinct, holds, mean, noted, share, total, worded
@@ -37,15 +26,15 @@ DIFFERENCE = Measure(
     "file", "model", "{:,.3g}", rows="texts", by=("model",), estimate=mean("roundoffs"),
 )
 BY_PRECISION = replace(DIFFERENCE, series="quantization", by=("precision",))
-BY_DEPTH = replace(DIFFERENCE, series="depth", by=("depth",)).where(variant=HANDED)
+BY_DEPTH = replace(DIFFERENCE, series="depth", by=("depth",)).where(variant=named.HANDED)
 NOT_ALONE = Measure(
     "texts in which the logits differ from those of the last token alone", "", "family", "{:.0f}", rows="texts",
     by=("family",), estimate=total("not_alone"),
 )
 OTHER = Measure(
     "texts in which the rotary embedding of mid-2023 changes the difference", "", "precision", "{:.0f}", rows="texts",
-    by=("model", "precision", "variant"), over=("variant", UPPER_LEFT), estimate=_differing,
-).where(variant=BOTH)
+    by=("model", "precision", "variant"), over=("variant", named.UPPER_LEFT), estimate=_differing,
+).where(variant=named.BOTH)
 # One for each line of the chapter's table.
 SPREAD = Measure(
     "difference of the last token's logits over their standard deviation", "file", "variant", "{:.2g}", rows="texts",
@@ -71,36 +60,37 @@ ROUNDING = Bound(100, "ours", "more roundoffs than a dozen layers pile up")
 NO_TEXT = Bound(0, "arithmetic", "in no text")
 
 _PLAIN = DIFFERENCE.where(quantization="none")
-_QUANTIZED = DIFFERENCE.where(variant=NATIVE)
+_QUANTIZED = DIFFERENCE.where(variant=named.NATIVE)
+_EIGHT_BITS = replace(SPREAD, series="model", by=("model",)).where(
+    variant=named.NATIVE, quantization="8bit", trained=True
+)
 STATEMENTS = {
     "with-a-past-it-is-rounding": holds(
-        every(_PLAIN.where(variant=(NATIVE, DECODER)), "below", ROUNDING), headline=True
+        every(_PLAIN.where(variant=(named.NATIVE, named.DECODER)), "below", ROUNDING), headline=True
     ),
     "four-bits-too": holds(every(_QUANTIZED.where(quantization="4bit"), "below", ROUNDING)),
     "eight-bits-in-small-models": holds(every(_QUANTIZED.where(quantization="8bit", trained=False), "below", ROUNDING)),
     "eight-bits-cost-more": holds(
-        every(
-            replace(SPREAD, series="model", by=("model",)).where(variant=NATIVE, quantization="8bit", trained=True),
-            "above", Bound(0.01, "ours", "a hundredth of the spread of the logits"),
-        ),
-        "this model",
+        every(_EIGHT_BITS, "above", Bound(0.01, "ours", "a hundredth of the spread of the logits")), "this model"
     ),
-    "no-past-is-the-last-token-alone": holds(every(NOT_ALONE.where(variant=(CACHE_OFF, NO_PAST)), "at most", NO_TEXT)),
-    "mask-loses-context": holds(every(_PLAIN.where(variant=UPPER_LEFT), "above", ROUNDING)),
-    "positions-lost-too": holds(every(_PLAIN.where(variant=NO_OFFSET), "above", ROUNDING)),
+    "no-past-is-the-last-token-alone": holds(
+        every(NOT_ALONE.where(variant=(named.CACHE_OFF, named.NO_PAST)), "at most", NO_TEXT)
+    ),
+    "mask-loses-context": holds(every(_PLAIN.where(variant=named.UPPER_LEFT), "above", ROUNDING)),
+    "positions-lost-too": holds(every(_PLAIN.where(variant=named.NO_OFFSET), "above", ROUNDING)),
     "mask-hides-positions": holds(every(OTHER, "at most", Bound(0, "arithmetic", "one key leaves nothing to choose"))),
     "one-layer-loses-nothing": holds(every(BY_DEPTH.where(deep=False), "below", ROUNDING)),
     "deeper-layers-lose": holds(every(BY_DEPTH.where(deep=True), "above", ROUNDING)),
 }
 
-GPT2 = replace(DIFFERENCE, series="", by=()).where(family="gpt2", variant=NATIVE, quantization="none")
+GPT2 = replace(DIFFERENCE, series="", by=()).where(family="gpt2", variant=named.NATIVE, quantization="none")
 RELATIVE = Measure(
     "difference of a quantized model's logits over the logits, root mean squares", "file", "model and precision",
     "{:.2g}", rows="texts", by=("model", "precision"), estimate=mean("relative_rms"),
-).where(variant=NATIVE, quantization=("8bit", "4bit"))
+).where(variant=named.NATIVE, quantization=("8bit", "4bit"))
 OFF = replace(
     NOT_ALONE, name="texts in which MPT with use_cache off differs from the last token alone", series="", by=()
-).where(variant=CACHE_OFF)
+).where(variant=named.CACHE_OFF)
 
 
 def _said_of(what: str, measure: Measure) -> Measure:
@@ -109,11 +99,11 @@ def _said_of(what: str, measure: Measure) -> Measure:
 
 
 HANDED_DEEP = _said_of("with a past handed over, several layers deep", BY_DEPTH.where(deep=True))
-CAUSAL = _said_of("made causal", replace(DIFFERENCE, series="", by=()).where(variant=DECODER))
-ON = _said_of("with use_cache on", BY_PRECISION.where(family="mpt", variant=NATIVE))
-TODAY = _said_of("Falcon as it is today", BY_PRECISION.where(family="falcon", variant=NATIVE))
-MASK = _said_of("with the mask of mid-2023", BY_PRECISION.where(variant=UPPER_LEFT))
-ROTARY = _said_of("with the rotary embedding of mid-2023", BY_PRECISION.where(variant=NO_OFFSET))
+CAUSAL = _said_of("made causal", replace(DIFFERENCE, series="", by=()).where(variant=named.DECODER))
+ON = _said_of("with use_cache on", BY_PRECISION.where(family="mpt", variant=named.NATIVE))
+TODAY = _said_of("Falcon as it is today", BY_PRECISION.where(family="falcon", variant=named.NATIVE))
+MASK = _said_of("with the mask of mid-2023", BY_PRECISION.where(variant=named.UPPER_LEFT))
+ROTARY = _said_of("with the rotary embedding of mid-2023", BY_PRECISION.where(variant=named.NO_OFFSET))
 
 
 def _median_spread(measure: Measure, before: str = ""):
@@ -187,4 +177,4 @@ CHECKS = {
         beside=_four_over_eight,
     ),
 }
-CLAIMS = Claims(DOCUMENT, CHECKS)
+CLAIMS = Claims(named.DOCUMENT, CHECKS)

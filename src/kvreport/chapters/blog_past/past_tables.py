@@ -119,7 +119,7 @@ def _last(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
-    """List the variants that apply to a causal model, or to a masked one of RoBERTa's classes, cut to its first layers too."""
+    """List the variants of a causal model, or of a masked one of RoBERTa's classes, cut to its first layers too."""
     layers, full = model.config.num_hidden_layers, _last(model)
     kind = model.config.model_type
     if kind == "mpt":
@@ -173,7 +173,7 @@ _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def described(values: torch.Tensor) -> list[float]:
-    """Give the post's statistics of a vector, shape (n,): mean, standard deviation (n - 1), and five quantiles."""
+    """Return the post's statistics of a vector, shape (n,): mean, standard deviation (n - 1), and five quantiles."""
     wide = values.double()
     # torch.quantile refuses vectors as long as a large vocabulary in some versions; sorting does not.
     return [wide.mean().item(), wide.std().item(), *_quantiles(wide)]

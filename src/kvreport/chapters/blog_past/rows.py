@@ -25,7 +25,7 @@ _CASE = ["family", "quantization", "statistic"]
 
 
 def roundoffs(rows: pd.DataFrame) -> pd.Series:
-    """Give each row's difference over the size of the logits in unit roundoffs of the dtype, or of fp16 where quantized."""
+    """Express each row's relative difference in unit roundoffs of its dtype, or of fp16 where quantized."""
     own = rows["dtype"].map(UNIT_ROUNDOFF)
     # In 8 bits bitsandbytes casts what enters a product to fp16.  In 4 bits it is asked for the run's dtype, and rounds
     # to bf16 all the same on a CPU with AVX512-BF16 (`gemv_4bit`): there fp16's roundoff is the finer one, and the
@@ -54,7 +54,7 @@ def _statistics() -> list[str]:
 
 
 def published_tables() -> pd.DataFrame:
-    """Give the post's tables as tidy rows."""
+    """Return the post's tables as tidy rows."""
     return pd.DataFrame(
         {"family": table["family"], "quantization": table["quantization"], "statistic": name}
         | {column: table[column][index] for column in ("without", "with", "absolute", "relative")}

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from kvbook import fingerprint, progress
+from kvbook import fingerprint
 from kvbook.measuring import predictions
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -21,7 +21,7 @@ from kvbook.runs.work import Work
 from kvreport.chapters.does_it_matter import first_divergence, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
-# Steps before and behind the parting that are looked at.
+# Steps before and after the divergence that are looked at.
 BEFORE, BEHIND = 8, 24
 
 
@@ -49,18 +49,14 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
     choose = first_divergence.Chooser(first_divergence.GREEDY, settings.seed)
     for dtype, some in parted.groupby("dtype", sort=False):
         subject = variants.Subject(settings, dtype)
-        for pair in progress.track(list(some.itertuples()), len(some), f"behind the parting, {dtype}: pair"):
-            if (unit := f"{dtype}|{pair.sample}") in writer.done:
-                continue
-            about = {
-                "model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype,
-                "sample": pair.sample, "source": pair.source,
-            }
+        units = {f"{dtype}|{pair.sample}": pair for pair in some.itertuples()}
+        for unit, pair in writer.pending(units, f"after the divergence, {dtype}: pair"):
+            about = subject.about | {"sample": pair.sample, "source": pair.source}
             path = [int(token) for token in str(pair.path).split()]
             prompt = subject.tensor([samples[pair.sample].ids])
             with torch.inference_mode():
-                rows = [about | row for row in follow(subject, prompt, path, int(pair.steps), int(pair.token), choose)]
-            writer.append(unit, rows)
+                rows = follow(subject, prompt, path, int(pair.steps), int(pair.token), choose)
+                writer.append(unit, [about | row for row in rows])
 
 
 def follow(
@@ -76,8 +72,7 @@ def follow(
     other = torch.cat([begun, begun.new_tensor([written])], 1)
     # Row `length - 1 + step` chose the token of that step.
     rows = slice(length - 1 + max(0, steps - 1 - BEFORE), length - 1 + last)
-    read = variants.Reader(model)
-    full, free = (next(variants.whole(read, ids[:, :-1], length)).logits[rows] for ids in (one, other))
+    full, free = (next(variants.whole(model, ids[:, :-1], length)).logits[rows] for ids in (one, other))
     # Two tokens first: transformers' MPT makes no mask for a single one on an empty cache, and fails.
     forced = torch.cat([piece.logits for piece in subject.pieces(variants.CHUNKS, one[:, :-1], 2)])
     forced = forced[rows.start - 2 : rows.stop - 2]
@@ -87,11 +82,9 @@ def follow(
     for index, (kl_forced, kl_free, same) in enumerate(zip(drift, apart, equal, strict=True)):
         offset = rows.start + index - (length - 1) - (steps - 1)
         yield {
-            "offset": offset,
-            "kl_forced": kl_forced,
-            # Up to the parting both have the same tokens, and the paths differ by the cache alone.
-            "kl_free": kl_forced if offset <= 0 else kl_free,
-            "token_equal": int(same),
+            "offset": offset, "kl_forced": kl_forced,
+            # Up to the divergence both have the same tokens, and the paths differ by the cache alone.
+            "kl_free": kl_forced if offset <= 0 else kl_free, "token_equal": int(same),
         }
 
 

@@ -42,7 +42,7 @@ def logistic(features: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def fitting_texts(settings: DoesItMatterSettings, tokenizer) -> list[list[int]]:
-    """Give ids of the texts that the head is fitted on, taken evenly through the corpus.
+    """Return ids of the texts that the head is fitted on, taken evenly through the corpus.
 
     The standard library's come from the part that is not scored.  A folder has no parts: its last files are taken,
     which are not scored where it has ``n_samples`` more.

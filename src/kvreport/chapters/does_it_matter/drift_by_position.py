@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from kvbook import progress
 from kvbook.measuring import predictions
 from kvbook.models import corpus, loading
 from kvbook.runs import records
@@ -29,7 +28,7 @@ VARIANTS = (CHUNKS, variants.KV_INT8, variants.WEIGHTS_4)
 
 
 def length(settings: DoesItMatterSettings) -> int:
-    """Give the number of tokens read of each text: what is asked for, and no more than the model's context."""
+    """Return the number of tokens read of each text: what is asked for, and no more than the model's context."""
     limit = loading.identify(settings.model, settings.weights, settings.seed)["context_length"]
     return settings.longest if limit is None else min(settings.longest, limit)
 
@@ -44,13 +43,9 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
     samples = variants.texts(settings, settings.n_long, length(settings))
     for dtype in settings.dtypes:
         subject = variants.Subject(settings, dtype)
-        for sample in progress.track(samples, len(samples), f"drift along the text, {dtype}: text"):
-            if (unit := f"{dtype}|{sample.index}") in writer.done:
-                continue
-            about = {
-                "model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype,
-                "sample": sample.index, "source": sample.source,
-            }
+        units = {f"{dtype}|{sample.index}": sample for sample in samples}
+        for unit, sample in writer.pending(units, f"drift along the text, {dtype}: text"):
+            about = subject.about | {"sample": sample.index, "source": sample.source}
             writer.append(unit, [about | row for row in follow(subject, sample)])
 
 
@@ -58,26 +53,23 @@ def follow(subject: variants.Subject, sample: corpus.Sample) -> Iterator[dict[st
     """Hold the ways against the baseline along one text, added up in bins of positions."""
     text = subject.tensor([sample.ids])
     ids, targets = text[:, :-1], text[0, 1:]
-    # What is fed first is a sixteenth too: everything behind it is on a cache.
-    size = max(1, ids.shape[1] // BINS)
+    n_tokens = ids.shape[1]
+    # What is fed first is a sixteenth too: everything after it is on a cache.
+    size = max(1, n_tokens // BINS)
+    begins = range(size, n_tokens, size)[: BINS - 1]
     with torch.inference_mode():
-        baseline = next(variants.whole(variants.Reader(subject.baseline.model), ids, size)).logits
+        baseline = next(variants.whole(subject.baseline.model, ids, size)).logits
         for way in variants.possible(subject.baseline.model, VARIANTS):
-            sums: dict[int, list[float]] = {}
+            kl, flips = torch.zeros(2, n_tokens, dtype=torch.float64)
             for piece in subject.pieces(way, ids, size):
                 rows = slice(piece.start, piece.start + len(piece.logits))
                 found = predictions.compare(baseline[rows], piece.logits, targets[rows])
-                kept = zip(range(rows.start, rows.stop), found.kl.tolist(), found.flip.tolist(), strict=True)
-                for position, kl, flip in kept:
-                    if position >= size:
-                        place = sums.setdefault(min(position // size, BINS - 1), [0.0, 0.0, 0.0])
-                        for index, value in enumerate((1.0, kl, flip)):
-                            place[index] += value
-            for place, (count, kl, flips) in sorted(sums.items()):
+                kl[rows], flips[rows] = found.kl.cpu(), found.flip.cpu()
+            for place, begin in enumerate(begins, 1):
+                end = n_tokens if begin == begins[-1] else begin + size
                 yield {
-                    "way": way.name, "bin": place, "read_from": place * size,
-                    "read_to": ids.shape[1] if place == BINS - 1 else (place + 1) * size, "n_tokens": int(count),
-                    "kl": kl / count, "flips": int(flips),
+                    "way": way.name, "bin": place, "read_from": begin, "read_to": end, "n_tokens": end - begin,
+                    "kl": sum(kl[begin:end].tolist()) / (end - begin), "flips": int(flips[begin:end].sum()),
                 }
 
 

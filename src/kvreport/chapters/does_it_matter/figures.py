@@ -1,4 +1,7 @@
-"""Figures of the chapter on whether the difference matters. Colour is the dtype; hollow grey is what others published."""
+"""Figures of the chapter on whether the difference matters.
+
+Colour is the dtype; hollow grey is what others published.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -25,7 +25,6 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from kvbook import progress
 from kvbook.measuring import choosing, predictions
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -56,10 +55,11 @@ class Step:
     scores: torch.Tensor
 
 
+@dataclass(frozen=True)
 class Chooser:
     """Chooses tokens from logits, greedily or with noise that all ways share.
 
-    Parameters
+    Attributes
     ----------
     choice : {"greedy", "sampled"}
         How.
@@ -67,19 +67,14 @@ class Chooser:
         Of the noise.
     """
 
-    def __init__(self, choice: str, seed: int) -> None:
-        self._choice, self._seed = choice, seed
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the largest logit is taken."""
-        return self._choice == GREEDY
+    choice: str
+    seed: int
 
     def __call__(self, logits: torch.Tensor, text: int, step: int) -> Step:
         """Choose from one row."""
-        if not self.is_greedy:
+        if self.choice != GREEDY:
             # 16-bit logits plus the noise have to be told apart in more than 16 bits.
-            logits = logits.float() + predictions.gumbel(self._seed, text, step, len(logits)).to(logits.device)
+            logits = logits.float() + predictions.gumbel(self.seed, text, step, len(logits)).to(logits.device)
         return Step(choosing.greedy(logits).item(), logits)
 
 
@@ -153,19 +148,15 @@ def watch(baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[di
 
 def _divergence(baseline: Step, step: Step) -> dict[str, Any]:
     return {
-        "token": step.token, "instead": baseline.token, "margin": choosing.margin(step.scores).item(),
-        "margin_baseline": choosing.margin(baseline.scores).item(),
+        "token": step.token, "instead": baseline.token,
+        "margin": choosing.margin(step.scores).item(), "margin_baseline": choosing.margin(baseline.scores).item(),
         "tied": choosing.tied(step.scores, step.token, baseline.token),
         "tied_baseline": choosing.tied(baseline.scores, step.token, baseline.token),
     }
 
 
-# What only a divergence has.
-_OF_DIVERGENCES = dict.fromkeys(("token", "instead", "margin", "margin_baseline", "tied", "tied_baseline"))
-
-
 def prompt_length(settings: DoesItMatterSettings) -> int:
-    """Give the tokens of a prompt: a quarter of the text."""
+    """Return the tokens of a prompt: a quarter of the text."""
     return settings.n_tokens // 4
 
 
@@ -178,26 +169,20 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
     """Write and watch, in every dtype."""
     length = prompt_length(settings)
     samples = variants.texts(settings, settings.n_samples, length)
-    groups = [samples[first : first + variants.BATCH] for first in range(0, len(samples), variants.BATCH)]
     for dtype in settings.dtypes:
         subject = variants.Subject(settings, dtype)
         only = dtype in settings.greedy_only
-        work = [(choice, number) for choice in CHOICES[: 1 if only else 2] for number in range(len(groups))]
-        for choice, number in progress.track(work, len(work), f"where texts diverge, {dtype}: group"):
-            if (unit := f"{dtype}|{choice}|{number}") in writer.done:
-                continue
-            group = groups[number]
-            about = {
-                "model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype, "choice": choice,
-            }
-            indices = [sample.index for sample in group]
+        units = {
+            f"{dtype}|{choice}|{number}": (choice, group)
+            for choice in ((GREEDY,) if only else CHOICES) for number, group in enumerate(variants.groups(samples))
+        }
+        for unit, (choice, group) in writer.pending(units, f"where texts diverge, {dtype}: group"):
+            prompts, indices = subject.tensor([one.ids for one in group]), [one.index for one in group]
+            choose = Chooser(choice, settings.seed)
             with torch.inference_mode():
-                found = diverge(
-                    subject, subject.tensor([sample.ids for sample in group]), indices, settings.n_tokens - length,
-                    Chooser(choice, settings.seed), cached_only=only,
-                )
-                rows = [about | {"sample": indices[text], "source": group[text].source} | row for text, row in found]
-            writer.append(unit, rows)
+                found = diverge(subject, prompts, indices, settings.n_tokens - length, choose, cached_only=only)
+                about = [{"choice": choice, "sample": one.index, "source": one.source} for one in group]
+                writer.append(unit, [subject.about | about[text] | row for text, row in found])
 
 
 def diverge(
@@ -211,7 +196,7 @@ def diverge(
         write_uncached(model, single, sample, n_new_tokens, choose)
         for single, sample in zip(singles, samples, strict=True)
     ]
-    none = {"path": None, "margins": None} | _OF_DIVERGENCES
+    none = dict.fromkeys(("path", "margins", "token", "instead", "margin", "margin_baseline", "tied", "tied_baseline"))
     for text, steps in enumerate(baselines):
         path = " ".join(str(step.token) for step in steps)
         margins = " ".join(f"{choosing.margin(step.scores).item():.6g}" for step in steps)
@@ -229,7 +214,7 @@ def diverge(
         yield text, watched(CACHED, [steps], alone)[0]
         if cached_only:
             continue
-        if choose.is_greedy:
+        if choose.choice == GREEDY:
             assisted = write_assisted(model, single, n_new_tokens)
             yield text, watched(ASSISTED, [steps], ([step] for step in assisted))[0]
         # The last token written is only predicted: the row before it is the last one that chose.

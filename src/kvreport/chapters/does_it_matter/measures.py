@@ -1,4 +1,4 @@
-"""What the rows of the chapter on whether the difference matters say: its measures, then the sentences that they decide."""
+"""Measures of the chapter on whether the difference matters, then the sentences that they decide."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -77,23 +77,24 @@ def _margins(rounding: pd.DataFrame) -> pd.DataFrame:
     for dtype, part in rounding.groupby("dtype", sort=False):
         loss = -part["shift"] / part["ulp"]
         top = int(np.ceil(_BINS_A_DECADE * np.log10(max(part["ulps"].max(), 2.0))))
-        edges = np.concatenate([[0.0], 10.0 ** (np.arange(0, top + 1) / _BINS_A_DECADE)])
+        edges = [0.0, *10.0 ** (np.arange(0, top + 1) / _BINS_A_DECADE)]
         for low, high in itertools.pairwise(edges):
-            inside = part[(part["ulps"] >= low) & (part["ulps"] < high)]
-            middle = np.array([np.sqrt(low * high) if low else high / 2])
+            inside = part[part["ulps"].between(low, high, inclusive="left")]
+            # Where there is none, what is expected is that of the bin's middle.
+            margins = inside["ulps"].to_numpy() if len(inside) else np.array([np.sqrt(low * high) or high / 2])
             table.append(
                 {
                     "dtype": dtype, "low": low, "high": high, "tokens": len(inside),
                     "share_of_margins": len(inside) / len(part), "flips": int(inside["flip"].sum()),
                     "seen": estimates.share_of_rows(inside, inside["flip"] > 0)[0] if len(inside) else None,
-                    "predicted": overtaken(inside["ulps"].to_numpy() if len(inside) else middle, loss),
+                    "predicted": overtaken(margins, loss),
                 }
             )
     return pd.DataFrame(table)
 
 
 def overtaken(margins: np.ndarray, losses: pd.Series) -> float:
-    """Give the mean probability that a loss is larger than a margin.
+    """Return the mean probability that a loss is larger than a margin.
 
     A loss that just takes a margin away leaves a tie, which the lower id wins: a half.  Where there was no margin it
     was a tie before, and stays as it was.
@@ -140,27 +141,22 @@ def stays(texts: pd.DataFrame) -> survival.Survival:
 def _curves(texts: pd.DataFrame) -> pd.DataFrame:
     """Write curves as rows: the share that is still equal after each step, with its interval."""
     keys = ["dtype", "choice", "way"]
-    curves = [(key, stays(part)) for key, part in texts.groupby(keys, sort=False)]
-    return pd.concat(
-        [
-            pd.DataFrame(
-                dict(zip(keys, key, strict=True))
-                | {"step": curve.steps, "share": curve.share, "low": curve.low, "high": curve.high}
-            )
-            for key, curve in curves
-        ],
-        ignore_index=True,
+    curves = {key: stays(part) for key, part in texts.groupby(keys, sort=False)}
+    tables = (
+        pd.DataFrame({"step": curve.steps, "share": curve.share, "low": curve.low, "high": curve.high})
+        for curve in curves.values()
     )
+    return pd.concat(dict(zip(curves, tables, strict=True)), names=keys).reset_index(keys).reset_index(drop=True)
 
 
 def _divergences(run: Run) -> pd.DataFrame:
-    """List greedy texts that diverged: ``tied`` where the two candidates have equal logits in the way or the baseline."""
+    """List greedy texts that diverged: ``tied`` where both candidates have equal logits on either side."""
     diverged = run.rows[(run.rows["choice"] == GREEDY) & (run.rows["parted"] == 1)]
     return diverged.assign(tied=(diverged[["tied", "tied_baseline"]] == 1).any(axis=1), prompt=diverged["sample"])
 
 
 def _places(run: Run) -> pd.DataFrame:
-    """Give each bin of positions, and the first and the last quarter of them once more as a whole."""
+    """Return each bin of positions, and the first and the last quarter of them once more as a whole."""
     rows = run.rows
     last = rows.groupby(["dtype", "way"])["bin"].transform("max")
     first, end = rows[rows["bin"] <= last / 4], rows[rows["bin"] > 3 * last / 4]

@@ -31,16 +31,12 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
     head = None
     for dtype in settings.dtypes:
         subject = variants.Subject(settings, dtype)
-        tokenizer = subject.baseline.tokenizer
         if head is None:
-            fitted_on = classifier.fitting_texts(settings, tokenizer)
-            head = classifier.fit(subject.baseline.model, tokenizer, fitted_on)
-        groups = [samples[first : first + variants.BATCH] for first in range(0, len(samples), variants.BATCH)]
-        for number, group in enumerate(progress.track(groups, len(groups), f"does it matter, {dtype}: group")):
-            if (unit := f"{dtype}|{number}") in writer.done:
-                continue
-            about = {"model": subject.baseline.name, "weights": subject.baseline.weights, "dtype": dtype}
-            writer.append(unit, [about | row for row in score(subject, group, head)])
+            tokenizer = subject.baseline.tokenizer
+            head = classifier.fit(subject.baseline.model, tokenizer, classifier.fitting_texts(settings, tokenizer))
+        units = {f"{dtype}|{number}": group for number, group in enumerate(variants.groups(samples))}
+        for unit, group in writer.pending(units, f"does it matter, {dtype}: group"):
+            writer.append(unit, [subject.about | row for row in score(subject, group, head)])
 
 
 def score(subject: variants.Subject, samples: list[corpus.Sample], head: torch.Tensor) -> Iterator[dict[str, Any]]:
@@ -49,31 +45,21 @@ def score(subject: variants.Subject, samples: list[corpus.Sample], head: torch.T
     ids, targets = whole[:, :-1], whole[:, 1:]
     half = ids.shape[1] // 2
     with torch.inference_mode():
-        baseline = [
-            (piece.logits[half:], classifier.decisions(piece.hidden[half:], head))
-            for piece in variants.whole(variants.Reader(subject.baseline.model), ids, half)
-        ]
-        right = [
-            torch.from_numpy(classifier.labels(subject.baseline.tokenizer, sample.ids)[half:-1]).to(decided.device)
-            == decided.bool()
-            for sample, (_, decided) in zip(samples, baseline, strict=True)
-        ]
+        baseline = list(variants.whole(subject.baseline.model, ids, half))
+        decisions = [classifier.decisions(piece.hidden, head) for piece in baseline]
+        labels = [classifier.labels(subject.baseline.tokenizer, sample.ids)[:-1] for sample in samples]
+        right = [decided.cpu().numpy() == label for decided, label in zip(decisions, labels, strict=True)]
         for way in progress.track(variants.possible(subject.baseline.model), label="way"):
             for piece in subject.pieces(way, ids, half):
-                begin = max(0, half - piece.start)
-                first = piece.start + begin - half
-                rows = slice(first, first + len(piece.logits) - begin)
-                logits, decided = (part[rows] for part in baseline[piece.text])
-                compared = predictions.compare(
-                    logits, piece.logits[begin:], targets[piece.text, half + rows.start : half + rows.stop]
-                )
-                flips = decided != classifier.decisions(piece.hidden[begin:], head)
-                sample = samples[piece.text]
-                for index, row in enumerate(compared.rows()):
-                    yield {
-                        "way": way.name, "sample": sample.index, "source": sample.source,
-                        "position": half + rows.start + index, **row, "decision_flip": int(flips[index]),
-                        "decision_right": int(right[piece.text][rows.start + index]),
+                text, first = piece.text, max(half, piece.start)
+                logits, hidden = (of[first - piece.start :] for of in (piece.logits, piece.hidden))
+                rows = slice(first, first + len(logits))
+                compared = predictions.compare(baseline[text].logits[rows], logits, targets[text, rows])
+                flips = decisions[text][rows] != classifier.decisions(hidden, head)
+                about = {"way": way.name, "sample": samples[text].index, "source": samples[text].source}
+                for position, row, flip in zip(range(first, rows.stop), compared.rows(), flips.tolist(), strict=True):
+                    yield about | {"position": position} | row | {
+                        "decision_flip": int(flip), "decision_right": int(right[text][position])
                     }
 
 

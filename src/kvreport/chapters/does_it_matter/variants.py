@@ -10,17 +10,18 @@ axes.  Rounded and faulty caches are caches as well, so they are two changes awa
 piece.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
+from transformers import Cache, PretrainedConfig, PreTrainedModel, QuantizedCache
 from transformers.pytorch_utils import Conv1D
 
 from kvbook.errors import UserError
-from kvbook.measuring import rounded_caches
+from kvbook.measuring import caches, rounded_caches
 from kvbook.models import corpus, kept, loading, lowbit, placement
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import AT_ONCE, BATCH
@@ -52,36 +53,19 @@ class Piece:
     hidden: torch.Tensor
 
 
-class Reader:
-    """A model that gives its logits together with what its output head read.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A causal language model.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self._hidden: torch.Tensor | None = None
-
-    def __call__(self, ids: torch.Tensor, **options) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model: logits and last hidden states, one row a token fed."""
-        # Asking for the hidden states of all layers costs a third of a decode step of a small model; the last ones pass
-        # through the head's hands anyway.
-        hook = self.model.get_output_embeddings().register_forward_pre_hook(self._keep)
-        try:
-            logits = self.model(ids, **options).logits
-        finally:
-            hook.remove()
-        hidden, self._hidden = self._hidden, None
-        return logits, hidden
-
-    def _keep(self, _head, inputs: tuple[torch.Tensor, ...]) -> None:
-        self._hidden = inputs[0]
+def read(model: PreTrainedModel, ids: torch.Tensor, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a model: its logits, and what its output head read, one row a token fed."""
+    # Asking for the hidden states of all layers costs a third of a decode step of a small model; the last ones pass
+    # through the head's hands anyway.
+    passed: list[torch.Tensor] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _head, inputs: passed.append(inputs[0]))
+    try:
+        return model(ids, **options).logits, passed.pop()
+    finally:
+        hook.remove()
 
 
-Feed = Callable[[Reader, torch.Tensor, int], Iterator[Piece]]
+Feed = Callable[[PreTrainedModel, torch.Tensor, int], Iterator[Piece]]
 
 
 @dataclass(frozen=True)
@@ -93,7 +77,7 @@ class Variant:
     name : str
         As figures and tables show it; `rows.KINDS` says what the difference is made of.
     feed : callable
-        Takes the reader, the ids of shape (texts, tokens) and the prompt's length; yields pieces, which together hold
+        Takes the model, the ids of shape (texts, tokens) and the prompt's length; yields pieces, which together hold
         every row from the prompt's length on.
     attention : str, optional
         transformers' attention implementation.
@@ -110,10 +94,10 @@ class Variant:
     other_dtype: bool = False
 
 
-def whole(read: Reader, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
+def whole(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
     """Read each text alone, in one pass without a cache: the baseline."""
     for text in range(len(ids)):
-        logits, hidden = read(ids[text : text + 1], use_cache=False)
+        logits, hidden = read(model, ids[text : text + 1], use_cache=False)
         yield Piece(text, 0, logits[0], hidden[0])
 
 
@@ -122,15 +106,15 @@ def _filled(ids: torch.Tensor) -> torch.Tensor:
     return ids[torch.arange(BATCH, device=ids.device) % len(ids)]
 
 
-def batched(read: Reader, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
+def batched(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
     """Read `BATCH` texts of one length in one pass without a cache."""
     for first in range(0, len(ids), BATCH):
         some = ids[first : first + BATCH]
-        logits, hidden = read(_filled(some), use_cache=False)
+        logits, hidden = read(model, _filled(some), use_cache=False)
         yield from (Piece(first + row, 0, logits[row], hidden[row]) for row in range(len(some)))
 
 
-def left_padded(read: Reader, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
+def left_padded(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
     """Read `BATCH` texts in one pass, each behind another number of padding tokens that the mask hides."""
     length = ids.shape[1]
     for first in range(0, len(ids), BATCH):
@@ -144,69 +128,55 @@ def left_padded(read: Reader, ids: torch.Tensor, _prompt: int) -> Iterator[Piece
             padded[row, pad : pad + length] = full[row]
             mask[row, pad : pad + length] = 1
         # MPT counts from the query and takes no positions; the others need those that the text has without padding.
-        mpt = read.model.config.model_type == "mpt"
+        mpt = model.config.model_type == "mpt"
         places = {} if mpt else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
-        logits, hidden = read(padded, attention_mask=mask, use_cache=False, **places)
+        logits, hidden = read(model, padded, attention_mask=mask, use_cache=False, **places)
         for row in range(min(BATCH, len(ids) - first)):
             text = slice(PADS[row], PADS[row] + length)
             yield Piece(first + row, 0, logits[row, text], hidden[row, text])
 
 
-MakeCache = Callable[[PreTrainedModel, int], Cache]
-
-
-def dynamic(model: PreTrainedModel, _length: int) -> Cache:
-    """Make transformers' default cache."""
-    return DynamicCache(config=model.config)
-
-
-def _static(model: PreTrainedModel, length: int) -> Cache:
-    return StaticCache(config=model.config, max_cache_len=length)
+MakeCache = Callable[[PretrainedConfig, int], Cache]
+dynamic, static = (functools.partial(caches.make, kind) for kind in ("dynamic", "static"))
 
 
 def on_a_cache(make: MakeCache, at_once: int | None, lost: int = 0) -> Feed:
     """Feed the prompt into a cache, then the rest on top of it."""
 
-    def feed(read: Reader, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
+    def feed(model: PreTrainedModel, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
         for text in range(len(ids)):
             one = ids[text : text + 1]
-            cache = make(read.model, ids.shape[1])
-            read.model(one[:, :prompt], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = make(model.config, ids.shape[1])
+            model(one[:, :prompt], past_key_values=cache, use_cache=True, logits_to_keep=1)
             if lost:
                 cache.crop(-lost)
             start = prompt
             for part in one[:, prompt:].split(at_once or ids.shape[1], 1):
-                logits, hidden = read(part, past_key_values=cache, use_cache=True)
+                logits, hidden = read(model, part, past_key_values=cache, use_cache=True)
                 yield Piece(text, start, logits[0], hidden[0])
                 start += part.shape[1]
 
     return feed
 
 
-def _fp8(model: PreTrainedModel, _length: int) -> Cache:
-    return QuantizedCache("fp8", config=model.config)
+def _fp8(config: PretrainedConfig, _length: int) -> Cache:
+    return QuantizedCache("fp8", config=config)
 
 
 def _bits(bits: int) -> MakeCache:
-    return lambda model, _length: rounded_caches.make(model.config, bits)
+    return lambda config, _length: rounded_caches.make(config, bits)
 
 
-TOKENS = Variant(named.CACHED, on_a_cache(dynamic, 1))
-CHUNKS = Variant(named.CHUNKS, on_a_cache(dynamic, AT_ONCE))
-STATIC = Variant(named.STATIC, on_a_cache(_static, AT_ONCE))
-BATCHED = Variant(named.BATCHED, batched)
-PADDED = Variant(named.PADDED, left_padded)
-EAGER = Variant(named.EAGER, whole, attention="eager")
-OTHER_DTYPE = Variant(named.OTHER_DTYPE, whole, other_dtype=True)
-KV_FP8 = Variant(named.KV_FP8, on_a_cache(_fp8, None))
-KV_INT8 = Variant(named.KV_INT8, on_a_cache(_bits(8), None))
-KV_INT4 = Variant(named.KV_INT4, on_a_cache(_bits(4), None))
-WEIGHTS_8 = Variant(named.WEIGHTS_8, whole, quantization="8bit")
-WEIGHTS_4 = Variant(named.WEIGHTS_4, whole, quantization="4bit")
-LOST = Variant(named.FAULT, on_a_cache(dynamic, None, lost=1))
-
-VARIANTS = (
-    TOKENS, CHUNKS, STATIC, BATCHED, PADDED, EAGER, OTHER_DTYPE, KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4, LOST,
+(
+    TOKENS, CHUNKS, STATIC, BATCHED, PADDED, EAGER, OTHER_DTYPE, KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4, LOST
+) = VARIANTS = (
+    Variant(named.CACHED, on_a_cache(dynamic, 1)), Variant(named.CHUNKS, on_a_cache(dynamic, AT_ONCE)),
+    Variant(named.STATIC, on_a_cache(static, AT_ONCE)), Variant(named.BATCHED, batched),
+    Variant(named.PADDED, left_padded), Variant(named.EAGER, whole, attention="eager"),
+    Variant(named.OTHER_DTYPE, whole, other_dtype=True), Variant(named.KV_FP8, on_a_cache(_fp8, None)),
+    Variant(named.KV_INT8, on_a_cache(_bits(8), None)), Variant(named.KV_INT4, on_a_cache(_bits(4), None)),
+    Variant(named.WEIGHTS_8, whole, quantization="8bit"), Variant(named.WEIGHTS_4, whole, quantization="4bit"),
+    Variant(named.FAULT, on_a_cache(dynamic, None, lost=1)),
 )
 
 
@@ -223,28 +193,26 @@ def possible(model: PreTrainedModel, ways: tuple[Variant, ...] = VARIANTS) -> li
     """
     without = set()
     if model.config._attn_implementation == "eager":
-        without.add(EAGER.name)
+        without.add(EAGER)
     if not rounded_caches.all_full(model.config):
-        without |= {way.name for way in (KV_FP8, KV_INT8, KV_INT4, LOST)}
+        without |= {KV_FP8, KV_INT8, KV_INT4, LOST}
     try:
-        _fp8(model, 1)
+        _fp8(model.config, 1)
     except ValueError:
-        without.add(KV_FP8.name)
+        without.add(KV_FP8)
     if model.device.type == "cpu" and any(width % _BLOCK_4BIT for width in _inner_widths(model)):
-        without.add(WEIGHTS_4.name)
+        without.add(WEIGHTS_4)
     try:
         lowbit.check(WEIGHTS_8.quantization)
     except UserError:
-        without |= {WEIGHTS_8.name, WEIGHTS_4.name}
-    return [way for way in ways if way.name not in without]
+        without |= {WEIGHTS_8, WEIGHTS_4}
+    return [way for way in ways if way not in without]
 
 
 def _inner_widths(model: PreTrainedModel) -> Iterator[int]:
     for module in model.base_model.modules():
-        if isinstance(module, nn.Linear):
-            yield module.in_features
-        elif isinstance(module, Conv1D):
-            yield module.weight.shape[0]
+        if isinstance(module, nn.Linear | Conv1D):
+            yield module.in_features if isinstance(module, nn.Linear) else module.weight.shape[0]
 
 
 class Subject:
@@ -274,12 +242,17 @@ class Subject:
             )
         return self._loaded[key]
 
+    @property
+    def about(self) -> dict[str, str]:
+        """What all of its rows say."""
+        return {"model": self.baseline.name, "weights": self.baseline.weights, "dtype": self._dtype}
+
     def pieces(self, way: Variant, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
         """Run some texts in a way; to be consumed under ``torch.inference_mode``."""
-        yield from way.feed(Reader(self.model_of(way)), ids, prompt)
+        yield from way.feed(self.model_of(way), ids, prompt)
 
     def model_of(self, way: Variant) -> PreTrainedModel:
-        """Give the model that a way runs."""
+        """Return the model that a way runs."""
         dtype = self._dtype
         if way.other_dtype:
             dtype = "bfloat16" if dtype == "float32" else "float32"
@@ -290,15 +263,8 @@ class Subject:
         return torch.tensor(ids, device=self.baseline.model.device)
 
 
-def _identity(settings: DoesItMatterSettings, n_tokens: int) -> dict[str, Any]:
-    placement.check(settings.device, settings.dtypes)
-    model = loading.identify(settings.model, settings.weights, settings.seed)
-    loading.check_length(model, n_tokens)
-    return model
-
-
 def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
-    """Cut samples of one length by the model's tokenizer, and refuse shorter ones: texts of a batch must be comparable."""
+    """Cut samples of one length by the model's tokenizer, and refuse shorter ones, which no batch can hold."""
     tokenizer = loading.tokenizer(settings.model, settings.weights)
     samples = list(corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens, settings.seed))
     if short := [sample for sample in samples if len(sample.ids) < n_tokens]:
@@ -309,12 +275,19 @@ def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list
     return samples
 
 
+def groups(samples: list[corpus.Sample]) -> list[list[corpus.Sample]]:
+    """Put texts into groups that go through a batched way together."""
+    return [samples[first : first + BATCH] for first in range(0, len(samples), BATCH)]
+
+
 # The settings on which the rows of all of the chapter's experiments depend.
 FIELDS = frozenset({"model", "weights", "device", "seed", "corpus", "dtypes"})
 
 
 def inputs(settings: DoesItMatterSettings, longest: int, n_samples: int, n_tokens: int) -> dict[str, Any]:
     """Name the model and the corpus, and refuse what cannot be run."""
-    models = [_identity(settings, longest)]
+    placement.check(settings.device, settings.dtypes)
+    model = loading.identify(settings.model, settings.weights, settings.seed)
+    loading.check_length(model, longest)
     texts(settings, n_samples, n_tokens)
-    return {"models": models, "corpus": corpus.describe(settings.corpus)}
+    return {"models": [model], "corpus": corpus.describe(settings.corpus)}

@@ -17,7 +17,7 @@ _SHADES = LinearSegmentedColormap.from_list("identical", ["white", "#7ab8dc"])
 
 
 def _grid(shares: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    """Lay the percentages of one dtype out: a row for each model with stock arithmetic, and one for the mode over all."""
+    """Lay out one dtype's percentages: a row per model with stock arithmetic, and one for the mode over all."""
     of_dtype = shares[shares["dtype"] == dtype]
     stock, exact = (of_dtype[of_dtype["arithmetic"] == name] for name in (STOCK, EXACT))
     grid = 100 * stock.pivot(index="model", columns="way", values="share")

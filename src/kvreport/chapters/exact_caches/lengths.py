@@ -79,7 +79,7 @@ def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
 
 
 def plan(settings: ExactCachesSettings, text: int) -> tuple[int, int, int]:
-    """Give a text its length, its number of threads, and with which of `CHUNKS` it begins.
+    """Return a text its length, its number of threads, and with which of `CHUNKS` it begins.
 
     All lengths come on the first number of threads, then all on the next; each time they begin with another chunk.
     """

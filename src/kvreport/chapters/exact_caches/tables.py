@@ -36,7 +36,7 @@ def lengths(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def ladder(rungs: pd.DataFrame) -> pd.DataFrame:
-    """Give what a reader wants of the rungs, under a reader's names."""
+    """Return what a reader wants of the rungs, under a reader's names."""
     return pd.DataFrame(
         {
             "dtype": rungs["dtype"].map(DTYPES), "row-invariant": rungs["rung"], "identical rows": _counted(rungs),

@@ -81,7 +81,7 @@ def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[d
 
 
 def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> Figure:
-    """Draw a run's drift by layer over the published one, which stands faint behind it, each model of the run by itself."""
+    """Draw a run's drift by layer, a panel for each model; the published one stands faint behind it."""
     models = list(dict.fromkeys(means["model"]))
     fig, axes = plt.subplots(len(models), 1, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.7 + 2.9 * len(models)))
     for ax, model in zip(axes[:, 0], models, strict=True):

@@ -26,17 +26,7 @@ from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.layer_drift import by_layer
-from kvreport.chapters.layer_drift.rows import (
-    EXPERIMENTS,
-    GENERATE,
-    LAST,
-    LAST_POSITIONS,
-    METHODS,
-    POSITIONS,
-    POSTED,
-    TIES,
-    UNCACHED,
-)
+from kvreport.chapters.layer_drift import rows as named
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Of a prompt that is the beginning of a text.
@@ -60,10 +50,10 @@ class Loop:
 
 
 LOOPS = {
-    POSTED: Loop(feeds_whole=True, gives_positions=False),
-    POSITIONS: Loop(feeds_whole=True, gives_positions=True),
-    LAST: Loop(feeds_whole=False, gives_positions=False),
-    LAST_POSITIONS: Loop(feeds_whole=False, gives_positions=True),
+    named.POSTED: Loop(feeds_whole=True, gives_positions=False),
+    named.POSITIONS: Loop(feeds_whole=True, gives_positions=True),
+    named.LAST: Loop(feeds_whole=False, gives_positions=False),
+    named.LAST_POSITIONS: Loop(feeds_whole=False, gives_positions=True),
 }
 
 
@@ -86,7 +76,7 @@ class Step:
     cache_length: int
 
     def row(self) -> dict[str, Any]:
-        """Give what is recorded; equal digests are equal bits."""
+        """Return what is recorded; equal digests are equal bits."""
         return {
             "logits_sha256": hashlib.sha256(self.logits.cpu().numpy().tobytes()).hexdigest()[:16], "token": self.token,
             "margin": choosing.margin(self.logits).item(), "cache_length": self.cache_length,
@@ -144,9 +134,8 @@ def decode_by_generate(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: 
 
 def _ties(step: Step, uncached: Step) -> dict[str, int]:
     """Tell of the first step that differs where its two candidates are tied."""
-    return dict(
-        zip(TIES, (choosing.tied(one.logits, step.token, uncached.token) for one in (step, uncached)), strict=True)
-    )
+    tied = (choosing.tied(one.logits, step.token, uncached.token) for one in (step, uncached))
+    return dict(zip(named.TIES, tied, strict=True))
 
 
 def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
@@ -161,7 +150,7 @@ def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
 
 
 def prompts(settings: LayerDriftSettings, tokenizer) -> list[list[int]]:
-    """Give the ids of every prompt, the document's first; it belongs to seed 0, so that seeds share none."""
+    """Return the ids of every prompt, the document's first; it belongs to seed 0, so that seeds share none."""
     first = [tokenizer(settings.prompt)["input_ids"]] if settings.seed == 0 else []
     further = settings.n_prompts - len(first)
     if not further:
@@ -171,9 +160,9 @@ def prompts(settings: LayerDriftSettings, tokenizer) -> list[list[int]]:
 
 
 def _decode(method: str, model: PreTrainedModel, ids: torch.Tensor, length: int, limit: int | None):
-    if method == UNCACHED:
+    if method == named.UNCACHED:
         return decode_uncached(model, ids, length)
-    if method == GENERATE:
+    if method == named.GENERATE:
         return decode_by_generate(model, ids, length)
     return decode_cached(model, ids, length, LOOPS[method], limit)
 
@@ -194,12 +183,12 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
             rows: list[dict[str, Any]] = []
             uncached: list[Step] = []
             with torch.inference_mode():
-                for method in METHODS:
+                for method in named.METHODS:
                     diverged = False
                     for index, step in enumerate(_decode(method, loaded.model, ids, settings.n_new_tokens, limit)):
                         decoded = loaded.tokenizer.decode([step.token])
-                        ties = dict.fromkeys(TIES)
-                        if method == UNCACHED:
+                        ties = dict.fromkeys(named.TIES)
+                        if method == named.UNCACHED:
                             uncached.append(step)
                         elif not diverged and step.token != uncached[index].token:
                             diverged = True
@@ -229,6 +218,6 @@ EXPERIMENT = Experiment(
             "n_new_tokens",
         }
     ),
-    revision=EXPERIMENTS["greedy_paths"],
+    revision=named.EXPERIMENTS["greedy_paths"],
     work=work,
 )

@@ -222,7 +222,7 @@ def comparable(runs: Mapping[str, Run]) -> dict[str, Run]:
 
 
 def _fits(measure: Measure):
-    """Give what the issue's own columns come to in the same arithmetic."""
+    """Return what the issue's own columns come to in the same arithmetic."""
 
     def write(found: Found) -> str:
         fits = (f"{one.series} {one.estimate.text(measure.form)}" for one in measure(found))

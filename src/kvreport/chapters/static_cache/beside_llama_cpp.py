@@ -12,7 +12,7 @@ the same prompt, greedily; a step is one token, its logits and the largest of th
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.errors import UserError
 from kvbook.measuring import decoding, timing
-from kvbook.models import placement
-from kvbook.runs import evidence, recording, records
+from kvbook.models import loading
+from kvbook.runs import evidence, recording
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
@@ -50,18 +50,14 @@ def _library() -> Any:
     return llama_cpp
 
 
-def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+@subject.measured_at_once
+def measure(
+    settings: StaticCacheSettings, _made_of: dict[str, Any], loaded: loading.Loaded
+) -> Iterator[dict[str, Any]]:
     """Let both decode by turns."""
-    if "all" in writer.done:
-        return
-    device = placement.device_of(settings.device)
-    loaded = subject.load(settings)
-    ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(device)
-    about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
-    torch.compiler.reset()
-    rows, first = [], None
-    with tempfile.TemporaryDirectory(prefix="kvbook-") as scratch, torch.inference_mode():
-        room = ids.shape[1] + settings.n_new_tokens
+    ids = subject.prompt(settings, loaded)
+    room, begins = ids.shape[1] + settings.n_new_tokens, set()
+    with tempfile.TemporaryDirectory(prefix="kvbook-") as scratch:
         decoder = decoding.Decoder(loaded.model, _FASTEST, room)
         theirs = _LlamaCpp(write_gguf(loaded.model, Path(scratch) / "model.gguf"), room)
         programs: dict[str, Callable[[], tuple[list[float], list[int]]]] = {
@@ -71,18 +67,16 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
         for repeat in progress.track(range(-1, settings.n_repeats), label="beside llama.cpp: repeat"):
             for program, decode in programs.items():
                 seconds, tokens = decode()
-                if first is not None and tokens[0] != first:
+                begins.add(tokens[0])
+                if len(begins) > 1:
                     raise UserError(
                         "llama.cpp begins with another token: it has read other weights, and is not compared"
                     )
-                first = tokens[0]
                 # The first turn compiles, and warms caches up.
                 if repeat >= 0:
                     steps = seconds[_FIRST_STEPS:]
                     measured = {"n_steps": len(steps), "step_s": float(np.median(steps))}
-                    rows.append(about | {"repeat": repeat, "program": program} | measured)
-    torch.compiler.reset()
-    writer.append("all", rows)
+                    yield {"repeat": repeat, "program": program} | measured
 
 
 def _ours(decoder: decoding.Decoder, ids: torch.Tensor, n_new_tokens: int) -> tuple[list[float], list[int]]:
@@ -129,17 +123,16 @@ def write_gguf(model: PreTrainedModel, file: Path) -> Path:
 
     config, weights = model.config, model.state_dict()
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+    for say, value in {
+        writer.add_context_length: config.max_position_embeddings, writer.add_embedding_length: config.hidden_size,
+        writer.add_block_count: config.num_hidden_layers, writer.add_feed_forward_length: config.intermediate_size,
+        writer.add_head_count: config.num_attention_heads, writer.add_head_count_kv: config.num_key_value_heads,
+        writer.add_rope_dimension_count: config.head_dim,
+        writer.add_rope_freq_base: config.rope_parameters["rope_theta"],
+        writer.add_layer_norm_rms_eps: config.rms_norm_eps, writer.add_vocab_size: config.vocab_size,
+        writer.add_tokenizer_model: "no_vocab",
+    }.items():
+        say(value)
 
     def add(name: str, weight: torch.Tensor, heads: int = 0) -> None:
         values = weight.float()

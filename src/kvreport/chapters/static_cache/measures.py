@@ -10,8 +10,8 @@ from kvreport.chapters.static_cache.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing import documents
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.measures import Measure, claim, counted, first, holds, median, noted, part, worded
-from kvreport.publishing.rules import Bound, Quantity, every, other_cause, refuted, reproduced
+from kvreport.publishing.measures import Measure, claim, counted, first, holds, median, noted, part, told, worded
+from kvreport.publishing.rules import Bound, Quantity, Side, every, other_cause, refuted, reproduced
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES
@@ -38,7 +38,7 @@ def _bytes_over(of: pd.DataFrame, other: pd.DataFrame) -> float:
 
 
 def _saved_in_kernels(usual: pd.DataFrame, large: pd.DataFrame) -> estimates.Estimate:
-    """Give what the kernels save by large pages, as a share of what the step saves."""
+    """Return what the kernels save by large pages, as a share of what the step saves."""
     columns = ["kernels", rows.PROFILED]
     saved = usual.set_index("repeat")[columns] - large.set_index("repeat")[columns]
     return estimates.median_of((saved["kernels"] / saved[rows.PROFILED]).to_numpy())
@@ -49,14 +49,14 @@ def _longest_over_shortest(of: pd.DataFrame) -> float:
     return ms.iloc[-1] / ms.iloc[0]
 
 
-def _doubled_at(of: pd.DataFrame) -> float:
-    """Give the context at which a step takes twice as long as at the shortest, on straight lines; infinite where it never does."""
-    ms, contexts = (of.sort_values("context")[name].to_numpy() for name in ("ms", "context"))
-    beyond = np.flatnonzero(ms >= 2 * ms[0])
-    if not len(beyond):
-        return np.inf
-    around = slice(beyond[0] - 1, beyond[0] + 1)
-    return two_digits(np.interp(2 * ms[0], ms[around], contexts[around]))
+def _doubled(contexts: pd.DataFrame) -> str:
+    """Say at which context a bf16 step of the largest batch takes twice as long as at the shortest."""
+    of = contexts[(contexts["batch"] == max(rows.BATCHES)) & (contexts["dtype"] == "bfloat16")].sort_values("context")
+    ms, tokens = of["ms"].to_numpy(), of["context"].to_numpy()
+    if not (beyond := ms >= 2 * ms[0]).any():
+        return f"never up to {tokens[-1]:,} tokens"
+    around = slice(beyond.argmax() - 1, beyond.argmax() + 1)
+    return f"at about {two_digits(np.interp(2 * ms[0], ms[around], tokens[around])):,.0f} tokens"
 
 
 def _crossover(steps: pd.DataFrame) -> str:
@@ -157,6 +157,7 @@ SHARED = _fact(
 
 # Facts for the prose.
 MODEL = noted("static_speed", "models", 0, "name")
+DEVICE = noted("static_speed", "settings", "device")
 THREADS = noted("static_speed", "machine", "threads")
 N_TOKENS = noted("static_speed", "settings", "n_new_tokens")
 N_REPEATS = noted("static_speed", "settings", "n_repeats")
@@ -166,8 +167,10 @@ BANDWIDTH = _fact("GB a second", "limit", "gb_per_s")
 BYTES_PER_TOKEN = _fact("MB a token", "limit", "mb_per_token")
 HEAD = _repeats("ms of the head", "heads", "ms", form="{:.2g}", by=("engine",))
 HEAD_VIEW, HEAD_COPY = (HEAD.where(engine=engine) for engine in (rows.HEAD_VIEW, rows.HEAD_COPY))
+COMPILED_STATIC_GAIN = GAIN.where(way=rows.COMPILED_STATIC)
+SHORTEST, LONGEST_WITHOUT = (_fact("tokens", "late steps", end) for end in ("shortest", "longest"))
 GENERATE_SPEED = SPEED.where(engine=rows.GENERATE)
-DOUBLED = _fact("context at which a step has doubled", "contexts", _doubled_at, "{:,.0f}", by=_CELL)
+DOUBLED = worded("contexts", _doubled)
 CACHE_IS_WEIGHTS = _fact(
     "context at which the caches of a batch hold as many bytes as the weights", "contexts",
     lambda of: of["context"].iloc[0] * of["weights_bytes"].iloc[0] / of["kv_bytes"].iloc[0], "{:,.0f}", by=_CELL,
@@ -193,10 +196,7 @@ PUBLISHED_SPREAD = _fact(
 
 _EVEN = Bound(1, "arithmetic", "as fast as the other")
 _NONE = Bound(0, "arithmetic", "none")
-_AS_MUCH = Bound(1, "arithmetic", "as many bytes")
 _ONE_TOKEN = Bound(1, "arithmetic", "each token once")
-_ALL_SHAPES = Bound(1, "document", "all of them")
-_NEARLY = Bound(1.15, "ours", "nearly as fast", "ratio")
 _HALF_MORE = Bound(1.5, "ours", "half as fast again", "ratio")
 _TWICE = Bound(2, "ours", "twice as long", "ratio")
 _ALL = Bound(1, "arithmetic", "all of it")
@@ -214,7 +214,7 @@ def _apart(found: Found) -> list[Measured]:
 
 STATEMENTS = {
     "cache-pays": holds(every(CACHE_GAIN, "above", _EVEN), headline=True),
-    "static-alone": holds(every(KIND_EAGER, "inside", _NEARLY), headline=True),
+    "static-alone": holds(every(KIND_EAGER, "inside", Bound(1.15, "ours", "nearly as fast", "ratio")), headline=True),
     "static-compiled": holds(every(KIND_COMPILED, "inside", _HALF_MORE), "this processor"),
     "one-row-pays": holds(every(ONE_ROW, "above", _HALF_MORE), "this processor"),
     "large-pages-pay": holds(every(LARGE_PAGES, "above", _EVEN), "this processor"),
@@ -251,28 +251,11 @@ STATEMENTS = {
 CUDA, CPU, T4, SAME_SHAPE = "a CUDA device", "a CPU", "a T4", "a model of the document's shape"
 
 
-def _device(found: Found) -> str:
-    return found.noted("static_speed", "settings", "device")
-
-
 def _has(found: Found) -> frozenset[str]:
     """Say what of the rules' needs this run has."""
-    device, name = _device(found), found.noted("static_speed", "machine", "device_name")
+    device, name = DEVICE(found), found.noted("static_speed", "machine", "device_name")
     has = {CUDA: device.startswith("cuda"), CPU: device == "cpu", T4: "T4" in name}
     return frozenset(need for need, there in has.items() if there)
-
-
-def _on_device(found: Found) -> str:
-    return f"on {_device(found)}"
-
-
-def _text(measure: Measure, found: Found) -> str:
-    return ", ".join(one.estimate.text(measure.form) for one in measure(found))
-
-
-def _of_late_steps(found: Found) -> str:
-    late = found["late steps"].iloc[0]
-    return f"at {late['shortest']} to {late['longest']} tokens, on {_device(found)}"
 
 
 def _longest_steps(found: Found) -> str:
@@ -282,15 +265,6 @@ def _longest_steps(found: Found) -> str:
     over = ", ".join(f"{DTYPES[row.dtype]} {row.estimate.value:.2f}" for row in LONGEST_ALONE.table(found).itertuples())
     shortest, longest = contexts["context"].min(), contexts["context"].max()
     return f"a whole step reads the cache too: at {longest:,} tokens it takes {over} times as long as at {shortest:,}"
-
-
-def _of_generate(found: Found) -> str:
-    (graphs,) = GRAPHS(found)
-    return (
-        f"{graphs.estimate.value:.0f} graphs compiled by generate; in one loop static over dynamic, both eager, "
-        f"{_text(KIND_EAGER, found)}, compiled static over eager dynamic {_text(GAIN.where(way=rows.COMPILED_STATIC), found)}; "
-        f"{_on_device(found)}"
-    )
 
 
 def _other_tokens(steps: pd.DataFrame, way: str) -> str:
@@ -306,8 +280,8 @@ def _of_compiled_steps(found: Found) -> str:
     whole = about["settings"].get("scope") == "model"
     theirs = documents.published(rows.DOCUMENT)["versions"]["transformers"]
     return (
-        f"{'the forward pass' if whole else 'a few layers'} compiled as one graph, without CUDA graphs; tokens other than the "
-        f"eager ones: {other}, with the static cache compiled {static}; today's transformers is "
+        f"{'the forward pass' if whole else 'a few layers'} compiled as one graph, without CUDA graphs; tokens other "
+        f"than the eager ones: {other}, with the static cache compiled {static}; today's transformers is "
         f"{about['machine']['transformers']}, the document's was {theirs}"
     )
 
@@ -342,51 +316,52 @@ def _same_shape(found: Found) -> frozenset[str]:
     return frozenset({SAME_SHAPE} if here == theirs else ())
 
 
-def _judged(measure: Measure, bound: Bound = _EVEN, **about):
-    """Bear a claim out above a bound, and contradict it below."""
-    return claim(reproduced(every(measure, "above", bound)), refuted(every(measure, "below", bound)), **about)
+def _judged(measure: Measure, agrees: Side, contradicts: Side, bound: Bound, **about):
+    """Bear a claim out where every series is on one side of a bound, contradict it on the other."""
+    return claim(reproduced(every(measure, agrees, bound)), refuted(every(measure, contradicts, bound)), **about)
 
 
-def _slower_on(device: str):
-    return claim(
-        reproduced(every(GENERATE, "below", _EVEN)), refuted(every(GENERATE, "above", _EVEN)), needs=(device,),
-        beside=_of_generate, has=_has,
-    )
-
-
+_ON_DEVICE = {"beside": told("on {DEVICE}", globals()), "has": _has}
+_OF_GENERATE = told(
+    "{GRAPHS} graphs compiled by generate; in one loop static over dynamic, both eager, {KIND_EAGER}, compiled static "
+    "over eager dynamic {COMPILED_STATIC_GAIN}; on {DEVICE}", globals(),
+)
+_SLOWER = {
+    device: _judged(GENERATE, "below", "above", _EVEN, needs=(device,), beside=_OF_GENERATE, has=_has)
+    for device in (CPU, T4)
+}
 CHECKS = {
-    "cache-speeds-up": _judged(CACHED_GAIN, beside=_of_late_steps),
+    "cache-speeds-up": _judged(
+        CACHED_GAIN, "above", "below", _EVEN,
+        beside=told("at {SHORTEST} to {LONGEST_WITHOUT} tokens, on {DEVICE}", globals()),
+    ),
     "linear-time": claim(
         reproduced(every(COMPUTED, "at most", _ONE_TOKEN), every(RECOMPUTED, "above", _ONE_TOKEN)),
         refuted(every(COMPUTED, "above", _ONE_TOKEN)), about_code=True, beside=_longest_steps,
     ),
     "static-faster": claim(
         other_cause(every(COMPILING, "above", Bound(1, "arithmetic", "compiling does more than the kind"))),
-        reproduced(every(KIND, "above", _EVEN)), refuted(every(KIND, "below", _EVEN)), needs=(CUDA,), beside=_on_device,
-        has=_has,
+        reproduced(every(KIND, "above", _EVEN)), refuted(every(KIND, "below", _EVEN)), needs=(CUDA,), **_ON_DEVICE,
     ),
-    "static-slower-cpu": _slower_on(CPU),
-    "static-slower-t4": _slower_on(T4),
+    "static-slower-cpu": _SLOWER[CPU],
+    "static-slower-t4": _SLOWER[T4],
     "dynamic-not-compilable": claim(
         refuted(
             every(FIRST_GRAPHS, "above", _NONE), every(LATER_GRAPHS, "at most", _NONE), every(STEPS, "above", _NONE),
             one_is_enough=True,
         ),
-        reproduced(every(STEPS, "at most", _NONE)),
-        beside=_of_compiled_steps,
+        reproduced(every(STEPS, "at most", _NONE)), beside=_of_compiled_steps,
     ),
-    "compiled-by-itself": claim(
-        reproduced(every(GRAPHS, "above", _NONE)), refuted(every(GRAPHS, "at most", _NONE)), needs=(CUDA,),
-        beside=_on_device, has=_has,
+    "compiled-by-itself": _judged(GRAPHS, "above", "at most", _NONE, needs=(CUDA,), **_ON_DEVICE),
+    "first-call-slow": _judged(
+        FIRST, "above", "below", Bound(10, "ours", "ten steps are a long time"), beside=_seconds_of_first_steps
     ),
-    "first-call-slow": _judged(FIRST, Bound(10, "ours", "ten steps are a long time"), beside=_seconds_of_first_steps),
-    "static-more-memory": claim(
-        reproduced(every(EARLY_BYTES, "above", _AS_MUCH)), refuted(every(EARLY_BYTES, "at most", _AS_MUCH)),
-        about_code=True, beside=_of_bytes,
+    "static-more-memory": _judged(
+        EARLY_BYTES, "above", "at most", Bound(1, "arithmetic", "as many bytes"), about_code=True, beside=_of_bytes
     ),
-    "shapes": claim(
-        reproduced(every(SHAPES, "at least", _ALL_SHAPES)), refuted(every(SHAPES, "below", _ALL_SHAPES)),
-        needs=(SAME_SHAPE,), about_code=True, beside=_of_shapes, has=_same_shape,
+    "shapes": _judged(
+        SHAPES, "at least", "below", Bound(1, "document", "all of them"), needs=(SAME_SHAPE,), about_code=True,
+        beside=_of_shapes, has=_same_shape,
     ),
 }
 CLAIMS = Claims(rows.DOCUMENT, CHECKS)

@@ -4,6 +4,8 @@ Each row generates a few tokens behind a prompt of a given length.  On a CPU the
 bytes in use just before are noted beside it.  Rows, one a (cache, length): see ``data/README.md``.
 """
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,8 +13,7 @@ from transformers import PreTrainedModel
 
 from kvbook import progress
 from kvbook.measuring import caches, choosing, memory
-from kvbook.models import placement
-from kvbook.runs import records
+from kvbook.models import loading
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
@@ -24,7 +25,7 @@ _N_NEW = 4
 
 
 def lengths(settings: StaticCacheSettings) -> tuple[int, ...]:
-    """Give the numbers of tokens at which memory is measured: the run's own, and multiples of it."""
+    """Return the numbers of tokens at which memory is measured: the run's own, and multiples of it."""
     return tuple(settings.n_new_tokens * times for times in (1, 2, 4))
 
 
@@ -33,38 +34,25 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     return {"models": [subject.identify(settings)]}
 
 
-def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+@subject.measured_at_once
+def measure(settings: StaticCacheSettings, made_of: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
     """Count bytes at every length, with each kind of cache."""
-    if "all" in writer.done:
-        return
-    device = placement.device_of(settings.device)
-    loaded = subject.load(settings)
-    model = loaded.model
-    about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
+    model, device = loaded.model, loaded.model.device
+    per_token = memory.kv_bytes_per_token(model.config, model.dtype)
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
     limit = made_of["models"][0]["context_length"] or max(lengths(settings))
-    turns = [
-        (length, kind) for length in sorted({min(length, limit) for length in lengths(settings)})
-        for kind in KINDS
-    ]
-    rows = []
-    with torch.inference_mode():
-        # Buffers that the longest passes make must not be counted as one cache's.
-        for kind in ("none", "static"):
-            _generate(model, turns[-1][0], kind)
-        for length, kind in progress.track(turns, label="memory: length and cache"):
-            before = memory.peak(lambda: None, device)[1]
-            held, peak = memory.peak(lambda length=length, kind=kind: _generate(model, length, kind), device)
-            rows.append(
-                about
-                | {
-                    "cache": kind, "n_tokens": length, "kv_bytes": held,
-                    "predicted_bytes": 0 if kind == "none" else length * memory.kv_bytes_per_token(model.config,
-                        model.dtype),
-                    "weights_bytes": weights_bytes, "before_bytes": before, "peak_bytes": peak,
-                }
-            )
-    writer.append("all", rows)
+    turns = list(itertools.product(sorted({min(length, limit) for length in lengths(settings)}), KINDS))
+    # Buffers that the longest passes make must not be counted as one cache's.
+    for kind in ("none", "static"):
+        _generate(model, turns[-1][0], kind)
+    for length, kind in progress.track(turns, label="memory: length and cache"):
+        before = memory.peak(lambda: None, device)[1]
+        held, peak = memory.peak(lambda length=length, kind=kind: _generate(model, length, kind), device)
+        yield {
+            "cache": kind, "n_tokens": length, "kv_bytes": held,
+            "predicted_bytes": 0 if kind == "none" else length * per_token,
+            "weights_bytes": weights_bytes, "before_bytes": before, "peak_bytes": peak,
+        }
 
 
 def _generate(model: PreTrainedModel, length: int, kind: str) -> int:

@@ -59,7 +59,7 @@ def steps(timed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tokens_per_s(steps: pd.DataFrame) -> float:
-    """Give tokens a second of one repeat, prefill left out.
+    """Return tokens a second of one repeat, prefill left out.
 
     Without a cache only some lengths were timed: their seconds are joined by straight lines and summed over all steps.
     """
@@ -69,7 +69,7 @@ def _tokens_per_s(steps: pd.DataFrame) -> float:
 
 
 def speeds(timed: pd.DataFrame) -> pd.DataFrame:
-    """Give tokens a second of each way and repeat; with the prefill too, where all steps were timed."""
+    """Return tokens a second of each way and repeat; with the prefill too, where all steps were timed."""
     whole = timed[timed["phase"] == WHOLE]
     calls = whole.assign(tokens_per_s=whole["n_steps"] / whole["seconds"])
     calls = calls.assign(whole_tokens_per_s=calls["tokens_per_s"])
@@ -89,7 +89,7 @@ def speeds(timed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compiling(speeds: pd.DataFrame) -> pd.DataFrame:
-    """Give what compiling the static loop gains, over what the kind of cache changes in either direction."""
+    """Return what compiling the static loop gains, over what the kind of cache changes in either direction."""
     of = speeds[speeds["engine"] == LOOP].pivot(index="repeat", columns="way", values="tokens_per_s")
     kind = pd.concat([of[STATIC] / of[DYNAMIC], of[COMPILED_STATIC] / of[COMPILED_DYNAMIC]], axis=1)
     largest = np.exp(np.log(kind).abs().max(axis=1))
@@ -104,22 +104,21 @@ def _fastest(speeds: pd.DataFrame, limit: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first_steps(timed: pd.DataFrame) -> pd.DataFrame:
-    """Give the first steps of each way of the loop; a graph that an earlier way has compiled is found, not compiled."""
-    table = []
-    for way, of in timed[timed["engine"] == LOOP].groupby("way", sort=False):
-        first, later = of[of["phase"] == COMPILE].sort_values("step"), of[of["phase"] == DECODE]
-        seconds = first["seconds"].iloc[0]
-        table.append(
-            {
-                "way": way, "compiles": bool(first["compiled"].iloc[0] and first["graphs"].iloc[0]), "seconds": seconds,
-                "all_s": first["seconds"].sum(), "over_later": seconds / later["seconds"].median(),
-            }
-        )
-    return pd.DataFrame(table)
+    """List the first steps of each way of the loop; one that finds an earlier way's graph does not compile."""
+    loop = timed[timed["engine"] == LOOP]
+    firsts = loop[loop["phase"] == COMPILE].sort_values("step").groupby("way", sort=False)
+    later = loop[loop["phase"] == DECODE].groupby("way")["seconds"].median()
+    table = firsts.agg(
+        compiled=("compiled", "first"), graphs=("graphs", "first"), seconds=("seconds", "first"),
+        all_s=("seconds", "sum"),
+    )
+    table = table.assign(compiles=(table["compiled"] * table["graphs"]) > 0, over_later=table["seconds"] / later)
+    order = loop["way"].unique()
+    return table.loc[order, ["compiles", "seconds", "all_s", "over_later"]].reset_index()
 
 
 def _late_steps(steps: pd.DataFrame) -> pd.DataFrame:
-    """Give the median eager step of each cache and repeat from the last three lengths on that were timed without a cache."""
+    """Return the median eager step by cache and repeat, from the last three lengths timed without a cache on."""
     eager = steps[(steps["compiled"] == 0) & (steps["one_row"] == 0)]
     last = eager[eager["step"].isin(sorted(eager.loc[eager["cache"] == "none", "step"].unique())[-3:])]
     late = eager[eager["step"] >= last["step"].min()]
@@ -128,7 +127,7 @@ def _late_steps(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def growth(steps: pd.DataFrame) -> pd.DataFrame:
-    """Fit an eager step's seconds against the number of tokens, and give the growth over 100 tokens as a share of the start.
+    """Fit an eager step's seconds against the tokens: growth over 100 tokens as a share of the start.
 
     Least squares over the steps of each repeat, for steps of one repeat are not independent.
     """
@@ -151,12 +150,12 @@ def _graphs(timed: pd.DataFrame) -> pd.DataFrame:
 
 
 def bandwidth(rows: pd.DataFrame) -> float:
-    """Give the largest bandwidth that any kernel of ``memory_bandwidth`` reached in any repeat, in bytes a second."""
+    """Return the largest bandwidth that any kernel of ``memory_bandwidth`` reached in any repeat, in bytes a second."""
     return float((rows["n_bytes"] / rows["seconds"]).max())
 
 
 def _limit(read: Run, memory: Run) -> pd.DataFrame:
-    """Compute the limit of a decode step, which reads every weight once and, on average over the text, half of the cache."""
+    """Compute the limit of a decode step, which reads every weight and, on average over the text, half the cache."""
     row = memory.rows[memory.rows["cache"] == "static"].sort_values("n_tokens").iloc[0]
     per_second, per_token = bandwidth(read.rows), row["weights_bytes"] + row["kv_bytes"] / 2
     found = {"gb_per_s": per_second / 1e9, "mb_per_token": per_token / 1e6, "tokens_per_s": per_second / per_token}
@@ -165,18 +164,14 @@ def _limit(read: Run, memory: Run) -> pd.DataFrame:
 
 def _step(run: Run) -> pd.DataFrame:
     """Take a step's milliseconds apart, a row for each repeat on usual and on large pages."""
-    tables = []
-    for pages, of in run.rows.groupby("pages", sort=False):
-        ms = 1e3 * of.pivot_table(index="repeat", columns="part", values="seconds")
-        kernels = ms[KERNELS_OF_LAYERS] + ms[KERNELS_OF_HEAD]
-        around = ms[PROFILED] - kernels - ms[CALLS]
-        shared = ms.assign(kernels=kernels, around=around, share_of_kernels=kernels / ms[PROFILED])
-        tables.append(shared.reset_index().assign(pages=pages))
-    return pd.concat(tables, ignore_index=True)
+    ms = 1e3 * run.rows.pivot_table(index=["pages", "repeat"], columns="part", values="seconds", sort=False)
+    kernels = ms[KERNELS_OF_LAYERS] + ms[KERNELS_OF_HEAD]
+    around = ms[PROFILED] - kernels - ms[CALLS]
+    return ms.assign(kernels=kernels, around=around, share_of_kernels=kernels / ms[PROFILED]).reset_index()
 
 
 def contexts(run: Run) -> pd.DataFrame:
-    """Give a step's median milliseconds by dtype, batch and context, and its bytes."""
+    """Return a step's median milliseconds by dtype, batch and context, and its bytes."""
     found = run.rows.groupby(["dtype", "batch", "context"], sort=False, as_index=False).agg(
         seconds=("seconds", "median"), weights_bytes=("weights_bytes", "first"), kv_bytes=("kv_bytes", "first")
     )
@@ -184,7 +179,7 @@ def contexts(run: Run) -> pd.DataFrame:
 
 
 def _early_bytes(run: Run) -> pd.DataFrame:
-    """Give the bytes of keys and values behind the document's five steps."""
+    """Return the bytes of keys and values behind the document's five steps."""
     last = run.rows.groupby("cache")["kv_bytes"].last().reset_index()
     return last.assign(mib=last["kv_bytes"] / 2**20)
 
@@ -211,33 +206,30 @@ def _shapes(run: Run) -> pd.DataFrame:
 
 def partings(run: Run) -> pd.DataFrame:
     """Find where each kind's text first differs from that without a cache."""
+    columns = ["dtype", "cache", "against", "tokens", "share", "step", "margin", "tied", "logits_rms"]
     table = []
     for dtype, some in run.rows.groupby("dtype", sort=False):
         texts = {cache: one.sort_values("step") for cache, one in some.groupby("cache")}
         for against, cache in (("none", "dynamic"), ("none", "static"), ("dynamic", "static")):
             one, other = texts[against], texts[cache]
-            apart = np.flatnonzero(one["token"].to_numpy() != other["token"].to_numpy())
             row = {"dtype": dtype, "cache": cache, "against": against, "tokens": len(one), "share": 1.0, "tied": None}
-            if len(apart):
-                step = int(apart[0])
+            differs = one["token"].to_numpy() != other["token"].to_numpy()
+            if differs.any():
+                step = int(differs.argmax())
                 # On either side: there the order of the vocabulary decides.
-                tied = min(one["margin"].iloc[step], other["margin"].iloc[step]) == 0
-                row |= {"share": step / len(one), "step": step, "margin": one["margin"].iloc[step], "tied": bool(tied)}
-                row |= {"logits_rms": one["logits_rms"].iloc[step]}
+                tied = bool(min(one["margin"].iloc[step], other["margin"].iloc[step]) == 0)
+                of_one = one[["margin", "logits_rms"]].iloc[step].to_dict()
+                row |= {"share": step / len(one), "step": step, "tied": tied} | of_one
             table.append(row)
-    columns = ["dtype", "cache", "against", "tokens", "share", "step", "margin", "tied", "logits_rms"]
     return pd.DataFrame(table, columns=columns)
 
 
 def _published_gains() -> pd.DataFrame:
-    """Give, by the document's device, how far the dynamic cache's tokens a second are ahead of those without a cache."""
-    speeds = {(row["device"], row["cache"]): row["tokens_per_s"] for row in documents.published(DOCUMENT)["speeds"]}
-    ahead = {
-        device: speeds[device, "dynamic"] / speeds[device, "none"] - 1 for device, cache in speeds if cache == "none"
-    }
-    return pd.DataFrame(
-        {"device": list(ahead), "ahead": list(ahead.values()), "equal": [not of for of in ahead.values()]}
-    )
+    """List by how much the dynamic cache's tokens a second exceed those without a cache, on each published device."""
+    speeds = pd.DataFrame(documents.published(DOCUMENT)["speeds"])
+    of = {cache: some.set_index("device")["tokens_per_s"] for cache, some in speeds.groupby("cache")}
+    ahead = of["dynamic"] / of["none"] - 1
+    return ahead.dropna().rename("ahead").reset_index().assign(equal=lambda of: of["ahead"] == 0)
 
 
 def _published_calls() -> pd.DataFrame:

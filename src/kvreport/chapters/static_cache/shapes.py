@@ -5,6 +5,7 @@ printed the shape of the ids behind a step without a cache, and of the keys behi
 which it took for the length, is printed too.  Rows, one a (cache, step): see ``data/README.md``.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import caches, choosing, memory
 from kvbook.models import loading
-from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.rows import DOCUMENT, KINDS
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import documents
 
@@ -28,48 +29,44 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
 
 
 def _ids(settings: StaticCacheSettings) -> list[int]:
-    """Give the document's ids of its own prompt, another prompt's as the tokenizer cuts it."""
-    document = documents.published("notebook-static")
+    """Return the document's ids of its own prompt, another prompt's as the tokenizer cuts it."""
+    document = documents.published(DOCUMENT)
     if settings.prompt == document["prompt"]:
         return document["prompt_ids"]
     return list(loading.tokenizer(settings.model, subject.weights_of(settings))(settings.prompt)["input_ids"])
 
 
-def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+@subject.measured_at_once
+def measure(_: StaticCacheSettings, made_of: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
     """Take the document's steps with each kind of cache."""
-    if "all" in writer.done:
-        return
-    loaded = subject.load(settings)
-    room = min(ROOM, loading.context_length(loaded.model.config) or ROOM)
+    config = loaded.model.config
+    room = min(ROOM, loading.context_length(config) or ROOM)
     # A smaller vocabulary lacks some of the document's ids; the shapes depend on their number alone.
-    ids = torch.tensor([made_of["ids"]], device=loaded.model.device) % loaded.model.config.vocab_size
-    about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
-    with torch.inference_mode():
-        rows = [about | row for kind in ("none", "dynamic", "static") for row in _steps(loaded.model, ids, kind, room)]
-    writer.append("all", rows)
+    ids = torch.tensor([made_of["ids"]], device=loaded.model.device) % config.vocab_size
+    for kind in KINDS:
+        yield from _steps(loaded.model, ids, kind, room)
 
 
-def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> list[dict[str, Any]]:
+def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> Iterator[dict[str, Any]]:
     per_token = memory.kv_bytes_per_token(model.config, model.dtype)
     cache: Cache | None = None if kind == "none" else caches.make(kind, model.config, room)
-    rows, fed = [], ids
+    fed = ids
     for step in range(N_STEPS):
         options = {"use_cache": False} if cache is None else {"past_key_values": cache}
         token = choosing.greedy(model(fed, **options).logits[:, -1:])
         row = {"cache": kind, "step": step, "fed": "x".join(map(str, fed.shape))}
         if cache is None:
             fed = torch.cat([fed, token], 1)
-            held = {"keys_shape": "", "first_dimension": "", "cached_tokens": 0, "kv_bytes": 0, "predicted_bytes": 0}
+            yield row | {
+                "keys_shape": "", "first_dimension": "", "cached_tokens": 0, "kv_bytes": 0, "predicted_bytes": 0
+            }
         else:
-            fed = token
-            keys = cache.layers[0].keys
-            held = {
+            fed, keys = token, cache.layers[0].keys
+            yield row | {
                 "keys_shape": "x".join(map(str, keys.shape)), "first_dimension": len(keys),
                 "cached_tokens": caches.length(cache), "kv_bytes": memory.cache_bytes(cache),
                 "predicted_bytes": per_token * keys.shape[-2],
             }
-        rows.append(row | held)
-    return rows
 
 
 EXPERIMENT = Experiment(

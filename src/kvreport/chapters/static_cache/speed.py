@@ -22,20 +22,8 @@ from kvbook.models import loading, placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.static_cache import rows as named
 from kvreport.chapters.static_cache import subject
-from kvreport.chapters.static_cache.rows import (
-    COMPILE,
-    DECODE,
-    GENERATE,
-    HEAD,
-    HEAD_COPY,
-    HEAD_VIEW,
-    KINDS,
-    LOAD,
-    LOOP,
-    PREFILL,
-    WHOLE,
-)
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Lengths at which a step without a cache is measured.
@@ -48,7 +36,7 @@ _FIRST_STEPS = 2
 
 def ways(settings: StaticCacheSettings) -> list[Way]:
     """List the ways of the loop: every cache, eager and compiled; and the one-row form, where it can be compiled."""
-    found = [Way(cache, compiled) for compiled in (False, True) for cache in KINDS]
+    found = [Way(cache, compiled) for compiled in (False, True) for cache in named.KINDS]
     if settings.scope == "layer":
         found += [Way("static", compiled=True, one_row=True, large_pages=pages) for pages in (False, True)]
     return found
@@ -79,8 +67,8 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
     device = placement.device_of(settings.device)
     loaded, load_s = timing.timed(lambda: subject.load(settings), device)
     about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
-    ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(device)
-    rows = [_row(Way("none"), 0, LOAD, 0, 0, load_s) | {"engine": "", "cache": "", "n_steps": 0}]
+    ids = subject.prompt(settings, loaded)
+    rows = [_row(Way("none"), 0, named.LOAD, 0, 0, load_s) | {"engine": "", "cache": "", "n_steps": 0}]
     # What an earlier experiment of this process compiled must neither be found nor count against the limit.
     torch.compiler.reset()
     # Charged to nobody, least of all to the way that comes first.
@@ -98,14 +86,15 @@ def _timed(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSetti
     yield from generate.first()
     yield from loop.first()
     # Without a cache a call takes as long as several others together: one is kept, and none is spent on warming up.
-    yield generate.timed("none", 0)
-    work = [*((generate.cached, cache) for cache in generate.CACHED), *((loop.cached, way) for way in loop.cached_ways)]
+    yield from generate.timed("none", 0)
+    cached, uncached = ([way for way in loop.ways if (way.cache == "none") == without] for without in (False, True))
+    work = [*((generate.timed, cache) for cache in generate.CACHED), *((loop.cached, way) for way in cached)]
     for repeat in progress.track(range(settings.n_repeats), label="generate and decoding: repeat"):
         turn = repeat % len(work)
         for take, way in work[turn:] + work[:turn]:
             yield from take(way, repeat)
         # They are measured on the tokens that the cached ways wrote.
-        for way in loop.uncached_ways:
+        for way in uncached:
             yield from loop.uncached(way, repeat)
         yield from _head(model, ids.shape[1] + settings.n_new_tokens, repeat)
 
@@ -117,11 +106,11 @@ def _head(model: PreTrainedModel, n_tokens: int, repeat: int) -> Iterator[dict[s
     last = rows[:, -1:]
     # A single row counts as contiguous whatever its strides, so it must be told to be copied.
     copy = last.clone(memory_format=torch.contiguous_format)
-    for engine, row in ((HEAD_VIEW, last), (HEAD_COPY, copy)):
+    for engine, row in ((named.HEAD_VIEW, last), (named.HEAD_COPY, copy)):
         # The first call may set buffers up.
         head(row)
         _, seconds = timing.timed(lambda row=row: head(row), model.device)
-        yield _row(Way("none"), repeat, HEAD, 0, n_tokens, seconds) | {"engine": engine}
+        yield _row(Way("none"), repeat, named.HEAD, 0, n_tokens, seconds) | {"engine": engine}
 
 
 class _Generate:
@@ -143,14 +132,10 @@ class _Generate:
         """
         few = min(_FEW, self._n_new) if self._model.device.type == "cpu" else self._n_new
         for cache in self.CACHED:
-            yield self.timed(cache, -1, few)
+            yield from self.timed(cache, -1, few)
 
-    def cached(self, cache: str, repeat: int) -> Iterator[dict[str, Any]]:
-        """Write one text with a cache."""
-        yield self.timed(cache, repeat)
-
-    def timed(self, cache: str, repeat: int, count: int | None = None) -> dict[str, Any]:
-        """Write one text and give its row."""
+    def timed(self, cache: str, repeat: int, count: int | None = None) -> Iterator[dict[str, Any]]:
+        """Write one text."""
         before, count = graphs_compiled(), count or self._n_new
         _, seconds = timing.timed(
             lambda: self._model.generate(
@@ -160,59 +145,56 @@ class _Generate:
             self._model.device,
         )
         self._made[cache] += graphs_compiled() - before
-        way = Way(cache, compiled=self._made[cache] > 0)
-        phase = COMPILE if repeat < 0 else WHOLE
-        return _row(way, repeat, phase, 0, self._ids.shape[1], seconds, graphs=self._made[cache]) | {
-            "engine": GENERATE, "n_steps": count,
-        }
+        way, phase = Way(cache, compiled=self._made[cache] > 0), named.COMPILE if repeat < 0 else named.WHOLE
+        row = _row(way, repeat, phase, 0, self._ids.shape[1], seconds, graphs=self._made[cache])
+        yield row | {"engine": named.GENERATE, "n_steps": count}
 
 
 class _Loop:
     """The one loop of `kvbook.measuring.decoding`, in each of its ways."""
 
     def __init__(self, model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> None:
-        self._ids, self._n_new, self._device = ids, settings.n_new_tokens, model.device
+        self._ids, self._n_new = ids, settings.n_new_tokens
         room = ids.shape[1] + settings.n_new_tokens
-        self._decoders = {way: decoding.Decoder(model, way, room, settings.scope) for way in ways(settings)}
+        self.ways = {way: decoding.Decoder(model, way, room, settings.scope) for way in ways(settings)}
         self._written: torch.Tensor | None = None
-        self.cached_ways = [way for way in self._decoders if way.cache != "none"]
-        self.uncached_ways = [way for way in self._decoders if way.cache == "none"]
 
     def first(self) -> Iterator[dict[str, Any]]:
         """Compile, and take the first steps of every way."""
-        for way, decoder in progress.track(self._decoders.items(), len(self._decoders), "first steps, compiling: way"):
+        for way, decoder in progress.track(self.ways.items(), len(self.ways), "first steps, compiling: way"):
             # The first step makes the graph, the second may make it again for a length that turned out to vary.
             token = decoder.start(self._ids)
             for step in range(1, _FIRST_STEPS + 1):
                 taken = _timed_step(decoder, step, token)
                 token = taken.token
-                yield self._row(way, -1, COMPILE, taken)
+                yield self._row(way, -1, named.COMPILE, taken)
             decoder.close()
 
     def cached(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
         """Read the prompt and write one text."""
-        decoder = self._decoders[way]
-        token, seconds = timing.timed(lambda: decoder.start(self._ids), self._device)
-        yield _row(way, repeat, PREFILL, 0, self._ids.shape[1], seconds, token=token.item())
-        steps = _decode(decoder, token, self._n_new)
+        decoder = self.ways[way]
+        token, seconds = timing.timed(lambda: decoder.start(self._ids), self._ids.device)
+        steps = [_Step(0, token, seconds, 0)]
+        for step in range(1, self._n_new):
+            steps.append(_timed_step(decoder, step, steps[-1].token))
         decoder.close()
         if self._written is None:
-            self._written = torch.cat([token, *(done.token for done in steps)], 1)
+            self._written = torch.cat([taken.token for taken in steps], 1)
         for taken in steps:
-            yield self._row(way, repeat, DECODE, taken)
+            yield self._row(way, repeat, named.DECODE if taken.step else named.PREFILL, taken)
 
     def uncached(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
-        """Take some of the steps on the tokens that a cached way wrote."""
-        decoder = self._decoders[way]
-        for taken in _at_some_lengths(decoder, self._ids, self._written):
-            yield self._row(way, repeat, DECODE, taken)
+        """Take steps at some lengths on the tokens that a cached way wrote."""
+        decoder, last = self.ways[way], self._written.shape[1] - 1
+        for step in sorted({1 + round(i * (last - 1) / (_N_LENGTHS - 1)) for i in range(_N_LENGTHS)}):
+            decoder.resume(torch.cat([self._ids, self._written[:, : step - 1]], 1))
+            taken = _timed_step(decoder, step, self._written[:, step - 1 : step])
+            yield self._row(way, repeat, named.DECODE, taken)
         decoder.close()
 
     def _row(self, way: Way, repeat: int, phase: str, taken: "_Step") -> dict[str, Any]:
         context = self._ids.shape[1] + taken.step
-        return _row(
-            way, repeat, phase, taken.step, context, taken.seconds, token=taken.token.item(), graphs=taken.graphs
-        )
+        return _row(way, repeat, phase, taken.step, context, taken.seconds, taken.token.item(), taken.graphs)
 
 
 class _Step(NamedTuple):
@@ -230,29 +212,11 @@ def _timed_step(decoder: decoding.Decoder, step: int, token: torch.Tensor) -> _S
     return _Step(step, following, seconds, graphs_compiled() - before)
 
 
-def _decode(decoder: decoding.Decoder, token: torch.Tensor, n_new: int) -> list[_Step]:
-    """Write all tokens behind the first."""
-    steps: list[_Step] = []
-    for step in range(1, n_new):
-        steps.append(_timed_step(decoder, step, steps[-1].token if steps else token))
-    return steps
-
-
-def _at_some_lengths(decoder: decoding.Decoder, ids: torch.Tensor, written: torch.Tensor) -> list[_Step]:
-    """Do some of the steps on tokens that were written before."""
-    last = written.shape[1] - 1
-    steps = []
-    for step in sorted({1 + round(i * (last - 1) / (_N_LENGTHS - 1)) for i in range(_N_LENGTHS)}):
-        decoder.resume(torch.cat([ids, written[:, : step - 1]], 1))
-        steps.append(_timed_step(decoder, step, written[:, step - 1 : step]))
-    return steps
-
-
 def _row(
     way: Way, repeat: int, phase: str, step: int, context: int, seconds: float, token: int | str = "", graphs: int = 0
 ) -> dict[str, Any]:
     return {
-        "engine": LOOP, "cache": way.cache, "compiled": int(way.compiled), "one_row": int(way.one_row),
+        "engine": named.LOOP, "cache": way.cache, "compiled": int(way.compiled), "one_row": int(way.one_row),
         "large_pages": int(way.large_pages), "repeat": repeat, "phase": phase, "step": step, "context": context,
         "n_steps": 1, "seconds": seconds, "token": token, "graphs": graphs,
     }

@@ -5,6 +5,7 @@ and its wrappers take around it.  Its own cost is in what it sees, so the step i
 (pages, repeat, part): see ``data/README.md``.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from kvbook import progress
 from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
-from kvbook.models import placement
-from kvbook.runs import records
+from kvbook.models import loading
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
@@ -33,39 +33,27 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
     return {"models": [subject.identify(settings)]} if settings.scope == "layer" else None
 
 
-def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+@subject.measured_at_once
+def measure(
+    settings: StaticCacheSettings, _made_of: dict[str, Any], loaded: loading.Loaded
+) -> Iterator[dict[str, Any]]:
     """Take steps apart on usual and on large pages, by turns."""
-    if "all" in writer.done:
-        return
-    device = placement.device_of(settings.device)
-    loaded = subject.load(settings)
-    about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
-    ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(device)
+    ids = subject.prompt(settings, loaded)
     room = ids.shape[1] + settings.n_new_tokens + _FIRST_STEPS + 2 * _STEPS
-    torch.compiler.reset()
-    rows = []
-    with torch.inference_mode():
-        ways = {
-            pages: decoding.Decoder(loaded.model, Way("static", True, True, pages == "large"), room)
-            for pages in ("usual", "large")
-        }
-        for repeat in progress.track(range(-1, settings.n_repeats), label="budget of a step: repeat"):
-            for pages, decoder in ways.items():
-                found = _taken_apart(decoder, ids, settings.n_new_tokens, device)
-                # The first turn compiles.
-                if repeat >= 0:
-                    rows += [
-                        about | {"pages": pages, "repeat": repeat, "part": part, "seconds": seconds}
-                        for part, seconds in found.items()
-                    ]
-    torch.compiler.reset()
-    writer.append("all", rows)
+    ways = {
+        pages: decoding.Decoder(loaded.model, Way("static", True, True, pages == "large"), room)
+        for pages in ("usual", "large")
+    }
+    for repeat in progress.track(range(-1, settings.n_repeats), label="budget of a step: repeat"):
+        for pages, decoder in ways.items():
+            found = _taken_apart(decoder, ids, settings.n_new_tokens)
+            # The first turn compiles.
+            for part, seconds in found.items() if repeat >= 0 else ():
+                yield {"pages": pages, "repeat": repeat, "part": part, "seconds": seconds}
 
 
-def _taken_apart(
-    decoder: decoding.Decoder, ids: torch.Tensor, n_new_tokens: int, device: torch.device
-) -> dict[str, float]:
-    """Give the seconds of a step's parts, means over some steps, in the middle of a text."""
+def _taken_apart(decoder: decoding.Decoder, ids: torch.Tensor, n_new_tokens: int) -> dict[str, float]:
+    """Return the seconds of a step's parts, means over some steps, in the middle of a text."""
     token = decoder.start(ids)
     for _ in range(max(_FIRST_STEPS, n_new_tokens // 2)):
         token = decoder.step(token)
@@ -75,9 +63,9 @@ def _taken_apart(
         for _ in range(_STEPS):
             token = decoder.step(token)
 
-    _, plain = timing.timed(some, device)
+    _, plain = timing.timed(some, ids.device)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        _, profiled = timing.timed(some, device)
+        _, profiled = timing.timed(some, ids.device)
     decoder.close()
     events = seen.key_averages()
     graphs = sorted((event for event in events if event.key.startswith(_KERNELS)), key=lambda event: event.count)

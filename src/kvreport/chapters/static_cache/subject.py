@@ -1,8 +1,13 @@
 """The model that is timed, counted and looked into; apart from the clock, which not every experiment on it needs."""
 
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from kvbook.models import loading, placement, registry
+from kvbook.runs import records
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 
@@ -22,3 +27,30 @@ def load(settings: StaticCacheSettings) -> loading.Loaded:
     return loading.load(
         settings.model, weights=weights_of(settings), dtype=settings.dtype, device=settings.device, seed=settings.seed
     )
+
+
+def prompt(settings: StaticCacheSettings, loaded: loading.Loaded) -> torch.Tensor:
+    """Cut the prompt by a model's tokenizer, and put its ids where the model is."""
+    return loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
+
+
+Rows = Callable[[StaticCacheSettings, dict[str, Any], loading.Loaded], Iterable[dict[str, Any]]]
+
+
+def measured_at_once(rows: Rows) -> Callable[[StaticCacheSettings, dict[str, Any], records.Writer], None]:
+    """Make the `measure` of an experiment that gives all rows of the timed model at once."""
+
+    @functools.wraps(rows)
+    def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+        if "all" in writer.done:
+            return
+        loaded = load(settings)
+        about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
+        # What another experiment of this process compiled must neither be found nor count against the limit.
+        torch.compiler.reset()
+        with torch.inference_mode():
+            found = [about | row for row in rows(settings, made_of, loaded)]
+        torch.compiler.reset()
+        writer.append("all", found)
+
+    return measure

@@ -1,6 +1,5 @@
 """Tables of the chapter on static and dynamic caches, as its page shows them."""
 
-import numpy as np
 import pandas as pd
 
 from kvbook.measuring import estimates
@@ -17,7 +16,7 @@ PARTS = {
 
 
 def speeds(found: Found) -> pd.DataFrame:
-    """Give tokens a second of every way."""
+    """Return tokens a second of every way."""
     repeats = found["speeds"].groupby([*rows.WAY, "way"], sort=False).size().rename("repeats").reset_index()
     first = found["first steps"].rename(columns={"all_s": "first_s"})[["way", "first_s"]]
     table = repeats.merge(measures.SPEED.table(found, "speed"), on="way").merge(first, on="way", how="left")
@@ -25,35 +24,31 @@ def speeds(found: Found) -> pd.DataFrame:
 
 
 def limit(found: Found) -> float:
-    """Give the tokens a second that memory allows."""
+    """Return the tokens a second that memory allows."""
     return float(found["limit"]["tokens_per_s"].iloc[0])
 
 
 def speed_grid(table: pd.DataFrame, limit: float) -> pd.DataFrame:
     """Write the speeds for a page, with the share of the memory limit that each reaches."""
-    return pd.DataFrame(
+    # A single run has no range, and what is not compiled no first steps of its own.
+    told = [
         {
-            "way": table["way"],
-            # A single run has no range.
-            "tokens/s": [
-                row.speed.text("{:.1f}") if row.repeats > 1 else f"{row.speed.value:.1f}" for row in table.itertuples()
-            ],
-            "runs": table["repeats"],
-            "share of the limit": [f"{row.speed.value / limit:.2f}" for row in table.itertuples()],
-            "first steps, s": [
-                "" if np.isnan(row.first_s) or not row.compiled else f"{row.first_s:.1f}" for row in table.itertuples()
-            ],
+            "way": row.way, "tokens/s": row.speed.text("{:.1f}") if row.repeats > 1 else f"{row.speed.value:.1f}",
+            "runs": row.repeats, "share of the limit": f"{row.speed.value / limit:.2f}",
+            "first steps, s": f"{row.first_s:.1f}" if row.compiled and row.first_s > 0 else "",
         }
-    )
+        for row in table.itertuples()
+    ]
+    return pd.DataFrame(told)
 
 
 def steps(found: Found) -> pd.DataFrame:
-    """Give the decode steps of every way of the loop, as they were recorded."""
+    """Return the decode steps of every way of the loop, as they were recorded."""
     return found["steps"].drop(columns="way")
 
 
 def gains(found: Found) -> pd.DataFrame:
-    """Give every way of the loop over the eager one with a dynamic cache, the slowest first: free of the machine's own speed."""
+    """Compare every way of the loop with the eager one with a dynamic cache, the slowest first."""
     table = measures.GAIN.table(found, "gain")
     return table.sort_values("gain", key=lambda column: column.map(lambda one: one.value), ignore_index=True)
 
@@ -63,22 +58,19 @@ def beside_published(found: Found) -> pd.DataFrame:
     document, machine = documents.published(rows.DOCUMENT), found.runs["static_speed"].about["machine"]
     count = machine["threads"]
     threads = f", {count} thread{'s' * (count != 1)}" if machine["device"] == "cpu" else ""
-    table = [
-        {
-            "device": row["device"], "cache": row["cache"], "tokens_per_s": row["tokens_per_s"], "published": True,
-            "skipped": row["cache"] == "static" and row["device"] in document["compilation_skipped"],
-        }
-        for row in document["speeds"]
-    ]
+    theirs = pd.DataFrame(document["speeds"])[["device", "cache", "tokens_per_s"]].assign(published=True)
+    theirs["skipped"] = theirs["device"].isin(document["compilation_skipped"])
     ours = speeds(found)
-    table += [
+    ours = ours[ours["engine"] == rows.GENERATE]
+    ours = pd.DataFrame(
         {
-            "device": f"ours: {machine['device'].upper()}{threads}", "cache": row.cache,
-            "tokens_per_s": row.speed.value, "published": False, "skipped": row.cache == "static" and not row.compiled,
+            "device": f"ours: {machine['device'].upper()}{threads}", "cache": ours["cache"],
+            "tokens_per_s": [speed.value for speed in ours["speed"]], "published": False,
+            "skipped": ours["compiled"] == 0,
         }
-        for row in ours[ours["engine"] == rows.GENERATE].itertuples()
-    ]
-    return pd.DataFrame(table)
+    )
+    table = pd.concat([theirs, ours], ignore_index=True)
+    return table.assign(skipped=table["skipped"] & (table["cache"] == "static"))
 
 
 def budget(found: Found) -> pd.DataFrame:
@@ -101,22 +93,17 @@ def budget_table(found: Found) -> pd.DataFrame:
 
 def texts(written: pd.DataFrame, dtype: str) -> pd.DataFrame:
     """Write the texts of one dtype side by side: what all share, and how each goes on."""
-    some = written[written["dtype"] == dtype].assign(text=written["text"].fillna(""))
-    of_caches = {cache: one.sort_values("step") for cache, one in some.groupby("cache", sort=False)}
-    ids = np.stack([one["token"].to_numpy() for one in of_caches.values()])
-    apart = np.flatnonzero((ids != ids[0]).any(0))
-    shared = int(apart[0]) if len(apart) else ids.shape[1]
-    table = []
-    for cache, one in of_caches.items():
-        pieces = list(one["text"])
-        before, after = "".join(pieces[:shared]), "".join(pieces[shared:])
-        table.append(
-            {
-                "cache": cache, "tokens shared": shared,
-                "shared text ends": repr(before[-60:])[1:-1], "goes on": repr(after[:60])[1:-1],
-            }
-        )
-    return pd.DataFrame(table)
+    some = written[written["dtype"] == dtype].assign(text=written["text"].fillna("")).sort_values("step", kind="stable")
+    of_caches = some.groupby("cache", sort=False)[["token", "text"]].agg(list).loc[list(rows.KINDS)]
+    alike = [len(set(tokens)) == 1 for tokens in zip(*of_caches["token"], strict=True)]
+    shared = [*alike, False].index(False)
+    return pd.DataFrame(
+        {
+            "cache": cache, "tokens shared": shared, "shared text ends": repr("".join(pieces[:shared])[-60:])[1:-1],
+            "goes on": repr("".join(pieces[shared:])[:60])[1:-1],
+        }
+        for cache, pieces in of_caches["text"].items()
+    )
 
 
 def phases_table(timed: pd.DataFrame) -> pd.DataFrame:

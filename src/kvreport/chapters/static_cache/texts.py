@@ -4,6 +4,7 @@ Behind the first token that differs two texts go ways of their own, so what is t
 second choice was in the way without a cache.  Rows, one a (way, step): see ``data/README.md``.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from kvbook.models import loading, placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import KINDS
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
@@ -39,40 +41,31 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
 
 def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Write the text in every dtype and way."""
-    for dtype in _dtypes(settings):
-        if dtype in writer.done:
-            continue
+    for dtype, _ in writer.pending(dict.fromkeys(_dtypes(settings)), "texts: dtype"):
         loaded = loading.load(
             settings.text_model, weights=_weights(settings), dtype=dtype, device=settings.device, seed=settings.seed
         )
-        ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
-        about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
-        rows = []
+        ids = subject.prompt(settings, loaded)
         with torch.inference_mode():
-            for way in progress.track(KINDS, label=f"texts, {dtype}: way"):
-                written = _write(loaded.model, ids, way, settings.n_new_tokens)
-                rows += [
-                    about | {"cache": way, "step": step, "text": loaded.tokenizer.decode(row["token"])} | row
-                    for step, row in enumerate(written)
-                ]
+            rows = [
+                {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "cache": way, "step": step}
+                | {"text": loaded.tokenizer.decode(row["token"])} | row
+                for way in progress.track(KINDS, label=f"texts, {dtype}: way")
+                for step, row in enumerate(_write(loaded.model, ids, way, settings.n_new_tokens))
+            ]
         writer.append(dtype, rows)
 
 
-def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> list[dict[str, Any]]:
+def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> Iterator[dict[str, Any]]:
     cache = None if way == "none" else caches.make(way, model.config, ids.shape[1] + n_new)
-    rows, fed = [], ids
+    fed = ids
     for _ in range(n_new):
         options = {"use_cache": False} if cache is None else {"past_key_values": cache}
         logits = model(fed, **options).logits[0, -1].float()
         token = choosing.greedy(logits)[None, None]
-        rows.append(
-            {
-                "token": token.item(), "margin": choosing.margin(logits).item(),
-                "logits_rms": logits.square().mean().sqrt().item(),
-            }
-        )
+        rms = logits.square().mean().sqrt().item()
+        yield {"token": token.item(), "margin": choosing.margin(logits).item(), "logits_rms": rms}
         fed = torch.cat([fed, token], 1) if cache is None else token
-    return rows
 
 
 def work(settings: StaticCacheSettings) -> Work:

@@ -38,25 +38,21 @@ def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: reco
     """Time some steps at each dtype, batch and context; a dtype is a unit."""
     most = made_of["models"][0]["context_length"] or max(settings.contexts) + _STEPS
     contexts = sorted({min(context, most - _STEPS) for context in settings.contexts})
-    for dtype in progress.track(DTYPES, label="weights or cache: dtype"):
-        if dtype in writer.done:
-            continue
+    for dtype, _ in writer.pending(dict.fromkeys(DTYPES), "weights or cache: dtype"):
         loaded = subject.load(settings.model_copy(update={"dtype": dtype}))
+        weights_bytes = sum(parameter.nbytes for parameter in loaded.model.parameters())
+        per_token = memory.kv_bytes_per_token(loaded.model.config, loaded.model.dtype)
         cells = list(itertools.product(BATCHES, contexts))
-        rows = []
         with torch.inference_mode():
-            for batch, context in progress.track(cells, label="batch and context"):
-                times = _steps(loaded.model, batch, context)
-                rows += [
-                    {
-                        "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "batch": batch,
-                        "context": context, "step": step, "seconds": seconds,
-                        "weights_bytes": sum(parameter.nbytes for parameter in loaded.model.parameters()),
-                        "kv_bytes": batch * context * memory.kv_bytes_per_token(loaded.model.config,
-                            loaded.model.dtype),
-                    }
-                    for step, seconds in enumerate(times)
-                ]
+            rows = [
+                {
+                    "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "batch": batch, "context": context,
+                    "step": step, "seconds": seconds, "weights_bytes": weights_bytes,
+                    "kv_bytes": batch * context * per_token,
+                }
+                for batch, context in progress.track(cells, label="batch and context")
+                for step, seconds in enumerate(_steps(loaded.model, batch, context))
+            ]
         writer.append(dtype, rows)
 
 

@@ -112,7 +112,7 @@ def _path_handles() -> list[Line2D]:
 
 
 def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
-    """Draw each path's error over that of the uncached one, each text as a tick; the published estimates faint behind."""
+    """Draw each path's error over the uncached one's, each text as a tick; the book's estimates stand faint behind."""
     labels = _labels(series)
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.4 + 0.5 * len(labels)))
     _plot_paths(series, "ratio", ax)

@@ -1,4 +1,4 @@
-"""What the rows of the chapter on which path is right say: its measures, then the sentences and the claim that they decide."""
+"""Measures of the chapter on which path is right, then the sentences and the claim that they decide."""
 
 from dataclasses import replace
 

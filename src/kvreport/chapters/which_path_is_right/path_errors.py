@@ -74,7 +74,7 @@ def token_by_token(model: PreTrainedModel, ids: torch.Tensor, n_rows: int) -> tu
 
 
 def off_by_one(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> Scored | None:
-    """Feed the last token once more, told that it stands one position too early; None for a model that takes no positions."""
+    """Feed the last token once more, one position too early; None for a model that takes no positions."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return None
     cache.crop(-1)

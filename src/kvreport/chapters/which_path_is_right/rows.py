@@ -82,7 +82,7 @@ def _by_position(logits: pd.DataFrame, groups: int = 6) -> pd.DataFrame:
 
 
 def _along(logits: pd.DataFrame) -> pd.DataFrame:
-    """Ask of every text whether the cached path falls behind along it: how the ratio of errors goes with the position."""
+    """Measure for every text how the ratio of errors goes with the position."""
     usable = logits[(logits["path"] == CACHED) & (logits["error"] > 0) & (logits["error_full"] > 0)]
     by = ["model", "dtype", "sample", "source"]
     texts = usable.groupby(by, sort=False)
