@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # The packages whose source is followed, each with its folder; a package that brings experiments of its own adds itself.
 PACKAGES = {"kvbook": Path(__file__).resolve().parent}
 
@@ -27,7 +28,7 @@ def of_file(path: Path) -> str:
 
 
 def of_large_file(path: Path) -> str:
-    """Hash a file's bytes once in a process, as long as nobody writes it: experiments ask for the same gigabyte often."""
+    """Hash a file's bytes once per process and content: experiments ask for the same gigabyte often."""
     about = path.stat()
     return _of_file_as_it_is(path.absolute(), about.st_size, about.st_mtime_ns)
 
@@ -42,10 +43,7 @@ def _file_of(module: str) -> Path | None:
     if package not in PACKAGES:
         return None
     base = PACKAGES[package].joinpath(*names)
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return path
-    return None
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
 def imports_of(source: str, module: str = "") -> set[str]:
@@ -55,10 +53,8 @@ def imports_of(source: str, module: str = "") -> set[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
-            base = node.module or ""
-            if node.level:
-                parents = module.split(".")[: -node.level]
-                base = ".".join([*parents, base]).rstrip(".")
+            parents = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*parents, node.module or ""]).rstrip(".")
             # `from kvbook.models import training` imports a module, `from kvbook.errors import UserError` a name.
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         found |= {name for name in names if _file_of(name)}
@@ -99,14 +95,8 @@ def _read(source: str) -> _Source:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(node)
-        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                del node.body[0]
+        elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
     # No comments, no docstrings, no layout.
     return _Source(imports, hashlib.sha256(ast.dump(tree).encode()).hexdigest())
 

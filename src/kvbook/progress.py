@@ -12,7 +12,7 @@ Three places, the first that applies:
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -42,26 +42,16 @@ def track(iterable: Iterable[T], total: int | None = None, label: str = "") -> I
         # An explicit `disable`: TQDM_DISABLE silences other libraries' bars, and this one is ours.
         yield from tqdm(iterable, total=total, desc=label, file=sys.stderr, leave=False, disable=False)
         return
-    yield from _track_by_lines(iterable, total, label)
-
-
-def _track_by_lines(iterable: Iterable[T], total: int | None, label: str) -> Iterator[T]:
-    in_file = PROGRESS_VARIABLE in os.environ
-    pause = SECONDS_BETWEEN_WRITES if in_file else SECONDS_BETWEEN_LINES
-    level = len(_running)
+    level, last = len(_running), float("-inf")
     _running.append("")
-    last = -pause
     try:
         for done, item in enumerate(iterable):
-            _running[level] = f"{label} {done}/{total}" if total is not None else f"{label} {done}"
-            now = time.monotonic()
-            if now - last >= pause:
-                _say(" · ".join(_running))
-                last = now
+            _running[level] = f"{label} {done}" if total is None else f"{label} {done}/{total}"
+            last = _say_if_due(last)
             yield item
     finally:
         del _running[level:]
-        if in_file:
+        if PROGRESS_VARIABLE in os.environ:
             _say(" · ".join(_running))
 
 
@@ -91,11 +81,7 @@ class Work:
     def advance(self, amount: float) -> None:
         """Count a piece as done, and say so every few seconds."""
         self.done += amount
-        now = time.monotonic()
-        in_file = PROGRESS_VARIABLE in os.environ
-        if now - self._last >= (SECONDS_BETWEEN_WRITES if in_file else SECONDS_BETWEEN_LINES):
-            self._last = now
-            _say(" · ".join([*_running, self.line(now - self._start)]))
+        self._last = _say_if_due(self._last, lambda seconds: self.line(seconds - self._start))
 
 
 @contextmanager
@@ -107,6 +93,15 @@ def headed(text: str) -> Iterator[None]:
         yield
     finally:
         _running.pop()
+
+
+def _say_if_due(last: float, line: Callable[[float], str] | None = None) -> float:
+    """Say how far everything is, unless that was said just now; return when it was said last."""
+    now = time.monotonic()
+    if now - last < (SECONDS_BETWEEN_WRITES if PROGRESS_VARIABLE in os.environ else SECONDS_BETWEEN_LINES):
+        return last
+    _say(" · ".join([*_running, line(now)] if line else _running))
+    return now
 
 
 def _say(line: str) -> None:

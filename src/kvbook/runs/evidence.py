@@ -69,7 +69,7 @@ def cited(chapter: str, role: str, experiments: Known) -> dict[str, list[records
     """Read the runs that a chapter cites in a role."""
     named = manifest().get(chapter, {}).get(role)
     if not named:
-        raise UserError(f"{paths.EVIDENCE} names no runs for chapter {chapter} as {role!r}: record one and add it there")
+        raise UserError(f"{paths.EVIDENCE} names no runs for chapter {chapter} as {role!r}: record one, add it there")
     revisions = experiments if isinstance(experiments, Mapping) else {one.name: one.revision for one in experiments}
     found: dict[str, list[records.Run]] = {}
     for folder in named:

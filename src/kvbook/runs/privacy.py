@@ -44,9 +44,9 @@ def secrets_of(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def secrets_in(text: str, environment: Mapping[str, str] | None = None) -> list[str]:
     """Say which secrets a text holds, without repeating them."""
-    kinds = [kind for kind, (form, marks) in _SECRETS.items() if any(m in text for m in marks) and re.search(form, text)]
+    likely = [kind for kind, (_, marks) in _SECRETS.items() if any(mark in text for mark in marks)]
     values = secrets_of(os.environ if environment is None else environment)
-    return kinds + [f"the value of {name}" for name, value in values if value in text]
+    return [kind for kind in likely if re.search(_SECRETS[kind][0], text)] + [f"the value of {name}" for name, value in values if value in text]
 
 
 def without_secrets(text: str) -> str:

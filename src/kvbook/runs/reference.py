@@ -1,4 +1,4 @@
-"""What recorded rows say of rounding, by dtype and depth, made into the one small file from which tests take tolerances."""
+"""What recorded rows say of rounding, by dtype and depth, as the one small file that tests take tolerances from."""
 
 import json
 from pathlib import Path

@@ -23,7 +23,7 @@ def share(whole: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def using(count: int) -> Iterator[None]:
-    """Let torch use so many threads of the CPU within a ``with`` block; for the whole process, so not safe in threads."""
+    """Let torch use so many threads of the CPU while this is open: the whole process, so not safe in threads."""
     import torch
 
     before = torch.get_num_threads()

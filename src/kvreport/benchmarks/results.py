@@ -79,7 +79,7 @@ def headings(runs: Mapping[str, records.Run]) -> dict[str, str]:
 
 
 def beside(runs: Mapping[str, records.Run]) -> pd.DataFrame:
-    """Set the ratios of several processors side by side: in the order of the last bench, then what only others measured."""
+    """Set several processors' ratios side by side: the newest bench's first, then what only others measured."""
     lines = ["what", "against"]
     columns = {name: table(run.rows).set_index(lines)["ratio"].rename(name) for name, run in runs.items()}
     newest = max(runs.values(), key=lambda run: run.about["finished"])

@@ -1,6 +1,7 @@
-"""The experiments that nothing may run beside, measured before the chapters are executed: one after the other, in one process.
+"""Experiments that need the machine to themselves, measured one after the other before the chapters are executed.
 
-The notebooks find their runs.  What fails here is left to its notebook, which shows how far it came.
+One process measures them, and the notebooks find their runs.  What fails is left to its notebook, which shows how far
+it came.
 """
 
 import importlib
@@ -22,12 +23,8 @@ from kvreport.running.planning import Chapter
 
 
 def measure(chapters: Iterable[Chapter], build: Build) -> tuple[dict[str, float], bool]:
-    """Measure what needs the machine; gives the seconds by chapter, and whether all of it succeeded."""
-    asked = [
-        (chapter.stem, f"kvreport.chapters.{chapter.name}.results", chapter.values())
-        for chapter in chapters
-        if chapter.about.alone
-    ]
+    """Measure what needs the machine; return the seconds by chapter, and whether all of it succeeded."""
+    asked = [(chapter.stem, chapter.module("results"), chapter.values()) for chapter in chapters if chapter.about.alone]
     return measure_asked(asked, build) if asked else ({}, True)
 
 
@@ -38,20 +35,17 @@ def measure_asked(asked: list[tuple[str, str, dict[str, Any]]], build: Build) ->
         build.screen.job("measuring what nothing may run beside") as job,
     ):
         job.progress_file, took = Path(scratch) / "progress", Path(scratch) / "took"
-        with subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps(asked), str(took)],
-            # It ends when this end of the pipe is closed, however this process ends.
-            stdin=subprocess.PIPE,
-            env=os.environ | build.environment | {progress.PROGRESS_VARIABLE: str(job.progress_file)},
-            # A group of its own: Ctrl-C on a terminal goes to the build.
-            start_new_session=True,
-        ) as process:
+        environment = os.environ | build.environment | {progress.PROGRESS_VARIABLE: str(job.progress_file)}
+        command = [sys.executable, "-m", __name__, json.dumps(asked), str(took)]
+        # It ends when this end of the pipe is closed, however this process ends. A group of its own: Ctrl-C on a
+        # terminal goes to the build.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True) as process:
             status = process.wait()
         return json.loads(took.read_text()) if took.is_file() else {}, status == 0
 
 
 def _main(asked: list[list[Any]], took: Path) -> int:
-    """Measure in this process, note the seconds, and give how many failed."""
+    """Measure in this process, note the seconds, and return how many failed."""
     threading.Thread(target=_end_with_the_build, daemon=True).start()
     seconds: Counter[str] = Counter()
     failed = 0

@@ -16,8 +16,8 @@ def _found() -> dict[str, Experiment]:
     found = {}
     for chapter in pkgutil.iter_modules(chapters.__path__, f"{chapters.__name__}."):
         if importlib.util.find_spec(f"{chapter.name}.results"):
-            for experiment in importlib.import_module(f"{chapter.name}.results").EXPERIMENTS:
-                found[experiment.name] = experiment
+            experiments = importlib.import_module(f"{chapter.name}.results").EXPERIMENTS
+            found |= {experiment.name: experiment for experiment in experiments}
     return found
 
 

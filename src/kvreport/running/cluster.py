@@ -78,7 +78,8 @@ def _keep(experiment: str, name: str, files: Mapping[str, bytes]) -> None:
     if not re.fullmatch(r"[0-9a-f]{16}", name):
         raise UserError(f"a worker sent a run called {name!r}: is it one of yours?")
     final = paths.RUNS / experiment / name
-    with records.alone(final.with_name(f".{name}.lock"), f"fetches {experiment}/{name}"), records.writable(final.parent):
+    lock = final.with_name(f".{name}.lock")
+    with records.alone(lock, f"fetches {experiment}/{name}"), records.writable(final.parent):
         if not final.is_dir():
             staged = final.with_name(f".{name}.fetched")
             shutil.rmtree(staged, ignore_errors=True)

@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -65,13 +65,13 @@ class Cell:
     def recorded_on(self) -> set[str]:
         """Name the kinds of processor on which cited runs of these settings were made."""
         asked = self.settings.model_dump(mode="json", include=self.experiment.fields and set(self.experiment.fields))
-        found = set()
-        for folder in evidence.manifest().get(self.chapter, {}).get(self.role, ()):
-            if folder.partition("/")[0] == self.experiment.name:
-                about = records.load(paths.RECORDED_RUNS / folder).about
-                if about.get("revision", 1) == self.experiment.revision and about["settings"] == asked:
-                    found.add(about["machine"]["processor"])
-        return found
+        cited = evidence.manifest().get(self.chapter, {}).get(self.role, ())
+        named = [name for name in cited if name.partition("/")[0] == self.experiment.name]
+        runs = [records.load(paths.RECORDED_RUNS / name) for name in named]
+        return {
+            run.about["machine"]["processor"] for run in runs
+            if run.about.get("revision", 1) == self.experiment.revision and run.about["settings"] == asked
+        }
 
     def is_recorded(self) -> bool:
         """Tell whether that was done on this kind of processor."""
@@ -79,16 +79,15 @@ class Cell:
 
 
 def cells(timed: bool, only: Iterable[str] = ()) -> Iterator[Cell]:
-    """List what chapters ask for, measured in time or not."""
+    """List what chapters ask for: what measures time, or what does not."""
     planned = planning.plan(PROFILE)
-    if unknown := sorted(set(only) - {chapter.name for chapter in planned}):
-        raise UserError(f"no chapter {unknown[0]!r}: choose from {', '.join(chapter.name for chapter in planned)}")
+    names = [chapter.name for chapter in planned]
+    if unknown := sorted(set(only) - set(names)):
+        raise UserError(f"no chapter {unknown[0]!r}: choose from {', '.join(names)}")
     for chapter in planned:
-        if only and chapter.name not in only:
-            continue
-        known = {}
-        for group in chapter.about.evidence:
-            known = known or {e.name: e for e in _experiments(chapter.name)}
+        groups = chapter.about.evidence if not only or chapter.name in only else []
+        known = {experiment.name: experiment for experiment in _experiments(chapter)} if groups else {}
+        for group in groups:
             for name, seed in itertools.product(group.experiments, group.seeds):
                 if name not in known:
                     raise UserError(f"chapter {chapter.name} asks for evidence of {name!r}, which it does not measure")
@@ -97,30 +96,33 @@ def cells(timed: bool, only: Iterable[str] = ()) -> Iterator[Cell]:
                     yield Cell(chapter.name, group.role, known[name], known[name].settings.checked(**values))
 
 
-def _experiments(chapter: str) -> tuple[Experiment, ...]:
-    return importlib.import_module(f"kvreport.chapters.{chapter}.results").EXPERIMENTS
+def _experiments(chapter: planning.Chapter) -> tuple[Experiment, ...]:
+    return importlib.import_module(chapter.module("results")).EXPERIMENTS
 
 
 def make(timed: bool, only: Iterable[str] = ()) -> int:
-    """Make, record and cite every cell that is missing here; gives how many."""
+    """Make, record and cite every cell that is missing here; return how many."""
     asked = list(cells(timed, only))
     waiting = [cell for cell in asked if not cell.is_recorded()]
     say(f"{len(asked)} cells, {len(asked) - len(waiting)} of them recorded for this kind of processor")
     if not waiting:
         return 0
     if (commit := machine.commit()).endswith("+"):
-        raise UserError(
-            f"the checkout differs from commit {commit[:-1]}: commit first, so that others can make the same"
-        )
+        remedy = "commit first, so that others can make the same"
+        raise UserError(f"the checkout differs from commit {commit[:-1]}: {remedy}")
     if timed:
-        refuse_busy()
+        if (load := os.getloadavg()[0]) > BUSY:
+            busy = f"busy (load {load:.1f} in the last minute)"
+            raise UserError(f"this machine is {busy}: evidence of time needs it alone; wait")
     else:
         # Bits depend on the number of threads; with one they are the same on a larger machine of the kind.
         os.environ[THREADS_VARIABLE] = "1"
     took: dict[str, list[float]] = defaultdict(list)
     for place, cell in enumerate(waiting):
-        left = _left(took, waiting[place:])
-        say(f"{place + 1} of {len(waiting)}: {cell.label}{f'; about {left / 60:.0f} min left' if left else ''}")
+        # Estimated from finished cells of the same experiments, once there is one of each.
+        finished = [took[each.experiment.name] for each in waiting[place:]]
+        left = f"; about {sum(map(fmean, finished)) / 60:.0f} min left" if all(finished) else ""
+        say(f"{place + 1} of {len(waiting)}: {cell.label}{left}")
         began = time.monotonic()
         run = cell.experiment.run(cell.settings)
         if run is None:
@@ -130,23 +132,6 @@ def make(timed: bool, only: Iterable[str] = ()) -> int:
         took[cell.experiment.name].append(time.monotonic() - began)
         say(f"  {took[cell.experiment.name][-1]:.0f} s; recorded in {folder}")
     return len(waiting)
-
-
-def _left(took: dict[str, list[Any]], waiting: Iterable[Cell]) -> float:
-    """Estimate the seconds left from finished cells of the same experiments; 0 before one of each has finished."""
-    names = [cell.experiment.name for cell in waiting]
-    if not all(took.get(name) for name in names):
-        return 0
-    return sum(sum(took[name]) / len(took[name]) for name in names)
-
-
-def refuse_busy() -> None:
-    """Refuse to measure time on a machine that does something else."""
-    load = os.getloadavg()[0]
-    if load > BUSY:
-        raise UserError(
-            f"this machine is busy (load {load:.1f} in the last minute): evidence of time needs it alone; wait"
-        )
 
 
 def say(line: str) -> None:

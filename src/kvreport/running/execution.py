@@ -211,10 +211,8 @@ def _values(chapter: Chapter) -> dict[str, Any]:
     # A chapter's settings hold more than its notebook has parameters.
     for name in chapter.parameters:
         if name not in defaults and name not in chapter.setting_names():
-            raise UserError(
-                f"chapter {chapter.stem} has no parameter {name!r} (profile {chapter.profile}); "
-                f"it has: {', '.join(defaults) or 'none'}"
-            )
+            known = f"(profile {chapter.profile}); it has: {', '.join(defaults) or 'none'}"
+            raise UserError(f"chapter {chapter.stem} has no parameter {name!r} {known}")
     return defaults | chapter.parameters
 
 
@@ -225,7 +223,7 @@ def _run(chapter: Chapter, why: str | None, build: Build, staged: Path) -> "Note
 
     # What it would log of a kernel that ended, the one line of a failure says better.
     logging.getLogger("papermill").setLevel(logging.CRITICAL)
-    place, count = chapter.place
+    here, (place, count) = Path.cwd(), chapter.place
     steps = itertools.count(1)
     n_steps = len(code_cells(read_notebook(chapter.source))) + bool(chapter.parameters)
     with (
@@ -246,16 +244,11 @@ def _run(chapter: Chapter, why: str | None, build: Build, staged: Path) -> "Note
 
         try:
             return papermill.execute_notebook(
-                chapter.source,
-                chapter.partial,
-                parameters=chapter.parameters,
-                kernel_name="python3",
-                progress_bar=False,
+                chapter.source, chapter.partial, parameters=chapter.parameters, kernel_name="python3",
                 kernel_manager_class=_own_interpreter(environment, chapter.folders.chapters, build),
-                # Everything is here when the last cell is done; taking its modules apart would cost the kernel a second
-                # or two.
+                progress_bar=False, on_cell_start=begin,
+                # Everything is here when the last cell is done; taking its modules apart would take a second or two.
                 shutdown_kernel="immediate",
-                on_cell_start=begin,
             )
         except Exception as error:
             if chapter.partial.is_file() and privacy.secrets_in(text := chapter.partial.read_text("utf-8")):
@@ -265,8 +258,9 @@ def _run(chapter: Chapter, why: str | None, build: Build, staged: Path) -> "Note
             # by many types, and for the reader they are one thing.
             failed = isinstance(error, PapermillExecutionError)
             told = f"{error.ename}: {error.evalue}" if failed else f"{type(error).__name__}: {error}"
-            kept = f"; what ran is in {_short(chapter.partial)}" if chapter.partial.is_file() else ""
             told = privacy.without_secrets(" ".join(told.split()))
+            partial = chapter.partial.relative_to(here) if chapter.partial.is_relative_to(here) else chapter.partial
+            kept = f"; what ran is in {partial}" if partial.is_file() else ""
             raise ChapterFailed(f"chapter {chapter.stem} failed: {told}{kept}") from None
 
 
@@ -300,7 +294,3 @@ def _refuse_secrets(chapter: Chapter, notebook: Mapping[str, Any], staged: Path)
         chapter.partial.unlink(missing_ok=True)
         shutil.rmtree(staged, ignore_errors=True)
         raise ChapterFailed(f"chapter {chapter.stem} would publish {'; '.join(found)}: nothing of this run was kept")
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

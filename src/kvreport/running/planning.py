@@ -138,22 +138,25 @@ class Chapter:
 
     def defaults(self) -> dict[str, Any] | None:
         """Read the defaults in the notebook's own parameters cell; None without such a cell."""
-        cells = [
-            c for c in read_notebook(self.source)["cells"] if "parameters" in c.get("metadata", {}).get("tags", ())
-        ]
+        all_cells = read_notebook(self.source)["cells"]
+        cells = [cell for cell in all_cells if "parameters" in cell.get("metadata", {}).get("tags", ())]
         lines = [line for cell in cells for line in ast.parse("".join(cell["source"])).body]
-        named = {line.target.id: line.value for line in lines if isinstance(line, ast.AnnAssign)}
-        return {name: ast.literal_eval(value) for name, value in named.items()} if cells else None
+        named = {line.target.id: ast.literal_eval(line.value) for line in lines if isinstance(line, ast.AnnAssign)}
+        return named if cells else None
 
     def values(self) -> dict[str, Any]:
-        """Give all parameters: the notebook's defaults, and over them what the chapter is to run with."""
+        """Return all parameters: the notebook's defaults, and over them what the chapter is to run with."""
         return (self.defaults() or {}) | self.parameters
 
+    def module(self, name: str) -> str:
+        """Name one of the modules in its folder of code."""
+        return f"kvreport.chapters.{self.name}.{name}"
+
     def setting_names(self) -> set[str]:
-        """Name all that the chapter's settings hold, which is more than its notebook has parameters; nothing without a module."""
+        """Name all that the chapter's settings hold, which is more than its notebook has parameters."""
         if not (self.folders.code / self.name / "settings.py").is_file():
             return set()
-        module = importlib.import_module(f"kvreport.chapters.{self.name}.settings")
+        module = importlib.import_module(self.module("settings"))
         classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Settings)]
         return {name for found in classes if found.__module__ == module.__name__ for name in found.model_fields}
 
@@ -176,14 +179,11 @@ class Chapter:
             # Prose about the data changes nothing that a chapter computes; a dot file is somebody's half-written one.
             files = {file for file in data.rglob("*") if file.suffix != ".md" and not file.name.startswith(".")}
         else:
-            files = set()
-            for pattern in about.data:
-                if not (found := set(data.glob(pattern))):
-                    raise UserError(
-                        f"chapter {self.name} names data/{pattern}, which does not exist: mend its chapter.yaml"
-                    )
-                files |= found
-            files |= {folder / "run.json" for folder in evidence.folders(self.name)}
+            named = {pattern: set(data.glob(pattern)) for pattern in about.data}
+            if missing := [pattern for pattern, found in named.items() if not found]:
+                wrong = f"data/{missing[0]}, which does not exist: correct its chapter.yaml"
+                raise UserError(f"chapter {self.name} names {wrong}")
+            files = set().union(*named.values(), (folder / "run.json" for folder in evidence.folders(self.name)))
         return sorted(file for file in files if file.is_file())
 
     def why_stale(self) -> str | None:
@@ -191,8 +191,7 @@ class Chapter:
         if not self.executed.is_file():
             return "not executed yet"
         try:
-            metadata = json.loads(self.executed.read_text("utf-8"))["metadata"]
-            stored = metadata["kvbook"]
+            stored = json.loads(self.executed.read_text("utf-8"))["metadata"]["kvbook"]
             made_from, files = stored["inputs_sha256"], stored["files"]
         except (ValueError, KeyError, TypeError):
             return "its executed copy is damaged"
@@ -216,10 +215,8 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
     stems = [path.stem for path in sorted(folders.chapters.glob("*.ipynb"))]
     sets = _parameter_sets(folders, stems)
     if profile not in sets:
-        known = ", ".join(sorted(sets))
-        raise UserError(
-            f"no parameter set {profile!r}: there are {known}; one of your own is a file parameters/NAME.yaml"
-        )
+        known = f"there are {', '.join(sorted(sets))}; one of your own is a file parameters/NAME.yaml"
+        raise UserError(f"no parameter set {profile!r}: {known}")
     chosen = {stem: sets[DEFAULT_PROFILE].get(stem, {}) | sets[profile].get(stem, {}) for stem in stems}
     return [Chapter(stem, profile, chosen[stem], (k, len(stems)), folders) for k, stem in enumerate(stems, start=1)]
 
@@ -253,9 +250,8 @@ def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any]]:
     content = read_yaml(file) or {}
     if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
         raise UserError(f"{file} must hold <chapter>: {{<parameter>: <value>}}")
-    for stem in content:
-        if stem not in stems:
-            raise UserError(f"{file} names a chapter {stem!r} that does not exist (there are: {', '.join(stems)})")
+    if unknown := [stem for stem in content if stem not in stems]:
+        raise UserError(f"{file} names a chapter {unknown[0]!r} that does not exist (there are: {', '.join(stems)})")
     return {stem: values or {} for stem, values in content.items()}
 
 
@@ -284,7 +280,7 @@ def _source_sha256(codes: Iterable[str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of Python and of the libraries that compute and draw."""
+    """Return the versions of Python and of the libraries that compute and draw."""
     found = {"python": platform.python_version()}
     for library in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
