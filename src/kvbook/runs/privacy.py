@@ -46,7 +46,8 @@ def secrets_in(text: str, environment: Mapping[str, str] | None = None) -> list[
     """Say which secrets a text holds, without repeating them."""
     likely = [kind for kind, (_, marks) in _SECRETS.items() if any(mark in text for mark in marks)]
     values = secrets_of(os.environ if environment is None else environment)
-    return [kind for kind in likely if re.search(_SECRETS[kind][0], text)] + [f"the value of {name}" for name, value in values if value in text]
+    named = [f"the value of {name}" for name, value in values if value in text]
+    return [kind for kind in likely if re.search(_SECRETS[kind][0], text)] + named
 
 
 def without_secrets(text: str) -> str:
