@@ -19,12 +19,9 @@ MEASURED = """
     from kvbook.models import corpus
     from kvbook.runs import records
 
-    def tokenizer(text, verbose=True):
-        return {"input_ids": list(text.encode())}
-
     def measure(writer):
         kept = []
-        samples = corpus.samples("stdlib", tokenizer, n_samples, 16)
+        samples = corpus.samples("stdlib", lambda text, **_: {"input_ids": list(text.encode())}, n_samples, 16)
         for sample in progress.track(samples, n_samples, "sample"):
             about = {"model": "llama", "dtype": "float32", "sample": sample.index, "source": sample.source}
             rows = [about | {"layer": layer, "max_abs": 1e-6 * layer, "rms": 1e-7} for layer in range(14)]
@@ -64,30 +61,22 @@ def test_a_run_of_a_million_rows_is_read_summed_up_and_drawn_in_seconds(tmp_path
 
     monkeypatch.setattr(paths, "RUNS", tmp_path)
     about = {"model": "llama", "weights": "stand-in", "dtype": "float32", "source": "a/b.py", "place": "hidden"}
+    rows = [about | {"layer": layer, "rms": 1e-7, "max_abs": 1e-6 * layer} for layer in range(100)]
 
     def measure(writer):
         for unit in range(10):
-            writer.append(
-                str(unit),
-                (
-                    about
-                    | {"sample": 1000 * unit + sample, "layer": layer, "rms": 1e-7 * sample, "max_abs": 1e-6 * layer}
-                    for sample in range(1000)
-                    for layer in range(100)
-                ),
-            )
+            writer.append(str(unit), (row | {"sample": 1000 * unit + sample} for sample in range(1000) for row in rows))
 
     run = records.run("million", {}, measure)
     start = time.process_time()
-    rows = run.rows
-    medians = rows.groupby(["model", "dtype", "layer"])["max_abs"].median()
+    medians = run.rows.groupby(["model", "dtype", "layer"])["max_abs"].median()
     fig, ax = plt.subplots()
-    ax.plot(rows["layer"], rows["rms"], ".", markersize=1, rasterized=True)
+    ax.plot(run.rows["layer"], run.rows["rms"], ".", markersize=1, rasterized=True)
     ax.plot(medians.index.get_level_values("layer"), medians)
     fig.savefig(tmp_path / "rows.svg")
     plt.close(fig)
     # Of this process's own time, so that a busy machine is not taken for a slow reader.
     seconds = time.process_time() - start
-    assert len(rows) == 1_000_000
+    assert len(run.rows) == 1_000_000
     assert medians.iloc[-1] == pytest.approx(99e-6)
     assert seconds < 20
