@@ -186,7 +186,7 @@ def test_a_verdict_that_is_left_undecided_blames_no_storage():
         ]
     )
     moves = pd.DataFrame([{"dtype": "bfloat16", "format": "int8", "drift": 0.01, "layers": [0.01], "furthest": 0.01}])
-    found = check.judged(rows, True, 0, None, moves, "int8")
+    found = check.judged(rows, True, 0, pd.DataFrame(), moves, "int8")
     assert (found["verdict"], found["cause"]) == ("undecided", None)
 
 

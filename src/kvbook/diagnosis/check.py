@@ -12,17 +12,17 @@ from typing import Any
 import pandas as pd
 import torch
 import transformers
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from kvbook import __version__, progress
-from kvbook.diagnosis import probe, reference_pass, storage, thorough, verdict
+from kvbook.diagnosis import refusals, storage, thorough, verdict
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
-from kvbook.diagnosis.rows import rows_of, samples_of, suspicious_layer, worst
+from kvbook.diagnosis.rows import by_way, rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import costs
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-from kvbook.models import corpus, hub, loading, placement
+from kvbook.models import corpus, loading, placement
 
 # What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is
 # a kernel and the memory for it, always decides; 16 bits stand in for it.
@@ -66,83 +66,115 @@ def check(settings: CheckSettings) -> Outcome:
         the corpus is too small.
     """
     start = time.monotonic()
-    model, seed = settings.model, settings.seed
-    identity = loading.describe(model, settings.weights)
-    config = loading.config_of(model, settings.weights)
-    _refuse_encoder(identity["name"], config)
+    model, weights = settings.model, settings.weights
+    identity, config = loading.describe(model, weights), loading.config_of(model, weights)
+    refusals.refuse_encoder(identity["name"], config)
     limit = identity["context_length"]
-    texts = samples_of(
-        loading.tokenizer(model, settings.weights),
-        settings.corpus, settings.n_samples, min(settings.n_tokens, limit or settings.n_tokens),
-    )
-    if identity["parameters"] > _LARGE:
-        _announce(config, identity, settings, texts)
-    rows, again, deep, moves, left_out = [], [], [], [], {}
-    use_cache, apart = None, False
+    n_tokens = min(settings.n_tokens, limit or settings.n_tokens)
+    texts = samples_of(loading.tokenizer(model, weights), settings.corpus, settings.n_samples, n_tokens)
     planned = settings.dtypes or DTYPES
-    open_paths, too_far = thorough.paths_of(config, limit) if settings.thorough else ({}, [])
-    paths = open_paths
-    work = progress.Work(_amount(planned[: _wanted(settings)], texts), "check")
+    wanted = len(planned) if settings.dtypes else _ENOUGH
+    if identity["parameters"] > _LARGE:
+        _announce(config, identity, settings, texts, planned, wanted)
+    paths, too_far = thorough.paths_of(config, limit) if settings.thorough else ({}, [])
+    measured = _Measured(settings, identity["name"], texts, paths)
+    work = progress.Work(_amount(planned[:wanted], texts), "check")
+    left_out = {}
     for dtype in planned:
         try:
-            loaded = loading.load(model, weights=settings.weights, dtype=dtype, device=settings.device, seed=seed)
-            use_cache = getattr(loaded.model.config.get_text_config(), "use_cache", None)
-            # Where the configuration says nothing, the caller does, as `generate` does.
-            asks = {"use_cache": True} if use_cache is None else {}
-            if dtype == "float64":
-                apart = _experts_one_by_one(loaded.model)
-            with _in_one_line(identity["name"]), _counted(loaded.model, dtype, work):
-                found = list(rows_of(loaded.model, dtype, texts, seed, probe.WAYS, _TOGETHER, **asks))
-                _refuse_not_finite(identity["name"], loaded.model, found)
-                if not asks and not any(row["held"] for row in found):
-                    again += rows_of(loaded.model, dtype, texts, seed, probe.WAYS, _TOGETHER, use_cache=True)
-                rows += found
-                certain = _is_certain(rows, seed)
-            if open_paths and len({row["dtype"] for row in deep}) < _ENOUGH:
-                deep += _deep(loaded.model, dtype, texts, open_paths)
-                open_paths = thorough.still_open(open_paths, deep)
-            wrong = worst(pd.DataFrame(rows), seed)[1].kind == "bug"
-            if certain and wrong:
-                with _in_one_line(identity["name"]):
-                    _refuse_reference(identity["name"], loaded.model, _most_wrong(found, texts))
-            if wrong or settings.cache_dtype:
-                moves += _moves(loaded.model, dtype, texts, settings)
-        except _OfTheModelError:
+            certain = measured.add(dtype, work)
+        except refusals.OfTheModelError:
             raise
         except UserError as error:
             left_out[dtype] = error
             continue
-        # Before the next one is loaded: both need not fit.
-        del loaded
         if certain and settings.dtypes is None and not settings.thorough:
             break
-    if not rows:
+    if not measured.rows:
         raise next(iter(left_out.values()))
-    table = pd.DataFrame(rows)
-    fields = judged(
-        table, use_cache, seed, pd.DataFrame(again) if again else None, pd.DataFrame(moves), settings.cache_dtype
-    )
-    if deep:
-        fields = _with_paths(fields, thorough.findings(deep, _allowed(moves, settings.cache_dtype)), paths)
+    not_tried = _not_tried({row["dtype"] for row in measured.rows} | set(left_out), texts, paths, too_far)
     return Outcome(
         model=identity["name"], weights=identity["weights"], layers=identity["layers"],
-            parameters=identity["parameters"],
-        device=settings.device, threads=torch.get_num_threads(),
-        texts=len(texts), tokens=max(len(text.ids) for text in texts),
-        left_out={dtype: _reason(error) for dtype, error in left_out.items()},
-        not_tried=_not_tried(set(table["dtype"]) | set(left_out), texts, paths, too_far)
-        + [_GROUPED] * apart,
-        seconds=time.monotonic() - start,
+        parameters=identity["parameters"], device=settings.device, threads=torch.get_num_threads(), texts=len(texts),
+        tokens=_longest(texts), left_out={dtype: refusals.reason(error) for dtype, error in left_out.items()},
+        not_tried=not_tried + [_GROUPED] * measured.experts_apart, seconds=time.monotonic() - start,
         versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
-        **fields,
+        **measured.judged(),
     )
+
+
+class _Measured:
+    """What the dtypes have shown so far: rows of texts, of the same with the cache asked for, of other paths, of storage."""
+
+    def __init__(
+        self, settings: CheckSettings, name: str, texts: list[corpus.Sample], paths: dict[str, thorough.Path]
+    ) -> None:
+        self.settings, self.name, self.texts, self.paths, self.open = settings, name, texts, paths, paths
+        self.rows, self.again, self.deep, self.moves = [], [], [], []
+        self.use_cache, self.experts_apart = None, False
+
+    def add(self, dtype: str, work: progress.Work) -> bool:
+        """Measure one dtype; tell whether no further one can change the verdict, or two agree on one."""
+        asked = self.settings
+        # Loaded here, so that it is gone before the next one is: both need not fit.
+        model = loading.load(
+            asked.model, weights=asked.weights, dtype=dtype, device=asked.device, seed=asked.seed
+        ).model
+        self.use_cache = getattr(model.config.get_text_config(), "use_cache", None)
+        if dtype == "float64":
+            self.experts_apart = _experts_one_by_one(model)
+        with refusals.in_one_line(self.name), _counted(model, dtype, work):
+            # Where the configuration says nothing, the caller does, as `generate` does.
+            found = self._rows_of(model, dtype, **{"use_cache": True} if self.use_cache is None else {})
+            refusals.refuse_not_finite(self.name, model, found)
+            if self.use_cache is not None and not any(row["held"] for row in found):
+                self.again += self._rows_of(model, dtype, use_cache=True)
+            self.rows += found
+        if self.open and len({row["dtype"] for row in self.deep}) < _ENOUGH:
+            self.deep += self._deep(model, dtype)
+            self.open = thorough.still_open(self.open, self.deep)
+        finding = worst(by_way(pd.DataFrame(self.rows), asked.seed))[1]
+        certain = any(not multiple <= verdict.LIMIT for multiple in finding.roundoffs.values()) or (
+            finding.kind != "undecided" and len({row["dtype"] for row in self.rows}) >= _ENOUGH
+        )
+        if certain and finding.kind == "bug":
+            with refusals.in_one_line(self.name):
+                refusals.refuse_reference(self.name, model, found, self.texts)
+        if finding.kind == "bug" or asked.cache_dtype:
+            self.moves += _moves(model, dtype, self.texts, asked)
+        return certain
+
+    def _rows_of(self, model: PreTrainedModel, dtype: str, **options: Any) -> list[dict[str, Any]]:
+        return list(rows_of(model, dtype, self.texts, self.settings.seed, together=_TOGETHER, **options))
+
+    def _deep(self, model: PreTrainedModel, dtype: str) -> list[dict[str, Any]]:
+        ids = [token for text in self.texts for token in text.ids]
+        work = progress.Work(sum(map(thorough.n_tokens, self.open.values())), f"check, other paths in {dtype}")
+        return list(thorough.rows_of(model, dtype, ids, self.open, work.advance))
+
+    def judged(self) -> dict[str, Any]:
+        """Return the fields of an `Outcome` that follow from the rows; a bug on another path decides if it is the only one."""
+        declared, moves = self.settings.cache_dtype, pd.DataFrame(self.moves)
+        fields = judged(pd.DataFrame(self.rows), self.use_cache, self.settings.seed, pd.DataFrame(self.again), moves, declared)
+        if not self.deep:
+            return fields
+        allowed = storage.bounds(moves.groupby("dtype")["furthest"].max()) if declared and len(moves) else {}
+        found = thorough.findings(self.deep, allowed)
+        fields["paths"] += found
+        wrong = next((each for each in found if each.verdict == "bug"), None)
+        if wrong is None or fields["verdict"] == "bug":
+            return fields
+        return fields | {
+            "verdict": "bug", "status": STATUS["bug"], "why": f"{wrong.path}: {wrong.detail}", "path": wrong.path,
+            "located": False, "remedy": self.paths[wrong.path].remedy,
+        }
 
 
 def judged(
-    rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame | None, moves: pd.DataFrame,
+    rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame, moves: pd.DataFrame,
     declared: str | None = None,
 ) -> dict[str, Any]:
-    """Give the fields of an `Outcome` that follow from the rows.
+    """Return the fields of an `Outcome` that follow from the rows of texts.
 
     Parameters
     ----------
@@ -152,15 +184,15 @@ def judged(
         Of the configuration.
     seed : int
         Of the bootstrap.
-    again : DataFrame or None
-        The same with the cache asked for, where none came back.
+    again : DataFrame
+        The same with the cache asked for, where none came back; else empty.
     moves : DataFrame
         From `storage.rows_of`; empty where nothing was measured.
     declared : str or None
         What the cache is meant to keep keys and values in.
     """
-    way, finding = worst(rows, seed)
-    kinds = {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
+    findings = by_way(rows, seed)
+    way, finding = worst(findings)
     kind, why, cause, remedy = finding.kind, finding.why, None, _NOTHING
     if kind == "undecided":
         remedy = _FINER
@@ -174,26 +206,21 @@ def judged(
         cause = stored[0].excess if kind == "bug" else None
     elif kind == "bug" and (like := storage.nearest(stored)):
         cause, remedy = like.looks_like, _DECLARE.format(like.name)
+    slope = finding.slope
     return {
-        "verdict": kind,
-        "status": STATUS[kind],
-        "why": why,
-        "path": way,
+        "verdict": kind, "status": STATUS[kind], "why": why, "path": way,
         "drift": [
             Drift(dtype=dtype, mean=_finite(mean), roundoffs=_finite(finding.roundoffs[dtype]))
             for dtype, mean in finding.drift.items()
         ],
-        "slope": None
-        if finding.slope is None
-        else Slope(value=finding.slope.value, low=finding.slope.low, high=finding.slope.high),
+        "slope": slope and Slope(value=slope.value, low=slope.low, high=slope.high),
         "located": True,
         "first_suspicious_layer": suspicious_layer(rows[rows["way"] == way]) if kind == "bug" else None,
         "paths": [
-            PathFound(path=way, verdict=kind if each.kind == finding.kind else each.kind, detail=each.why)
-            for way, each in kinds.items()
+            PathFound(path=name, verdict=kind if each.kind == finding.kind else each.kind, detail=each.why)
+            for name, each in findings.items()
         ],
-        "cause": cause,
-        "remedy": remedy,
+        "cause": cause, "remedy": remedy,
     }
 
 
@@ -212,42 +239,25 @@ def _moves(
     if any(row["drift"] for row in found):
         return found
     if declared:
-        raise _OfTheModelError(f"--cache-dtype {declared}: what rounding does to this model's cache cannot be measured")
+        raise refusals.OfTheModelError(f"--cache-dtype {declared}: what rounding does to this model's cache cannot be measured")
     return []
-
-
-def _allowed(moves: list[dict[str, Any]], declared: str | None) -> dict[str, float]:
-    """Give the drift of the logits' worst position that a declared format explains, by dtype."""
-    if not declared or not moves:
-        return {}
-    return storage.bounds(pd.DataFrame(moves).groupby("dtype")["furthest"].max())
 
 
 def _finite(number: float) -> float | None:
     return number if abs(number) < float("inf") else None
 
 
-def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame | None) -> tuple[str | None, str]:
+def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.DataFrame) -> tuple[str | None, str]:
     if (rows["held"] == 0).all():
         cause, remedy = (_NO_CACHE, _USE_CACHE) if use_cache is False else (_NO_CACHE_ANYWAY, _LOOK_AT_FORWARD)
-        if again is not None:
-            cause += f"; with use_cache=True: {worst(again, seed)[1].kind}"
+        if len(again):
+            cause += f"; with use_cache=True: {worst(by_way(again, seed))[1].kind}"
         return cause, remedy
-    if (short := rows[rows["held"] != rows["fed"]]).size:
+    if len(short := rows[rows["held"] != rows["fed"]]):
         first = short.iloc[0]
-        return (
-            f"the cache held {first['held']} tokens where {first['fed']} had been fed ({first['way']})",
-            _LOOK_AT_FORWARD,
-        )
+        held = f"the cache held {first['held']} tokens where {first['fed']} had been fed ({first['way']})"
+        return held, _LOOK_AT_FORWARD
     return None, _LOOK_AT_LAYER
-
-
-def _is_certain(rows: list[dict[str, Any]], seed: int) -> bool:
-    """Tell whether no further dtype can change the verdict, or two agree on one."""
-    finding = worst(pd.DataFrame(rows), seed)[1]
-    if any(not multiple <= verdict.LIMIT for multiple in finding.roundoffs.values()):
-        return True
-    return finding.kind != "undecided" and len({row["dtype"] for row in rows}) >= _ENOUGH
 
 
 def _experts_one_by_one(model: PreTrainedModel) -> bool:
@@ -263,40 +273,19 @@ def _experts_one_by_one(model: PreTrainedModel) -> bool:
     return True
 
 
-def _wanted(settings: CheckSettings) -> int:
-    return len(settings.dtypes) if settings.dtypes else _ENOUGH
+def _longest(texts: list[corpus.Sample]) -> int:
+    return max(len(text.ids) for text in texts)
 
 
-def _not_tried(seen: set[str], texts: list[corpus.Sample], paths: dict[str, thorough.Path], too_far: list[str]) -> list[str]:
+def _not_tried(
+    seen: set[str], texts: list[corpus.Sample], paths: dict[str, thorough.Path], too_far: list[str]
+) -> list[str]:
     dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype not in seen]
     if not paths:
         return [*dtypes, _OTHER_PATHS]
-    longest = max(*(len(text.ids) for text in texts), *map(thorough.n_tokens, paths.values()))
-    return [
-        *dtypes,
-        *(f"{path}: too long a text" for path in too_far),
-        f"texts of more than {longest:,} tokens: --tokens",
-    ]
-
-
-def _deep(
-    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], paths: dict[str, thorough.Path]
-) -> list[dict[str, Any]]:
-    ids = [token for text in texts for token in text.ids]
-    work = progress.Work(sum(map(thorough.n_tokens, paths.values())), f"check, other paths in {dtype}")
-    return list(thorough.rows_of(model, dtype, ids, paths, work.advance))
-
-
-def _with_paths(fields: dict[str, Any], found: list[PathFound], paths: dict[str, thorough.Path]) -> dict[str, Any]:
-    """Add the other paths to an outcome's fields; a bug on one of them decides, where there is none on the first ones."""
-    fields = fields | {"paths": fields["paths"] + found}
-    wrong = next((each for each in found if each.verdict == "bug"), None)
-    if wrong is None or fields["verdict"] == "bug":
-        return fields
-    return fields | {
-        "verdict": "bug", "status": STATUS["bug"], "why": f"{wrong.path}: {wrong.detail}", "path": wrong.path,
-        "located": False, "remedy": paths[wrong.path].remedy,
-    }
+    longest = max(_longest(texts), *map(thorough.n_tokens, paths.values()))
+    far = [f"{path}: too long a text" for path in too_far]
+    return [*dtypes, *far, f"texts of more than {longest:,} tokens: --tokens"]
 
 
 # Progress.
@@ -308,10 +297,13 @@ def _pieces(dtype: str, n_tokens: int) -> float:
 
 
 def _amount(dtypes: tuple[str, ...], texts: list[corpus.Sample]) -> float:
-    length = max(len(text.ids) for text in texts)
+    length = _longest(texts)
     calls = [length, 2, *[1] * (length - 2), length // 2, length - length // 2]
-    batches = -(-len(texts) // _TOGETHER)
-    return batches * sum(_pieces(dtype, n_tokens) for dtype in dtypes for n_tokens in calls)
+    return _batches(texts) * sum(_pieces(dtype, n_tokens) for dtype in dtypes for n_tokens in calls)
+
+
+def _batches(texts: list[corpus.Sample]) -> int:
+    return -(-len(texts) // _TOGETHER)
 
 
 @contextmanager
@@ -327,84 +319,17 @@ def _counted(model: PreTrainedModel, dtype: str, work: progress.Work) -> Iterato
 
 
 def _announce(
-    config: PretrainedConfig, identity: dict[str, Any], settings: CheckSettings, texts: list[corpus.Sample]
+    config: PretrainedConfig, identity: dict[str, Any], settings: CheckSettings, texts: list[corpus.Sample],
+    planned: tuple[str, ...], wanted: int,
 ) -> None:
     """Say what a large model will take, before it is loaded."""
-    place = placement.device_of(settings.device)
-    free = placement.free_bytes(place)
-    fit = [
-        dtype for dtype in settings.dtypes or DTYPES if identity["parameters"] * getattr(torch, dtype).itemsize < free
-    ]
-    if not fit:
-        return
-    length = max(len(text.ids) for text in texts)
-    batches = -(-len(texts) // _TOGETHER)
-    cost = costs.predict(
-        config, fit[: _wanted(settings)], length * min(len(texts), _TOGETHER), n_passes=2 * batches,
-        n_steps=batches * (length - 2), device=settings.device,
-    )
-    named = ", ".join(fit[: _wanted(settings)])
-    print(f"kvbook: {identity['name']} in {named} takes {cost.line()}, loading apart", file=sys.stderr, flush=True)
-
-
-# Refusals.
-
-
-class _OfTheModelError(UserError):
-    """What no other dtype would mend."""
-
-
-def _reason(error: UserError) -> str:
-    return str(error).split(": leave ")[0].split(": this check ")[0]
-
-
-@contextmanager
-def _in_one_line(name: str) -> Iterator[None]:
-    """Say in one line what a model's own code raises when it is called."""
-    try:
-        yield
-    except UserError:
-        raise
-    # Its code raises whatever its author chose.
-    except Exception as error:
-        none = isinstance(error, AttributeError) and error.name == "past_key_values"
-        reason = "its class returns none" if none else f"{type(error).__name__}: {hub.first_line(error)}"
-        raise UserError(
-            f"{name} cannot be run with past_key_values ({reason}): this check is for models that take them"
-        ) from error
-
-
-def _refuse_encoder(name: str, config: PretrainedConfig) -> None:
-    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
-    if encoder or loading.is_masked(config):
-        raise UserError(
-            f"{name} is a masked model: each token sees those behind it too, so a cache of earlier tokens cannot give "
-            "what the full pass gives, and its classes return none; set is_decoder=true in its configuration to make it causal"
+    free = placement.free_bytes(placement.device_of(settings.device))
+    fit = [dtype for dtype in planned if identity["parameters"] * getattr(torch, dtype).itemsize < free][:wanted]
+    if fit:
+        length, batches = _longest(texts), _batches(texts)
+        cost = costs.predict(
+            config, fit, length * min(len(texts), _TOGETHER), n_passes=2 * batches, n_steps=batches * (length - 2),
+            device=settings.device,
         )
-
-
-def _refuse_not_finite(name: str, model: PreTrainedModel, rows: list[dict[str, Any]]) -> None:
-    """Name the weights that are NaN, where the full pass is."""
-    if all(row["drift"] == row["drift"] for row in rows):
-        return
-    if model.dtype is torch.float16:
-        # Weights of a wider dtype may be out of its range.
-        return
-    if wrong := [path for path, weight in model.named_parameters() if not weight.isfinite().all()]:
-        raise _OfTheModelError(
-            f"{name}: the weights hold NaN or infinity ({wrong[0]}, {len(wrong)} in all): fetch or save them again"
-        )
-
-
-def _most_wrong(rows: list[dict[str, Any]], texts: list[corpus.Sample]) -> corpus.Sample:
-    index = max(rows, key=lambda row: row["drift"] if row["drift"] == row["drift"] else -1.0)["sample"]
-    return next(text for text in texts if text.index == index)
-
-
-def _refuse_reference(name: str, model: PreTrainedModel, text: corpus.Sample) -> None:
-    """Acquit the cache where nothing could agree with the full pass."""
-    fault = reference_pass.fault(model, torch.tensor([text.ids], device=model.device))
-    if fault == reference_pass.NOT_REPEATABLE:
-        raise _OfTheModelError(f"{name} {fault}: switch off what is random in it, such as dropout")
-    if fault == reference_pass.NOT_CAUSAL:
-        raise _OfTheModelError(f"{name} is not causal: the full pass {fault}, so that no cache can agree with it")
+        said = f"{identity['name']} in {', '.join(fit)} takes {cost.line()}, loading apart"
+        print(f"kvbook: {said}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ take theirs.  Reading the list imports no torch, so recorded rows can be read wi
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvbook.diagnosis.outcome import PADDING_COUNTS
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
     from transformers import PreTrainedModel
-
-    from kvbook.diagnosis.feeding import Fed
 
 # The tools.
 CHECK, THOROUGH, ATLAS, VERIFY, LOOP = "check", "check --thorough", "atlas", "verify", "check_step"
@@ -57,13 +55,13 @@ class Path:
     control: str
     remedy: str
     cut: "Callable[[int, np.random.Generator | None], list[int]] | None" = None
-    feed: "Callable[[Fed, Tensor], Tensor | tuple[Tensor, Tensor]] | None" = None
+    feed: "Callable[[Any, Tensor], Tensor | tuple[Tensor, Tensor]] | None" = None
     excuse: "Callable[[PreTrainedModel], str | None]" = lambda _model: None
     tools: tuple[str, ...] = (THOROUGH, ATLAS)
     called: Mapping[str, str] = field(default_factory=dict)
     n_tokens: int | None = None
 
-    def compared(self, fed: "Fed", ids: "Tensor", whole: "Tensor | None" = None) -> "tuple[Tensor, Tensor]":
+    def compared(self, fed: Any, ids: "Tensor", whole: "Tensor | None" = None) -> "tuple[Tensor, Tensor]":
         """Return what should agree, and what the path gives; `whole` is the full pass, where it is known already."""
         found = self.feed(fed, ids) if self.feed else fed.in_parts(ids, self.cut(ids.shape[1], None))[0]
         if isinstance(found, tuple):

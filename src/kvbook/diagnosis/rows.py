@@ -67,13 +67,16 @@ def suspicious_layer(rows: pd.DataFrame) -> int | None:
     return first if first < len(layers) else None
 
 
-def worst(rows: pd.DataFrame, seed: int) -> tuple[str, verdict.Finding]:
+def by_way(rows: pd.DataFrame, seed: int) -> dict[str, verdict.Finding]:
+    """Judge every execution path."""
+    return {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
+
+
+def worst(found: dict[str, verdict.Finding]) -> tuple[str, verdict.Finding]:
     """Find the execution path with the worst verdict; of several bugs that with the largest drift in its finest dtype."""
-    found = {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
 
-    def badness(way: str) -> tuple[int, float]:
-        drift = next(iter(found[way].drift.values()), 0.0) if found[way].kind == "bug" else 0.0
-        return verdict.ORDER.index(found[way].kind), drift
+    def badness(item: tuple[str, verdict.Finding]) -> tuple[int, float]:
+        kind, drifts = item[1].kind, list(item[1].drift.values())
+        return verdict.ORDER.index(kind), drifts[0] if kind == "bug" and drifts else 0.0
 
-    way = max(found, key=badness)
-    return way, found[way]
+    return max(found.items(), key=badness)

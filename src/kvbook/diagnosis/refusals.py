@@ -1,0 +1,73 @@
+"""What `kvbook check` refuses to judge: encoders, models without a cache, broken weights, full passes that change."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
+
+from kvbook.diagnosis import reference_pass
+from kvbook.errors import UserError
+from kvbook.models import corpus, hub, loading
+
+
+class OfTheModelError(UserError):
+    """What no other dtype would mend."""
+
+
+def reason(error: UserError) -> str:
+    """Shorten a refusal to why a dtype was left out."""
+    return str(error).split(": leave ")[0].split(": this check ")[0]
+
+
+@contextmanager
+def in_one_line(name: str) -> Iterator[None]:
+    """Say in one line what a model's own code raises when it is called."""
+    try:
+        yield
+    except UserError:
+        raise
+    # Its code raises whatever its author chose.
+    except Exception as error:
+        none = isinstance(error, AttributeError) and error.name == "past_key_values"
+        reason = "its class returns none" if none else f"{type(error).__name__}: {hub.first_line(error)}"
+        raise UserError(
+            f"{name} cannot be run with past_key_values ({reason}): this check is for models that take them"
+        ) from error
+
+
+def refuse_encoder(name: str, config: PretrainedConfig) -> None:
+    """Refuse a masked model."""
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
+    if encoder or loading.is_masked(config):
+        raise UserError(
+            f"{name} is a masked model: each token sees those behind it too, so a cache of earlier tokens cannot give "
+            "what the full pass gives, and its classes return none; set is_decoder=true in its configuration to make it causal"
+        )
+
+
+def refuse_not_finite(name: str, model: PreTrainedModel, rows: list[dict[str, Any]]) -> None:
+    """Name the weights that are NaN, where the full pass is."""
+    if all(row["drift"] == row["drift"] for row in rows):
+        return
+    if model.dtype is torch.float16:
+        # Weights of a wider dtype may be out of its range.
+        return
+    if wrong := [path for path, weight in model.named_parameters() if not weight.isfinite().all()]:
+        raise OfTheModelError(
+            f"{name}: the weights hold NaN or infinity ({wrong[0]}, {len(wrong)} in all): fetch or save them again"
+        )
+
+
+def refuse_reference(
+    name: str, model: PreTrainedModel, rows: list[dict[str, Any]], texts: list[corpus.Sample]
+) -> None:
+    """Acquit the cache where nothing could agree with the full pass of the text that drifts most."""
+    worst = max(rows, key=lambda row: row["drift"] if row["drift"] == row["drift"] else -1.0)["sample"]
+    text = next(text for text in texts if text.index == worst)
+    fault = reference_pass.fault(model, torch.tensor([text.ids], device=model.device))
+    if fault == reference_pass.NOT_REPEATABLE:
+        raise OfTheModelError(f"{name} {fault}: switch off what is random in it, such as dropout")
+    if fault == reference_pass.NOT_CAUSAL:
+        raise OfTheModelError(f"{name} is not causal: the full pass {fault}, so that no cache can agree with it")
