@@ -5,20 +5,16 @@ import copy
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from planted import run_of
 
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring.estimates import Estimate, wilson
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.records import Run
-from kvbook.settings import Settings
-from kvreport.publishing import captions, evaluated, judging, measures, provenance, statements, verdicts
-from kvreport.publishing.chapter_results import ChapterResults
+from kvreport.publishing import captions, evaluated, judging, measures, statements, verdicts
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.rules import HALF, Bound, Quantity, anyone, every
 from kvreport.publishing.statements import Checked, Statement
@@ -27,13 +23,14 @@ from kvreport.site import sentences
 
 DRIFT = Quantity("drift", "text")
 BOUND = Bound(1.0, "ours", "a bound")
+ABOVE = every(DRIFT, "above", BOUND)
 WRITTEN = [chapter for chapter in planning.plan() if statements.module_of(chapter.name)]
 BY_NAME = pytest.mark.parametrize("chapter", WRITTEN, ids=lambda chapter: chapter.name)
 
 
-def prose(chapter) -> str:
+def text_of(chapter, kind: str = "markdown") -> str:
     cells = json.loads(chapter.source.read_text("utf-8"))["cells"]
-    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind)
 
 
 # The published book
@@ -59,34 +56,23 @@ def test_every_statement_names_the_runs_that_it_was_checked_on(chapter):
 
 def names_read(folder: Path) -> set[str]:
     """List the names that a folder's code reads: as they stand, of a module, or as roles in a text to be filled."""
-    nodes = [node for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    code = [path.read_text("utf-8") for path in folder.glob("*.py")]
+    nodes = [node for text in code for node in ast.walk(ast.parse(text))]
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    roles = {role for text in texts for role in re.findall(r"\{([A-Z]\w*)[ }]", text)}
-    return read | roles | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    read |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return read.union(*(re.findall(r"\{([A-Z]\w*)[ }]", text) for text in code))
 
 
 @BY_NAME
 def test_sentences_checks_numbers_and_slots_belong_together(chapter):
-    module, text = statements.module_of(chapter.name), prose(chapter)
+    module, text = statements.module_of(chapter.name), text_of(chapter)
     said = [match["id"] for match in statements.HOLDS.finditer(text)]
     assert sorted(said) == sorted(module.STATEMENTS)
     slots = [match["key"].partition("@") for match in captions.SLOT.finditer(text)]
     assert {key for key, _, _ in slots} <= set(evaluated.published(chapter.name)["numbers"])
     assert {there for _, _, there in slots} <= {"", "AMD", "Intel"}
-    elsewhere = "".join(
-        path.read_text("utf-8") for path in [paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md")]
-    )
-    if hasattr(module, "NUMBERS"):
-        unused = {
-            key
-            for key in module.NUMBERS
-            if not re.search(rf"glue:text}}`{key}[`@]", text)
-            and not re.search(rf"{chapter.stem}\.ipynb::{key}[:@]", elsewhere)
-        }
-    else:
-        written = {role.split()[0] for role in evaluated.roles(chapter.name)}
-        unused = set(measures.named(module)) - written - names_read(Path(module.__file__).parent)
+    written = {role.split()[0] for role in evaluated.roles(chapter.name)}
+    unused = set(measures.named(module)) - written - names_read(Path(module.__file__).parent)
     assert unused == set()
 
 
@@ -97,7 +83,7 @@ ON_ONE_PROCESSOR = re.compile(r"Intel|AMD|this processor|`processor`")
 def has_digits_that_another_run_does_not_share(printed: str, there: str) -> bool:
     """Tell whether two runs differ by a hundred units of the last digit that is printed; counts of so many are exact."""
     values = [re.search(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", text) for text in (printed, there)]
-    if None in values or any(re.search(r"\d of \d", text) for text in (printed, there)):
+    if None in values or re.search(r"\d of \d", f"{printed}; {there}"):
         return False
     one, other = (value[0].replace(",", "") for value in values)
     zeros = 0 if "." in one else len(one) - len(one.rstrip("0"))
@@ -117,10 +103,8 @@ def lie_apart(printed: str, there: str) -> bool:
 def unnamed(chapter) -> dict[str, list[str]]:
     """Find numbers that stand in a line without a processor's name, and what each is on the processors that have it."""
     numbers = evaluated.published(chapter.name)["numbers"]
-    front = (paths.ROOT / "index.md").read_text("utf-8")
-    front = re.sub(rf"chapters/{chapter.stem}.ipynb::(\w+):s", r"\1", front)
-    front = front.replace(f"{{measured}}`{chapter.name}:", "{measured}`")
-    lines = [line for line in f"{prose(chapter)}\n{front}".splitlines() if not ON_ONE_PROCESSOR.search(line)]
+    front = (paths.ROOT / "index.md").read_text("utf-8").replace(f"{{measured}}`{chapter.name}:", "{measured}`")
+    lines = [line for line in f"{text_of(chapter)}\n{front}".splitlines() if not ON_ONE_PROCESSOR.search(line)]
     written = {match["key"] for line in lines for match in captions.SLOT.finditer(line)}
     return {
         key: [numbers[key], *(there for name, there in numbers.items() if name.startswith(f"{key}@"))]
@@ -136,43 +120,33 @@ def test_a_number_that_two_processors_do_not_share_names_its_processor(chapter, 
 
 
 @pytest.mark.parametrize(
-    ("printed", "there", "found"),
+    ("differ", "printed", "there", "found"),
     [
-        ("14,191 [13,426, 14,911]", "15,803 [14,683, 16,989]", True),
-        ("14,000 [13,000, 15,000]", "16,000 [15,000, 17,000]", False),
-        ("at about 1,335 tokens", "at about 1,094 tokens", True),
-        ("75.6", "48.2", True),
-        ("76", "48", False),
-        ("0.67 [0.65, 0.69]", "1.00 [0.95, 1.06]", False),
-        ("61 of 3,200", "470 of 24,000", False),
-        ("ast.py", "12", False),
+        (has_digits_that_another_run_does_not_share, "14,191 [13,426, 14,911]", "15,803 [14,683, 16,989]", True),
+        (has_digits_that_another_run_does_not_share, "14,000 [13,000, 15,000]", "16,000 [15,000, 17,000]", False),
+        (has_digits_that_another_run_does_not_share, "at about 1,335 tokens", "at about 1,094 tokens", True),
+        (has_digits_that_another_run_does_not_share, "75.6", "48.2", True),
+        (has_digits_that_another_run_does_not_share, "76", "48", False),
+        (has_digits_that_another_run_does_not_share, "0.67 [0.65, 0.69]", "1.00 [0.95, 1.06]", False),
+        (has_digits_that_another_run_does_not_share, "61 of 3,200", "470 of 24,000", False),
+        (has_digits_that_another_run_does_not_share, "ast.py", "12", False),
+        (lie_apart, "1.15 [1.14, 1.16]", "0.99 [0.93, 1.06]", True),
+        (lie_apart, "4.1% [3.8%, 4.5%], 33 files", "1.2% [0.8%, 1.5%], 20 files", True),
+        (lie_apart, "1.04 [1.01, 1.11]", "1.06 [1.03, 1.09]", False),
+        (lie_apart, "61 of 3,200", "470 of 24,000", False),
     ],
 )
-def test_control_digits_beyond_what_two_runs_share_are_found(printed, there, found):
-    assert has_digits_that_another_run_does_not_share(printed, there) is found
-
-
-@pytest.mark.parametrize(
-    ("printed", "there", "found"),
-    [
-        ("1.15 [1.14, 1.16]", "0.99 [0.93, 1.06]", True),
-        ("4.1% [3.8%, 4.5%], 33 files", "1.2% [0.8%, 1.5%], 20 files", True),
-        ("1.04 [1.01, 1.11]", "1.06 [1.03, 1.09]", False),
-        ("61 of 3,200", "470 of 24,000", False),
-    ],
-)
-def test_control_intervals_that_have_nothing_in_common_are_found(printed, there, found):
-    assert lie_apart(printed, there) is found
+def test_control_numbers_that_two_runs_do_not_share_are_found(differ, printed, there, found):
+    assert differ(printed, there) is found
 
 
 @BY_NAME
 def test_headlines_rest_on_thirty_units_or_ten_repeats_or_a_census(chapter):
     found, known = evaluated.published(chapter.name)["statements"], statements.module_of(chapter.name).STATEMENTS
-    headlines = {name: found[name] for name, one in known.items() if one.headline}
+    headlines = {name: (found[name]["units"], one.must.quantity.unit) for name, one in known.items() if one.headline}
     assert headlines
-    sampled = {name: (one["units"], known[name].must.quantity.unit) for name, one in headlines.items()}
     # One that names no unit names its census: a `Statement` without either is refused.
-    assert {name: of for name, of in sampled.items() if of[1] and judging.is_few(*of)} == {}
+    assert {name: of for name, of in headlines.items() if of[1] and judging.is_few(*of)} == {}
 
 
 def test_a_count_or_a_maximum_cannot_pose_as_a_sample():
@@ -191,26 +165,21 @@ def test_a_headline_names_its_unit_or_all_that_was_counted():
     assert statements.check(headline, None).outcome == "holds"
     assert "counted over all rows that were run" in census.about
     # A fact that stands among a headline's samples would be taken for one of them.
-    mixed = Statement(
-        every(DRIFT, "above", BOUND), lambda _: [Measured("", Estimate(2, 1.5, 2.5), 40), fact(2)], headline=True
-    )
+    mixed = Statement(ABOVE, lambda _: [Measured("", Estimate(2, 1.5, 2.5), 40), fact(2)], headline=True)
     with pytest.raises(ValueError, match="a fact stands among"):
         statements.check(mixed, None)
     # Control: where it is no headline it is counted beside them.
     assert statements.check(replace(mixed, headline=False), None).units == 40
 
 
-@pytest.mark.parametrize(
-    ("count", "unit", "few"), [(29, "file", True), (30, "file", False), (9, "repeat", True), (10, "repeat", False)]
-)
-def test_texts_must_be_thirty_and_repeats_ten(count, unit, few):
-    assert judging.is_few(count, unit) is few
+def test_texts_must_be_thirty_and_repeats_ten():
+    assert [judging.is_few(count, "file") for count in (29, 30)] == [True, False]
+    assert [judging.is_few(count, "repeat") for count in (9, 10)] == [True, False]
 
 
 @BY_NAME
 def test_every_figure_and_table_has_its_caption_in_markdown_and_none_is_left_over(chapter):
-    cells = json.loads(chapter.source.read_text("utf-8"))["cells"]
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    code = text_of(chapter, "code")
     named = captions.of(chapter.source)
     judged = verdicts.of(chapter.name)
     drawn = {name for name in named if f'"{name}"' in code} | ({judged.table} if judged else set())
@@ -218,104 +187,77 @@ def test_every_figure_and_table_has_its_caption_in_markdown_and_none_is_left_ove
     assert sum(code.count(f"page.{kind}(") for kind in ("figure", "table", "claims")) == len(named)
 
 
-def bounds() -> dict[str, Bound]:
-    """Give every bound of the book by the statement or claim that takes it."""
-    found = {}
-    for chapter in planning.plan():
-        if module := statements.module_of(chapter.name):
-            found |= {name: one.must.bound for name, one in module.STATEMENTS.items()}
-        if judged := verdicts.of(chapter.name):
-            found |= {
-                f"{name}, {k}": condition.bound
-                for name, check in judged.checks.items()
-                for k, condition in enumerate(check.rule.conditions)
-            }
-    return found
+def bounds() -> list[Bound]:
+    """List every bound of the book's statements and claims."""
+    of_statements = [one.must.bound for of in WRITTEN for one in statements.module_of(of.name).STATEMENTS.values()]
+    claims = [judged for of in WRITTEN if (judged := verdicts.of(of.name))]
+    rules = [check.rule for judged in claims for check in judged.checks.values()]
+    return [*of_statements, *(condition.bound for rule in rules for condition in rule.conditions)]
 
 
-def chosen(found: dict[str, Bound]) -> dict[str, Bound]:
-    """Give the bounds that say arithmetic and are a choice: neither none, all or as much, nor two errors of one size."""
-    return {
-        name: bound
-        for name, bound in found.items()
-        if bound.source == "arithmetic" and bound.value not in (0, 1, 2**0.5)
-    }
+def chosen(found: list[Bound]) -> list[Bound]:
+    """List those that say arithmetic and are a choice: neither none, all or as much, nor two errors of one size."""
+    return [bound for bound in found if bound.source == "arithmetic" and bound.value not in (0, 1, 2**0.5)]
 
 
 def test_only_none_all_as_much_and_independent_errors_are_arithmetic():
-    assert chosen(bounds()) == {}
+    assert chosen(bounds()) == []
     # Control: half, called arithmetic.
-    half = Bound(0.5, "arithmetic", "more often than not", "share")
-    assert chosen({"mostly": half}) == {"mostly": half}
+    assert chosen([half := replace(HALF, source="arithmetic")]) == [half]
 
 
 def test_more_often_than_not_is_one_bound_of_ours():
-    said = {bound for bound in bounds().values() if "often than not" in bound.why}
-    assert said == {HALF}
+    assert {bound for bound in bounds() if "often than not" in bound.why} == {HALF}
     assert HALF.source == "ours"
-
-
-def test_a_statement_says_what_a_third_of_our_bound_and_three_times_it_would_give():
-    above = Statement(every(DRIFT, "above", HALF), lambda _: [Measured("", Estimate(0.6, 0.55, 0.65), 40)])
-    assert statements.check(above, None).elsewhere == "our bound of 0.5: holds at 0.25 and fails at 0.75"
-    # Control: a bound that is not ours has no other.
-    theirs = Statement(every(DRIFT, "above", replace(HALF, source="document")), above.measure)
-    assert statements.check(theirs, None).elsewhere == ""
 
 
 # The check
 
 
-def checked(*estimates, must=None, units=40) -> str:
-    found = [Measured(f"series {k}", Estimate(*values), units) for k, values in enumerate(estimates)]
-    return statements.check(Statement(must or every(DRIFT, "above", BOUND), lambda _: found), None).outcome
-
-
 LOW, ACROSS, HIGH = (0.5, 0.4, 0.6), (1.0, 0.8, 1.2), (2.0, 1.5, 2.5)
+BELOW, LEAST, MOST = (every(DRIFT, side, BOUND) for side in ("below", "at least", "at most"))
+SOME, INSIDE = anyone(DRIFT, "above", BOUND), every(DRIFT, "inside", Bound(1.5, "ours", "a band", "ratio"))
+# "Every" fails by one series, "any" only by all; a band is left by the whole interval only.
+OUTCOMES = {
+    "holds": [(ABOVE, HIGH), (SOME, HIGH, LOW), (BELOW, LOW), (LEAST, HIGH), (MOST, LOW), (INSIDE, (1.0, 0.9, 1.1))],
+    "fails": [
+        (ABOVE, LOW), (ABOVE, HIGH, LOW), (SOME, LOW, LOW), (BELOW, HIGH), (LEAST, LOW), (MOST, HIGH),
+        (INSIDE, (3.0, 2.0, 4.0)),
+    ],
+    "not resolved": [(ABOVE, ACROSS), (ABOVE, HIGH, ACROSS), (SOME, LOW, ACROSS), (INSIDE, (1.5, 1.3, 1.7))],
+    "not run": [(ABOVE,), (SOME,)],
+}
 
 
-def test_a_statement_holds_fails_or_is_not_resolved_by_where_its_whole_interval_lies():
-    assert checked(HIGH) == "holds"
-    assert checked(LOW) == "fails"
-    assert checked(ACROSS) == "not resolved"
-    assert checked() == "not run"
+def checked(must, *estimates, units=40) -> Checked:
+    found = [Measured(f"series {k}", Estimate(*values), units) for k, values in enumerate(estimates)]
+    return statements.check(Statement(must, lambda _: found), None)
 
 
-def test_every_fails_by_one_series_and_any_only_by_all():
-    assert checked(HIGH, LOW) == "fails"
-    assert checked(HIGH, ACROSS) == "not resolved"
-    some = anyone(DRIFT, "above", BOUND)
-    assert checked(HIGH, LOW, must=some) == "holds"
-    assert checked(LOW, ACROSS, must=some) == "not resolved"
-    assert checked(LOW, LOW, must=some) == "fails"
-
-
-@pytest.mark.parametrize("side", ["above", "below", "at least", "at most"])
-def test_each_side_has_its_contrary(side):
-    must = every(DRIFT, side, BOUND)
-    outcomes = {checked(LOW, must=must), checked(HIGH, must=must)}
-    assert outcomes == {"holds", "fails"}
-
-
-def test_a_band_is_left_by_the_whole_interval_only():
-    inside = every(DRIFT, "inside", Bound(1.5, "ours", "a band", "ratio"))
-    assert checked((1.0, 0.9, 1.1), must=inside) == "holds"
-    assert checked((1.5, 1.3, 1.7), must=inside) == "not resolved"
-    assert checked((3.0, 2.0, 4.0), must=inside) == "fails"
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_a_statement_holds_fails_or_is_not_resolved_by_where_its_whole_intervals_lie(outcome):
+    assert {checked(*case).outcome for case in OUTCOMES[outcome]} == {outcome}
 
 
 def test_fewer_than_four_units_resolve_nothing_and_a_count_needs_none():
-    assert checked(HIGH, units=3) == "not resolved"
-    assert statements.check(Statement(every(DRIFT, "above", BOUND), lambda _: [fact(2)]), None).outcome == "holds"
+    assert checked(ABOVE, HIGH, units=3).outcome == "not resolved"
+    assert statements.check(Statement(ABOVE, lambda _: [fact(2)]), None).outcome == "holds"
+
+
+def test_a_statement_says_what_a_third_of_our_bound_and_three_times_it_would_give():
+    here = (0.6, 0.55, 0.65)
+    said = "our bound of 0.5: holds at 0.25 and fails at 0.75"
+    assert checked(every(DRIFT, "above", HALF), here).elsewhere == said
+    # Control: a bound that is not ours has no other.
+    assert checked(every(DRIFT, "above", replace(HALF, source="document")), here).elsewhere == ""
 
 
 def test_a_run_agrees_differs_or_is_not_comparable():
-    holds, fails, open_, nothing = (Checked(outcome) for outcome in ("holds", "fails", "not resolved", "not run"))
-    assert statements.compare(holds, holds, True) == "agrees"
-    assert statements.compare(holds, fails, True) == "differs"
-    assert statements.compare(holds, open_, True) == "not resolved"
-    assert statements.compare(holds, fails, False) == "not comparable"
-    assert statements.compare(holds, nothing, False) == "not run"
+    def compared(own: str, comparable: bool = True) -> str:
+        return statements.compare(Checked("holds"), Checked(own), comparable)
+
+    assert [compared(own) for own in ("holds", "fails", "not resolved")] == ["agrees", "differs", "not resolved"]
+    assert [compared(own, False) for own in ("fails", "not run")] == ["not comparable", "not run"]
 
 
 def test_a_tally_says_of_how_much_a_run_says_nothing():
@@ -331,61 +273,24 @@ def test_a_tally_says_of_how_much_a_run_says_nothing():
 
 
 def test_an_experiment_without_a_model_leaves_a_run_comparable():
-    named = Run({"models": [{"name": "small"}], "machine": {"processor": "one"}}, Path())
-    shapes = Run({"machine": {"processor": "one"}}, Path())
+    about = {"machine": {"processor": "one"}}
+    named, shapes = run_of(None, models=[{"name": "small"}], **about), run_of(None, **about)
     assert evaluated._is_in_scope("this processor", {"drift": named, "shapes": shapes}, ["small"], "one")
-    # Control: another processor is told from it.
+    # Controls: another processor and another model are told from it.
     assert not evaluated._is_in_scope("this processor", {"drift": named, "shapes": shapes}, ["small"], "another")
-    # Control: another model is told from it.
     assert not evaluated._is_in_scope("this processor", {"shapes": shapes}, ["small"], "one")
-
-
-@dataclass(frozen=True)
-class Results(ChapterResults):
-    EXPERIMENTS = tuple(Experiment(name, Settings, dict, print) for name in ("lengths", "times", "texts"))
-
-    lengths: Run | None
-    times: Run | None
-    texts: Run | None = None
-
-    @cached_property
-    def table(self) -> int:
-        return len(self.lengths.about)
-
-    @cached_property
-    def both(self) -> int:
-        return self.table + len(self.times.about)
-
-
-def test_results_know_which_runs_a_check_reads_also_where_a_table_was_computed_before():
-    lengths, times = (Run({"hash": name, "machine": {"processor": "Maker"}}, Path()) for name in ("1", "2"))
-    traced = provenance.traced(Results).of_runs({"lengths": lengths, "times": times})
-
-    def reads(look):
-        look(traced)
-        return traced.runs_read()
-
-    for _ in range(2):
-        assert reads(lambda found: found.table) == [lengths]
-        assert reads(lambda found: found.both) == [lengths, times]
-        assert reads(lambda found: found.texts) == []
-        # Control: to ask whose results they are is to read none of them.
-        assert reads(statements.Statement(None, None, on="Maker").is_for) == []
 
 
 # The page
 
 
+GROWS = {
+    "outcome": "holds", "told": "2 [1.5, 2.5]", "units": 40, "scope": "any model", "rule": "Drift lies above 1",
+    "elsewhere": "our bound of 1: the same at 0.333 and 3", "processor": "one", "processors": {"one": "holds"},
+    "said": {"one": "2 [1.5, 2.5]"}, "on": "",
+}
 BOOK = {
-    "numbers": {"growth": "10 %"},
-    "statements": {
-        "grows": {
-            "outcome": "holds", "told": "2 [1.5, 2.5]", "units": 40, "scope": "any model", "rule": "Drift lies above 1",
-            "elsewhere": "our bound of 1: the same at 0.333 and 3",
-            "processor": "one", "processors": {"one": "holds"}, "said": {"one": "2 [1.5, 2.5]"}, "on": "",
-        }
-    },
-    "labels": {"one": "Maker One (kind)"},
+    "numbers": {"growth": "10 %"}, "statements": {"grows": GROWS}, "labels": {"one": "Maker One (kind)"},
     "behind": {evaluated.PROCESSOR: [{"models": ["small"], "processor": "Maker One (kind)", "texts": "Python source"}]},
 }
 TEXT = """\
