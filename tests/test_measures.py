@@ -1,67 +1,47 @@
 """Measures: one estimate a group, absent rows give none, and a number in the prose is what its rows say."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import pandas as pd
 import pytest
+from planted import run_of
 
 from kvbook.errors import UserError
-from kvbook.runs.records import Run
 from kvreport.publishing import measures
 from kvreport.publishing.found import Found, Frame
 from kvreport.publishing.judging import NOT_RECORDED, UNFITTED
-from kvreport.publishing.measures import (
-    Measure,
-    geometric_mean,
-    geometric_mean_of_ratios,
-    joined,
-    mean,
-    median,
-    noted,
-    part,
-    ratio_of_means,
-    share,
-    total,
-    worded,
-)
+from kvreport.publishing.measures import Measure, joined, mean, median, noted, part, share, total, worded
 
 DTYPES = ("float32", "bfloat16")
 
 
-def run(rows: pd.DataFrame, **about) -> Run:
-    made = Run({"experiment": "drift", "hash": "1", "settings": {"n": 3}} | about, Path())
-    made.__dict__["rows"] = rows
-    return made
-
-
 @pytest.fixture
 def found() -> Found:
-    rows = [
-        {"model": "small", "dtype": dtype, "source": f"file {k}", "sample": k,
-            "drift": 1.0 + k + 8 * (dtype != "float32"),
-         "equal": dtype == "float32" or k < 3}
-        for dtype in DTYPES for k in range(12)
-    ]
+    """Twelve texts, each in two dtypes; in bf16 they drift by 8 more, and three are equal."""
+    rows = pd.DataFrame({"dtype": DTYPES}).merge(pd.DataFrame({"sample": range(12)}), how="cross")
+    fine = rows["dtype"] == "float32"
+    rows = rows.assign(
+        model="small", source=[f"file {k}" for k in rows["sample"]], drift=1.0 + rows["sample"] + 8 * ~fine,
+        equal=fine | (rows["sample"] < 3),
+    )
     frames = {
         "bf16": Frame(lambda run: run.rows[run.rows["dtype"] == "bfloat16"], ("drift",)),
         "of the frame": Frame(lambda rows: rows.assign(twice=2 * rows["drift"]), ("bf16",)),
         "gone": Frame(lambda run: run.rows, ("not there",)),
-        "with or without": Frame(
-            lambda run, other: run.rows.assign(other=other is not None), ("drift",), ("not there",)
-        ),
+        "with or without": Frame(lambda run, other: run.rows.assign(other=bool(other)), ("drift",), ("not there",)),
     }
-    return Found(frames, {"drift": run(pd.DataFrame(rows)), "not there": None})
+    return Found(frames, {"drift": run_of(rows, settings={"n": 3}), "not there": None})
 
 
 EQUAL = Measure("share that is equal in {dtype}", "file", rows="drift", by=("model", "dtype"), estimate=share("equal"))
 DRIFT = Measure(
     "drift over fp32's", "file", form="{:.1f}", rows="drift", by=("model", "dtype"), over=("dtype", "float32"),
-    estimate=ratio_of_means("drift"),
+    estimate=measures.ratio_of_means("drift"),
 )
 DRIFTED = Measure("drift in bf16", rows="of the frame", estimate=part("drift", "twice"))
 SUM = Measure("sum", rows="of the frame", estimate=total("twice"), form="{:,.0f}")
 SETTING = noted("drift", "settings", "n")
-WORDS = worded("bf16", lambda rows: f"{len(rows)} rows")
+WORDS, NO_WORDS = (worded(name, lambda rows: f"{len(rows)} rows") for name in ("bf16", "gone"))
 KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "DRIFTED": DRIFTED, "SETTING": SETTING, "WORDS": WORDS}
 
 
@@ -71,6 +51,8 @@ def test_each_group_has_its_estimate_its_units_and_the_name_of_its_model_and_dty
     assert (other.series, other.estimate.value) == ("small bf16", 0.25)
     # One that stands alone is named all the same.
     assert [only.series for only in EQUAL.where(dtype="bfloat16")(found)] == ["small bf16"]
+    # What was counted over all that there is has no units.
+    assert [of.units for of in replace(EQUAL, estimate=part("equal"))(found)] == [None, None]
 
 
 def test_a_ratio_of_times_is_taken_at_each_repeat_in_whatever_order_they_stand():
@@ -85,8 +67,7 @@ def test_a_ratio_of_times_is_taken_at_each_repeat_in_whatever_order_they_stand()
 
 
 def test_words_are_of_rows_that_are_there(found):
-    assert worded("bf16", lambda rows: f"{len(rows)} rows")(found) == "12 rows"
-    assert worded("gone", lambda rows: f"{len(rows)} rows")(found) == NOT_RECORDED
+    assert (WORDS(found), NO_WORDS(found)) == ("12 rows", NOT_RECORDED)
 
 
 def test_a_group_is_compared_with_its_partner_and_not_with_itself(found):
@@ -98,9 +79,7 @@ def test_a_group_is_compared_with_its_partner_and_not_with_itself(found):
 
 
 def test_a_partner_may_be_chosen_from_what_there_is(found):
-    finer = Measure("drift", "file", rows="drift", by=("dtype",), over=("dtype", lambda own, all_: min(all_)),
-                    estimate=ratio_of_means("drift"))
-    (only,) = finer(found)
+    (only,) = replace(DRIFT, over=("dtype", lambda own, all_: min(all_)))(found)
     assert only.estimate.value == pytest.approx(6.5 / (6.5 + 8))
 
 
@@ -118,12 +97,12 @@ def test_a_row_without_a_value_is_not_estimated_from_and_none_with_one_gives_no_
     unknown = rows.assign(drift=rows["drift"].where(rows["sample"] > 5), equal=rows["equal"].where(rows["sample"] > 1))
     assert mean("drift")(unknown).value == pytest.approx(9 + 8.5)
     assert share("equal")(unknown).value == 0.1
-    assert [one("drift")(unknown.head(3)) for one in (mean, share, geometric_mean)] == [None] * 3
+    assert [one("drift")(unknown.head(3)) for one in (mean, share, measures.geometric_mean)] == [None] * 3
     # What has no logarithm has no place in a geometric mean.
     endless = rows.assign(drift=[0.0, float("inf")] + [2.0, 8.0] * 5)
-    assert geometric_mean("drift")(endless).value == pytest.approx(4)
+    assert measures.geometric_mean("drift")(endless).value == pytest.approx(4)
     threefold = rows.assign(drift=3 * rows["drift"]).sample(frac=1, random_state=0)
-    assert geometric_mean_of_ratios("drift")(threefold, rows).value == pytest.approx(3)
+    assert measures.geometric_mean_of_ratios("drift")(threefold, rows).value == pytest.approx(3)
 
 
 def test_measures_stand_side_by_side_for_the_groups_that_all_have_or_that_any_has(found):
@@ -138,12 +117,16 @@ def test_rows_know_the_runs_that_they_are_made_of(found):
     assert found.behind("of the frame", "gone") == [found.runs["drift"]]
     # Control: a run that is not there is behind nothing.
     assert found.behind("gone") == []
+    # Whoever reads them has read its runs, also where they were made before.
+    for _ in range(2):
+        SUM(found)
+        assert (found.runs_read(), found.runs_read()) == ([found.runs["drift"]], [])
 
 
 def test_a_frame_and_an_estimate_are_made_once():
     made = []
     frame = Frame(lambda run: made.append("frame") or run.rows, ("drift",))
-    once = Found({"x": frame}, {"drift": run(pd.DataFrame({"drift": [1.0]}))})
+    once = Found({"x": frame}, {"drift": run_of(pd.DataFrame({"drift": [1.0]}))})
     measure = Measure("x", rows="x", estimate=lambda rows: made.append("estimate") or total("drift")(rows))
     assert [measure(once)[0].estimate.value for _ in range(2)] == [1.0, 1.0]
     assert made == ["frame", "estimate"]
@@ -181,11 +164,10 @@ def test_a_number_in_the_prose_is_written_as_it_asks(found, role, text):
 
 
 def test_what_was_not_run_is_written_as_not_recorded(found):
-    known = {"GONE": Measure("gone", rows="gone", estimate=total("drift")), "NOTE": noted("not there", "settings", "n")}
-    known["WORDS"] = worded("gone", str)
-    assert {measures.written(role, known, found) for role in ("GONE", "GONE dtype=float32", "NOTE", "WORDS")} == {
-        "not recorded there"
-    }
+    gone = Measure("gone", rows="gone", estimate=total("drift"))
+    known = {"GONE": gone, "NOTE": noted("not there", "settings", "n"), "WORDS": NO_WORDS}
+    written = {measures.written(role, known, found) for role in ("GONE", "GONE dtype=float32", "NOTE", "WORDS")}
+    assert written == {"not recorded there"}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The rule that is printed beside a claim is the rule that judges it."""
 
 import dataclasses
-import itertools
 import random
 import re
 import string
@@ -17,17 +16,7 @@ from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.where_drift_begins import measures as where_drift_begins
 from kvreport.chapters.which_path_is_right import measures as which_path
 from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge, missing
-from kvreport.publishing.rules import (
-    Bound,
-    Quantity,
-    Rule,
-    anyone,
-    every,
-    most,
-    other_cause,
-    refuted,
-    reproduced,
-)
+from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, most, other_cause, refuted, reproduced
 
 CHAPTERS = (layer_drift, where_drift_begins, which_path, prompt_reuse, from_scratch, blog_past, static_cache)
 RULES = {name: check.rule for chapter in CHAPTERS for name, check in chapter.CHECKS.items()}
@@ -156,12 +145,8 @@ def test_every_threshold_is_printed_as_it_is_used_and_says_where_it_comes_from(n
 
 
 def test_what_stand_ins_show_they_show_in_kind_for_a_claim_and_against_it():
-    for weights, end in (
-        ("hub", ""),
-        ("package", " on another real model"),
-        ("stand-in", " in kind"),
-        ("random", " in kind"),
-    ):
+    ends = {"hub": "", "package": " on another real model", "stand-in": " in kind", "random": " in kind"}
+    for weights, end in ends.items():
         assert word(SIMPLE, {SHARE: at(0.9)}, weights) == f"reproduced{end}"
         assert word(SIMPLE, {SHARE: at(0.1)}, weights) == f"refuted{end}"
         assert word(SIMPLE, {SHARE: at(0.5)}, weights) == "undecided"
@@ -188,12 +173,7 @@ def test_too_few_units_decide_nothing_and_are_said_to_be_too_few():
 
 def test_one_counterexample_refutes_and_needs_no_sample():
     never = Bound(0, "document", "“always”")
-    rule = Rule(
-        (
-            refuted(every(COUNT, "above", never), one_is_enough=True),
-            reproduced(every(SHARE, "above", HALF)),
-        )
-    )
+    rule = Rule((refuted(every(COUNT, "above", never), one_is_enough=True), reproduced(every(SHARE, "above", HALF))))
     assert word(rule, {COUNT: [fact(1)], SHARE: at(0.9, units=1)}) == "refuted"
     assert word(rule, {COUNT: [fact(0)], SHARE: at(0.9, units=1)}) == "undecided"
     assert word(rule, {COUNT: [fact(0)], SHARE: at(0.9)}) == "reproduced"
@@ -252,6 +232,6 @@ def test_many_series_are_told_by_their_ends():
     values = [0.1 * k for k in range(1, 9)]
     said = judge(SIMPLE, Evidence("hub", {SHARE: at(*values)})).here
     assert "from model 0 0.10 [0.09, 0.11] to model 7 0.80 [0.79, 0.81], 8 series" in said
-    for first, second in itertools.pairwise(("model 0", "model 1")):
-        few = judge(SIMPLE, Evidence("hub", {SHARE: at(0.1, 0.2)})).here
-        assert few.index(first) < few.index(second)
+    # Control: of few each is told.
+    few = judge(SIMPLE, Evidence("hub", {SHARE: at(0.1, 0.2)})).here
+    assert "model 0 0.10 [0.09, 0.11], model 1 0.20 [0.19, 0.21]" in few

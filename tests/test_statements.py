@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planted import run_of
 
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring.estimates import Estimate, wilson
+from kvbook.runs.records import Run
 from kvreport.publishing import captions, evaluated, judging, measures, statements, verdicts
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.rules import HALF, Bound, Quantity, anyone, every
@@ -274,7 +274,7 @@ def test_a_tally_says_of_how_much_a_run_says_nothing():
 
 def test_an_experiment_without_a_model_leaves_a_run_comparable():
     about = {"machine": {"processor": "one"}}
-    named, shapes = run_of(None, models=[{"name": "small"}], **about), run_of(None, **about)
+    named, shapes = (Run(about | models, Path()) for models in ({"models": [{"name": "small"}]}, {}))
     assert evaluated._is_in_scope("this processor", {"drift": named, "shapes": shapes}, ["small"], "one")
     # Controls: another processor and another model are told from it.
     assert not evaluated._is_in_scope("this processor", {"drift": named, "shapes": shapes}, ["small"], "another")
@@ -316,10 +316,9 @@ def chapter(monkeypatch, tmp_path):
     return book
 
 
-def said(text=TEXT, executed=None) -> str:
+def said(text=TEXT) -> str:
     notebook = {"cells": [{"cell_type": "markdown", "id": "a", "metadata": {}, "source": text}]}
-    found = sentences.say(notebook, executed or {"cells": []}, planning.plan()[0])
-    return found.notebook["cells"][0]["source"]
+    return sentences.say(notebook, {"cells": []}, planning.plan()[0]).notebook["cells"][0]["source"]
 
 
 def test_a_sentence_that_holds_shows_its_number_and_a_link_and_no_mark(chapter):
@@ -330,37 +329,26 @@ def test_a_sentence_that_holds_shows_its_number_and_a_link_and_no_mark(chapter):
     assert "caption}" not in text
 
 
-def test_a_sentence_that_fails_on_one_processor_shows_a_mark(chapter):
-    chapter["statements"]["grows"]["processors"]["another"] = "fails"
-    chapter["statements"]["grows"]["said"]["another"] = "0.5 [0.4, 0.6]"
-    chapter["labels"]["another"] = "Maker Two"
-    assert sentences.MARK in said()
+def test_another_processor_can_only_contradict_what_speaks_of_all():
+    def stands(scope: str, one: str, another: str) -> bool:
+        outcomes = {"one": one, "another": another}
+        return statements.is_borne_out({"scope": scope, "processor": "one", "processors": outcomes})
+
+    assert all(stands("any model", "holds", another) for another in ("holds", "not resolved", "not run"))
+    assert stands("this processor", "holds", "fails")
+    assert not stands("any model", "not resolved", "holds")
+    assert not stands("this model", "holds", "fails")
+    assert not stands("this processor", "fails", "holds")
 
 
-@pytest.mark.parametrize(
-    ("scope", "outcomes", "stands"),
-    [
-        ("any model", {"one": "holds", "another": "holds"}, True),
-        ("any model", {"one": "holds", "another": "not resolved"}, True),
-        ("any model", {"one": "holds", "another": "not run"}, True),
-        ("any model", {"one": "not resolved", "another": "holds"}, False),
-        ("this model", {"one": "holds", "another": "fails"}, False),
-        ("this processor", {"one": "holds", "another": "fails"}, True),
-        ("this processor", {"one": "fails", "another": "holds"}, False),
-    ],
-)
-def test_another_processor_can_only_contradict_what_speaks_of_all(scope, outcomes, stands):
-    assert statements.is_borne_out({"scope": scope, "processor": "one", "processors": outcomes}) is stands
-
-
-def test_the_table_shows_the_outcomes_on_each_processor_where_they_differ(chapter):
+def test_a_failure_on_one_processor_shows_a_mark_and_the_table_the_outcome_on_each(chapter):
     of = chapter["statements"]["grows"]
     chapter["labels"]["another"] = "Maker Two"
     of["processors"]["another"], of["said"]["another"] = "holds", "3 [2.5, 3.5]"
     assert '"2 [1.5, 2.5]",' in said()
     of["processors"]["another"], of["said"]["another"] = "fails", "0.5 [0.4, 0.6]"
-    both = "holds on the Maker One (kind): 2 [1.5, 2.5]; fails on the Maker Two: 0.5 [0.4, 0.6]"
-    assert f'"{both}"' in said()
+    assert sentences.MARK in said()
+    assert '"holds on the Maker One (kind): 2 [1.5, 2.5]; fails on the Maker Two: 0.5 [0.4, 0.6]"' in said()
     of["processors"]["another"], of["said"]["another"] = "not run", ""
     assert "; not recorded there (Maker Two)" in said()
     # Control: what speaks of one processor is not checked on another.
@@ -369,9 +357,8 @@ def test_the_table_shows_the_outcomes_on_each_processor_where_they_differ(chapte
 
 
 def test_a_chapter_opens_with_the_model_the_texts_and_the_processor_of_its_numbers(chapter):
-    assert "\n\n[small on Python source, Maker One (kind)]{.kvbook-made-on}\n" in said(
-        "# A title\n\nAn answer. {holds}`grows`\n"
-    )
+    made_on = "\n\n[small on Python source, Maker One (kind)]{.kvbook-made-on}\n"
+    assert made_on in said("# A title\n\nAn answer. {holds}`grows`\n")
     assert "Also recorded" not in said()
     chapter["labels"]["another"] = "Maker Two"
     assert "[Also recorded: Maker Two.]{.kvbook-made-on}" in said()
@@ -388,23 +375,19 @@ def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypat
 
 
 def test_what_your_run_says_is_kept_in_a_file_until_its_runs_or_the_books_rows_change(tmp_path, monkeypatch):
-    done = []
-    book = {"made_of": "today's rows"}
+    done, book = [], {"made_of": "today's rows"}
     monkeypatch.setattr(paths, "BUILD", tmp_path)
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(evaluated, "published", lambda chapter: book)
     monkeypatch.setattr(evaluated, "_own", lambda *given: done.append(given) or {"statements": len(done)})
-    chapter = planning.plan()[0].name
-    assert evaluated.own(chapter, {"speed": "speed/a"}) is None
+    chapter, a, b = planning.plan()[0].name, {"speed": "speed/a"}, {"speed": "speed/b"}
+    assert evaluated.own(chapter, a) is None
     for run in ("a", "b"):
         (tmp_path / "runs" / "speed" / run).mkdir(parents=True)
-    first = evaluated.own(chapter, {"speed": "speed/a"})
-    assert evaluated.own(chapter, {"speed": "speed/a"}) == first
-    assert len(done) == 1
-    assert json.loads(evaluated.own_file(chapter).read_text("utf-8")) == first
-    assert evaluated.own(chapter, {"speed": "speed/b"})["statements"] == 2
+    assert [evaluated.own(chapter, of)["statements"] for of in (a, a, b)] == [1, 1, 2]
+    assert json.loads(evaluated.own_file(chapter).read_text("utf-8")) == evaluated.own(chapter, b)
     book["made_of"] = "tomorrow's"
-    assert evaluated.own(chapter, {"speed": "speed/b"})["statements"] == 3
+    assert evaluated.own(chapter, b)["statements"] == 3
 
 
 def test_a_caption_says_of_a_packaged_model_how_large_it_is_and_that_its_weights_are_rounded():
@@ -420,9 +403,8 @@ def test_a_caption_says_of_a_packaged_model_how_large_it_is_and_that_its_weights
 def test_the_caption_of_an_own_run_speaks_of_the_book_but_where_both_are_drawn():
     own = {"name": "fig-x", "published": False}
     assert captions.speaks_of_the_book(own)
-    assert not captions.speaks_of_the_book(own | {"name": "fig-your-x"})
-    assert not captions.speaks_of_the_book(own | {"published": True})
-    assert not captions.speaks_of_the_book({"name": "fig-x"})
+    for other in (own | {"name": "fig-your-x"}, own | {"published": True}, {"name": "fig-x"}):
+        assert not captions.speaks_of_the_book(other)
 
 
 def test_captions_are_read_with_their_numbers_on_one_line():
