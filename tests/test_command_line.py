@@ -10,14 +10,6 @@ import torch
 from kvbook import __version__, garbage, paths
 
 
-class Circle:
-    """Something that holds itself."""
-
-
-def kvbook(*arguments):
-    return subprocess.run([sys.executable, "-m", "kvbook", *arguments], capture_output=True, text=True, check=False)
-
-
 def refused(done):
     assert done.returncode == 2
     assert done.stdout == ""
@@ -25,27 +17,15 @@ def refused(done):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("run", "nosuch"),
-        ("run", "layer_drift", "n_samples=0"),
-        ("run", "layer_drift", "colour=blue"),
-        ("run", "layer_drift", "n_samples"),
-        ("run", "layer_drift", "model=nosuch"),
-        ("cite", "fig-layer-drift"),
-        ("models", "fetch", "gpt2"),
-        ("models", "cost", "nosuch"),
-        ("models", "cost", "llama", "--dtypes", "fp8"),
-        ("check", "gpt2", "--weights", "package"),
-        ("check", "/nowhere/model.gguf"),
-        ("models", "train-scratch", "--size", "nosuch"),
-        ("models", "train-scratch", "--corpus", "/nowhere"),
-        ("models", "train-scratch", "--corpus", "/nowhere", "--destination", "/tmp/nosuch"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(kvbook_here, arguments):
-    refused(kvbook_here(*arguments))
+@pytest.mark.parametrize("line", [
+    "run nosuch", "run layer_drift n_samples=0", "run layer_drift colour=blue", "run layer_drift n_samples",
+    "run layer_drift model=nosuch", "cite fig-layer-drift", "models fetch gpt2", "models cost nosuch",
+    "models cost llama --dtypes fp8", "check gpt2 --weights package", "check /nowhere/model.gguf",
+    "models train-scratch --size nosuch", "models train-scratch --corpus /nowhere",
+    "models train-scratch --corpus /nowhere --destination /tmp/nosuch",
+])
+def test_bad_input_is_one_line_and_status_2(kvbook_here, line):
+    refused(kvbook_here(*line.split()))
 
 
 def test_the_versions_are_printed_with_those_of_the_libraries(kvbook_here):
@@ -56,7 +36,8 @@ def test_the_versions_are_printed_with_those_of_the_libraries(kvbook_here):
 
 @pytest.mark.slow
 def test_so_it_is_in_a_process_of_its_own_where_libraries_are_imported_on_the_way():
-    refused(kvbook("run", "layer_drift", "model=nosuch"))
+    command = [sys.executable, "-m", "kvbook", "run", "layer_drift", "model=nosuch"]
+    refused(subprocess.run(command, capture_output=True, text=True, check=False))
 
 
 def test_an_experiment_runs_without_a_notebook(kvbook_here, llama_folder, text_folder):
@@ -69,13 +50,9 @@ def test_an_experiment_runs_without_a_notebook(kvbook_here, llama_folder, text_f
     assert str(paths.RUNS) in done.stdout
 
 
-def test_memory_and_minutes_are_predicted(kvbook_here, llama_folder):
+def test_memory_and_minutes_are_predicted_and_the_families_are_listed(kvbook_here, llama_folder):
     done = kvbook_here("models", "cost", llama_folder, "--tokens", "8")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "about 0.6 GB and 1 min\n"
-
-
-def test_the_families_are_listed_without_loading_one(kvbook_here):
+    assert (done.returncode, done.stdout) == (0, "about 0.6 GB and 1 min\n"), done.stderr
     done = kvbook_here("models", "list")
     assert done.returncode == 0, done.stderr
     assert "meta-llama/Llama-3.1-8B-Instruct 8,030,261,248" in done.stdout
@@ -89,8 +66,8 @@ def test_a_command_looks_less_often_for_garbage_and_still_finds_what_nothing_hol
         garbage.look_less_often()
         assert gc.get_threshold()[0] > 700
         assert at_the_end == [gc.freeze]
-        dropped = Circle()
-        dropped.itself, found = dropped, weakref.ref(dropped)
+        found = weakref.ref(dropped := type("Circle", (), {})())
+        dropped.itself = dropped
         del dropped
         kept = [[] for _ in range(2 * gc.get_threshold()[0])]
         assert found() is None, len(kept)

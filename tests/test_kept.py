@@ -8,15 +8,9 @@ import torch
 from kvbook.models import kept, loading
 
 
-def forget() -> None:
-    kept._kept.clear()
-
-
 @pytest.fixture(autouse=True)
-def nothing_kept():
-    forget()
-    yield
-    forget()
+def nothing_kept(monkeypatch):
+    monkeypatch.setattr(kept, "_kept", {})
 
 
 def test_a_model_is_read_once_in_each_dtype_and_attention(llama_folder):
@@ -40,7 +34,7 @@ def test_a_folder_that_was_written_anew_is_read_anew(llama_folder, tmp_path, lla
 
 def test_what_was_used_longest_ago_is_forgotten_first_and_a_large_model_is_not_kept(llama_folder, monkeypatch):
     size = kept.load(str(llama_folder)).model.get_memory_footprint()
-    forget()
+    kept._kept.clear()
     monkeypatch.setattr(kept, "LIMIT_BYTES", 1.6 * size)
     wide, narrow = (kept.load(str(llama_folder), dtype=dtype) for dtype in ("float32", "bfloat16"))
     assert kept.load(str(llama_folder)) is wide
@@ -48,7 +42,7 @@ def test_what_was_used_longest_ago_is_forgotten_first_and_a_large_model_is_not_k
     assert kept.load(str(llama_folder)) is wide
     assert kept.load(str(llama_folder), dtype="bfloat16") is not narrow
     monkeypatch.setattr(kept, "LIMIT_BYTES", 0.9 * size)
-    forget()
+    kept._kept.clear()
     assert kept.load(str(llama_folder)) is not kept.load(str(llama_folder))
 
 

@@ -24,43 +24,31 @@ def two_threads():
 @pytest.mark.parametrize(
     ("asked", "whole", "inside"), [("1", False, 1), ("1", True, 2), (None, False, 2), ("", False, 2), ("8", False, 2)]
 )
-def test_the_share_is_what_is_asked_for_and_never_more_than_there_is(two_threads, monkeypatch, asked, whole, inside):
+def test_the_share_is_what_is_asked_for_never_more_than_there_is_and_given_back(
+    two_threads, monkeypatch, asked, whole, inside
+):
+    monkeypatch.setenv(threads.THREADS_VARIABLE, asked or "")
     if asked is None:
-        monkeypatch.delenv(threads.THREADS_VARIABLE, raising=False)
-    else:
-        monkeypatch.setenv(threads.THREADS_VARIABLE, asked)
-    with threads.share(whole=whole):
+        monkeypatch.delenv(threads.THREADS_VARIABLE)
+    with pytest.raises(ZeroDivisionError), threads.share(whole=whole):
         assert torch.get_num_threads() == inside
-    assert torch.get_num_threads() == 2
-
-
-def test_an_error_gives_the_threads_back(two_threads, monkeypatch):
-    monkeypatch.setenv(threads.THREADS_VARIABLE, "1")
-    with pytest.raises(ZeroDivisionError), threads.share(whole=False):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
 
 
-def test_an_experiment_is_called_timed_where_it_uses_the_clock_and_nowhere_else():
+def test_an_experiment_is_called_timed_where_it_uses_the_clock_and_has_the_machine_where_it_sets_threads():
     clock = "kvbook.measuring.timing"
     for name, experiment in catalogue.EXPERIMENTS.items():
         module = experiment.measure.__module__
-        if experiment.timed:
-            assert clock in fingerprint.reached(module), name
-        else:
-            assert clock not in fingerprint.imports_of(inspect.getsource(sys.modules[module]), module), name
+        source = inspect.getsource(sys.modules[module])
+        reached = fingerprint.reached(module) if experiment.timed else fingerprint.imports_of(source, module)
+        assert (clock in reached) is experiment.timed, name
+        # The atlas starts workers of its own.
+        assert experiment.own_threads is ("threads.using(" in source or "_WORKERS" in source), name
+        assert experiment.needs_the_machine is (experiment.timed or experiment.own_threads)
     timed = {name for name, experiment in catalogue.EXPERIMENTS.items() if experiment.timed}
     assert {"static_speed", "mitigations", "exact_cost", "scratch_speed"} <= timed
     assert not {"layer_drift", "exact_ways", "exact_ladder", "seams", "gemm_map"} & timed
-
-
-def test_what_sets_its_own_threads_has_the_machine_to_itself():
-    for name, experiment in catalogue.EXPERIMENTS.items():
-        source = inspect.getsource(sys.modules[experiment.measure.__module__])
-        # The atlas starts workers of its own.
-        sets = "threads.using(" in source or "_WORKERS" in source
-        assert experiment.own_threads is sets, name
-        assert experiment.needs_the_machine is (experiment.timed or sets)
 
 
 @pytest.mark.parametrize(("timed", "used"), [(False, 1), (True, 2)])
