@@ -18,15 +18,8 @@ with socket.socket() as s:
 
 
 def run(
-    command: list[str],
-    *,
-    disk: Path | None = None,
-    size: str = "1m",
-    read_only: bool = False,
-    network: bool = True,
-    before: str = "",
-    after: str = "",
-    **options,
+    command: list[str], *, disk: Path | None = None, size: str = "1m", read_only: bool = False, network: bool = True,
+    after: str = "", **options,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in namespaces of its own.
 
@@ -42,8 +35,8 @@ def run(
         Whether it cannot be written.
     network : bool
         Whether there is any beside the loopback.
-    before, after : str
-        Shell commands around it, inside.
+    after : str
+        Shell commands after it, inside.
     **options
         For `subprocess.run`.
     """
@@ -56,7 +49,6 @@ def run(
         steps.append(f"mount -t tmpfs -o size={size} none '{disk}'")
     if not network:
         steps.append(f"'{sys.executable}' -c '{_LOOPBACK_UP}'")
-    steps.append(before)
     if read_only:
         steps.append(f"mount -o remount,ro '{disk}'")
     steps += ["set +e", '"$@"', "status=$?", after, "exit $status"]

@@ -108,14 +108,13 @@ def _check_shared():
     for (model, options, _), loaded in kept._kept.items():
         fresh = loading.load(model, **dict(options)).model
         if loaded.quantization == "none":
-            ours, theirs = loaded.model.state_dict(), fresh.state_dict()
-            assert ours.keys() == theirs.keys()
-            assert all(torch.equal(ours[name], theirs[name]) for name in ours), "somebody changed shared weights"
+            ours, theirs = (one.state_dict() for one in (loaded.model, fresh))
         else:
             # Asked for its state, a quantized model changes it.
             with torch.inference_mode():
-                ours, theirs = (one(torch.arange(5, 25)[None]).logits for one in (loaded.model, fresh))
-            assert torch.equal(ours, theirs), "somebody changed shared weights"
+                ours, theirs = ({"logits": one(torch.arange(5, 25)[None]).logits} for one in (loaded.model, fresh))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), "somebody changed shared weights"
         changed = [name for name, module in loaded.model.named_modules() if "forward" in vars(module)]
         assert changed == [name for name, module in fresh.named_modules() if "forward" in vars(module)]
         assert loaded.model.config._attn_implementation == fresh.config._attn_implementation
@@ -174,23 +173,22 @@ def llama_folder(tmp_path_factory, bpe):
     """Save a small Llama checkpoint with its tokenizer, as a user's folder would hold one."""
     import small_models
 
-    from kvbook.models import tokenizers
-
-    folder = tmp_path_factory.mktemp("checkpoints") / "small-llama"
-    small_models.small_llama().save_pretrained(folder)
-    tokenizers.for_family(bpe, "llama", 64).save_pretrained(folder)
-    return folder
+    return _saved(tmp_path_factory, small_models.small_llama(), bpe, "llama")
 
 
 @pytest.fixture(scope="session")
 def gpt2_folder(tmp_path_factory, bpe):
     import small_models
 
+    return _saved(tmp_path_factory, small_models.small_gpt2(), bpe, "gpt2")
+
+
+def _saved(tmp_path_factory, model, bpe, family, context_length=64):
     from kvbook.models import tokenizers
 
-    folder = tmp_path_factory.mktemp("checkpoints") / "small-gpt2"
-    small_models.small_gpt2().save_pretrained(folder)
-    tokenizers.for_family(bpe, "gpt2", 64).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("checkpoints") / f"small-{family}"
+    model.save_pretrained(folder)
+    tokenizers.for_family(bpe, family, context_length).save_pretrained(folder)
     return folder
 
 
@@ -200,7 +198,7 @@ def family_folders(tmp_path_factory, bpe):
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    from kvbook.models import standins, tokenizers
+    from kvbook.models import standins
 
     folders = {}
     for family in standins.FAMILIES:
@@ -212,9 +210,8 @@ def family_folders(tmp_path_factory, bpe):
         # The configurations' own spread is so small that families would hardly differ from their embedding.
         config.initializer_range = 0.1
         auto = AutoModelForMaskedLM if family == "roberta" else AutoModelForCausalLM
-        folders[family] = tmp_path_factory.mktemp("families") / family
-        auto.from_config(config).save_pretrained(folders[family])
-        tokenizers.for_family(bpe, family, standins.CONTEXT_LENGTH).save_pretrained(folders[family])
+        model = auto.from_config(config)
+        folders[family] = _saved(tmp_path_factory, model, bpe, family, standins.CONTEXT_LENGTH)
     return folders
 
 

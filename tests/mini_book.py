@@ -76,12 +76,11 @@ parts:
 
 
 def notebook(prose: str = PROSE, **code: str) -> dict:
-    """Give the chapter as a notebook; a keyword replaces the code of that cell."""
+    """Return the chapter as a notebook; a keyword replaces the code of that cell."""
     cells = [{"cell_type": "markdown", "id": "prose", "metadata": {}, "source": prose}]
     for name, source in (CODE | code).items():
-        metadata = {"tags": ["parameters"]} if name == "parameters" else {}
-        cell = {"cell_type": "code", "id": name, "metadata": metadata, "source": source}
-        cells.append(cell | {"outputs": [], "execution_count": None})
+        cell = {"cell_type": "code", "id": name, "source": source, "outputs": [], "execution_count": None}
+        cells.append(cell | {"metadata": {"tags": ["parameters"]} if name == "parameters" else {}})
     cells.append({"cell_type": "markdown", "id": "captions", "metadata": {}, "source": CAPTIONS})
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
@@ -97,31 +96,28 @@ def write(root: Path, prose: str = PROSE, **code: str) -> Path:
 
 def create(root: Path) -> Path:
     """Write the whole book into `root`."""
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "pages").mkdir()
-    copied = ("_config.yml", "CITATION.cff", "requirements.txt", "pages/figures.md", "pages/environment.md")
-    for name in copied:
+    for folder in ("pages", "parameters", "data"):
+        (root / folder).mkdir(parents=True)
+    for name in ("_config.yml", "CITATION.cff", "requirements.txt", "pages/figures.md", "pages/environment.md"):
         shutil.copy(ROOT / name, root / name)
-    (root / "_toc.yml").write_text(CONTENTS)
-    (root / "references.bib").write_text("")
-    (root / "index.md").write_text(INDEX)
-    (root / "parameters").mkdir()
-    (root / "parameters" / "default.yaml").write_text("# nothing differs\n")
-    (root / "parameters" / "few.yaml").write_text(f"{STEM}:\n  n: 3\n")
-    (root / "data").mkdir()
-    (root / "data" / "numbers.csv").write_text("x\n1\n")
+    files = {
+        "_toc.yml": CONTENTS, "references.bib": "", "index.md": INDEX, "parameters/default.yaml": "# nothing differs\n",
+        "parameters/few.yaml": f"{STEM}:\n  n: 3\n", "data/numbers.csv": "x\n1\n",
+    }
+    for name, text in files.items():
+        (root / name).write_text(text)
     write(root)
     return root
 
 
 def folders(root: Path) -> Folders:
-    """Give the book's folders, for calls in this process."""
+    """Return the book's folders, for calls in this process."""
     build = root / "_build"
     return Folders(root / "chapters", root / "parameters", root / "data", build / "executed", build / "figures")
 
 
 def environment(root: Path, **more: str) -> dict[str, str]:
-    """Give the environment in which this repository's commands work on the book in `root`."""
+    """Return the environment in which this repository's commands work on the book in `root`."""
     # PYTEST_: ipykernel looks for it and then treats standard error in another way than it does for people.
     ours = ("KVBOOK_", "GITHUB_", "PYTEST_", "PROFILE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -131,14 +127,8 @@ def environment(root: Path, **more: str) -> dict[str, str]:
 def run(root: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command on the book; standard error comes with standard output, as a person sees them."""
     return subprocess.run(
-        [sys.executable, *command],
-        cwd=root,
-        env=environment(root, **more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=120,
+        [sys.executable, *command], cwd=root, env=environment(root, **more), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False, timeout=120,
     )
 
 
