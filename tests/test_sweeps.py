@@ -6,8 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-import textwrap
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +13,7 @@ import pandas as pd
 import psutil
 import pytest
 import yaml
+from test_execution import until
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -43,23 +42,25 @@ def test_a_file_asks_for_every_choice_on_every_axis_once(tmp_path):
     assert (settings["dtypes"], settings["n_tokens"]) == (["bfloat16"], 16)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"experiment": "nosuch"}, "no experiment 'nosuch'"),
-        ({"experiment": "layer_drift", "colour": "blue"}, "colour"),
-        ({"experiment": "layer_drift", "length": [0]}, "length"),
-        ({"experiment": "layer_drift", "dtype": "float8"}, "float8"),
-        ({"experiment": "layer_drift", "settings": {"n_smaples": 3}}, "unknown parameter 'n_smaples'"),
-        ({"experiment": "memory_bandwidth", "model": "a", "dtype": "fp32", "length": 3}, "n_new_tokens"),
-        ({"experiment": "scratch_loss", "dtype": "fp32", "length": 2, "settings": {"weights": "hub"}}, "weights"),
-        ({"experiment": "greedy_samples", "model": "a", "length": 3, "device": "cpu", "dtype": "x"}, "dtype"),
-        ({}, "experiment"),
-    ],
-)
-def test_a_file_that_cannot_be_run_is_refused_before_anything_is(tmp_path, content, message):
+DRIFT = {"experiment": "layer_drift"}
+SCRATCH = {"experiment": "scratch_loss", "dtype": "fp32", "length": 2}
+REFUSED = {
+    "no experiment 'nosuch'": {"experiment": "nosuch"},
+    "colour": DRIFT | {"colour": "blue"},
+    "length": DRIFT | {"length": [0]},
+    "float8": DRIFT | {"dtype": "float8"},
+    "unknown parameter 'n_smaples'": DRIFT | {"settings": {"n_smaples": 3}},
+    "n_new_tokens": {"experiment": "memory_bandwidth", "model": "a", "dtype": "fp32", "length": 3},
+    "weights": SCRATCH | {"settings": {"weights": "hub"}},
+    "dtype": {"experiment": "greedy_samples", "model": "a", "length": 3, "device": "cpu", "dtype": "x"},
+    "experiment": {},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_file_that_cannot_be_run_is_refused_before_anything_is(tmp_path, message):
     with pytest.raises(UserError, match=message) as caught:
-        sweeps.read(write(tmp_path, **content))
+        sweeps.read(write(tmp_path, **REFUSED[message]))
     assert "\n" not in str(caught.value)
 
 
@@ -98,8 +99,7 @@ records.Writer.append = noting
 
 
 def prepared(folder: Path, texts: Path) -> Path:
-    (folder / "python").mkdir()
-    (folder / "python" / "sitecustomize.py").write_text(textwrap.dedent(NOTING))
+    (folder / "sitecustomize.py").write_text(NOTING)
     (folder / "texts").symlink_to(texts)
     return folder
 
@@ -113,9 +113,8 @@ def environment(workplace: Path, **more: str) -> dict[str, str]:
     return os.environ | {
         "KVBOOK_BUILD": str(workplace / "_build"),
         "KVBOOK_TEST_UNITS": str(workplace / "units"),
-        "PYTHONPATH": os.pathsep.join([str(workplace / "python"), str(ROOT / "src")]),
-        **more,
-    }
+        "PYTHONPATH": os.pathsep.join([str(workplace), str(ROOT / "src")]),
+    } | more
 
 
 def start(workplace: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
@@ -133,14 +132,7 @@ def units(workplace: Path) -> list[str]:
 
 def runs(workplace: Path) -> list[Path]:
     found = (workplace / "_build" / "runs").glob("*/*/run.json")
-    return sorted(file.parent for file in found if not file.parent.name.endswith(".partial"))
-
-
-def until(condition, seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
+    return sorted(file.parent for file in found if file.parent.suffix != ".partial")
 
 
 def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
@@ -219,24 +211,23 @@ def test_an_interrupted_sweep_ends_in_one_line_and_leaves_no_worker(workplace, l
     assert (len(gone), alive) == (1, [])
 
 
+SERVE = """
+import time
+from distributed import LocalCluster
+cluster = LocalCluster(
+    n_workers=1, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None, scheduler_port=0,
+)
+print(cluster.scheduler_address, flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.fixture
 def scheduler(workplace):
     """A scheduler and a worker as a person starts them, the worker with results of its own in another folder."""
     (workplace / "elsewhere").mkdir()
-    serve = """
-        import time
-        from distributed import LocalCluster
-        if __name__ == "__main__":
-            cluster = LocalCluster(
-                n_workers=1, threads_per_worker=1, processes=False, protocol="tcp://",
-                dashboard_address=None, scheduler_port=0,
-            )
-            print(cluster.scheduler_address, flush=True)
-            time.sleep(600)
-    """
-    (workplace / "serve.py").write_text(textwrap.dedent(serve))
     process = subprocess.Popen(
-        [sys.executable, "serve.py"], cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        [sys.executable, "-c", SERVE], cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         env=environment(workplace, KVBOOK_BUILD=str(workplace / "elsewhere")), start_new_session=True,
     )
     yield process.stdout.readline().strip()
@@ -321,11 +312,8 @@ def test_the_job_script_asks_for_what_the_file_says_and_submits_nothing(tmp_path
     monkeypatch.setenv("PATH", "/nowhere")
     done = kvbook_here("sweep", file, "--slurm", ROOT / "sweeps" / "slurm.yaml", "--dry-run")
     assert done.returncode == 0, done.stderr
-    said = done.stdout
-    assert "1 cells:\n  layer_drift llama cuda\n# 4 jobs of:\n#!/usr/bin/env bash" in said
-    assert "#SBATCH --gres=gpu:1\n" in said
-    assert "--resources GPU=1" in said
-    assert "--nthreads 1 " in said
+    assert "1 cells:\n  layer_drift llama cuda\n# 4 jobs of:\n#!/usr/bin/env bash" in done.stdout
+    assert all(asked in done.stdout for asked in ("#SBATCH --gres=gpu:1\n", "--resources GPU=1", "--nthreads 1 "))
 
 
 # Takes a job script from standard input or a file as Slurm does, and runs it at once on this machine.
