@@ -80,7 +80,7 @@ def decode(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> LastToken
     model : PreTrainedModel
         The model that filled the cache.
     ids : Tensor of int64, shape (1, new_len)
-        The tokens behind the cached prefix.
+        The tokens after the cached prefix.
     cache : Cache
         Keys and values of the prefix; changed in place.
     """

@@ -149,6 +149,7 @@ def _in_place(name: str) -> bool:
 
 @contextmanager
 def _watched(model: PreTrainedModel, see: See) -> Iterator[None]:
+    """Call `see` with every arithmetic operation that the model runs in the block."""
     running, handles = [""], []
 
     def enter(name: str) -> Callable:

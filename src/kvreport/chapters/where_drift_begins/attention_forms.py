@@ -1,6 +1,6 @@
 """Attention taken apart: the same rows, computed in every form that a decode step or a prefill could take.
 
-Each kernel is held against itself: a causal pass over all queries is the reference, and each form gives some of its
+Each kernel is compared with itself: a causal pass over all queries is the reference, and each form computes some of its
 rows from equal numbers.  Rows, one a (kernel, dtype, number of keys, form): see ``data/README.md``.
 """
 

@@ -36,7 +36,7 @@ class GivenCache(DynamicCache):
         self._prefix = prefix
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args, **_kwargs):
-        """Give prefix and last row, whatever keys and values the other rows have made."""
+        """Return prefix and last row, whatever keys and values the other rows have made."""
         layer = self._prefix.layers[layer_idx]
         return tuple(
             torch.cat([held, own[..., held.shape[-2] :, :]], dim=-2)

@@ -1,4 +1,4 @@
-"""The map of one matrix product: with how many rows it gives a row the bits that it gives it among the most rows.
+"""The map of one matrix product: with how many rows a row is bitwise identical to the same row among the most rows.
 
 The numbers are such that every sum is zero, pair by pair, and rounding is all that is left: sums of random numbers,
 rounded to 16 bits, hide nearly every difference (`kvbook.exact.kernels.pairs`).  Rows, one a (dtype, threads, inner
@@ -33,7 +33,7 @@ def factors(rows: int, inner: int, outer: int, seed: int) -> tuple[torch.Tensor,
 
 
 def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) -> Iterator[dict[str, Any]]:
-    """Multiply the first 1, 2, ... rows and hold every row against the product of all."""
+    """Multiply the first 1, 2, ... rows and compare every row with the product of all."""
     everything = product(x, weight)
     for rows in range(1, len(x) + 1):
         equal = agreement.bits_equal(everything[:rows], product(x[:rows], weight)).all(-1)

@@ -1,4 +1,4 @@
-"""Texts, cut at every length: at which lengths prefix + last token gives the full pass's bits.
+"""Texts, cut at every length: at which lengths prefix + last token is bitwise identical to the full pass.
 
 Rows, one a (model, attention, dtype, sample, length): see ``data/README.md``.
 """

@@ -1,4 +1,4 @@
-"""Equal-input replay of every operation of a model: which ones give a row other bits when fewer rows come with it.
+"""Equal-input replay of every operation of a model: which ones change a row's bits when fewer rows come with it.
 
 Rows, one a (model, attention, dtype, sample, pass, layer, operation): see ``data/README.md``.  Calls of one operation
 within one layer are added up.
