@@ -5,7 +5,6 @@ import pytest
 from kvbook import lengths
 from kvbook.errors import UserError
 from kvbook.models import corpus
-from kvbook.runs import samples
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
@@ -38,13 +37,6 @@ def test_the_chapters_ask_for_as_many_tokens_as_they_need(settings, fewest):
     assert settings.checked(n_tokens=f"{fewest}-9").n_tokens == f"{fewest}-9"
     with pytest.raises(UserError, match=f"at least {fewest} tokens"):
         settings.checked(n_tokens=f"{fewest - 1}-9")
-
-
-def test_the_largest_length_of_a_range_must_fit_the_context(llama_folder):
-    settings = LayerDriftSettings.checked(model=str(llama_folder))
-    assert samples.identities(settings, [settings.model], "8-64")
-    with pytest.raises(UserError, match="65 tokens are more than the context"):
-        samples.identities(settings, [settings.model], "8-65")
 
 
 def test_drawn_lengths_fill_the_range_and_depend_on_the_seed_alone():

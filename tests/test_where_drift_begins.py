@@ -11,6 +11,7 @@ from matplotlib import pyplot as plt
 from planted import run_of, with_rows
 
 from kvbook import lengths, paths
+from kvbook.atlas import configurations
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
 from kvreport.chapters.where_drift_begins import (
@@ -56,6 +57,16 @@ def test_every_operation_is_in_every_pass_once_and_on_equal_inputs_where_it_is_r
     assert (replayed.loc[replayed["pass"] != REAL, "inputs_equal"] == 1).all()
 
 
+def test_a_difference_spreads_in_the_real_step_and_in_no_replay(ids):
+    model = configurations.build("llama")
+    activation = model.model.layers[0].mlp.act_fn
+    stock = activation.forward
+    activation.forward = lambda x: stock(x) * (1.01 if x.shape[-2] == 1 else 1.0)
+    with torch.inference_mode():
+        compared = pd.DataFrame(operation_replay.compare(model, ids, [1]))
+    assert set(compared.loc[compared["inputs_equal"] == 0, "pass"]) == {REAL}
+
+
 def test_every_text_has_its_own_length_and_the_factorial_one_token_more(results):
     drawn = [lengths.drawn("9-14", index) for index in range(4)]
     assert set(results["operation_replay"]["n_tokens"]) == {drawn[0]}
@@ -68,7 +79,7 @@ def test_every_text_has_its_own_length_and_the_factorial_one_token_more(results)
     ("module", "change"),
     [
         # One token more than each text, and half as far again, are beyond the context.
-        (operation_replay, {"n_tokens": 65}), (cache_factorial, {"n_tokens": 64}), (length_sweep, {"n_tokens": 42}),
+        (operation_replay, {"n_tokens": "9-65"}), (cache_factorial, {"n_tokens": "9-64"}), (length_sweep, {"n_tokens": 42}),
         (operation_replay, {"families": ["nosuch"]}), (gemm_map, {"device": "cuda:99"}),
         (attention_forms, {"device": "nosuch"}),
     ],
