@@ -13,7 +13,6 @@ from kvbook.errors import UserError
 from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.publishing import captions, chapter_name, documents, evaluated, measures, processors, statements, verdicts
-from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
 from kvreport.publishing.measures import Measure, claim, holds, total
 from kvreport.publishing.rules import Bound, every, refuted, reproduced
@@ -90,18 +89,6 @@ def test_seeds_of_one_name_join_and_what_one_of_them_did_not_record_is_not_said_
 
 
 # Verdicts
-
-
-def test_a_claim_whose_verdicts_differ_by_processor_shows_each_of_them():
-    check = verdicts.of("prompt_reuse").checks["first-layer-differs"]
-    words = {name: check(of).verdict for name, of in found_in.published("prompt_reuse").items()}
-    assert words[XEON] != words[EPYC]
-    (row,) = (
-        row for row in evaluated.published("prompt_reuse")["verdicts"]["rows"]
-        if row["verdict"] == f"{words[XEON]} on the Intel Xeon; {words[EPYC]} on the AMD EPYC"
-    )
-    assert "On the Intel Xeon (family 6" in row["here"]
-    assert "On the AMD EPYC (Zen 4, avx512_bf16): " in row["here"]
 
 
 SPEED = Measure("speed", rows="times", estimate=total("speed"))

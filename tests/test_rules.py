@@ -91,7 +91,7 @@ def as_read(rule: Rule, found: dict[Quantity, list[Measured]]) -> str:
     return "undecided"
 
 
-def planted(rule: Rule, seed: int, times: int = 300):
+def on_each_side(rule: Rule, seed: int = 0, times: int = 300):
     """Draw estimates on each side of every bound of a rule, of one series and of three."""
     drawn = random.Random(seed)
     ends = {quantity: set() for quantity in rule.quantities}
@@ -116,17 +116,17 @@ def planted(rule: Rule, seed: int, times: int = 300):
 def test_a_reader_of_the_printed_rule_gives_the_verdict_that_the_code_gives(name):
     # With real weights and all that is needed, so that the verdict is the rule's own answer.
     rule = dataclasses.replace(RULES[name], unseen="", needs=())
-    said = {as_read(rule, found) for found in planted(rule, 0)}
-    assert len(said) > 1, "the planted estimates lie on one side only"
-    for found in planted(rule, 0):
+    said = {as_read(rule, found) for found in on_each_side(rule)}
+    assert len(said) > 1, "the estimates lie on one side only"
+    for found in on_each_side(rule):
         assert as_read(rule, found) == word(rule, found)
 
 
 def test_control_a_rule_whose_text_is_anothers_is_found():
     other = SIMPLE.with_bound(HALF, Bound(0.6, "ours", "three in five", "share"))
-    assert any(as_read(SIMPLE, found) != word(other, found) for found in planted(other, 0))
+    assert any(as_read(SIMPLE, found) != word(other, found) for found in on_each_side(other))
     loose = Rule((reproduced(anyone(SHARE, "above", HALF)), refuted(every(SHARE, "below", HALF))))
-    assert any(as_read(SIMPLE, found) != word(loose, found) for found in planted(loose, 0))
+    assert any(as_read(SIMPLE, found) != word(loose, found) for found in on_each_side(loose))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -214,18 +214,12 @@ def test_a_bound_of_ours_is_tried_at_a_third_and_at_three_times_it():
     assert "our bound" not in judge(theirs, Evidence("hub", {SHARE: at(0.6)})).here
 
 
-@pytest.mark.parametrize(
-    ("bound", "third", "triple"),
-    [
-        (Bound(6, "ours", "x"), 2, 18),
-        (Bound(1.3, "ours", "x", "ratio"), 1.1, 1.9),
-        (Bound(0.5, "ours", "x", "ratio"), 0.75, 0.25),
-        (Bound(0.5, "ours", "x", "share"), 0.25, 0.75),
-    ],
-)
-def test_three_times_a_bound_is_three_times_its_distance_from_nothing(bound, third, triple):
-    assert bound.times(1 / 3).value == pytest.approx(third)
-    assert bound.times(3).value == pytest.approx(triple)
+def test_three_times_a_bound_is_three_times_its_distance_from_nothing():
+    for value, scale, third, triple in (
+        (6, "value", 2, 18), (1.3, "ratio", 1.1, 1.9), (0.5, "ratio", 0.75, 0.25), (0.5, "share", 0.25, 0.75),
+    ):
+        bound = Bound(value, "ours", "x", scale)
+        assert [bound.times(factor).value for factor in (1 / 3, 3)] == pytest.approx([third, triple])
 
 
 def test_many_series_are_told_by_their_ends():
