@@ -79,9 +79,9 @@ def test_every_text_has_its_own_length_and_the_factorial_one_token_more(results)
     ("module", "change"),
     [
         # One token more than each text, and half as far again, are beyond the context.
-        (operation_replay, {"n_tokens": "9-65"}), (cache_factorial, {"n_tokens": "9-64"}), (length_sweep, {"n_tokens": 42}),
-        (operation_replay, {"families": ["nosuch"]}), (gemm_map, {"device": "cuda:99"}),
-        (attention_forms, {"device": "nosuch"}),
+        (operation_replay, {"n_tokens": "9-65"}), (cache_factorial, {"n_tokens": "9-64"}),
+        (length_sweep, {"n_tokens": 42}), (operation_replay, {"families": ["nosuch"]}),
+        (gemm_map, {"device": "cuda:99"}), (attention_forms, {"device": "nosuch"}),
     ],
 )
 def test_a_run_that_cannot_start_says_why_in_a_line_and_leaves_nothing(settings, tmp_path, monkeypatch, module, change):
