@@ -7,9 +7,12 @@ from kvreport.running import catalogue
 
 
 class Letters:
-    """A tokenizer whose ids are characters, with a beginning in front."""
+    """A tokenizer whose ids are characters, with a beginning in front; counts its calls."""
+
+    calls = 0
 
     def __call__(self, text, truncation=False, max_length=None, verbose=True):
+        self.calls += 1
         ids = [1, *map(ord, text)]
         return {"input_ids": ids[:max_length] if truncation else ids}
 
@@ -20,101 +23,70 @@ def test_train_and_held_out_share_no_file_and_lose_none():
     assert 0.03 < len(held_out) / len(train | held_out) < 0.25
 
 
-def test_a_file_stays_on_its_side_whatever_else_is_there():
-    assert corpus.part_of("argparse.py") == corpus.part_of("argparse.py")
-    assert {corpus.part_of(f"m{i}.py") for i in range(200)} == {"train", "held-out"}
-
-
 def test_a_folder_gives_the_first_tokens_of_its_files_in_name_order(tmp_path):
     for name, text in (("b.py", "bbbb"), ("a.py", "aaaaaaaa"), ("c.txt", "c"), (".hidden", "h" * 9), ("bin", "")):
         (tmp_path / name).write_text(text)
     (tmp_path / "d.bin").write_bytes(b"\xff\xfe\x00")
-    found = list(corpus.samples(str(tmp_path), Letters(), 3, 6))
-    assert [(s.source, s.ids) for s in found] == [
-        ("a.py", [1, *b"aaaaa"]),
-        ("b.py", [1, *b"bbbb"]),
-        ("c.txt", [1, *b"c"]),
-    ]
-
-
-def test_samples_of_the_standard_library_have_full_length_and_differ():
-    found = list(corpus.samples("stdlib", Letters(), 120, 64))
-    assert {len(s.ids) for s in found} == {64}
-    assert len({(s.source, s.start) for s in found}) == 120
-    assert [s.index for s in found] == list(range(120))
-    assert all(corpus.part_of(s.source) == "held-out" for s in found)
-
-
-def test_no_more_files_are_encoded_than_the_samples_come_from():
-    class Counting(Letters):
-        calls = 0
-
-        def __call__(self, text, **options):
-            Counting.calls += 1
-            return super().__call__(text, **options)
-
-    files = len({sample.source for sample in corpus.samples("stdlib", Counting(), 3, 64)})
-    assert Counting.calls == files == 3
-    # The second round needs what the first one encoded, and nothing twice.
-    Counting.calls = 0
-    assert len(list(corpus.samples("stdlib", Counting(), 120, 64))) == 120
-    assert Counting.calls == len(list(corpus.documents("stdlib")))
-
-
-def test_too_few_samples_are_refused_with_the_number_there_is(tmp_path):
-    (tmp_path / "a.py").write_text("a = 1")
-    with pytest.raises(UserError, match=r"gives 1 samples.*at most 1"):
-        list(corpus.samples(str(tmp_path), Letters(), 2, 4))
-
-
-def test_a_missing_folder_is_refused():
+    found = [(s.source, s.ids) for s in corpus.samples(str(tmp_path), Letters(), 3, 6)]
+    assert found == [("a.py", [1, *b"aaaaa"]), ("b.py", [1, *b"bbbb"]), ("c.txt", [1, *b"c"])]
+    with pytest.raises(UserError, match=r"gives 3 samples.*at most 3"):
+        list(corpus.samples(str(tmp_path), Letters(), 4, 6))
     with pytest.raises(UserError, match="not a folder"):
         list(corpus.documents("/nowhere/at/all"))
 
 
+def test_samples_of_the_standard_library_have_full_length_and_differ_and_no_file_is_encoded_in_vain():
+    counting = Letters()
+    found = list(corpus.samples("stdlib", counting, 120, 64))
+    assert {len(s.ids) for s in found} == {64}
+    assert len({(s.source, s.start) for s in found}) == 120
+    assert [s.index for s in found] == list(range(120))
+    assert all(corpus.part_of(s.source) == "held-out" for s in found)
+    # The second round needs what the first one encoded, and nothing twice.
+    assert counting.calls == len(list(corpus.documents("stdlib")))
+    counting = Letters()
+    assert len({sample.source for sample in corpus.samples("stdlib", counting, 3, 64)}) == counting.calls == 3
+
+
 def test_a_description_changes_with_the_text(tmp_path):
-    (tmp_path / "a.py").write_text("a = 1")
-    before = corpus.describe(str(tmp_path))
-    (tmp_path / "a.py").write_text("a = 2")
-    assert corpus.describe(str(tmp_path))["sha256"] != before["sha256"]
-    assert before["files"] == 1
+    described = []
+    for text in ("a = 1", "a = 2"):
+        (tmp_path / "a.py").write_text(text)
+        described.append(corpus.describe(str(tmp_path)))
+    assert described[0]["files"] == 1
+    assert described[0]["sha256"] != described[1]["sha256"]
 
 
 def test_another_seed_takes_other_texts_of_a_corpus_and_the_same_seed_the_same(tmp_path):
     for name in "abcdefgh":
         (tmp_path / f"{name}.txt").write_text(name * 9)
 
-    def taken(where, seed, count=3):
+    def taken(seed, count=3, where=str(tmp_path)):
         return [(s.source, s.start) for s in corpus.samples(where, Letters(), count, 6, seed)]
 
-    assert taken(str(tmp_path), 0) == [("a.txt", 0), ("b.txt", 0), ("c.txt", 0)]
-    assert taken(str(tmp_path), 5) == taken(str(tmp_path), 5)
-    assert len({tuple(taken(str(tmp_path), seed)) for seed in range(6)}) > 3
-    assert taken("stdlib", 1, 8) != taken("stdlib", 0, 8)
+    assert taken(0) == [("a.txt", 0), ("b.txt", 0), ("c.txt", 0)]
+    assert taken(5) == taken(5)
+    assert len({tuple(taken(seed)) for seed in range(6)}) > 3
+    assert taken(1, 8, "stdlib") != taken(0, 8, "stdlib")
     # All files are there for every seed, and each has its turn before any has a second one.
-    assert {name for name, _ in taken(str(tmp_path), 5, 8)} == {name for name, _ in taken(str(tmp_path), 0, 8)}
+    before = taken(5, 8)
+    assert {name for name, _ in before} == {name for name, _ in taken(0, 8)}
     # The order of the others stays when a file goes.
-    before = taken(str(tmp_path), 5, 8)
     (tmp_path / "d.txt").unlink()
-    assert taken(str(tmp_path), 5, 7) == [text for text in before if text[0] != "d.txt"]
+    assert taken(5, 7) == [text for text in before if text[0] != "d.txt"]
 
 
 def test_another_seed_begins_each_file_elsewhere_and_still_reads_all_of_it():
     def places(seed, n_samples):
         return [(s.source, s.start) for s in corpus.samples("stdlib", Letters(), n_samples, 640, seed)]
 
-    first, other = places(0, 60), places(1, 60)
-    assert len({*first} & {*other}) < 12
-    # Control: the same seed gives the same.
-    assert first == places(0, 60)
+    assert len({*places(0, 60)} & {*places(1, 60)}) < 12
     everything = places(1, 1000)
     assert len(everything) == len({*everything})
-    counts = {source: sum(name == source for name, _ in everything) for source, _ in everything}
+    starts = {source: sorted(start for name, start in everything if name == source) for source, _ in everything}
     # A file that has run out of pieces before the rounds ended was read whole.
-    shortest = min(counts, key=counts.get)
-    assert sorted(start for source, start in everything if source == shortest) == list(
-        range(0, 640 * counts[shortest], 640)
-    )
+    shortest = min(starts.values(), key=len)
+    assert shortest == list(range(0, 640 * len(shortest), 640))
 
 
 def test_every_experiment_is_another_run_at_another_seed_but_for_those_that_draw_nothing():
@@ -128,8 +100,7 @@ def test_the_characters_of_another_seed_are_others_and_seed_0_begins_files_at_th
     one, same, other = (characters.samples("stdlib", vocabulary, 30, 200, seed) for seed in (0, 0, 1))
     assert one == same
     assert [sample.source for sample in one] == sorted(sample.source for sample in one)
-    assert {sample.start for sample in one} == {0}
-    assert {sample.start for sample in other} != {0}
-    shared = {(sample.source, sample.start) for sample in one} & {(sample.source, sample.start) for sample in other}
-    assert len(shared) < 5
+    places, others = ({(sample.source, sample.start) for sample in of} for of in (one, other))
+    assert {start for _, start in places} == {0} != {start for _, start in others}
+    assert len(places & others) < 5
     assert all(len(sample.ids) == 200 for sample in (*one, *other))

@@ -7,22 +7,28 @@ import pytest
 from kvbook.measuring import estimates as fits
 
 
-def series(growth: float, noise: float, n_files: int = 20, seed: int = 0) -> pd.DataFrame:
-    generator = np.random.default_rng(seed)
+def series(growth: float, noise: float, n_files: int = 20) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
     return pd.DataFrame(
         [
             {"sample": s, "source": f"file{s % n_files}", "layer": layer,
              "max_abs": (1 + growth) ** layer * np.exp(noise * generator.standard_normal())}
-            for s in range(60)
-            for layer in range(2, 12)
+            for s in range(60) for layer in range(2, 12)
         ]
     )
 
 
-def test_an_estimate_is_rounded_to_two_digits_with_its_ends():
-    rounded = fits.Estimate(14_191, 13_426, 14_911).in_two_digits()
-    assert rounded.text("{:,.0f}") == "14,000 [13,000, 15,000]"
+def resampled(*of, **options):
+    return fits.resample(series(*of, **options), "max_abs")
+
+
+def test_an_estimate_is_written_with_its_interval_or_range_and_rounded_to_two_digits_with_its_ends():
+    assert fits.Estimate(14_191, 13_426, 14_911).in_two_digits().text("{:,.0f}") == "14,000 [13,000, 15,000]"
     assert fits.Estimate(0.0, 0.0374, 75.6, "range").in_two_digits() == fits.Estimate(0.0, 0.037, 76.0, "range")
+    assert fits.Estimate(1.234, 1.0, 1.5, "range").text("{:.1f}") == "1.2 [1.0 to 1.5]"
+    flat = fits.flat(pd.DataFrame({"x": [fits.Estimate(1, 0, 2), fits.Estimate(1, 1, 1, "range"), None]}))
+    assert flat.columns.tolist() == ["x", "x_low", "x_high", "x_kind"]
+    assert flat["x_kind"].dropna().tolist() == ["95 %", "range"]
 
 
 def test_growth_of_an_exact_law_is_found_exactly():
@@ -33,87 +39,58 @@ def test_growth_of_an_exact_law_is_found_exactly():
 
 
 def test_the_bootstrap_interval_covers_the_true_growth_and_narrows_without_noise():
-    noisy = fits.growth_resampled(fits.resample(series(0.1, 0.5), "max_abs"))
-    quiet = fits.growth_resampled(fits.resample(series(0.1, 0.01), "max_abs"))
+    noisy, quiet, flat = (fits.growth_resampled(resampled(*of)) for of in ((0.1, 0.5), (0.1, 0.01), (0.0, 0.3)))
     assert noisy.low < 0.1 < noisy.high
     assert quiet.high - quiet.low < (noisy.high - noisy.low) / 10
+    assert flat.low < 0 < flat.high, "a law without growth is not called growing"
 
 
-def test_a_law_without_growth_is_not_called_growing():
-    flat = fits.growth_resampled(fits.resample(series(0.0, 0.3), "max_abs"))
-    assert flat.low < 0 < flat.high
+def test_resampling_keeps_a_files_samples_together_and_its_mean_is_the_mean():
+    assert np.ptp(resampled(0.1, 0.5, n_files=1).draws, axis=0).max() == pytest.approx(0)
+    assert np.ptp(resampled(0.1, 0.5, n_files=60).draws, axis=0).min() > 0
+    expected = series(0.1, 0.5).groupby("layer")["max_abs"].mean().to_numpy()
+    assert resampled(0.1, 0.5).mean == pytest.approx(expected)
 
 
-def test_geometric_mean_ratio_equals_what_one_computes_by_hand():
-    found = fits.geometric_mean_ratio(np.array([2.0, 8.0]), np.array([1.0, 1.0]))
-    assert found.value == pytest.approx(4.0)
-    assert found.low < 4 < found.high
-
-
-def test_resampling_keeps_a_files_samples_together():
-    rows = series(0.1, 0.5, n_files=1)
-    assert np.ptp(fits.resample(rows, "max_abs").draws, axis=0).max() == pytest.approx(0)
-    assert np.ptp(fits.resample(series(0.1, 0.5, n_files=60), "max_abs").draws, axis=0).min() > 0
-
-
-def test_the_resampled_mean_is_the_mean():
-    rows = series(0.1, 0.5)
-    expected = rows.groupby("layer")["max_abs"].mean().to_numpy()
-    assert fits.resample(rows, "max_abs").mean == pytest.approx(expected)
-
-
-def test_ratios_of_a_series_to_its_multiple_have_no_spread():
-    rows = series(0.1, 0.5)
-    eightfold = rows.assign(max_abs=8 * rows["max_abs"])
-    found = fits.ratio_resampled(fits.resample(eightfold, "max_abs"), fits.resample(rows, "max_abs"))
-    assert (found.value, found.low, found.high) == pytest.approx((8, 8, 8))
-
-
-def variants() -> pd.DataFrame:
-    generator = np.random.default_rng(0)
-    base = generator.lognormal(size=40)
-    return pd.DataFrame(
-        [
-            {"sample": i, "source": f"f{i}", "variant": name, "value": factor * x}
-            for i, x in enumerate(base)
-            for name, factor in (("stock", 1.0), ("half", 0.5))
-        ]
+def test_ratios_are_what_one_computes_by_hand_and_cancel_what_the_samples_share():
+    by_hand = fits.geometric_mean_ratio(np.array([2.0, 8.0]), np.array([1.0, 1.0]))
+    assert by_hand.value == pytest.approx(4.0)
+    assert by_hand.low < 4 < by_hand.high
+    base = np.random.default_rng(0).lognormal(size=40)
+    rows = pd.DataFrame(
+        [{"sample": i, "source": f"f{i}", "variant": name, "layer": 0, "value": factor * x}
+         for i, x in enumerate(base) for name, factor in (("stock", 1.0), ("half", 0.5))]
     )
-
-
-def test_paired_ratios_cancel_what_the_samples_share():
+    of = {name: fits.resample(rows[rows["variant"] == name], "value") for name in ("half", "stock")}
     for estimate in (
-        fits.paired_ratio(variants(), "value", "half", "stock"),
-        fits.paired_median_ratio(variants(), "value", "half", "stock"),
+        fits.paired_ratio(rows, "value", "half", "stock"), fits.paired_median_ratio(rows, "value", "half", "stock"),
+        fits.ratio_resampled(of["half"], of["stock"]),
     ):
         assert (estimate.value, estimate.low, estimate.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
 def tokens(n_files: int, per_file: int, hits: int) -> pd.DataFrame:
-    """Give rows of several tokens a file, the first so many of each of which hold."""
+    """Return rows of several tokens a file, the first so many of each of which hold."""
     return pd.DataFrame(
         [{"source": f"f{f}", "sample": f, "holds": place < hits} for f in range(n_files) for place in range(per_file)]
     )
 
 
-@pytest.mark.parametrize(
-    "of", [lambda *given: fits.share_of_rows(*given)[0], lambda *given: fits.share_over(*given)[0]]
-)
-def test_a_share_counts_files_and_not_their_rows(of):
+@pytest.mark.parametrize("share", [fits.share_of_rows, fits.share_over])
+def test_a_share_counts_files_and_not_their_rows(share):
     few, many = (tokens(50, per_file, 0) for per_file in (1, 200))
     for rows in (few, many):
-        found = of(rows, rows["holds"])
+        found = share(rows, rows["holds"])[0]
         assert (found.value, found.low, found.kind) == (0, 0, "95 %")
         assert 0.05 < found.high < 0.10
     # Control: as many rows in as many files of their own tell more.
-    assert of(many.assign(source=range(len(many))), many["holds"]).high < 0.001
+    assert share(many.assign(source=range(len(many))), many["holds"])[0].high < 0.001
 
 
 def test_a_share_is_that_of_the_texts_and_its_interval_counts_files():
     # Of one file nine texts, of nine others one each.
     rows = pd.concat([tokens(1, 9, 9), tokens(9, 1, 0).assign(source=lambda r: r["source"] + "b")], ignore_index=True)
-    share, files = fits.share_over(rows.assign(sample=range(18)), rows["holds"])
-    assert (share, files) == (fits.wilson(0.5, 10), 10)
+    assert fits.share_over(rows.assign(sample=range(18)), rows["holds"]) == (fits.wilson(0.5, 10), 10)
 
 
 def test_a_share_of_a_texts_rows_has_the_interval_of_the_texts_shares_and_not_of_so_many_trials():
@@ -138,10 +115,10 @@ def test_what_is_no_trial_is_refused_and_several_rows_of_a_text_are_no_trials():
 
 
 def of_files(n_files: int) -> pd.DataFrame:
-    """Give forty rows of two variants in so many files; file f is f + 1 times as large."""
+    """Return forty rows of two variants in so many files; file f is f + 1 times as large."""
     return pd.DataFrame(
         [
-            {"sample": i, "source": f"f{i % n_files}", "variant": name, "layer": layer, "way": layer,
+            {"sample": i, "source": f"f{i % n_files}", "variant": name, "layer": layer,
              "value": (1 + i % n_files) * factor * layer}
             for i in range(40) for layer in (2, 3, 4) for name, factor in (("stock", 1.0), ("half", 0.5 + i % n_files))
         ]
@@ -161,6 +138,9 @@ ESTIMATES = {
     "share_of_rows": lambda rows: fits.share_of_rows(rows, rows["value"] > 4)[0],
     "median_of": lambda rows: fits.median_of(rows.groupby("source")["value"].mean().to_numpy()),
 }
+# Of one fit, of published numbers, or what estimates are made of.
+OTHERS = {"growth_per_layer", "geometric_mean_ratio", "percentiles", "resample", "common_share", "flat", "two_digits",
+          "wilson"}
 
 
 @pytest.mark.parametrize("name", ESTIMATES)
@@ -174,31 +154,10 @@ def test_forty_rows_of_fewer_than_four_files_have_a_range_and_no_interval(name, 
 
 
 def test_no_estimate_over_samples_is_without_this_check():
-    others = {
-        "growth_per_layer",
-        "geometric_mean_ratio",
-        "percentiles",
-        "resample",
-        "common_share",
-        "flat",
-        "two_digits",
-        "wilson",
-    }
-    functions = {
-        name for name, one in vars(fits).items()
-        if inspect.isfunction(one) and one.__module__ == fits.__name__ and not name.startswith("_")
-    }
-    assert functions - others == set(ESTIMATES)
+    functions = inspect.getmembers(fits, lambda one: inspect.isfunction(one) and one.__module__ == fits.__name__)
+    assert {name for name, _ in functions if not name.startswith("_")} - OTHERS == set(ESTIMATES)
 
 
 def test_the_range_of_a_few_files_is_that_of_each_of_them():
-    rows = of_files(3).query("variant == 'stock' and layer == 2")
-    found = fits.mean_resampled(rows, "value")
+    found = fits.mean_resampled(of_files(3).query("variant == 'stock' and layer == 2"), "value")
     assert (found.low, found.high) == (2.0, 6.0)
-
-
-def test_an_estimate_says_whether_it_has_an_interval_or_a_range():
-    assert fits.Estimate(1.234, 1.0, 1.5).text("{:.1f}") == "1.2 [1.0, 1.5]"
-    assert fits.Estimate(1.234, 1.0, 1.5, "range").text("{:.1f}") == "1.2 [1.0 to 1.5]"
-    flat = fits.flat(pd.DataFrame({"x": [fits.Estimate(1, 0, 2), fits.Estimate(1, 1, 1, "range")]}))
-    assert flat["x_kind"].tolist() == ["95 %", "range"]

@@ -10,8 +10,15 @@ from transformers import AutoModelForCausalLM
 from kvbook.errors import UserError
 from kvbook.models import loading, lowbit, standins
 
-FAMILIES = ("gpt2", "mpt", "falcon")
 IDS = torch.arange(20, 60)[None]
+
+
+@pytest.fixture
+def load(family_folders):
+    def loaded(family="gpt2", **options):
+        return loading.load(str(family_folders[family]), **options)
+
+    return loaded
 
 
 def logits(model) -> torch.Tensor:
@@ -19,14 +26,12 @@ def logits(model) -> torch.Tensor:
         return model(IDS).logits.float()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gpt2", "mpt", "falcon"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_fewer_bits_give_other_logits_near_the_right_ones_and_4_bits_err_more_than_8(family_folders, family, dtype):
-    folder = str(family_folders[family])
-    right = logits(loading.load(folder).model)
-    errors = {}
+def test_fewer_bits_give_other_logits_near_the_right_ones_and_4_bits_err_more_than_8(load, family, dtype):
+    right, errors = logits(load(family).model), {}
     for quantization in ("8bit", "4bit"):
-        loaded = loading.load(folder, dtype=dtype, quantization=quantization)
+        loaded = load(family, dtype=dtype, quantization=quantization)
         assert (loaded.quantization, loaded.dtype) == (quantization, dtype)
         errors[quantization] = ((logits(loaded.model) - right).norm() / right.norm()).item()
     assert 0 < errors["8bit"] < 0.1
@@ -35,53 +40,48 @@ def test_fewer_bits_give_other_logits_near_the_right_ones_and_4_bits_err_more_th
 
 @pytest.mark.parametrize("family", standins.FAMILIES)
 @pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_the_predicted_bytes_are_those_that_the_weights_take(family_folders, family, quantization):
-    loaded = loading.load(str(family_folders[family]), dtype="float16", quantization=quantization)
-    taken = 0
-    for p in loaded.model.parameters():
-        state = getattr(p, "quant_state", None)
-        taken += p.numel() * p.element_size() + (state.absmax.numel() * 4 if state is not None else 0)
+def test_the_predicted_bytes_are_those_that_the_weights_take(load, family, quantization):
+    model = load(family, dtype="float16", quantization=quantization).model
+    states = (getattr(p, "quant_state", None) for p in model.parameters())
+    taken = sum(p.nbytes for p in model.parameters()) + sum(4 * state.absmax.numel() for state in states if state)
     # 8 bits: the scales of the rows, which the prediction leaves out, are 4 bytes for 128 or more.
-    predicted = lowbit.bytes_needed(loading.shape(loaded.model.config), quantization, torch.float16)
+    shape = loading.shape(model.config)
+    predicted, in_full = (lowbit.bytes_needed(shape, of, torch.float16) for of in (quantization, "none"))
     assert predicted == pytest.approx(taken, rel=0.03)
-    in_full = lowbit.bytes_needed(loading.shape(loaded.model.config), "none", torch.float16)
     assert predicted < 0.8 * in_full
 
 
-def test_a_cache_works_on_quantized_weights(family_folders):
-    model = loading.load(str(family_folders["gpt2"]), quantization="4bit").model
+def test_a_cache_works_on_quantized_weights(load):
+    model = load(quantization="4bit").model
     with torch.inference_mode():
         prefix = model(IDS[:, :-1], use_cache=True)
         split = model(IDS[:, -1:], past_key_values=prefix.past_key_values).logits[0, -1]
     assert (split - logits(model)[0, -1]).abs().max() < 1e-4
 
 
-def test_random_weights_can_be_quantized_too(family_folders):
-    folder = str(family_folders["mpt"])
-    drawn = loading.load(folder, weights="random", seed=1).model
-    quantized = loading.load(folder, weights="random", seed=1, quantization="8bit").model
-    assert 0 < (logits(quantized) - logits(drawn)).norm() / logits(drawn).norm() < 0.1
+def test_random_weights_can_be_quantized_too(load):
+    drawn, quantized = (
+        logits(load("mpt", weights="random", seed=1, quantization=bits).model) for bits in ("none", "8bit")
+    )
+    assert 0 < (quantized - drawn).norm() / drawn.norm() < 0.1
 
 
-def test_control_transformers_alone_leaves_falcon_as_it_is_and_that_is_refused(family_folders):
+def test_control_transformers_alone_leaves_falcon_as_it_is_and_that_is_refused(load, family_folders):
     options = lowbit.options("4bit", torch.float32)
     left = AutoModelForCausalLM.from_pretrained(family_folders["falcon"], device_map={"": "cpu"}, **options)
-    assert torch.equal(logits(left), logits(loading.load(str(family_folders["falcon"])).model))
+    assert torch.equal(logits(left), logits(load("falcon").model))
     with pytest.raises(UserError, match="8 linear layers were not quantized"):
         lowbit.refuse_untouched(left, "falcon", "4bit")
 
 
 def test_the_record_says_the_quantization_and_its_library(family_folders):
-    folder = str(family_folders["gpt2"])
-    assert (
-        loading.identify(folder, quantization="4bit").items()
-        >= {"quantization": "4bit", "bitsandbytes": "0.50.2"}.items()
-    )
-    assert "quantization" not in loading.identify(folder)
+    about = loading.identify(str(family_folders["gpt2"]), quantization="4bit")
+    assert (about["quantization"], about["bitsandbytes"]) == ("4bit", "0.50.2")
+    assert "quantization" not in loading.identify(str(family_folders["gpt2"]))
 
 
-def test_bitsandbytes_remarks_are_kept_out_of_pages(family_folders, caplog):
-    model = loading.load(str(family_folders["gpt2"]), quantization="8bit").model
+def test_bitsandbytes_remarks_are_kept_out_of_pages(load, caplog):
+    model = load(quantization="8bit").model
     caplog.clear()
     logits(model)
     assert caplog.records == []
@@ -91,15 +91,15 @@ def test_bitsandbytes_remarks_are_kept_out_of_pages(family_folders, caplog):
 
 
 @pytest.mark.parametrize("library", ["bitsandbytes", "accelerate"])
-def test_a_missing_library_is_one_line_that_names_it(family_folders, monkeypatch, library):
+def test_a_missing_library_is_one_line_that_names_it(load, monkeypatch, library):
     # As the import system notes a module that is not to be found.
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UserError, match=f"needs {library}: pip install") as error:
-        loading.load(str(family_folders["gpt2"]), quantization="8bit")
+        load(quantization="8bit")
     assert "\n" not in str(error.value)
-    loading.load(str(family_folders["gpt2"]))
+    load()
 
 
-def test_an_unknown_quantization_is_refused(family_folders):
+def test_an_unknown_quantization_is_refused(load):
     with pytest.raises(UserError, match="quantization '2bit' is unknown: use 'none', '8bit', '4bit'"):
-        loading.load(str(family_folders["gpt2"]), quantization="2bit")
+        load(quantization="2bit")
