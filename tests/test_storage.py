@@ -1,15 +1,13 @@
 """A cache that is meant to keep few bits is told from a defect, in `kvbook check` and in `check_step`."""
 
-import json
 import runpy
-import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from small_models import asked
-from transformers import DynamicCache, QuantizedCache
+from transformers import QuantizedCache
 from transformers.cache_utils import DynamicLayer, Fp8QuantizedLayer
 
 import kvbook
@@ -45,12 +43,10 @@ def keep(patch: pytest.MonkeyPatch, narrow) -> None:
 def test_moving_some_numbers_by_a_step_is_as_far_as_rounding_all_of_them(name):
     numbers = torch.randn(64, 1024, 32, generator=torch.Generator().manual_seed(0))
     rounding = (NARROW[name](numbers) - numbers).square().mean().sqrt().item()
-    assert (storage.moved([numbers], name)[0] - numbers).square().mean().sqrt().item() == pytest.approx(
-        rounding, rel=0.1
-    )
     # Rounded already, it moves no less; rounded again, it would not move at all.
-    already = NARROW[name](numbers)
-    assert (storage.moved(already, name) - already).square().mean().sqrt().item() == pytest.approx(rounding, rel=0.1)
+    for each in (numbers, NARROW[name](numbers)):
+        moved = (storage.moved([each], name)[0] - each).square().mean().sqrt().item()
+        assert moved == pytest.approx(rounding, rel=0.1)
 
 
 def test_of_a_state_only_what_is_stored_is_moved_and_the_state_itself_is_left_alone():
@@ -94,47 +90,40 @@ def test_on_trained_models_storage_explains_itself_looks_like_itself_and_8_bits_
         assert storage.nearest(list(found.values())) is None, found
 
 
-def test_a_declared_8_bit_cache_is_intended_and_says_how_far_rounding_goes(llama_folder, text_folder, monkeypatch):
-    keep(monkeypatch, NARROW["int8"])
-    found = check.check(asked(llama_folder, text_folder, cache_dtype="int8"))
+@pytest.fixture
+def found_with(llama_folder, text_folder, monkeypatch):
+    """Return a function that checks a model whose cache keeps what `narrow` makes of keys and values."""
+
+    def found(narrow, folder=llama_folder, **asked_for):
+        with monkeypatch.context() as patch:
+            if narrow:
+                keep(patch, narrow)
+            return check.check(asked(folder, text_folder, **asked_for))
+
+    return found
+
+
+def test_a_declared_8_bit_cache_is_intended_and_says_how_far_rounding_goes(found_with):
+    found = found_with(NARROW["int8"], cache_dtype="int8")
     assert (found.verdict, found.status, found.cause) == (outcome.INTENDED, outcome.SOUND, None)
     assert "times that of rounding each stored number to 8 bits (int8)" in found.why
     assert "would hide below it" in found.remedy
     assert {path.verdict for path in found.paths} == {outcome.INTENDED}
 
 
-def test_an_undeclared_8_bit_cache_is_a_bug_that_looks_like_storage_in_8_bits(llama_folder, text_folder, monkeypatch):
-    keep(monkeypatch, NARROW["int8"])
-    found = check.check(asked(llama_folder, text_folder))
+def test_an_undeclared_8_bit_cache_is_a_bug_that_looks_like_storage_in_8_bits(found_with):
+    found = found_with(NARROW["int8"])
     assert (found.verdict, found.status) == ("bug", outcome.BUG)
     assert found.cause.startswith("looks like storage in 8 bits (int8)")
     assert "--cache-dtype int8" in found.remedy
 
 
-@pytest.mark.parametrize("fault", [faults.offset_forgotten, faults.offset_by_one, faults.one_step_late])
-def test_a_declared_8_bit_cache_with_another_fault_is_a_bug(llama_folder, text_folder, monkeypatch, planted, fault):
-    keep(monkeypatch, NARROW["int8"])
+@pytest.mark.parametrize("fault", [faults.offset_forgotten, faults.one_step_late])
+def test_a_declared_8_bit_cache_with_another_fault_is_a_bug(found_with, planted, fault):
     planted(fault)
-    found = check.check(asked(llama_folder, text_folder, cache_dtype="int8"))
+    found = found_with(NARROW["int8"], cache_dtype="int8")
     assert (found.verdict, found.status) == ("bug", outcome.BUG)
     assert found.cause.startswith("storage in 8 bits (int8) does not explain it")
-
-
-def test_fewer_bits_than_declared_are_a_bug(llama_folder, text_folder, monkeypatch):
-    keep(monkeypatch, NARROW["int4"])
-    found = check.check(asked(llama_folder, text_folder, cache_dtype="float16"))
-    assert found.verdict == "bug"
-    # Control: with the bits that it has it is none.
-    assert check.check(asked(llama_folder, text_folder, cache_dtype="int4")).verdict == outcome.INTENDED
-
-
-def test_numbers_of_fp32_in_an_fp64_run_are_a_bug_unless_they_are_declared(llama_folder, text_folder, monkeypatch):
-    keep(monkeypatch, _through_fp32)
-    found = check.check(asked(llama_folder, text_folder, dtypes="fp64"))
-    assert found.verdict == "bug"
-    assert found.cause.startswith("looks like storage in 32 bits (float32)")
-    declared = check.check(asked(llama_folder, text_folder, dtypes="fp64", cache_dtype="fp32"))
-    assert declared.verdict == outcome.INTENDED
 
 
 def _through_fp32(states):
@@ -142,88 +131,66 @@ def _through_fp32(states):
     return torch.from_numpy(states.numpy().astype(np.float32).astype(states.numpy().dtype))
 
 
-def test_a_declaration_makes_nothing_of_a_cache_that_keeps_every_bit(llama_folder, text_folder):
-    found = check.check(asked(llama_folder, text_folder, cache_dtype="int8"))
-    assert (found.verdict, found.cause) == ("rounding", None)
+def _overflowing(states):
+    return states * 1e6 if states.dtype is torch.float16 else NARROW["int8"](states)
 
 
-def test_a_format_is_intended_beside_a_dtype_that_is_no_wider(llama_folder, text_folder, monkeypatch):
-    keep(monkeypatch, NARROW["float16"])
-    settings = asked(llama_folder, text_folder, cache_dtype="float16", dtypes="fp64,bf16", thorough=True)
-    found = check.check(settings)
-    assert (found.verdict, found.status) == (outcome.INTENDED, outcome.SOUND)
-    # Control: fewer bits than that stay a bug.
-    keep(monkeypatch, NARROW["int4"])
-    assert check.check(settings.model_copy(update={"thorough": False})).verdict == "bug"
-
-
-def test_a_declared_cache_that_overflows_in_a_coarser_dtype_is_a_bug(llama_folder, text_folder, monkeypatch):
-    def overflowing(states):
-        return states * 1e6 if states.dtype is torch.float16 else NARROW["int8"](states)
-
-    keep(monkeypatch, overflowing)
-    found = check.check(asked(llama_folder, text_folder, cache_dtype="int8", dtypes="fp64,fp16"))
-    assert (found.verdict, found.cause) == ("bug", "storage in 8 bits (int8) does not explain it in float16")
-    # Control: in fp64 alone nothing of this is seen.
-    alone = check.check(asked(llama_folder, text_folder, cache_dtype="int8", dtypes="fp64"))
-    assert alone.verdict == outcome.INTENDED
+@pytest.mark.parametrize(
+    ("narrow", "settings", "verdict", "cause"),
+    [
+        # Fewer bits than declared, and those that it has.
+        (NARROW["int4"], {"cache_dtype": "float16"}, "bug", "storage in 16 bits"),
+        (NARROW["int4"], {"cache_dtype": "int4"}, outcome.INTENDED, ""),
+        (_through_fp32, {"dtypes": "fp64"}, "bug", "looks like storage in 32 bits (float32)"),
+        (_through_fp32, {"dtypes": "fp64", "cache_dtype": "fp32"}, outcome.INTENDED, ""),
+        # A cache that keeps every bit, and one beside a dtype that is no wider.
+        (None, {"cache_dtype": "int8"}, "rounding", ""),
+        (NARROW["float16"], {"dtypes": "fp64,bf16", "cache_dtype": "float16"}, outcome.INTENDED, ""),
+        # An overflow, which fp64 alone does not see.
+        (_overflowing, {"dtypes": "fp64,fp16", "cache_dtype": "int8"}, "bug",
+         "storage in 8 bits (int8) does not explain it in float16"),
+        (_overflowing, {"dtypes": "fp64", "cache_dtype": "int8"}, outcome.INTENDED, ""),
+    ],
+)
+def test_a_declared_format_explains_its_own_drift_and_no_more(found_with, narrow, settings, verdict, cause):
+    found = found_with(narrow, **settings)
+    assert found.verdict == verdict
+    assert (found.cause or "").startswith(cause)
 
 
 def test_a_verdict_that_is_left_undecided_blames_no_storage():
-    rows = pd.DataFrame(
-        [
-            {
-                "dtype": "bfloat16",
-                "way": way,
-                "source": "a",
-                "sample": 0,
-                "drift": 0.5,
-                "layers": [0.5],
-                "held": 1,
-                "fed": 1,
-            }
-            for way in probe.WAYS
-        ]
-    )
+    about = {"dtype": "bfloat16", "source": "a", "sample": 0, "layers": [0.5], "held": 1, "fed": 1}
+    rows = pd.DataFrame([about | {"way": way, "drift": 0.5} for way in probe.WAYS])
     moves = pd.DataFrame([{"dtype": "bfloat16", "format": "int8", "drift": 0.01, "layers": [0.01], "furthest": 0.01}])
     found = check.judged(rows, True, 0, pd.DataFrame(), moves, "int8")
     assert (found["verdict"], found["cause"]) == ("undecided", None)
 
 
-def test_a_model_that_returns_no_cache_is_told_so_though_one_is_declared(tmp_path, llama_folder, text_folder):
-    shutil.copytree(llama_folder, tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"use_cache": False}), "utf-8")
-    found = check.check(asked(tmp_path / "model", text_folder, cache_dtype="int8"))
+def test_a_model_that_returns_no_cache_is_told_so_though_one_is_declared(found_with, planted):
+    planted(faults.no_cache)
+    found = found_with(None, cache_dtype="int8")
     assert found.verdict == "bug"
     assert found.cause.startswith("no cache came back")
 
 
-def test_the_other_paths_of_a_declared_cache_are_intended_and_one_with_a_fault_decides(
-    llama_folder, text_folder, monkeypatch
-):
-    keep(monkeypatch, NARROW["int8"])
-    settings = asked(llama_folder, text_folder, cache_dtype="int8", thorough=True)
-    found = check.check(settings)
+def test_the_other_paths_of_a_declared_cache_are_intended_and_one_with_a_fault_decides(found_with):
+    found = found_with(NARROW["int8"], cache_dtype="int8", thorough=True)
     assert found.verdict == outcome.INTENDED
     verdicts = {path.path: path.verdict for path in found.paths}
     assert (verdicts["chunked prefill"], verdicts["cropped cache"]) == (outcome.INTENDED, outcome.INTENDED)
-    stock = DynamicCache.crop
-    monkeypatch.setattr(DynamicCache, "crop", lambda self, n: stock(self, n + 1 if n else n))
-    found = check.check(settings)
+    with faults.crop_one_short(None):
+        found = found_with(NARROW["int8"], cache_dtype="int8", thorough=True)
     assert (found.verdict, found.path) == ("bug", "cropped cache")
 
 
 def test_where_storage_cannot_be_measured_a_bug_stays_one_and_a_declaration_is_refused(
-    llama_folder, text_folder, planted, monkeypatch
+    found_with, planted, monkeypatch
 ):
     planted(faults.offset_forgotten)
     monkeypatch.setattr(storage, "_read_through", lambda *_: {}["keys"])
-    assert check.check(asked(llama_folder, text_folder)).verdict == "bug"
-    with pytest.raises(
-        UserError, match="--cache-dtype int8: what rounding does to this model's cache cannot be measured"
-    ):
-        check.check(asked(llama_folder, text_folder, cache_dtype="int8"))
+    assert found_with(None).verdict == "bug"
+    with pytest.raises(UserError, match="--cache-dtype int8: what rounding does to this model's cache cannot be"):
+        found_with(None, cache_dtype="int8")
 
 
 def test_what_is_no_format_is_refused_in_one_line(kvbook_here, llama_folder):
@@ -239,7 +206,7 @@ IDS = list(range(20))
 
 
 def keeping(name: str, mistake: str | None = None):
-    """Give a loop whose state is in few bits."""
+    """Return a loop whose state is in few bits."""
     model = GPT(mistake)
 
     def step(ids, state):
@@ -250,7 +217,7 @@ def keeping(name: str, mistake: str | None = None):
 
 
 def packed(mistake: str | None = None):
-    """Give a loop whose state is integers of 8 bits with their scales."""
+    """Return a loop whose state is integers of 8 bits with their scales."""
     model = GPT(mistake)
 
     def pack(states):
@@ -258,8 +225,7 @@ def packed(mistake: str | None = None):
         return (states / scale).round().to(torch.int8), scale
 
     def step(ids, state):
-        if state is not None:
-            state = [(keys * scale, values * size, held) for (keys, scale), (values, size), held in state]
+        state = state and [(keys * scale, values * size, held) for (keys, scale), (values, size), held in state]
         logits, new = model(ids, state)
         return logits, [(pack(keys), pack(values), held) for keys, values, held in new]
 
@@ -299,36 +265,31 @@ def test_a_state_in_which_nothing_is_stored_cannot_be_declared():
         seen = ids if state is None else torch.cat([state, ids], 1)
         return model(seen.roll(int(state is not None), 1))[0][:, -ids.shape[1] :], seen
 
-    with pytest.raises(UserError, match="the state holds no numbers"):
-        kvbook.check_step(step, IDS, cache_dtype="int8")
-    with pytest.raises(UserError, match="is none of float32"):
-        kvbook.check_step(step, IDS, cache_dtype="int7")
-
-
-def _on_fp8(model):
-    def step(ids, state):
-        state = QuantizedCache("fp8", config=model.config) if state is None else state
-        output = model(ids, past_key_values=state, use_cache=True)
-        return output.logits, output.past_key_values
-
-    return step
+    for name, words in (("int8", "the state holds no numbers"), ("int7", "is none of float32")):
+        with pytest.raises(UserError, match=words):
+            kvbook.check_step(step, IDS, cache_dtype=name)
 
 
 def test_transformers_quantized_cache_declares_itself(llama, monkeypatch):
+    def step(ids, state):
+        cache = QuantizedCache("fp8", config=llama.config) if state is None else state
+        output = llama(ids, past_key_values=cache, use_cache=True)
+        return output.logits, output.past_key_values
+
     # It takes its scale from the first call; after a single token larger numbers would be clipped, which is no
     # rounding.
+    clipped = kvbook.check_step(step, IDS)
+    assert (clipped.verdict, clipped.path) == ("bug", "token by token")
+    assert {path.path: path.verdict for path in clipped.paths}["in chunks"] != "exact"
     stock = Fp8QuantizedLayer._quantize
 
     def with_room(self, states, scale=None):
         return stock(self, states, 8 * stock(self, states)[1] if scale is None else scale)
 
-    clipped = kvbook.check_step(_on_fp8(llama), IDS)
     monkeypatch.setattr(Fp8QuantizedLayer, "_quantize", with_room)
-    assert kvbook.check_step(_on_fp8(llama), IDS).verdict == outcome.INTENDED
+    assert kvbook.check_step(step, IDS).verdict == outcome.INTENDED
     with faults.offset_forgotten(llama):
-        assert kvbook.check_step(_on_fp8(llama), IDS).verdict == "bug"
-    assert (clipped.verdict, clipped.path) == ("bug", "token by token")
-    assert {path.path: path.verdict for path in clipped.paths}["in chunks"] != "exact"
+        assert kvbook.check_step(step, IDS).verdict == "bug"
 
 
 def test_a_declaration_of_no_fewer_bits_than_the_loop_computes_with_explains_nothing():
