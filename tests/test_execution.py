@@ -164,12 +164,15 @@ def refusal(call, *arguments) -> str:
     return message
 
 
-def test_an_unknown_parameter_is_refused_before_anything_runs(root):
+def test_an_unknown_parameter_or_no_cell_of_parameters_is_refused_before_anything_runs(root):
     (root / "parameters" / "few.yaml").write_text(f"{mini_book.STEM}:\n  n_smaples: 3\n")
     before = sorted(root.rglob("*"))
     message = refusal(execution.execute, only_chapter(root, "few"))
     assert "no parameter 'n_smaples'" in message
     assert "n, label" in message
+    notebook = root / "chapters" / f"{mini_book.STEM}.ipynb"
+    notebook.write_text(notebook.read_text().replace('"parameters"', '"another"'))
+    assert f"{mini_book.STEM} has no cell tagged parameters" in refusal(execution.execute, only_chapter(root))
     assert sorted(root.rglob("*")) == before
 
 

@@ -1,14 +1,12 @@
 """What goes wrong on real machines: each fault is made, and the next run must come out right."""
 
 import errno
-import io
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import confined
@@ -17,12 +15,10 @@ import psutil
 import pytest
 from test_execution import start, until
 
-from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.models import loading
 from kvbook.paths import ROOT
 from kvbook.runs import records
-from kvreport.running import execution, planning
 
 # An experiment as cheap as can be: 50 units, whose sum a reader can check.
 EXPERIMENT = """
@@ -143,29 +139,6 @@ def test_a_killed_run_holds_no_lock_and_goes_on_after_its_last_whole_unit(experi
     assert "waiting" not in noted
 
 
-@pytest.mark.parametrize("harm", ["", "{", '{"unit": "0"}\n', "\x00" * 80, "[1]\n"])
-def test_a_damaged_journal_costs_units_and_never_rows(tmp_path, monkeypatch, harm):
-    monkeypatch.setattr(paths, "RUNS", tmp_path)
-
-    def measure(writer, fails_at=9):
-        for unit in range(6):
-            if unit == fails_at:
-                raise ZeroDivisionError
-            if str(unit) not in writer.done:
-                done.append(unit)
-                writer.append(str(unit), [{"unit": unit, "text": "x" * 1000}] * 2)
-
-    done = []
-    with pytest.raises(ZeroDivisionError):
-        records.run("e", {}, lambda writer: measure(writer, fails_at=4))
-    (journal,) = tmp_path.rglob("journal.jsonl")
-    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]) + harm)
-    done.clear()
-    rows = records.run("e", {}, measure).rows
-    assert done == [2, 3, 4, 5]
-    assert rows["unit"].tolist() == [unit for unit in range(6) for _ in range(2)]
-
-
 def counting_book(tmp_path: Path, seconds: float) -> Path:
     """Make a book whose chapter notes each kernel that executes it, and takes its time."""
     root = mini_book.create(tmp_path / "book")
@@ -225,41 +198,6 @@ def test_damaged_weights_are_one_line(llama_folder, tmp_path):
         with pytest.raises(UserError, match="weights") as caught:
             loading.load(str(folder))
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("harm", ["[]", "null", "{}", "\x00" * 50, '{"rows_sha256": 3}', ""])
-def test_a_damaged_run_json_is_one_line(tmp_path, monkeypatch, harm):
-    monkeypatch.setattr(paths, "RUNS", tmp_path)
-    run = records.run("e", {}, lambda writer: writer.append("u", [{"x": 1}]))
-    (run.folder / "run.json").write_text(harm)
-    with pytest.raises(UserError, match="delete the folder and run again") as caught:
-        records.run("e", {}, lambda writer: pytest.fail("measured again"))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_chapter_without_its_parameters_cell_is_refused_before_it_runs(tmp_path):
-    root = mini_book.create(tmp_path)
-    file = root / "chapters" / f"{mini_book.STEM}.ipynb"
-    file.write_text(file.read_text().replace('"parameters"', '"another"'))
-    (chapter,) = planning.plan("default", mini_book.folders(root))
-    with pytest.raises(UserError, match="no cell tagged parameters") as caught:
-        execution.execute(chapter, out=io.StringIO())
-    assert mini_book.STEM in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (root / "_build").exists()
-
-
-# Clocks
-
-
-def test_a_clock_that_goes_backwards_changes_no_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RUNS", tmp_path)
-    times = iter([datetime(2031, 1, 1, tzinfo=UTC), datetime(1999, 1, 1, tzinfo=UTC)])
-    monkeypatch.setattr(records, "_now", lambda: next(times).isoformat())
-    run = records.run("e", {"a": 1}, lambda w: w.append("u", [{"x": 1}]))
-    assert run.about["started"] > run.about["finished"]
-    again = records.run("e", {"a": 1}, lambda w: pytest.fail("measured again"))
-    assert again.rows["x"].tolist() == [1]
 
 
 # No network

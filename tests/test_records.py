@@ -8,13 +8,13 @@ from kvbook.errors import UserError
 from kvbook.runs import machine, records
 
 
-def measure(units, calls=None, row=lambda unit: {"unit": unit, "x": 0.1 * len(unit), "text": 'a "quoted", line\n'}):
+def measure(units, calls=None):
     def work(writer):
         for unit in units:
             if unit not in writer.done:
                 if calls is not None:
                     calls.append(unit)
-                writer.append(unit, [row(unit)] * 2)
+                writer.append(unit, [{"unit": unit, "x": 0.1 * len(unit), "text": 'a "quoted", line\n'}] * 2)
 
     return work
 
@@ -26,11 +26,14 @@ def runs(tmp_path, monkeypatch):
 
 
 def test_a_finished_run_is_read_and_not_done_again(runs):
-    first = records.run("e", {"a": 1}, measure(["u", "v"]))
+    first = records.run("e", {"settings": {"n": 1}}, measure(["u", "v"]), note={"commit": "abc"})
     calls = []
-    second = records.run("e", {"a": 1}, measure(["u", "v"], calls))
+    second = records.run("e", {"settings": {"n": 1}}, measure(["u", "v"], calls))
     assert calls == []
     assert second.rows.equals(first.rows)
+    about = json.loads((first.folder / "run.json").read_text())
+    assert (about["settings"], about["commit"]) == ({"n": 1}, "abc")
+    assert {"started", "finished", "rows_sha256", "hash"} <= set(about)
     assert first.rows["text"].iloc[0] == 'a "quoted", line\n'
     assert first.about["rows"] == len(first.rows) == 4
 
@@ -96,34 +99,33 @@ def test_what_a_system_does_not_say_of_its_processor_is_unknown(monkeypatch, tmp
     assert (arm["vendor"], arm["model"], arm["instructions"]) == ("0x41", "0xd40", ["asimd", "bf16", "sve"])
 
 
-def test_a_failed_measurement_leaves_no_run_and_the_next_one_goes_on_after_its_last_whole_unit(runs):
+@pytest.mark.parametrize("harm", [None, "", "{", '{"unit": "0"}\n', "\x00" * 80, "[1]\n"])
+def test_a_failed_measurement_leaves_no_run_and_a_damaged_journal_costs_units_and_never_rows(runs, harm):
     def fail(writer):
-        writer.append("u", [{"unit": "u", "x": 1.0}] * 2)
+        measure("abcd")(writer)
         with next(runs.rglob("rows.csv")).open("a") as file:
-            file.write("v,half a ro")
+            file.write("e,half a ro")
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
         records.run("e", {"a": 1}, fail)
     assert [path.suffix for path in (runs / "e").iterdir() if path.is_dir()] == [".partial"]
+    (journal,) = runs.rglob("journal.jsonl")
+    if harm is not None:
+        journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]) + harm)
     calls = []
-    run = records.run("e", {"a": 1}, measure(["u", "v"], calls, lambda unit: {"unit": unit, "x": 2.0}))
-    assert calls == ["v"]
-    assert run.rows["unit"].tolist() == ["u", "u", "v", "v"]
+    run = records.run("e", {"a": 1}, measure("abcdef", calls))
+    assert calls == list("ef" if harm is None else "cdef")
+    assert run.rows["unit"].tolist() == list("aabbccddeeff")
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "run.json"])
-def test_a_changed_or_broken_file_is_refused_with_what_to_do(runs, name):
-    run = records.run("e", {"a": 1}, measure(["u"]))
-    path = run.folder / name
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(UserError, match="delete the folder"):
-        records.run("e", {"a": 1}, measure(["u"]))
-
-
-def test_provenance_lies_beside_the_rows(runs):
-    run = records.run("e", {"settings": {"n": 1}}, measure(["u"]), note={"commit": "abc"})
-    about = json.loads((run.folder / "run.json").read_text())
-    assert about["settings"] == {"n": 1}
-    assert about["commit"] == "abc"
-    assert {"started", "finished", "rows_sha256", "hash"} <= set(about)
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [("rows.csv", "unit\n"), *(("run.json", harm) for harm in ("[]", "null", "{}", "\x00", '{"rows_sha256": 3}', ""))],
+)
+def test_a_changed_or_broken_file_is_one_line_with_what_to_do(runs, name, harm):
+    run = records.run("e", {"a": 1}, measure("u"))
+    (run.folder / name).write_text(harm)
+    with pytest.raises(UserError, match="delete the folder and run again") as caught:
+        records.run("e", {"a": 1}, lambda writer: pytest.fail("measured again"))
+    assert "\n" not in str(caught.value)
