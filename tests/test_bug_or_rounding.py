@@ -50,14 +50,14 @@ def test_every_symptom_is_measured_once_for_every_text_and_dtype_and_fp32_inside
 
 
 def test_injected_bugs_are_bugs_and_clean_families_are_not(results):
-    kinds = tables.planted_grid(results["verdicts on planted"]).set_index("injected")
-    assert set(kinds) == {"llama", "mpt", "falcon"}
+    kinds = tables.injected_grid(results["verdicts on injected"]).set_index("injected")
+    assert set(kinds) == {"small-llama", "small-mpt", "small-falcon"}
     assert set(kinds.loc[rows.CLEAN]) <= {"rounding", "exact"}
     bugs = kinds.drop(rows.CLEAN)
     # Every bug was injected, the seam among them; MPT has no positions to get wrong.
     assert set(bugs.index) == {*faults.FAULTS, faults.SEAM}
-    assert set(bugs["llama"]) == set(bugs["falcon"]) == {"bug"}
-    assert set(bugs["mpt"]) == {"bug", "does not apply"}
+    assert set(bugs["small-llama"]) == set(bugs["small-falcon"]) == {"bug"}
+    assert set(bugs["small-mpt"]) == {"bug", "does not apply"}
 
 
 def test_a_documents_symptom_is_a_bug_where_the_prose_says_that_one_lies(results):
@@ -94,9 +94,9 @@ def test_the_verdicts_in_the_decision_table_are_this_runs_and_not_typed(results)
 def test_figures_and_statements_can_be_made_of_these_rows_and_of_one_dtype(results, settings):
     alone = found.measured("bug_or_rounding", settings.model_copy(update={"families": (), "dtypes": ("bfloat16",)}))
     for made in (results, alone):
-        lines = made["lines of planted"]
+        lines, model = made["lines of injected"], "small-llama"
         for fig in (
-            figures.figure_planted(lines, "llama"), figures.figure_against(lines, results["lines of planted"], "llama"),
+            figures.figure_injected(lines, model), figures.figure_against(lines, results["lines of injected"], model),
             figures.figure_symptoms(made["lines of symptoms"], made["symptoms"]), figures.figure_layers(made["layers"]),
         ):
             fig.draw_without_rendering()
@@ -139,7 +139,8 @@ def outcome(name, results, drift=lambda drifts: drifts["drift"]):
     """Check a statement of rows that drift so, as if their few files were many."""
     many = {}
     for experiment in rows.EXPERIMENTS:
-        given = results[experiment].assign(drift=drift)
+        # A sentence speaks of the stand-in of MPT.
+        given = results[experiment].assign(drift=drift).replace("small-mpt", "mpt")
         copies = [given.assign(source=given["source"] + str(k), sample=given["sample"] + 100 * k) for k in range(20)]
         many[experiment] = pd.concat(copies, ignore_index=True)
     return check(measures.STATEMENTS[name], with_rows(results, **many)).outcome

@@ -39,7 +39,8 @@ def word(rule: Rule, found, weights: str = "hub", **about) -> str:
 
 _NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?"
 _CLAUSE = re.compile(
-    r"(?P<label>\([a-z]\)|its whole interval|it) (?P<lies>lies above|lies below|is at least|is at most|lies inside|lies outside) "
+    r"(?P<label>\([a-z]\)|its whole interval|it) "
+    r"(?P<lies>lies above|lies below|is at least|is at most|lies inside|lies outside) "
     rf"(?P<bound>1/{_NUMBER} to {_NUMBER}|{_NUMBER} to {_NUMBER}|{_NUMBER})"
     r"(?: \((?P<source>the document's|arithmetic|ours): [^)]+\))?(?: for (?P<of>every|at least one|most))?"
 )

@@ -81,7 +81,7 @@ ON_ONE_PROCESSOR = re.compile(r"Intel|AMD|this processor|`processor`")
 
 
 def has_digits_that_another_run_does_not_share(printed: str, there: str) -> bool:
-    """Tell whether two runs differ by a hundred units of the last digit that is printed; counts of so many are exact."""
+    """Tell whether two runs differ by a hundred units of the last printed digit; counts of so many are exact."""
     values = [re.search(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", text) for text in (printed, there)]
     if None in values or re.search(r"\d of \d", f"{printed}; {there}"):
         return False

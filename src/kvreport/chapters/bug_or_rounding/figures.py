@@ -63,7 +63,7 @@ def _draw(ax: Axes, lines: pd.DataFrame, **look) -> None:
         ax.plot(shown["roundoff"], shown["drift"], **_look(symptom) | look)
 
 
-def figure_planted(lines: pd.DataFrame, model: str) -> Figure:
+def figure_injected(lines: pd.DataFrame, model: str) -> Figure:
     """Draw drift against unit roundoff, of clean families and of injected bugs, one model boldly."""
     others = {"other families": {"linewidth": 0.8, "alpha": 0.6}} if set(lines["model"]) != {model} else {}
     fig, ax = _against_roundoff(_dtypes(lines), {model: {"linewidth": 1.8}} | others)

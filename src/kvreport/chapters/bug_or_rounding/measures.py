@@ -39,7 +39,7 @@ def _clean_over_bugs(drifts: pd.DataFrame) -> float:
 
 
 BEYOND = Measure(
-    "share of texts whose drift in fp64 is more than rounding can be", "file", "model", "{:.0%}", rows="planted",
+    "share of texts whose drift in fp64 is more than rounding can be", "file", "model", "{:.0%}", rows="injected",
     by=("model",), estimate=share("beyond"),
 ).where(dtype="float64")
 EVERY_BUG = replace(
@@ -62,7 +62,7 @@ LARGEST = replace(
     estimate=computed("roundoffs", "max"),
 )
 SLOPE = Measure(
-    "slope of log drift on log unit roundoff", "file", "model and symptom", rows="planted", by=("model", "symptom"),
+    "slope of log drift on log unit roundoff", "file", "model and symptom", rows="injected", by=("model", "symptom"),
     estimate=_steepest,
 )
 CLEAN_SLOPE = replace(SLOPE, series="model", by=("model",)).where(symptom=CLEAN)
@@ -70,7 +70,7 @@ LARGEST_SLOPE = replace(
     SLOPE, name=f"largest {SLOPE.name}, of any injected bug", series="model", by=("model",)
 ).where(injected=True)
 AS_CLEAN = Measure(
-    "share of texts that drift exactly as in the clean model", "file", "model and dtype", "{:.0%}", rows="planted",
+    "share of texts that drift exactly as in the clean model", "file", "model and dtype", "{:.0%}", rows="injected",
     by=("model", "dtype", "symptom"), over=("symptom", CLEAN), estimate=_as_clean,
 ).where(symptom=NARROW, dtype=("float16", "bfloat16"))
 LAST_AS_CLEAN = Measure(
@@ -92,8 +92,8 @@ N_TEXTS = noted("bug_or_rounding", "settings", "n_samples")
 N_TOKENS = Worded(lambda found: lengths.said(found.noted("bug_or_rounding", "settings", "n_tokens")))
 LIMIT = Worded(lambda _: f"{verdict.LIMIT:,.0f}")
 LIMIT_FP32 = Worded(lambda _: f"{verdict.ROUNDING['float32']:,.0f}")
-FAMILIES = Measure("families", form="{:.0f}", rows="planted", estimate=distinct("model")).where(first=False)
-INJECTED = Measure("bugs", form="{:.0f}", rows="planted", estimate=distinct("symptom")).where(injected=True)
+FAMILIES = Measure("families", form="{:.0f}", rows="injected", estimate=distinct("model")).where(first=False)
+INJECTED = Measure("bugs", form="{:.0f}", rows="injected", estimate=distinct("symptom")).where(injected=True)
 PLANTED_IN = Measure("layer", form="{:.0f}", rows="first_bad_layer", estimate=computed("planted_in", "max"))
 SYMPTOMS = Measure("symptoms", form="{:.0f}", rows="counted", estimate=counted(len))
 REPORTED, REMOVED = (SYMPTOMS.where(whose=whose) for whose in (rows.REPORTED, rows.REMOVED))
@@ -102,16 +102,16 @@ BUGS = replace(SYMPTOMS, estimate=total("bug"))
 REPORTED_BUGS, FOUND_BUGS = (BUGS.where(whose=whose) for whose in (rows.REPORTED, rows.FOUND))
 BUGS_FED, BUGS_PAST_BLOCK, BUGS_IN_MODEL = (REPORTED_BUGS.where(lies=where) for where in rows.LIES)
 CLEAN_MOST = Measure(
-    "most roundoffs of a clean model", form="{:,.0f}", rows="planted", estimate=computed("roundoffs", "max")
+    "most roundoffs of a clean model", form="{:,.0f}", rows="injected", estimate=computed("roundoffs", "max")
 ).where(symptom=CLEAN, dtype=("float32", "float64"))
-INSIDE_MPT = Measure("mean drift in plain fp64", rows="planted", estimate=computed("drift", "mean")).where(
+INSIDE_MPT = Measure("mean drift in plain fp64", rows="injected", estimate=computed("drift", "mean")).where(
     symptom=NARROW_INSIDE, model="mpt"
 )
-SMALLEST_BUG = Measure("smallest drift of a bug", rows="planted", estimate=computed("drift", "min")).where(
+SMALLEST_BUG = Measure("smallest drift of a bug", rows="injected", estimate=computed("drift", "min")).where(
     injected=True, dtype="float64"
 )
 LEAST_MEAN = Measure(
-    "fewest roundoffs of a bug, in the mean over texts", rows="planted",
+    "fewest roundoffs of a bug, in the mean over texts", rows="injected",
     estimate=counted(lambda drifts: drifts.groupby(["model", "symptom"])["roundoffs"].mean().min()),
 ).where(injected=True, dtype="float64")
 

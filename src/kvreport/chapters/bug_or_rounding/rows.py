@@ -120,9 +120,10 @@ def _drifts(run: Run) -> pd.DataFrame:
     )
 
 
-def _planted(drifts: pd.DataFrame) -> pd.DataFrame:
-    planted = drifts[drifts["document"] == PLANTED]
-    return planted.assign(injected=~planted["symptom"].isin([CLEAN, NARROW_INSIDE]))
+def _injected(drifts: pd.DataFrame) -> pd.DataFrame:
+    """Keep the injected bugs and the models without any, in both of their kinds."""
+    found = drifts[drifts["document"] == PLANTED]
+    return found.assign(injected=~found["symptom"].isin([CLEAN, NARROW_INSIDE]))
 
 
 def _documents(drifts: pd.DataFrame) -> pd.DataFrame:
@@ -179,14 +180,14 @@ def _first_layers(run: Run) -> pd.DataFrame:
 
 ROWS = {
     "drifts": Frame(_drifts, ("bug_or_rounding",)),
-    "planted": Frame(_planted, ("drifts",)),
+    "injected": Frame(_injected, ("drifts",)),
     "documents": Frame(_documents, ("drifts",)),
     "verdicts": Frame(_verdicts, ("bug_or_rounding",)),
-    "verdicts on planted": Frame(_with_fp32_widened, ("verdicts",)),
+    "verdicts on injected": Frame(_with_fp32_widened, ("verdicts",)),
     "symptoms": Frame(_of_documents, ("verdicts",)),
     "counted": Frame(_counted, ("symptoms",)),
     "lines": Frame(_lines, ("bug_or_rounding",)),
-    "lines of planted": Frame(_with_fp32_widened, ("lines",)),
+    "lines of injected": Frame(_with_fp32_widened, ("lines",)),
     "lines of symptoms": Frame(_of_documents, ("lines",)),
     "layers": Frame(_layers, ("first_bad_layer",)),
     "first layers": Frame(_first_layers, ("first_bad_layer",)),

@@ -15,7 +15,7 @@ class BugOrRoundingSettings(TextSettings):
     model : str
         Repeats the symptoms that need no particular family.
     families : tuple of str
-        Models, beside `model`, into which bugs are planted; those of the blog post also repeat its call.
+        Models, beside `model`, into which bugs are injected; those of the blog post also repeat its call.
     n_samples : int
         Texts.
     n_tokens : int or str

@@ -19,9 +19,9 @@ def who_reports(counted: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def planted_grid(planted: pd.DataFrame) -> pd.DataFrame:
+def injected_grid(verdicts: pd.DataFrame) -> pd.DataFrame:
     """Lay out which bug was called what in which family."""
-    grid = planted.pivot_table(index="symptom", columns="model", values="kind", aggfunc="first", sort=False)
+    grid = verdicts.pivot_table(index="symptom", columns="model", values="kind", aggfunc="first", sort=False)
     return grid.fillna("does not apply").rename_axis(columns=None).reset_index().rename(columns={"symptom": "injected"})
 
 
@@ -31,7 +31,7 @@ def advice() -> list[dict[str, str]]:
 
 
 def decisions(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Give each advice under the verdict that these rows give."""
+    """Lay the advice out, each line under the verdict on its symptom in these rows."""
     table = []
     for line in advice():
         kinds = set(verdicts.loc[verdicts["symptom"] == line["symptom"], "kind"])
