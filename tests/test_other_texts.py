@@ -1,6 +1,6 @@
 """Other texts of other lengths give the same outcomes in two chapters: what a claim is called, and what a symptom is.
 
-What these small models drift by depends on the processor, so the drift is planted: a step of one row is off by a few
+What these small models drift by depends on the processor, so the drift is made: a step of one row is off by a few
 roundoffs, at every length or at some.
 """
 
@@ -35,46 +35,39 @@ def corpus_folder(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture(autouse=True)
-def own_runs(tmp_path, monkeypatch):
-    # The planted difference is in no hash: no other test may find these runs.
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-
-
-@contextmanager
-def a_step_off(monkeypatch, off_by):
+@pytest.fixture
+def a_step_off(monkeypatch, tmp_path):
     """Let layers be off in a step of one row, each by twice the one before; by how much may depend on the length."""
     load = loading.load
 
-    @functools.wraps(load)
-    def planted(*args, **kwargs):
-        loaded = load(*args, **kwargs)
-        roundoff = UNIT_ROUNDOFF[loaded.dtype]
+    @contextmanager
+    def off(by):
+        @functools.wraps(load)
+        def load_off(*args, **kwargs):
+            loaded, held = load(*args, **kwargs), {}
+            roundoff = UNIT_ROUNDOFF[loaded.dtype]
 
-        def hook(index):
-            def change(_module, _given, states):
-                return states * (1 + 2**index * off_by(held["tokens"], roundoff)) if states.shape[-2] == 1 else states
+            def before(_module, args, kwargs):
+                cache, ids = kwargs.get("past_key_values"), kwargs.get("input_ids", args[0] if args else None)
+                held["tokens"] = ids.shape[-1] + (cache.get_seq_length() if cache is not None else 0)
 
-            return change
+            def after(index, states):
+                return states * (1 + 2**index * by(held["tokens"], roundoff)) if states.shape[-2] == 1 else states
 
-        held = {"tokens": 0}
+            if loaded.model.config.model_type == "llama":
+                loaded.model.register_forward_pre_hook(before, with_kwargs=True)
+                for index, layer in enumerate(loaded.model.model.layers):
+                    layer.mlp.register_forward_hook(lambda *given, index=index: after(index, given[-1]))
+            return loaded
 
-        def before(_module, args, kwargs):
-            cache = kwargs.get("past_key_values")
-            ids = kwargs.get("input_ids", args[0] if args else None)
-            held["tokens"] = ids.shape[-1] + (cache.get_seq_length() if cache is not None else 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(loading, "load", load_off)
+            # What was read or run before is without the step, which is in no hash.
+            patch.setattr(kept, "_kept", {})
+            patch.setattr(paths, "RUNS", tmp_path / "runs")
+            yield
 
-        if loaded.model.config.model_type == "llama":
-            loaded.model.register_forward_pre_hook(before, with_kwargs=True)
-            for index, layer in enumerate(loaded.model.model.layers):
-                layer.mlp.register_forward_hook(hook(index))
-        return loaded
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loading, "load", planted)
-        # What was read before is without the step.
-        patch.setattr(kept, "_kept", {})
-        yield
+    return off
 
 
 def verdicts(model, corpus_folder, draw) -> dict[str, str]:
@@ -108,30 +101,26 @@ def changed(one: dict, other: dict) -> list:
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
 
-def test_claims_on_layer_drift_are_judged_alike_on_other_texts_and_lengths(llama_folder, corpus_folder, monkeypatch):
-    with a_step_off(monkeypatch, lambda tokens, roundoff: 2 * roundoff):
+def test_claims_on_layer_drift_are_judged_alike_on_other_texts_and_lengths(llama_folder, corpus_folder, a_step_off):
+    with a_step_off(lambda tokens, roundoff: 2 * roundoff):
         one, other = (verdicts(llama_folder, corpus_folder, draw) for draw in (ONE, OTHER))
     assert changed(one, other) == []
     assert one[DRIFTS] == "holds"
 
 
-def test_control_drift_at_some_lengths_alone_is_judged_otherwise_at_others(llama_folder, corpus_folder, monkeypatch):
+def test_control_drift_at_some_lengths_alone_is_judged_otherwise_at_others(llama_folder, corpus_folder, a_step_off):
     # As a kernel that works in blocks does it: off where a block is full.
-    with a_step_off(monkeypatch, lambda tokens, roundoff: 2 * roundoff * (tokens % 16 == 0)):
+    with a_step_off(lambda tokens, roundoff: 2 * roundoff * (tokens % 16 == 0)):
         fixed, drawn = (verdicts(llama_folder, corpus_folder, draw) for draw in ((0, 16), OTHER))
     assert fixed[DRIFTS] == "holds"
     assert DRIFTS in changed(fixed, drawn)
 
 
-def test_symptoms_are_called_alike_on_other_texts_and_lengths(llama_folder, corpus_folder):
+def test_symptoms_are_called_alike_on_other_texts_and_lengths(llama_folder, corpus_folder, a_step_off):
     one, other = (called(llama_folder, corpus_folder, draw) for draw in (ONE, OTHER))
     assert changed(one, other) == []
     assert set(one.values()) == {"bug", "sound"}
-
-
-def test_control_a_bug_that_only_longer_texts_show_is_seen_to_change_what_they_are_called(
-    llama_folder, corpus_folder, monkeypatch
-):
-    with a_step_off(monkeypatch, lambda tokens, roundoff: 0.01 * (tokens > 16)):
-        one, other = (called(llama_folder, corpus_folder, draw) for draw in (ONE, OTHER))
+    # Control: a bug that only longer texts show changes what they are called.
+    with a_step_off(lambda tokens, roundoff: 0.01 * (tokens > 16)):
+        other = called(llama_folder, corpus_folder, OTHER)
     assert (rows.ISSUE, rows.DRIFT) in changed(one, other)
