@@ -136,8 +136,7 @@ class Writer:
                 if self._columns is None:
                     self._columns = list(rows[0])
                     csv.writer(file).writerow(self._columns)
-                writer = csv.DictWriter(file, self._columns)
-                writer.writerows(rows)
+                csv.DictWriter(file, self._columns).writerows(rows)
                 file.flush()
                 length = file.tell()
             with self._journal.open("a", encoding="utf-8") as file:

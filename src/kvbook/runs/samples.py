@@ -61,9 +61,7 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
             pass
 
 
-def inputs(
-    settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length
-) -> dict[str, Any]:
+def inputs(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length) -> dict[str, Any]:
     """Name the models and the corpus of a run, and refuse what cannot be run."""
     names = tuple(dict.fromkeys(names))
     models = identities(settings, names, n_tokens)
@@ -80,13 +78,8 @@ def load(settings: TextSettings, name: str, dtype: str, attention: str | None = 
 
 
 def pending(
-    settings: TextSettings,
-    writer: records.Writer,
-    loaded: loading.Loaded,
-    case: str,
-    n_samples: int,
-    n_tokens: lengths.Length,
-    label: str,
+    settings: TextSettings, writer: records.Writer, loaded: loading.Loaded, case: str, n_samples: int,
+    n_tokens: lengths.Length, label: str,
 ) -> Iterator[Text]:
     """Go through the texts of one case that the run does not hold yet, saying how far.
 
@@ -98,8 +91,6 @@ def pending(
     for sample in progress.track(samples, n_samples, f"{label}: sample"):
         if (unit := f"{case}|{sample.index}") in writer.done:
             continue
-        about = {
-            "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "sample": sample.index,
-                "source": sample.source,
-        }
+        about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
+        about |= {"sample": sample.index, "source": sample.source}
         yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about)

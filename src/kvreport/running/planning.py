@@ -229,9 +229,9 @@ def _parameter_sets(folders: Folders, stems: list[str]) -> dict[str, dict[str, d
         for name, values in about.parameters.items():
             sets.setdefault(name, {})[stem] = values or {}
     for file in sorted(folders.parameters.glob("*.yaml")):
+        own = sets.setdefault(file.stem, {})
         for stem, values in _read_own_set(file, stems).items():
-            sets.setdefault(file.stem, {}).setdefault(stem, {}).update(values)
-        sets.setdefault(file.stem, {})
+            own[stem] = own.get(stem, {}) | (values or {})
     return sets
 
 
@@ -246,13 +246,13 @@ def _read_about(code: Path, name: str) -> About | None:
         raise UserError(f"{file} must hold {form} ({faults_of(error)})") from None
 
 
-def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any]]:
+def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any] | None]:
     content = read_yaml(file) or {}
     if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
         raise UserError(f"{file} must hold <chapter>: {{<parameter>: <value>}}")
     if unknown := [stem for stem in content if stem not in stems]:
         raise UserError(f"{file} names a chapter {unknown[0]!r} that does not exist (there are: {', '.join(stems)})")
-    return {stem: values or {} for stem, values in content.items()}
+    return content
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
