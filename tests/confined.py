@@ -60,7 +60,7 @@ def run(
 
 
 def require(unshare: list[str]) -> None:
-    """Fail, and say why, where namespaces are not allowed: a check that did not run must not look like one that passed."""
+    """Fail, and say why, where namespaces are not allowed: a check that did not run must not look like a success."""
     if shutil.which("unshare") is None:
         pytest.fail("nothing was tested: no `unshare` here (Debian: util-linux); this test needs Linux")
     tried = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What must never happen: a secret published, a file's code run, a page obeying a model, a write outside the chosen folder."""
+"""What must never happen: a published secret, a file's code run, a page that obeys a model, a write elsewhere."""
 
 import ast
 import io

@@ -1,4 +1,4 @@
-"""The library's wheel by itself: in an empty folder and an environment that has its dependencies and nothing of this checkout."""
+"""The library's wheel by itself: in an empty folder, with its dependencies and nothing of this checkout."""
 
 import os
 import shutil

@@ -37,18 +37,18 @@ def parsed(value: Any, at_least: int = 1) -> Length:
 
 
 def bounds(length: Length) -> tuple[int, int]:
-    """Give the least and the largest number of tokens."""
+    """Return the least and the largest number of tokens."""
     low, _, high = str(length).partition("-")
     return int(low), int(high or low)
 
 
 def longest(length: Length) -> int:
-    """Give the largest number of tokens."""
+    """Return the largest number of tokens."""
     return bounds(length)[1]
 
 
 def middle(length: Length) -> int:
-    """Give the number of tokens that texts have on average, rounded."""
+    """Return the number of tokens that texts have on average, rounded."""
     return round(sum(bounds(length)) / 2)
 
 
@@ -59,7 +59,7 @@ def plus(length: Length, more: int) -> Length:
 
 
 def drawn(length: Length, index: int, seed: int = 0) -> int:
-    """Give the number of tokens of one text, by its number; how many texts there are makes no difference."""
+    """Draw the length of one text by its number; how many texts there are makes no difference."""
     low, high = bounds(length)
     digest = hashlib.sha256(f"{seed} length {index}".encode()).digest()
     return low + int.from_bytes(digest[:8]) % (high - low + 1)

@@ -31,9 +31,9 @@ class Experiment(Generic[Asked]):
     fields : frozenset of str or None
         The settings on which the rows depend; None for all of them.
     timed : bool
-        Whether it measures time: then it has all cores, and nothing may run beside it.
+        Whether it measures time: then it has all cores, and nothing else may run meanwhile.
     own_threads : bool
-        Whether it sets the number of threads itself, or starts processes of its own: then nothing may run beside it
+        Whether it sets the number of threads itself, or starts processes of its own: then nothing else may run
         either.
     revision : int
         Raised by hand when the rows change meaning; recorded evidence of another revision is refused.
@@ -54,7 +54,7 @@ class Experiment(Generic[Asked]):
 
     @property
     def needs_the_machine(self) -> bool:
-        """Whether nothing else may run beside it."""
+        """Whether nothing else may run meanwhile."""
         return self.timed or self.own_threads
 
     @property

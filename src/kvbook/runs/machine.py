@@ -95,7 +95,7 @@ def _git(*arguments: str) -> str:
 
 
 def device_name(device: str) -> str:
-    """Name the hardware behind a torch device string, as its maker does."""
+    """Name the hardware of a torch device string, as its maker does."""
     kind = torch.device(device).type
     if kind == "cuda":
         return torch.cuda.get_device_name(torch.device(device))

@@ -1,4 +1,4 @@
-"""An experiment's share of the cores, when another chapter is executed beside it."""
+"""An experiment's share of the cores, when another chapter is executed at the same time."""
 
 import contextlib
 import os

@@ -1,5 +1,6 @@
 """What each chapter would take on three common cards: predicted from shapes and published peaks, never measured."""
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,12 +75,9 @@ def _models(values: Mapping[str, Any]) -> list[registry.Architecture]:
 
 def _works(chapter: planning.Chapter) -> Iterator[Work]:
     # Imports torch, which pages without this table need not wait for.
-    from kvreport.running import catalogue
-
-    for experiment in catalogue.EXPERIMENTS.values():
-        asked = experiment.settings.__module__.split(".")[2] == chapter.name and experiment.work is not None
+    for experiment in importlib.import_module(chapter.module("results")).EXPERIMENTS:
         # What these settings leave out takes nothing.
-        if asked and (work := experiment.work(experiment.settings.checked(**chapter.values()))):
+        if experiment.work and (work := experiment.work(experiment.settings.checked(**chapter.values()))):
             yield work
 
 

@@ -58,24 +58,19 @@ def _ratio(row: Any) -> str:
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Write a bench for people; above 1 the first is the faster one, and a share is at most 1."""
-    return pd.DataFrame(
-        {
-            "what": rows["what"],
-            "against": rows["against"],
-            "ratio": [_ratio(row) for row in rows.itertuples()],
-            "runs": rows["repeats"],
-            "ms": [f"{1000 * seconds:.4g}" for seconds in rows["seconds"]],
-            "ms, against": [f"{1000 * seconds:.4g}" for seconds in rows["against_seconds"]],
-        }
-    )
+    return pd.DataFrame({
+        "what": rows["what"], "against": rows["against"],
+        "ratio": [_ratio(row) for row in rows.itertuples()],
+        "runs": rows["repeats"],
+        "ms": [f"{1000 * seconds:.4g}" for seconds in rows["seconds"]],
+        "ms, against": [f"{1000 * seconds:.4g}" for seconds in rows["against_seconds"]],
+    })
 
 
 def headings(runs: Mapping[str, records.Run]) -> dict[str, str]:
     """Name the benches' processors in words that a narrow column can break."""
-    return {
-        name: processors.label([run.about["machine"]]).replace("ONEDNN_MAX_CPU_ISA=", "held to ")
-        for name, run in runs.items()
-    }
+    labels = {name: processors.label([run.about["machine"]]) for name, run in runs.items()}
+    return {name: label.replace("ONEDNN_MAX_CPU_ISA=", "held to ") for name, label in labels.items()}
 
 
 def beside(runs: Mapping[str, records.Run]) -> pd.DataFrame:

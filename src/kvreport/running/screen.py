@@ -19,7 +19,7 @@ class Job:
 
     def __init__(self, head: str) -> None:
         self.head = head
-        # What is said of it, and a file whose line is said behind that.
+        # What is said of it, and a file whose line is said after that.
         self.said = ""
         self.progress_file: Path | None = None
         self.interrupted = False

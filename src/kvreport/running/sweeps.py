@@ -39,7 +39,7 @@ _FIELDS = {
     "device": ("device",),
 }
 # A cell has one model: a further model that would be drawn with it is that one again, and so is measured once.
-_BESIDE = ("reference_model", "second_model")
+_FURTHER = ("reference_model", "second_model")
 
 
 class _File(BaseModel):
@@ -108,12 +108,10 @@ def _cells(path: Path, asked: _File):
         fields = {axis: _field(path, experiment, axis) for axis in axes}
         for place in itertools.product(*axes.values()):
             chosen = dict(zip(fields.values(), place, strict=True))
-            beside = {
-                name: chosen["model"] for name in _BESIDE if "model" in chosen and name in settings_class.model_fields
-            }
+            further = [name for name in _FURTHER if "model" in chosen and name in settings_class.model_fields]
             label = " ".join([experiment, *map(str, place)])
             try:
-                settings = settings_class.checked(**(beside | asked.settings | chosen))
+                settings = settings_class.checked(**dict.fromkeys(further, chosen.get("model")) | asked.settings | chosen)
             except UserError as error:
                 raise UserError(f"{path}: {label}: {error}") from None
             yield Cell(label, experiment, settings.model_dump(mode="json"))
