@@ -8,6 +8,8 @@ from kvbook.errors import UserError
 from kvbook.measuring import full_and_split as passes
 from kvbook.measuring import mitigations
 
+EACH = pytest.mark.parametrize("name", mitigations.NAMES[1:])
+
 
 @pytest.fixture
 def model(llama):
@@ -19,23 +21,22 @@ def full(model, ids):
         return passes.full_pass(model, ids).logits
 
 
-@pytest.mark.parametrize("name", mitigations.NAMES[1:])
-def test_each_switch_is_used_while_it_is_on_and_gone_afterwards(model, ids, name):
-    before = full(model, ids)
-    function = sys.modules[type(model).__module__].apply_rotary_pos_emb
-    used = set()
+@EACH
+def test_each_switch_is_used_while_it_is_on_and_gone_afterwards_even_after_an_error(model, ids, name):
+    before, function, used = full(model, ids), sys.modules[type(model).__module__].apply_rotary_pos_emb, set()
 
     def watched(index, replacement):
-        def call(*arguments, **named):
-            used.add(index)
-            return replacement(*arguments, **named)
-
-        return call
+        return lambda *arguments, **named: used.add(index) or replacement(*arguments, **named)
 
     patches = mitigations.prepare(model, name)
     spies = [(owner, attribute, watched(i, by)) for i, (owner, attribute, by) in enumerate(patches)]
-    with mitigations.applied(spies):
-        full(model, ids)
+
+    def fail():
+        with mitigations.applied(spies):
+            raise RuntimeError(str(full(model, ids).shape))
+
+    with pytest.raises(RuntimeError, match="320"):
+        fail()
     assert used == set(range(len(patches)))
     used.clear()
     assert torch.equal(before, full(model, ids))
@@ -44,37 +45,21 @@ def test_each_switch_is_used_while_it_is_on_and_gone_afterwards(model, ids, name
 
 
 def test_attention_in_fp32_reaches_the_cache_and_changes_the_result(model, ids):
-    before = full(model, ids)
     with mitigations.applied(mitigations.prepare(model, "whole attention")), torch.inference_mode():
         during, cache = full(model, ids), passes.prefill(model, ids)
     assert cache.layers[0].keys.dtype == torch.float32
-    assert not torch.equal(before, during)
+    assert not torch.equal(full(model, ids), during)
 
 
-@pytest.mark.parametrize("name", mitigations.NAMES[1:])
+@EACH
 def test_an_upcast_of_what_is_fp32_already_changes_nothing_but_rounding(llama, ids, name):
     with mitigations.applied(mitigations.prepare(llama, name)):
         during = full(llama, ids)
     assert torch.allclose(during, full(llama, ids), rtol=0, atol=1e-5)
 
 
-def test_a_switch_is_taken_back_after_an_error(model, ids):
-    before = full(model, ids)
-    with (
-        pytest.raises(RuntimeError, match="inside"),
-        mitigations.applied(mitigations.prepare(model, "whole attention")),
-    ):
-        raise RuntimeError("inside")
-    assert torch.equal(before, full(model, ids))
-
-
-def test_stock_is_untouched(model, ids):
-    with mitigations.applied(mitigations.prepare(model, mitigations.STOCK)):
-        assert torch.equal(full(model, ids), full(model, ids))
+def test_stock_is_untouched_and_other_names_and_models_are_refused(model, gpt2):
     assert mitigations.prepare(model, mitigations.STOCK) == []
-
-
-def test_other_names_and_other_models_are_refused(model, gpt2):
     with pytest.raises(UserError, match="no mitigation 'magic'"):
         mitigations.prepare(model, "magic")
     with pytest.raises(UserError, match="gpt2 has other modules"):
