@@ -24,13 +24,7 @@ REFUSALS = {
 
 
 class LocalHub(ThreadingHTTPServer):
-    """Repositories in memory of this process, reachable by other processes.
-
-    Parameters
-    ----------
-    repositories : dict of str to Path
-        Folders by ``owner/name``.
-    """
+    """Repositories by ``owner/name``, folders of this process, reachable by other processes."""
 
     daemon_threads = True
 
@@ -38,12 +32,9 @@ class LocalHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories = repositories
         self.requests: list[dict[str, Any]] = []
+        # What HF_ENDPOINT takes.
+        self.address = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        """Give what HF_ENDPOINT takes."""
-        return f"http://127.0.0.1:{self.server_port}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -53,59 +44,42 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
     def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, with_body: bool) -> None:
         path = self.path.partition("?")[0]
         self.server.requests.append(
             {"method": self.command, "path": path, "authorization": self.headers.get("Authorization")}
         )
-        parts = path.strip("/").split("/")
+        status, content, headers = self.answer(path.strip("/").split("/"))
+        self.send_response(status)
+        for name, value in ({"X-Repo-Commit": COMMIT, "Content-Length": len(content)} | headers).items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
+
+    def answer(self, parts: list[str]) -> tuple[int, bytes, dict[str, str]]:
+        """Return status, body and headers."""
         is_api = parts[:2] == ["api", "models"]
         owner, name, *rest = parts[2:] if is_api else parts
-        refusal = REFUSALS.get(owner)
-        if refusal is None and f"{owner}/{name}" not in self.server.repositories:
-            refusal = (401, "RepoNotFound", "Repository not found")
-        if refusal is not None:
-            status, code, message = refusal
-            return self.send(
-                status, b"{}", with_body, {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
-            )
-        folder = self.server.repositories[f"{owner}/{name}"]
-        if is_api:
-            return self.answer_api(folder, rest, with_body)
-        _, _, *file = rest  # resolve/<revision>/<file>
-        target = folder.joinpath(*file)
-        if not target.is_file():
-            return self.send(404, b"Entry not found", with_body, {"X-Error-Code": "EntryNotFound"})
-        content = target.read_bytes()
-        return self.send(200, content, with_body, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'})
-
-    def answer_api(self, folder: Path, rest: list[str], with_body: bool) -> None:
-        files = sorted(path.name for path in folder.iterdir())
+        folder, refusal = self.server.repositories.get(f"{owner}/{name}"), REFUSALS.get(owner)
+        if refusal or folder is None:
+            status, code, message = refusal or (401, "RepoNotFound", "Repository not found")
+            return status, b"{}", {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+        if not is_api:
+            target = folder.joinpath(*rest[2:])  # resolve/<revision>/<file>
+            if not target.is_file():
+                return 404, b"Entry not found", {"X-Error-Code": "EntryNotFound"}
+            content = target.read_bytes()
+            return 200, content, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+        listed = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in files.items()]
         if rest[:1] == ["tree"]:
             # Every repository here is flat: a folder asked for by name is not there.
-            if len(rest) > 2:
-                return self.send(404, b"{}", with_body, {"X-Error-Code": "EntryNotFound"})
-            listed = [
-                {"type": "file", "path": name, "size": (folder / name).stat().st_size, "oid": name} for name in files
-            ]
-            return self.send_json(listed, with_body)
-        about = {"id": folder.name, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files], "tags": []}
-        return self.send_json(about, with_body)
+            return (404, b"{}", {"X-Error-Code": "EntryNotFound"}) if len(rest) > 2 else _json(listed)
+        return _json({"id": folder.name, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files], "tags": []})
 
-    def send_json(self, value: Any, with_body: bool) -> None:
-        self.send(200, json.dumps(value).encode(), with_body, {"Content-Type": "application/json"})
 
-    def send(self, status: int, content: bytes, with_body: bool, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"X-Repo-Commit": COMMIT, **headers}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(content)
+def _json(value: Any) -> tuple[int, bytes, dict[str, str]]:
+    return 200, json.dumps(value).encode(), {"Content-Type": "application/json"}
