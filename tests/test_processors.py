@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from planted import run_of
+from planted import MACHINE, run_of
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -71,11 +71,8 @@ def test_a_device_says_what_is_known_from_notes_alone():
 
 
 def run(processor: str, cpu: dict | None = None, seed: int = 0) -> Run:
-    about = {"settings": {"seed": seed}, "hash": str(seed), "models": [{"name": "small"}]}
-    versions = {"torch": "2", "transformers": "5"}
-    made = Run(about | {"machine": machine(processor, cpu) | versions}, Path(f"run{seed}"))
-    made.__dict__["rows"] = pd.DataFrame({"value": [seed]})
-    return made
+    about = {"settings": {"seed": seed}, "hash": str(seed), "machine": MACHINE | machine(processor, cpu)}
+    return run_of(pd.DataFrame({"value": [seed]}), **about)
 
 
 def test_seeds_of_one_name_join_and_what_one_of_them_did_not_record_is_not_said_of_all():
