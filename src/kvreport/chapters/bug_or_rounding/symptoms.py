@@ -68,23 +68,22 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
             found, _ = probe.cached(model, ids, [held, 1], use_cache=True)
             yield _row(rows.PLANTED, rows.NARROW_INSIDE, *about, _drift(stock, found.logits), held, held, 0)
         for name in names:
+            pair = faults.seam(tokenizer, text.ids) if name == faults.SEAM else (text.ids, text.ids)
+            if pair is None:
+                continue
             with faults.FAULTS[name].plant(model) if name in faults.FAULTS else nullcontext():
-                if name not in _OWN_PREFIX:
-                    drift = _drift(full.logits, every_dtype.step(model, ids, prefix).logits)
-                    yield _row(rows.PLANTED, name, *about, drift, held, held, 0)
-                    continue
-                pair = faults.seam(tokenizer, text.ids) if name == faults.SEAM else (text.ids, text.ids)
-                if pair is None:
-                    continue
-                whole, fed = (torch.tensor([of], device=model.device) for of in pair)
-                # A model is asked for its cache: what its configuration says is a matter of its own.
-                options = {} if name == "cache never returned" else {"use_cache": True}
-                (reading,) = probe.readings(
-                    model, whole, fed, np.random.default_rng(0), (probe.SPLIT,), None if name in _OWN_FULL else full,
-                    **options,
-                )
-            measured = (reading.drift, reading.held, reading.fed, int(reading.alone))
-            yield _row(rows.PLANTED, name, *about[:2], fed.shape[1], *measured)
+                if name in _OWN_PREFIX:
+                    whole, fed = (torch.tensor([of], device=model.device) for of in pair)
+                    # A model is asked for its cache: what its configuration says is a matter of its own.
+                    options = {} if name == "cache never returned" else {"use_cache": True}
+                    (reading,) = probe.readings(
+                        model, whole, fed, np.random.default_rng(0), (probe.SPLIT,),
+                        None if name in _OWN_FULL else full, **options,
+                    )
+                    measured = (reading.drift, reading.held, reading.fed, int(reading.alone))
+                else:
+                    measured = (_drift(full.logits, every_dtype.step(model, ids, prefix).logits), held, held, 0)
+            yield _row(rows.PLANTED, name, *about[:2], len(pair[1]), *measured)
 
 
 def _on_top(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
