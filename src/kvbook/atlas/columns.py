@@ -59,7 +59,7 @@ def _ready(name: str, dtype: str, device: str) -> feeding.Fed:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Give an error in one line, with its class: the reason often stands on the second."""
+    """Put an error into one line, with its class: the reason often stands on the second."""
     return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
 
 
@@ -125,7 +125,7 @@ def _off(path: execution_paths.Path, fed: feeding.Fed, ids: torch.Tensor, whole:
 
 
 def _first_wrong(off: torch.Tensor, dtype: str) -> int | None:
-    """Give the first position that is off by more than rounding."""
+    """Return the first position that is off by more than rounding."""
     wrong = (off > verdict.LIMIT * UNIT_ROUNDOFF[dtype]).nonzero()
     return int(wrong[0]) if len(wrong) else None
 
@@ -187,11 +187,7 @@ def _tried(feed: Callable[[], Any]) -> Any:
     try:
         return feed()
     except NotInvariant as error:
-        return f"refused: {_operation(error)}"
+        said = str(error).removeprefix("row_invariant() ").split(":  ")[0].split(", which")[0]
+        return f"refused: {textwrap.shorten(said, 200, placeholder=' …')}"
     except Exception as error:
         return f"fails: {in_one_line(error)}"
-
-
-def _operation(error: NotInvariant) -> str:
-    said = str(error).removeprefix("row_invariant() ").split(":  ")[0].split(", which")[0]
-    return textwrap.shorten(said, 200, placeholder=" …")

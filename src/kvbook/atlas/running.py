@@ -7,11 +7,11 @@ has cannot be forked.
 import json
 import multiprocessing
 import os
-import time
+import signal
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,10 @@ def finished(path: Path, device: str = "cpu") -> dict[str, dict[str, Any]]:
     return found
 
 
-def _child(name: str, device: str, pipe: Connection) -> None:
-    """Measure one architecture in a process of its own, whatever becomes of it."""
+def _child(name: str, device: str, seconds: int, pipe: Connection) -> None:
+    """Measure one architecture in a process of its own, which ends by itself when its time is over."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
     # Missing from systems on which no process is forked.
     import resource
 
@@ -74,18 +76,6 @@ def _child(name: str, device: str, pipe: Connection) -> None:
     pipe.close()
 
 
-@dataclass
-class _Running:
-    name: str
-    process: multiprocessing.process.BaseProcess
-    pipe: Connection
-    until: float
-
-
-def _row(name: str, **found: Any) -> dict[str, Any]:
-    return {"architecture": name, "class": configurations.class_of(name)} | found | versions()
-
-
 def _context(device: str) -> multiprocessing.context.BaseContext:
     if not hasattr(os, "fork"):
         raise UserError("the atlas measures each architecture in a forked process, which this system does not have")
@@ -100,9 +90,8 @@ def measured(
     names: Iterable[str], workers: int = 2, seconds: int = SECONDS, device: str = "cpu"
 ) -> Iterator[dict[str, Any]]:
     """Measure architectures, each in a process of its own and of one thread; give each row as soon as it is there."""
-    waiting = list(names)
-    context = _context(device)
-    running: dict[Connection, _Running] = {}
+    waiting, context = list(names), _context(device)
+    running: dict[Connection, tuple[str, BaseProcess]] = {}
     # A fork must not happen while threads compute.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -114,15 +103,30 @@ def measured(
                 while waiting and len(running) < workers:
                     name = waiting.pop(0)
                     ours, theirs = context.Pipe(duplex=False)
-                    process = context.Process(target=_child, args=(name, device, theirs), daemon=True)
+                    process = context.Process(target=_child, args=(name, device, seconds, theirs), daemon=True)
                     process.start()
                     theirs.close()
-                    running[ours] = _Running(name, process, ours, time.monotonic() + seconds)
-                yield from _ended(running)
+                    running[ours] = name, process
+                for pipe in wait(list(running)):
+                    yield _row(pipe, *running.pop(pipe))
     finally:
-        for each in running.values():
-            each.process.kill()
+        for _, process in running.values():
+            process.kill()
         torch.set_num_threads(threads)
+
+
+def _row(pipe: Connection, name: str, process: BaseProcess) -> dict[str, Any]:
+    """Read the row that a process sent, or say how it ended without one."""
+    try:
+        found = pipe.recv()
+    except EOFError:
+        process.join()
+        late = process.exitcode == -signal.SIGALRM
+        why = "took longer than allowed" if late else f"the process ended with {process.exitcode}"
+        found = {"status": "fails", "reason": why}
+    process.join()
+    pipe.close()
+    return {"architecture": name, "class": configurations.class_of(name)} | found | versions()
 
 
 def run(
@@ -139,24 +143,3 @@ def run(
             file.write(json.dumps(row | {"device": device}) + "\n")
             file.flush()
             yield row
-
-
-def _ended(running: dict[Connection, _Running]) -> Iterator[dict[str, Any]]:
-    """Wait a moment, and give the rows of the processes that ended or ran out of time."""
-    ready = wait(list(running), timeout=0.5)
-    for pipe, each in list(running.items()):
-        if pipe in ready:
-            try:
-                row = _row(each.name, **pipe.recv())
-            except EOFError:
-                each.process.join()
-                row = _row(each.name, status="fails", reason=f"the process ended with {each.process.exitcode}")
-        elif time.monotonic() > each.until:
-            each.process.kill()
-            row = _row(each.name, status="fails", reason="took longer than allowed")
-        else:
-            continue
-        each.process.join()
-        pipe.close()
-        del running[pipe]
-        yield row

@@ -109,9 +109,7 @@ _FROM_THE_FIRST = "pass position_ids that count from the first real token"
 PATHS = (
     Path("token by token", "offset_forgotten", _POSITIONS, steps, tools=(CHECK, ATLAS)),
     Path("in two parts", "offset_forgotten", _POSITIONS, two_parts, tools=(CHECK,)),
-    Path(
-        "prefix + last token", "offset_forgotten", _POSITIONS, lambda length, _: [length - 1, 1], tools=(VERIFY,),
-    ),
+    Path("prefix + last token", "offset_forgotten", _POSITIONS, lambda length, _: [length - 1, 1], tools=(VERIFY,)),
     Path(
         "chunks", "offset_forgotten_in_chunks", "feed the prompt in one call", chunks,
         tools=(THOROUGH, ATLAS, VERIFY), called={THOROUGH: "chunked prefill"},

@@ -5,7 +5,7 @@ by `no_cache`, `stale_window`, `texts_swapped` and `padding_seen`.  None is safe
 """
 
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -13,14 +13,7 @@ from unittest.mock import patch
 
 import torch
 from torch.nn import functional
-from transformers import (
-    Cache,
-    DynamicCache,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StaticCache,
-)
+from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
 Layers = Collection[int] | None
 Injected = AbstractContextManager[Any]
@@ -45,24 +38,35 @@ def _length(cache: Cache | None) -> int:
     return 0 if cache is None else int(cache.get_seq_length())
 
 
-def _calls_on_a_cache(
-    model: PreTrainedModel, change: _Change | None = None, around: Callable[[Cache], Injected] | None = None
-) -> Injected:
-    """Change every call of a model that has something in its cache: its arguments, or what is around it."""
+# What a call becomes: given the stock forward, the ids, the cache and further arguments.
+_Call = Callable[[Callable[..., Any], torch.Tensor, Cache | None, dict[str, Any]], Any]
+
+
+def _calls(model: PreTrainedModel, call: _Call) -> Injected:
+    """Change every call of a model."""
     stock = model.forward
 
     # The signature stays: transformers looks at it.
     @wraps(stock)
     def forward(input_ids, past_key_values=None, **options):
-        held = _length(past_key_values)
-        with ExitStack() as stack:
-            if held:
-                options |= change(input_ids, held) if change else {}
-                if around:
-                    stack.enter_context(around(past_key_values))
-            return stock(input_ids, past_key_values=past_key_values, **options)
+        return call(stock, input_ids, past_key_values, options)
 
     return patch.object(model, "forward", forward)
+
+
+def _calls_on_a_cache(
+    model: PreTrainedModel, change: _Change | None = None, around: Callable[[Cache], Injected] | None = None
+) -> Injected:
+    """Change every call of a model that has something in its cache: its arguments, or what is around it."""
+
+    def call(stock, ids, cache, options):
+        held = _length(cache)
+        if held and change:
+            options |= change(ids, held)
+        with around(cache) if held and around else nullcontext():
+            return stock(ids, past_key_values=cache, **options)
+
+    return _calls(model, call)
 
 
 def _new_positions(ids: torch.Tensor, first: int) -> dict[str, torch.Tensor]:
@@ -158,59 +162,49 @@ def stale_window(model: PreTrainedModel, window: int = 8) -> Injected:
 
     The entries that stay were computed from tokens that have left the window.
     """
-    stock = model.forward
 
-    @wraps(stock)
-    def forward(input_ids, past_key_values=None, **options):
-        held, new = _length(past_key_values), input_ids.shape[1]
-        if not held:
-            return stock(input_ids[:, -window:], past_key_values=past_key_values, **options)
-        if held + new > window:
+    def call(stock, ids, cache, options):
+        held, new = _length(cache), ids.shape[1]
+        if held + new > window and held:
             # Several tokens at once would each need a window of their own: they share the last one's.
-            options |= _seen(input_ids, held, slice(0, max(0, held + new - max(window, new))))
-        return stock(input_ids, past_key_values=past_key_values, **options)
+            options |= _seen(ids, held, slice(0, max(0, held + new - max(window, new))))
+        return stock(ids if held else ids[:, -window:], past_key_values=cache, **options)
 
-    return patch.object(model, "forward", forward)
+    return _calls(model, call)
 
 
 def texts_swapped(model: PreTrainedModel) -> Injected:
     """Give each text of a batch the logits of another one."""
-    stock = model.forward
 
-    @wraps(stock)
-    def forward(*arguments, **options):
-        found = stock(*arguments, **options)
+    def call(stock, ids, cache, options):
+        found = stock(ids, past_key_values=cache, **options)
         found.logits = found.logits.roll(1, 0)
         return found
 
-    return patch.object(model, "forward", forward)
+    return _calls(model, call)
 
 
 def padding_seen(model: PreTrainedModel) -> Injected:
     """Let a pass without a cache see the padding."""
-    stock = model.forward
 
-    @wraps(stock)
-    def forward(input_ids, attention_mask=None, past_key_values=None, **options):
-        if attention_mask is not None and not _length(past_key_values):
-            attention_mask = torch.ones_like(attention_mask)
-        return stock(input_ids, attention_mask=attention_mask, past_key_values=past_key_values, **options)
+    def call(stock, ids, cache, options):
+        if options.get("attention_mask") is not None and not _length(cache):
+            options["attention_mask"] = torch.ones_like(options["attention_mask"])
+        return stock(ids, past_key_values=cache, **options)
 
-    return patch.object(model, "forward", forward)
+    return _calls(model, call)
 
 
 def one_cache_for_all(model: PreTrainedModel) -> Injected:
     """Go on with the cache of the newest call, whatever cache is given."""
-    stock, newest = model.forward, {}
+    newest = []
 
-    @wraps(stock)
-    def forward(input_ids, past_key_values=None, **options):
-        past = newest.get("cache") if _length(past_key_values) else past_key_values
-        found = stock(input_ids, past_key_values=past, **options)
-        newest["cache"] = found.past_key_values
+    def call(stock, ids, cache, options):
+        found = stock(ids, past_key_values=newest[-1] if _length(cache) else cache, **options)
+        newest.append(found.past_key_values)
         return found
 
-    return patch.object(model, "forward", forward)
+    return _calls(model, call)
 
 
 def last_slot_lost(_model: PreTrainedModel) -> Injected:

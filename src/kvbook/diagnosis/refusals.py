@@ -60,9 +60,7 @@ def refuse_not_finite(name: str, model: PreTrainedModel, rows: list[dict[str, An
         )
 
 
-def refuse_reference(
-    name: str, model: PreTrainedModel, rows: list[dict[str, Any]], texts: list[corpus.Sample]
-) -> None:
+def refuse_reference(name: str, model: PreTrainedModel, rows: list[dict[str, Any]], texts: list[corpus.Sample]) -> None:
     """Acquit the cache where nothing could agree with the full pass of the text that drifts most."""
     worst = max(rows, key=lambda row: row["drift"] if row["drift"] == row["drift"] else -1.0)["sample"]
     text = next(text for text in texts if text.index == worst)
