@@ -96,17 +96,10 @@ def text(length: int, rows: int = 1, seed: int = 5) -> torch.Tensor:
 def kept_layers(per_layer: list[list[Any]], count: int = LAYERS) -> list[int]:
     """Choose layers so that every kind is among them, and the last one stays the last."""
     kinds = [tuple(map(repr, layer)) for layer in zip(*per_layer, strict=True)]
-    chosen = {len(kinds) - 1}
-    seen = {kinds[-1]}
-    for index, kind in enumerate(kinds):
-        if kind not in seen:
-            chosen.add(index)
-            seen.add(kind)
-    for index in range(len(kinds)):
-        if len(chosen) >= count:
-            break
-        chosen.add(index)
-    return sorted(chosen)
+    last = len(kinds) - 1
+    firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds) if kind != kinds[last]]
+    wanted = dict.fromkeys([last, *firsts, *range(last)])
+    return sorted(list(wanted)[: max(count, 1 + len(firsts))])
 
 
 def _shrunk(kind: type[PreTrainedConfig]) -> dict[str, Any]:

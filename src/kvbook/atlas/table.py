@@ -87,13 +87,8 @@ def line(row: dict[str, Any]) -> str:
     kind = verdict(row)
     if kind == "does not run":
         return f"{row['architecture']:26s} {kind:15s} {row.get('reason', '')}"
-    parts = [
-        f"{row['architecture']:26s} {kind:15s}",
-        f"{row['cache']:20s}",
-        row.get("row_invariant", "not tried"),
-        "; ".join(faults(row)),
-    ]
-    return " ".join(part for part in parts if part)
+    said = f"{row['architecture']:26s} {kind:15s} {row['cache']:20s} {row.get('row_invariant', 'not tried')}"
+    return " ".join([said, *filter(None, ["; ".join(faults(row))])])
 
 
 def counts(rows: list[dict[str, Any]]) -> list[str]:
@@ -125,18 +120,12 @@ def check_format(path: Path) -> None:
 def write(rows: list[dict[str, Any]], path: Path) -> None:
     """Write the rows for another program, as the file's name says: CSV, or JSON with nested drifts."""
     check_format(path)
-    ordered = sorted(rows, key=lambda row: row["architecture"])
+    ordered = [row | {"verdict": verdict(row)} for row in sorted(rows, key=lambda row: row["architecture"])]
     if path.suffix == ".json":
-        content = json.dumps([row | {"verdict": verdict(row)} for row in ordered], indent=1) + "\n"
+        content = json.dumps(ordered, indent=1) + "\n"
     else:
-        flat = [
-            {
-                key: json.dumps(value) if isinstance(value, dict) else value
-                for key, value in (row | {"verdict": verdict(row)}).items()
-            }
-            for row in ordered
-        ]
-        content = pd.DataFrame(flat).to_csv(index=False)
+        flat = pd.DataFrame(ordered).map(lambda value: json.dumps(value) if isinstance(value, dict) else value)
+        content = flat.to_csv(index=False)
     # Written beside it and moved, so that nothing is there by halves.
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")

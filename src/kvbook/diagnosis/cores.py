@@ -35,9 +35,7 @@ def idle(cores: int, load: float) -> int:
 
 def _usable() -> int:
     # Both are missing from some systems.
-    if affinity := getattr(os, "sched_getaffinity", None):
-        return len(affinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _load() -> float:

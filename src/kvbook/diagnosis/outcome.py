@@ -90,35 +90,23 @@ class Outcome(_Part):
         ]
         if self.slope and "slope" not in self.why:
             low, high = self.slope.low, self.slope.high
-            rows.append(
-                (
-                    "slope",
-                    f"{self.slope.value:.2f} [{low:.2f}, {high:.2f}] on log-log axes: rounding has 1, a bug has 0",
-                )
-            )
+            interval = f"{self.slope.value:.2f} [{low:.2f}, {high:.2f}]"
+            rows.append(("slope", f"{interval} on log-log axes: rounding has 1, a bug has 0"))
         if self.verdict == "bug" and self.located:
             rows.append(("layer", f"{self._place()} is the first beyond rounding"))
         # In line with one another where there are many; a word each where there are few.
         if len(self.paths) > _FEW:
             width = max(len(found.path) for found in self.paths)
-            rows += [
-                ("path", f"{found.path:{width}s}  {found.verdict}: {_short(found.detail)}") for found in self.paths
-            ]
+            rows += [("path", f"{found.path:{width}s}  {found.verdict}: {_short(found.detail)}") for found in self.paths]
         else:
             rows.append(("paths", "; ".join(f"{found.path}: {found.verdict}" for found in self.paths)))
-        if self.cause:
-            rows.append(("cause", self.cause))
-        rows.append(("remedy", self.remedy))
-        if self.not_tried:
-            rows.append(("not tried", "; ".join(self.not_tried)))
-        return [f"{name:9s} {text}" for name, text in rows]
+        rows += [("cause", self.cause), ("remedy", self.remedy), ("not tried", "; ".join(self.not_tried))]
+        return [f"{name:9s} {text}" for name, text in rows if text]
 
     def _place(self) -> str:
-        if self.first_suspicious_layer is None:
-            return "none, for the hidden states agree: the LM head"
-        if self.first_suspicious_layer == 0:
-            return "the embedding, before layer 1,"
-        return f"layer {self.first_suspicious_layer} of {self.layers}"
+        layer = self.first_suspicious_layer
+        named = {None: "none, for the hidden states agree: the LM head", 0: "the embedding, before layer 1,"}
+        return named.get(layer, f"layer {layer} of {self.layers}")
 
 
 _FEW = 3

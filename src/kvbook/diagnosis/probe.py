@@ -53,11 +53,10 @@ class Reading:
     alone: bool
 
 
-def _call(model: PreTrainedModel, ids: torch.Tensor, **options):
-    return model(ids, output_hidden_states=True, **options)
+LastTokens = list[passes.LastToken]
 
 
-def last_tokens(output) -> list[passes.LastToken]:
+def last_tokens(output) -> LastTokens:
     """Take each text's last token, its hidden states and logits, from what a model returned."""
     shape = output.logits.shape[:2]
     states = [_one_width(state, shape)[:, -1] for state in output.hidden_states]
@@ -73,16 +72,14 @@ def _one_width(state: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return state.flatten(2)
 
 
-def cached_rows(
-    model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options
-) -> tuple[list[passes.LastToken], int]:
+def cached_rows(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options) -> tuple[LastTokens, int]:
     """Feed texts in parts, each on top of whatever cache the call before returned."""
     past = None
     *before, last = ids.split(parts, 1)
     for part in before:
         past = model(part, past_key_values=past, **options).past_key_values
     held = 0 if past is None else int(past.get_seq_length())
-    return last_tokens(_call(model, last, past_key_values=past, **options)), held
+    return last_tokens(model(last, past_key_values=past, output_hidden_states=True, **options)), held
 
 
 def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options) -> tuple[passes.LastToken, int]:
@@ -91,10 +88,10 @@ def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **option
     return rows[0], held
 
 
-def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> list[passes.LastToken]:
+def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> LastTokens:
     """Run texts at once and without a cache, in the arithmetic of `widened`."""
     with torch.inference_mode(), widened(model.dtype):
-        return last_tokens(_call(model, ids, use_cache=False))
+        return last_tokens(model(ids, use_cache=False, output_hidden_states=True))
 
 
 def full_pass(model: PreTrainedModel, ids: torch.Tensor) -> passes.LastToken:

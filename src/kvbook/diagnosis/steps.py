@@ -70,15 +70,14 @@ class StepReport:
     @property
     def lines(self) -> list[str]:
         """Say it in a few lines."""
-        rows = [("verdict", f"{self.verdict}: {self.why}")]
-        rows.append(("paths", "; ".join(f"{found.path}: {found.verdict}" for found in self.paths)))
-        if self.first_wrong is not None:
-            rows.append(("position", f"{self.first_wrong} is the first wrong one ({self.path})"))
-        if self.module is not None:
-            rows.append(("module", f"{self.module} is the first whose output differs"))
-        if self.cause is not None:
-            rows.append(("cause", self.cause))
-        return [f"{name:9s} {text}" for name, text in rows]
+        rows = [
+            ("verdict", f"{self.verdict}: {self.why}"),
+            ("paths", "; ".join(f"{found.path}: {found.verdict}" for found in self.paths)),
+            ("position", self.first_wrong is not None and f"{self.first_wrong} is the first wrong one ({self.path})"),
+            ("module", self.module and f"{self.module} is the first whose output differs"),
+            ("cause", self.cause),
+        ]
+        return [f"{name:9s} {text}" for name, text in rows if text]
 
     def __str__(self) -> str:
         return "\n".join(self.lines)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -41,14 +42,9 @@ MOST = 3.0
 _LIKE = 2.5
 
 
-def bits(name: str) -> int:
-    """Give the bits of a stored number."""
-    return _BITS[name] if name in _BITS else int(name.removeprefix("int"))
-
-
 def said(name: str) -> str:
     """Name a format for a reader."""
-    return f"{bits(name)} bits ({name})"
+    return f"{_BITS.get(name) or name.removeprefix('int')} bits ({name})"
 
 
 def narrower(dtype: str, declared: str | None = None) -> list[str]:
@@ -136,17 +132,14 @@ def _read_through(
     What the model's own cache rounds is thus left out of both runs.  Not safe in threads, as a class's method is
     replaced.
     """
-    stock, seeds = Cache.update, itertools.count(1000 * seed)
+    seeds = itertools.count(1000 * seed)
 
     def update(_cache: Cache, *states: Any, **_more: Any) -> tuple[torch.Tensor, ...]:
         return tuple(moved(each, name, next(seeds)) if name else each for each in states[:2])
 
-    Cache.update = update
-    try:
+    with patch.object(Cache, "update", update):
         output = model(ids, output_hidden_states=True, **options)
-        return probe.last_tokens(output)[0], output.logits
-    finally:
-        Cache.update = stock
+    return probe.last_tokens(output)[0], output.logits
 
 
 @dataclass(frozen=True)
@@ -185,17 +178,15 @@ class Storage:
     @property
     def looks_like(self) -> str:
         """Say what an undeclared drift is like; no more than that, for other faults may drift alike."""
-        return (
-            f"looks like storage in {said(self.name)}: rounding each stored number to that drifts by {self.drift:.1e}"
-        )
+        drift = f"rounding each stored number to that drifts by {self.drift:.1e}"
+        return f"looks like storage in {said(self.name)}: {drift}"
 
     @property
     def excess(self) -> str:
         """Say that a declared format does not explain a drift."""
-        if self.most <= MOST:
-            return f"storage in {said(self.name)} does not explain it in {', '.join(self.beyond)}"
-        return (
-            f"storage in {said(self.name)} does not explain it: up to {self.most:,.0f} times what rounding to that does"
+        times = f": up to {self.most:,.0f} times what rounding to that does"
+        return f"storage in {said(self.name)} does not explain it" + (
+            times if self.most > MOST else f" in {', '.join(self.beyond)}"
         )
 
     def why(self, finding: verdict.Finding) -> str:

@@ -150,17 +150,13 @@ def _table(drifts: Mapping[str, Sequence[float]]) -> pd.DataFrame:
 
 def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
     """Give the verdict on one symptom."""
-    left_out = {}
-    for dtype, part in rows.groupby("dtype"):
-        if part["drift"].isna().any():
-            left_out[dtype] = "the full pass overflows"
+    left_out = dict.fromkeys(rows.loc[rows["drift"].isna(), "dtype"].sort_values(), "the full pass overflows")
     rows = rows[~rows["dtype"].isin(left_out)]
     dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype in set(rows["dtype"])]
     by_dtype = rows.groupby("dtype")["drift"]
     drift = {dtype: float(by_dtype.mean()[dtype]) for dtype in dtypes}
     roundoffs = {dtype: float(by_dtype.max()[dtype]) / UNIT_ROUNDOFF[dtype] for dtype in dtypes}
-    finite = rows[np.isfinite(rows["drift"])]
-    fitted = slope(finite, seed) if len(finite) == len(rows) else None
+    fitted = slope(rows, seed) if np.isfinite(rows["drift"]).all() else None
     kind, why = _rule(drift, roundoffs, fitted)
     return Finding(kind, why, fitted, drift, roundoffs, left_out)
 
@@ -180,10 +176,8 @@ def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Est
         differs = next(dtype for dtype, value in drift.items() if value > 0)
         return "rounding", f"{differs} differs, but in {finest} every logit is equal in every bit"
     if roundoffs[finest] <= (most := ROUNDING.get(finest, 0.0)):
-        return (
-            "rounding",
-            f"{count(roundoffs[finest])} roundoffs in {finest}, no more than the {most:,.0f} that rounding can be",
-        )
+        within = f"no more than the {most:,.0f} that rounding can be"
+        return "rounding", f"{count(roundoffs[finest])} roundoffs in {finest}, {within}"
     if fitted is None:
         where = f"{finest} alone tells" if len(drift) == 1 else "drifts below one roundoff tell"
         return "undecided", f"{where} no slope: add a finer dtype, float64 first of all"
