@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 import torch
 from planted import on_processor, run_of, with_rows
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.measuring import agreement, caches
-from kvbook.models import loading, tokenizers
+from kvbook.measuring import agreement
+from kvbook.models import loading
 from kvreport.chapters.prompt_reuse import continuations, figures, measures, rows, split_keys, tables
 from kvreport.chapters.prompt_reuse.rows import AS_IS, CHAT, CONTINUED, CORPUS, DOCUMENTED, JOINED, SHARED, THREAD
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
@@ -21,26 +21,23 @@ from kvreport.publishing import judging, statements
 from kvreport.publishing.found import Found
 from kvreport.running import catalogue
 
-# Full stop and word are one piece in this text, so its vocabulary joins them as Llama-3's does.
-TEXT = "def f(x):\n    return x.get(1).set(2).append(3)\n# You are a helpful assistant. What is it? Help me.\n"
-SHAPE = {
-    "vocab_size": 420, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.2, "tie_word_embeddings": False,
-    "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 2,
-}
-CLASSES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 FP32, BF16 = "float32", "bfloat16"
+SHAPE = {
+    "vocab_size": 2048, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.2, "pad_token_id": 2,
+    "eos_token_id": 0,
+}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    bpe = tokenizers.train_bpe("llama3", [TEXT] * 4, 420)
+    """Save small checkpoints with the stand-ins' tokenizers, as a user's folders would hold them."""
     made = {}
-    for family, (config, model) in CLASSES.items():
-        torch.manual_seed(4)
+    for family in ("llama", "qwen2"):
         made[family] = str(tmp_path_factory.mktemp("reuse") / f"small-{family}")
-        model(config(**SHAPE)).save_pretrained(made[family])
-        tokenizers.for_family(bpe, family, 512).save_pretrained(made[family])
+        torch.manual_seed(4)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE)).save_pretrained(made[family])
+        AutoTokenizer.from_pretrained(paths.MODELS / "standins" / family).save_pretrained(made[family])
     return made
 
 
@@ -48,7 +45,7 @@ def folders(tmp_path_factory):
 def settings(folders, text_folder):
     return PromptReuseSettings.checked(
         model=folders["llama"], second_model=folders["qwen2"], corpus=str(text_folder), n_samples=3, n_prompts=0,
-        n_positions=12, n_new_tokens=8, dtypes=(FP32, BF16),
+        n_positions=12, n_new_tokens=4, dtypes=(FP32, BF16),
     )
 
 
@@ -65,7 +62,7 @@ def test_the_posted_ids_have_a_second_begin_of_text_for_llama_alone(folders):
         tokenizer = loading.tokenizer(folders[family])
         (prompt, posted), (_, single) = (split_keys.posted_ids(tokenizer, one_begin=one) for one in (False, True))
         assert posted.shape[1] - single.shape[1] == more
-        assert (torch.cat([prompt, posted], 1) == 1).sum() == 2 * more
+        assert (torch.cat([prompt, posted], 1) == tokenizer.bos_token_id).sum() == 2 * more
 
 
 def test_every_layer_tensor_and_part_is_counted_once(results):
@@ -73,9 +70,8 @@ def test_every_layer_tensor_and_part_is_counted_once(results):
     assert not rows.duplicated(["model", "dtype", "variant", "layer", "tensor", "part"]).any()
     # 2 models and dtypes, 6 variants, 3 layers, keys and values, 2 parts.
     assert len(rows) == 2 * 2 * 6 * 3 * 2 * 2
-    row = rows[rows["part"] == "prompt"].iloc[0]
     # 2 key heads of 8 dimensions.
-    assert row["n_elements"] == 16 * row["n_prompt"]
+    assert rows.query("part == 'prompt'").eval("n_elements == 16 * n_prompt").all()
 
 
 def test_an_overwritten_cache_changes_deeper_layers_and_not_one_bit_of_the_first(results):
@@ -91,13 +87,14 @@ def test_an_overwritten_cache_changes_deeper_layers_and_not_one_bit_of_the_first
 def test_the_switches_give_the_whole_passs_rows_and_cache_and_leave_the_model_as_it_was(llama, ids):
     with torch.inference_mode():
         whole = llama(ids, use_cache=True).past_key_values
-        as_many_rows, both, of_other_ids = (
-            split_keys.in_two_parts(llama, text, 23, variant)
-            for text, variant in ((ids, rows.FULL_ROWS), (ids, rows.BOTH), (ids.flip(1), rows.BOTH))
-        )
+        as_many_rows = split_keys.in_two_parts(llama, ids, 23, rows.FULL_ROWS)
+        again = llama(ids, use_cache=True).past_key_values
+        # The last is a control: another text's cache is seen.
+        both, of_other_ids = (split_keys.in_two_parts(llama, text, 23, rows.BOTH) for text in (ids, ids.flip(1)))
     assert torch.equal(whole.layers[0].keys, as_many_rows.layers[0].keys)
-    assert all("forward" not in vars(module) for module in llama.modules())
-    # The last is a control: another text's cache is seen.
+    # Control: keys of another place are not these.
+    assert not torch.equal(whole.layers[0].keys[:, :, 1:], as_many_rows.layers[0].keys[:, :, :-1])
+    assert torch.equal(whole.layers[5].keys, again.layers[5].keys)
     for split, differs in ((both, False), (of_other_ids, True)):
         compared = split_keys.compare(whole, split, 23)
         assert any(row["n_differing"] for row in compared if row["part"] == "prompt") == differs
@@ -127,7 +124,7 @@ def test_the_published_numbers_of_elements_are_those_of_the_true_shapes(results)
 def test_a_word_that_the_vocabulary_joins_with_the_stop_leaves_the_model_one_token_short(results):
     rows = results["continuations"]
     joined = rows[rows["case"] == JOINED].set_index("way")
-    assert "get" in set(joined["prompt"])
+    assert len(joined)
     assert joined["mismatch"].all()
     assert (joined["prompt_there"] == "." + joined["prompt"]).all()
     short = joined["prompt_tokens"] - joined["shared_tokens"] - joined["fed_tokens"]
@@ -145,9 +142,8 @@ def test_the_common_prefix_restores_the_tokens_in_fp32_and_the_cache_as_it_is_do
     assert not posted[JOINED].all()
 
 
-def test_a_cache_as_long_as_the_prompt_is_fed_the_whole_prompt_again(results):
+def test_the_common_prefix_with_a_cache_as_long_as_the_prompt_leaves_one_token_to_feed(results):
     whole = results["continuations"].query("case == 'whole prompt'").set_index("way")
-    assert whole.loc[AS_IS, "fed_again"].all()
     assert (whole.loc[SHARED, "fed_tokens"] == 1).all()
     assert set(whole["cache"]) == {"", "dynamic", "static"}
 
@@ -162,18 +158,17 @@ def test_texts_side_by_side_are_marked_where_they_diverge_and_nowhere_else(resul
     assert tables.visible(" a\n\tb  c d ") == "␣a⏎⇥b␣␣c d␣"
 
 
-def test_one_text_has_a_mismatch_after_its_space_and_none_before(settings, folders):
+def test_one_text_has_a_mismatch_after_its_space_and_none_before_nor_in_the_chat_template(settings, folders):
     asked = settings.model_copy(update={"n_prompts": 3})
-    tokenizer = loading.tokenizer(folders["llama"])
+    tokenizer = loading.tokenizer(folders["qwen2"])
     items = {(item.case, item.name): item for item in continuations.question_items(asked, tokenizer)}
-    lost = {}
-    for (case, name), item in items.items():
-        lost[case, name] = len(item.prefix_ids) - caches.shared_length(item.prefix_ids, item.ids)
+    kept = {key: item.prefix_ids == item.ids[: len(item.prefix_ids)] for key, item in items.items()}
     for question in continuations.questions(asked):
         assert items[DOCUMENTED, question].ids == items["before the space", question].ids
-        assert lost["before the space", question] == lost[CHAT, question] == 0
+        assert kept["before the space", question]
+        assert kept[CHAT, question]
     # Control: this vocabulary joins the space with some first words, so the other cut is seen to matter.
-    assert any(lost[DOCUMENTED, question] for question in continuations.questions(asked))
+    assert not all(kept[DOCUMENTED, question] for question in continuations.questions(asked))
 
 
 def test_seeds_share_no_question_and_what_is_not_there_is_refused(settings):
@@ -185,26 +180,19 @@ def test_seeds_share_no_question_and_what_is_not_there_is_refused(settings):
         questions(3)
 
 
-def test_a_systems_turn_is_a_prefix_of_the_chat_in_ids(folders):
+def test_without_a_template_for_a_systems_turn_there_is_no_such_case(folders):
     tokenizer = loading.tokenizer(folders["qwen2"])
-    items = [item for item in continuations.posted_items(tokenizer) if item.case == CHAT]
-    assert [item.name for item in items] == ["0", "1"]
-    assert all(item.ids[: len(item.prefix_ids)] == item.prefix_ids for item in items)
-    # Controls: no template, and one that refuses a system's turn.
-    for template in (None, "{{ raise_exception('no system here') }}"):
+    for template, n_items in ((tokenizer.chat_template, 2), (None, 0), ("{{ raise_exception('no system here') }}", 0)):
         tokenizer.chat_template = template
-        assert CHAT not in {item.case for item in continuations.posted_items(tokenizer)}
+        assert sum(item.case == CHAT for item in continuations.posted_items(tokenizer)) == n_items
 
 
-@pytest.mark.parametrize(
-    ("text", "cut", "place"),
-    [
-        ("word", 2, "inside a word"), ("a word", 2, "after a space"), ("a word", 1, "before a space"),
-        ("a\nword", 2, "after a line break"), ("a.word", 2, "mark before a letter"), ("a.)", 2, "elsewhere"),
-    ],
-)
-def test_a_cut_is_named_by_its_two_characters(text, cut, place):
-    assert kind_of(text, cut) == place
+def test_a_cut_is_named_by_its_two_characters():
+    cuts = {
+        "wo|rd": "inside a word", "a |word": "after a space", "a| word": "before a space",
+        "a\n|word": "after a line break", "a.|word": "mark before a letter", "a.|)": "elsewhere",
+    }
+    assert {cut: kind_of(cut.replace("|", ""), cut.index("|")) for cut in cuts} == cuts
 
 
 def test_every_file_and_vocabulary_is_cut_at_the_same_places(results, settings):
@@ -260,12 +248,10 @@ def test_ids_that_do_not_continue_are_counted_by_prompt():
         assert [one.units for one in measures.MISMATCHED(found)] == [40]
 
 
-@pytest.mark.parametrize(
-    ("equal", "outcome"), [((False, False), "holds"), ((True, False), "fails"), ((False, True), "fails")]
-)
-def test_rounding_in_bf16_needs_a_prompt_that_differs_in_either_case(equal, outcome):
-    kinds = zip(("before the space", CHAT), (AS_IS, AS_IS), (BF16, BF16), equal, strict=True)
-    assert checked("rounding-in-bf16", of_texts(*kinds)) == outcome
+def test_rounding_in_bf16_needs_a_prompt_that_differs_in_either_case():
+    for before, chat, outcome in ((False, False, "holds"), (True, False, "fails"), (False, True, "fails")):
+        kinds = ("before the space", AS_IS, BF16, before), (CHAT, AS_IS, BF16, chat)
+        assert checked("rounding-in-bf16", of_texts(*kinds)) == outcome
 
 
 # Of whose processor a sentence speaks, of which experiment; on which of its rows elements may differ, and on which not.
@@ -301,9 +287,9 @@ def test_statements_hold_on_what_was_measured_here(results):
     assert checked("whole-prompt-fed-again", partly) == "fails"
 
 
-@pytest.mark.parametrize(("safe", "outcome"), [(0, "holds"), (1, "fails")])
-def test_cuts_that_change_ids_are_told_from_cuts_that_do_not(results, safe, outcome):
-    assert checked("any-cut", with_rows(results, seams=results["seams"].assign(safe=safe))) == outcome
+def test_cuts_that_change_ids_are_told_from_cuts_that_do_not(results):
+    for safe, outcome in ((0, "holds"), (1, "fails")):
+        assert checked("any-cut", with_rows(results, seams=results["seams"].assign(safe=safe))) == outcome
 
 
 def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(results):
@@ -313,26 +299,22 @@ def test_every_claim_gets_a_verdict_and_each_verdict_its_numbers(results):
     assert table["verdict"][1] == "not run"
 
 
-@pytest.mark.parametrize(
-    ("differ", "expected"),
-    [
-        ("dtype == @FP32", "reproduced in kind"), ("dtype == @FP32 and rows_fed == 1", "undecided"),
-        ("dtype == @BF16", "refuted in kind"),
-    ],
-)
-def test_the_first_layer_is_judged_in_the_threads_dtype_alone(results, differ, expected):
-    rows = results["first_layer"]
-    rows = rows.assign(n_differing=rows.eval(differ) * 3)
-    check = measures.CHECKS["first-layer-differs"]
-    assert check(with_rows(results, first_layer=rows)).verdict == expected
-    assert check(with_rows(results, first_layer=rows.query("dtype == @BF16"))).verdict == "not run"
+def test_the_first_layer_is_judged_in_the_threads_dtype_alone(results):
+    judged, rows = measures.CHECKS["first-layer-differs"], results["first_layer"]
+    for differ, expected in {
+        "dtype == @FP32": "reproduced in kind", "dtype == @FP32 and rows_fed == 1": "undecided",
+        "dtype == @BF16": "refuted in kind",
+    }.items():
+        changed = rows.assign(n_differing=rows.eval(differ) * 3)
+        assert judged(with_rows(results, first_layer=changed)).verdict == expected
+    assert judged(with_rows(results, first_layer=rows.query("dtype == @BF16"))).verdict == "not run"
 
 
-@pytest.mark.parametrize(("equal", "expected"), [(True, "refuted in kind"), (False, "reproduced in kind")])
-def test_the_threads_own_prompts_decide_where_their_ids_leave_the_prefixs(equal, expected):
+def test_the_threads_own_prompts_decide_where_their_ids_leave_the_prefixs():
     check = measures.CHECKS["reused-cache-changes-text"]
-    assert check(of_texts((THREAD, AS_IS, FP32, equal), mismatch=(THREAD,))).verdict == expected
-    assert check(of_texts((THREAD, AS_IS, FP32, equal))).verdict == "not run"
+    for equal, expected in ((True, "refuted in kind"), (False, "reproduced in kind")):
+        assert check(of_texts((THREAD, AS_IS, FP32, equal), mismatch=(THREAD,))).verdict == expected
+        assert check(of_texts((THREAD, AS_IS, FP32, equal))).verdict == "not run"
 
 
 PRECISION = measures.CHECKS["precision-explains"]
