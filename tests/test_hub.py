@@ -93,7 +93,7 @@ def ask(requests, home, endpoint, **environment):
 BAD = {
     "gated/model": "gated/model is gated: accept its licence",
     "gated-to-you/model": "gated-to-you/model is gated: accept its licence",
-    "nobody/nothing": "'nobody/nothing' is not on the hub",
+    "nobody/nothing": "nobody/nothing is not on the hub",
     "refused/model": "refused/model: the hub refuses the token in HF_TOKEN",
     "broken/model": "broken/model: the hub answers with error 503",
     "some/pickles": "some/pickles holds no weights in safetensors",

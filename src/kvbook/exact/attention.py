@@ -199,15 +199,13 @@ def _each_by_itself(query, key, value, mask, visible, scale) -> torch.Tensor:
     for some, found in stretches:
         k, v = (x.repeat_interleave(groups, 1) for x in (key, value)) if groups > 1 else (key, value)
         out[:, :, some] = _pieces(query[:, :, some], k, v, mask[:, :, some], found, False, scale)
+    dtype = query.dtype if mask.dtype == torch.bool else mask.dtype
     for some, keys in alone:
-        dtype = query.dtype if mask.dtype == torch.bool else mask.dtype
         length = length_allowed(query, len(keys) * key.shape[1], QUERIES, keys.shape[1], dtype)
         length = length or -(-keys.shape[1] // BLOCK) * BLOCK
         asked, k, v, bias = own_keys.drawn(query[:, :, some], key, value, mask[:, :, some], keys, length, QUERIES)
-        parts = [
-            _checked(part, k, v, its.contiguous(), scale)
-            for part, its in zip(asked.split(QUERIES, 2), bias.split(QUERIES, 2), strict=True)
-        ]
+        both = zip(asked.split(QUERIES, 2), bias.split(QUERIES, 2), strict=True)
+        parts = [_checked(part, k, v, its.contiguous(), scale) for part, its in both]
         result = torch.cat(parts, 2)[:, :, :groups].reshape(len(keys), query.shape[1], -1).transpose(0, 1)
         out[:, :, some] = result[None, :, : len(some)]
     return out

@@ -158,11 +158,7 @@ def length_allowed(
     lengths = dict.fromkeys(-(-keys // part) * part for part in parts)
     # A last block is tried by itself too: the more keys come before it, the less of a difference in it is left to be
     # seen.
-    return next(
-        (
-            length
-            for length in lengths
-            if all(allows(query, heads, queries, tried, dtype) for tried in {length % BLOCK or BLOCK, length})
-        ),
-        None,
-    )
+    for length in lengths:
+        if all(allows(query, heads, queries, tried, dtype) for tried in {length % BLOCK or BLOCK, length}):
+            return length
+    return None

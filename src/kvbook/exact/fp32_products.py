@@ -106,21 +106,17 @@ def _loaded(path: Path, dtype: torch.dtype) -> Kernel:
     def times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if x.shape[1] != weight.shape[0] or (bias is not None and bias.shape != weight.shape[1:]):
             # In torch's words, for it reads memory where they say.
-            raise RuntimeError(
-                f"mat1 and mat2 shapes cannot be multiplied ({x.shape[0]}x{x.shape[1]} and {weight.shape[0]}x{weight.shape[1]})"
-            )
+            shapes = " and ".join("{}x{}".format(*each.shape) for each in (x, weight))
+            raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
         if len(given := {each.dtype for each in (x, weight, bias) if each is not None} | {dtype}) > 1:
-            raise RuntimeError(
-                f"mat1, mat2 and what is added must have the same dtype, but have {', '.join(map(str, given))}"
-            )
+            dtypes = ", ".join(map(str, given))
+            raise RuntimeError(f"mat1, mat2 and what is added must have the same dtype, but have {dtypes}")
         wide = x.float().contiguous()
         out = wide.new_empty(x.shape[0], weight.shape[1])
         bias = None if bias is None else bias.float().contiguous()
-        function(
-            wide.data_ptr(), wide.stride(0), weight.data_ptr(), *weight.stride(), None if bias is None
-                else bias.data_ptr(),
-            out.data_ptr(), *x.shape, weight.shape[1], torch.get_num_threads(),
-        )
+        added = None if bias is None else bias.data_ptr()
+        function(wide.data_ptr(), wide.stride(0), weight.data_ptr(), *weight.stride(), added, out.data_ptr(),
+                 *x.shape, weight.shape[1], torch.get_num_threads())
         return out.to(dtype)
 
     return times

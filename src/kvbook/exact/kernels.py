@@ -14,7 +14,7 @@ class NotInvariant(UserError):
     """An operation cannot be made row-invariant; the message names it and says what to do."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Refusal:
     """Stands for what cannot be made row-invariant."""
 

@@ -20,6 +20,7 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from kvbook.exact import alibi
 from kvbook.exact.kernels import NotInvariant, Refusal
+from kvbook.replacing import replaced
 
 # Put on a state that a recurrence known here gave, so that one from elsewhere is noticed; with whether it began from
 # nothing.
@@ -230,20 +231,19 @@ class _Replaced(MetaPathFinder):
     """What was replaced, to be put back; and, as modules are imported meanwhile, what they bring."""
 
     def __init__(self) -> None:
-        self._stock: list[tuple[object, str, Callable[..., Any]]] = []
-        # What stands in for what, by identity; kept alive by being held here.
-        self._for: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._changes = contextlib.ExitStack()
+        # What was in the place of what is there now.
+        self._stock: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._on = True
 
     def put(self, place: object, name: str, function: Callable[..., Any]) -> None:
         held = getattr(place, name)
-        if id(held) in self._for:
+        if held in self._stock:
             # Imported from a module where it is replaced already, or the same class once more.
-            self._stock.append((place, name, self._for[id(held)][1]))
-            return
-        self._stock.append((place, name, held))
-        self._for[id(function)] = function, held
-        setattr(place, name, function)
+            self._changes.callback(setattr, place, name, self._stock[held])
+        else:
+            self._stock[function] = held
+            self._changes.enter_context(replaced(place, name, function))
 
     def put_into(self, module: ModuleType) -> None:
         if self._on:
@@ -252,8 +252,7 @@ class _Replaced(MetaPathFinder):
 
     def restore(self) -> None:
         self._on = False
-        for place, name, function in self._stock:
-            setattr(place, name, function)
+        self._changes.close()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """Find a module of transformers as Python does, and replace in it what is known once it has been executed."""
@@ -273,16 +272,16 @@ class _Replaced(MetaPathFinder):
 @contextlib.contextmanager
 def token_by_token() -> Iterator[None]:
     """Read texts with the formula of a decode step, in the classes of transformers, also in those imported meanwhile."""
-    replaced = _Replaced()
+    changed = _Replaced()
     try:
         stock = LinearAttentionLayer.update_recurrent_state
-        replaced.put(LinearAttentionLayer, "update_recurrent_state", _guarded(stock))
+        changed.put(LinearAttentionLayer, "update_recurrent_state", _guarded(stock))
         for name, module in list(sys.modules.items()):
             if _is_modeling(name):
-                replaced.put_into(module)
-        sys.meta_path.insert(0, replaced)
+                changed.put_into(module)
+        sys.meta_path.insert(0, changed)
         yield
     finally:
         with contextlib.suppress(ValueError):
-            sys.meta_path.remove(replaced)
-        replaced.restore()
+            sys.meta_path.remove(changed)
+        changed.restore()

@@ -105,11 +105,9 @@ def _modes(weight: torch.Tensor) -> tuple[object, ...]:
     """List what a user can set that makes a GPU's library choose or compute otherwise."""
     if not weight.is_cuda:
         return ()
-    given = torch.backends.cuda.matmul
-    return (
-        given.fp32_precision, given.allow_fp16_reduced_precision_reduction,
-        given.allow_bf16_reduced_precision_reduction, str(torch.backends.cuda.preferred_blas_library()),
-    )
+    given, library = torch.backends.cuda.matmul, str(torch.backends.cuda.preferred_blas_library())
+    reduced = given.allow_fp16_reduced_precision_reduction, given.allow_bf16_reduced_precision_reduction
+    return given.fp32_precision, *reduced, library
 
 
 @dataclass
@@ -169,7 +167,7 @@ class RowCounts:
 
 
 def sizes_on(device: torch.device) -> Sizes:
-    """Give the row counts to try on a device."""
+    """Return the row counts to try on a device."""
     return GPU if device.type == "cuda" else HOST
 
 
@@ -181,10 +179,10 @@ def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None) -> RowCounts:
         weight.dtype, weight.device, weight.shape, weight.stride(), _into_line(weight), bias is None,
         torch.get_num_threads(), *_modes(weight),
     )
-    if (found := _known.get(key)) is None:
+    if key not in _known:
         sizes = sizes_on(weight.device)
-        found = _known[key] = RowCounts(sizes.tile if _alike(weight, bias, sizes.tile) else 1, sizes)
-    return found
+        _known[key] = RowCounts(sizes.tile if _alike(weight, bias, sizes.tile) else 1, sizes)
+    return _known[key]
 
 
 def _tellings(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -253,12 +251,10 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
             return for_one(weight, bias)(x, bias)
     out = x.new_empty(rows, weight.shape[1])
     for start, count, size, cuts in pieces:
-        if count == size:
-            piece = lined_up(x[start : start + count])
-        else:
-            piece = x.new_zeros(size, x.shape[1])
-            piece[:count] = x[start : start + count]
-        out[start : start + count] = _in_columns(piece, weight, bias, cuts)[:count]
+        piece = x[start : start + count]
+        if count < size:
+            piece = torch.constant_pad_nd(piece, (0, 0, 0, size - count))
+        out[start : start + count] = _in_columns(lined_up(piece), weight, bias, cuts)[:count]
     return out
 
 
@@ -306,14 +302,11 @@ def for_one_of(weights: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], 
         return None
     strides = weights.stride()
     about = (weights.dtype, weights.shape, strides, _into_line(weights), torch.get_num_threads())
-    if (alone := _stacks.get(about)) is None:
+    if about not in _stacks:
         # They must all begin alike in a line.
-        alone = bool(weights.numel()) and not strides[0] * weights.element_size() % _LINE
-        if alone:
-            first = weights[0]
-            alone = _row_counts(first, None).plan(1, first, None)[0].size == 1
-        _stacks[about] = alone
-    return _one_row if alone else None
+        alike = bool(weights.numel()) and not strides[0] * weights.element_size() % _LINE
+        _stacks[about] = alike and _row_counts(weights[0], None).plan(1, weights[0], None)[0].size == 1
+    return _one_row if _stacks[about] else None
 
 
 def _one_row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

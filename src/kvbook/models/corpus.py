@@ -88,13 +88,9 @@ def stdlib_files(part: Part) -> Iterator[Path]:
     for folder, inner, files in os.walk(root):
         # What is installed beside the standard library may be a hundred times its size: not even looked at.
         inner[:] = [name for name in inner if name not in _EXCLUDED_FOLDERS]
-        for file in files:
-            if file.endswith(".py"):
-                path = Path(folder, file)
-                named[path.relative_to(root).as_posix()] = path
-    for name in sorted(named):
-        if part_of(name) == part:
-            yield named[name]
+        sources = (Path(folder, file) for file in files if file.endswith(".py"))
+        named |= {path.relative_to(root).as_posix(): path for path in sources}
+    yield from (named[name] for name in sorted(named) if part_of(name) == part)
 
 
 def documents(corpus: str, part: Part = "held-out", seed: int = 0) -> Iterator[Document]:
@@ -115,26 +111,19 @@ def documents(corpus: str, part: Part = "held-out", seed: int = 0) -> Iterator[D
     UserError
         When the folder does not exist.
     """
-    if corpus == "stdlib":
-        root, files = Path(sysconfig.get_paths()["stdlib"]), stdlib_files(part)
-    else:
-        root = Path(corpus).expanduser()
-        if not root.is_dir():
-            raise UserError(f"corpus {corpus!r} is not a folder: name a folder of text files, or 'stdlib'")
-        files = (
-            path
-            for path in sorted(root.rglob("*"), key=lambda path: path.relative_to(root).as_posix())
-            if path.is_file() and not any(piece.startswith(".") for piece in path.relative_to(root).parts)
-        )
-    if seed:
-        files = sorted(files, key=lambda path: place_in_order(seed, path.relative_to(root).as_posix()))
-    for path in files:
+    root = Path(sysconfig.get_paths()["stdlib"] if corpus == "stdlib" else corpus).expanduser()
+    if not root.is_dir():
+        raise UserError(f"corpus {corpus!r} is not a folder: name a folder of text files, or 'stdlib'")
+    files = stdlib_files(part) if corpus == "stdlib" else root.rglob("*")
+    named = {path.relative_to(root): path for path in files if path.is_file()}
+    shown = {name.as_posix(): path for name, path in named.items() if not any(p.startswith(".") for p in name.parts)}
+    for name in sorted(shown, key=lambda name: (place_in_order(seed, name), name)):
         try:
-            text = path.read_text("utf-8")
+            text = shown[name].read_text("utf-8")
         except UnicodeDecodeError:
             continue
         if text.strip():
-            yield Document(path.relative_to(root).as_posix(), text)
+            yield Document(name, text)
 
 
 def _drawn(seed: int, name: str) -> bytes:

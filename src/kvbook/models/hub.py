@@ -21,6 +21,10 @@ from kvbook.replacing import replaced
 
 # What was being fetched when it went wrong.
 Stage = Literal["configuration", "weights", "tokenizer"]
+_UNREACHABLE = (
+    " is not in the local cache and the hub cannot be reached: go online, or name a local folder, "
+    "or use weights='stand-in' with a family's name"
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def resolve(hub_id: str) -> Repository:
     except Exception as error:
         raise explain(hub_id, "configuration", error) from error
     if not isinstance(cached, str):
-        raise _unreachable(hub_id)
+        raise UserError(hub_id + _UNREACHABLE)
     return Repository(hub_id, Path(cached).parent.name, reached=False)
 
 
@@ -117,43 +121,32 @@ def explain(hub_id: str, stage: Stage, error: Exception, reached: bool = True) -
     def among(*kinds: type[BaseException]) -> bool:
         return any(isinstance(link, kinds) for link in chain)
 
-    if among(errors.GatedRepoError):
-        return UserError(f"{hub_id} is gated: accept its licence on the hub, then set HF_TOKEN to a token of yours")
-    if among(errors.RepositoryNotFoundError, errors.HFValidationError):
-        return UserError(f"{hub_id!r} is not on the hub (or private): check owner/name, or set HF_TOKEN")
-    if among(SafetensorError):
-        folder = Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
-        return UserError(f"{hub_id}: the downloaded weights are damaged: delete {folder} and run again")
     answers = [link.response.status_code for link in chain if isinstance(link, errors.HfHubHTTPError)]
-    if any(code in (401, 403) for code in answers):
-        return UserError(f"{hub_id}: the hub refuses the token in HF_TOKEN: set a valid one, or unset it")
-    if any(code >= 500 for code in answers):
-        said = f"the hub answers with error {max(answers)}: try again later, or name a local folder"
-        return UserError(f"{hub_id}: {said}")
-    if any(isinstance(link, OSError) and link.errno == errno.ENOSPC for link in chain):
-        cache = constants.HF_HUB_CACHE
-        return UserError(f"{hub_id}: no room left in {cache}: free some, or set HF_HOME to another disk")
-    # Network trouble of any kind ends in one of these, for the cache is asked last.
+    full = any(isinstance(link, OSError) and link.errno == errno.ENOSPC for link in chain)
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
+    # Network trouble of any kind ends in one of these, for the cache is asked last; and transformers words a file that
+    # the cache lacks as if the repository lacked it.
     network = (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, httpx.TransportError)
-    # transformers words a file that the cache lacks as if the repository lacked it.
-    if among(*network) or not reached:
-        return _unreachable(hub_id)
-    if "trust_remote_code" in str(error):
-        return UserError(f"{hub_id} needs code of its own, which is never run: choose an architecture of transformers")
-    if among(errors.EntryNotFoundError) and stage == "configuration":
-        return UserError(f"{hub_id} holds no config.json, so it is no model of transformers: choose another repository")
-    if stage != "weights":
-        return UserError(f"{hub_id} holds no {stage} that can be read: {first_line(error)}")
-    if isinstance(error, OSError):
-        return UserError(
-            f"{hub_id} holds no weights in safetensors, and pickles are never read: "
-            "choose another repository, or convert the weights and name the folder"
-        )
-    return UserError(f"{hub_id} cannot be loaded: {first_line(error)}")
-
-
-def _unreachable(hub_id: str) -> UserError:
-    return UserError(
-        f"{hub_id} is not in the local cache and the hub cannot be reached: go online, or name a local folder, "
-        "or use weights='stand-in' with a family's name"
+    # The first that holds.
+    cases = (
+        (among(errors.GatedRepoError),
+         " is gated: accept its licence on the hub, then set HF_TOKEN to a token of yours"),
+        (among(errors.RepositoryNotFoundError, errors.HFValidationError),
+         " is not on the hub (or private): check owner/name, or set HF_TOKEN"),
+        (among(SafetensorError), f": the downloaded weights are damaged: delete {folder} and run again"),
+        (any(code in (401, 403) for code in answers),
+         ": the hub refuses the token in HF_TOKEN: set a valid one, or unset it"),
+        (any(code >= 500 for code in answers),
+         f": the hub answers with error {max(answers, default=0)}: try again later, or name a local folder"),
+        (full, f": no room left in {constants.HF_HUB_CACHE}: free some, or set HF_HOME to another disk"),
+        (among(*network) or not reached, _UNREACHABLE),
+        ("trust_remote_code" in str(error),
+         " needs code of its own, which is never run: choose an architecture of transformers"),
+        (among(errors.EntryNotFoundError) and stage == "configuration",
+         " holds no config.json, so it is no model of transformers: choose another repository"),
+        (stage != "weights", f" holds no {stage} that can be read: {first_line(error)}"),
+        (isinstance(error, OSError), " holds no weights in safetensors, and pickles are never read: "
+                                     "choose another repository, or convert the weights and name the folder"),
+        (True, f" cannot be loaded: {first_line(error)}"),
     )
+    return UserError(hub_id + next(words for holds, words in cases if holds))

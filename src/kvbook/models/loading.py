@@ -112,17 +112,12 @@ def describe(model: str, weights: str = "stand-in") -> dict[str, Any]:
 
 def _described(where: sources.Where) -> dict[str, Any]:
     text = where.config.get_text_config()
+    kind = where.config.model_type
     if lacking := [name for name in ("num_hidden_layers", "hidden_size") if not hasattr(text, name)]:
-        raise UserError(
-            f"{where.name}: a configuration of type {where.config.model_type} has no {lacking[0]}: name another model"
-        )
+        raise UserError(f"{where.name}: a configuration of type {kind} has no {lacking[0]}: name another model")
     return {
-        "name": where.name,
-        "weights": where.source,
-        "architecture": where.config.model_type,
-        "parameters": parameter_count(where.config),
-        "layers": text.num_hidden_layers,
-        "width": text.hidden_size,
+        "name": where.name, "weights": where.source, "architecture": kind,
+        "parameters": parameter_count(where.config), "layers": text.num_hidden_layers, "width": text.hidden_size,
         "context_length": context_length(where.config),
     }
 
@@ -139,10 +134,9 @@ def shape(config: PretrainedConfig) -> PreTrainedModel:
         with torch.device("meta"):
             return _auto(config).from_config(config)
     except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"a model of type {config.model_type} cannot be built as a causal or masked language model "
-            f"({hub.first_line(error)}): name another"
-        ) from error
+        what = f"a model of type {config.model_type}"
+        why = f"cannot be built as a causal or masked language model ({hub.first_line(error)}): name another"
+        raise UserError(f"{what} {why}") from error
 
 
 def _auto(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMaskedLM]:
@@ -206,11 +200,8 @@ def load(
         device_map = placement.device_map(where.name, needed, place)
 
     # A bar helps while gigabytes are read; for a small model it is a flicker between our own progress lines.
-    if needed < _LARGE:
-        logging.disable_progress_bar()
-    else:
-        logging.enable_progress_bar()
-    options: dict[str, Any] = lowbit.options(quantization, torch_dtype)
+    (logging.disable_progress_bar if needed < _LARGE else logging.enable_progress_bar)()
+    options = lowbit.options(quantization, torch_dtype)
     if attention is not None:
         options["attn_implementation"] = attention
     try:
@@ -264,12 +255,11 @@ def _pretrained(
             )
         return found
 
-    if device_map == "auto" or options.get("quantization_config"):
-        return read(device_map)
-    place = device_map[""]
-    # transformers reads straight onto a GPU only with accelerate; without it through the host's memory.
-    if place.type == "cpu" or placement.missing("accelerate"):
-        return read(None).to(place)
+    if device_map != "auto" and not options.get("quantization_config"):
+        place = device_map[""]
+        # transformers reads straight onto a GPU only with accelerate; without it through the host's memory.
+        if place.type == "cpu" or placement.missing("accelerate"):
+            return read(None).to(place)
     return read(device_map)
 
 

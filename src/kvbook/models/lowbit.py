@@ -64,19 +64,16 @@ def _linears(model: PreTrainedModel) -> Iterator[nn.Module]:
 def bytes_needed(model: PreTrainedModel, quantization: str, dtype: torch.dtype) -> float:
     """Predict the bytes that a model's weights take."""
     every = sum(p.numel() for p in model.parameters())
-    if quantization == "none":
-        return every * dtype.itemsize
-    quantized = sum(layer.weight.numel() for layer in _linears(model))
-    return quantized * _BYTES[quantization] + (every - quantized) * dtype.itemsize
+    quantized = 0 if quantization == "none" else sum(layer.weight.numel() for layer in _linears(model))
+    return quantized * _BYTES.get(quantization, 0) + (every - quantized) * dtype.itemsize
 
 
 def options(quantization: str, dtype: torch.dtype) -> dict[str, Any]:
     """Give what `from_pretrained` takes for a quantization; nothing for ``"none"``."""
     if quantization == "none":
         return {}
-    if quantization == "8bit":
-        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
-    return {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype)}
+    asked = {"load_in_8bit": True} if quantization == "8bit" else {"load_in_4bit": True, "bnb_4bit_compute_dtype": dtype}
+    return {"quantization_config": BitsAndBytesConfig(**asked)}
 
 
 def every_linear_found(quantization: str) -> AbstractContextManager[None]:
@@ -99,9 +96,6 @@ def refuse_untouched(model: PreTrainedModel, name: str, quantization: str) -> No
     """Refuse a model of which a linear layer was left as it was, which transformers itself would not say."""
     if quantization == "none":
         return
-    left = [layer for layer in _linears(model) if layer.weight.is_floating_point()]
-    if left:
-        raise UserError(
-            f"{name}: {len(left)} linear layers were not quantized ({type(left[0]).__name__}): "
-            "use quantization='none' for this architecture"
-        )
+    if left := [type(layer).__name__ for layer in _linears(model) if layer.weight.is_floating_point()]:
+        said = f"{len(left)} linear layers were not quantized ({left[0]})"
+        raise UserError(f"{name}: {said}: use quantization='none' for this architecture")

@@ -40,14 +40,10 @@ def of_family(family: str) -> registry.Package:
     UserError
         For a family that has none.
     """
-    families = registry.families()
-    found = families[family].package if family in families else None
-    if found is None:
-        having = ", ".join(name for name, entry in families.items() if entry.package)
-        raise UserError(
-            f"weights='package': there is no package for {family!r}; choose model={having}, or other weights"
-        )
-    return found
+    if family not in with_package():
+        having = ", ".join(with_package())
+        raise UserError(f"weights='package': there is no package for {family!r}; choose model={having}, or other weights")
+    return registry.families()[family].package
 
 
 def with_package() -> list[str]:

@@ -23,13 +23,11 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"device {name!r} is not a torch device: use 'cpu', 'cuda', 'cuda:0' or 'mps'") from None
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise UserError(f"device {name!r}: this machine has {count} CUDA devices; use device='cpu' or a listed one")
-    elif device.type == "mps" and not torch.backends.mps.is_available():
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise UserError(f"device {name!r}: this machine has {count} CUDA devices; use device='cpu' or a listed one")
+    if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device 'mps': not available on this machine; use device='cpu'")
-    elif device.type not in ("cpu", "cuda", "mps"):
+    if device.type not in ("cpu", "cuda", "mps"):
         raise UserError(f"device {name!r} is not supported: use 'cpu', 'cuda', 'cuda:0' or 'mps'")
     return device
 

@@ -51,6 +51,13 @@ class Where:
         return self.repository.revision if self.repository else None
 
 
+# What to do, by what transformers says of a configuration.
+_ADVICE = {
+    "custom code": "code that comes with a model is not run; name a model that transformers knows by itself",
+    "does not recognize this architecture": "name a model that this version of transformers knows, or upgrade it",
+}
+
+
 def _weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
@@ -64,9 +71,8 @@ def _folder(path: Path, source: Source, name: str) -> Where:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     # A configuration that is not one raises whatever its class makes of it.
     except Exception as error:
-        raise UserError(
-            f"{path}/config.json cannot be read ({hub.first_line(error)}): {_advice(str(error))}"
-        ) from error
+        advice = next((advice for said, advice in _ADVICE.items() if said in str(error)), "save the model again")
+        raise UserError(f"{path}/config.json cannot be read ({hub.first_line(error)}): {advice}") from error
     return Where(source, name, str(path), config, str(path))
 
 
@@ -100,9 +106,9 @@ def configuration(architecture: registry.Architecture) -> PretrainedConfig:
     return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
-def _hub(name: str, hub_id: str, source: Source) -> Where:
+def _hub(name: str, hub_id: str) -> Where:
     repository = hub.resolve(hub_id)
-    return Where(source, name, hub_id, hub.config(repository), hub_id, repository)
+    return Where("hub", name, hub_id, hub.config(repository), hub_id, repository)
 
 
 def resolve(model: str, weights: str) -> Where:
@@ -112,30 +118,26 @@ def resolve(model: str, weights: str) -> Where:
     if model in families and not path.joinpath("config.json").is_file():
         return _family(families[model], weights)
     if path.suffix.lower() == ".gguf":
-        return _drawn_or(weights, _folder(gguf_files.unpack(path), "gguf", path.stem))
-    if path.is_dir():
-        return _drawn_or(weights, _folder(path.resolve(), "local", path.resolve().name))
-    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
-        return _hub(model, model, "random" if weights == "random" else "hub")
-    raise UserError(
-        f"model {model!r} is neither a family ({', '.join(families)}), nor an existing folder or GGUF file, "
-        "nor a hub id (owner/name)"
-    )
+        found = _folder(gguf_files.unpack(path), "gguf", path.stem)
+    elif path.is_dir():
+        found = _folder(path.resolve(), "local", path.resolve().name)
+    elif model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        found = _hub(model, model)
+    else:
+        raise UserError(
+            f"model {model!r} is neither a family ({', '.join(families)}), nor an existing folder or GGUF file, "
+            "nor a hub id (owner/name)"
+        )
+    return replace(found, source="random") if weights == "random" else found
 
 
 def families_with(weights: str) -> list[str]:
     """Name the families that have weights of a kind, in the registry's order; of the stand-ins those that ship."""
     if weights == "package":
         return packages.with_package()
-    return [
-        name
-        for name in registry.families()
-        if weights != "stand-in" or (paths.STANDINS / name / "config.json").is_file()
-    ]
-
-
-def _drawn_or(weights: str, found: Where) -> Where:
-    return replace(found, source="random") if weights == "random" else found
+    families = list(registry.families())
+    ships = {name for name in families if (paths.STANDINS / name / "config.json").is_file()}
+    return [name for name in families if weights != "stand-in" or name in ships]
 
 
 def _family(family: registry.Family, weights: str) -> Where:
@@ -156,12 +158,4 @@ def _family(family: registry.Family, weights: str) -> Where:
         # Random weights need no words of their own: a family without a stand-in takes another's tokenizer.
         tokenizer = standin if standin.is_dir() else paths.STANDINS / "gpt2"
         return Where("random", name, architecture.hub_id, configuration(architecture), str(tokenizer))
-    return _hub(name, architecture.hub_id, "hub")
-
-
-def _advice(error: str) -> str:
-    if "custom code" in error:
-        return "code that comes with a model is not run; name a model that transformers knows by itself"
-    if "does not recognize this architecture" in error:
-        return "name a model that this version of transformers knows, or upgrade it"
-    return "save the model again"
+    return _hub(name, architecture.hub_id)
