@@ -1,27 +1,24 @@
 """What nothing may run beside is measured first, alone; then chapters are executed."""
 
 import io
-import itertools
 import os
 import signal
 import time
 
 import mini_book
+import pandas as pd
 import psutil
 import pytest
 from test_execution import start, until
 
-from kvbook import paths
 from kvreport.running import alone, catalogue, execution, planning
 from kvreport.running.build import Build
 
 # A chapter's module of results, as a build finds it: experiments that note when they began and ended.
 RESULTS = """
-import os, pathlib, time
+import os, time
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
-
-LOG = pathlib.Path(os.environ["KVBOOK_BUILD"]) / "log"
 
 def experiment(name, seconds=0.0, before=lambda: None, **options):
     def measure(settings, made_of, writer):
@@ -29,30 +26,26 @@ def experiment(name, seconds=0.0, before=lambda: None, **options):
         before()
         began = time.monotonic()
         time.sleep(seconds)
-        with LOG.open("a") as file:
-            file.write(f"{name} {began} {time.monotonic()} {torch.get_num_threads()}\\n")
-        writer.append("u", [{"x": 1}])
+        row = {"name": name, "began": began, "ended": time.monotonic(), "threads": torch.get_num_threads()}
+        writer.append("u", [row])
     return Experiment(name, Settings, lambda settings: {}, measure, **options)
 """
-
-
 GOOD = 'experiment("good", timed=True)'
 
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
-    """Give a function that writes a module of experiments, and measures those of them that are to be alone."""
+    """Return a function that writes a module of experiments, and measures those of them that are to be alone."""
     monkeypatch.setenv("KVBOOK_BUILD", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
 
-    def measured(experiments: str) -> tuple[dict, dict, bool, str]:
+    def measured(experiments: str) -> tuple[pd.DataFrame, dict, bool, str]:
         (tmp_path / "results.py").write_text(f"{RESULTS}\nEXPERIMENTS = ({experiments},)\n")
         said = io.StringIO()
         seconds, all_of_it = alone.measure_asked([("01_one", "results", {})], Build(said, 2))
-        log = tmp_path / "log"
-        lines = [line.split() for line in log.read_text().splitlines()] if log.is_file() else []
-        return {name: [float(n) for n in rest] for name, *rest in lines}, seconds, all_of_it, said.getvalue()
+        rows = [pd.read_csv(file) for file in tmp_path.glob("runs/*/*/rows.csv") if file.parent.suffix != ".partial"]
+        return pd.concat(rows).sort_values("began"), seconds, all_of_it, said.getvalue()
 
     return measured
 
@@ -62,21 +55,21 @@ def test_what_needs_the_machine_is_measured_one_after_the_other_and_what_measure
         'experiment("first", timed=True), experiment("shared"), experiment("second", timed=True), '
         'experiment("own", 0.3, own_threads=True)'
     )
-    assert {name: threads for name, (_, _, threads) in found.items()} == {"first": 2, "second": 2, "own": 1}
-    assert all(earlier[1] <= later[0] for earlier, later in itertools.pairwise(found.values()))
+    assert dict(zip(found["name"], found["threads"], strict=True)) == {"first": 2, "second": 2, "own": 1}
+    assert (found["ended"].iloc[:-1].to_numpy() <= found["began"].iloc[1:].to_numpy()).all()
     assert seconds["01_one"] >= 0.3
     assert all_of_it
     assert said.count(": done after ") == 1
 
 
 def test_what_fails_is_known_to_have_failed_and_leaves_no_run_and_what_was_measured_is_not_measured_again(ask):
-    measured, _, all_of_it, _ = ask(f'experiment("bad", before=lambda: 1 / 0, timed=True), {GOOD}')
-    assert (list(measured), all_of_it) == (["good"], False)
+    first, _, all_of_it, _ = ask(f'experiment("bad", before=lambda: 1 / 0, timed=True), {GOOD}')
+    assert (first["name"].tolist(), all_of_it) == (["good"], False)
     again, _, all_of_it, _ = ask(f'experiment("worse", before=lambda: os._exit(3), timed=True), {GOOD}')
-    assert (again, all_of_it) == (measured, False)
-    assert not [path for path in paths.RUNS.glob("bad/*") if path.suffix != ".partial"]
-    last, _, all_of_it, _ = ask(GOOD)
-    assert (last, all_of_it) == (measured, True)
+    last, _, now_all_of_it, _ = ask(GOOD)
+    assert (all_of_it, now_all_of_it) == (False, True)
+    assert again.equals(first)
+    assert last.equals(first)
 
 
 @pytest.mark.parametrize(("all_of_it", "at_most"), [(True, 2), (False, 1)])
