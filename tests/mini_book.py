@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from kvbook.paths import ROOT
@@ -140,3 +143,21 @@ def make_book(root: Path, **more: str) -> subprocess.CompletedProcess[str]:
 def plain_build(root: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Do what a reader does who knows Jupyter Book and nothing of this repository."""
     return run(root, "-c", "from jupyter_book.cli.main import main; main()", "build", ".", **more)
+
+
+def start(folder: Path, *command: str, env: dict[str, str] | None = None, **options) -> subprocess.Popen[str]:
+    """Start a Python in a session of its own, in the book's environment where no other is named."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
+    return subprocess.Popen(
+        [sys.executable, *command], cwd=folder, env=env or environment(folder), text=True, start_new_session=True,
+        # A shell's background job ignores Ctrl-C, and its children inherit that; the command here must not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **streams,
+    )
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    """Wait for something to be true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)

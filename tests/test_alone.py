@@ -9,7 +9,6 @@ import mini_book
 import pandas as pd
 import psutil
 import pytest
-from test_execution import start, until
 
 from kvreport.running import alone, catalogue, execution, planning
 from kvreport.running.build import Build
@@ -105,13 +104,13 @@ def test_the_process_that_measures_ends_with_the_build(tmp_path, harm):
     note = tmp_path / "note"
     wait = f"lambda: (open({str(note)!r}, 'w').write(str(os.getpid())), time.sleep(600))"
     (root / "results.py").write_text(f"{RESULTS}\nEXPERIMENTS = (experiment('one', before={wait}, timed=True),)\n")
-    run = start(root, "-c", SCRIPT)
-    until(lambda: note.is_file() and note.read_text(), seconds=60)
+    run = mini_book.start(root, "-c", SCRIPT)
+    mini_book.until(lambda: note.is_file() and note.read_text(), seconds=60)
     measuring = psutil.Process(int(note.read_text()))
     assert measuring.ppid() == run.pid
     run.send_signal(harm)
     run.communicate(timeout=60)
-    until(lambda: not measuring.is_running(), seconds=20)
+    mini_book.until(lambda: not measuring.is_running(), seconds=20)
 
 
 def test_chapters_say_that_experiments_are_alone_where_and_only_where_some_are():

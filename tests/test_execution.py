@@ -5,10 +5,7 @@ import io
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import mini_book
@@ -215,20 +212,3 @@ def test_a_kernel_that_dies_is_a_failed_chapter_which_never_happened(tmp_path):
     assert refusal(execution.execute, only_chapter(root)).startswith(f"chapter {mini_book.STEM} failed: ")
     assert not only_chapter(root).executed.exists()
     assert not only_chapter(root).figures.exists()
-
-
-def start(root: Path, *command: str) -> subprocess.Popen[str]:
-    """Start a Python of the book in a session of its own."""
-    return subprocess.Popen(
-        [sys.executable, *command], cwd=root, env=mini_book.environment(root), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        # A shell's background job ignores Ctrl-C, and its children inherit that; the command here must not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
-def until(condition, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)

@@ -13,7 +13,6 @@ import confined
 import mini_book
 import psutil
 import pytest
-from test_execution import start, until
 
 from kvbook.errors import UserError
 from kvbook.models import loading
@@ -62,28 +61,10 @@ def environment(script: Path) -> dict[str, str]:
 # Disks
 
 
-def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(experiment):
-    command = [sys.executable, str(experiment), "0"]
-    again = f"mount -o remount,size=8m '{experiment.parent / 'build'}'; '{sys.executable}' '{experiment}' 0"
-    done = confined.run(
-        command, disk=experiment.parent / "build", size="100k", env=environment(experiment), after=again
-    )
-    assert done.returncode == 1
-    first, full, second = done.stdout.partition("kvbook: cannot write results to ")
-    assert full
-    assert "No space left on device; free some room and run again: what was finished is kept" in second.splitlines()[0]
-    assert second.strip().splitlines()[-1] == WHOLE
-    assert "Traceback" not in done.stdout
-    begun = [line.split()[1] for line in first.splitlines()]
-    went_on = [line.split()[1] for line in second.splitlines() if line.startswith("unit")]
-    # The one that found no room is done again, and no other.
-    assert begun + went_on[1:] == [str(unit) for unit in range(50)]
-    assert len(begun) > 3
-
-
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
+        (errno.ENOSPC, "No space left on device; free some room and run again: what was finished is kept"),
         (errno.EFBIG, "raise the limit on the size of files and run again: what was finished is kept"),
         (errno.EROFS, "Read-only file system; mount it for writing, or name another folder in KVBOOK_BUILD"),
         (errno.EDQUOT, "free some of your quota"),
@@ -149,7 +130,7 @@ def counting_book(tmp_path: Path, seconds: float) -> Path:
 
 def test_two_make_books_at_once_execute_a_chapter_once_and_later_edits_reach_the_page_whatever_the_clock(tmp_path):
     root = counting_book(tmp_path, 3)
-    both = [start(root, "-m", "kvbook", "build") for _ in range(2)]
+    both = [mini_book.start(root, "-m", "kvbook", "build") for _ in range(2)]
     said = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert len((tmp_path / "kernels").read_text().splitlines()) == 1
@@ -170,15 +151,15 @@ def test_two_make_books_at_once_execute_a_chapter_once_and_later_edits_reach_the
 
 def test_a_make_book_that_was_killed_leaves_no_copy_and_no_kernel_and_the_next_one_gives_the_book(tmp_path):
     root = counting_book(tmp_path, 600)
-    process = start(root, "-m", "kvbook", "build")
+    process = mini_book.start(root, "-m", "kvbook", "build")
     kernels = tmp_path / "kernels"
-    until(lambda: kernels.is_file() and kernels.read_text())
+    mini_book.until(lambda: kernels.is_file() and kernels.read_text())
     process.kill()
     process.communicate()
     assert not list((root / "_build").glob(f"executed/{mini_book.STEM}.ipynb"))
     assert not list((root / "_build").glob(f"figures/{mini_book.STEM}"))
     assert not (root / "_build" / "html").exists()
-    until(lambda: not psutil.pid_exists(int(kernels.read_text())), seconds=20)
+    mini_book.until(lambda: not psutil.pid_exists(int(kernels.read_text())), seconds=20)
     mini_book.write(root)
     done = mini_book.make_book(root)
     assert done.returncode == 0, done.stdout

@@ -10,7 +10,6 @@ from pathlib import Path
 import mini_book
 import psutil
 import pytest
-from test_execution import start, until
 
 from kvbook.errors import UserError
 from kvreport.running import execution, planning
@@ -87,8 +86,8 @@ def test_an_interruption_ends_all_chapters_in_one_line_and_leaves_no_kernel(book
         write(book, stem, f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
     # Never begun: they would be, were the rest of the list not dropped.
     write(book, "03_three", "x = 1\n")
-    run = start(book, "-m", "kvbook", "build")
-    until(lambda: all(note.is_file() and note.read_text() for note in notes), seconds=60)
+    run = mini_book.start(book, "-m", "kvbook", "build")
+    mini_book.until(lambda: all(note.is_file() and note.read_text() for note in notes), seconds=60)
     # To this process alone, as `kill -INT` or a supervisor does; a terminal would tell the kernels too.
     run.send_signal(signal.SIGINT)
     said, _ = run.communicate(timeout=60)
@@ -100,7 +99,7 @@ def test_an_interruption_ends_all_chapters_in_one_line_and_leaves_no_kernel(book
     assert "03_three" not in said
     assert "Traceback" not in said
     for note in notes:
-        until(lambda note=note: not psutil.pid_exists(int(note.read_text())), seconds=20)
+        mini_book.until(lambda note=note: not psutil.pid_exists(int(note.read_text())), seconds=20)
     assert not [path for path in (book / "_build" / "executed").glob("*.ipynb") if "partial" not in path.name]
 
 

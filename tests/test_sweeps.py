@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import mini_book
 import pandas as pd
 import psutil
 import pytest
 import yaml
-from test_execution import until
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -118,12 +118,8 @@ def environment(workplace: Path, **more: str) -> dict[str, str]:
 
 
 def start(workplace: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "kvbook", "sweep", "sweep.yaml", *arguments],
-        cwd=workplace, env=environment(workplace, **more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # A shell's background job ignores Ctrl-C, and its children inherit that; the command here must not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    command = ("-m", "kvbook", "sweep", "sweep.yaml", *arguments)
+    return mini_book.start(workplace, *command, env=environment(workplace, **more), stderr=subprocess.PIPE)
 
 
 def units(workplace: Path) -> list[str]:
@@ -154,10 +150,10 @@ def swept(tmp_path_factory, text_folder, llama_folder, gpt2_folder):
     }
     write(workplace, **asked)
     process = start(workplace, "--workers", "2", KVBOOK_TEST_PAUSE="0.3")
-    until(lambda: len(runs(workplace)) >= 2 or process.poll() is not None)
+    mini_book.until(lambda: len(runs(workplace)) >= 2 or process.poll() is not None)
     victims = workers_of(process)
     # In the middle of a cell, not between two.
-    until(lambda: list((workplace / "_build" / "runs").glob("*/*.partial/rows.csv")))
+    mini_book.until(lambda: list((workplace / "_build" / "runs").glob("*/*.partial/rows.csv")))
     victims[0].send_signal(signal.SIGKILL)
     said, noted = process.communicate(timeout=300)
     assert process.returncode == 0, said + noted
@@ -200,7 +196,7 @@ def test_a_sweep_that_is_started_again_does_nothing_twice_and_a_cell_that_cannot
 def test_an_interrupted_sweep_ends_in_one_line_and_leaves_no_worker(workplace, llama_folder):
     write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 7, 8], settings=SETTINGS)
     process = start(workplace, "--workers", "1")
-    until(lambda: len(runs(workplace)) >= 1)
+    mini_book.until(lambda: len(runs(workplace)) >= 1)
     workers = workers_of(process)
     process.send_signal(signal.SIGINT)
     _, noted = process.communicate(timeout=120)
@@ -226,10 +222,8 @@ time.sleep(600)
 def scheduler(workplace):
     """A scheduler and a worker as a person starts them, the worker with results of its own in another folder."""
     (workplace / "elsewhere").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE], cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env=environment(workplace, KVBOOK_BUILD=str(workplace / "elsewhere")), start_new_session=True,
-    )
+    elsewhere = environment(workplace, KVBOOK_BUILD=str(workplace / "elsewhere"))
+    process = mini_book.start(workplace, "-c", SERVE, env=elsewhere, stderr=subprocess.DEVNULL)
     yield process.stdout.readline().strip()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -344,7 +338,7 @@ def test_a_sweep_runs_on_the_workers_that_slurm_starts(workplace, llama_folder):
     assert "tls://" in script
     # What the job prints goes into the build folder, not beside the sources.
     assert re.search(r"^#SBATCH -o \S*_build/slurm/", script, re.MULTILINE)
-    until(lambda: not psutil.pid_exists(int((workplace / "job.pid").read_text())), seconds=30)
+    mini_book.until(lambda: not psutil.pid_exists(int((workplace / "job.pid").read_text())), seconds=30)
     # The private key lay in a folder below the home folder, which is gone.
     assert f"--tls-key {workplace}/kvbook-certificates-" in script
     assert not list(workplace.glob("kvbook-certificates-*"))
