@@ -25,7 +25,7 @@ Cases:
 The experiment ``reused_questions`` has further questions after the same prefix: as ``documented``, ``before the
 space``, and in the ``chat template``.
 
-Ways: without any cache handed over; with the prefix's cache as it is; with what of it the prompt's ids share
+Ways: without a cache; with the prefix's cache as it is; with the longest prefix of it that the prompt's ids share
 (`kvbook.measuring.caches.reusable`).
 
 Rows of both, one a (model, dtype, case, item, way, cache, step): see ``data/README.md``.

@@ -1,12 +1,12 @@
 """The forum thread's first layer at its true width: which query lengths change the keys.
 
-The keys of the first layer are the embedding, a norm, one linear map and a rotation: nothing cached enters them.  So
+The keys of the first layer are the embedding, a norm, one linear layer and a rotation: nothing cached enters them.  So
 the thread's comparison needs no weights and no other layer.  transformers' own classes are built with the documents'
 width and key heads, one layer and random weights; vocabulary, MLP and number of query heads are small, for they lie
 outside of what is compared.  They run on random ids of the published lengths; then with the same text cut elsewhere, so
-that other numbers of rows are fed.
+that the second part has other lengths.
 
-Rows, one a (shape, dtype, variant, rows fed, part): see ``data/README.md``.
+Rows, one a (shape, dtype, variant, length, part): see ``data/README.md``.
 """
 
 import itertools
@@ -57,7 +57,7 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
 
 
 def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
-    """Compare the first layer's keys at every number of rows, for the document's two shapes."""
+    """Compare the first layer's keys at every length of the second part, for the document's two shapes."""
     device = placement.device_of(settings.device)
     todo = [(count, dtype) for count in made_of["counts"] for dtype in settings.dtypes]
     for count, name in progress.track(todo, label="first layer at its true width: shape and dtype"):

@@ -1,10 +1,10 @@
-"""The forum thread's first example: keys and values of a text fed whole against the same text fed in two parts.
+"""The forum thread's first example: keys and values of a text fed whole, compared with the same text fed in two parts.
 
 The thread counts the elements of the first layer's keys that differ.  Here every layer is compared, keys and values,
-prompt rows and response rows apart, and beside the count stands how far the elements are apart.  Three switches take
-the cause apart: the prompt's cache overwritten by random numbers (does what is compared depend on it at all?), the
-prompt's cache taken from the whole pass (is it what the prompt's own pass wrote, or the response's pass?), and every
-linear map given as many rows as in the whole pass (is it the number of rows?).  A last variant sets both of these.
+the prompt's rows and the response's apart, and each count comes with how far the elements are apart.  Three switches
+isolate the cause.  The prompt's cache is overwritten by random numbers: does what is compared depend on it at all?  It
+is taken from the whole pass: does the difference arise in the prompt's own pass, or in the response's?  Every linear
+layer gets as many rows as in the whole pass: is it the query length?  A last variant sets the last two together.
 
 Rows, one a (model, dtype, variant, layer, tensor, part): see ``data/README.md``.
 """
