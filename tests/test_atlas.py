@@ -243,21 +243,14 @@ def test_processes_forked_from_a_server_as_for_a_gpu_give_the_rows_of_forked_one
 
 
 def test_every_model_and_text_is_put_where_it_was_asked_for(monkeypatch):
-    placed = []
-    build, to = configurations.build, torch.Tensor.to
+    placed, build, to = [], configurations.build, torch.Tensor.to
 
-    def noted(name, *arguments, device="cpu", **options):
-        placed.append(device)
-        return build(name, *arguments, **options)
+    def noted(tensor, *arguments, **options):
+        placed.extend(each for each in arguments if each == "cuda")
+        return to(tensor, *(("cpu" if each == "cuda" else each) for each in arguments), **options)
 
-    def on_the_cpu(tensor, *arguments, **options):
-        if arguments and arguments[0] == "cuda":
-            placed.append("cuda")
-            return tensor
-        return to(tensor, *arguments, **options)
-
-    monkeypatch.setattr(configurations, "build", noted)
-    monkeypatch.setattr(torch.Tensor, "to", on_the_cpu)
+    monkeypatch.setattr(configurations, "build", lambda *a, device="", **b: placed.append(device) or build(*a, **b))
+    monkeypatch.setattr(torch.Tensor, "to", noted)
     assert columns.measure("gpt2", "cuda")["status"] == "ran"
     assert set(placed) == {"cuda"}
 

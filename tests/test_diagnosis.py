@@ -297,28 +297,6 @@ def test_every_causal_family_is_sound_as_it_ships(family, text_folder):
     assert found.status == outcome.SOUND, found.lines
 
 
-def test_a_dtype_that_the_models_own_kernels_lack_is_left_out_and_one_line_where_none_is_left(
-    llama_folder, text_folder, monkeypatch
-):
-    measure = check.rows_of
-
-    def without(*lacking):
-        def rows_of(model, dtype, *arguments, **options):
-            if dtype in lacking:
-                raise RuntimeError("expected Float")
-            return measure(model, dtype, *arguments, **options)
-
-        monkeypatch.setattr(check, "rows_of", rows_of)
-
-    wanted = asked(llama_folder, text_folder, dtypes=["float64", "float32"])
-    without("float64")
-    found = check.check(wanted)
-    assert any("float64" in line and "left out" in line and "expected Float" in line for line in found.lines)
-    without("float64", "float32")
-    with pytest.raises(UserError, match="expected Float"):
-        check.check(wanted)
-
-
 def test_texts_too_short_to_be_cut_are_refused(gpt2_folder, tmp_path):
     (tmp_path / "a.txt").write_text("x + ")
     with pytest.raises(UserError, match="longer texts"):

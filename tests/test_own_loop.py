@@ -19,6 +19,7 @@ from kvbook.runs import records, reference
 IDS = list(range(20))
 EXAMPLE = runpy.run_path(str(paths.ROOT / "examples" / "hand_written_gpt.py"))
 GPT = EXAMPLE["GPT"]
+MODEL = GPT()
 
 
 # Where each of the example's mistakes must be found: path, position, end of the module's name, words of the cause.
@@ -59,87 +60,79 @@ def test_a_bug_that_only_some_later_layer_has_is_located_there():
 # Loops of other kinds.
 
 
-def _table(dtype) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((20, 20)).astype(dtype)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_loop_of_numpy_is_checked_whose_batch_dimension_is_missing(dtype):
-    table = _table(dtype)
+def of_numpy(dtype, change=1.0):
+    """Return a loop without a batch dimension, whose state changes by a factor."""
+    table = np.random.default_rng(0).standard_normal((20, 20)).astype(dtype)
 
     def step(ids, state):
         sums = table[ids].cumsum(0) + (0 if state is None else state)
-        return sums, sums[-1]
+        return sums, sums[-1] * np.asarray(change, dtype)
 
-    assert kvbook.check_step(step, np.array(IDS)).verdict in ("rounding", "exact")
-
-    def faulty(ids, state):
-        logits, state = step(ids, state)
-        return logits, state * 1.01
-
-    assert kvbook.check_step(faulty, np.array(IDS)).verdict == "bug"
+    return step
 
 
-def test_a_loop_that_gives_the_last_tokens_logits_alone_is_checked():
-    def last(model):
-        def step(ids, state):
-            logits, state = model(ids, state)
-            return logits[0, -1], state
-
-        return step
-
-    assert kvbook.check_step(last(GPT()), IDS).status == 0
-    assert kvbook.check_step(last(GPT("positions restart")), IDS).status == 1
-
-
-def test_a_loop_of_single_tokens_has_no_chunks_and_is_checked_without():
-    model = GPT()
-
+def last_logits(model):
     def step(ids, state):
-        if state is not None and ids.shape[1] > 1:
-            raise ValueError("one token at a time")
-        return model(ids, state)
+        logits, state = model(ids, state)
+        return logits[0, -1], state
 
-    found = kvbook.check_step(step, IDS)
-    assert found.status == 0
-    assert {path.path: path.verdict for path in found.paths}["in chunks"] == "not supported"
+    return step
 
 
-def test_a_state_that_is_ignored_is_named():
-    model = GPT()
-    found = kvbook.check_step(lambda ids, _state: model(ids), IDS)
-    assert found.verdict == "bug"
-    assert "what was fed before has no effect" in found.cause
+def of_single_tokens(ids, state):
+    if state is not None and ids.shape[1] > 1:
+        raise ValueError("one token at a time")
+    return MODEL(ids, state)
 
 
-def test_a_state_that_all_texts_share_is_found_only_with_a_text_in_between():
-    model, shared = GPT(), {}
-
+def sharing(shared):
     def step(ids, state):
-        before = None if state is None else shared["state"]
-        logits, shared["state"] = model(ids, before)
+        logits, shared["state"] = MODEL(ids, None if state is None else shared["state"])
         return logits, "somewhere"
 
-    found = kvbook.check_step(step, IDS)
-    assert (found.verdict, found.path) == ("bug", "with another text in between")
-    assert "the state is shared" in found.cause
+    return step
 
 
-def test_a_call_that_is_not_causal_is_no_fault_of_the_state():
-    model = GPT()
-    found = kvbook.check_step(lambda ids, state: (model(ids, state)[0].flip(1), model(ids, state)[1]), IDS)
-    assert found.verdict == "undecided"
-    assert found.status == 2
-    assert "later ones follow" in found.why
+def not_causal(ids, state):
+    logits, state = MODEL(ids, state)
+    return logits.flip(1), state
 
 
-def test_what_is_no_loop_is_refused_in_one_line():
-    with pytest.raises(UserError, match="too few to cut"):
-        kvbook.check_step(GPT(), [1, 2, 3])
-    with pytest.raises(UserError, match=r"return \(logits, state\)"):
-        kvbook.check_step(lambda ids, state: ("text", state), IDS)
-    with pytest.raises(UserError, match="name dtype="):
-        kvbook.check_step(lambda ids, state: (ids[0][:, None].expand(-1, 5), state), IDS)
+SOUND, BUG, UNDECIDED = 0, 1, 2
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "words"),
+    [
+        (of_numpy("float32"), SOUND, ""),
+        (of_numpy("float64"), SOUND, ""),
+        (of_numpy("float64", 1.01), BUG, ""),
+        (last_logits(MODEL), SOUND, ""),
+        (last_logits(GPT("positions restart")), BUG, ""),
+        (of_single_tokens, SOUND, "in chunks: not supported"),
+        (lambda ids, _state: MODEL(ids), BUG, "what was fed before has no effect"),
+        (sharing({}), BUG, "token by token: rounding; in chunks: rounding; with another text in between: bug"),
+        (sharing({}), BUG, "the state is shared"),
+        (not_causal, UNDECIDED, "later ones follow"),
+    ],
+)
+def test_a_loop_of_any_kind_is_checked_and_its_mistake_named(step, status, words):
+    found = kvbook.check_step(step, np.array(IDS) if "of_numpy" in step.__qualname__ else IDS)
+    assert found.status == status
+    assert words in str(found).replace("exact", "rounding")
+
+
+@pytest.mark.parametrize(
+    ("step", "ids", "words"),
+    [
+        (GPT(), [1, 2, 3], "too few to cut"),
+        (lambda ids, state: ("text", state), IDS, r"return \(logits, state\)"),
+        (lambda ids, state: (ids[0][:, None].expand(-1, 5), state), IDS, "name dtype="),
+    ],
+)
+def test_what_is_no_loop_is_refused_in_one_line(step, ids, words):
+    with pytest.raises(UserError, match=words):
+        kvbook.check_step(step, ids)
 
 
 # Tests of models.
