@@ -157,9 +157,9 @@ class Worded:
         return NOT_RECORDED if said is None else said
 
 
-def noted(experiment: str, *path: str | int, form: str = "{}") -> Worded:
+def noted(experiment: str, *path: str | int, write: Callable[[Any], str] = str) -> Worded:
     """Name a fact of a run's record, such as a setting, by the keys that lead to it."""
-    return Worded(lambda found: None if (fact := found.noted(experiment, *path)) is None else form.format(fact))
+    return Worded(lambda found: None if (fact := found.noted(experiment, *path)) is None else write(fact))
 
 
 def worded(rows: str, say: Callable[[pd.DataFrame], str]) -> Worded:

@@ -103,7 +103,7 @@ BEST_HELD = Measure(
 )
 TRAINED = Measure("characters of training", rows="training", estimate=first("trained_characters"), form="{:,.0f}")
 LAYERS, WIDTH, BLOCK = (noted("scratch_loss", "models", 0, "shape", name) for name in ("layers", "width", "block"))
-TABLE = noted("scratch_loss", "models", 0, "shape", "table", form="{:,}")
+TABLE = noted("scratch_loss", "models", 0, "shape", "table", write="{:,}".format)
 HALF_BLOCK = Measure(
     "half a block", rows="scratch_loss", form="{:.0f}", estimate=counted(lambda of: of["block"].iloc[0] // 2)
 )

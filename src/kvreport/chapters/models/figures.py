@@ -7,8 +7,8 @@ language model's loss is another quantity, so its line is thin.
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.optimize import isotonic_regression
 
 from kvreport.publishing import style
 
@@ -26,69 +26,40 @@ BASELINES = {"unigram": "unigram", "bigram_backoff": "bigram, backoff", "xz_9": 
 
 def spread(places: np.ndarray, gap: float) -> np.ndarray:
     """Move labels apart, as little as it takes, so that no two are nearer than `gap`."""
-    order = np.argsort(places)
-    moved = np.asarray(places, dtype=float)[order]
-    # Touching labels move as one block, whose middle stays where its members' middle was.
-    blocks = [[value, 1] for value in moved]
-    merged: list[list[float]] = []
-    for block in blocks:
-        merged.append(block)
-        while len(merged) > 1:
-            (low, n_low), (high, n_high) = merged[-2], merged[-1]
-            if high - low >= gap * (n_low + n_high) / 2:
-                break
-            merged[-2:] = [[(low * n_low + high * n_high) / (n_low + n_high), n_low + n_high]]
-    settled = np.concatenate([middle + gap * (np.arange(n) - (n - 1) / 2) for middle, n in merged])
-    result = np.empty_like(settled)
-    result[order] = settled
-    return result
-
-
-def plot_curves(curves: pd.DataFrame, scores: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw every family's training loss against the tokens seen, its held-out score at the end, and the baselines."""
-    ax.set(
-        xscale="log", yscale="log", xlabel="tokens seen in training", ylabel="bits per byte", ylim=(0.9, 4.6),
-    )
-    last = curves["tokens"].max()
-    for column, name in BASELINES.items():
-        value = scores[column].median()
-        ax.axhline(value, color=style.GREY, linewidth=1, linestyle=(0, (1, 2)))
-        ax.annotate(
-            name, (curves["tokens"].min(), value), xytext=(2, 2), textcoords="offset points", fontsize=8.5,
-            color=style.GREY,
-        )
-    ends = []
-    for name, rows in curves.groupby("name", sort=False):
-        colour, line = LINES.get(name, (style.GREY, "-"))
-        masked = bool(rows["masked"].iloc[0])
-        ax.plot(
-            rows["tokens"], rows["bits_per_byte"], color=colour, linestyle=line, linewidth=1 if masked else 1.5
-        )
-        family = rows["family"].iloc[0]
-        score = scores.loc[scores["family"] == family, "model"].iloc[0]
-        ax.plot([last * 1.25], [score], marker="o", markersize=4, color=colour, clip_on=False)
-        ends.append((score, family, colour, line))
-    # Apart by a line of text: log of the axis' height over the number of such lines in it.
-    low, high = ax.get_ylim()
-    places = spread(np.log([score for score, *_ in ends]), np.log(high / low) / 18)
-    for (score, label, colour, line), place in zip(ends, places, strict=True):
-        # The leader is drawn as the family's curve is, so that it is the curve's key too.
-        ax.annotate(
-            label, (last * 1.25, score), xytext=(last * 2.3, np.exp(place)), textcoords="data", color=colour,
-            fontsize=9.5, va="center", annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-", "color": colour, "linewidth": 1.2, "linestyle": line, "relpos": (0, 0.5),
-                "shrinkA": 2, "shrinkB": 4,
-            },
-        )
-    ax.set_yticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
-    ax.set_yticks([], minor=True)
-    return ax
+    order, gaps = np.argsort(places), gap * np.arange(len(places))
+    moved = np.empty(len(places))
+    # Less the gaps between them, places must not fall.
+    moved[order] = isotonic_regression(np.asarray(places, float)[order] - gaps).x + gaps
+    return moved
 
 
 def figure_curves(curves: pd.DataFrame, scores: pd.DataFrame) -> Figure:
-    """Draw `plot_curves` on a figure of its own, with room for the labels at its right."""
+    """Draw every family's training loss against the tokens seen, its held-out score at the end, and the baselines."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
-    plot_curves(curves, scores, ax)
-    ax.set_xlim(curves["tokens"].min(), curves["tokens"].max() * 1.3)
+    first, last, top = curves["tokens"].min(), curves["tokens"].max(), (0.9, 4.6)
+    ax.set(xscale="log", yscale="log", xlabel="tokens seen in training", ylabel="bits per byte", ylim=top)
+    for column, name in BASELINES.items():
+        value = scores[column].median()
+        ax.axhline(value, color=style.GREY, linewidth=1, linestyle=(0, (1, 2)))
+        style.note(ax, name, (first, value), (2, 2), fontsize=8.5)
+    scored = scores.set_index("family")["model"]
+    families = list(curves.groupby(["name", "family"], sort=False))
+    # Apart by a line of text: log of the axis' height over the number of such lines in it.
+    places = spread(np.log([scored[family] for (_, family), _ in families]), np.log(top[1] / top[0]) / 18)
+    for ((name, family), rows), place in zip(families, places, strict=True):
+        colour, line = LINES.get(name, (style.GREY, "-"))
+        width = 1 if rows["masked"].iloc[0] else 1.5
+        ax.plot(rows["tokens"], rows["bits_per_byte"], color=colour, linestyle=line, linewidth=width)
+        ax.plot([last * 1.25], [scored[family]], marker="o", markersize=4, color=colour, clip_on=False)
+        # The leader is drawn as the family's curve is, so that it is the curve's key too.
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 1.2, "linestyle": line}
+        ax.annotate(
+            family, (last * 1.25, scored[family]), xytext=(last * 2.3, np.exp(place)), textcoords="data",
+            color=colour, fontsize=9.5, va="center", annotation_clip=False,
+            arrowprops=leader | {"relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 4},
+        )
+    ax.set_yticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
+    ax.set_yticks([], minor=True)
+    # The labels stand at its right.
+    ax.set_xlim(first, last * 1.3)
     return fig

@@ -1,11 +1,12 @@
 """What every model writes: its own first choice after a prompt, token by token, without a cache.
 
-A causal model is read at the last token.  A masked language model has nothing to say there; it gets a mask behind the
+A causal model is read at the last token.  A masked language model has nothing to say there; it gets a mask after the
 text, is read at the mask, and its choice takes the mask's place.
 
 Rows, one a (model, step): see ``data/README.md``.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,14 +24,14 @@ from kvreport.chapters.models.settings import ModelsSettings
 
 
 def names(settings: ModelsSettings) -> list[str]:
-    """List what the settings' `model` stands for, each once; ``all`` for every family with weights of the kind asked for."""
+    """List what the settings' `model` stands for, each once; ``all`` is every family that has such weights."""
     if settings.model == "all":
         return sources.families_with(settings.weights)
     return list(dict.fromkeys(name.strip() for name in settings.model.split(",") if name.strip()))
 
 
 def weights_of(settings: ModelsSettings, name: str) -> list[str]:
-    """List the weights that a model writes with; of ``all`` stand-ins also the trained model's, where it has been fetched."""
+    """List the weights that a model writes with; among ``all`` stand-ins also the trained model's, where it is here."""
     trained = settings.model == "all" and settings.weights == "stand-in" and name in packages.with_package()
     return [settings.weights, *(["package"] if trained and packages.is_here(name) else [])]
 
@@ -38,7 +39,7 @@ def weights_of(settings: ModelsSettings, name: str) -> list[str]:
 def write(
     model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int, mask: int | None = None
 ) -> Iterator[tuple[int, float]]:
-    """Go on from a prompt, ids of shape (1, prompt_len), by the first choice; yield each token's id and its probability.
+    """Go on greedily from a prompt, ids of shape (1, prompt_len); yield each token's id and its probability.
 
     A masked language model is given the id of its mask token.
     """
@@ -79,21 +80,18 @@ def measure(settings: ModelsSettings, made_of: dict[str, Any], writer: records.W
             # The end mark that such a tokenizer adds would say that nothing follows.
             ids = ids[:, :-1]
         loading.check_length(model, ids.shape[1] + settings.n_new_tokens + masked)
+        mask = loaded.tokenizer.mask_token_id if masked else None
         with torch.inference_mode():
-            steps = list(
-                write(loaded.model, ids, settings.n_new_tokens, loaded.tokenizer.mask_token_id if masked else None)
-            )
-        tokens = [token for token, _ in steps]
+            tokens, probabilities = zip(*write(loaded.model, ids, settings.n_new_tokens, mask), strict=True)
         # A character may take several tokens, so each one's text is what it adds to the text before it.
         texts = [loaded.tokenizer.decode(tokens[:length]) for length in range(len(tokens) + 1)]
+        added = (text[len(before) :] for before, text in itertools.pairwise(texts))
         about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype, "masked": int(masked)}
-        writer.append(
-            unit,
-            [
-                about | {"step": step, "token": token, "text": text[len(before) :], "probability": probability}
-                for step, ((token, probability), before, text) in enumerate(zip(steps, texts, texts[1:], strict=False))
-            ],
+        rows = (
+            about | {"step": step, "token": token, "text": text, "probability": probability}
+            for step, (token, text, probability) in enumerate(zip(tokens, added, probabilities, strict=True))
         )
+        writer.append(unit, list(rows))
 
 
 def work(settings: ModelsSettings) -> Work:

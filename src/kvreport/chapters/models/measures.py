@@ -1,0 +1,33 @@
+"""What the page on the models says of them: its measures, and the sentence that they decide."""
+
+from kvreport.chapters.models.rows import CAUSAL, EXPERIMENTS, ROWS  # noqa: F401
+from kvreport.chapters.models.tables import as_code
+from kvreport.publishing.measures import Measure, counted, distinct, first, holds, noted, worded
+from kvreport.publishing.rules import Bound, every
+
+OVER_BIGRAM = Measure(
+    "bits per byte on held-out text over those of the bigram model", "", "family", census="all families",
+    rows="stand-ins", by=("family",), estimate=counted(lambda of: (of["model"] / of["bigram_backoff"]).iloc[0]),
+).where(objective=CAUSAL)
+STATEMENTS = {
+    "stand-ins-have-learnt": holds(
+        every(OVER_BIGRAM, "below", Bound(0.75, "ours", "a quarter fewer bits", "ratio")), headline=True
+    ),
+}
+
+# Facts for the prose.
+FAMILIES = Measure("families", form="{:.0f}", rows="stand-ins", estimate=distinct("family"))
+MILLIONS = Measure(
+    "million parameters", form="{:.1f}", rows="stand-ins", by=("family",),
+    estimate=counted(lambda of: of["parameters"].iloc[0] / 1e6),
+)
+LARGE_FP32, LARGE_16, LARGE_4 = (
+    Measure("GiB of weights", form="{:.0f}", rows="large models", by=("hub id",), estimate=first(stored))
+    for stored in ("fp32", "16-bit", "4-bit")
+)
+HELD_OUT_FILES = Measure("held-out files", form="{:.0f}", rows="stand-ins", estimate=first("held-out files"))
+TRAINED_TOKENS = worded(
+    "stand-ins", lambda of: " and ".join(f"{count / 1e6:.1f}" for count in sorted(of["trained tokens"].unique()))
+)
+N_NEW_TOKENS = noted("greedy_samples", "settings", "n_new_tokens")
+PROMPT = noted("greedy_samples", "settings", "prompt", write=as_code)

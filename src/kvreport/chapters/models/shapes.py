@@ -1,0 +1,92 @@
+"""What the models are by their shapes and their records: the documents' architectures and the stand-ins."""
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import PretrainedConfig
+
+from kvbook import paths
+from kvbook.measuring.memory import kv_heads
+from kvbook.models import loading, lowbit, registry, sources
+from kvreport.chapters.models.rows import CAUSAL, STORED
+from kvreport.training import bits_per_byte
+
+# The last steps of a training curve are averaged over this share of its length, the first over fewer.
+_WINDOW = 0.1
+# As many points of a curve as a figure can show.
+_POINTS = 200
+
+
+def _shape(config: PretrainedConfig) -> dict[str, int | str]:
+    return {
+        "layers": config.num_hidden_layers, "width": config.hidden_size, "heads": config.num_attention_heads,
+        "KV heads": kv_heads(config), "vocabulary": config.vocab_size,
+    }
+
+
+def architectures() -> pd.DataFrame:
+    """List the documents' models: hub id, who used it, shape and parameters."""
+    return pd.DataFrame(
+        {
+            "family": family.title, "hub id": architecture.hub_id, "used by": ", ".join(architecture.documents),
+            "positions": family.positions, **_shape(sources.configuration(architecture)),
+            "parameters": architecture.parameters,
+        }
+        for family in registry.families().values()
+        for architecture in family.architectures
+    )
+
+
+def memory() -> pd.DataFrame:
+    """Predict the bytes of the documents' models' weights, as `loading.load` does before it loads."""
+    rows = []
+    for architecture in (one for family in registry.families().values() for one in family.architectures):
+        blank = loading.shape(sources.configuration(architecture))
+        needed = {name: lowbit.bytes_needed(blank, bits, getattr(torch, of)) for name, (bits, of) in STORED.items()}
+        rows.append({"hub id": architecture.hub_id, **needed})
+    return pd.DataFrame(rows)
+
+
+def stand_ins() -> pd.DataFrame:
+    """List the stand-ins: shape, parameters, training, and held-out bits per byte beside the baselines."""
+    rows = []
+    for name in sources.families_with("stand-in"):
+        facts, family = loading.standin_facts(name), registry.families()[name]
+        rows.append(
+            {
+                "family": family.title, **_shape(loading.config_of(name)), "positions": family.positions,
+                "tokenizer": facts["tokenizer"], "objective": facts["objective"], "parameters": facts["parameters"],
+                **facts["held_out_bits_per_byte"], "held-out files": facts["held_out"]["files"],
+                "trained tokens": facts["trained_tokens"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def smoothed(losses: np.ndarray, window: float = _WINDOW) -> np.ndarray:
+    """Average a noisy curve over the last steps before each point, fewer where the curve is young and steep."""
+    total = np.concatenate([[0.0], np.cumsum(losses)])
+    ends = np.arange(1, len(losses) + 1)
+    starts = np.minimum(np.floor(ends * (1 - window)).astype(int), ends - 1)
+    return (total[ends] - total[starts]) / (ends - starts)
+
+
+def curves() -> pd.DataFrame:
+    """Read the training losses, in bits per byte so that two tokenizers can stand on one axis.
+
+    The tokens of a byte are counted on the held-out text, whose count the record of a training holds.  Points are
+    evenly spaced on a logarithmic axis.
+    """
+    tables = []
+    for name in sources.families_with("stand-in"):
+        facts, log = loading.standin_facts(name), pd.read_csv(paths.STANDINS / name / "training_log.csv")
+        per_nat = bits_per_byte(1.0, facts["held_out"]["tokens"], facts["held_out"]["bytes"])
+        table = pd.DataFrame(
+            {
+                "family": registry.families()[name].title, "name": name, "masked": facts["objective"] != CAUSAL,
+                "step": log["step"], "tokens": (log["step"] + 1) * facts["recipe"]["tokens_per_step"],
+                "loss_nats": log["loss_nats"], "bits_per_byte": smoothed(log["loss_nats"].to_numpy()) * per_nat,
+            }
+        )
+        tables.append(table.iloc[np.unique(np.geomspace(1, len(log), _POINTS).round().astype(int)) - 1])
+    return pd.concat(tables, ignore_index=True)
