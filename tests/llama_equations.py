@@ -37,7 +37,7 @@ def numbers(tensor) -> torch.Tensor:
 
 
 def logits(file, ids, base: float | None = None) -> torch.Tensor:
-    """Give the logits of all tokens; `base` other than the file's is for a control."""
+    """Return the logits of all tokens; `base` other than the file's is for a control."""
     reader = _read(file)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     fact = {name: field.contents() for name, field in reader.fields.items() if name.startswith("llama.")}

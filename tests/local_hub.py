@@ -78,7 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
         if rest[:1] == ["tree"]:
             # Every repository here is flat: a folder asked for by name is not there.
             return (404, b"{}", {"X-Error-Code": "EntryNotFound"}) if len(rest) > 2 else _json(listed)
-        return _json({"id": folder.name, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files], "tags": []})
+        siblings = [{"rfilename": name} for name in files]
+        return _json({"id": folder.name, "sha": COMMIT, "siblings": siblings, "tags": []})
 
 
 def _json(value: Any) -> tuple[int, bytes, dict[str, str]]:

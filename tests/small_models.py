@@ -53,7 +53,7 @@ PLAIN, PLAIN_TOO, MIXTURE, NO_PAD = "llama", "falcon", "mixture", "no pad token"
 
 
 def checkpoint(kind: str, to: Path) -> str:
-    """Give the folder of a small checkpoint: a trained one, one of experts, or one without a pad token."""
+    """Return the folder of a small checkpoint: a trained one, one of experts, or one without a pad token."""
     standins = paths.DATA / "models" / "standins"
     if kind in (PLAIN, PLAIN_TOO):
         return str(standins / kind)
@@ -76,6 +76,6 @@ def checkpoint(kind: str, to: Path) -> str:
 
 
 def asked(model, texts, **changes) -> CheckSettings:
-    """Give the settings of a check of two short texts."""
+    """Return the settings of a check of two short texts."""
     given = {"model": str(model), "corpus": str(texts), "n_samples": 2, "n_tokens": 12} | changes
     return CheckSettings.checked(**given)

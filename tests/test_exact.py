@@ -274,7 +274,7 @@ def test_the_comparison_of_kernels_sees_another_order_of_addition_in_16_bits_and
 
 @pytest.mark.parametrize("inner", [2, 16, 576])
 def test_in_64_bits_products_are_compared_on_numbers_whose_products_are_rounded(inner):
-    """Products of 32-bit numbers are exact in 64 bits: they do not tell a fused multiplication and addition from two."""
+    """Products of 32-bit numbers are exact in 64 bits: they do not show whether a product is rounded first."""
     for x, weight, _ in rows._tellings(16, torch.empty(inner, 48, dtype=torch.float64), None):
         assert all((each != each.float()).float().mean() > 0.9 for each in (x, weight))
 

@@ -162,7 +162,7 @@ def test_a_sum_behind_a_convolution_has_equal_bits_for_one_position_and_for_many
 
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("count", [8, 64, 65, 300])
-def test_among_equals_the_first_are_chosen_alone_among_many_and_with_more_behind_and_control_stocks_differ(count, largest):
+def test_among_equals_the_first_are_chosen_however_many_come_with_or_after_them_and_control_stocks_not(count, largest):
     x = torch.randint(0, 4, (40, count), generator=torch.Generator().manual_seed(5)).bfloat16()
     longer = torch.nn.functional.pad(x, (0, 77), value=-9.0 if largest else 9.0)
     expected = x.sort(dim=-1, descending=largest, stable=True)

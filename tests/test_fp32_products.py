@@ -1,4 +1,4 @@
-"""The kernel for products summed in fp32: one order of addition, where it is compiled, and what happens where it cannot be."""
+"""The kernel for products summed in fp32: one order of addition, and what happens where it cannot be compiled."""
 
 import copy
 import itertools
@@ -42,7 +42,7 @@ LAYOUTS = {
 
 # In each shape of a tile with and without a rest; the last one's rows fill the cache.
 @pytest.mark.parametrize(
-    ("n", "inner", "columns"), [(37, *shape) for shape in itertools.product((1, 15, 16, 1500), (1, 7, 300))] + [(300, 1536, 20)]
+    ("n", "inner", "columns"), [*itertools.product((37,), (1, 15, 16, 1500), (1, 7, 300)), (300, 1536, 20)]
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_row_has_equal_bits_among_any_rows_columns_and_threads_and_in_any_layout(times, layout, n, inner, columns):

@@ -55,7 +55,8 @@ def test_a_gguf_file_is_the_model_and_the_tokenizer_that_were_written(file, llam
     read, own = loaded.model.state_dict(), llama.state_dict()
     assert read.keys() == own.keys()
     assert all(torch.equal(read[name], own[name]) for name in own)
-    assert loaded.tokenizer(text, add_special_tokens=False)["input_ids"] == bpe.encode(text, add_special_tokens=False).ids
+    ids = bpe.encode(text, add_special_tokens=False).ids
+    assert loaded.tokenizer(text, add_special_tokens=False)["input_ids"] == ids
 
 
 def test_its_logits_are_those_of_the_equations_and_not_of_another_base(file):
@@ -210,7 +211,7 @@ class Free:
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_meanwhile_ends_in_one_line_and_leaves_nothing(file, tmp_path):
-    """Weights, configuration and tokenizer are written by three libraries; each finds the disk full in one of the sizes."""
+    """Three libraries write weights, configuration and tokenizer; each finds the disk full in one of the sizes."""
     build = tmp_path / "build"
     build.mkdir()
     sizes, environment = ["100k", "268k", "280k"], os.environ | {"KVBOOK_BUILD": str(build)}

@@ -1,4 +1,4 @@
-"""Loading from the hub, against a server on this machine that speaks the hub's routes; nothing of ours or theirs is patched.
+"""Loading from the hub, against a server on this machine that speaks its routes; nothing of ours or theirs is patched.
 
 Each environment (token, cache, network) is a process of its own, for the libraries read theirs when they are imported.
 """

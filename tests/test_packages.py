@@ -62,7 +62,7 @@ def bits_per_byte(loaded) -> float:
 
 
 class TestTheWeights:
-    def test_it_predicts_a_text_that_it_has_never_seen_and_control_not_with_queries_in_the_files_order_of_rows(self, real):
+    def test_it_predicts_an_unseen_text_and_control_not_with_queries_in_the_files_order_of_rows(self, real):
         assert bits_per_byte(real) < 1.1
         unordered = loading.load("smollm2", weights="package")
         for layer in unordered.model.model.layers:
@@ -80,7 +80,7 @@ class TestTheWeights:
         other_base = llama_equations.logits(gguf(), ids, base=10_000.0)
         assert (in_fp64 - other_base).abs().max() > 0.1 * expected.std()
 
-    def test_its_ids_are_those_of_the_files_vocabulary_with_each_digit_alone_and_it_brings_its_chat_template(self, real):
+    def test_its_ids_are_those_of_the_files_vocabulary_with_each_digit_alone_and_its_chat_template(self, real):
         def words(text):
             return real.tokenizer.convert_ids_to_tokens(real.tokenizer(text)["input_ids"])
 
@@ -98,7 +98,7 @@ class TestTheWeights:
         assert about["parameters"] == PACKAGE.parameters == registry.families()["smollm2"].architectures[0].parameters
         assert about["gguf_sha256"] == PACKAGE.file_sha256 == fingerprint.of_file(gguf())
         assert about["sha256"] == fingerprint.of_file(real_model / "model.safetensors")
-        # On every machine: fp16 times a small integer, plus fp16, in fp32, nothing that a processor could round its way.
+        # On every machine: fp16 times a small integer, plus fp16, in fp32: there is no rounding to differ.
         assert about["sha256"].startswith("a672150fb4f99d7c")
         assert packages.state() == {"smollm2": about["sha256"]}
         for file in real_model.glob("*.json"):

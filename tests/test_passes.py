@@ -29,7 +29,8 @@ def a_position_late(model, ids):
 
 
 WRONG = {
-    "a cache one step late": lambda model, ids: passes.decode(model, ids[:, -1:], passes.prefill(model, ids[:, :-2])).logits,
+    "a cache one step late":
+        lambda model, ids: passes.decode(model, ids[:, -1:], passes.prefill(model, ids[:, :-2])).logits,
     "a wrong token": lambda model, ids: passes.split_pass(model, ids + (torch.arange(ids.shape[1]) == 3)).logits,
     "a shifted position": a_position_late,
 }

@@ -1,4 +1,4 @@
-"""Decode steps of row-invariant mode: what is looked up beforehand, and attention that is filled up no further than it must be."""
+"""Decode steps of row-invariant mode: what is looked up beforehand, and how far attention is filled up."""
 
 import itertools
 import random

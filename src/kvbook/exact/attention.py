@@ -147,7 +147,7 @@ def _pieces(query, key, value, mask, found, is_causal, scale) -> torch.Tensor:
         rest = queries - start
         for size in (*_LARGE, QUERIES):
             if rest >= size or size == QUERIES:
-                # Under a causal mask the keys behind a piece's last query are blocks that change nothing.
+                # Under a causal mask the keys after a piece's last query are blocks that change nothing.
                 needed = min(keys, start + size) if is_causal else keys
                 length = length_allowed(query, heads, size, needed, dtype)
                 if length:

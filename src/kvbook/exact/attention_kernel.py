@@ -32,7 +32,7 @@ KERNELS = {
 
 
 def kernel(query, key, value, bias, scale):
-    """Run torch's kernel on queries, keys and values of shape (1, heads, n, width), and a mask that is added or None."""
+    """Run torch's kernel on tensors of shape (1, heads, n, width), and a mask that is added or None."""
     if query.is_cuda:
         efficient = base(KERNELS["CUDA"], "CUDA")
         # It wants a mask for each head, in the queries' dtype; heads may share one in memory.
@@ -110,7 +110,7 @@ def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: to
 
 @functools.cache
 def reference_holds(dtype: torch.dtype, device: torch.device, width: int, _threads: int) -> bool:
-    """Tell whether the reference's four queries are treated alike, whatever lies beside them and however many blocks follow."""
+    """Tell whether the reference treats its four queries alike, whatever lies beside and however many blocks follow."""
     q, k, v, bias, _, scale = _telling(torch.empty(0, width, dtype=dtype, device=device), 1, QUERIES, BLOCK, dtype)
     bias[:] = bias[:, :, 2:3]
     try:
@@ -143,7 +143,7 @@ def padded(x: torch.Tensor, start: int, stop: int, length: int) -> torch.Tensor:
 def causal_mask(
     start: int, queries: int, size: int, keys: int, length: int, causal: bool, dtype: torch.dtype, device: torch.device
 ):
-    """Write out the mask of a stretch of queries, shape (1, 1, size, length), that see all keys or those up to their own."""
+    """Write out a mask of shape (1, 1, size, length) for queries that see all keys, or those up to their own."""
     last = torch.arange(start, start + size)[:, None] if causal else torch.full((size, 1), keys - 1)
     last[queries:] = keys - 1
     bias = torch.zeros(1, 1, size, length, dtype=dtype)
@@ -154,7 +154,7 @@ def length_allowed(
     query: torch.Tensor, heads: int, queries: int, keys: int, dtype: torch.dtype,
     parts: tuple[int, ...] = (_PART, BLOCK),
 ) -> int | None:
-    """Give the length that the keys are padded to, the first allowed multiple of one of the parts; None where none is."""
+    """Return the length to pad keys to: the first allowed multiple of one of the parts, or None."""
     lengths = dict.fromkeys(-(-keys // part) * part for part in parts)
     # A last block is tried by itself too: the more keys come before it, the less of a difference in it is left to be
     # seen.

@@ -8,7 +8,7 @@ position's window with the kernel as a matrix.
 import torch
 
 from kvbook.exact import rows
-from kvbook.exact.kernels import NotInvariant, no_gradients
+from kvbook.exact.kernels import met, no_gradients
 
 
 def convolution(
@@ -18,10 +18,8 @@ def convolution(
     """Stand in for ``aten::convolution``; the arguments are its own."""
     no_gradients("convolution", x, weight, bias)
     if x.dim() != 3 or weight.dim() != 3 or transposed or list(stride) != [1] or any(output_padding):
-        raise NotInvariant(
-            f"row_invariant() met aten::convolution of shape {tuple(x.shape)} with stride {list(stride)}: it can do those along "
-            "a text, with stride 1"
-        )
+        what = f"aten::convolution of shape {tuple(x.shape)} with stride {list(stride)}"
+        raise met(what, "it can do those along a text, with stride 1")
     columns, _, taps = weight.shape
     step = dilation[0]
     x = torch.constant_pad_nd(x, (padding[0], padding[0]))
@@ -46,6 +44,6 @@ def convolution(
 def _by_position(x: torch.Tensor) -> torch.Tensor:
     """Lay a position's channels out one after the other, as those of a single position are.
 
-    What comes behind a convolution, such as a norm, sums them along; where they are scattered, the order is another.
+    What comes after a convolution, such as a norm, sums them along; where they are scattered, the order is another.
     """
     return x.transpose(1, 2).contiguous().transpose(1, 2)

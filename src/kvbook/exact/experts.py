@@ -1,9 +1,9 @@
-"""Mixtures of experts: which are chosen, and a token's product with an expert's matrix, whoever else went to that expert."""
+"""Mixtures of experts: which are chosen, and a token's product with an expert's matrix, whoever else went there."""
 
 import torch
 
 from kvbook.exact import rows
-from kvbook.exact.kernels import NotInvariant, base, key_of, no_gradients
+from kvbook.exact.kernels import base, key_of, met, no_gradients
 
 
 def grouped_product(
@@ -13,10 +13,8 @@ def grouped_product(
     """Stand in for ``aten::_grouped_mm``; the arguments are its own."""
     no_gradients("_grouped_mm", x, weights)
     if x.dim() != 2 or weights.dim() != 3 or offs is None or bias is not None or out_dtype not in (None, x.dtype):
-        raise NotInvariant(
-            "row_invariant() does _grouped_mm only of rows that are sorted by expert with one matrix an expert: load the model "
-            "with experts_implementation='eager'"
-        )
+        what = "_grouped_mm of rows that are not sorted by expert, or with more than a matrix an expert"
+        raise met(what, "load the model with experts_implementation='eager'")
     start, found = 0, []
     # Of fewer rows than experts, as in a decode step, most are alone at theirs.
     single = rows.for_one_of(weights) if len(x) < len(weights) else None
@@ -27,7 +25,7 @@ def grouped_product(
             found.append(rows.product(x[start:stop], weights[expert]))
         start = stop
     if start < len(x) or not found:
-        # Rows behind the last expert's are nobody's.
+        # Rows after the last expert's are nobody's.
         found.append(x.new_zeros(len(x) - start, weights.shape[2]))
     return torch.cat(found) if len(found) > 1 else found[0]
 
@@ -37,8 +35,8 @@ _FEW = 64
 
 
 def _has_equals(values: torch.Tensor, dim: int) -> bool:
-    ahead, behind = (values.narrow(dim, start, values.shape[dim] - 1) for start in (0, 1))
-    return bool((ahead == behind).any())
+    one, next_one = (values.narrow(dim, start, values.shape[dim] - 1) for start in (0, 1))
+    return bool((one == next_one).any())
 
 
 def topk(

@@ -43,7 +43,7 @@ _LIMITS_WITHOUT = {torch.bfloat16: _WITHOUT_BF16, torch.float16: _WITHOUT_BF16 |
 
 @functools.cache
 def slow_in_16_bits(dtype: torch.dtype) -> bool:
-    """Tell whether this is an x86 processor on which a library has no instructions for products in a dtype of 16 bits."""
+    """Tell whether this is an x86 processor without instructions for products in a dtype of 16 bits."""
     # Before 2.13 torch may not tell: then the library's products are taken.
     about = getattr(torch.cpu, "get_capabilities", dict)()
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
@@ -51,14 +51,14 @@ def slow_in_16_bits(dtype: torch.dtype) -> bool:
 
 
 def kernel_for(weight: torch.Tensor) -> Kernel | None:
-    """Give the kernel for products with a matrix; None where a library's is the better one, or none can be compiled."""
+    """Return the kernel for products with a matrix; None where a library's is better, or none can be compiled."""
     dtype = weight.dtype
     wanted = dtype == torch.float32 or (dtype in _INSTRUCTIONS and slow_in_16_bits(dtype))
     return kernel(dtype) if wanted and weight.is_cpu else None
 
 
 def folder() -> Path:
-    """Give the folder of this person's caches in which compiled kernels are kept."""
+    """Return the folder of this person's caches in which compiled kernels are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kvbook", "kernels")
 
 
@@ -71,7 +71,7 @@ def compiler() -> str | None:
 
 @functools.cache
 def kernel(dtype: torch.dtype) -> Kernel | None:
-    """Compile the kernel for a dtype, or load it where that was done before; None where it cannot be or does not hold."""
+    """Compile or load the kernel for a dtype; None where it cannot be compiled or does not hold."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     flags = _FLAGS_FOR.get(torch.backends.cpu.get_cpu_capability(), None if x86 else ())
     if flags is None or not (found := compiler()):
@@ -127,7 +127,7 @@ _ROWS, _COLUMNS, _INNER = 9, 17, (16, 45, 128)
 
 
 def holds(times: Kernel, dtype: torch.dtype) -> bool:
-    """Tell whether every element has the bits that it has by itself, in each place of each tile, and for both layouts."""
+    """Tell whether every element has the bits that it has by itself, in each place of each tile and both layouts."""
     for inner in _INNER:
         for numbers in (_telling(inner), (draw((_ROWS, inner), 5), draw((_COLUMNS, inner), 6))):
             x, weight = (each.to(dtype) for each in numbers)

@@ -14,6 +14,11 @@ class NotInvariant(UserError):
     """An operation cannot be made row-invariant; the message names it and says what to do."""
 
 
+def met(what: str, remedy: str) -> NotInvariant:
+    """Make the error for something that is not made invariant."""
+    return NotInvariant(f"row_invariant() met {what}: {remedy}")
+
+
 @dataclass(frozen=True, eq=False)
 class Refusal:
     """Stands for what cannot be made row-invariant."""
@@ -24,12 +29,12 @@ class Refusal:
 
     def __call__(self, *_arguments: object, **_options: object) -> NoReturn:
         """Raise, whatever was asked."""
-        raise NotInvariant(f"row_invariant() met {self.name}, {self.reason}: {self.remedy}")
+        raise met(f"{self.name}, {self.reason}", self.remedy)
 
 
 @functools.cache
 def base(operator: str, key: str) -> Callable[..., object]:
-    """Give the kernel that torch brings for an operator.
+    """Return the kernel that torch brings for an operator.
 
     Parameters
     ----------
@@ -48,7 +53,7 @@ def base(operator: str, key: str) -> Callable[..., object]:
 
 
 def key_of(tensor: torch.Tensor) -> str:
-    """Give the dispatch key of a tensor's device."""
+    """Return the dispatch key of a tensor's device."""
     return "CUDA" if tensor.is_cuda else "CPU"
 
 
@@ -92,7 +97,7 @@ def pairs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def spread(count: int) -> torch.Tensor:
-    """Return powers of two from 1/64 to 64: terms of many sizes, so that even a short sum of them is rounded on the way."""
+    """Return powers of two from 1/64 to 64, so that even a short sum of such terms is rounded on the way."""
     return 2.0 ** torch.linspace(-6, 6, count).round()
 
 

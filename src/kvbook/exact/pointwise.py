@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from kvbook.exact import visible
-from kvbook.exact.kernels import NotInvariant, base, draw, key_of
+from kvbook.exact.kernels import base, draw, key_of, met
 
 # Elements that one turn of a vectorised loop takes: two registers of 64 bytes, of two bytes an element at least.
 _TURN = 64
@@ -123,7 +123,7 @@ def _softmax(scores: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _stock_holds(dtype: torch.dtype, _threads: int) -> bool:
-    """Tell whether torch's softmax gives a row equal bits alone and among others, and with masked keys behind its own."""
+    """Tell whether torch's softmax gives a row equal bits alone, among others, and with masked keys after its own."""
     stock = base("aten::_softmax", "CPU")
     for rows, keys in itertools.product(_TRIED_ROWS, _TRIED_KEYS):
         scores = draw((rows, keys), seed=1, scale=4, used_in=dtype).to(dtype)
@@ -150,7 +150,7 @@ def _in_blocks(parts: torch.Tensor) -> torch.Tensor:
 def logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
     """Stand in for ``aten::logsumexp``, with the sum that `softmax` divides by."""
     if len(dim) != 1 or not x.is_floating_point():
-        raise NotInvariant(f"row_invariant() met aten::logsumexp over {len(dim)} dimensions: it can do one")
+        raise met(f"aten::logsumexp over {len(dim)} dimensions", "it can do one")
     wide = torch.promote_types(x.dtype, torch.float32)
     scores = x.movedim(dim[0], -1).to(wide)
     seen = visible.seen(scores)

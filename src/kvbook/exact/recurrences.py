@@ -19,7 +19,7 @@ import torch
 from transformers.cache_utils import LinearAttentionLayer
 
 from kvbook.exact import alibi
-from kvbook.exact.kernels import NotInvariant, Refusal
+from kvbook.exact.kernels import Refusal, met
 from kvbook.replacing import replaced
 
 # Put on a state that a recurrence known here gave, so that one from elsewhere is noticed; with whether it began from
@@ -40,10 +40,9 @@ def _mamba2(module: ModuleType) -> Callable[..., Any]:
         dt_limit=(0.0, math.inf), return_final_states=False, **_more,
     ):
         if tuple(dt_limit) != (0.0, math.inf):
-            raise NotInvariant(
-                f"row_invariant() met mamba2_chunk_scan with time steps within {dt_limit}, to which transformers holds a text "
-                "but no single token: use a configuration with time_step_limit=(0, inf)"
-            )
+            what = f"mamba2_chunk_scan with time steps within {dt_limit}"
+            why = "to which transformers holds a text but no single token"
+            raise met(f"{what}, {why}", "use a configuration with time_step_limit=(0, inf)")
         batch_size, length, heads, width = hidden_states.shape
         size = B.shape[-1]
         state = hidden_states.new_zeros(batch_size, heads, width, size, dtype=torch.float32)
@@ -92,7 +91,7 @@ def _delta(name: str, module: ModuleType) -> Callable[..., Any]:
     recurrent = getattr(module, name)
 
     def scan(*arguments, **options):
-        # A sum along a row takes another order where the row is scattered, as it is behind a convolution of several.
+        # A sum along a row takes another order where the row is scattered, as it is after a convolution of several.
         options.pop("chunk_size", None)
         laid_out = {key: _contiguous(x) for key, x in options.items()}
         out, state = recurrent(*map(_contiguous, arguments), **laid_out)
@@ -117,7 +116,7 @@ _SCANS: dict[str, Callable[[ModuleType], Callable[..., Any]]] = {
 
 
 class _Within(threading.local):
-    """What the class at work in this thread makes of marks, which it takes off: whether its states begin from nothing."""
+    """Whether the states of the class at work in this thread, which takes marks off, begin from nothing."""
 
     anew: bool | None = None
 
@@ -126,7 +125,7 @@ _within = _Within()
 
 
 def _known(anew: bool, stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Trust a class whose states are no scan's result as it is: a row of the last token, or several results together."""
+    """Trust a class whose states are not a scan's result: a row of the last token, or several results together."""
 
     @functools.wraps(stock)
     def forward(*arguments, **options):
@@ -144,22 +143,18 @@ def _guarded(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def update(self, recurrent_states: torch.Tensor, state_idx: int = 0, **options):
         anew = getattr(recurrent_states, _MARK, _within.anew)
         if anew is None:
-            raise NotInvariant(
-                "row_invariant() met a recurrent state from a formula that it does not know: leave the block for this model"
-            )
+            raise met("a recurrent state from a formula that it does not know", "leave the block for this model")
         held = self.recurrent_states[state_idx]
         if anew and held is not None and bool(held.any()):
-            raise NotInvariant(
-                "row_invariant() met mamba_selective_scan on top of a state, which transformers leaves out: feed the text whole, "
-                "or one token at a time"
-            )
+            what = "mamba_selective_scan on top of a state, which transformers leaves out"
+            raise met(what, "feed the text whole, or one token at a time")
         return stock(self, recurrent_states, state_idx=state_idx, **options)
 
     return update
 
 
 class _FromNothing:
-    """A cache whose linear attention begins with a state of zeros, where the class would take another formula for none."""
+    """A cache whose linear attention begins with zeros, where the class would take another formula for no state."""
 
     def __init__(self, cache, zeros: torch.Tensor):
         self._cache, self._zeros = cache, zeros
@@ -271,7 +266,7 @@ class _Replaced(MetaPathFinder):
 
 @contextlib.contextmanager
 def token_by_token() -> Iterator[None]:
-    """Read texts with the formula of a decode step, in the classes of transformers, also in those imported meanwhile."""
+    """Read texts with the formula of a decode step, in transformers' classes, also in those imported meanwhile."""
     changed = _Replaced()
     try:
         stock = LinearAttentionLayer.update_recurrent_state

@@ -91,12 +91,12 @@ def _in_columns(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def _into_line(x: torch.Tensor) -> int:
-    """Give how many bytes into a line a tensor begins."""
+    """Return how many bytes into a line a tensor begins."""
     return x.data_ptr() % (_LINE_ON_A_GPU if x.is_cuda else _LINE)
 
 
 def lined_up(x: torch.Tensor) -> torch.Tensor:
-    """Give a contiguous tensor that begins at the beginning of a line."""
+    """Return a contiguous tensor that begins at the beginning of a line."""
     x = x.contiguous()
     return x.clone() if _into_line(x) else x
 
@@ -259,7 +259,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., torch.Tensor]:
-    """Give the product of a single row with a matrix, with all that can be looked up beforehand looked up."""
+    """Return the product of a single row with a matrix, with all that can be looked up beforehand looked up."""
     columns = weight.shape[1]
     if weight.numel() and (of_ours := fp32_products.kernel_for(weight)):
         return lambda x, bias: of_ours(x.reshape(1, -1), weight, bias).view(*x.shape[:-1], columns)
@@ -283,7 +283,7 @@ def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., to
 def _alone(
     kernel: Callable[..., torch.Tensor], weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Multiply a single row on a CPU that grants one row its own bits: with few calls, for these take as long as the product."""
+    """Multiply a single row on a CPU that grants one row its own bits; each call here takes as long as the product."""
     row = x.reshape(1, -1)
     if row.data_ptr() % _LINE or not row.is_contiguous():
         row = lined_up(row)
@@ -297,7 +297,7 @@ _stacks: dict[tuple[object, ...], bool] = {}
 
 
 def for_one_of(weights: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """Give the product of a single row with any matrix of a stack; None where a row by itself does not serve for all of them."""
+    """Return the product of a single row with any matrix of a stack; None where one row does not serve for all."""
     if not weights.is_cpu or fp32_products.kernel_for(weights):
         return None
     strides = weights.stride()
@@ -322,7 +322,7 @@ def batched(left: torch.Tensor, right: torch.Tensor, seen: Seen | None = None) -
     """Multiply batches of matrices so that no element depends on rows, columns or zeros that come after its own.
 
     The inner dimension is summed in blocks of 128, one after the other, in 32 bits or more: a block of zeros adds
-    nothing, so masked keys behind a row's last one, and a static cache's unused ones, leave its bits alone.
+    nothing, so masked keys after a row's last one, and a static cache's unused ones, leave its bits alone.
     """
     n, rows, inner = left.shape
     wide = torch.promote_types(left.dtype, torch.float32)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvbook.exact.kernels import NotInvariant, base, draw, key_of
+from kvbook.exact.kernels import base, draw, key_of, met
 
 # Numbers of rows at which a row's mean is compared with that among all of them.
 _COUNTS = (1, 3, 16, 128)
@@ -85,9 +85,7 @@ def vector_norm(
     another.
     """
     if ord not in (1, 2) or dim is None or not x.is_floating_point():
-        raise NotInvariant(
-            f"row_invariant() met aten::linalg_vector_norm of order {ord}: it can do orders 1 and 2 along given dimensions"
-        )
+        raise met(f"aten::linalg_vector_norm of order {ord}", "it can do orders 1 and 2 along given dimensions")
     wide = x.to(torch.promote_types(dtype or x.dtype, torch.float32)).contiguous()
     found = wide.abs().sum(dim, keepdim=keepdim) if ord == 1 else (wide * wide).sum(dim, keepdim=keepdim).sqrt()
     return found.to(dtype or x.dtype)

@@ -25,13 +25,14 @@ _POINTWISE = (
 )
 
 # What adds up, or fuses an addition with a product, and is not made invariant here. `.out` variants of what is replaced
-# are what a compiler calls behind the replacement's back.
+# are what a compiler calls past the replacement.
 _REFUSED = re.compile(
     r"""^aten::_?(
         .*conv.* | .*(lstm|gru|rnn)(_|\b|$).* | fft_.* | linalg_.* | .*(int_mm|scaled_mm|grouped_mm|int4|int8).* |
         weight_int.* | dyn_quant.* | .*sparse.*mm.* | addr | addmv | mv | dot | vdot | addbmm | cdist.* | .*bilinear.* |
         addmm_activation | mkldnn_.* | .*embedding_bag.* | cumprod | logcumsumexp | native_(batch|group)_norm.* |
-        batch_norm.* | scaled_dot_product_.*attention_?.* | native_multi_head_attention | transformer_encoder_layer_fwd |
+        batch_norm.* | scaled_dot_product_.*attention_?.* | native_multi_head_attention |
+        transformer_encoder_layer_fwd |
         addcmul_? | addcdiv_? | lerp_? | atan2 | hypot | .*_backward | addmm_ | baddbmm_
     )(\..*)?$ | ^aten::(mm|addmm|bmm|baddbmm)\.dtype(_out)?$ |
         ^aten::(mm|addmm|bmm|baddbmm|linear|matmul|_softmax|_scaled_dot_product_flash_attention_for_cpu)\.out$""",
@@ -87,7 +88,7 @@ def _seen_by(left: torch.Tensor) -> Seen | None:
         return None
     _state.shape = None
     heads = shape[1] if len(shape) == 4 else 1
-    # An attention sink is dropped from behind the probabilities.
+    # An attention sink is dropped from the end of the probabilities.
     if left.shape[1] != shape[-2] or left.shape[2] not in (shape[-1], shape[-1] - 1) or len(left) != shape[0] * heads:
         return None
     found = seen.by_head(heads, left.shape[2])
@@ -241,7 +242,7 @@ def is_on() -> bool:
 
 @contextlib.contextmanager
 def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
-    """Make the bits of a row independent of how many rows, and of how many keys behind its own, come with it.
+    """Make the bits of a row independent of how many rows, and of how many keys after its own, come with it.
 
     Inside the block, any causal language model of transformers gives equal bits, in logits, hidden states and caches,
     for equal token ids, however they are fed: all at once, a prefix and then the rest, in chunks, token by token,
@@ -266,48 +267,43 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
 
     Notes
     -----
-    - Works by registering kernels over torch's operators, below its Python interface, so it does not matter from where
-      an
-      operator is called. For speed a decode step's linear layers, attention and norms are found above it. Everything is
-      restored on leaving, also by an exception. Blocks nest.
-    - On a CPU products in fp32 have a kernel of their own, and so have those in 16 bits where an x86 processor has no
-      instructions
-      for them (bf16 before AVX512-BF16, fp16 before AVX512-FP16). It is compiled on first use, in about three seconds,
-      with the compiler that ``CXX`` names, else ``c++``, ``g++`` or ``clang++``, and kept in the folder
-      ``kvbook/kernels`` of a person's caches. Without a compiler, or with an empty ``CXX``, results are as invariant,
-      but slower and with a larger error.
-    - It is on for the whole process while any thread is inside: other threads' results are right, and invariant too.
-    - Bits are those of this machine, these versions and this number of threads; all that is promised is that they are
-      equal among the ways above. What the machine grants is found out by comparing bits, on first use, and remembered.
-    - Needs autograd off (``torch.inference_mode()`` or ``torch.no_grad()``) where weights want gradients. Functions
-      made by
-      ``torch.compile`` before the block run uncompiled in it.
-    - Where queries begin at different keys, as beyond a sliding window, or see a sink or chosen keys, each query's keys
-      are
-      drawn together before they are summed. A decode step does that by itself; a prefill beyond the window is slower.
-    - Mixtures of experts run expert by expert, each row a product of its own. A convolution along a text is a sum of
-      its taps.
-    - State-space models and linear attention read a text token by token, with the formula of a decode step: a prefill
-      is slow.
-      Classes of transformers are replaced, also those imported inside the block. What no formula is known for is
-      refused when its state reaches the cache.
-    - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids`` that
-      start
-      at 0 with the first real token, as ``generate`` does by itself; else the positions are others, and so the results.
-    - A model that itself computes another formula with its cache than without (ProphetNet's streams) is not made to
-      agree: no
-      operation is at fault, and none can be named. `verify` shows it.
+    - Works by registering kernels over torch's operators, below its Python interface, so it does not matter from
+      where an operator is called. For speed a decode step's linear layers, attention and norms are found above
+      it. Everything is restored on leaving, also by an exception. Blocks nest.
+    - On a CPU products in fp32 have a kernel of their own, and so have those in 16 bits where an x86 processor
+      has no instructions for them (bf16 before AVX512-BF16, fp16 before AVX512-FP16). It is compiled on first
+      use, in about three seconds, with the compiler that ``CXX`` names, else ``c++``, ``g++`` or ``clang++``, and
+      kept in the folder ``kvbook/kernels`` of a person's caches. Without a compiler, or with an empty ``CXX``,
+      results are as invariant, but slower and with a larger error.
+    - It is on for the whole process while any thread is inside: other threads' results are right, and invariant
+      too.
+    - Bits are those of this machine, these versions and this number of threads; all that is promised is that they
+      are equal among the ways above. What the machine grants is found out by comparing bits, on first use, and
+      remembered.
+    - Needs autograd off (``torch.inference_mode()`` or ``torch.no_grad()``) where weights want gradients.
+      Functions made by ``torch.compile`` before the block run uncompiled in it.
+    - Where queries begin at different keys, as beyond a sliding window, or see a sink or chosen keys, each
+      query's keys are drawn together before they are summed. A decode step does that by itself; a prefill beyond
+      the window is slower.
+    - Mixtures of experts run expert by expert, each row a product of its own. A convolution along a text is a sum
+      of its taps.
+    - State-space models and linear attention read a text token by token, with the formula of a decode step: a
+      prefill is slow. Classes of transformers are replaced, also those imported inside the block. What no formula
+      is known for is refused when its state reaches the cache.
+    - Left padding: pass ``attention_mask`` and, to models that count positions (all but MPT), ``position_ids``
+      that start at 0 with the first real token, as ``generate`` does by itself; else the positions are others,
+      and so the results.
+    - A model that itself computes another formula with its cache than without (ProphetNet's streams) is not made
+      to agree: no operation is at fault, and none can be named. `verify` shows it.
     - Each attention implementation ("eager", "sdpa") equals itself, not the other one. Others are not supported.
-    - On a CPU norms and other sums over a row are torch's own, which take a row by itself; rows of 32,768 elements or
-      more
-      have not been tried.
+    - On a CPU norms and other sums over a row are torch's own, which take a row by itself; rows of 32,768
+      elements or more have not been tried.
     - MPT's bias is taken relative to the query instead of to the last key, which is equal but for rounding.
-    - On CUDA row counts, torch's memory-efficient attention and the layer norm that sums take are tried bit for bit in
-      the
-      same way; its layer norm, a block of threads for each row, and its functions of single elements are taken as they
-      are. None of this has been run on a GPU yet, so see that `verify` finds no difference on yours. Eager attention is
-      slow there, and running sums (``cumsum``, in top-p sampling) are torch's own, so that what is drawn may depend on
-      the batch.
+    - On CUDA row counts, torch's memory-efficient attention and the layer norm that sums take are tried bit for
+      bit in the same way; its layer norm, a block of threads for each row, and its functions of single elements
+      are taken as they are. None of this has been run on a GPU yet, so see that `verify` finds no difference on
+      yours. Eager attention is slow there, and running sums (``cumsum``, in top-p sampling) are torch's own, so
+      that what is drawn may depend on the batch.
 
     Examples
     --------

@@ -34,7 +34,7 @@ class Seen(NamedTuple):
         return self.visible is None and not any(self.skipped)
 
     def by_head(self, heads: int, keys: int) -> "Seen":
-        """Say the same of every head of every entry, of so many keys: an attention sink behind them is left out."""
+        """Say the same of every head of every entry, of so many keys: an attention sink after them is left out."""
         if self.visible is None:
             return Seen(tuple(first for first in self.skipped for _ in range(heads)))
         visible = self.visible.flatten(0, -3)[..., :keys]
@@ -86,7 +86,7 @@ def drawn_together(scores: torch.Tensor, visible: torch.Tensor) -> tuple[torch.T
     """Move every query's visible scores to the front, in their order."""
     places = visible.cumsum(-1) - 1
     most = int(places.amax()) + 1
-    # What is not visible goes behind the end, and is cut off.
+    # What is not visible goes past the end, and is cut off.
     room = scores.new_full((*scores.shape[:-1], most + 1), float("-inf"))
     room.scatter_(-1, places.masked_fill(~visible, most), scores)
     room[..., most] = float("-inf")

@@ -128,6 +128,13 @@ def decision(reference: torch.Tensor, other: torch.Tensor) -> Decision:
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def _bits_of(reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if reference.shape != other.shape or reference.dtype != other.dtype:
+        raise ValueError(f"{tuple(reference.shape)} {reference.dtype} against {tuple(other.shape)} {other.dtype}")
+    integers = _BITS[reference.dtype.itemsize]
+    return reference.contiguous().view(integers), other.contiguous().view(integers)
+
+
 def bits_equal(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Compare two floating-point tensors bit by bit: 0 and -0 differ, and a NaN equals itself.
 
@@ -145,16 +152,12 @@ def bits_equal(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     ValueError
         When shapes or dtypes differ.
     """
-    if reference.shape != other.shape or reference.dtype != other.dtype:
-        raise ValueError(
-            f"{tuple(reference.shape)} {reference.dtype} cannot equal {tuple(other.shape)} {other.dtype} bit by bit"
-        )
-    integers = _BITS[reference.dtype.itemsize]
-    return reference.contiguous().view(integers) == other.contiguous().view(integers)
+    one, two = _bits_of(reference, other)
+    return one == two
 
 
 def first_divergence(reference: list[int], other: list[int]) -> int | None:
-    """Give the index of the first token that differs, or None when the shorter list is a prefix of the longer.
+    """Return the index of the first token that differs, or None when the shorter list is a prefix of the longer.
 
     Parameters
     ----------
@@ -185,14 +188,7 @@ def ulps(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     ValueError
         When shapes or dtypes differ.
     """
-    if reference.shape != other.shape or reference.dtype != other.dtype:
-        raise ValueError(f"{tuple(reference.shape)} {reference.dtype} against {tuple(other.shape)} {other.dtype}")
-    return (_place(reference) - _place(other)).abs()
-
-
-def _place(numbers: torch.Tensor) -> torch.Tensor:
-    """Number the values of a dtype in their order, zero at 0."""
-    bits = numbers.contiguous().view(_BITS[numbers.element_size()]).long()
-    sign = -(1 << (8 * numbers.element_size() - 1))
+    sign = -(1 << (8 * reference.element_size() - 1))
     # A float is sign and magnitude, an integer two's complement: below zero the order of the bits runs backwards.
-    return torch.where(bits < 0, sign - bits, bits)
+    places = (torch.where(bits < 0, sign - bits.long(), bits.long()) for bits in _bits_of(reference, other))
+    return (next(places) - next(places)).abs()

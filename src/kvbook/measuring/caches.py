@@ -44,12 +44,12 @@ def make(kind: Kind, config: PretrainedConfig, max_cache_len: int) -> Cache:
 
 
 def length(cache: Cache) -> int:
-    """Give the number of tokens that a cache holds, as a plain number for every kind."""
+    """Return the number of tokens that a cache holds, as a plain number for every kind."""
     return int(cache.get_seq_length())
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Give the length of the longest common prefix.
+    """Return the length of the longest common prefix.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def reusable(cache: Cache, cached_ids: Sequence[int], ids: Sequence[int]) -> Cac
 def _cut_static(layer: StaticLayer, kept: int) -> None:
     if not layer.is_initialized:
         return
-    # Its tensors keep their length, and its address must stay: only the counter goes back.  What lies behind it is
+    # Its tensors keep their length, and its address must stay: only the counter goes back.  What lies past it is
     # masked until it is overwritten; it is set to zero all the same, so that nothing of the old prompt is left in the
     # copy.
     layer.cumulative_length.fill_(kept)

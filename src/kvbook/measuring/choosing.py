@@ -8,12 +8,12 @@ import torch
 
 
 def greedy(scores: torch.Tensor) -> torch.Tensor:
-    """Give the index of the largest number along the last dimension, the lowest where several are equal."""
+    """Return the index of the largest number along the last dimension, the lowest where several are equal."""
     return scores.argmax(-1)
 
 
 def margin(scores: torch.Tensor) -> torch.Tensor:
-    """Give the largest number along the last dimension minus the second largest; 0 on an exact tie."""
+    """Return the largest number along the last dimension minus the second largest; 0 on an exact tie."""
     # The difference of two 16-bit numbers would round.
     best = (scores if scores.itemsize > 4 else scores.float()).topk(2).values
     return best[..., 0] - best[..., 1]

@@ -67,7 +67,7 @@ MOST_TOGETHER = 5
 
 
 def together(n_layers: int) -> int:
-    """Give the number of layers that are compiled together: at most five, and so that equal groups make up the whole."""
+    """Return how many layers are compiled together: at most five, and so that equal groups make up the whole."""
     return next(size for size in range(MOST_TOGETHER, 0, -1) if n_layers % size == 0)
 
 
@@ -109,9 +109,8 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, way: Way, room: int, scope: Scope = "layer") -> None:
         body = getattr(model, "model", None)
-        if scope == "layer" and not all(
-            hasattr(body, part) for part in ("embed_tokens", "rotary_emb", "layers", "norm")
-        ):
+        parts = ("embed_tokens", "rotary_emb", "layers", "norm")
+        if scope == "layer" and not all(hasattr(body, part) for part in parts):
             raise UserError(f"{type(model).__name__} is not built as Llama is: compile it whole, with scope=model")
         if way.one_row and (way.cache == "none" or scope == "model"):
             raise UserError("the one-row form is for a cached step compiled layer by layer: choose scope=layer")
@@ -120,7 +119,8 @@ class Decoder:
         self._pages = LargePages(model) if way.large_pages else None
         self._ids: torch.Tensor | None = None
         self._static: StaticCache | None = None
-        self._cache: Cache | None = None
+        # The cache as it stands, or None where there is none.
+        self.cache: Cache | None = None
         self._grouped: list[tuple[list[nn.Module], list[Any]]] | None = None
         self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
         self._hidden: torch.Tensor | None = None
@@ -133,13 +133,13 @@ class Decoder:
             if scope == "layer":
                 # A graph would assert the shape and strides of every weight at every call: 3 % of the fastest way's
                 # step.
-                options_of_graph: dict[str, Any] = {"size_asserts": False}
+                graph: dict[str, Any] = {"size_asserts": False}
                 if way.one_row:
                     # A product and a sum in one instruction, which rounds once: the one-row form adds up in its own
                     # order anyway.
-                    options_of_graph["cpp.enable_floating_point_contract_flag"] = "fast"
-                self._layers = torch.compile(_layers_step, options=options_of_graph, **options)
-                self._head = torch.compile(_head_step, fullgraph=True, dynamic=False, options=options_of_graph)
+                    graph["cpp.enable_floating_point_contract_flag"] = "fast"
+                self._layers = torch.compile(_layers_step, options=graph, **options)
+                self._head = torch.compile(_head_step, fullgraph=True, dynamic=False, options=graph)
             else:
                 # On a GPU the steps' kernels are replayed as one CUDA graph; other devices have none.
                 mode = "reduce-overhead" if model.device.type == "cuda" and way.cache == "static" else "default"
@@ -150,7 +150,7 @@ class Decoder:
         self._changes.close()
 
     def resume(self, ids: torch.Tensor) -> None:
-        """Stand behind these tokens without running them, which is possible where nothing is kept of them.
+        """Continue after these tokens without running them, which is possible where nothing is kept of them.
 
         Parameters
         ----------
@@ -164,7 +164,7 @@ class Decoder:
         """
         if self._way.cache != "none":
             raise ValueError("a cache must be filled: call start")
-        self._cache, self._ids, self._length = None, ids, ids.shape[1]
+        self.cache, self._ids, self._length = None, ids, ids.shape[1]
         self._grouped = None
 
     def start(self, ids: torch.Tensor) -> torch.Tensor:
@@ -184,8 +184,8 @@ class Decoder:
         if self._way.cache == "none":
             self.resume(ids)
             return choosing.greedy(self._model(ids, use_cache=False).logits[:, -1:])
-        self._cache, self._grouped, self._hidden = self._empty(), None, None
-        token = choosing.greedy(self._model(ids, past_key_values=self._cache).logits[:, -1:])
+        self.cache, self._grouped, self._hidden = self._empty(), None, None
+        token = choosing.greedy(self._model(ids, past_key_values=self.cache).logits[:, -1:])
         if self._pages is not None:
             self._changes.enter_context(self._pages.used())
         if self._way.one_row:
@@ -208,7 +208,7 @@ class Decoder:
         # transformers marks a static cache's tensors as never moving, and a graph is then compiled for each layer's own
         # addresses. Here one graph serves all groups of layers.
         if self._way.cache == "static":
-            for layer in self._cache.layers:
+            for layer in self.cache.layers:
                 for tensor in (layer.keys, layer.values, layer.cumulative_length):
                     tensor.__dict__.pop("_dynamo_static_input_type", None)
 
@@ -228,12 +228,12 @@ class Decoder:
             self._ids = torch.cat([self._ids, token], 1)
             token = self._ids
         if self._scope == "model":
-            options = {"use_cache": False} if self._cache is None else {"past_key_values": self._cache}
+            options = {"use_cache": False} if self.cache is None else {"past_key_values": self.cache}
             following = choosing.greedy(self._forward(token, **options).logits[:, -1:])
             self._length += 1
             return following
         hidden = self._model.model.embed_tokens(token)
-        first = 0 if self._cache is None else self._length
+        first = 0 if self.cache is None else self._length
         cos, sin = (angles[:, first : first + token.shape[1]] for angles in self._rotary(hidden))
         mask = self._mask(hidden.dtype)
         with self._guards():
@@ -244,18 +244,17 @@ class Decoder:
         return following
 
     def _groups(self) -> list[tuple[list[nn.Module], list[Any]]]:
-        """Give the layers that are computed together, with their caches; what a step needs and no step changes."""
+        """Return the layers that are computed together, with their caches; what a step needs and no step changes."""
         if self._grouped is None:
             layers = list(self._model.model.layers)
-            held = [None] * len(layers) if self._cache is None else self._cache.layers
             # Without a cache a step takes long enough for the price of its calls not to matter, and longer to compile.
-            size = 1 if self._cache is None else together(len(layers))
+            held, size = ([None] * len(layers), 1) if self.cache is None else (self.cache.layers, together(len(layers)))
             groups = (slice(first, first + size) for first in range(0, len(layers), size))
             self._grouped = [(layers[group], held[group]) for group in groups]
         return self._grouped
 
     def _rotary(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give cosines and sines of all positions that there is room for."""
+        """Return cosines and sines of all positions that there is room for."""
         if self._angles is None:
             places = torch.arange(self._room, device=hidden.device)[None]
             self._angles = self._model.model.rotary_emb(hidden, places)
@@ -274,13 +273,7 @@ class Decoder:
         if self._way.cache != "static":
             return None
         if self._hidden is None:
-            self._hidden = torch.full(
-                (1, 1, 1, self._room), torch.finfo(dtype).min, dtype=dtype, device=self._model.device
-            )
+            shape, lowest = (1, 1, 1, self._room), torch.finfo(dtype).min
+            self._hidden = torch.full(shape, lowest, dtype=dtype, device=self._model.device)
         self._hidden[..., : self._length + 1] = 0
         return self._hidden
-
-    @property
-    def cache(self) -> Cache | None:
-        """The cache as it stands, or None where there is none."""
-        return self._cache

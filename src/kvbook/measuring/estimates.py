@@ -52,7 +52,7 @@ class Estimate:
         return Estimate(*map(two_digits, (self.value, self.low, self.high)), self.kind)
 
     def text(self, form: str = "{:.2f}") -> str:
-        """Write it as ``value [low, high]``, and with a range as ``value [low to high]``, so that the two are told apart."""
+        """Write it as ``value [low, high]``, or with a range as ``value [low to high]``."""
         between = ", " if self.kind == "95 %" else " to "
         return f"{form.format(self.value)} [{form.format(self.low)}{between}{form.format(self.high)}]"
 
@@ -68,7 +68,7 @@ def _slope(layers: np.ndarray, logs: np.ndarray) -> np.ndarray:
 
 
 def _students(centre: float, scatter: float, n_free: int, root: float = 1.0, change: Callable = float) -> Estimate:
-    """Return a function of a number with Student's interval: of a scatter over a root, with so many degrees of freedom."""
+    """Return a function of a number, with Student's interval of a scatter over a root."""
     half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n_free) * scatter / root
     return Estimate(*(float(change(centre + shift)) for shift in (0.0, -half, half)))
 
@@ -94,7 +94,7 @@ def growth_per_layer(layers: np.ndarray, drift: np.ndarray) -> Estimate:
 
 
 def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Estimate:
-    """Give the geometric mean of elementwise ratios, with Student's interval on the logarithms.
+    """Return the geometric mean of elementwise ratios, with Student's interval on the logarithms.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Esti
 
 
 def wilson(p: float, n: int) -> Estimate:
-    """Give Wilson's two-sided interval of a share `p` of `n` trials.
+    """Return Wilson's two-sided interval of a share `p` of `n` trials.
 
     The book takes it for every share that is none or all, for resampling gives such a share no width.
     """
@@ -118,7 +118,7 @@ def wilson(p: float, n: int) -> Estimate:
 
 
 def share_over(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tuple[Estimate, int]:
-    """Give the share of texts for which something holds, with an interval that counts independent units.
+    """Return the share of texts for which something holds, with an interval that counts independent units.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def share_over(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tu
 
 
 def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tuple[Estimate, int]:
-    """Give the share of all rows for which something holds, where texts have many rows each, such as tokens or calls.
+    """Return the share of all rows for which something holds, where texts have many rows each, such as tokens or calls.
 
     A row may itself be a share of what it stands for.  The interval is a bootstrap over units; of none or all it is
     `wilson`, each unit a trial.  Parameters and what is returned as for `share_over`.
@@ -167,7 +167,7 @@ def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") ->
 
 
 def median_of(values: np.ndarray) -> Estimate:
-    """Give the median of repeats with its bootstrap interval, or of few repeats with their lowest and highest."""
+    """Return the median of repeats with its bootstrap interval, or of few repeats with their lowest and highest."""
     kind, weights = _weights(len(values), 0)
     if kind == "range":
         return percentiles(float(np.median(values)), np.asarray(values), kind)
@@ -198,7 +198,7 @@ class Resampled:
     kind: Kind = "95 %"
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """Give the percentile interval of each layer's mean, or the lowest and highest of few files."""
+        """Return the percentile interval of each layer's mean, or the lowest and highest of few files."""
         return tuple(np.quantile(self.draws, _ends(self.kind), axis=0))
 
 
@@ -242,13 +242,13 @@ def _weights(n_files: int, seed: int) -> tuple[Kind, np.ndarray]:
 
 
 def _ends(kind: Kind) -> list[float]:
-    """Give the quantiles of draws that are an estimate's ends."""
+    """Return the quantiles of draws that are an estimate's ends."""
     tail = 0.0 if kind == "range" else (1 - CONFIDENCE) / 2
     return [tail, 1 - tail]
 
 
 def percentiles(value: float, draws: np.ndarray, kind: Kind = "95 %") -> Estimate:
-    """Give a number with the interval that holds the middle 95 % of its bootstrap draws, or with the range of few values.
+    """Return a number with the middle 95 % of its bootstrap draws as interval, or with the range of few values.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def percentiles(value: float, draws: np.ndarray, kind: Kind = "95 %") -> Estimat
 
 
 def growth_resampled(resampled: Resampled) -> Estimate:
-    """Give the growth a layer with its bootstrap interval; layers whose mean is 0 in any draw are refused by the log."""
+    """Return the growth per layer with its bootstrap interval; the mean of each layer must be above 0 in each draw."""
     return percentiles(
         np.expm1(_slope(resampled.layers, np.log(resampled.mean))),
         np.expm1(_slope(resampled.layers, np.log(resampled.draws))), resampled.kind,
@@ -275,7 +275,7 @@ def growth_resampled(resampled: Resampled) -> Estimate:
 
 
 def ratio_resampled(numerator: Resampled, denominator: Resampled) -> Estimate:
-    """Give the geometric mean ratio over layers with its bootstrap interval, the draws paired."""
+    """Return the geometric mean ratio over layers with its bootstrap interval, the draws paired."""
     return percentiles(
         np.exp((np.log(numerator.mean) - np.log(denominator.mean)).mean()),
         np.exp((np.log(numerator.draws) - np.log(denominator.draws)).mean(1)),
@@ -284,7 +284,7 @@ def ratio_resampled(numerator: Resampled, denominator: Resampled) -> Estimate:
 
 
 def paired_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> Estimate:
-    """Give the ratio of two variants' means of the same samples, with its bootstrap interval over files.
+    """Return the ratio of two variants' means of the same samples, with its bootstrap interval over files.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ def paired_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> 
 
 
 def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: str, seed: int = 0) -> Estimate:
-    """Give the median over samples of the ratio of two variants, for times, whose means a single hiccup can move.
+    """Return the median over samples of the ratio of two variants, for times, whose means a single hiccup can move.
 
     Parameters and the unit of resampling as for `paired_ratio`.
     """
@@ -323,7 +323,7 @@ def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: s
 def mean_resampled(
     rows: pd.DataFrame, value: str, change: Callable[[np.ndarray], np.ndarray] = lambda mean: mean
 ) -> Estimate:
-    """Give the mean over samples with its bootstrap interval over files.
+    """Return the mean over samples with its bootstrap interval over files.
 
     Parameters
     ----------
@@ -340,13 +340,13 @@ def mean_resampled(
 
 
 def log_mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
-    """Give the geometric mean over samples, as `mean_resampled` gives the arithmetic one; `value` is positive."""
+    """Return the geometric mean over samples, as `mean_resampled` gives the arithmetic one; `value` is positive."""
     of_logs = mean_resampled(rows.assign(logarithm=np.log(rows[value].to_numpy())), "logarithm")
     return Estimate(*np.exp([of_logs.value, of_logs.low, of_logs.high]).tolist(), of_logs.kind)
 
 
 def common_share(means: np.ndarray, mean_squares: np.ndarray) -> Estimate:
-    """Estimate how much of a difference is common to all files: 0 for noise about zero, 1 for the same shift everywhere.
+    """Estimate how much of a difference all files share: 0 for noise about zero, 1 for the same shift everywhere.
 
     The squared length of the common mean is estimated without bias, by the products of *different* files' means, which
     noise does not push up; so the estimate can be a little below 0.  The interval is the jackknife's over files.

@@ -64,7 +64,7 @@ class Reference:
         self._shared = any(_holds(dtype, self.model) for dtype in others)
 
     def of(self, text: Hashable, answer: Callable[[PreTrainedModel], Answer]) -> Answer:
-        """Give the answer to a text; to be asked for under `widened` and ``torch.inference_mode``."""
+        """Return the answer to a text; to be asked for under `widened` and ``torch.inference_mode``."""
         if text in self._answers:
             return self._answers[text]
         found = answer(self.model)

@@ -28,5 +28,5 @@ class _NothingNarrow(TorchFunctionMode):
 
 
 def widened(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Give the context in which a model of a dtype is run, so that its drift is that dtype's."""
+    """Return the context in which a model of a dtype is run, so that its drift is that dtype's."""
     return _NothingNarrow() if dtype is torch.float64 else nullcontext()

@@ -52,7 +52,7 @@ def _high_water_mark() -> int | None:
 
 
 def _hand_back_free_memory() -> None:
-    """Give the system what the C library keeps of freed memory: work that reuses it would seem to need none."""
+    """Return the system what the C library keeps of freed memory: work that reuses it would seem to need none."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc keeps so much that it offers this.
     if trim is not None:

@@ -56,7 +56,7 @@ class Scores:
     ulp: torch.Tensor
 
     def rows(self) -> list[dict[str, float]]:
-        """Give one mapping a row of logits, with six significant digits, which is more than any figure shows."""
+        """Return one mapping a row of logits, with six significant digits, which is more than any figure shows."""
         names = [field.name for field in fields(self)]
         columns = [getattr(self, name).double().tolist() for name in names]
         return [
@@ -106,13 +106,13 @@ def _compare(reference: torch.Tensor, other: torch.Tensor, targets: torch.Tensor
 
 
 def _exp_less_line(c: torch.Tensor) -> torch.Tensor:
-    """Give exp(c) - 1 - c, which near zero is c squared over two."""
+    """Return exp(c) - 1 - c, which near zero is c squared over two."""
     series = c * c / 2 * (1 + c / 3 * (1 + c / 4 * (1 + c / 5)))
     return torch.where(c.abs() < _SMALL, series, torch.expm1(c.clamp(max=_LARGE)) - c)
 
 
 def spacing(values: torch.Tensor) -> torch.Tensor:
-    """Give the distance from each value to the next larger number of its dtype, by its exponent (one ulp)."""
+    """Return the distance from each value to the next larger number of its dtype, by its exponent (one ulp)."""
     info = torch.finfo(values.dtype)
     size = values.double().abs().clamp(min=info.tiny)
     # frexp writes x as m * 2 ** e with m in [0.5, 1): the leading bit is worth 2 ** (e - 1).

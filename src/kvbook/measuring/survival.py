@@ -18,7 +18,7 @@ class Survival:
     steps : ndarray, shape (n,)
         Steps at which some pair parted, ascending, from 0 (where all are together).
     share : ndarray, shape (n,)
-        Estimated share of pairs that are still together behind that step.
+        Estimated share of pairs that are still together after that step.
     low, high : ndarray, shape (n,)
         Pointwise interval: Greenwood's variance on the log-log scale; where all or none are together, Wilson's, in
         which each pair is a trial.
@@ -34,12 +34,12 @@ class Survival:
     parted: int
 
     def median(self) -> float:
-        """First step behind which at most half are together; infinite where it was not seen."""
+        """First step after which at most half are together; infinite where it was not seen."""
         below = self.steps[self.share <= 0.5]
         return float(below[0]) if len(below) else float("inf")
 
     def at(self, step: float) -> tuple[float, float, float]:
-        """Give share, low and high behind a step."""
+        """Return share, low and high after a step."""
         place = int(np.searchsorted(self.steps, step, side="right")) - 1
         return float(self.share[place]), float(self.low[place]), float(self.high[place])
 

@@ -132,7 +132,7 @@ def _drawn(seed: int, name: str) -> bytes:
 
 
 def place_in_order(seed: int, name: str) -> bytes:
-    """Give what files are sorted by: nothing for seed 0, which keeps the order of names."""
+    """Return what files are sorted by: nothing for seed 0, which keeps the order of names."""
     return _drawn(seed, name) if seed else b""
 
 

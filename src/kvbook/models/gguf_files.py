@@ -1,4 +1,4 @@
-"""GGUF files, llama.cpp's format: read with transformers' own reader, once, and kept as a checkpoint in ``_build/models``.
+"""GGUF files, llama.cpp's format: read once, with transformers' own reader, and kept as a checkpoint.
 
 The reader turns every block of rounded numbers into fp32, which takes a quarter of a minute for 135 million parameters,
 and the model that it returns cannot be saved as it is.  The unpacked checkpoint loads in a second or two, and is then a
@@ -156,7 +156,7 @@ def _read(file: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor], Any, P
 
 
 def _one_reading() -> contextlib.AbstractContextManager[None]:
-    """Share one reading of a file's vocabulary: it takes seconds, and transformers' reader would do it three times more."""
+    """Share one reading of a file's vocabulary: it takes seconds, and transformers would do it three times more."""
     import gguf
 
     shared = functools.cache(gguf.GGUFReader)

@@ -106,7 +106,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """List an error and what led to it; transformers wraps the hub's errors, and the cause tells more than the wrapper."""
+    """List an error and what led to it: transformers wraps the hub's errors, and the cause tells more."""
     links: list[BaseException] = []
     while error is not None and error not in links:
         links.append(error)

@@ -64,7 +64,7 @@ def context_length(config: PretrainedConfig) -> int | None:
     for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
         # XLNet's is -1: it has no limit.
         if (length := getattr(config, name, None)) is not None and length > 0:
-            # RoBERTa numbers its positions from behind the padding id.
+            # RoBERTa numbers its positions from after the padding id.
             return length - config.pad_token_id - 1 if config.model_type == "roberta" else length
     return None
 

@@ -69,15 +69,16 @@ def bytes_needed(model: PreTrainedModel, quantization: str, dtype: torch.dtype) 
 
 
 def options(quantization: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Give what `from_pretrained` takes for a quantization; nothing for ``"none"``."""
+    """Return what `from_pretrained` takes for a quantization; nothing for ``"none"``."""
     if quantization == "none":
         return {}
-    asked = {"load_in_8bit": True} if quantization == "8bit" else {"load_in_4bit": True, "bnb_4bit_compute_dtype": dtype}
-    return {"quantization_config": BitsAndBytesConfig(**asked)}
+    if quantization == "8bit":
+        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
+    return {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype)}
 
 
 def every_linear_found(quantization: str) -> AbstractContextManager[None]:
-    """Let the replacement find Falcon's linear layers, and keep bitsandbytes' remarks out of pages, while a model loads.
+    """Let the replacement find Falcon's linear layers, without bitsandbytes' remarks, while a model loads.
 
     transformers replaces modules whose type is exactly ``nn.Linear``.  Falcon's are of a subclass, which only adds its
     bias in a step of its own, so a Falcon that is asked for in 4 bits comes back unquantized and without a word

@@ -33,7 +33,7 @@ _SECRET = re.compile(r"://[^/\s@]+@")
 
 
 def of_family(family: str) -> registry.Package:
-    """Give a family's package.
+    """Return a family's package.
 
     Raises
     ------
@@ -41,8 +41,8 @@ def of_family(family: str) -> registry.Package:
         For a family that has none.
     """
     if family not in with_package():
-        having = ", ".join(with_package())
-        raise UserError(f"weights='package': there is no package for {family!r}; choose model={having}, or other weights")
+        choose = f"choose model={', '.join(with_package())}, or other weights"
+        raise UserError(f"weights='package': there is no package for {family!r}; {choose}")
     return registry.families()[family].package
 
 
@@ -61,7 +61,7 @@ def is_here(family: str) -> bool:
 
 
 def folder(family: str) -> Path:
-    """Give the folder of a family's packaged model.
+    """Return the folder of a family's packaged model.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def folder(family: str) -> Path:
 
 
 def state() -> dict[str, str | None]:
-    """Give of each packaged model the sha256 of its unpacked weights, None where it is not here.
+    """Return of each packaged model the sha256 of its unpacked weights, None where it is not here.
 
     What a chapter is made from depends on it: one that ran on a stand-in is not up to date once the model is there.
     """

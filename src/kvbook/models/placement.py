@@ -57,7 +57,7 @@ def check(device: str, dtypes: Iterable[str]) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Give the memory that can still be had on a device, in bytes."""
+    """Return the memory that can still be had on a device, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
@@ -114,7 +114,8 @@ def device_map(what: str, n_bytes: float, device: torch.device) -> DeviceMap:
     # transformers spreads weights with it.
     if missing("accelerate"):
         raise UserError(
-            f"{what} needs about {_gib(needed)} and {device} has {_gib(free_bytes(device))} free: pip install accelerate, "
-            "which spreads it over all GPUs and the host, or choose a 16-bit dtype or quantization"
+            f"{what} needs about {_gib(needed)} and {device} has {_gib(free_bytes(device))} free: "
+            "pip install accelerate, which spreads it over all GPUs and the host, "
+            "or choose a 16-bit dtype or quantization"
         )
     return "auto"

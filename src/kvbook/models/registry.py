@@ -13,7 +13,7 @@ FILE = Path(__file__).with_name("registry.yaml")
 
 @dataclass(frozen=True)
 class Architecture:
-    """The true architecture behind a hub id.
+    """The true architecture of a hub id.
 
     Attributes
     ----------

@@ -77,7 +77,7 @@ def _folder(path: Path, source: Source, name: str) -> Where:
 
 
 def identity(where: Where, seed: int) -> dict[str, Any]:
-    """Give what tells a request's weights from all others."""
+    """Return what tells a request's weights from all others."""
     if where.source in DRAWN:
         values = {name: value for name, value in where.config.to_dict().items() if not name.startswith("_")}
         # A folder is named by its last part: where it lies is its owner's affair.

@@ -13,12 +13,12 @@ ORIGIN = "origin.json"
 
 
 def models_folder() -> Path:
-    """Give the folder of what was fetched and unpacked; not in git, and made when it is needed."""
+    """Return the folder of what was fetched and unpacked; not in git, and made when it is needed."""
     return paths.BUILD / "models"
 
 
 def folder_of(stem: str, sha256: str) -> Path:
-    """Give the folder of a file's checkpoint, whether it is there or not."""
+    """Return the folder of a file's checkpoint, whether it is there or not."""
     return models_folder() / f"{stem}-{sha256[:16]}"
 
 
