@@ -4,7 +4,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -121,15 +120,6 @@ def test_a_wrong_chapter_or_experiment_is_one_line(asked):
     asked[0]["experiments"] = ["nosuch"]
     with pytest.raises(UserError, match="asks for evidence of 'nosuch'"):
         making.make(timed=False)
-
-
-@pytest.mark.parametrize("group", [{"seeds": [1]}, {"experiments": "one"}, {"experiments": [], "n": 1}, "words"])
-def test_groups_of_another_form_are_refused(tmp_path, group):
-    folder = tmp_path / "one"
-    folder.mkdir()
-    (folder / "chapter.yaml").write_text(yaml.safe_dump({"evidence": [group]}))
-    with pytest.raises(UserError, match=r"must hold .* \(evidence\.0"):
-        planning._read_about(tmp_path, "one")
 
 
 @pytest.mark.slow

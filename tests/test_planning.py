@@ -80,6 +80,7 @@ def test_a_chapter_that_uses_a_packaged_model_is_stale_once_that_is_there_and_no
 
 @pytest.mark.parametrize("content", [
     "data: [nosuch.csv]", "data: numbers.csv", "parameters: [n]", "parameters: {default: 3}", "colour: 3", "- a", "{",
+    "evidence: [{seeds: [1]}]", "evidence: [{experiments: one}]", "evidence: [{experiments: [], n: 1}]",
 ])
 def test_a_chapters_own_file_that_is_none_is_one_line_that_names_it(book, content):
     (book / "code" / "squares" / "chapter.yaml").write_text(content)

@@ -237,18 +237,17 @@ def _switch(settings: BenchSettings) -> Rows:
 def _switch_beyond(settings: BenchSettings) -> Rows:
     """Compare them on a sliding window and on a mixture of experts."""
     asked = ExactCachesSettings.checked(n_prefill=128, n_context=100, n_steps=8)
+    ids = torch.arange(3, 3 + asked.n_prefill)[None].to(settings.device)
     for name, shape in _BEYOND.items():
+        config = AutoConfig.for_model(**shape)
         torch.manual_seed(settings.seed)
         with torch.device(settings.device):
-            model = AutoModelForCausalLM.from_config(
-                AutoConfig.for_model(**shape), dtype=getattr(torch, settings.dtype)
-            ).eval().requires_grad_(False)
-        ids = torch.arange(3, 3 + asked.n_prefill)[None].to(model.device)
-
-        def step(arithmetic: str, model: torch.nn.Module = model, ids: torch.Tensor = ids) -> float:
-            return cost.turn(model, ids, asked, arithmetic)["decode_s"]
-
-        exact, stock = partial(step, exact_ways.EXACT), partial(step, exact_ways.STOCK)
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+        turn = partial(cost.turn, model.eval().requires_grad_(False), ids, asked)
+        exact, stock = (
+            lambda arithmetic=arithmetic, turn=turn: turn(arithmetic)["decode_s"]
+            for arithmetic in (exact_ways.EXACT, exact_ways.STOCK)
+        )
         what = f"row-invariant decode step, {name}, {settings.dtype}"
         yield _turns(what, exact, "stock", stock, settings.n_repeats)
 
