@@ -9,7 +9,7 @@ from planted import run_of
 from kvbook.errors import UserError
 from kvreport.publishing import measures
 from kvreport.publishing.found import Found, Frame
-from kvreport.publishing.judging import NOT_RECORDED, UNFITTED
+from kvreport.publishing.judging import UNFITTED
 from kvreport.publishing.measures import Measure, joined, mean, median, noted, part, share, total, worded
 
 DTYPES = ("float32", "bfloat16")
@@ -64,10 +64,6 @@ def test_a_ratio_of_times_is_taken_at_each_repeat_in_whatever_order_they_stand()
     assert median("s")(twice.assign(repeat=range(5)), rows).low != 2
     assert median("s")(rows).value == 3
     assert median("s")(rows, rows.assign(repeat=9)) is None, "no repeat is in both"
-
-
-def test_words_are_of_rows_that_are_there(found):
-    assert (WORDS(found), NO_WORDS(found)) == ("12 rows", NOT_RECORDED)
 
 
 def test_a_group_is_compared_with_its_partner_and_not_with_itself(found):

@@ -89,7 +89,7 @@ ACCUSED = Measure(
 # Facts for the prose.
 MODEL = noted("bug_or_rounding", "models", 0, "name")
 N_TEXTS = noted("bug_or_rounding", "settings", "n_samples")
-N_TOKENS = Worded(lambda found: lengths.said(found.noted("bug_or_rounding", "settings", "n_tokens")))
+N_TOKENS = noted("bug_or_rounding", "settings", "n_tokens", write=lengths.said)
 LIMIT = Worded(lambda _: f"{verdict.LIMIT:,.0f}")
 LIMIT_FP32 = Worded(lambda _: f"{verdict.ROUNDING['float32']:,.0f}")
 FAMILIES = Measure("families", form="{:.0f}", rows="injected", estimate=distinct("model")).where(first=False)
