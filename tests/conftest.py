@@ -85,7 +85,7 @@ def _no_process_unless_marked(request):
 
 @pytest.fixture
 def kvbook_here(monkeypatch, capsys):
-    """Give a function that runs the command ``kvbook`` in this process: torch is imported once for all commands."""
+    """Return a function that runs the command ``kvbook`` in this process: torch is imported once for all commands."""
 
     def run(*arguments) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["kvbook", *map(str, arguments)])
@@ -125,7 +125,7 @@ def _check_shared():
 
 @pytest.fixture
 def assert_unchanged():
-    """Give the check that every file of tests ends with."""
+    """Return the check that every file of tests ends with."""
     return _check_shared
 
 
@@ -241,7 +241,7 @@ def ids():
 
 @pytest.fixture
 def planted(monkeypatch):
-    """Give a function that plants something into every model that a check loads."""
+    """Return a function that changes every model that a check loads."""
     from kvbook.models import loading
 
     stock, undo = loading.load, []

@@ -13,8 +13,8 @@ import pytest
 # Files whose tests all are, or share something that is. A single slow test of another file says so itself.
 FILES = frozenset({
     "test_alone", "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_execution",
-        "test_faults",
-    "test_hub", "test_packages", "test_pages", "test_pdf", "test_side_by_side", "test_site", "test_wheel",
+    "test_faults", "test_hub", "test_packages", "test_pages", "test_pdf", "test_side_by_side", "test_site",
+    "test_wheel",
 })
 # Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained, a compiler that begins
 # anew.

@@ -32,7 +32,7 @@ PROCESSOR = machine.describe("cpu")["processor"]
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """Let one chapter ask for evidence of two experiments; gives its groups."""
+    """Let one chapter ask for evidence of two experiments; its groups."""
     for name in ("RUNS", "RECORDED_RUNS"):
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(paths, "EVIDENCE", tmp_path / "evidence.yaml")

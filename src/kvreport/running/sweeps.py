@@ -105,13 +105,14 @@ def _cells(path: Path, asked: _File):
         if experiment not in catalogue.EXPERIMENTS:
             raise UserError(f"{path}: no experiment {experiment!r}: choose one of {', '.join(catalogue.EXPERIMENTS)}")
         settings_class = catalogue.EXPERIMENTS[experiment].settings
+        known = settings_class.model_fields
         fields = {axis: _field(path, experiment, axis) for axis in axes}
         for place in itertools.product(*axes.values()):
             chosen = dict(zip(fields.values(), place, strict=True))
-            further = [name for name in _FURTHER if "model" in chosen and name in settings_class.model_fields]
+            further = {name: chosen["model"] for name in _FURTHER if "model" in chosen and name in known}
             label = " ".join([experiment, *map(str, place)])
             try:
-                settings = settings_class.checked(**dict.fromkeys(further, chosen.get("model")) | asked.settings | chosen)
+                settings = settings_class.checked(**(further | asked.settings | chosen))
             except UserError as error:
                 raise UserError(f"{path}: {label}: {error}") from None
             yield Cell(label, experiment, settings.model_dump(mode="json"))
