@@ -40,12 +40,8 @@ def _processor() -> str:
     """Name the processor, and what the environment lets libraries use of it: less is another kind of processor."""
     # Machines set this one for NumPy's library; it matters only where torch multiplies with OpenBLAS, too.
     limits = (*_LIMITS, _OPENBLAS_LIMIT) if "BLAS_INFO=open" in torch.__config__.show() else _LIMITS
-    return ", ".join([_model(), *(f"{name}={os.environ[name]}" for name in limits if os.environ.get(name))])
-
-
-def _model() -> str:
-    """Name the processor as the system does."""
-    return _first_core(_cpuinfo()).get("model name") or platform.processor() or platform.machine()
+    model = _first_core(_cpuinfo()).get("model name") or platform.processor() or platform.machine()
+    return ", ".join([model, *(f"{name}={os.environ[name]}" for name in limits if os.environ.get(name))])
 
 
 def _cpuinfo() -> str:

@@ -8,17 +8,12 @@ from collections.abc import Iterator
 THREADS_VARIABLE = "KVBOOK_THREADS"
 
 
-@contextlib.contextmanager
-def share(whole: bool) -> Iterator[None]:
+def share(whole: bool) -> contextlib.AbstractContextManager[None]:
     """Let torch use as many threads as ``KVBOOK_THREADS`` says, while this is open."""
     import torch
 
     asked = os.environ.get(THREADS_VARIABLE)
-    if whole or not asked:
-        yield
-        return
-    with using(min(int(asked), torch.get_num_threads())):
-        yield
+    return contextlib.nullcontext() if whole or not asked else using(min(int(asked), torch.get_num_threads()))
 
 
 @contextlib.contextmanager
