@@ -1,4 +1,4 @@
-"""The recipe, on a few steps of a shrunken model."""
+"""Training: of the stand-ins, of the model from scratch, and the loop that both share."""
 
 import itertools
 import json
@@ -7,30 +7,40 @@ import time
 import baselines
 import forked
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-import train_stand_ins as training
+import train_stand_ins as stand_ins
 from transformers import AutoModelForMaskedLM
 
 from kvbook import paths
 from kvbook.models import corpus, standins
+from kvreport import training
+from kvreport.chapters.from_scratch.gpt import training as scratch
 
-QUICK = training.Recipe(steps=6, tokens_per_step=64, short=16, long=32, warmup=2)
+QUICK = stand_ins.Recipe(steps=8, tokens_per_step=64, short=16, long=32, warmup=2)
+SCRATCH = scratch.Recipe(
+    layers=2, width=16, heads=2, block=16, steps=8, batch_size=4, rate=1e-3, falls=True, dropout=0.1
+)
 
 
-def test_a_batch_depends_on_the_seed_and_the_step_alone():
-    stream = np.arange(1000)
-    first, again = training.batch(stream, QUICK, 3, False), training.batch(stream, QUICK, 3, False)
-    assert torch.equal(first[0], again[0])
-    assert not torch.equal(first[0], training.batch(stream, QUICK, 2, False)[0])
+@pytest.mark.parametrize(
+    "batch",
+    [lambda step: stand_ins.batch(np.arange(1000), QUICK, step, False),
+     lambda step: scratch.batch(np.arange(1000), SCRATCH, step)],
+    ids=["stand-in", "from scratch"],
+)
+def test_a_batch_depends_on_the_seed_and_the_step_alone(batch):
+    assert all(torch.equal(one, again) for one, again in zip(batch(3), batch(3), strict=True))
+    assert not torch.equal(batch(3)[0], batch(2)[0])
 
 
 def looks_at(begin: bool, head: int, offset: int) -> float:
-    """Give the attention that a fresh masked model's head pays to a neighbour, mean over its layers."""
+    """Return the attention that a fresh masked model's head pays to a neighbour, mean over its layers."""
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(standins.config("roberta"), attn_implementation="eager").eval()
     if begin:
-        training._begin_masked(model)
+        stand_ins._begin_masked(model)
     ids = torch.randint(20, 2000, (1, 64), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         layers = model(ids, output_attentions=True).attentions
@@ -47,62 +57,67 @@ def test_a_masked_model_begins_with_a_head_for_each_neighbour():
 
 def test_masking_hides_what_is_to_be_predicted():
     ids = torch.randint(20, 2000, (64, 256), generator=torch.Generator().manual_seed(0))
-    inputs, targets = training.mask_tokens(ids, 0.15, torch.Generator().manual_seed(1))
-    chosen = targets != -100
+    inputs, targets = stand_ins.mask_tokens(ids, 0.15, torch.Generator().manual_seed(1))
+    chosen = targets != training.IGNORED
     assert chosen.float().mean().item() == pytest.approx(0.15, abs=0.01)
     assert torch.equal(inputs[~chosen], ids[~chosen])
     assert torch.equal(targets[chosen], ids[chosen])
-    masked = (inputs[chosen] == training.SPECIAL_TOKENS.index("<mask>")).float().mean().item()
+    masked = (inputs[chosen] == stand_ins.SPECIAL_TOKENS.index("<mask>")).float().mean().item()
     assert masked == pytest.approx(0.8, abs=0.03)
 
 
 def test_the_learning_rate_warms_up_and_falls():
-    recipe = training.Recipe()
+    recipe = stand_ins.Recipe()
     rates = [recipe.rate(step) for step in range(recipe.steps)]
     assert rates[0] < rates[30] < max(rates) == pytest.approx(1)
     assert rates[-1] == pytest.approx(0.1, abs=0.01)
 
 
-def losses(folder):
-    return [line.split(",")[1] for line in (folder / "training_log.csv").read_text().splitlines()[1:]]
-
-
 @pytest.mark.slow
-def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["stand-in", "from scratch"])
+def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path, monkeypatch, kind):
     # On three files, of a small model: the recipe's own on its own corpus takes minutes to read and to score.
-    recipe = training.Recipe(steps=8, tokens_per_step=64, short=16, long=32, warmup=2)
     files = corpus.stdlib_files
     monkeypatch.setattr(standins, "LAYERS", 2)
     monkeypatch.setattr(corpus, "stdlib_files", lambda part: itertools.islice(files(part), 3))
+    text = tmp_path / "code.txt"
+    text.write_text("def f(x):\n    return x + 1\n" * 7000)
+    steps, run = [], training.run
 
-    def train(name):
-        monkeypatch.setattr(training.training, "WORK", tmp_path / name / "training")
-        training.train("gpt2", recipe, tmp_path / name / "model", every=2)
+    def train(name, seconds=0.0):
+        def watched(name, model, optimizers, recipe, rates, loss_of):
+            def rates_there(step):
+                steps.append(step)
+                time.sleep(seconds)
+                return rates(step)
 
-    def train_slowly():
-        rate = training.Recipe.rate
-        training.Recipe.rate = lambda self, step: time.sleep(0.5) or rate(self, step)
-        train("killed")
+            return run(name, model, optimizers, recipe, rates_there, loss_of, every=2)
 
-    process = forked.start(train_slowly)
-    while not list((tmp_path / "killed" / "training").glob("gpt2-*/step-4")):
+        steps.clear()
+        monkeypatch.setattr(training, "run", watched)
+        monkeypatch.setattr(training, "WORK", tmp_path / name / "training")
+        if kind == "stand-in":
+            return stand_ins.train("gpt2", QUICK, tmp_path / name / "model")
+        return scratch.train(SCRATCH, tmp_path / name / "model", str(text))
+
+    process = forked.start(lambda: train("killed", 0.3))
+    # The log is flushed with each checkpoint.
+    while not any(len(log.read_text().splitlines()) > 4 for log in tmp_path.glob("killed/training/*/*.csv")):
         assert process.is_alive()
         time.sleep(0.05)
     process.kill()
     process.join()
     assert not (tmp_path / "killed" / "model").exists()
-    steps = []
-    with monkeypatch.context() as watched:
-        rate = training.Recipe.rate
-        watched.setattr(training.Recipe, "rate", lambda self, step: steps.append(step) or rate(self, step))
-        train("killed")
-    assert min(steps) >= 4, "it began anew"
-    train("whole")
-    assert losses(tmp_path / "killed" / "model") == losses(tmp_path / "whole" / "model")
-    whole, killed = (
-        json.loads((tmp_path / name / "model" / "training.json").read_text()) for name in ("whole", "killed")
-    )
-    assert killed["held_out_bits_per_byte"] == whole["held_out_bits_per_byte"]
+    killed = train("killed")
+    assert min(steps) >= 2, "it began anew"
+    whole = train("whole")
+    assert min(steps) == 0
+    losses = [pd.read_csv(folder / "training_log.csv")[["step", "loss_nats"]] for folder in (killed, whole)]
+    pd.testing.assert_frame_equal(*losses)
+    one, other = (json.loads((folder / "training.json").read_text()) for folder in (killed, whole))
+    assert one | {"trained_s": 0} == other | {"trained_s": 0}
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (killed, whole)]
+    assert weights[0] == weights[1]
 
 
 class TestBaselines:
@@ -114,15 +129,11 @@ class TestBaselines:
         # After 0 come 1, 1: T = 1, c = 2; unigram of 1 is (2 + 1) / (5 + 3).
         found = baselines.bigram_nats(np.array([0, 1, 0, 1, 2]), np.array([0, 1]), 3)
         assert found == pytest.approx(-np.log((2 + 1 * 3 / 8) / 3))
+        # A predecessor that was never seen falls back to the unigram.
+        assert baselines.bigram_nats(np.array([0, 0, 0]), np.array([1, 0]), 2) == pytest.approx(-np.log(4 / 5))
 
-    def test_an_unseen_predecessor_falls_back_to_the_unigram(self):
-        train = np.array([0, 0, 0])
-        assert baselines.bigram_nats(train, np.array([1, 0]), 2) == pytest.approx(-np.log(4 / 5))
-
-    def test_bits_per_byte_of_a_fair_coin_a_byte(self):
-        assert training.training.bits_per_byte(np.log(2), 10, 10) == pytest.approx(1)
-
-    def test_noise_does_not_compress(self):
+    def test_bits_per_byte_are_known_of_a_fair_coin_and_of_noise(self):
+        assert training.bits_per_byte(np.log(2), 10, 10) == pytest.approx(1)
         assert baselines.xz_bits_per_byte(np.random.default_rng(0).bytes(5000)) > 8
         assert baselines.xz_bits_per_byte(b"a" * 5000) < 0.5
 
@@ -131,4 +142,4 @@ def test_the_recipe_that_ships_is_the_recipe_that_is_recorded():
     for folder in paths.STANDINS.iterdir():
         if folder.is_dir():
             recorded = json.loads((folder / "training.json").read_text())["recipe"]
-            assert training.Recipe(**recorded) == training.recipe_for(folder.name)
+            assert stand_ins.Recipe(**recorded) == stand_ins.recipe_for(folder.name)

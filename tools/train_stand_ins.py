@@ -7,6 +7,7 @@ Which batch a step sees is a function of the seed and the step alone.  The resul
 """
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,9 +21,6 @@ from kvbook import fingerprint, paths
 from kvbook.models import corpus, standins, tokenizers
 from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE
 from kvreport import training
-
-# Positions without a target.
-_IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,11 @@ class Recipe:
     seed: int = 0
 
     def sequence_length(self, step: int) -> int:
-        """Give the length of the sequences of a step, in tokens."""
+        """Length of the sequences of a step, in tokens."""
         return self.short if step < self.steps * 4 // 5 else self.long
 
     def rate(self, step: int) -> float:
-        """Give the factor on both learning rates at a step."""
+        """Factor on both learning rates at a step."""
         fall = max(0.0, (step / self.steps - 0.3) / 0.7)
         return min(1.0, (step + 1) / self.warmup) * (1 - 0.9 * fall)
 
@@ -81,7 +79,7 @@ _SCORED_SHARE = 0.15
 
 
 def recipe_for(family: str) -> Recipe:
-    """Give the recipe that a family's stand-in is made with: the common one, but for the masked model."""
+    """Choose the recipe of a family's stand-in: the common one, but for the masked model."""
     return _OWN_RECIPES.get(family, Recipe())
 
 
@@ -112,16 +110,15 @@ def mask_tokens(ids: torch.Tensor, share: float, generator: torch.Generator) -> 
     random_ids = torch.randint(len(SPECIAL_TOKENS), VOCABULARY_SIZE, ids.shape, generator=generator)
     inputs = torch.where(chosen & (fate < 0.8), SPECIAL_TOKENS.index("<mask>"), ids)
     inputs = torch.where(chosen & (fate >= 0.9), random_ids, inputs)
-    return inputs, torch.where(chosen, ids, _IGNORED)
+    return inputs, torch.where(chosen, ids, training.IGNORED)
 
 
 def batch(stream: np.ndarray, recipe: Recipe, step: int, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the batch of a step: a function of the recipe's seed and the step alone."""
-    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    """Draw the batch of a step."""
+    draws = torch.Generator().manual_seed(training.step_seed(recipe, step))
     length = recipe.sequence_length(step)
-    starts = torch.randint(0, len(stream) - length, (recipe.tokens_per_step // length,), generator=generator)
-    ids = torch.from_numpy(np.stack([stream[start : start + length] for start in starts.tolist()]))
-    return mask_tokens(ids, recipe.mask_share, generator) if masked else (ids, ids)
+    ids = training.cut(stream, recipe.tokens_per_step // length, length, draws)
+    return mask_tokens(ids, recipe.mask_share, draws) if masked else (ids, ids)
 
 
 def held_out_nats(model: PreTrainedModel, stream: np.ndarray, recipe: Recipe, masked: bool) -> float:
@@ -130,22 +127,18 @@ def held_out_nats(model: PreTrainedModel, stream: np.ndarray, recipe: Recipe, ma
     For the masked objective the mean runs over the masked positions (a seeded choice), which each see both sides: it is
     a pseudo-likelihood and not comparable to a causal model's.
     """
-    generator = torch.Generator().manual_seed(recipe.seed)
-    total, count = 0.0, 0
-    model.eval()
-    rows = len(stream) // recipe.long
-    windows = torch.from_numpy(stream[: rows * recipe.long].reshape(rows, recipe.long))
-    with torch.inference_mode():
+    draws = torch.Generator().manual_seed(recipe.seed)
+    windows = torch.from_numpy(stream).unfold(0, recipe.long, recipe.long)
+
+    def scored() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for ids in windows.split(4):
-            inputs, targets = mask_tokens(ids, _SCORED_SHARE, generator) if masked else (ids, ids)
-            logits = model(inputs, **({} if masked else {"use_cache": False})).logits.float()
-            if not masked:
-                logits, targets = logits[:, :-1], targets[:, 1:]
-            total += torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction="sum"
-            ).item()
-            count += int((targets != _IGNORED).sum())
-    return total / count
+            if masked:
+                inputs, targets = mask_tokens(ids, _SCORED_SHARE, draws)
+                yield model(inputs).logits, targets
+            else:
+                yield model(ids, use_cache=False).logits[:, :-1], ids[:, 1:]
+
+    return training.mean_nats(model, scored())
 
 
 # What is two-dimensional but no linear map between layers: Muon is not for these.
@@ -164,7 +157,7 @@ def _begin_masked(model: PreTrainedModel) -> None:
     A masked position knows nothing of its own token, so nothing can be learnt from it before some head looks at its
     neighbours; with their class's own initial weights models of this size stay at the frequencies of words for longer
     than this budget (the plateau of Chen et al., 2023).  So positions begin as sinusoids (Vaswani et al., 2017), words
-    as large as they, and in every layer the first head looks at the token before and the second at the one behind.  All
+    as large as they, and in every layer the first head looks at the token before and the second at the one after.  All
     of it is then trained like the rest.
     """
     embeddings, encoder = model.roberta.embeddings, model.roberta.encoder
@@ -199,23 +192,16 @@ def _begin_masked(model: PreTrainedModel) -> None:
 
 
 def _optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    named = dict(model.named_parameters())
-    matrices = [p for n, p in named.items() if p.dim() == 2 and not any(part in n for part in _NOT_MATRICES)]
-    chosen = set(map(id, matrices))
-    others = [p for p in named.values() if id(p) not in chosen]
-    return [
-        torch.optim.Muon(
-            matrices,
-            lr=recipe.matrix_lr,
-            momentum=0.95,
-            weight_decay=recipe.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        ),
-        torch.optim.AdamW(others, lr=recipe.other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-    ]
+    matrices, others = [], []
+    for name, p in model.named_parameters():
+        (matrices if p.dim() == 2 and not any(part in name for part in _NOT_MATRICES) else others).append(p)
+    muon = torch.optim.Muon(
+        matrices, lr=recipe.matrix_lr, momentum=0.95, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return [muon, torch.optim.AdamW(others, lr=recipe.other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
 
 
-def train(family: str, recipe: Recipe | None = None, destination: Path | None = None, every: int = 50) -> Path:
+def train(family: str, recipe: Recipe | None = None, destination: Path | None = None) -> Path:
     """Train the stand-in of a family, or go on with a run that was interrupted."""
     recipe = recipe or recipe_for(family)
     masked = family == "roberta"
@@ -237,58 +223,36 @@ def train(family: str, recipe: Recipe | None = None, destination: Path | None = 
 
     # Another recipe is another run: what is under way of one must not be taken up by the other.
     name = f"{family}-{fingerprint.of_values(asdict(recipe))[:8]}"
-    log = training.run(name, model, _optimizers(model, recipe), recipe.steps, rates, loss_of, recipe.clip, every)
-    return _publish(family, recipe, model, tokenizer, stream, log, destination or paths.STANDINS / family)
-
-
-def _publish(
-    family: str,
-    recipe: Recipe,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    train_stream: np.ndarray,
-    log: Path,
-    destination: Path,
-) -> Path:
-    """Round to bf16, and score what will ship."""
-    masked = family == "roberta"
+    log = training.run(name, model, _optimizers(model, recipe), recipe, rates, loss_of)
     held_out, n_bytes = token_stream(tokenizer, "held-out")
     text = b"".join(document.text.encode() for document in corpus.documents("stdlib", "held-out"))
-
-    def per_byte(nats: float) -> float:
-        return round(training.bits_per_byte(nats, len(held_out), n_bytes), 4)
-
     # Scored in fp32 arithmetic with the bf16 weights that ship.
     shipped = model.to(torch.bfloat16).float()
+    nats = {
+        "model": held_out_nats(shipped, held_out, recipe, masked),
+        "unigram": baselines.unigram_nats(stream, held_out, VOCABULARY_SIZE),
+        "bigram_backoff": baselines.bigram_nats(stream, held_out, VOCABULARY_SIZE),
+    }
+    bits = {who: training.bits_per_byte(mean, len(held_out), n_bytes) for who, mean in nats.items()}
+    bits["xz_9"] = baselines.xz_bits_per_byte(text)
     about = {
-        "family": family,
-        "objective": "masked language model" if masked else "next token",
-        "recipe": asdict(recipe),
-        "trained_tokens": recipe.steps * recipe.tokens_per_step,
-        "tokenizer": standins.tokenizer_style(family),
+        "family": family, "objective": "masked language model" if masked else "next token", "recipe": asdict(recipe),
+        "trained_tokens": recipe.steps * recipe.tokens_per_step, "tokenizer": standins.tokenizer_style(family),
         "train": corpus.describe("stdlib", "train"),
         "held_out": corpus.describe("stdlib", "held-out") | {"tokens": len(held_out)},
-        "held_out_bits_per_byte": {
-            "model": per_byte(held_out_nats(shipped, held_out, recipe, masked)),
-            "unigram": per_byte(baselines.unigram_nats(train_stream, held_out, VOCABULARY_SIZE)),
-            "bigram_backoff": per_byte(baselines.bigram_nats(train_stream, held_out, VOCABULARY_SIZE)),
-            "xz_9": round(baselines.xz_bits_per_byte(text), 4),
-        },
+        "held_out_bits_per_byte": {who: round(value, 4) for who, value in bits.items()},
     }
 
     def save(folder: Path) -> None:
         shipped.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    training.publish(destination, shipped, log, about, save)
-    return destination
+    return training.publish(destination or paths.STANDINS / family, shipped, log, about, save)
 
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description="Train a family's stand-in; a killed run goes on from its last checkpoint."
-    )
+    parser = argparse.ArgumentParser(description="Train a stand-in; a killed run goes on from its last checkpoint.")
     parser.add_argument("--family", required=True, choices=standins.FAMILIES)
     parser.add_argument("--steps", type=int, help="other than the recipe's number of steps")
     parser.add_argument("--destination", type=Path, help="folder of the finished checkpoint")

@@ -81,7 +81,7 @@ class Vocabulary:
         return cls(UNKNOWN + "".join(sorted(c for c, n in counts.items() if n >= LEAST_COUNT and c != UNKNOWN)))
 
     def encode(self, text: str) -> np.ndarray:
-        """Give the numbers of a text's characters, shape (n_characters,), int64."""
+        """Return the numbers of a text's characters, shape (n_characters,), int64."""
         # By code point: a table is looked up for a whole text at once.
         codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
         known = np.array([ord(character) for character in self.characters], dtype=np.uint32)
@@ -89,8 +89,12 @@ class Vocabulary:
         table[known] = np.arange(len(known))
         return table[codes]
 
+    def encode_all(self, documents: Iterable[corpus.Document]) -> np.ndarray:
+        """Encode documents as one stream."""
+        return np.concatenate([self.encode(document.text) for document in documents])
+
     def decode(self, ids: Iterable[int]) -> str:
-        """Give the text of numbers."""
+        """Return the text of numbers."""
         return "".join(self.characters[number] for number in ids)
 
 

@@ -37,7 +37,7 @@ class Recipe:
         Peak learning rate of AdamW.
     falls : bool
         Whether the rate warms up over the first twentieth of the steps and falls linearly to a twentieth of its peak
-        behind it; the thread's stays what it is.
+        after it; the thread's stays what it is.
     weight_decay, clip : float
         Decay of the weights; largest gradient norm.
     seed : int
@@ -59,7 +59,7 @@ class Recipe:
     seed: int = 0
 
     def rate_at(self, step: int) -> float:
-        """Give the learning rate of a step."""
+        """Learning rate of a step."""
         if not self.falls:
             return self.rate
         return self.rate * min(1.0, (step + 1) / (self.steps / 20)) * (1 - 0.95 * step / self.steps)
@@ -76,13 +76,12 @@ RECIPES = {
 
 
 def batch(stream: np.ndarray, recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw the batch of a step."""
-    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-    starts = torch.randint(0, len(stream) - recipe.block, (recipe.batch_size,), generator=generator)
-    cut = torch.from_numpy(np.stack([stream[start : start + recipe.block + 1] for start in starts.tolist()]))
-    room = recipe.block * (recipe.blocks_in_table - 1) + 1
-    offsets = torch.randint(0, room, (recipe.batch_size, 1), generator=generator)
-    return cut[:, :-1], cut[:, 1:], offsets + torch.arange(recipe.block)
+    """Draw the batch of a step: characters, those that follow, and positions."""
+    draws = torch.Generator().manual_seed(training.step_seed(recipe, step))
+    ids = training.cut(stream, recipe.batch_size, recipe.block, draws, further=1)
+    n_offsets = recipe.block * (recipe.blocks_in_table - 1) + 1
+    offsets = torch.randint(0, n_offsets, (recipe.batch_size, 1), generator=draws)
+    return ids[:, :-1], ids[:, 1:], offsets + torch.arange(recipe.block)
 
 
 def held_out_nats(model: ScratchGPT, vocabulary: text.Vocabulary, corpus_name: str, every: int = 1) -> float:
@@ -91,27 +90,18 @@ def held_out_nats(model: ScratchGPT, vocabulary: text.Vocabulary, corpus_name: s
     Of all windows, or of every second, third and so on.
     """
     block = model.shape.block
-    device = next(model.parameters()).device
-    stream = np.concatenate([vocabulary.encode(d.text) for d in text.documents(corpus_name, "held-out")])
-    rows = (len(stream) - 1) // block
-    ids = torch.from_numpy(stream[: rows * block].reshape(rows, block))[::every]
-    targets = torch.from_numpy(stream[1 : rows * block + 1].reshape(rows, block))[::every]
-    positions, total = torch.arange(block, device=device), 0.0
-    model.eval()
-    with torch.inference_mode():
-        for some, theirs in zip(ids.split(64), targets.split(64), strict=True):
-            logits = model(some.to(device), positions)
-            total += functional.cross_entropy(logits.flatten(0, 1), theirs.to(device).flatten(), reduction="sum").item()
-    return total / targets.numel()
+    stream = torch.from_numpy(vocabulary.encode_all(text.documents(corpus_name, "held-out")))
+    windows = stream.unfold(0, block + 1, block)[::every]
+    positions = torch.arange(block, device=model.device)
+    ids = (some.to(model.device) for some in windows.split(64))
+    return training.mean_nats(model, ((model(some[:, :-1], positions), some[:, 1:]) for some in ids))
 
 
-def train(
-    recipe: Recipe, destination: Path, corpus_name: str = "stdlib", device: str = "cpu", every: int = 100
-) -> Path:
+def train(recipe: Recipe, destination: Path, corpus_name: str = "stdlib", device: str = "cpu") -> Path:
     """Train a model, or go on with a run that was interrupted."""
     documents = text.documents(corpus_name, "train")
     vocabulary = text.Vocabulary.of(document.text for document in documents)
-    stream = np.concatenate([vocabulary.encode(document.text) for document in documents])
+    stream = vocabulary.encode_all(documents)
     shape = Shape(
         len(vocabulary.characters), recipe.layers, recipe.width, recipe.heads, recipe.block,
         recipe.block * recipe.blocks_in_table, recipe.dropout,
@@ -123,31 +113,26 @@ def train(
 
     def loss_of(step: int) -> torch.Tensor:
         # A step's dropout, like its batch, must not depend on where a killed run went on.
-        torch.manual_seed(recipe.seed * 1_000_003 + step)
+        torch.manual_seed(training.step_seed(recipe, step))
         ids, targets, positions = (each.to(device) for each in batch(stream, recipe, step))
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
             logits = model(ids, positions)
             return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     name = f"scratch-{fingerprint.of_values(about)[:8]}"
-    log = training.run(
-        name, model, [optimizer], recipe.steps, lambda step: [recipe.rate_at(step)], loss_of, recipe.clip, every
-    )
-    weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
+    log = training.run(name, model, [optimizer], recipe, lambda step: [recipe.rate_at(step)], loss_of)
     # What will ship is scored, in fp32 arithmetic.
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(weights[name])
+    shipped = model.to(torch.bfloat16).float()
     about |= {
         "trained_characters": recipe.steps * recipe.batch_size * recipe.block,
         "held_out": text.describe(corpus_name, "held-out"),
-        "held_out_nats_per_character": round(held_out_nats(model, vocabulary, corpus_name), 4),
+        "held_out_nats_per_character": round(held_out_nats(shipped, vocabulary, corpus_name), 4),
     }
 
     def save(folder: Path) -> None:
+        weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in shipped.named_parameters()}
         save_file(weights, folder / "model.safetensors")
-        config = {"shape": asdict(model.shape), "characters": vocabulary.characters}
+        config = {"shape": asdict(shape), "characters": vocabulary.characters}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
-    training.publish(destination, model, log, about, save)
-    return destination
+    return training.publish(destination, shipped, log, about, save)
