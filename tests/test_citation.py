@@ -23,7 +23,7 @@ def executed(tmp_path_factory):
     """The small book's chapter, executed once; gives the book's folder."""
     root = mini_book.create(tmp_path_factory.mktemp("cite") / "book")
     (chapter,) = planning.plan("few", mini_book.folders(root))
-    execution.execute(chapter)
+    execution.bring_up_to_date([chapter])
     return root
 
 
@@ -62,7 +62,7 @@ def test_equal_rows_give_equal_files_and_citations_and_other_rows_others(execute
     def again(profile):
         root = mini_book.create(tmp_path / profile)
         (chapter,) = planning.plan(profile, mini_book.folders(root))
-        execution.execute(chapter)
+        execution.bring_up_to_date([chapter])
         return published.of(chapter.executed, chapter.source)
 
     def entry(found):
@@ -141,7 +141,7 @@ def test_the_runs_that_a_chapter_names_stand_in_its_files_and_in_what_the_comman
     figure, table = f"{RUNS}{code['figure']}, runs=runs)\n", f"{code['table']}, runs=runs[:1])\n"
     mini_book.write(root, figure=figure, table=table)
     (chapter,) = planning.plan("few", mini_book.folders(root))
-    execution.execute(chapter)
+    execution.bring_up_to_date([chapter])
     citations.write([chapter], BOOK)
     one, two = (
         f"{name}, torch 9.8, transformers 7.6" for name in ("11111111, 22222222 on Maker One", "33333333 on Maker Two")

@@ -37,7 +37,7 @@ def executed_once(tmp_path_factory):
         for name, seconds in (("LOOKS", 0.05), ("LINES", 0.1)):
             patch.setattr(live, f"SECONDS_BETWEEN_{name}", seconds)
         patch.setattr(live, "SECONDS_WITHOUT_NEWS", 0.2)
-        execution.execute(only_chapter(root), why="its inputs have changed", out=said)
+        execute(only_chapter(root), said)
     return root, said.getvalue().splitlines()
 
 
@@ -49,6 +49,10 @@ def root(executed_once, tmp_path):
 def only_chapter(root: Path, profile: str = "default") -> planning.Chapter:
     (chapter,) = planning.plan(profile, mini_book.folders(root))
     return chapter
+
+
+def execute(chapter: planning.Chapter, out: io.StringIO | None = None) -> None:
+    assert execution.bring_up_to_date([chapter], out or io.StringIO()) == [chapter]
 
 
 def outputs(root: Path) -> list[dict]:
@@ -77,7 +81,7 @@ def test_the_own_interpreter_runs_the_chapter_and_progress_never_becomes_an_outp
 
 def test_what_an_experiment_reports_is_passed_on_and_a_silent_chapter_still_shows_that_it_runs(executed_once):
     _, lines = executed_once
-    assert lines[0] == f"chapter 1 of 1: {mini_book.STEM} (its inputs have changed)"
+    assert lines[0] == f"chapter 1 of 1: {mini_book.STEM} (not executed yet)"
     reports = [line for line in lines if "cell 2 of 5  sample 2/3" in line]
     assert len(reports) > 1, "said once more while there was no news"
     assert "done after" in lines[-1]
@@ -145,7 +149,7 @@ def test_only_modules_that_a_chapter_imports_make_it_stale(root, tmp_path, monke
 def test_a_parameter_of_the_profile_reaches_the_chapter(root):
     assert not only_chapter(root, "few").is_fresh()
     mini_book.write(root)
-    execution.execute(only_chapter(root, "few"), out=io.StringIO())
+    execute(only_chapter(root, "few"))
     assert "the last square is 1.33\n" in [o.get("text") for o in outputs(root)]
     assert only_chapter(root, "few").is_fresh()
 
@@ -164,12 +168,12 @@ def refusal(call, *arguments) -> str:
 def test_an_unknown_parameter_or_no_cell_of_parameters_is_refused_before_anything_runs(root):
     (root / "parameters" / "few.yaml").write_text(f"{mini_book.STEM}:\n  n_smaples: 3\n")
     before = sorted(root.rglob("*"))
-    message = refusal(execution.execute, only_chapter(root, "few"))
+    message = refusal(execute, only_chapter(root, "few"))
     assert "no parameter 'n_smaples'" in message
     assert "n, label" in message
     notebook = root / "chapters" / f"{mini_book.STEM}.ipynb"
     notebook.write_text(notebook.read_text().replace('"parameters"', '"another"'))
-    assert f"{mini_book.STEM} has no cell tagged parameters" in refusal(execution.execute, only_chapter(root))
+    assert f"{mini_book.STEM} has no cell tagged parameters" in refusal(execute, only_chapter(root))
     assert sorted(root.rglob("*")) == before
 
 
@@ -196,7 +200,7 @@ def test_a_failed_chapter_leaves_a_partial_copy_and_changes_nothing_else(root, m
     chapter, environment = only_chapter(root), dict(os.environ)
     before = {f: f.read_bytes() for f in (chapter.executed, *sorted(chapter.figures.iterdir()))}
     mini_book.write(root, table='raise ValueError("of two\\nlines")\n')
-    message = refusal(execution.execute, only_chapter(root))
+    message = refusal(execute, only_chapter(root))
     assert message.startswith(f"chapter {mini_book.STEM} failed: ValueError: of two lines")
     assert chapter.partial.name in message
     assert chapter.partial.is_file()
@@ -209,6 +213,6 @@ def test_a_failed_chapter_leaves_a_partial_copy_and_changes_nothing_else(root, m
 def test_a_kernel_that_dies_is_a_failed_chapter_which_never_happened(tmp_path):
     root = mini_book.create(tmp_path)
     mini_book.write(root, last="import os\nos._exit(1)\n")
-    assert refusal(execution.execute, only_chapter(root)).startswith(f"chapter {mini_book.STEM} failed: ")
+    assert refusal(execute, only_chapter(root)).startswith(f"chapter {mini_book.STEM} failed: ")
     assert not only_chapter(root).executed.exists()
     assert not only_chapter(root).figures.exists()

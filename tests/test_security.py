@@ -1,7 +1,6 @@
 """What must never happen: a published secret, a file's code run, a page that obeys a model, a write elsewhere."""
 
 import ast
-import io
 import json
 import re
 from pathlib import Path
@@ -10,13 +9,13 @@ import mini_book
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from test_execution import only_chapter
+from test_execution import execute, only_chapter
 
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
 from kvreport.publishing import page as publish
-from kvreport.running import execution, planning
+from kvreport.running import planning
 
 # Canaries: values that look like what they stand for and lead nowhere.
 CANARIES = {
@@ -76,7 +75,7 @@ def test_no_secret_of_the_environment_reaches_a_notebook_a_record_a_figure_a_pag
 def test_a_chapter_that_shows_a_secret_is_refused_and_nothing_of_it_is_kept(book, canaries, cell, code):
     mini_book.write(book, **{cell: f"import os\n{code}\n"})
     with pytest.raises(UserError, match="would publish") as caught:
-        execution.execute(only_chapter(book), out=io.StringIO())
+        execute(only_chapter(book))
     assert "anary" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert leaks(book / "_build") == []
@@ -86,7 +85,7 @@ def test_a_chapter_that_shows_a_secret_is_refused_and_nothing_of_it_is_kept(book
 def test_a_chapter_that_fails_with_a_secret_in_its_error_says_neither_it_nor_keeps_it(book, canaries):
     mini_book.write(book, table="import os\nprint(os.environ['HF_TOKEN'])\nraise OSError(os.environ['DATABASE_URL'])\n")
     with pytest.raises(UserError, match="secret removed") as caught:
-        execution.execute(only_chapter(book), out=io.StringIO())
+        execute(only_chapter(book))
     assert "anary" not in str(caught.value)
     assert only_chapter(book).partial.is_file()
     assert leaks(book / "_build") == []

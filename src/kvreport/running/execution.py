@@ -135,34 +135,8 @@ def _jobs(chapters: list[Chapter]) -> int:
     return 1 if large else min(2, cores())
 
 
-def execute(chapter: Chapter, why: str | None = None, out: TextIO | None = None) -> Path:
-    """Run a chapter from its first cell to its last.
-
-    Parameters
-    ----------
-    chapter
-        From :func:`kvreport.running.planning.plan`.
-    why
-        Why it must run, for the progress line.
-    out
-        Where progress is written; standard error when left out.
-
-    Returns
-    -------
-    pathlib.Path
-        The executed copy.
-
-    Raises
-    ------
-    ChapterFailed
-        With one line that says which chapter, what error, and where its partial copy lies.
-    UserError
-        When a parameter is given that the chapter does not have.
-    """
-    return _execute(chapter, why, Build(out, _jobs([chapter])))
-
-
-def _execute(chapter: Chapter, why: str | None, build: Build, measured_s: float = 0.0) -> Path:
+def _execute(chapter: Chapter, why: str, build: Build, measured_s: float) -> None:
+    """Run a chapter from its first cell to its last, and put its copy and figures in place."""
     values = _values(chapter)
     with records.writable(chapter.folders.executed):
         chapter.executed.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +174,6 @@ def _execute(chapter: Chapter, why: str | None, build: Build, measured_s: float 
             staged.rename(chapter.figures)
         # Last: a copy in place vouches for the figures, never the other way round.
         chapter.partial.replace(chapter.executed)
-    return chapter.executed
 
 
 def _values(chapter: Chapter) -> dict[str, Any]:
@@ -216,7 +189,7 @@ def _values(chapter: Chapter) -> dict[str, Any]:
     return defaults | chapter.parameters
 
 
-def _run(chapter: Chapter, why: str | None, build: Build, staged: Path) -> "NotebookNode":
+def _run(chapter: Chapter, why: str, build: Build, staged: Path) -> "NotebookNode":
     """Have papermill execute the notebook, and say how far it is."""
     import papermill
     from papermill.exceptions import PapermillExecutionError
