@@ -189,50 +189,36 @@ def _of(parts: Collection[str], key: str, names: frozenset[str]) -> dict[str, Ca
 
 _lock = threading.RLock()
 _depth = 0
-_libraries: list[torch.library.Library] = []
-_others: contextlib.ExitStack | None = None
+_changes = contextlib.ExitStack()
 
 
-def _switch_on(parts: Collection[str]) -> None:
-    global _others
+def _switched_on(parts: Collection[str]) -> contextlib.ExitStack:
+    """Replace everything, and return what puts it back."""
     names = frozenset(torch._C._dispatch_get_all_op_names())
     keys = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
     tables = {key: _of(parts, key, names) for key in keys}
-    _others = contextlib.ExitStack()
-    try:
-        _others.enter_context(recurrences.token_by_token())
-        _others.enter_context(steps.without_the_dispatcher(tables["CPU"]))
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        stack.enter_context(recurrences.token_by_token())
+        stack.enter_context(steps.without_the_dispatcher(tables["CPU"]))
         if "torch._dynamo" in sys.modules or "CUDA" in tables:
             # What a compiler made does not go through the operators that are replaced. On a GPU `generate` compiles by
             # itself when it gets a static cache, perhaps for the first time inside the block.
-            _others.enter_context(torch.compiler.set_stance("force_eager"))
-        with warnings.catch_warnings():
-            # torch warns that a kernel is replaced, which is what is meant.
-            warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel.*")
-            opened: dict[str, torch.library.Library] = {}
-            for key, table in tables.items():
-                for name, function in table.items():
-                    namespace, _, operator = name.partition("::")
-                    if namespace not in opened:
-                        opened[namespace] = torch.library.Library(namespace, "IMPL")
-                        _libraries.append(opened[namespace])
-                    opened[namespace].impl(operator, function, key)
-    except BaseException:
-        _switch_off()
-        raise
-
-
-def _switch_off() -> None:
-    global _others
-    while _libraries:
-        _libraries.pop()._destroy()
-    steps.forget()
-    # On a CPU masks are small, and the next block wants them again.
-    if torch.cuda.is_available():
-        attention.forget()
-    if _others is not None:
-        _others.close()
-        _others = None
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(steps.forget)
+        if "CUDA" in tables:
+            # On a CPU masks are small, and the next block wants them again.
+            stack.callback(attention.forget)
+        # torch warns that a kernel is replaced, which is what is meant.
+        warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel.*")
+        opened: dict[str, torch.library.Library] = {}
+        for key, table in tables.items():
+            for name, function in table.items():
+                namespace, _, operator = name.partition("::")
+                if namespace not in opened:
+                    opened[namespace] = torch.library.Library(namespace, "IMPL")
+                    stack.callback(opened[namespace]._destroy)
+                opened[namespace].impl(operator, function, key)
+        return stack.pop_all()
 
 
 def is_on() -> bool:
@@ -315,10 +301,10 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     >>> torch.equal(full[:, -1], last[:, -1])
     True
     """
-    global _depth
+    global _depth, _changes
     with _lock:
         if not _depth:
-            _switch_on(parts)
+            _changes = _switched_on(parts)
         _depth += 1
     try:
         yield
@@ -326,4 +312,4 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
         with _lock:
             _depth -= 1
             if not _depth:
-                _switch_off()
+                _changes.close()

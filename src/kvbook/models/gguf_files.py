@@ -100,11 +100,10 @@ def _write(file: Path, sha256: str, made: Path) -> None:
         config.save_pretrained(made)
         generation.save_pretrained(made)
         tokenizer.save_pretrained(made)
-    except OSError:
-        raise
-    # Libraries written in Rust say with an exception of their own what the system said to them.
     except Exception as error:
-        if not (number := re.search(r"os error (\d+)", str(error))):
+        # Libraries written in Rust say with an exception of their own what the system said to them.
+        number = re.search(r"os error (\d+)", str(error))
+        if isinstance(error, OSError) or not number:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     about = {
