@@ -65,16 +65,6 @@ def test_control_a_single_row_that_is_multiplied_otherwise_is_seen(monkeypatch):
     assert single_rows_that_differ(SHAPES[0], torch.bfloat16) > 0
 
 
-def test_a_single_row_goes_by_itself_only_where_all_matrices_lie_alike_and_it_has_the_bits_of_many(monkeypatch):
-    lined_up, not_lined_up = (torch.zeros(3, 32, inner, dtype=torch.bfloat16).transpose(1, 2) for inner in (64, 65))
-    monkeypatch.setattr(rows, "_stacks", {})
-    assert rows.for_one_of(not_lined_up) is None
-    for size, expected in ((1, rows._one_row), (16, None)):
-        rows._stacks.clear()
-        monkeypatch.setattr(rows.RowCounts, "plan", lambda *_, size=size: [rows.Piece(0, 1, size)])
-        assert rows.for_one_of(lined_up) is expected
-
-
 def test_control_experts_products_left_to_the_library_are_seen(monkeypatch):
     honest = rows.product
 

@@ -1,88 +1,14 @@
-"""Queries that see keys of their own: sliding windows, sinks, chosen keys, heads of unequal widths."""
+"""Attention of queries that see keys of their own: windows, chosen keys, heads of unequal widths."""
 
 import itertools
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
-from transformers import AutoModelForCausalLM, DynamicCache, Gemma2Config, GptOssConfig, MistralConfig, StaticCache
 
-from kvbook.exact import attention, own_keys, row_invariant, rows, verify, visible
+from kvbook.exact import row_invariant
 
-SMALL = {
-    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-    "sliding_window": 16, "head_dim": 16,
-}
-CONFIGS = {
-    "mistral": MistralConfig(**SMALL),
-    "gemma2": Gemma2Config(**SMALL, attn_logit_softcapping=5.0),
-    "gpt_oss": GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
-}
-CASES = pytest.mark.parametrize(
-    ("family", "implementation"), [("mistral", "sdpa"), ("mistral", "eager"), ("gemma2", "eager"), ("gpt_oss", "eager")]
-)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-LENGTH = 45
-
-
-def model_of(family, implementation, dtype):
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family], attn_implementation=implementation)
-    for name, weight in model.named_parameters():
-        if "sinks" in name:
-            weight.data.normal_()
-    return model.to(dtype).eval()
-
-
-def text(length=LENGTH, seed=4):
-    return torch.randint(3, 320, (1, length), generator=torch.Generator().manual_seed(seed))
-
-
-@DTYPES
-@CASES
-def test_a_text_of_nearly_three_windows_has_equal_bits_however_it_is_fed(family, implementation, dtype):
-    found = verify(model_of(family, implementation, dtype), text())
-    assert len(found) == 7
-    assert [each for each in found if each.equal_rows != each.rows] == []
-
-
-@CASES
-def test_left_padding_and_a_batch_change_no_bit_beyond_the_window(family, implementation):
-    model, ids, n = model_of(family, implementation, torch.bfloat16), text(), 5
-    batch = torch.cat([text(LENGTH + n, 6), torch.cat([torch.zeros(1, n, dtype=torch.long), ids], 1)])
-    mask = torch.ones_like(batch)
-    mask[1, :n] = 0
-    with torch.inference_mode(), row_invariant():
-        alone = model(ids).logits[0]
-        places = (mask.cumsum(-1) - 1).clamp(min=0)
-        assert torch.equal(model(batch, attention_mask=mask, position_ids=places).logits[1, n:], alone)
-        # With a cache: a prefill of all but four tokens, a chunk of three, and a step.
-        cache, parts = DynamicCache(config=model.config), []
-        for start, stop in itertools.pairwise((0, LENGTH + n - 4, LENGTH + n - 1, LENGTH + n)):
-            given = {"attention_mask": mask[:, :stop], "position_ids": places[:, start:stop], "past_key_values": cache}
-            parts.append(model(batch[:, start:stop], **given).logits[1])
-        assert torch.equal(torch.cat(parts)[n:], alone)
-
-
-@pytest.mark.parametrize("family", ["mistral", "gpt_oss"])
-def test_control_blocks_that_begin_with_the_first_key_of_all_are_seen(family, monkeypatch):
-    """As they would if a window were taken for a mask that hides keys and nothing more."""
-    for module in (visible, attention):
-        monkeypatch.setattr(module, "run", lambda seen: (0, seen.shape[-1]))
-    model = model_of(family, "eager", torch.float32)
-    assert any(each.equal_rows != each.rows for each in verify(model, text(200)))
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_a_static_cache_longer_than_the_text_has_the_bits_of_a_dynamic_one(implementation):
-    model, ids = model_of("mistral", implementation, torch.bfloat16), text(60)
-    with torch.inference_mode(), row_invariant():
-        full = model(ids, use_cache=False).logits
-        for spare, sizes in itertools.product((0, 1, 100), ([7, 9, 1, 1, 30, 12], [17, *[1] * 43])):
-            cache = StaticCache(config=model.config, max_cache_len=60 + spare)
-            parts = [model(part, past_key_values=cache).logits for part in ids.split(sizes, 1)]
-            assert torch.equal(torch.cat(parts, 1), full), (spare, sizes)
 
 
 def _random(heads, key_heads, queries, keys, width, dtype=torch.float32, value_width=None):
@@ -138,41 +64,6 @@ def test_a_bias_beside_the_window_is_kept(heads):
     with torch.inference_mode(), row_invariant():
         found = attend(q, k, v, attn_mask=bias, enable_gqa=True)
     assert as_stock(found, attend(q, k, v, attn_mask=bias, enable_gqa=True))
-
-
-CAUSAL = torch.ones(20, 20).tril().bool()
-WINDOW = CAUSAL & torch.ones(20, 20).triu(-3).bool()
-
-
-def without(keys):
-    return CAUSAL.index_fill(1, torch.arange(20)[keys], False)
-
-
-@pytest.mark.parametrize(
-    ("seen", "run"),
-    [
-        (CAUSAL, (0, 20)), (CAUSAL[-1:], (0, 20)), (without(slice(0, 5)), (5, 20)), (WINDOW, None),
-        (torch.cat([CAUSAL, torch.ones(20, 1).bool()], 1), None), (without(slice(3, 7))[7:], None),
-        (without(slice(3, 7))[-1:], None), (CAUSAL[:0], (0, 1)), (torch.zeros(1, 4).bool(), (0, 1)),
-    ],
-    ids=["causal", "its last query", "padded", "window", "sink", "hole", "hole, one query", "no query", "sees nothing"],
-)
-def test_which_keys_one_alignment_serves(seen, run):
-    assert visible.run(seen) == run
-
-
-def test_a_windows_first_queries_go_together_and_the_others_alone():
-    together, alone = own_keys.stretches(WINDOW)
-    assert together == [([0, 1, 2, 3], (0, 4))]
-    assert [queries for queries, _ in alone] == [list(range(4, 12)), list(range(12, 20))]
-    assert alone[0][1].tolist() == [[i - 3, i - 2, i - 1, i] for i in range(4, 12)]
-
-
-def test_queries_a_block_apart_are_multiplied_together():
-    window = torch.ones(300, 300).tril().bool() & torch.ones(300, 300).triu(-3).bool()
-    groups = visible.alike(window, rows.BLOCK)
-    assert len(groups) == rows.BLOCK
-    assert sorted(query for queries, _ in groups for query in queries.tolist()) == list(range(300))
 
 
 def test_a_logarithm_of_summed_exponentials_is_its_querys_own_and_control_stock_is_not():

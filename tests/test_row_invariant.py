@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
-from kvbook.exact import row_invariant, verify
+from kvbook.exact import attention, row_invariant, verify, visible
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 LLAMA = SMALL | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 9,
                  "max_position_embeddings": 1100, "initializer_range": 0.05}
 FALCON = SMALL | {"hidden_size": 576, "num_hidden_layers": 2, "num_attention_heads": 9, "initializer_range": 0.05}
+WINDOW = SMALL | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                  "num_key_value_heads": 2, "initializer_range": 0.2, "sliding_window": 16, "head_dim": 16}
 GPT2 = SMALL | {"n_layer": 2, "n_positions": 1100}
 CONFIGS = {
     "gpt2": transformers.GPT2Config(**GPT2, n_embd=576, n_head=9, initializer_range=0.05),
@@ -38,10 +40,18 @@ CONFIGS = {
         num_key_value_heads=5, head_dim=18,
     ),
     "gpt2, odd widths": transformers.GPT2Config(**GPT2, n_embd=50, n_head=5, initializer_range=0.2),
+    # Scores of three dimensions; windows that a text is nearly three times as long as; sinks.
+    "xglm": transformers.XGLMConfig(
+        **SMALL, d_model=64, ffn_dim=96, num_layers=2, attention_heads=4, max_position_embeddings=1100, init_std=0.2
+    ),
+    "mistral": transformers.MistralConfig(**WINDOW),
+    "gemma2": transformers.Gemma2Config(**WINDOW, attn_logit_softcapping=5.0),
+    "gpt_oss": transformers.GptOssConfig(**WINDOW, num_local_experts=4, num_experts_per_tok=2),
 }
-# MPT has one attention of its own.
+# They have one attention of their own.
+EAGER_ONLY = ("mpt", "xglm", "gemma2", "gpt_oss")
 CASES = [(family, dtype, attention) for family in CONFIGS for dtype in ("float32", "bfloat16", "float16")
-         for attention in (("eager",) if family == "mpt" else ("sdpa", "eager"))]
+         for attention in (("eager",) if family in EAGER_ONLY else ("sdpa", "eager"))]
 # In fp16 they take seconds where the processor has no products of that kind.
 EACH_CASE = pytest.mark.parametrize(
     ("family", "dtype", "attention"),
@@ -60,7 +70,11 @@ def model_of(family, dtype, attention="sdpa"):
         # The second layer runs what the first one runs, and a processor without products in fp16 takes seconds for it.
         config.num_hidden_layers = 1
     options = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
-    return AutoModelForCausalLM.from_config(config, **options).eval()
+    model = AutoModelForCausalLM.from_config(config, **options).eval()
+    for name, weight in model.named_parameters():
+        if "sinks" in name:
+            weight.data.normal_()
+    return model
 
 
 def text(length, rows=1, seed=5):
@@ -76,12 +90,13 @@ def left_padded(batch, pad, family):
 
 
 def in_chunks(model, ids, sizes, cache):
-    """Return logits, every hidden state, and the keys and values of the last layer."""
+    """Return logits, every hidden state, and the keys and values of the last layer, but for those of a window."""
     given = {"past_key_values": cache, "use_cache": True, "output_hidden_states": True}
     outputs = [model(part, **given) for part in ids.split(sizes, 1)]
     hidden = [torch.cat(states, 1) for states in zip(*(output.hidden_states for output in outputs), strict=True)]
-    keys, values = cache.layers[-1].keys[:, :, : ids.shape[1]], cache.layers[-1].values[:, :, : ids.shape[1]]
-    return [torch.cat([output.logits for output in outputs], 1), *hidden, keys, values]
+    last = cache.layers[-1]
+    held = [] if last.is_sliding else [x[:, :, : ids.shape[1]] for x in (last.keys, last.values)]
+    return [torch.cat([output.logits for output in outputs], 1), *hidden, *held]
 
 
 def all_equal(first, second):
@@ -94,7 +109,8 @@ def test_however_the_tokens_are_fed_no_bit_differs(family, dtype, attention):
     with torch.inference_mode(), row_invariant():
         whole = in_chunks(model, ids, [LENGTH], DynamicCache(config=model.config))
         uncached = model(ids, use_cache=False, output_hidden_states=True)
-        assert all_equal([uncached.logits, *uncached.hidden_states], whole[:-2]), "no cache"
+        states = [uncached.logits, *uncached.hidden_states]
+        assert all_equal(states, whole[: len(states)]), "no cache"
         for sizes in ([LENGTH - 1, 1], [17, 1, 4, 1, 1, 13, 4], [1] * LENGTH):
             assert all_equal(in_chunks(model, ids, sizes, DynamicCache(config=model.config)), whole), f"dynamic {sizes}"
             if family not in NO_STATIC:
@@ -134,7 +150,7 @@ def test_what_generate_scores_is_what_a_full_pass_scores(family, dtype, attentio
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_control_the_same_comparison_sees_one_row_that_comes_out_otherwise_than_several(family):
     # Made so: in which dtypes and at how many rows stock models drift is the processor's affair.
-    model, ids = model_of(family, "float32", "eager" if family == "mpt" else "sdpa"), text(LENGTH)
+    model, ids = model_of(family, "float32", "eager" if family in EAGER_ONLY else "sdpa"), text(LENGTH)
     hook = model.get_output_embeddings().register_forward_hook(
         lambda _module, _inputs, output: output * (1 + 2.0**-16 * (output.shape[1] == 1))
     )
@@ -146,6 +162,18 @@ def test_control_the_same_comparison_sees_one_row_that_comes_out_otherwise_than_
         hook.remove()
     assert not all_equal(whole, single)
     assert torch.allclose(whole[0], single[0], atol=1e-3), "equal but for rounding: what belongs together is compared"
+
+
+@pytest.mark.parametrize("family", ["xglm", "mistral", "gpt_oss"])
+def test_control_blocks_of_keys_that_begin_with_the_first_key_of_all_are_seen(family, monkeypatch):
+    """As they would if padding or a window were taken for a mask that hides keys and nothing more."""
+    for module in (visible, attention):
+        monkeypatch.setattr(module, "run", lambda seen: (0, seen.shape[-1]))
+    model, ids, pad = model_of(family, "float32", "eager"), text(200), 7
+    batch = torch.cat([text(pad), ids], 1)
+    mask, place = left_padded(batch, pad, family)
+    with torch.inference_mode(), row_invariant():
+        assert not torch.equal(model(batch, attention_mask=mask, **place).logits[0, pad:], model(ids).logits[0])
 
 
 @pytest.mark.parametrize("family", ["smollm2", "gpt2, odd widths"])
