@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 # Before anything of kvbook is imported: a test must never write where a person's results lie.
@@ -240,22 +241,19 @@ def ids():
 
 
 @pytest.fixture
-def planted(monkeypatch):
-    """Return a function that changes every model that a check loads."""
+def injected(monkeypatch):
+    """Return a function that injects a fault into every model that a check loads."""
     from kvbook.models import loading
 
-    stock, undo = loading.load, []
+    stock = loading.load
+    with ExitStack() as stack:
 
-    def plant(change):
-        def load(*arguments, **options):
-            loaded = stock(*arguments, **options)
-            context = change(loaded.model)
-            context.__enter__()
-            undo.append(context)
-            return loaded
+        def inject(change):
+            def load(*arguments, **options):
+                loaded = stock(*arguments, **options)
+                stack.enter_context(change(loaded.model))
+                return loaded
 
-        monkeypatch.setattr(loading, "load", load)
+            monkeypatch.setattr(loading, "load", load)
 
-    yield plant
-    for context in undo:
-        context.__exit__(None, None, None)
+        yield inject

@@ -117,7 +117,10 @@ def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_
 
 @pytest.mark.parametrize(
     ("name", "errors"),
-    [("deepseek_v4", {"static cache": "KeyError", "cropped": "RuntimeError"}), ("inkling_text", {"static cache": "RuntimeError"})],
+    [
+        ("deepseek_v4", {"static cache": "KeyError", "cropped": "RuntimeError"}),
+        ("inkling_text", {"static cache": "RuntimeError"}),
+    ],
 )
 def test_a_path_that_raises_an_error_is_an_outcome_of_its_own_and_not_sound(name, errors):
     row = tried(name, "chunks", "static cache", "cropped")

@@ -31,8 +31,8 @@ def test_two_dtypes_decide_and_the_others_are_listed_as_not_tried(llama_folder, 
     ("fault", "dtypes"),
     [(faults.offset_forgotten, ["float32"]), (faults.kept_in_16_bits, ["float64", "float32"])],
 )
-def test_a_bug_is_looked_at_in_as_many_dtypes_as_its_size_needs(llama_folder, text_folder, planted, fault, dtypes):
-    planted(fault)
+def test_a_bug_is_looked_at_in_as_many_dtypes_as_its_size_needs(llama_folder, text_folder, injected, fault, dtypes):
+    injected(fault)
     found = check.check(asked(llama_folder, text_folder))
     assert [drift.dtype for drift in found.drift] == dtypes
     assert (found.status, found.first_suspicious_layer) == (outcome.BUG, 1)
@@ -75,8 +75,8 @@ def test_where_fp64_is_missing_16_bits_stand_in_for_it_and_asked_for_alone_it_is
         check.check(asked(llama_folder, text_folder, dtypes="float64"))
 
 
-def test_dtypes_that_are_named_are_all_run(llama_folder, text_folder, planted):
-    planted(faults.offset_forgotten)
+def test_dtypes_that_are_named_are_all_run(llama_folder, text_folder, injected):
+    injected(faults.offset_forgotten)
     found = check.check(asked(llama_folder, text_folder, dtypes="fp32,bf16"))
     assert [drift.dtype for drift in found.drift] == ["float32", "bfloat16"]
 

@@ -1,4 +1,4 @@
-"""The default of `kvbook check`, two dtypes, on architectures for which its rule was not made: no false alarm, no missed fault."""
+"""`kvbook check` by default, on architectures for which its rule was not made: no false alarm, no missed fault."""
 
 import functools
 import inspect
@@ -43,20 +43,20 @@ def test_a_clean_architecture_gives_no_false_alarm_and_is_decided(folder, text_f
 
 
 @pytest.mark.parametrize("name", INJECTED)
-def test_an_injected_fault_is_found(folder, text_folder, planted, name):
+def test_an_injected_fault_is_found(folder, text_folder, injected, name):
     def inject(model):
         # Without positions to count, or with some of its own, a class cannot have that fault.
         lacks = name.startswith("position") and "position_ids" not in inspect.signature(model.forward).parameters
-        return faults.one_step_late(model) if lacks else faults.FAULTS[name].plant(model)
+        return faults.one_step_late(model) if lacks else faults.FAULTS[name].inject(model)
 
-    planted(inject)
+    injected(inject)
     found = check.check(asked(folder, text_folder))
     assert found.status == outcome.BUG, found.lines
 
 
 @pytest.mark.parametrize("name", ["gemma3n_text", "hy_v4", "inkling_text"])
 def test_unusual_classes_are_decided_in_fp64(name, saved, text_folder):
-    # Several residual streams, before the texts or behind; experts whose grouped product has no fp64; a configuration
+    # Several residual streams, before or after the texts; experts whose grouped product has no fp64; a configuration
     # without use_cache.
     found = check.check(asked(saved(name), text_folder))
     assert found.status == outcome.SOUND, found.lines

@@ -58,17 +58,18 @@ SOUND = (
     "not tried float16; bfloat16",
 )
 WRONG = (
-    r"verdict   bug: [\d.e+,]+ roundoffs in float32, more than the 23,170", "layer     layer 1 of 6 is the first beyond rounding",
+    r"verdict   bug: [\d.e+,]+ roundoffs in float32, more than the 23,170",
+    "layer     layer 1 of 6 is the first beyond rounding",
     "remedy    look at positions, mask, and what the cache gives to attention",
 )
 
 
 @pytest.mark.parametrize(("fault", "said"), [(None, SOUND), (faults.one_step_late, WRONG)])
 def test_a_check_takes_at_most_a_dozen_lines_with_verdict_number_and_remedy(
-    llama_folder, text_folder, planted, fault, said
+    llama_folder, text_folder, injected, fault, said
 ):
     if fault:
-        planted(fault)
+        injected(fault)
     lines = check.check(asked(llama_folder, text_folder)).lines
     assert len(lines) <= 12
     for words in said:
@@ -91,7 +92,7 @@ def test_every_verdict_has_its_exit_status():
 
 
 def _form(lines: list[str]) -> list[str]:
-    """Give lines without their numbers, and without the model's name."""
+    """Strip lines of their numbers and of the model's name."""
     found = [re.sub(r"-?\d[\d,.]*(e[+-]?\d+)?", "#", line).replace("threads", "thread") for line in lines]
     return [re.sub(r" +", " ", line) for line in found if not line.startswith(("model", "slope"))]
 

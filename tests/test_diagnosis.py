@@ -1,4 +1,4 @@
-"""The judge of bug or rounding: right on every injected bug, on every clean family, and on rows whose answer is known."""
+"""The judge of bug or rounding is right on injected bugs, on clean families, and on rows whose answer is known."""
 
 import copy
 import json
@@ -34,7 +34,8 @@ def measured(family_folders) -> pd.DataFrame:
         for dtype in DTYPES:
             loaded = loading.load(str(family_folders[family]), dtype=dtype)
             ids = loaded.tokenizer(TEXT)["input_ids"][:24]
-            injected = {name: fault.plant for name, fault in faults.FAULTS.items() if fault.applies(loaded.model.config)}
+            config = loaded.model.config
+            injected = {name: fault.inject for name, fault in faults.FAULTS.items() if fault.applies(config)}
             for name, inject in {CLEAN: nullcontext, faults.SEAM: nullcontext, **injected}.items():
                 # Every vocabulary has a boundary that moves.
                 pair = faults.seam(loaded.tokenizer, ids) if name == faults.SEAM else (ids, ids)
@@ -110,10 +111,10 @@ def test_a_fault_is_taken_out_again_also_after_an_error(name, llama):
             return probe.cached(llama, ids, [15, 5])[0].logits
 
     before = last()
-    with faults.FAULTS[name].plant(llama):
+    with faults.FAULTS[name].inject(llama):
         assert not torch.equal(last(), before)
     assert torch.equal(last(), before)
-    with pytest.raises(KeyboardInterrupt), faults.FAULTS[name].plant(llama):
+    with pytest.raises(KeyboardInterrupt), faults.FAULTS[name].inject(llama):
         raise KeyboardInterrupt
     assert torch.equal(last(), before)
 
@@ -160,7 +161,7 @@ def law(constant: float = 8.0, floor: float = 0.0, dtypes=DTYPES, scatter: float
 
 
 def given(**drifts: float) -> pd.DataFrame:
-    """Give every text the same drift: four texts from two files."""
+    """Every text has the same drift: four texts from two files."""
     return pd.DataFrame(
         {"dtype": dtype, "source": f"file {sample // 2}", "sample": sample, "drift": drift}
         for dtype, drift in drifts.items()
@@ -197,8 +198,8 @@ KNOWN = {
         "just inside the edge of fp32": given(float32=0.99 * EDGE),
         "equal in the finer dtypes": law().assign(drift=law()["drift"].where(law()["dtype"] == "bfloat16", 0.0)),
         "both passes overflow in fp16": law().assign(drift=law()["drift"].mask(law()["dtype"] == "float16")),
-        **{f"without fp64 {n}": given(**roundoffs(*n, dtypes=COARSE)) for n in ((10, 0.01, 30), (80, 0, 0), (1, 50, 0.2))},
-        **{f"within fp64's {n}": given(**roundoffs(*n)) for n in ((10, 10, 0.01, 30), (300, 5, 0, 0), (20_000, 1, 0, 100))},
+        **{f"without fp64 {n}": given(**roundoffs(*n, dtypes=COARSE)) for n in ((10, 0.01, 30), (80, 0, 0))},
+        **{f"within fp64's {n}": given(**roundoffs(*n)) for n in ((10, 10, 0.01, 30), (20_000, 1, 0, 100))},
     },
     "exact": {"no drift": law().assign(drift=0.0)},
     "undecided": {

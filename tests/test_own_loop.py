@@ -1,4 +1,4 @@
-"""Checking one's own loop and one's own tests: `check_step`, `assert_cache_matches`, and the tolerance they ship with."""
+"""Checking one's own loop and one's own tests: `check_step`, `assert_cache_matches`, and their tolerance."""
 
 import json
 import runpy
@@ -147,7 +147,7 @@ def test_a_sound_model_passes_in_every_dtype(family_folders, family, dtype):
 @pytest.mark.parametrize("name", faults.FAULTS)
 def test_every_injected_fault_fails_and_its_place_is_named(llama_folder, name):
     model = loading.load(str(llama_folder), dtype="float32").model
-    with faults.FAULTS[name].plant(model), pytest.raises(AssertionError, match=r"more than .* beyond it"):
+    with faults.FAULTS[name].inject(model), pytest.raises(AssertionError, match=r"more than .* beyond it"):
         kvbook.assert_cache_matches(model)
     kvbook.assert_cache_matches(model)
 

@@ -119,8 +119,8 @@ def test_an_undeclared_8_bit_cache_is_a_bug_that_looks_like_storage_in_8_bits(fo
 
 
 @pytest.mark.parametrize("fault", [faults.offset_forgotten, faults.one_step_late])
-def test_a_declared_8_bit_cache_with_another_fault_is_a_bug(found_with, planted, fault):
-    planted(fault)
+def test_a_declared_8_bit_cache_with_another_fault_is_a_bug(found_with, injected, fault):
+    injected(fault)
     found = found_with(NARROW["int8"], cache_dtype="int8")
     assert (found.verdict, found.status) == ("bug", outcome.BUG)
     assert found.cause.startswith("storage in 8 bits (int8) does not explain it")
@@ -166,8 +166,8 @@ def test_a_verdict_that_is_left_undecided_blames_no_storage():
     assert (found["verdict"], found["cause"]) == ("undecided", None)
 
 
-def test_a_model_that_returns_no_cache_is_told_so_though_one_is_declared(found_with, planted):
-    planted(faults.no_cache)
+def test_a_model_that_returns_no_cache_is_told_so_though_one_is_declared(found_with, injected):
+    injected(faults.no_cache)
     found = found_with(None, cache_dtype="int8")
     assert found.verdict == "bug"
     assert found.cause.startswith("no cache came back")
@@ -184,9 +184,9 @@ def test_the_other_paths_of_a_declared_cache_are_intended_and_one_with_a_fault_d
 
 
 def test_where_storage_cannot_be_measured_a_bug_stays_one_and_a_declaration_is_refused(
-    found_with, planted, monkeypatch
+    found_with, injected, monkeypatch
 ):
-    planted(faults.offset_forgotten)
+    injected(faults.offset_forgotten)
     monkeypatch.setattr(storage, "_read_through", lambda *_: {}["keys"])
     assert found_with(None).verdict == "bug"
     with pytest.raises(UserError, match="--cache-dtype int8: what rounding does to this model's cache cannot be"):

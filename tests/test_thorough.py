@@ -1,4 +1,4 @@
-"""`kvbook check --thorough` calls clean models clean and known faults of transformers bugs, and names what it left out."""
+"""`kvbook check --thorough` calls clean models clean and transformers' faults bugs, and names what it left out."""
 
 import pytest
 import torch
@@ -77,13 +77,13 @@ def test_a_boundary_that_is_too_far_away_is_listed_and_a_long_text_left_out_besi
     assert [path.n_tokens for path in paths.values() if path.n_tokens] == [301]
 
 
-def test_the_whole_check_is_a_bug_by_a_path_that_short_texts_do_not_show(bpe, text_folder, tmp_path, planted):
+def test_the_whole_check_is_a_bug_by_a_path_that_short_texts_do_not_show(bpe, text_folder, tmp_path, injected):
     small_mistral().save_pretrained(tmp_path)
     tokenizers.for_family(bpe, "llama", 128).save_pretrained(tmp_path)
     clean = check.check(asked(tmp_path, text_folder, thorough=True))
     assert (clean.status, len(clean.drift)) == (outcome.SOUND, 4)
     assert clean.not_tried == ["texts of more than 128 tokens: --tokens"]
-    planted(faults.offset_by_one_far_on)
+    injected(faults.offset_by_one_far_on)
     assert check.check(asked(tmp_path, text_folder)).status == outcome.SOUND, "24 tokens do not reach the window"
     found = check.check(asked(tmp_path, text_folder, thorough=True))
     assert (found.status, found.path, found.located) == (outcome.BUG, "sliding window at 32", False)

@@ -43,12 +43,13 @@ def svg(row: Mapping[str, Any]) -> str:
         f"<title>{title}</title>"
         f'<rect width="{left}" height="20" fill="{_LABEL_COLOUR}"/>'
         f'<rect x="{left}" width="{right}" height="20" fill="{colour}"/>'
-        f'<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{texts}</g></svg>\n'
+        '<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">'
+        f"{texts}</g></svg>\n"
     )
 
 
 def write(rows: Iterable[Mapping[str, Any]], folder: Path) -> int:
-    """Write the badges of rows to a folder, each as ``<architecture>.svg``; give their number."""
+    """Write the badges of rows to a folder, each as ``<architecture>.svg``; count them."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for row in rows:

@@ -27,7 +27,7 @@ SECONDS = 180
 
 
 def versions() -> dict[str, str]:
-    """Give the versions that every row depends on."""
+    """Name the versions that every row depends on."""
     return {"transformers": transformers.__version__, "torch": torch.__version__}
 
 
@@ -89,7 +89,7 @@ def _context(device: str) -> multiprocessing.context.BaseContext:
 def measured(
     names: Iterable[str], workers: int = 2, seconds: int = SECONDS, device: str = "cpu"
 ) -> Iterator[dict[str, Any]]:
-    """Measure architectures, each in a process of its own and of one thread; give each row as soon as it is there."""
+    """Measure architectures, each in a process of its own and of one thread; yield each row as soon as it is there."""
     waiting, context = list(names), _context(device)
     running: dict[Connection, tuple[str, BaseProcess]] = {}
     # A fork must not happen while threads compute.

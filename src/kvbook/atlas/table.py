@@ -22,7 +22,7 @@ FORMATS = (".csv", ".json")
 
 
 def judged(row: dict[str, Any]) -> dict[str, Any]:
-    """Give a row with the outcome of each path, by the path's name, from the drifts, errors and reasons that it records."""
+    """Add the outcome of each path to a row, from the drifts, errors and reasons that it records."""
     return row | {path: _outcome(row, path) for path in PATHS} if row.get("status") == "ran" else row
 
 
@@ -46,7 +46,7 @@ def _outcome(row: dict[str, Any], path: str) -> str:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Give the worst that an architecture's cache is on any path; what `generate` does to a whole prompt is not its doing."""
+    """Return the worst outcome on any path; what `generate` does to a whole prompt is not the cache's doing."""
     if row.get("status") != "ran":
         return "does not run"
     if row["cache"] == "none":
@@ -78,7 +78,7 @@ def faults(row: dict[str, Any]) -> list[str]:
 
 
 def error(row: dict[str, Any], path: str) -> str:
-    """Give the error that a path raised, of the finest dtype in which it did."""
+    """Return the error that a path raised, of the finest dtype in which it did."""
     return next(iter(row.get(f"{path}, error", {}).values()), "")
 
 

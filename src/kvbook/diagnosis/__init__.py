@@ -1,1 +1,1 @@
-"""Is it a bug or is it rounding: measuring a model at several roundoffs, judging the rows, and bugs to try the judge on."""
+"""Is it a bug or rounding: a model measured at several roundoffs, the judge of the rows, and bugs to try it on."""

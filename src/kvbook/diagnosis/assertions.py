@@ -61,6 +61,6 @@ def assert_cache_matches(
                 place = "no hidden state is" if first is None else f"first after {after}"
                 held = "" if row.held == row.fed else f"; the cache held {row.held} tokens where {row.fed} had been fed"
                 raise AssertionError(
-                    f"cached and full pass differ by {row.drift:.2g} of the logits' spread in {dtype}, more than {limit:.2g} "
-                    f"({row.way}, text {text}; {place} beyond it{held})"
+                    f"cached and full pass differ by {row.drift:.2g} of the logits' spread in {dtype}, more than "
+                    f"{limit:.2g} ({row.way}, text {text}; {place} beyond it{held})"
                 )

@@ -104,7 +104,7 @@ def check(settings: CheckSettings) -> Outcome:
 
 
 class _Measured:
-    """What the dtypes have shown so far: rows of texts, of the same with the cache asked for, of other paths, of storage."""
+    """What the dtypes have shown so far: rows of texts, of other paths and of storage."""
 
     def __init__(
         self, settings: CheckSettings, name: str, texts: list[corpus.Sample], paths: dict[str, thorough.Path]
@@ -153,9 +153,10 @@ class _Measured:
         return list(thorough.rows_of(model, dtype, ids, self.open, work.advance))
 
     def judged(self) -> dict[str, Any]:
-        """Return the fields of an `Outcome` that follow from the rows; a bug on another path decides if it is the only one."""
-        declared, moves = self.settings.cache_dtype, pd.DataFrame(self.moves)
-        fields = judged(pd.DataFrame(self.rows), self.use_cache, self.settings.seed, pd.DataFrame(self.again), moves, declared)
+        """Return the fields of an `Outcome`; a bug on another path decides if it is the only one."""
+        rows, again, moves = map(pd.DataFrame, (self.rows, self.again, self.moves))
+        declared = self.settings.cache_dtype
+        fields = judged(rows, self.use_cache, self.settings.seed, again, moves, declared)
         if not self.deep:
             return fields
         allowed = storage.bounds(moves.groupby("dtype")["furthest"].max()) if declared and len(moves) else {}
@@ -239,7 +240,8 @@ def _moves(
     if any(row["drift"] for row in found):
         return found
     if declared:
-        raise refusals.OfTheModelError(f"--cache-dtype {declared}: what rounding does to this model's cache cannot be measured")
+        unknown = "what rounding does to this model's cache cannot be measured"
+        raise refusals.OfTheModelError(f"--cache-dtype {declared}: {unknown}")
     return []
 
 
@@ -261,7 +263,7 @@ def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
 
 
 def _experts_one_by_one(model: PreTrainedModel) -> bool:
-    """Give experts a product that has float64, as transformers' default for many classes has not."""
+    """Choose a product of experts that has float64; transformers' default for many classes has not."""
     if not model._can_set_experts_implementation() or model.config._experts_implementation != "grouped_mm":
         return False
     stored = model.state_dict()

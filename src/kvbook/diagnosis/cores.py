@@ -29,7 +29,7 @@ def physical(cpuinfo: str, logical: int) -> int:
 
 
 def idle(cores: int, load: float) -> int:
-    """Give the threads that leave other processes their cores: one at least."""
+    """Count the threads that leave other processes their cores: one at least."""
     return max(1, cores - round(load))
 
 

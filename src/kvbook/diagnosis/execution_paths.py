@@ -118,7 +118,7 @@ PATHS = (
         "single tokens", "offset_forgotten", _POSITIONS, lambda length, _: [1] * length,
         tools=(VERIFY, LOOP), called={VERIFY: "token by token", LOOP: "token by token"},
     ),
-    Path("in chunks", "offset_forgotten_in_chunks", "shift the causal mask by the state's length", thirds, tools=(LOOP,)),
+    Path("in chunks", "offset_forgotten_in_chunks", "shift the mask by the state's length", thirds, tools=(LOOP,)),
     Path(
         # `check_step` feeds another text between the first part and the rest.
         "with another text in between", "one_cache_for_all", "return the state instead of sharing it",

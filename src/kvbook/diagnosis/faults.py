@@ -22,7 +22,7 @@ _Change = Callable[[torch.Tensor, int], dict[str, torch.Tensor]]
 
 
 def upper_left_mask() -> Injected:
-    """Give every attention of a ``with`` block a causal mask aligned to the upper left, as Falcon's code of mid-2023 did.
+    """Align every causal mask of a ``with`` block to the upper left, as Falcon's code of mid-2023 did.
 
     Not safe in threads: torch's function is replaced for the length of the block.
     """
@@ -84,7 +84,7 @@ def offset_forgotten_in_chunks(model: PreTrainedModel) -> Injected:
 
 
 def offset_by_one(model: PreTrainedModel) -> Injected:
-    """Give every new token the position of the token before it."""
+    """Count the positions of new tokens one too low."""
     return _calls_on_a_cache(model, lambda ids, held: _new_positions(ids, held - 1))
 
 
@@ -174,7 +174,7 @@ def stale_window(model: PreTrainedModel, window: int = 8) -> Injected:
 
 
 def texts_swapped(model: PreTrainedModel) -> Injected:
-    """Give each text of a batch the logits of another one."""
+    """Return for each text of a batch the logits of another one."""
 
     def call(stock, ids, cache, options):
         found = stock(ids, past_key_values=cache, **options)
@@ -257,13 +257,13 @@ class Fault:
 
     Attributes
     ----------
-    plant : callable
-        Takes the model, gives the context manager.
+    inject : callable
+        Takes the model, returns the context manager.
     applies : callable
         Tells from a configuration whether the bug can exist in the model.
     """
 
-    plant: Callable[[PreTrainedModel], Injected]
+    inject: Callable[[PreTrainedModel], Injected]
     applies: Callable[[PretrainedConfig], bool] = lambda _config: True
 
 

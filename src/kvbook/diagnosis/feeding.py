@@ -75,7 +75,7 @@ class Fed:
     kind: str = "DynamicCache"
 
     def agree(self, expected: torch.Tensor, found: torch.Tensor) -> bool:
-        """Tell whether two passes differ by rounding at most, in the coarser dtype: some classes always give fp32 logits."""
+        """Tell whether two passes differ by rounding at most, in the coarser dtype: some logits are always fp32."""
         coarser = max(expected.dtype, self.model.dtype, key=lambda dtype: torch.finfo(dtype).eps)
         return is_small(largest_drift(expected, found), coarser)
 
@@ -235,7 +235,8 @@ class Fed:
 
         compared = write(**options)
         if not self.agree(*compared) and not self.agree(*write(use_cache=False)):
-            raise NoCache("generate() without a cache differs from a direct call too: it passes other positions or masks")
+            why = "it passes other positions or masks"
+            raise NoCache(f"generate() without a cache differs from a direct call too: {why}")
         return compared
 
     def generated_on_its_prompt(self, ids: torch.Tensor) -> Compared:
@@ -250,7 +251,7 @@ class Fed:
         return compared
 
     def onto_its_own_prompt(self, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Let ``generate`` write one token after a prompt that the cache holds whole; count the tokens that it feeds, too.
+        """Let ``generate`` write a token after a prompt that the cache holds whole; count the tokens that it feeds.
 
         Of the logits the last are those that ``generate`` chose by, the others those of the pass that filled the cache.
         """

@@ -8,7 +8,7 @@ from kvbook.diagnosis.verdict import Kind, count
 
 # Exit statuses.
 SOUND, BUG, COULD_NOT = 0, 1, 2
-# Why a class is not judged behind padding: no cache is at fault there.
+# Why a class is not judged after padding: no cache is at fault there.
 PADDING_COUNTS: Final = "the full pass itself changes with padding"
 # What a check says where the cache is meant to keep fewer bits, and its drift is theirs.
 INTENDED: Final = "intended storage precision"
@@ -80,8 +80,9 @@ class Outcome(_Part):
     def lines(self) -> list[str]:
         """Say it in about a dozen lines."""
         place = f"{self.device} with {self.threads} thread{'s' * (self.threads != 1)}"
+        millions = self.parameters / 1e6
         rows = [
-            ("model", f"{self.model}, {self.weights} weights: {self.layers} layers, {self.parameters / 1e6:,.1f} M parameters"),
+            ("model", f"{self.model}, {self.weights} weights: {self.layers} layers, {millions:,.1f} M parameters"),
             ("texts", f"{self.texts} of up to {self.tokens} tokens, on {place}, {self.seconds:.0f} s"),
             ("verdict", f"{self.verdict}: {self.why}"),
             ("drift", f"of the last token's logits over their spread, full pass against cache ({self.path})"),
@@ -97,7 +98,7 @@ class Outcome(_Part):
         # In line with one another where there are many; a word each where there are few.
         if len(self.paths) > _FEW:
             width = max(len(found.path) for found in self.paths)
-            rows += [("path", f"{found.path:{width}s}  {found.verdict}: {_short(found.detail)}") for found in self.paths]
+            rows += [("path", f"{each.path:{width}s}  {each.verdict}: {_short(each.detail)}") for each in self.paths]
         else:
             rows.append(("paths", "; ".join(f"{found.path}: {found.verdict}" for found in self.paths)))
         rows += [("cause", self.cause), ("remedy", self.remedy), ("not tried", "; ".join(self.not_tried))]

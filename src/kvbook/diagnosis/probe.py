@@ -1,4 +1,4 @@
-"""A model's cached pass against its full pass: how far apart they are, at the end and behind every layer.
+"""A model's cached pass against its full pass: how far apart they are, at the end and after every layer.
 
 The model is called as it stands: whether a cache comes back is its configuration's doing.
 """
@@ -36,7 +36,7 @@ class Reading:
         Root mean square difference of the last token's logits over the spread (standard deviation) of the full pass's,
         which is the scale that a softmax sees.  NaN where the full pass is not finite, infinite where only it is.
     layers : list of float
-        The same of the hidden states behind the embedding and every layer, over their root mean square.
+        The same of the hidden states after the embedding and every layer, over their root mean square.
     held : int
         Tokens in the cache before the last part was fed; 0 where no cache came back.
     fed : int
@@ -66,7 +66,7 @@ def last_tokens(output) -> LastTokens:
 
 
 def _one_width(state: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Put several residual streams side by side; classes that have them keep them in front of the texts or behind."""
+    """Put several residual streams side by side; classes put them before or after the texts."""
     if state.dim() == 4 and state.shape[:2] != shape:
         state = state.movedim(0, 2)
     return state.flatten(2)

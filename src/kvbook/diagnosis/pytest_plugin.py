@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def assert_cache_matches() -> Callable[..., None]:
-    """Give `kvbook.assert_cache_matches`."""
+    """Return `kvbook.assert_cache_matches`."""
     import kvbook
 
     return kvbook.assert_cache_matches
@@ -15,7 +15,7 @@ def assert_cache_matches() -> Callable[..., None]:
 
 @pytest.fixture
 def assert_step_matches() -> Callable[..., None]:
-    """Give a function that takes what `kvbook.check_step` takes, and fails with its report where that is not sound."""
+    """Return a function that takes what `kvbook.check_step` takes, and fails with its report if that is not sound."""
     import kvbook
 
     def check(step, ids, **options) -> None:

@@ -42,8 +42,9 @@ def refuse_encoder(name: str, config: PretrainedConfig) -> None:
     encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
     if encoder or loading.is_masked(config):
         raise UserError(
-            f"{name} is a masked model: each token sees those behind it too, so a cache of earlier tokens cannot give "
-            "what the full pass gives, and its classes return none; set is_decoder=true in its configuration to make it causal"
+            f"{name} is a masked model: each token sees those after it too, so a cache of earlier tokens cannot give "
+            "what the full pass gives, and its classes return none; set is_decoder=true in its configuration to make "
+            "it causal"
         )
 
 

@@ -21,7 +21,8 @@ def samples_of(
     found = list(corpus.samples(corpus_name, tokenizer, n_samples, n_tokens))
     if short := [sample for sample in found if len(sample.ids) < probe.SHORTEST]:
         raise UserError(
-            f"{short[0].source} has {len(short[0].ids)} tokens, fewer than {probe.SHORTEST}: name a folder of longer texts"
+            f"{short[0].source} has {len(short[0].ids)} tokens, fewer than {probe.SHORTEST}: "
+            "name a folder of longer texts"
         )
     return found
 
@@ -73,7 +74,7 @@ def by_way(rows: pd.DataFrame, seed: int) -> dict[str, verdict.Finding]:
 
 
 def worst(found: dict[str, verdict.Finding]) -> tuple[str, verdict.Finding]:
-    """Find the execution path with the worst verdict; of several bugs that with the largest drift in its finest dtype."""
+    """Find the path with the worst verdict; of several bugs that with the largest drift in its finest dtype."""
 
     def badness(item: tuple[str, verdict.Finding]) -> tuple[int, float]:
         kind, drifts = item[1].kind, list(item[1].drift.values())

@@ -29,7 +29,10 @@ _CHUNK_MASK = (
 )
 _SHARED = "another text changes this one's state: the state is shared, not returned"
 _FULL = "right as long as the state holds {} tokens, wrong from there: look at what is dropped or moved when it is full"
-_AT_ONCE = "wrong from the first cached token on: positions that begin again at 0, keys cached before they are rotated, or a mask"
+_AT_ONCE = (
+    "wrong from the first cached token on: "
+    "positions that begin again at 0, keys cached before they are rotated, or a mask"
+)
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,8 @@ def _report(run: "_Run", dtype: str, declared: str | None) -> StepReport:
         return StepReport(finding.kind, finding.why, worst, paths=paths)
     limit = verdict.LIMIT * UNIT_ROUNDOFF[dtype]
     if finding.kind == "bug" and not run.is_causal(limit):
-        why = "one call on all tokens gives earlier tokens other logits when later ones follow: nothing can agree with it"
-        return StepReport("undecided", why, worst, paths=paths)
+        why = "one call on all tokens gives earlier tokens other logits when later ones follow"
+        return StepReport("undecided", f"{why}: nothing can agree with it", worst, paths=paths)
     like = _storage(run, list(offs.values()), dtype, declared)
     if declared and like and like.explains:
         wrong = ("bug", "undecided")
@@ -197,9 +200,8 @@ def _storage(run: "_Run", offs: list[np.ndarray], dtype: str, declared: str | No
             ) from error
         return None
     if declared and not of_formats[declared].any():
-        raise UserError(
-            f"storage in {storage.said(declared)}: the state holds no numbers of floating point or of 8 bits to be changed"
-        )
+        lacks = "the state holds no numbers of floating point or of 8 bits to be changed"
+        raise UserError(f"storage in {storage.said(declared)}: {lacks}")
     found = [_ends(off) for off in offs]
     compared = [storage.compared(name, found, _ends(off)) for name, off in of_formats.items()]
     return compared[0] if declared else storage.nearest(compared)

@@ -78,7 +78,7 @@ def moved(state: Any, name: str, seed: int = 0) -> Any:
 
 
 def _step(numbers: torch.Tensor, name: str) -> torch.Tensor:
-    """Give the distance to a format's next number; integers share a scale along the last dimension."""
+    """Return the distance to a format's next number; integers share a scale along the last dimension."""
     if integer := re.fullmatch(r"int(\d)", name):
         return numbers.abs().amax(-1, keepdim=True) / max(1, 2 ** (int(integer[1]) - 1) - 1)
     step = torch.ldexp(torch.ones_like(numbers), torch.frexp(numbers).exponent - _SIGNIFICANDS[name])
@@ -167,7 +167,7 @@ class Storage:
 
     @property
     def explains(self) -> bool:
-        """Tell whether a declared format may be all that is behind the drift."""
+        """Tell whether a declared format may be the only cause of the drift."""
         return self.most <= MOST and not self.beyond
 
     @property
@@ -197,7 +197,7 @@ class Storage:
 
 
 def compared(name: str, found: list[np.ndarray], of_format: np.ndarray) -> Storage:
-    """Compare the drifts of several paths with those of a format, the logits' last; where both are zero they say nothing."""
+    """Compare the drifts of several paths with a format's, the logits' last; where both are zero they say nothing."""
     of_each = np.broadcast_to(of_format, (len(found), len(of_format)))
     somewhere = (np.stack(found) > 0) | (of_each > 0)
     with np.errstate(divide="ignore"):
@@ -220,7 +220,7 @@ def storages(rows: pd.DataFrame, moves: pd.DataFrame) -> list[Storage]:
 
 
 def bounds(drift: Mapping[str, float]) -> dict[str, float]:
-    """Give the drift by dtype that a format's own explains; in coarser dtypes rounding may explain it too."""
+    """Return the drift by dtype that a format explains; in coarser dtypes rounding may explain it too."""
     finest = next(dtype for dtype in UNIT_ROUNDOFF if dtype in drift)
     return {
         dtype: max(MOST * drift.get(dtype, 0.0), 0.0 if dtype == finest else verdict.LIMIT * roundoff)
@@ -229,7 +229,7 @@ def bounds(drift: Mapping[str, float]) -> dict[str, float]:
 
 
 def _places(part: pd.DataFrame) -> np.ndarray:
-    """Give the mean drift after every layer, and of the logits."""
+    """Return the mean drift after every layer, and of the logits."""
     return np.append(np.array(part["layers"].tolist()).mean(0), part["drift"].mean())
 
 

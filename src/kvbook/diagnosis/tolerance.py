@@ -14,7 +14,7 @@ FILE = Path(__file__).with_name("reference.json")
 # Other models, texts and processors than the recorded ones may drift by more.  In fine arithmetic a bug is far beyond
 # that; in 16 bits it is near.
 MARGIN = {"float64": 32.0, "float32": 32.0, "float16": 8.0, "bfloat16": 8.0}
-# What even a model of few layers may drift by, in roundoffs: some operations are left behind the last layer.
+# What even a model of few layers may drift by, in roundoffs: some operations follow the last layer.
 _LEAST = 16.0
 
 
@@ -25,7 +25,7 @@ def reference() -> dict[str, Any]:
 
 
 def roundoffs(dtype: str, layers: int) -> float:
-    """Give the largest drift that was published for a depth, in roundoffs; beyond the recorded depth by its growth per layer."""
+    """Return the largest published drift for a depth, in roundoffs; deeper than recorded, by its growth per layer."""
     published = reference()["roundoffs"]
     drift = np.maximum(published.get(dtype, published["float32"]), 1.0)
     depth = np.arange(len(drift))
@@ -36,5 +36,5 @@ def roundoffs(dtype: str, layers: int) -> float:
 
 
 def of(dtype: str, layers: int) -> float:
-    """Give the drift of the logits, over their spread, up to which a cache counts as sound."""
+    """Return the drift of the logits, over their spread, up to which a cache counts as sound."""
     return max(_LEAST, MARGIN[dtype] * roundoffs(dtype, layers)) * UNIT_ROUNDOFF[dtype]

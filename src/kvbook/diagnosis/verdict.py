@@ -126,7 +126,7 @@ def _resampled(table: pd.DataFrame, roundoffs: np.ndarray, seed: int) -> float:
 
 
 def kind_of(drifts: Mapping[str, Sequence[float]]) -> Kind:
-    """Give the verdict alone on drifts by dtype, one for each text; the slope is fitted only where nothing else decides."""
+    """Judge drifts by dtype, one for each text, by kind alone; the slope is fitted only where nothing else decides."""
     kept = {dtype: drifts[dtype] for dtype in UNIT_ROUNDOFF if dtype in drifts and not np.isnan(drifts[dtype]).any()}
     means = {dtype: float(np.mean(values)) for dtype, values in kept.items()}
     roundoffs = {dtype: max(values) / UNIT_ROUNDOFF[dtype] for dtype, values in kept.items()}
@@ -149,7 +149,7 @@ def _table(drifts: Mapping[str, Sequence[float]]) -> pd.DataFrame:
 
 
 def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
-    """Give the verdict on one symptom."""
+    """Judge one symptom."""
     left_out = dict.fromkeys(rows.loc[rows["drift"].isna(), "dtype"].sort_values(), "the full pass overflows")
     rows = rows[~rows["dtype"].isin(left_out)]
     dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype in set(rows["dtype"])]

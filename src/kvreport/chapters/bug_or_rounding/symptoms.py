@@ -71,7 +71,7 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
             pair = faults.seam(tokenizer, text.ids) if name == faults.SEAM else (text.ids, text.ids)
             if pair is None:
                 continue
-            with faults.FAULTS[name].plant(model) if name in faults.FAULTS else nullcontext():
+            with faults.FAULTS[name].inject(model) if name in faults.FAULTS else nullcontext():
                 if name in _OWN_PREFIX:
                     whole, fed = (torch.tensor([of], device=model.device) for of in pair)
                     # A model is asked for its cache: what its configuration says is a matter of its own.
