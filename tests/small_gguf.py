@@ -42,29 +42,26 @@ def write(
     """
     config = model.config
     writer = GGUFWriter(file, architecture)
-    writer.add_name("small")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+    facts = {
+        "name": "small", "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "rope_dimension_count": config.hidden_size // config.num_attention_heads,
+        "layer_norm_rms_eps": config.rms_norm_eps, "vocab_size": config.vocab_size,
+    }
+    if vocabulary:
+        ids = bpe.get_vocab()
+        in_order, special = sorted(ids, key=ids.get), {each.content for each in bpe.get_added_tokens_decoder().values()}
+        facts |= {
+            "tokenizer_model": "gpt2", "tokenizer_pre": pre, "token_list": in_order, "token_merges": merges(bpe),
+            "token_types": [3 if word in special else 1 for word in in_order],
+            "bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id,
+        }
+    for name, value in facts.items():
+        getattr(writer, f"add_{name}")(value)
     for name, value in (words or {}).items():
         writer.add_string(name, value)
-    if vocabulary:
-        words_by_id = sorted(bpe.get_vocab().items(), key=lambda pair: pair[1])
-        special = {token.content for token in bpe.get_added_tokens_decoder().values()}
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(pre)
-        writer.add_token_list([word for word, _ in words_by_id])
-        writer.add_token_types([3 if word in special else 1 for word, _ in words_by_id])
-        writer.add_token_merges(merges(bpe))
-        writer.add_bos_token_id(config.bos_token_id)
-        writer.add_eos_token_id(config.eos_token_id)
     for name, matrix in (tensors(model) | (more or {})).items():
         if name not in without:
             writer.add_tensor(name, np.ascontiguousarray(matrix, dtype=np.float32))
@@ -76,6 +73,5 @@ def write(
 
 
 def merges(bpe) -> list[str]:
-    return [
-        merge if isinstance(merge, str) else " ".join(merge) for merge in json.loads(bpe.to_str())["model"]["merges"]
-    ]
+    found = json.loads(bpe.to_str())["model"]["merges"]
+    return [merge if isinstance(merge, str) else " ".join(merge) for merge in found]

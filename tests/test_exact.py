@@ -6,7 +6,9 @@ import threading
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from test_row_invariant import model_of, text
+from test_steps import in_turn
+from transformers import DynamicCache
 from transformers.models.mpt.modeling_mpt import MptAttention
 
 from kvbook.errors import UserError
@@ -18,17 +20,12 @@ SUMS = {"aten::mean.dim": sums.mean, "aten::sum.dim_IntList": sums.total}
 
 @pytest.fixture(scope="module")
 def wide():
-    torch.manual_seed(6)
-    config = LlamaConfig(
-        vocab_size=320, hidden_size=576, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=9,
-        num_key_value_heads=3, initializer_range=0.05,
-    )
-    return LlamaForCausalLM(config).eval()
+    return model_of("smollm2", "float32")
 
 
 @pytest.fixture(scope="module")
 def tokens():
-    return torch.randint(3, 320, (1, 40), generator=torch.Generator().manual_seed(7))
+    return text(40)
 
 
 @pytest.fixture
@@ -159,13 +156,8 @@ def uneven(function):
 
 @pytest.mark.parametrize("changed", ["aten::linear", "aten::scaled_dot_product_attention", "aten::mm", "aten::silu"])
 def test_control_one_operation_that_changes_with_the_number_of_rows_is_caught(tokens, changed, monkeypatch):
-    # Odd widths, so that loops leave something over.
-    torch.manual_seed(8)
-    config = LlamaConfig(
-        vocab_size=320, hidden_size=90, intermediate_size=151, num_hidden_layers=2, num_attention_heads=5, head_dim=18,
-        num_key_value_heads=5, initializer_range=0.2,
-    )
-    model, table = LlamaForCausalLM(config).eval(), replacements()
+    # So that loops leave something over.
+    model, table = model_of("odd widths", "float32"), replacements()
     if changed == "aten::mm":
         # What torch's own linear is made of, once it is left to itself.
         table = {name: function for name, function in table.items() if name not in ("aten::linear", "aten::matmul")}
@@ -234,17 +226,11 @@ def test_where_rows_of_a_tile_are_not_alike_every_row_goes_alone(product):
     assert all(torch.equal(out[i : i + 1], rows.product(x[i : i + 1], weight)) for i in range(5))
 
 
-def in_turn(x, weight):
-    """Add up one product after the other; products of 16-bit numbers are exact in 32 bits."""
-    total = torch.zeros(x.shape[0], weight.shape[1])
-    for i in range(x.shape[1]):
-        total = total + x[:, i : i + 1].float() * weight[i].float()
-    return total
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_comparison_of_kernels_sees_another_order_of_addition_in_16_bits_and_random_numbers_hide_it(dtype):
     def differing(x, weight):
+        # Products of 16-bit numbers are exact in 32 bits.
+        x, weight = x.float(), weight.float()
         halves = in_turn(x[:, :288], weight[:288]) + in_turn(x[:, 288:], weight[288:])
         return (halves.to(dtype) != in_turn(x, weight).to(dtype)).float().mean().item()
 
