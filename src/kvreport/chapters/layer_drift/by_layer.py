@@ -24,34 +24,29 @@ def identities(settings: LayerDriftSettings) -> list[dict[str, Any]]:
     return samples.identities(settings, (settings.model, settings.reference_model), settings.n_tokens)
 
 
+# What is measured of a place's difference.
+_OF_DRIFT = ("max_abs", "rms", "relative_rms", "reference_rms", "differing_share")
+
+
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
     """Score one sample's last token both ways and yield a row for each place."""
-    full, split = full_and_split.full_pass(model, ids), full_and_split.split_pass(model, ids)
-    yield from rows_of(full, split)
-
-
-def rows_of(full: full_and_split.LastToken, split: full_and_split.LastToken) -> Iterator[dict[str, Any]]:
-    """Turn two computations of a token into rows."""
     # One copy to the host for all layers: on a GPU each copy waits for everything before it.
-    hidden = agreement.drift(full.hidden.cpu(), split.hidden.cpu())
-    logits = agreement.drift(full.logits.cpu(), split.logits.cpu())
-    decision = agreement.decision(full.logits.cpu(), split.logits.cpu())
-    columns = [
-        torch.cat([of_hidden, of_logits[None]]).tolist()
-        for of_hidden, of_logits in (
-            (hidden.max_abs, logits.max_abs), (hidden.rms, logits.rms), (hidden.relative_rms, logits.relative_rms),
-            (hidden.reference_rms, logits.reference_rms), (hidden.differing_share, logits.differing_share),
-        )
-    ]
-    last = len(columns[0]) - 1
-    for layer, (max_abs, rms, relative_rms, reference_rms, differing_share) in enumerate(zip(*columns, strict=True)):
-        is_logits = layer == last
+    full, split = (
+        (one.hidden.cpu(), one.logits.cpu())
+        for one in (full_and_split.full_pass(model, ids), full_and_split.split_pass(model, ids))
+    )
+    hidden, logits = (agreement.drift(one, other) for one, other in zip(full, split, strict=True))
+    decision = agreement.decision(full[1], split[1])
+    drift = {name: [*getattr(hidden, name).tolist(), getattr(logits, name).item()] for name in _OF_DRIFT}
+    last = len(drift["max_abs"]) - 1
+    for layer in range(last + 1):
+        of_logits = layer == last
         yield {
-            "place": "logits" if is_logits else "hidden", "layer": layer, "max_abs": max_abs, "rms": rms,
-            "relative_rms": relative_rms, "reference_rms": reference_rms, "differing_share": differing_share,
-            "kl_nats": decision.kl_nats if is_logits else None,
-            "top1_flip": int(decision.top1_flip) if is_logits else None,
-            "margin": decision.margin if is_logits else None,
+            "place": "logits" if of_logits else "hidden", "layer": layer,
+            **{name: column[layer] for name, column in drift.items()},
+            "kl_nats": decision.kl_nats if of_logits else None,
+            "top1_flip": int(decision.top1_flip) if of_logits else None,
+            "margin": decision.margin if of_logits else None,
         }
 
 

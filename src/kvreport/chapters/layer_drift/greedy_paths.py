@@ -172,14 +172,13 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
     todo = [(model, dtype) for model in made_of["models"] for dtype in settings.dtypes]
     for model, dtype in progress.track(todo, label="greedy decoding: model and dtype"):
         loaded, limit = samples.load(settings, model["asked_for"], dtype), model["context_length"]
-        for place, prompt in enumerate(progress.track(prompts(settings, loaded.tokenizer), label="prompt")):
-            text = loaded.tokenizer.decode(prompt)
-            if (unit := f"{model['asked_for']}|{dtype}|{text}") in writer.done:
-                continue
-            ids = torch.tensor([prompt], device=loaded.model.device)
+        case, of_all = f"{model['asked_for']}|{dtype}", prompts(settings, loaded.tokenizer)
+        units = {f"{case}|{loaded.tokenizer.decode(prompt)}": prompt for prompt in of_all}
+        for unit, prompt in writer.pending(units, "prompt"):
+            ids, text = torch.tensor([prompt], device=loaded.model.device), unit.removeprefix(f"{case}|")
             about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "prompt": text}
             # The document's prompt is decoded to its end.
-            whole = settings.seed == 0 and place == 0
+            whole = settings.seed == 0 and prompt == of_all[0]
             rows: list[dict[str, Any]] = []
             uncached: list[Step] = []
             with torch.inference_mode():

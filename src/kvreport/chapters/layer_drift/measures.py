@@ -1,4 +1,4 @@
-"""What the rows of the chapter on issue 25420 say: its measures, then the sentences and the claims that they decide."""
+"""Measures of the chapter on issue 25420, then the sentences and the claims that they decide."""
 
 from collections.abc import Mapping
 from dataclasses import replace
