@@ -1,5 +1,6 @@
-"""The chapter on exact caches: its rows are what the ways give, and its statements fail on rows that contradict them."""
+"""The chapter on exact caches: its rows are what the ways give, and statements fail on rows that contradict them."""
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
@@ -9,11 +10,10 @@ from transformers import DynamicCache
 from kvbook import paths as folders
 from kvbook.errors import UserError
 from kvbook.exact.verification import fed
-from kvbook.measuring import estimates as fits
 from kvreport.chapters.exact_caches import cost as exact_cost
 from kvreport.chapters.exact_caches import figures, lengths, measures, paths, tables
 from kvreport.chapters.exact_caches import ladder as exact_ladder
-from kvreport.chapters.exact_caches.rows import ALL, ATTENTION, BOTH, EXACT, PRODUCTS, RUNGS, SINGLE, STOCK
+from kvreport.chapters.exact_caches.rows import ALL, EXACT, RUNGS, SINGLE
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.publishing import found as found_in
 from kvreport.publishing import statements
@@ -24,66 +24,27 @@ from kvreport.publishing.measures import named, written
 def settings(llama_folder, gpt2_folder, text_folder):
     return ExactCachesSettings.checked(
         model=str(llama_folder), families=[str(llama_folder), str(gpt2_folder)], corpus=str(text_folder), n_samples=2,
-        n_tokens=20, lengths=[9, 40], threads=[1, 2], dtypes=["float32", "bfloat16"], n_prefill=12, n_context=6,
-            n_steps=2,
+        n_tokens=20, lengths=[40], threads=[1, 2], dtypes=["float32", "bfloat16"], n_prefill=12, n_context=6, n_steps=2,
     )
 
 
 @pytest.fixture(scope="module")
-def ways(settings):
-    return paths.EXPERIMENT.run(settings)
-
-
-@pytest.fixture(scope="module")
-def ladder(settings):
-    return exact_ladder.EXPERIMENT.run(settings)
-
-
-@pytest.fixture(scope="module")
-def cost(settings, llama, monkeypatch_module):
-    # The true shape takes seconds to build, and only its time is of interest.
-    monkeypatch_module.setattr(exact_cost, "_blank", lambda _settings: llama)
-    return exact_cost.EXPERIMENT.run(settings)
-
-
-@pytest.fixture(scope="module")
-def long_texts(settings):
-    return lengths.EXPERIMENT.run(settings.model_copy(update={"n_samples": 4}))
-
-
-@pytest.fixture(scope="module")
-def results(ways, ladder, cost, long_texts):
-    runs = {"exact_ways": ways, "exact_ladder": ladder, "exact_cost": cost, "exact_lengths": long_texts}
-    return found_in.of_runs("exact_caches", runs)
-
-
-@pytest.fixture(scope="module")
-def monkeypatch_module():
+def results(settings, llama):
     with pytest.MonkeyPatch.context() as patch:
-        yield patch
+        # The full-size architecture takes seconds to build, and only its time is of interest.
+        patch.setattr(exact_cost, "_blank", lambda _settings: llama)
+        return found_in.measured("exact_caches", settings)
 
 
-def test_every_way_is_measured_under_both_arithmetics(ways):
-    assert not ways.rows.duplicated(["model", "dtype", "sample", "arithmetic", "way"]).any()
-    assert len(ways.rows) == 2 * 2 * 2 * 2 * 7
-    assert ways.rows.loc[ways.rows["way"] == SINGLE, "rows"].eq(20).all()
-    assert ways.rows.loc[ways.rows["way"] == "generate", "rows"].eq(10).all()
-
-
-def test_under_the_switch_all_rows_of_all_ways_are_equal(ways):
-    exact = ways.rows[ways.rows["arithmetic"] == EXACT]
+def test_every_way_is_measured_under_both_arithmetics_and_row_invariant_rows_are_all_equal(results):
+    rows = results["exact_ways"]
+    assert not rows.duplicated(["model", "dtype", "sample", "arithmetic", "way"]).any()
+    assert len(rows) == 2 * 2 * 2 * 2 * 7
+    assert rows.loc[rows["way"] == SINGLE, "rows"].eq(20).all()
+    assert rows.loc[rows["way"] == "generate", "rows"].eq(10).all()
+    exact = rows[rows["arithmetic"] == EXACT]
     assert (exact["equal_rows"] == exact["rows"]).all()
     assert (exact["max_abs"] == 0).all()
-
-
-def test_published_rows_of_the_real_model_reach_from_17_to_2049_tokens_in_every_dtype_on_one_thread_and_on_two():
-    rows = found_in.printed("exact_caches")["exact_lengths"]
-    assert set(rows["model"]) == {"SmolLM2-135M-Instruct"}
-    longest = rows[rows["n_tokens"] == 2049]
-    assert rows["n_tokens"].min() == 17
-    assert set(zip(longest["dtype"], longest["threads"], strict=True)) == {
-        (dtype, threads) for dtype in ("float32", "float16", "bfloat16") for threads in (1, 2)
-    }
 
 
 def test_the_chunks_make_up_the_text_and_generate_writes_it(llama, ids):
@@ -96,13 +57,14 @@ def test_the_chunks_make_up_the_text_and_generate_writes_it(llama, ids):
         assert torch.allclose(logits, reference, atol=1e-4), way
 
 
-def test_a_row_that_differs_in_one_bit_is_counted():
-    reference = torch.randn(4, 9)
-    other = reference.clone()
-    other[2, 3] = torch.nextafter(other[2, 3], torch.tensor(9.0))
-    found = paths.against(reference, other)
-    assert (found["rows"], found["equal_rows"]) == (4, 3)
-    assert 0 < found["max_abs"] < 1e-6
+def test_published_rows_of_the_real_model_reach_from_17_to_2049_tokens_in_every_dtype_on_one_thread_and_on_two():
+    rows = found_in.printed("exact_caches")["exact_lengths"]
+    assert set(rows["model"]) == {"SmolLM2-135M-Instruct"}
+    longest = rows[rows["n_tokens"] == 2049]
+    assert rows["n_tokens"].min() == 17
+    assert set(zip(longest["dtype"], longest["threads"], strict=True)) == {
+        (dtype, threads) for dtype in ("float32", "float16", "bfloat16") for threads in (1, 2)
+    }
 
 
 @pytest.mark.parametrize("length", [2, 17, 300, 2049])
@@ -113,12 +75,13 @@ def test_uneven_chunks_make_up_a_text_of_any_length_wherever_they_begin(length):
     assert set(lengths.CHUNKS) <= set().union(*cuts) or length < max(lengths.CHUNKS)
 
 
-def test_every_length_is_fed_on_every_number_of_threads_and_no_row_differs_under_the_switch(long_texts):
-    rows = long_texts.rows
-    assert set(zip(rows["n_tokens"], rows["threads"], strict=True)) == {(9, 1), (40, 1), (9, 2), (40, 2)}
-    assert (rows["rows"] == rows["n_tokens"]).all()
+def test_long_texts_are_fed_at_every_length_and_thread_count_and_row_invariant_rows_are_all_equal(settings, results):
+    two = settings.model_copy(update={"lengths": (9, 40)})
+    assert [lengths.plan(two, text)[:2] for text in range(4)] == [(9, 1), (40, 1), (9, 2), (40, 2)]
+    rows = results["exact_lengths"]
+    assert set(zip(rows["rows"], rows["n_tokens"], rows["threads"], strict=True)) == {(40, 40, 1), (40, 40, 2)}
     exact = rows[rows["arithmetic"] == EXACT]
-    assert len(exact) == 2 * 4 * 3
+    assert len(exact) == 2 * 2 * 3
     assert (exact["equal_rows"] == exact["rows"]).all()
 
 
@@ -152,29 +115,6 @@ def test_the_errors_of_the_full_pass_and_of_the_steps_are_told_apart(llama, ids,
     assert sound["step_error_rms"] < 1e-3 < harmed["step_error_rms"]
 
 
-def of_decode(results, rows):
-    price = measures.PRICE.where(phase="decode")
-    return [one.estimate for one in price(with_rows(results, exact_cost=rows))]
-
-
-def test_ratios_of_time_are_the_switch_over_stock(results, cost):
-    halved = cost.rows.copy()
-    halved.loc[halved["arithmetic"] == STOCK, ["prefill_s", "decode_s"]] = 2.0
-    halved.loc[halved["arithmetic"] == EXACT, ["prefill_s", "decode_s"]] = 1.0
-    assert of_decode(results, halved) == [fits.Estimate(0.5, 0.5, 0.5)]
-
-
-def test_of_few_repeats_or_files_the_lowest_and_highest_are_given(results, cost, ladder):
-    few, stock = cost.rows[cost.rows["repeat"] < 3].copy(), cost.rows["arithmetic"] == STOCK
-    few["decode_s"] = few["repeat"].map({0: 1.0, 1: 2.0, 2: 5.0}).where(~stock, 1.0)
-    assert of_decode(results, few) == [fits.Estimate(2.0, 1.0, 5.0, "range")]
-    rows = ladder.rows[ladder.rows["dtype"] == "float32"].copy()
-    rows["source"], rows["error_rms"] = rows["sample"], 1.0
-    rows.loc[rows["rung"] == ALL, "error_rms"] = rows["sample"] + 1.0
-    (error,) = measures.ERROR(with_rows(results, exact_ladder=rows))
-    assert error.estimate == fits.Estimate(1.5, 1.0, 2.0, "range")
-
-
 def test_the_timed_prefill_scores_the_last_token_from_a_copy_of_its_row(llama, ids, monkeypatch):
     strides = []
     monkeypatch.setattr(
@@ -201,21 +141,13 @@ def test_settings_that_cannot_be_run_are_refused_in_one_line_and_leave_nothing(s
         ExactCachesSettings.checked(dtypes=["float64"])
 
 
-def test_figures_and_tables_are_made_of_the_rows(results):
+def test_figures_and_tables_can_be_made_of_these_rows(results):
     shares, rungs = results["shares"], results["rungs"]
-    assert len(figures.figure_ways(shares).axes) == 2
-    assert len(figures.figure_ways(shares, book=shares).axes) == 2
-    assert len(figures.figure_ladder(rungs).axes) == 2
-    shown = tables.ways(shares)
-    assert list(shown["fed"]) == list(dict.fromkeys(shares["way"]))
-    assert (shown["row-invariant, fp32"].iloc[0], shown["row-invariant, fp32"].iloc[-1]) == ("40 of 40", "20 of 20")
-    assert tables.cost(results)["phase"].tolist() == ["prefill", "decode"]
-    assert tables.ladder(rungs)["identical rows"].iloc[5] == "40 of 40"
-    by_length = tables.lengths(results["lengths"])
-    assert by_length["tokens"].tolist() == [9, 40]
-    # Two texts in two dtypes, each fed in three ways.
-    assert by_length["row-invariant, all dtypes"].tolist() == ["108 of 108", "480 of 480"]
-    assert by_length["texts"].tolist() == [2, 2]
+    for fig in (figures.figure_ways(shares, book=shares), figures.figure_ladder(rungs)):
+        plt.close(fig)
+    made = tables.ways(shares), tables.ladder(rungs), tables.lengths(results["lengths"])
+    assert all(table.map(lambda cell: cell == "40 of 40").any(axis=None) for table in made[:2])
+    assert made[2]["row-invariant, all dtypes"].tolist() == ["480 of 480"]
 
 
 @pytest.mark.parametrize(("share", "written"), [(0.0, "0"), (0.1, "<1"), (99.9, ">99"), (100.0, "100"), (40.4, "40")])
@@ -226,106 +158,78 @@ def test_some_rows_are_not_rounded_to_none_and_most_not_to_all(share, written):
 # Statements
 
 
+def planted(found, experiment, where, **values):
+    """Return what was found with other values in some rows of a run."""
+    rows = found[experiment].copy()
+    rows.loc[rows.eval(where), list(values)] = list(values.values())
+    return with_rows(found, **{experiment: rows})
+
+
+ATTENTION, PRODUCTS, ALL_PARTS = (f"rung == '{rung}'" for rung in ("attention", "products", "all"))
+STOCK, INVARIANT = "arithmetic == 'stock'", f"arithmetic == '{EXACT}'"
+LAST_ROW = "index == index.max()"
+# Rows that bear out every statement; where two choose the same row, the later one counts.
+LAWFUL = (
+    ("exact_ways", f"{STOCK} and dtype == 'float32'", {"equal_rows": 0}),
+    ("exact_lengths", STOCK, {"equal_rows": 0}),
+    ("exact_ladder", "index >= 0", {"equal_rows": 20, "error_rms": 1.0, "step_error_rms": 1.0}),
+    ("exact_ladder", f"{ATTENTION} or {PRODUCTS}", {"equal_rows": 0}),
+    ("exact_ladder", f"{ALL_PARTS} and dtype == 'float32'", {"error_rms": 0.8}),
+    ("exact_cost", STOCK, {"prefill_s": 1.0, "decode_s": 1.0}),
+    ("exact_cost", INVARIANT, {"prefill_s": 1.1, "decode_s": 1.1}),
+)
+# For each statement the rows that contradict it.
+CONTRARY = {
+    "no-row-differs": ("exact_ways", LAST_ROW, {"equal_rows": 9}),
+    "no-row-differs-at-length": ("exact_lengths", LAST_ROW, {"equal_rows": 39}),
+    "stock-differs-at-length": ("exact_lengths", STOCK, {"equal_rows": 40}),
+    "stock-differs-in-fp32": ("exact_ways", STOCK, {"equal_rows": 20}),
+    "products-alone-are-not-enough": ("exact_ladder", PRODUCTS, {"equal_rows": 20}),
+    "attention-alone-is-not-enough-in-fp32": ("exact_ladder", ATTENTION, {"equal_rows": 20}),
+    "attention-alone-is-enough-in-bf16": ("exact_ladder", ATTENTION, {"equal_rows": 0}),
+    "attention-alone-is-not-enough-on-amd": ("exact_ladder", ATTENTION, {"equal_rows": 20}),
+    "products-and-attention-are-enough": ("exact_ladder", "rung == 'products + attention'", {"equal_rows": 0}),
+    "price-is-small": ("exact_cost", INVARIANT, {"decode_s": 3.0}),
+    "error-is-no-larger": ("exact_ladder", ALL_PARTS, {"error_rms": 1.2}),
+    "error-of-steps-is-no-larger": ("exact_ladder", ALL_PARTS, {"step_error_rms": 1.2}),
+    "error-in-fp32-is-smaller": ("exact_ladder", ALL_PARTS, {"error_rms": 1.2}),
+}
+
+
 @pytest.fixture(scope="module")
 def lawful(results):
-    """Rows that bear out every statement, of forty files."""
-    ways, rungs, long_texts = (
-        pd.concat(
-            [results[name].assign(source=lambda r, k=k: r["source"] + str(k)) for k in range(20)], ignore_index=True
-        )
-        for name in ("exact_ways", "exact_ladder", "exact_lengths")
-    )
-    long_texts = long_texts.assign(sample=long_texts["source"] + long_texts["sample"].astype(str))
-    of_stock = long_texts["arithmetic"] == STOCK
-    long_texts = long_texts.assign(equal_rows=long_texts["rows"].where(~of_stock, 0))
-    stock = (ways["arithmetic"] == STOCK) & (ways["dtype"] == "float32")
-    ways = ways.assign(equal_rows=ways["rows"].where(~stock, 0))
-    alone = rungs["rung"].isin([ATTENTION, PRODUCTS])
-    rungs = rungs.assign(equal_rows=rungs["rows"].where(~alone, 0), error_rms=1.0, step_error_rms=1.0)
-    fp32 = (rungs["rung"] == ALL) & (rungs["dtype"] == "float32")
-    rungs.loc[fp32, "error_rms"] = 0.8
-    first = results["exact_cost"].query("repeat == repeat.min()")
-    seconds = first["arithmetic"].map({STOCK: 1.0, EXACT: 1.1})
-    cost = pd.concat(
-        [first.assign(repeat=k, source=k, sample=k, prefill_s=seconds, decode_s=seconds) for k in range(6)]
-    )
-    return with_rows(results, exact_ways=ways, exact_ladder=rungs, exact_cost=cost, exact_lengths=long_texts)
+    """Return rows of forty files that bear out every statement."""
+    for name in ("exact_ways", "exact_ladder", "exact_lengths"):
+        rows = results[name]
+        copies = [rows.assign(source=rows["source"] + str(k), sample=rows["sample"] + 9 * k) for k in range(20)]
+        results = with_rows(results, **{name: pd.concat(copies, ignore_index=True)})
+    for experiment, where, values in LAWFUL:
+        results = planted(results, experiment, where, **values)
+    return results
 
 
-def outcome(results, name):
-    return statements.check(measures.STATEMENTS[name], results).outcome
-
-
-# Which run, which rows of it, and what is planted there.
-CONTRARY = {
-    "no-row-differs": ("exact_ways", lambda r: r["arithmetic"] == EXACT, {"equal_rows": 0}),
-    "no-row-differs-at-length": ("exact_lengths", lambda r: r["arithmetic"] == EXACT, {"equal_rows": 0}),
-    "stock-differs-at-length": ("exact_lengths", lambda r: r["n_tokens"] > 0, {"equal_rows": 40, "rows": 40}),
-    "stock-differs-in-fp32": ("exact_ways", lambda r: r["arithmetic"] == STOCK, {"equal_rows": 20}),
-    "products-alone-are-not-enough": ("exact_ladder", lambda r: r["rung"] == PRODUCTS, {"equal_rows": 20}),
-    "attention-alone-is-not-enough-in-fp32": ("exact_ladder", lambda r: r["rung"] == ATTENTION, {"equal_rows": 20}),
-    "attention-alone-is-enough-in-bf16": ("exact_ladder", lambda r: r["rung"] == ATTENTION, {"equal_rows": 0}),
-    "attention-alone-is-not-enough-on-amd": ("exact_ladder", lambda r: r["rung"] == ATTENTION, {"equal_rows": 20}),
-    "products-and-attention-are-enough": ("exact_ladder", lambda r: r["rung"] == BOTH, {"equal_rows": 0}),
-    "price-is-small": ("exact_cost", lambda r: r["arithmetic"] == EXACT, {"decode_s": 3.0}),
-    "error-is-no-larger": ("exact_ladder", lambda r: r["rung"] == ALL, {"error_rms": 1.2}),
-    "error-of-steps-is-no-larger": ("exact_ladder", lambda r: r["rung"] == ALL, {"step_error_rms": 1.2}),
-    "error-in-fp32-is-smaller": ("exact_ladder", lambda r: r["rung"] == ALL, {"error_rms": 1.2}),
-}
-# Of statements on one processor: which, and rows of the ladder that bear them out.
-ON_ONE = {
-    "attention-alone-is-enough-in-bf16": ("Intel Xeon", lambda r: r["rung"] == ATTENTION, {"equal_rows": 20}),
-    "attention-alone-is-not-enough-on-amd": ("AMD EPYC", lambda r: r["rung"] == ATTENTION, {"equal_rows": 0}),
-}
-
-
-def planted(found, which, where, values):
-    """Give what was found with other values in some rows of a run."""
-    rows = found[which].copy()
-    rows.loc[where(rows), list(values)] = list(values.values())
-    return with_rows(found, **{which: rows})
-
-
-def lawful_for(name, lawful, processor=None):
-    """Change the lawful rows to those of the processor that a statement speaks of, and to what it says of it."""
-    if name not in ON_ONE:
-        return lawful
-    its_own, where, values = ON_ONE[name]
-    return on_processor(processor or its_own, planted(lawful, "exact_ladder", where, values))
+def outcome(name, found):
+    return statements.check(measures.STATEMENTS[name], found).outcome
 
 
 @pytest.mark.parametrize("name", measures.STATEMENTS)
 def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not(lawful, name):
-    lawful = lawful_for(name, lawful)
-    assert outcome(lawful, name) == "holds"
-    assert outcome(planted(lawful, *CONTRARY[name]), name) == "fails"
-
-
-@pytest.mark.parametrize("name", ON_ONE)
-def test_a_statement_on_one_processor_says_nothing_of_another(lawful, name):
-    assert outcome(lawful_for(name, lawful, "another"), name) == "not run"
-
-
-@pytest.mark.parametrize(
-    ("which", "name"), [("exact_ways", "no-row-differs"), ("exact_lengths", "no-row-differs-at-length")]
-)
-def test_a_single_differing_row_is_seen(lawful, which, name):
-    rows = lawful[which].copy()
-    rows.loc[rows[rows["arithmetic"] == EXACT].index[-1], "equal_rows"] -= 1
-    assert outcome(with_rows(lawful, **{which: rows}), name) == "fails"
-
-
-def number(role, found):
-    return written(role, named(measures), found)
+    maker, (experiment, where, values) = measures.STATEMENTS[name].on, CONTRARY[name]
+    if maker == "Intel":
+        lawful = planted(lawful, "exact_ladder", ATTENTION, equal_rows=20)
+    assert outcome(name, on_processor(maker, lawful)) == "holds"
+    assert outcome(name, on_processor(maker, planted(lawful, experiment, where, **values))) == "fails"
+    assert not maker or outcome(name, on_processor("another", lawful)) == "not run"
 
 
 def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(results):
+    def number(role, found):
+        return written(f"{role} count", named(measures), found)
+
     # Two texts of 20 tokens in two dtypes; six ways score all rows, and `generate` half of them.
-    assert number("EXACT_ROWS count", results) == number("EXACT_ROWS_OF_OTHERS count", results) == "520 of 520"
-    assert number("EXACT_ROWS_AT_LENGTH count", results) == "588 of 588"
+    assert number("EXACT_ROWS", results) == number("EXACT_ROWS_OF_OTHERS", results) == "520 of 520"
+    assert number("EXACT_ROWS_AT_LENGTH", results) == "480 of 480"
     # Control: a row of a stand-in that differs is no row of the real model.
-    rows = results["exact_ways"].copy()
-    rows.loc[rows[rows["arithmetic"] == EXACT].index[-1], "equal_rows"] -= 1
-    fewer = with_rows(results, exact_ways=rows)
-    assert number("EXACT_ROWS count", fewer) == "520 of 520"
-    assert number("EXACT_ROWS_OF_OTHERS count", fewer) == "519 of 520"
+    fewer = planted(results, "exact_ways", LAST_ROW, equal_rows=9)
+    assert number("EXACT_ROWS", fewer) == "520 of 520"
+    assert number("EXACT_ROWS_OF_OTHERS", fewer) == "519 of 520"
