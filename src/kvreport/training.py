@@ -81,7 +81,8 @@ def run(
     with log.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([("step", "loss_nats", "rate", "elapsed_s"), *kept])
-        for step in progress.track(range(first, recipe.steps), recipe.steps - first, f"training {name}: step {first} +"):
+        left = range(first, recipe.steps)
+        for step in progress.track(left, len(left), f"training {name}: step {first} +"):
             model.train()
             asked = rates(step)
             for optimizer, rate in zip(optimizers, asked, strict=True):

@@ -26,7 +26,7 @@ from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import subject as scratch_subject
 from kvreport.chapters.from_scratch.gpt.paths import WAYS
-from kvreport.chapters.from_scratch.rows import POSTED, WINDOW
+from kvreport.chapters.from_scratch.rows import LAST_ONLY, POSTED, REPLY, WINDOW
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.chapters.prompt_reuse import continuations
 from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED
@@ -162,9 +162,9 @@ def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Iterator[Row]
             long = scratch_subject.ids_of([text], device)[:, : _BLOCKS * block]
             within, prompt = long[:, :block], long[:, : block // 2]
             window = WAYS[WINDOW](model)
-            posted, reply = (scratch_logits.read_steps(WAYS[way](model), long) for way in (POSTED, "reply's cache"))
+            posted, reply = (scratch_logits.read_steps(WAYS[way](model), long) for way in (POSTED, REPLY))
             whole = model(prompt, torch.arange(prompt.shape[1], device=device), last_only=True)[:, 0]
-            last_only = scratch_logits.read_prompt(model, prompt, scratch_logits.LAST_ONLY)
+            last_only = scratch_logits.read_prompt(model, prompt, LAST_ONLY)
             for symptom, ids, reference, other in (
                 (rows.WITHIN, within, window.read(within), posted[block - 1]),
                 (rows.PAST_BLOCK, long, window.read(long), posted[-1]),

@@ -8,17 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvreport.chapters.from_scratch.rows import (
-    ABSOLUTE,
-    ALL_ROWS,
-    FORGOTTEN,
-    POSTED,
-    REPLY,
-    REPLYS_MODEL,
-    TRAINED,
-    WINDOW,
-    half_refill,
-)
+from kvreport.chapters.from_scratch import rows as names
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES
 
@@ -26,11 +16,11 @@ from kvreport.publishing.wording import DTYPES
 LINEAR_NATS = 0.02
 REFILL = "refill"
 LOOKS = {
-    WINDOW: (style.BLACK, "o"),
-    ABSOLUTE: (style.GREEN, "^"),
-    POSTED: (style.VERMILION, "s"),
-    REPLY: (style.PURPLE, "v"),
-    FORGOTTEN: (style.GREY, "D"),
+    names.WINDOW: (style.BLACK, "o"),
+    names.ABSOLUTE: (style.GREEN, "^"),
+    names.POSTED: (style.VERMILION, "s"),
+    names.REPLY: (style.PURPLE, "v"),
+    names.FORGOTTEN: (style.GREY, "D"),
     REFILL: (style.BLUE, "D"),
 }
 
@@ -53,7 +43,7 @@ def plot_steps(logits: pd.DataFrame, ax: Axes) -> Axes:
     """Draw the largest difference of the logits at each step, of every way that ought to agree with its reference."""
     block = int(logits["block"].iloc[0])
     # Where lines lie on one another, the lower ones are wider.
-    ways = (FORGOTTEN, POSTED, REPLY, half_refill(block))
+    ways = (names.FORGOTTEN, names.POSTED, names.REPLY, names.half_refill(block))
     for way, width in zip(ways, (1.0, 4.0, 2.5, 1.0), strict=True):
         rows = logits[(logits["comparison"] == way) & (logits["max_abs"] > 0)]
         ax.plot(
@@ -96,10 +86,10 @@ def plot_buckets(buckets: pd.DataFrame, value: str, ways: tuple[str, ...], ax: A
 def figure_loss(buckets: pd.DataFrame) -> Figure:
     """Draw every way's loss on the left, and on the right the gap to the window of those that lie close."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(style.WIDTH, 4.1))
-    half = half_refill(int(buckets["block"].iloc[0]))
-    plot_buckets(buckets, "nats", (WINDOW, POSTED, REPLY, FORGOTTEN), left)
+    half = names.half_refill(int(buckets["block"].iloc[0]))
+    plot_buckets(buckets, "nats", (names.WINDOW, names.POSTED, names.REPLY, names.FORGOTTEN), left)
     left.set_ylabel("loss (nats a character)")
-    plot_buckets(buckets, "gap", (ABSOLUTE, POSTED, half), right)
+    plot_buckets(buckets, "gap", (names.ABSOLUTE, names.POSTED, half), right)
     right.axhline(0, color=style.BLACK, linewidth=1)
     right.set_ylabel("loss minus the window's")
     keys = {label: key for ax in (left, right) for key, label in zip(*ax.get_legend_handles_labels(), strict=True)}
@@ -118,10 +108,10 @@ def figure_causes(causes: pd.DataFrame) -> Figure:
 
 def figure_sizes(sizes: pd.DataFrame) -> Figure:
     """Draw the gap past the block under each change, a marker for each of two sizes of model."""
-    labels, names = list(dict.fromkeys(sizes["label"])), list(dict.fromkeys(sizes["size"]))
+    labels, models = list(dict.fromkeys(sizes["label"])), list(dict.fromkeys(sizes["size"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(labels)))
     looks = ((style.GREY, "o", "white"), (style.VERMILION, "s", style.VERMILION))
-    for shift, name, (colour, marker, face) in zip((-0.22, 0.22), names, looks, strict=True):
+    for shift, name, (colour, marker, face) in zip((-0.22, 0.22), models, looks, strict=True):
         rows = sizes[sizes["size"] == name]
         places = [labels.index(label) + shift for label in rows["label"]]
         ax.errorbar(
@@ -138,9 +128,10 @@ def figure_sizes(sizes: pd.DataFrame) -> Figure:
 def figure_speed(speeds: pd.DataFrame) -> Figure:
     """Draw how many times as long a step takes without a cache, by length, with the reply's factor marked."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.6))
-    models = {TRAINED: ("trained model", style.BLUE), REPLYS_MODEL: ("reply's size", style.VERMILION)}
+    models = {names.TRAINED: ("trained model", style.BLUE), names.REPLYS_MODEL: ("reply's size", style.VERMILION)}
     dashed = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"}
-    ways = {ALL_ROWS: ("all rows of logits", {"linestyle": "-", "marker": "s"}), WINDOW: ("one row of logits", dashed)}
+    solid = {"linestyle": "-", "marker": "s"}
+    ways = {names.ALL_ROWS: ("all rows of logits", solid), names.WINDOW: ("one row of logits", dashed)}
     for model, (_, colour) in models.items():
         for way, (_, look) in ways.items():
             rows = speeds[(speeds["model"] == model) & (speeds["way"] == way)]

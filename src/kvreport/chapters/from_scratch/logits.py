@@ -15,31 +15,18 @@ from kvbook import progress
 from kvbook.measuring import agreement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
-from kvreport.chapters.from_scratch import subject
+from kvreport.chapters.from_scratch import rows, subject
 from kvreport.chapters.from_scratch.gpt.memory import Mask, RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, Refill, Rolling, Window
-from kvreport.chapters.from_scratch.rows import (
-    CHUNKED_REPLY,
-    CHUNKED_SHIFTED,
-    CHUNKED_UNMASKED,
-    FORGOTTEN,
-    LAST_ONLY,
-    LATE,
-    POSTED,
-    REPLY,
-    REPLYS_OWN,
-    SHUFFLED,
-    WHOLE_PROMPT,
-    WINDOW,
-    refill_name,
-)
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # Steps are compared through so many blocks, or all of them where the settings have fewer.
 BLOCKS = 3
 # The mask with which the second of two chunks is taken in.
-CHUNKS: dict[str, Mask] = {CHUNKED_REPLY: "unshifted", CHUNKED_SHIFTED: "causal", CHUNKED_UNMASKED: "none"}
+CHUNKS: dict[str, Mask] = {
+    rows.CHUNKED_REPLY: "unshifted", rows.CHUNKED_SHIFTED: "causal", rows.CHUNKED_UNMASKED: "none",
+}
 
 
 def pairs(block: int) -> dict[str, tuple[MakeReader, MakeReader]]:
@@ -50,12 +37,12 @@ def pairs(block: int) -> dict[str, tuple[MakeReader, MakeReader]]:
     """
     hop = block // 2
     return {
-        **{name: (WAYS[name], WAYS[WINDOW]) for name in (POSTED, REPLY, FORGOTTEN)},
-        REPLYS_OWN: (WAYS[REPLY], partial(Window, positions="modulo")),
-        refill_name(hop): (partial(Refill, hop=hop), partial(Window, hop=hop)),
-        **{name: (make, WAYS[POSTED]) for name, make in FIXES.items()},
-        SHUFFLED: (partial(Rolling, keeping="shuffled"), WAYS[POSTED]),
-        LATE: (partial(Rolling, keeping="values late"), WAYS[POSTED]),
+        **{name: (WAYS[name], WAYS[rows.WINDOW]) for name in (rows.POSTED, rows.REPLY, rows.FORGOTTEN)},
+        rows.REPLYS_OWN: (WAYS[rows.REPLY], partial(Window, positions="modulo")),
+        rows.refill_name(hop): (partial(Refill, hop=hop), partial(Window, hop=hop)),
+        **{name: (make, WAYS[rows.POSTED]) for name, make in FIXES.items()},
+        rows.SHUFFLED: (partial(Rolling, keeping="shuffled"), WAYS[rows.POSTED]),
+        rows.LATE: (partial(Rolling, keeping="values late"), WAYS[rows.POSTED]),
     }
 
 
@@ -73,8 +60,8 @@ def _differences(reference: torch.Tensor, other: torch.Tensor) -> list[dict[str,
 
 def read_prompt(model: ScratchGPT, ids: torch.Tensor, how: str) -> torch.Tensor:
     """Take in a prompt and score what follows it."""
-    if how in (LAST_ONLY, WHOLE_PROMPT):
-        return Rolling(model, prompt="last" if how == LAST_ONLY else "whole", mask="causal").read(ids)
+    if how in (rows.LAST_ONLY, rows.WHOLE_PROMPT):
+        return Rolling(model, prompt="last" if how == rows.LAST_ONLY else "whole", mask="causal").read(ids)
     memory = RollingMemory(model.shape.block, mask=CHUNKS[how])
     positions = torch.arange(ids.shape[1], device=ids.device)
     half = ids.shape[1] // 2
@@ -113,14 +100,14 @@ def _measure_in(dtype: str, settings: ScratchSettings, writer: records.Writer) -
             found = _differences(logits_of(reference), logits_of(make))
             writer.append(unit, [about | {"comparison": name, "length": n} | row for n, row in enumerate(found, 1)])
     if (unit := f"{dtype}|prompts") not in writer.done:
-        rows = []
+        prompts = []
         for length in prompt_lengths(block):
             prompt = ids[:, :length]
             reference = model(prompt, torch.arange(length, device=model.device), last_only=True)[:, 0]
-            for how in (LAST_ONLY, WHOLE_PROMPT, *CHUNKS):
+            for how in (rows.LAST_ONLY, rows.WHOLE_PROMPT, *CHUNKS):
                 (row,) = _differences(reference, read_prompt(model, prompt, how))
-                rows.append(about | {"comparison": how, "length": length} | row)
-        writer.append(unit, rows)
+                prompts.append(about | {"comparison": how, "length": length} | row)
+        writer.append(unit, prompts)
 
 
 EXPERIMENT = Experiment("scratch_logits", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS)

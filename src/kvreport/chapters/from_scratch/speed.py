@@ -17,21 +17,9 @@ from kvbook.measuring import timing
 from kvbook.models import placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
-from kvreport.chapters.from_scratch import loss, subject, texts
+from kvreport.chapters.from_scratch import loss, rows, subject, texts
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
 from kvreport.chapters.from_scratch.gpt.paths import MakeReader, Reply, Rolling, Window, refills, write
-from kvreport.chapters.from_scratch.rows import (
-    ALL_ROWS,
-    PAST,
-    POSTED,
-    REPLY,
-    REPLYS_MODEL,
-    REPLYS_NEW_TOKENS,
-    RUN,
-    STEP,
-    TRAINED,
-    WINDOW,
-)
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # What the reply states: 6 layers of width 384, 4 heads, block 256, GPT-2's vocabulary, one block of positions.
@@ -47,7 +35,9 @@ def lengths(block: int) -> list[int]:
 
 # A prompt needs the mask; the step that is timed is one character and has none, as posted.
 _CACHED = partial(Rolling, prompt="whole", mask="causal")
-_STEPPING: dict[str, MakeReader] = {POSTED: _CACHED, WINDOW: Window, ALL_ROWS: partial(Window, all_rows=True)}
+_STEPPING: dict[str, MakeReader] = {
+    rows.POSTED: _CACHED, rows.WINDOW: Window, rows.ALL_ROWS: partial(Window, all_rows=True),
+}
 
 
 def _step_seconds(make: MakeReader, model: ScratchGPT, ids: torch.Tensor, times: int) -> float:
@@ -61,7 +51,7 @@ def _step_seconds(make: MakeReader, model: ScratchGPT, ids: torch.Tensor, times:
 
 
 def _run_seconds(make: MakeReader, model: ScratchGPT, ids: torch.Tensor) -> float:
-    return timing.timed(lambda: write(make(model), ids, REPLYS_NEW_TOKENS), ids.device)[1]
+    return timing.timed(lambda: write(make(model), ids, rows.REPLYS_NEW_TOKENS), ids.device)[1]
 
 
 def _past_seconds(make: MakeReader, model: ScratchGPT, ids: torch.Tensor) -> float:
@@ -78,7 +68,7 @@ def _past_seconds(make: MakeReader, model: ScratchGPT, ids: torch.Tensor) -> flo
 
 def past_ways(block: int) -> dict[str, MakeReader]:
     """List the ways that are timed past the block."""
-    return {WINDOW: Window, POSTED: _CACHED, REPLY: Reply} | refills(*loss.hops(block))
+    return {rows.WINDOW: Window, rows.POSTED: _CACHED, rows.REPLY: Reply} | refills(*loss.hops(block))
 
 
 def _random_model(settings: ScratchSettings) -> ScratchGPT:
@@ -91,27 +81,28 @@ def _random_model(settings: ScratchSettings) -> ScratchGPT:
 def _timed(name: str, model: ScratchGPT, ids: torch.Tensor) -> Iterator[tuple[dict[str, Any], Callable[[], float]]]:
     """List what is timed of a model, each with what takes its time once."""
     # A step of the small model is so short that one hiccup would outweigh it.
-    times = 1 if name == REPLYS_MODEL else SHORT_STEPS
+    times = 1 if name == rows.REPLYS_MODEL else SHORT_STEPS
     for length in lengths(model.shape.block):
         for way, make in _STEPPING.items():
             step = partial(_step_seconds, make, model, ids[:, :length], times)
-            yield {"measure": STEP, "way": way, "length": length}, step
-    if name == REPLYS_MODEL:
+            yield {"measure": rows.STEP, "way": way, "length": length}, step
+    if name == rows.REPLYS_MODEL:
         for way, make in _STEPPING.items():
             run = partial(_run_seconds, make, model, ids[:, : texts.PROMPT])
-            yield {"measure": RUN, "way": way, "length": REPLYS_NEW_TOKENS}, run
+            yield {"measure": rows.RUN, "way": way, "length": rows.REPLYS_NEW_TOKENS}, run
     else:
         for way, make in past_ways(model.shape.block).items():
-            yield {"measure": PAST, "way": way, "length": model.shape.block}, partial(_past_seconds, make, model, ids)
+            past = partial(_past_seconds, make, model, ids)
+            yield {"measure": rows.PAST, "way": way, "length": model.shape.block}, past
 
 
 @torch.inference_mode()
 def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Time everything, one repetition after the other."""
-    models = {TRAINED: subject.load(settings, settings.dtypes[0]).model, REPLYS_MODEL: _random_model(settings)}
+    trained = subject.load(settings, settings.dtypes[0]).model
     generator = torch.Generator().manual_seed(settings.seed)
     timed = []
-    for name, model in models.items():
+    for name, model in ((rows.TRAINED, trained), (rows.REPLYS_MODEL, _random_model(settings))):
         shape = model.shape
         ids = torch.randint(0, shape.vocabulary_size, (1, 2 * shape.block), generator=generator).to(model.device)
         about = {"model": name, "dtype": settings.dtypes[0]}
@@ -124,11 +115,11 @@ def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records
         ordered = timed[turn:] + timed[:turn]
         if repetition < 0:
             # It fills allocators and kernel caches; a long run does that within itself.
-            for _ in (take() for what, take in ordered if what["measure"] == STEP):
+            for _ in (take() for what, take in ordered if what["measure"] == rows.STEP):
                 pass
         else:
-            rows = [what | {"repetition": repetition, "seconds": take()} for what, take in ordered]
-            writer.append(f"{repetition}", rows)
+            times = [what | {"repetition": repetition, "seconds": take()} for what, take in ordered]
+            writer.append(f"{repetition}", times)
 
 
 EXPERIMENT = Experiment(

@@ -56,11 +56,12 @@ def folder_of(name: str, corpus: str, device: str = "cpu") -> Path:
         return folder
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
-        raise UserError(
-            f"model {name!r} is neither {SMALL!r}, {THREAD!r} nor a folder with a checkpoint of this chapter's model: "
-            "`python -m kvbook models train-scratch` makes one"
-        )
+        raise _refusal(f"model {name!r}", f"is neither {SMALL!r}, {THREAD!r} nor a folder with such a model")
     return folder
+
+
+def _refusal(what: str | Path, why: str) -> UserError:
+    return UserError(f"{what} {why}: `python -m kvbook models train-scratch` makes one")
 
 
 def _config(folder: Path) -> tuple[Shape, text.Vocabulary]:
@@ -68,9 +69,7 @@ def _config(folder: Path) -> tuple[Shape, text.Vocabulary]:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         return Shape(**config["shape"]), text.Vocabulary(config["characters"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{folder} holds no checkpoint of this chapter's model: `python -m kvbook models train-scratch` makes one"
-        ) from None
+        raise _refusal(folder, "holds no checkpoint of this chapter's model") from None
 
 
 def load_vocabulary(name: str, corpus: str) -> text.Vocabulary:
@@ -82,30 +81,25 @@ def identify(name: str, weights: str, seed: int, corpus: str, device: str = "cpu
     """Say which model it is, for a run's record."""
     folder = folder_of(name, corpus, device)
     shape, _ = _config(folder)
-    own = "random" if weights == "random" else "stand-in" if name in (SMALL, THREAD) else "local"
+    ours = name in (SMALL, THREAD)
     # On `meta` nothing is allocated.
     with torch.device("meta"):
         parameters = sum(p.numel() for p in ScratchGPT(shape).parameters())
     about = {
-        "name": f"scratch-{name}" if name in (SMALL, THREAD) else folder.resolve().name,
-        "weights": own,
-        "parameters": parameters,
-        "layers": shape.layers,
-        "shape": vars(shape),
+        "name": f"scratch-{name}" if ours else folder.resolve().name,
+        "weights": "random" if weights == "random" else "stand-in" if ours else "local",
+        "parameters": parameters, "layers": shape.layers, "shape": vars(shape),
     }
-    if own == "random":
+    if weights == "random":
         return about | {"seed": seed}
     if not (folder / "model.safetensors").is_file():
-        raise UserError(
-            f"{folder} has no model.safetensors: train it again with `python -m kvbook models train-scratch`"
-        )
+        raise _refusal(folder, "has no model.safetensors")
     return about | {"sha256": fingerprint.of_file(folder / "model.safetensors")}
 
 
 def load(name: str, weights: str, seed: int, corpus: str, dtype: str, device: str) -> Loaded:
     """Load a model."""
-    where = placement.device_of(device)
-    folder = folder_of(name, corpus, device)
+    where, folder = placement.device_of(device), folder_of(name, corpus, device)
     shape, vocabulary = _config(folder)
     torch.manual_seed(seed)
     model = ScratchGPT(shape)
@@ -113,8 +107,5 @@ def load(name: str, weights: str, seed: int, corpus: str, dtype: str, device: st
         try:
             model.load_state_dict(load_file(folder / "model.safetensors"))
         except (OSError, RuntimeError, SafetensorError):
-            raise UserError(
-                f"{folder}: model.safetensors does not fit config.json: "
-                "train it again with `python -m kvbook models train-scratch`"
-            ) from None
+            raise _refusal(folder, "has a model.safetensors that does not fit its config.json") from None
     return Loaded(model.to(where, placement.dtype_on(dtype, where)).eval().requires_grad_(False), vocabulary)

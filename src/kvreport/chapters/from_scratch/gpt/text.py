@@ -7,6 +7,7 @@ training or in the held-out part by the hash of its name; of a single file the l
 import collections
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,16 +34,12 @@ def documents(name: str, part: corpus.Part) -> tuple[corpus.Document, ...]:
         except UnicodeDecodeError:
             raise UserError(f"corpus {name!r} is not UTF-8 text: name a text file, a folder, or 'stdlib'") from None
         cut = len(text) * 9 // 10
-        start, end = (0, cut) if part == "train" else (cut, len(text))
-        step = end - start if part == "train" else PIECE
+        starts = range(cut, len(text), PIECE) if part == "held-out" else (0,) if cut else ()
         found = [
-            corpus.Document(f"{path.name}:{at}", text[at : min(at + step, end)])
-            for at in range(start, end, max(step, 1))
+            corpus.Document(f"{path.name}:{at}", text[at : at + PIECE if part == "held-out" else cut]) for at in starts
         ]
     else:
-        found = list(corpus.documents(name, part))
-        if name != "stdlib":
-            found = [document for document in found if corpus.part_of(document.name) == part]
+        found = [one for one in corpus.documents(name, part) if name == "stdlib" or corpus.part_of(one.name) == part]
     if not found:
         raise UserError(f"corpus {name!r} has no {part} part: name one with more text, or 'stdlib'")
     return tuple(found)
@@ -53,11 +50,10 @@ def describe(name: str, part: corpus.Part) -> dict[str, str | int]:
     """Say which text was used, as `corpus.describe` does."""
     if name == "stdlib":
         return corpus.describe(name, part)
-    digest, read = hashlib.sha256(), documents(name, part)
-    for document in read:
-        digest.update(document.text.encode())
-    size = sum(len(document.text.encode()) for document in read)
-    return {"corpus": name, "part": part, "files": len(read), "bytes": size, "sha256": digest.hexdigest()}
+    read = documents(name, part)
+    text = "".join(document.text for document in read).encode()
+    digest = hashlib.sha256(text).hexdigest()
+    return {"corpus": name, "part": part, "files": len(read), "bytes": len(text), "sha256": digest}
 
 
 @dataclass(frozen=True)
@@ -75,9 +71,7 @@ class Vocabulary:
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Vocabulary":
         """Take every character that occurs often enough, in the order of their code points."""
-        counts: collections.Counter[str] = collections.Counter()
-        for text in texts:
-            counts.update(text)
+        counts = collections.Counter(itertools.chain.from_iterable(texts))
         return cls(UNKNOWN + "".join(sorted(c for c, n in counts.items() if n >= LEAST_COUNT and c != UNKNOWN)))
 
     def encode(self, text: str) -> np.ndarray:
