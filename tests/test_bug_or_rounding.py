@@ -15,7 +15,7 @@ from kvbook.models import loading
 from kvreport.chapters.bug_or_rounding import figures, measures, rows, symptoms, tables
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED
-from kvreport.publishing import documents, found, verdicts
+from kvreport.publishing import documents, found
 from kvreport.publishing.statements import check
 
 
@@ -214,7 +214,7 @@ CHAPTERS = {rows.ISSUE: "layer_drift", rows.REUSE: "prompt_reuse", rows.SCRATCH:
 
 def is_borne_out(symptom: rows.Symptom) -> bool:
     chapter = CHAPTERS[symptom.document]
-    check = verdicts.of(chapter).checks.get(symptom.claim)
+    check = found.measures_of(chapter).CHECKS.get(symptom.claim)
     return check is not None and any(check(of).verdict in BEARS_OUT for of in found.published(chapter).values())
 
 

@@ -113,10 +113,6 @@ def test_rows_know_the_runs_that_they_are_made_of(found):
     assert found.behind("of the frame", "gone") == [found.runs["drift"]]
     # Control: a run that is not there is behind nothing.
     assert found.behind("gone") == []
-    # Whoever reads them has read its runs, also where they were made before.
-    for _ in range(2):
-        SUM(found)
-        assert (found.runs_read(), found.runs_read()) == ([found.runs["drift"]], [])
 
 
 def test_a_frame_and_an_estimate_are_made_once():

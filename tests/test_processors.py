@@ -12,7 +12,7 @@ from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.runs import evidence
 from kvbook.runs.records import Run
-from kvreport.publishing import captions, chapter_name, documents, evaluated, measures, processors, statements, verdicts
+from kvreport.publishing import captions, documents, evaluated, measures, processors, statements, verdicts
 from kvreport.publishing.found import Found
 from kvreport.publishing.measures import Measure, claim, holds, total
 from kvreport.publishing.rules import Bound, every, refuted, reproduced
@@ -148,10 +148,10 @@ def test_the_ledger_counts_a_claim_once_and_lists_what_differs_by_processor():
 
 def test_a_slot_names_the_maker_whose_number_it_shows():
     numbers = {"speed": "3", "speed@AMD": "2"}
-    assert captions.filled("{glue:text}`speed`, {glue:text}`speed@AMD`", numbers) == "3, 2"
-    assert captions.filled("{glue:text}`speed@Other`", numbers) == "not recorded there"
+    assert captions.filled("{measured}`speed`, {measured}`speed@AMD`", numbers) == "3, 2"
+    assert captions.filled("{measured}`speed@Other`", numbers) == "not recorded there"
     with pytest.raises(UserError, match="`nosuch@AMD` is nowhere computed"):
-        captions.filled("{glue:text}`nosuch@AMD`", numbers)
+        captions.filled("{measured}`nosuch@AMD`", numbers)
 
 
 def test_a_table_tells_what_runs_recorded_of_their_processor_from_what_notes_say(tmp_path, monkeypatch):
@@ -175,7 +175,7 @@ def test_an_answer_names_the_models_texts_and_processors_behind_its_numbers_alon
     size = {"models": [], "processor": "Maker Two", "texts": ""}
     book = {"numbers": {"speed": "3", "size": "4", "speed@AMD": "2"}, "behind": {"speed": [speed], "size": [size]}}
     monkeypatch.setattr(evaluated, "published", lambda name: book)
-    one, two, there = ("{glue:text}`chapters/10_x.ipynb::" + f"{key}:s`" for key in ("speed", "size", "speed@AMD"))
+    one, two, there = (f"{{measured}}`x:{key}`" for key in ("speed", "size", "speed@AMD"))
     page = f"{two}\n\n1. **Fast?** {one} and {there}.\n   <!-- made on -->\n2. **Large?** {two}.\n   <!-- made on -->\n"
     assert inserts.fill(page, Context([], Path(), Path())) == (
         "4\n\n1. **Fast?** 3 and 2.\n"
@@ -187,9 +187,7 @@ def test_an_answer_names_the_models_texts_and_processors_behind_its_numbers_alon
 def test_every_headline_that_was_read_from_a_text_names_the_population_of_its_texts():
     front = (paths.ROOT / "index.md").read_text("utf-8")
     named = {}
-    written = {(chapter_name(stem), key) for stem, key in re.findall(r"chapters/(\w+)\.ipynb::(\w+)[@:]", front)}
-    written |= {(role["chapter"], role["what"]) for role in measures.ROLE.finditer(front)}
-    for chapter, key in written:
+    for chapter, key in {(role["chapter"], role["what"]) for role in measures.ROLE.finditer(front)}:
         for one in evaluated.published(chapter)["behind"][key]:
             named.setdefault(one["texts"], set()).add(chapter)
     # What draws no text is a time at a given length, and the atlas's tiny models on random ids.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvbook import paths
-from kvreport.publishing import captions, statements
+from kvreport.publishing import captions, found
 from kvreport.running import planning
 
 # What readers stumbled over, and what they know instead.
@@ -35,12 +35,12 @@ LONGEST, MEDIAN, CAPTION = 35, 15, 40
 # Two a sentence; a list of a document's own steps or settings may have more.
 NUMBERS = 2
 # Slots that hold a name.
-NAMES = re.compile(r"model$|processor$|version|names|prompt$")
+NAMES = re.compile(r"model|processor|version|names|prompt", re.IGNORECASE)
 
 
 def pages() -> list[Path]:
     """List the chapters whose rows check their sentences, and the how-to pages."""
-    chapters = [chapter.source for chapter in planning.plan() if statements.module_of(chapter.name)]
+    chapters = [chapter.source for chapter in planning.plan() if found.has_measures(chapter.name)]
     return [*chapters, *sorted((paths.ROOT / "pages" / "howto").glob("*.md"))]
 
 
@@ -74,7 +74,7 @@ def words(sentence: str) -> list[str]:
 def numbers(sentence: str) -> int:
     """Count values: those of runs, and those written out; names such as fp32 or GPT-2 are none."""
     sentence = re.sub(r"\b(4|8|16|32|64)([ -]and (4|8|16))?[ -]bits?\b", "", sentence)
-    glued = len([key for key in re.findall(r"\{glue:text\}`([^`]*)`", sentence) if not NAMES.search(key)])
+    glued = len([key for key in re.findall(r"\{measured\}`([^`]*)`", sentence) if not NAMES.search(key)])
     plain = re.sub(r"\{[\w:]+\}`[^`]*`|`[^`]*`|\[[^\]]*\]\([^)]*\)", "", sentence)
     plain = re.sub(r"(\d) ?× ?10", r"\1", plain)
     return glued + len(re.findall(r"(?<![\w.,/⁻-])\d[\d,.]*(?![\w-])", plain))
@@ -114,7 +114,7 @@ def test_captions_are_short(page):
 def test_control_what_the_rules_forbid_is_found():
     (one,) = sentences(" ".join(["word"] * 40) + ".")
     assert len(words(one)) == 40
-    assert numbers("It takes {glue:text}`a`, 3 and 4.5 of 10 steps.") == 4
+    assert numbers("It takes {measured}`a`, 3 and 4.5 of 10 steps.") == 4
     assert numbers("In fp32 GPT-2 took `3` steps, see {numref}`fig-2`.") == 0
     assert len(sentences("One is here. Two is there.\n\n:::{caption} x\nNot a sentence.\n:::\n\n| a | table |\n")) == 2
     assert re.search(next(iter(PHRASES)), "gets other bits")

@@ -14,8 +14,10 @@ from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring.estimates import Estimate, wilson
 from kvbook.runs.records import Run
-from kvreport.publishing import captions, evaluated, judging, measures, statements, verdicts
+from kvreport.publishing import captions, evaluated, judging, measures, statements
+from kvreport.publishing.found import has_measures, measures_of
 from kvreport.publishing.judging import Measured, fact
+from kvreport.publishing.measures import Derived
 from kvreport.publishing.rules import HALF, Bound, Quantity, anyone, every
 from kvreport.publishing.statements import Checked, Statement
 from kvreport.running import planning
@@ -24,8 +26,13 @@ from kvreport.site import sentences
 DRIFT = Quantity("drift", "text")
 BOUND = Bound(1.0, "ours", "a bound")
 ABOVE = every(DRIFT, "above", BOUND)
-WRITTEN = [chapter for chapter in planning.plan() if statements.module_of(chapter.name)]
+WRITTEN = [chapter for chapter in planning.plan() if has_measures(chapter.name)]
 BY_NAME = pytest.mark.parametrize("chapter", WRITTEN, ids=lambda chapter: chapter.name)
+
+
+def given(quantity: Quantity, estimates: list[Measured]) -> Derived:
+    """Return a quantity of which these are the estimates."""
+    return Derived(**vars(quantity), derive=lambda _: estimates)
 
 
 def text_of(chapter, kind: str = "markdown") -> str:
@@ -65,7 +72,7 @@ def names_read(folder: Path) -> set[str]:
 
 @BY_NAME
 def test_sentences_checks_numbers_and_slots_belong_together(chapter):
-    module, text = statements.module_of(chapter.name), text_of(chapter)
+    module, text = measures_of(chapter.name), text_of(chapter)
     said = [match["id"] for match in statements.HOLDS.finditer(text)]
     assert sorted(said) == sorted(module.STATEMENTS)
     slots = [match["key"].partition("@") for match in captions.SLOT.finditer(text)]
@@ -142,7 +149,7 @@ def test_control_numbers_that_two_runs_do_not_share_are_found(printed, there, di
 
 @BY_NAME
 def test_headlines_rest_on_thirty_units_or_ten_repeats_or_a_census(chapter):
-    found, known = evaluated.published(chapter.name)["statements"], statements.module_of(chapter.name).STATEMENTS
+    found, known = evaluated.published(chapter.name)["statements"], measures_of(chapter.name).STATEMENTS
     headlines = {name: (found[name]["units"], one.must.quantity.unit) for name, one in known.items() if one.headline}
     assert headlines
     # One that names no unit names its census: a `Statement` without either is refused.
@@ -159,13 +166,14 @@ def test_a_count_or_a_maximum_cannot_pose_as_a_sample():
 def test_a_headline_names_its_unit_or_all_that_was_counted():
     counted = Quantity("rows that differ")
     with pytest.raises(ValueError, match="names its unit"):
-        Statement(every(counted, "at most", BOUND), list, headline=True)
+        Statement(every(counted, "at most", BOUND), headline=True)
     census = replace(counted, census="all rows that were run")
-    headline = Statement(every(census, "at most", BOUND), lambda _: [fact(0)], headline=True)
+    headline = Statement(every(given(census, [fact(0)]), "at most", BOUND), headline=True)
     assert statements.check(headline, None).outcome == "holds"
     assert "counted over all rows that were run" in census.about
     # A fact that stands among a headline's samples would be taken for one of them.
-    mixed = Statement(ABOVE, lambda _: [Measured("", Estimate(2, 1.5, 2.5), 40), fact(2)], headline=True)
+    both = given(DRIFT, [Measured("", Estimate(2, 1.5, 2.5), 40), fact(2)])
+    mixed = Statement(replace(ABOVE, quantity=both), headline=True)
     with pytest.raises(ValueError, match="a fact stands among"):
         statements.check(mixed, None)
     # Control: where it is no headline it is counted beside them.
@@ -181,7 +189,7 @@ def test_texts_must_be_thirty_and_repeats_ten():
 def test_every_figure_and_table_has_its_caption_in_markdown_and_none_is_left_over(chapter):
     code = text_of(chapter, "code")
     named = captions.of(chapter.source)
-    judged = verdicts.of(chapter.name)
+    judged = getattr(measures_of(chapter.name), "CLAIMS", None)
     drawn = {name for name in named if f'"{name}"' in code} | ({judged.table} if judged else set())
     assert drawn == set(named)
     assert sum(code.count(f"page.{kind}(") for kind in ("figure", "table", "claims")) == len(named)
@@ -189,8 +197,8 @@ def test_every_figure_and_table_has_its_caption_in_markdown_and_none_is_left_ove
 
 def bounds() -> list[Bound]:
     """List every bound of the book's statements and claims."""
-    of_statements = [one.must.bound for of in WRITTEN for one in statements.module_of(of.name).STATEMENTS.values()]
-    claims = [judged for of in WRITTEN if (judged := verdicts.of(of.name))]
+    of_statements = [one.must.bound for of in WRITTEN for one in measures_of(of.name).STATEMENTS.values()]
+    claims = [judged for of in WRITTEN if (judged := getattr(measures_of(of.name), "CLAIMS", None))]
     rules = [check.rule for judged in claims for check in judged.checks.values()]
     return [*of_statements, *(condition.bound for rule in rules for condition in rule.conditions)]
 
@@ -231,7 +239,7 @@ OUTCOMES = {
 
 def checked(must, *estimates, units=40) -> Checked:
     found = [Measured(f"series {k}", Estimate(*values), units) for k, values in enumerate(estimates)]
-    return statements.check(Statement(must, lambda _: found), None)
+    return statements.check(Statement(replace(must, quantity=given(must.quantity, found))), None)
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
@@ -241,7 +249,7 @@ def test_a_statement_holds_fails_or_is_not_resolved_by_where_its_whole_intervals
 
 def test_fewer_than_four_units_resolve_nothing_and_a_count_needs_none():
     assert checked(ABOVE, HIGH, units=3).outcome == "not resolved"
-    assert statements.check(Statement(ABOVE, lambda _: [fact(2)]), None).outcome == "holds"
+    assert statements.check(Statement(every(given(DRIFT, [fact(2)]), "above", BOUND)), None).outcome == "holds"
 
 
 def test_a_statement_says_what_a_third_of_our_bound_and_three_times_it_would_give():
@@ -294,11 +302,11 @@ BOOK = {
     "behind": {evaluated.PROCESSOR: [{"models": ["small"], "processor": "Maker One (kind)", "texts": "Python source"}]},
 }
 TEXT = """\
-Drift grows by {glue:text}`growth`. {holds}`grows`
+Drift grows by {measured}`growth`. {holds}`grows`
 
 :::{caption} fig-x
 :alt: A line.
-It grows by {glue:text}`growth`,
+It grows by {measured}`growth`,
 over two lines.
 :::
 
@@ -391,7 +399,7 @@ def test_what_your_run_says_is_kept_in_a_file_until_its_runs_or_the_books_rows_c
 
 
 def test_a_caption_says_of_a_packaged_model_how_large_it_is_and_that_its_weights_are_rounded():
-    block = ":::{caption} fig-x\n:alt: A.\n{glue:text}`model`, and llama.\n:::\n"
+    block = ":::{caption} fig-x\n:alt: A.\n{measured}`model`, and llama.\n:::\n"
     notebook = {"cells": [{"cell_type": "markdown", "source": block}]}
     text = captions.written(notebook, {"model": "SmolLM2-135M-Instruct"})["fig-x"].text
     assert text == "SmolLM2-135M-Instruct (135 M, 4-bit-rounded weights), and llama."

@@ -682,7 +682,7 @@ def test_a_claim_and_a_statement_on_one_ratio_give_one_number():
     results = results_of(rows)
     eager, compiled = measures.CHECKS["static-faster"].measure(results).found[measures.KIND]
     for one, statement in ((eager, "static-alone"), (compiled, "static-compiled")):
-        (other,) = measures.STATEMENTS[statement].measure(results)
+        (other,) = measures.STATEMENTS[statement].must.quantity(results)
         assert (one.estimate, one.units) == (other.estimate, other.units)
     # Control: the two ratios are told apart.
     assert eager.estimate != compiled.estimate

@@ -4,7 +4,7 @@ In a chapter's notebook::
 
     :::{caption} fig-layer-drift
     :alt: Curves of drift against layer, a colour for each dtype.
-    Drift grows in every layer. {glue:text}`model`, {glue:text}`n` texts.
+    Drift grows in every layer. {measured}`MODEL`, {measured}`TEXTS` texts.
     :::
 
 The alternative text is a figure's, in words, for who cannot see it.
@@ -24,7 +24,7 @@ from kvreport.publishing.judging import NOT_RECORDED
 BLOCK = re.compile(
     r"^:::\{caption\} (?P<name>\S+)\n(?::alt: (?P<alt>.+)\n)?(?P<text>(?:.|\n)*?)\n:::[ \t]*(?:\n|$)", re.MULTILINE
 )
-SLOT = re.compile(r"\{(?:glue:text|measured)\}`(?P<key>[^`:]+)`")
+SLOT = re.compile(r"\{measured\}`(?P<key>[^`:]+)`")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 ``<chapter>.yours.json``, until the rows or the chapter's code change.
 """
 
-import functools
 import json
 import os
 import re
@@ -15,11 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from kvbook import fingerprint, paths
-from kvbook.errors import UserError
 from kvbook.runs import evidence, records
-from kvreport.publishing import chapter_name, measures, processors, provenance, statements, verdicts, wording
+from kvreport.publishing import chapter_name, measures, processors, provenance, statements, wording
 from kvreport.publishing import found as found_in
-from kvreport.publishing.judging import NOT_RECORDED
+from kvreport.publishing.found import Found
 
 Evaluated = dict[str, Any]
 # A number that every chapter has: on what its printed runs were made.
@@ -37,12 +35,12 @@ def published(chapter: str) -> Evaluated | None:
     has the name and the rows of the table of a document's claims, None where the chapter answers none, and ``rows`` the
     digests of the published rows.
     """
-    if not statements.has_module(chapter):
+    if not found_in.has_measures(chapter):
         return None
     return _kept(
         paths.BUILD / "statements" / f"{chapter}.json",
         _made_of(chapter),
-        lambda: _published(chapter, statements.module_of(chapter), _folders(chapter)),
+        lambda: _published(chapter),
     )
 
 
@@ -52,11 +50,8 @@ def _folders(chapter: str) -> list[Path]:
 
 def _made_of(chapter: str) -> list[str]:
     runs = (fingerprint.of_file(folder / "run.json") for folder in _folders(chapter))
-    return [fingerprint.of_source(_modules(chapter)), *_data(), *runs, *sorted(roles(chapter))]
-
-
-def _modules(chapter: str) -> list[str]:
-    return [*(f"kvreport.chapters.{chapter}.{name}" for name in ("measures", "statements", "claims")), __name__]
+    code = fingerprint.of_source([f"kvreport.chapters.{chapter}.measures", __name__])
+    return [code, *_data(), *runs, *sorted(roles(chapter))]
 
 
 def roles(chapter: str) -> set[str]:
@@ -93,59 +88,55 @@ def _kept(file: Path, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> 
     return found
 
 
-def _published(chapter: str, module: ModuleType, folders: list[Path]) -> Evaluated:
+def _published(chapter: str) -> Evaluated:
+    module = found_in.measures_of(chapter)
     by_processor = evidence.published(chapter, module.EXPERIMENTS)
-    of_runs = _results(chapter, module)
-    results = {processor: of_runs(runs) for processor, runs in by_processor.items()}
+    results = {processor: found_in.of_runs(chapter, runs) for processor, runs in by_processor.items()}
     shown = evidence.printed(by_processor)
     # Where one processor has everything, its tables are not computed a second time.
     printed = next((results[name] for name, runs in by_processor.items() if runs == shown), None)
+    printed = printed or found_in.of_runs(chapter, shown)
     labels = {
         name: processors.label(run.about["machine"] for run in runs.values()) for name, runs in by_processor.items()
     }
-    numbers, behind = _numbers(chapter, module, printed or of_runs(shown), labels)
+    origins = [_origin(run, labels) for run in printed.runs.values() if run]
+    numbers = _numbers(chapter, printed, wording.listed(list(dict.fromkeys(one["processor"] for one in origins))))
     for name, of in results.items():
-        for key, text in _numbers_there(chapter, module, of, labels[name]).items():
+        for key, text in _numbers(chapter, of, labels[name]).items():
             numbers.setdefault(f"{key}@{maker(name)}", text)
+    known = measures.named(module)
+    runs_behind = {role: measures.behind(known[role.split()[0]], printed) for role in roles(chapter)}
+    behind = {role: [_origin(run, labels) for run in runs] for role, runs in runs_behind.items()}
     return {
         "numbers": numbers,
-        "behind": behind,
+        "behind": behind | {PROCESSOR: origins},
         "labels": labels,
         "statements": {name: _checked(statement, results) for name, statement in module.STATEMENTS.items()},
-        "verdicts": _verdicts(chapter, results, labels),
+        "verdicts": _verdicts(module, results, labels),
         "models": sorted(_models(shown)),
-        "rows": [json.loads((folder / "run.json").read_text("utf-8"))["rows_sha256"] for folder in folders],
+        "rows": [json.loads((folder / "run.json").read_text("utf-8"))["rows_sha256"] for folder in _folders(chapter)],
     }
 
 
-def _results(chapter: str, module: ModuleType) -> Callable[[Mapping[str, records.Run]], Any]:
-    """Choose what makes a chapter's results of runs; they know which of these are read."""
-    if hasattr(module, "Results"):
-        return provenance.traced(module.Results).of_runs
-    return lambda runs: found_in.of_runs(chapter, runs)
+def _numbers(chapter: str, found: Found, processor: str) -> dict[str, str]:
+    """Compute the numbers of the prose from what was found."""
+    known = measures.named(found_in.measures_of(chapter))
+    return {role: measures.written(role, known, found) for role in sorted(roles(chapter))} | {PROCESSOR: processor}
 
 
-def _numbers_of(chapter: str, module: ModuleType) -> dict[str, Callable[[Any], str]]:
-    """List what computes each number of the prose."""
-    if hasattr(module, "NUMBERS"):
-        return module.NUMBERS
-    known = measures.named(module)
-    return {role: functools.partial(measures.written, role, known) for role in sorted(roles(chapter))}
-
-
-def _checked(statement: statements.Statement[Any], results: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(statement: statements.Statement, results: Mapping[str, Found]) -> dict[str, Any]:
     """Check a statement on each processor."""
-    found, made_by = {}, {}
-    for processor, of in results.items():
-        # Drops what was read for the numbers.
-        of.runs_read()
-        found[processor] = statements.check(statement, of)
-        made_by[processor] = [provenance.of_run(run) for run in of.runs_read()]
+    found = {processor: statements.check(statement, of) for processor, of in results.items()}
+    measure = statement.must.quantity
+    made_by = {
+        processor: [provenance.of_run(run) for run in measures.behind(measure, of)] if statement.is_for(of) else []
+        for processor, of in results.items()
+    }
     printed = next((name for name, one in found.items() if one.outcome != "not run"), next(iter(found)))
     return asdict(found[printed]) | {
         "scope": statement.scope,
         "rule": statements.bound_text(statement),
-        "quantity": statement.must.quantity.about,
+        "quantity": measure.about,
         "processor": printed,
         "processors": {processor: one.outcome for processor, one in found.items()},
         "said": {processor: one.told for processor, one in found.items()},
@@ -154,29 +145,14 @@ def _checked(statement: statements.Statement[Any], results: Mapping[str, Any]) -
     }
 
 
-def _verdicts(
-    chapter: str, results: Mapping[str, Any], labels: Mapping[str, str] | None = None
-) -> dict[str, Any] | None:
-    claims = verdicts.of(chapter)
-    return None if claims is None else {"table": claims.table, "rows": claims.shown(results, labels).to_dict("records")}
+def _verdicts(module: ModuleType, results: Mapping[str, Found], labels: Mapping[str, str] | None = None):
+    claims = getattr(module, "CLAIMS", None)
+    return claims and {"table": claims.table, "rows": claims.shown(results, labels).to_dict("records")}
 
 
 def maker(processor: str) -> str:
     """Give a processor's maker, the first word of its name."""
     return re.match(r"\w*", processor)[0]
-
-
-def _numbers(
-    chapter: str, module: ModuleType, results: Any, labels: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, list[dict[str, Any]]]]:
-    """Compute the numbers that are printed, and name what made the runs behind each."""
-    found, behind = {}, {}
-    for key, give in _numbers_of(chapter, module).items():
-        found[key] = _number_or_not(chapter, key, give, results)
-        behind[key] = [_origin(run, labels) for run in results.runs_read()]
-    everything = [_origin(run, labels) for run in results.runs.values() if run]
-    printed = wording.listed(list(dict.fromkeys(one["processor"] for one in everything)))
-    return found | {PROCESSOR: printed}, behind | {PROCESSOR: everything}
 
 
 def _origin(run: records.Run, labels: Mapping[str, str]) -> dict[str, Any]:
@@ -195,32 +171,6 @@ def _names(run: records.Run) -> list[str]:
     return [model["name"] for model in run.about.get("models", ())]
 
 
-def _numbers_there(chapter: str, module: ModuleType, results: Any, label: str) -> dict[str, str]:
-    """Compute the numbers on one processor."""
-    numbers = {key: _number_or_not(chapter, key, give, results) for key, give in _numbers_of(chapter, module).items()}
-    return numbers | {PROCESSOR: label}
-
-
-def _number_or_not(chapter: str, key: str, give: Callable[[Any], str], results: Any) -> str:
-    """Compute a number, or say that the run that it is from is not recorded."""
-    # Drops what was read for the number before.
-    results.runs_read()
-    try:
-        text = _number(chapter, key, give, results)
-    # What lacks a run, or an estimate because of that, fails in one of these ways.
-    except (AttributeError, LookupError, ValueError):
-        if not results.read_what_is_not_there():
-            raise
-        return NOT_RECORDED
-    return NOT_RECORDED if text == "not run" and results.read_what_is_not_there() else text
-
-
-def _number(chapter: str, key: str, give: Callable[[Any], str], results: Any) -> str:
-    if not isinstance(text := give(results), str):
-        raise UserError(f"chapter {chapter}: number {key!r} is {text!r}: give it as text, rounded as it is to be read")
-    return text
-
-
 def _models(runs: Mapping[str, records.Run]) -> set[str]:
     return {name for run in runs.values() for name in _names(run)}
 
@@ -231,9 +181,8 @@ def own(chapter: str, folders: Mapping[str, str]) -> Evaluated | None:
     Of each statement there is ``outcome``, ``told`` and ``comparison`` with the published one; ``verdicts`` is as in
     `published`.  None where a run is gone.
     """
-    if not statements.has_module(chapter) or not folders:
-        return None
-    if not all((paths.RUNS / folder).is_dir() for folder in folders.values()):
+    there = all((paths.RUNS / folder).is_dir() for folder in folders.values())
+    if not found_in.has_measures(chapter) or not folders or not there:
         return None
     book = published(chapter)
     made_of = [book["made_of"], *sorted(folders.items())]
@@ -246,19 +195,18 @@ def own_file(chapter: str) -> Path:
 
 
 def _own(chapter: str, book: Evaluated, folders: Mapping[str, str]) -> Evaluated:
-    module = statements.module_of(chapter)
+    module = found_in.measures_of(chapter)
     runs = {name: records.load(paths.RUNS / folder) for name, folder in folders.items()}
     # What of a run is to be compared; without a word of the module's, all of it as it is.
     counterpart = getattr(module, "comparable", dict)(runs)
-    of_runs = _results(chapter, module)
-    comparable = of_runs(counterpart)
+    comparable = found_in.of_runs(chapter, counterpart)
     found = {}
     for name, statement in module.STATEMENTS.items():
         here = statements.check(statement, comparable)
         there = statements.Checked(**{key: book["statements"][name][key] for key in ("outcome", "told", "units")})
         fits = _is_in_scope(statement.scope, counterpart, book["models"], book["statements"][name]["processor"])
         found[name] = asdict(here) | {"comparison": statements.compare(there, here, fits)}
-    return {"statements": found, "verdicts": _verdicts(chapter, {"": of_runs(runs)})}
+    return {"statements": found, "verdicts": _verdicts(module, {"": found_in.of_runs(chapter, runs)})}
 
 
 def _is_in_scope(scope: statements.Scope, runs: Mapping[str, records.Run], models: list[str], processor: str) -> bool:

@@ -2,9 +2,11 @@
 
 import functools
 import importlib
+import importlib.util
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -47,11 +49,9 @@ class Found:
     def __init__(self, frames: Mapping[str, Frame], runs: Mapping[str, Run | None]) -> None:
         self.frames, self.runs = frames, runs
         self._made: dict[Hashable, Any] = {}
-        self._read: set[str] = set()
 
     def __getitem__(self, name: str) -> pd.DataFrame | None:
         """Give the rows of a frame or an experiment; None where a run behind them is not there."""
-        self._read.update(self._experiments(name))
         return self.once(name, lambda: self._make(name))
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -74,24 +74,9 @@ class Found:
 
     def noted(self, experiment: str, *path: str | int) -> Any:
         """Read a run's record; None where the run is not there."""
-        self._read.add(experiment)
         if (run := self.runs.get(experiment)) is None:
             return None
         return functools.reduce(operator.getitem, path, run.about)
-
-    def runs_read(self) -> list[Run]:
-        """Give the runs that were read since this was last asked."""
-        read = [run for name in sorted(self._read) if (run := self.runs.get(name)) is not None]
-        self._read.clear()
-        return read
-
-    def read_what_is_not_there(self) -> bool:
-        """Tell whether one of the runs that were read is missing."""
-        return any(self.runs.get(name) is None for name in self._read)
-
-    def lack(self, _error: AttributeError) -> bool:
-        """Rows that are not there are None here, and no error."""
-        return False
 
     def _experiments(self, name: str) -> Iterator[str]:
         if (frame := self.frames.get(name)) is None:
@@ -127,5 +112,19 @@ def _published(chapter: str) -> dict[str, dict[str, Run]]:
     return evidence.published(chapter, _rows(chapter).EXPERIMENTS)
 
 
-def _rows(chapter: str) -> Any:
+def _rows(chapter: str) -> ModuleType:
     return importlib.import_module(f"kvreport.chapters.{chapter}.rows")
+
+
+def has_measures(chapter: str) -> bool:
+    """Tell whether a chapter says anything of rows, without importing what computes."""
+    package = f"kvreport.chapters.{chapter}"
+    return all(map(importlib.util.find_spec, (package, f"{package}.measures")))
+
+
+def measures_of(chapter: str) -> ModuleType | None:
+    """Import what a chapter says of rows; None where it says nothing.
+
+    By a computed name, so that another bound makes no notebook stale.
+    """
+    return importlib.import_module(f"kvreport.chapters.{chapter}.measures") if has_measures(chapter) else None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
 from kvreport.publishing.rules import Answer, Bound, Outcome, Quantity, Rule
@@ -22,9 +22,6 @@ FEW_REPEATS = 10
 _REPEATS = frozenset({"repeat", "repetition"})
 # What a page says of a number or a claim for which a processor has no rows.
 NOT_RECORDED = "not recorded there"
-
-Results = TypeVar("Results")
-
 
 # Of a series that no estimate could be made for: it lies on no side of any bound.
 UNFITTED = Estimate(math.nan, math.nan, math.nan, "range")
@@ -106,20 +103,15 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Check(Generic[Results]):
-    """A claim's rule, and how its evidence is taken from a chapter's results."""
+class Check:
+    """A claim's rule, and how its evidence is taken from what a chapter found."""
 
     rule: Rule
-    measure: Callable[[Results], Evidence]
+    measure: Callable[[Any], Evidence]
 
-    def __call__(self, results: Results) -> Verdict:
-        """Judge the claim; where the results lack a run that it rests on, it was not run."""
-        try:
-            return judge(self.rule, self.measure(results))
-        except AttributeError as error:
-            if not results.lack(error):
-                raise
-            return Verdict(NOT_RECORDED, "not run")
+    def __call__(self, found: Any) -> Verdict:
+        """Judge the claim."""
+        return judge(self.rule, self.measure(found))
 
 
 def judge(rule: Rule, evidence: Evidence) -> Verdict:

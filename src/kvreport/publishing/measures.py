@@ -23,6 +23,7 @@ import pandas as pd
 from kvbook.errors import UserError
 from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
+from kvbook.runs.records import Run
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import NOT_RECORDED, UNFITTED, Check, Evidence, Measured, with_units
 from kvreport.publishing.rules import Bound, Condition, Outcome, Quantity, Rule, anyone, every, refuted, reproduced
@@ -128,6 +129,26 @@ class Measure(Quantity):
         return tuple(value for column, value in zip(self.by, key, strict=True) if column != self.over[0])
 
 
+@dataclass(frozen=True)
+class Derived(Quantity):
+    """A quantity that is computed from other measures.
+
+    Attributes
+    ----------
+    rows : tuple of str
+        The frames or experiments that these are estimated from.
+    derive : callable
+        Takes what a chapter found and gives the estimates.
+    """
+
+    rows: tuple[str, ...] = ()
+    derive: Callable[[Found], list[Measured]] = lambda _: []
+
+    def __call__(self, found: Found) -> list[Measured]:
+        """Compute it."""
+        return self.derive(found)
+
+
 def joined(columns: Mapping[str, Measure], found: Found, groups: Literal["inner", "outer"] = "inner") -> pd.DataFrame:
     """Put measures side by side, one column each, of the groups that all of them have or that any has."""
     tables = (measure.table(found, name).set_index(list(measure.by)) for name, measure in columns.items())
@@ -145,10 +166,13 @@ class Worded:
 
     Attributes
     ----------
+    rows : tuple of str
+        The frames or experiments that it is taken from.
     say : callable
         Writes it; None where a run is not there.
     """
 
+    rows: tuple[str, ...]
     say: Callable[[Found], str | None]
 
     def __call__(self, found: Found) -> str:
@@ -159,17 +183,20 @@ class Worded:
 
 def noted(experiment: str, *path: str | int, write: Callable[[Any], str] = str) -> Worded:
     """Name a fact of a run's record, such as a setting, by the keys that lead to it."""
-    return Worded(lambda found: None if (fact := found.noted(experiment, *path)) is None else write(fact))
+    return Worded(
+        (experiment,), lambda found: None if (fact := found.noted(experiment, *path)) is None else write(fact)
+    )
 
 
 def worded(rows: str, say: Callable[[pd.DataFrame], str]) -> Worded:
     """Name what the rows of a frame or an experiment say in words, such as where one curve crosses another."""
-    return Worded(lambda found: None if (of := found[rows]) is None else say(of))
+    return Worded((rows,), lambda found: None if (of := found[rows]) is None else say(of))
 
 
-def verdict(check: Check[Found]) -> Worded:
+def verdict(check: Check) -> Worded:
     """Name the verdict on a claim."""
-    return Worded(lambda found: check(found).verdict)
+    rows = tuple(measure.rows for measure in check.rule.quantities)
+    return Worded(rows, lambda found: check(found).verdict)
 
 
 # Estimators: what becomes of the rows of a group.
@@ -289,9 +316,9 @@ def first(column: str):
 # What is judged by measures: a sentence of ours, and a document's claim.
 
 
-def holds(must: Condition, speaks_of: Scope = "any model", headline: bool = False, on: str = "") -> Statement[Found]:
+def holds(must: Condition, speaks_of: Scope = "any model", headline: bool = False, on: str = "") -> Statement:
     """Check a sentence by the measure of its condition; see `Statement`."""
-    return Statement(must, must.quantity, speaks_of, headline, on)
+    return Statement(must, speaks_of, headline, on)
 
 
 def either(measure: Measure, side: Literal["above", "below"], bound: Bound) -> tuple[Outcome, Outcome]:
@@ -310,7 +337,7 @@ def claim(
     has: Callable[[Found], frozenset[str]] = lambda _: frozenset(),
     published: Callable[[Found], str | None] = lambda _: None,
     whose: Callable[[Mapping[str, Any]], bool] = lambda _: True,
-) -> Check[Found]:
+) -> Check:
     """Judge a document's claim by the measures of its rule; see `Rule` and, for what else is told, `Evidence`.
 
     It is judged by the weights of the models that it speaks of; `whose` tells them by what the run says of them.
@@ -368,6 +395,11 @@ def written(role: str, known: Mapping[str, Measure | Worded], found: Found) -> s
 def told(text: str, known: Mapping[str, Any]) -> Callable[[Found], str]:
     """Make what fills a text beside a claim: a role stands in braces, as ``{GROWTH dtype=float32 .0%}``."""
     return lambda found: re.sub(r"\{([^{}]+)\}", lambda role: written(role[1], known, found), text)
+
+
+def behind(one: Measure | Derived | Worded, found: Found) -> list[Run]:
+    """List the runs that a number is taken from."""
+    return found.behind(*([one.rows] if isinstance(one.rows, str) else one.rows))
 
 
 def _values(role: str, kept: Mapping[str, str], rows: pd.DataFrame | None) -> dict[str, tuple[Hashable, ...]]:

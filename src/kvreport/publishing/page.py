@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 from kvbook.errors import UserError
 from kvbook.paths import FIGURES, RUNS
 from kvbook.runs.records import Run
-from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, provenance, verdicts
+from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, found, provenance
 from kvreport.publishing.table_output import csv_of, laid_out
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
@@ -173,7 +173,7 @@ class Page:
         runs
             Those that made the rows.
         """
-        if (claims := verdicts.of(chapter_name(self.chapter))) is None:
+        if (claims := getattr(found.measures_of(chapter_name(self.chapter)), "CLAIMS", None)) is None:
             raise UserError(f"chapter {self.chapter} answers no document: give it CLAIMS in measures.py")
         self.table(claims.shown({"": results}), claims.table, runs=runs)
 

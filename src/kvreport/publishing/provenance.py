@@ -1,6 +1,5 @@
 """Which runs are behind a figure, a table or a statement: kept beside it, and named where it is cited."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,39 +32,3 @@ def _place(machine: Mapping[str, Any] | None) -> str:
     if machine is None:
         return ""
     return f" on {processors.device(machine)}, torch {machine['torch']}, transformers {machine['transformers']}"
-
-
-def traced(results: type) -> type:
-    """Derive a chapter's results that know which of their runs are read.
-
-    A table is computed once, so whoever asks for it again has read the same runs.
-    """
-    fields = {field.name for field in dataclasses.fields(results)}
-
-    class Traced(results):
-        def __getattribute__(self, name: str) -> Any:
-            if name.startswith("__"):
-                return super().__getattribute__(name)
-            reading, read = vars(self).setdefault("traced", ([set()], {}))
-            reading.append({name} & fields)
-            try:
-                return super().__getattribute__(name)
-            finally:
-                read[name] = read.get(name, set()) | reading.pop()
-                # All runs together are asked for their processor alone.
-                if name != "runs":
-                    reading[-1] |= read[name]
-
-        def read_what_is_not_there(self) -> bool:
-            """Tell whether one of the runs that were read is missing."""
-            (read,), _ = vars(self)["traced"]
-            return any(getattr(self, field.name) is None for field in dataclasses.fields(self) if field.name in read)
-
-        def runs_read(self) -> list[Run]:
-            """Give the runs that were read since this was last asked."""
-            (read,), _ = vars(self)["traced"]
-            found = [getattr(self, field.name) for field in dataclasses.fields(self) if field.name in read]
-            read.clear()
-            return [run for run in found if run is not None]
-
-    return Traced

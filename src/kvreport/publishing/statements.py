@@ -1,28 +1,23 @@
 """Statements: sentences of a chapter, each beside a check that published rows must pass.
 
-A chapter's ``STATEMENTS``, in ``measures.py``, has a check for each sentence that ends in ``{holds}`id```.  An older
-chapter has ``statements.py`` instead, and there ``NUMBERS`` too, the text of each ``{glue:text}`key```.  Both are
+A chapter's ``STATEMENTS``, in ``measures.py``, has a check for each sentence that ends in ``{holds}`id```.  They are
 evaluated from rows when a page is rendered, so that changing them executes nothing.
 """
 
-import importlib
-import importlib.util
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from kvbook.measuring.estimates import FEWEST_UNITS
+from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, elsewhere
 from kvreport.publishing.rules import Condition, Side
 
 Scope = Literal["any model", "this model", "this processor"]
 Outcome = Literal["holds", "fails", "not resolved", "not run"]
 Comparison = Literal["agrees", "differs", "not resolved", "not comparable", "not run"]
-
-Results = TypeVar("Results")
 
 # Ends a sentence that is a statement.
 HOLDS = re.compile(r"\s*\{holds\}`(?P<id>[^`]+)`")
@@ -35,15 +30,13 @@ _CONTRARY: dict[Side, Side] = {
 
 
 @dataclass(frozen=True)
-class Statement(Generic[Results]):
+class Statement:
     """The check of one sentence.
 
     Attributes
     ----------
     must : Condition
-        Where the estimates must lie.
-    measure : callable
-        Takes a chapter's results and gives the estimates; none where the run has no rows for them.
+        Where the estimates of its measure must lie.
     scope : {"any model", "this model", "this processor"}
         Whom the sentence speaks of.  Another run is comparable when it is of that model, and on that processor.
     headline : bool
@@ -54,7 +47,6 @@ class Statement(Generic[Results]):
     """
 
     must: Condition
-    measure: Callable[[Results], Sequence[Measured]]
     scope: Scope = "any model"
     headline: bool = False
     on: str = ""
@@ -64,11 +56,11 @@ class Statement(Generic[Results]):
         if self.headline and not (self.must.quantity.unit or self.must.quantity.census):
             raise ValueError(f"{self.must.quantity.name}: a headline names its unit, or all that was counted")
 
-    def is_for(self, results: Results) -> bool:
-        """Tell whether it speaks of the processor that results were made on."""
-        if not self.on:
-            return True
-        return any(run.about["machine"]["processor"].startswith(self.on) for run in results.runs.values() if run)
+    def is_for(self, found: Found) -> bool:
+        """Tell whether it speaks of the processor that rows were made on."""
+        return not self.on or any(
+            run.about["machine"]["processor"].startswith(self.on) for run in found.runs.values() if run
+        )
 
 
 @dataclass(frozen=True)
@@ -93,17 +85,12 @@ class Checked:
     elsewhere: str = ""
 
 
-def check(statement: Statement[Results], results: Results) -> Checked:
-    """Hold a statement against the results of a run."""
-    try:
-        found = list(statement.measure(results)) if statement.is_for(results) else []
-    except AttributeError as error:
-        if not results.lack(error):
-            raise
-        found = []
+def check(statement: Statement, results: Found) -> Checked:
+    """Hold a statement against what a chapter found on one machine."""
+    condition = statement.must
+    found = condition.quantity(results) if statement.is_for(results) else []
     if not found:
         return Checked("not run")
-    condition = statement.must
     counts = [one.units for one in found if one.units is not None]
     if statement.headline and condition.quantity.unit and len(counts) < len(found):
         raise ValueError(
@@ -152,26 +139,7 @@ def compare(published: Checked, own: Checked, comparable: bool) -> Comparison:
     return "agrees" if own.outcome == published.outcome else "differs"
 
 
-def has_module(chapter: str) -> bool:
-    """Tell whether a chapter has statements, without importing what computes."""
-    return _module_name(chapter) is not None
-
-
-def module_of(chapter: str) -> ModuleType | None:
-    """Import the module of a chapter's statements; None where it has none."""
-    name = _module_name(chapter)
-    return None if name is None else importlib.import_module(name)
-
-
-def _module_name(chapter: str) -> str | None:
-    package = f"kvreport.chapters.{chapter}"
-    if importlib.util.find_spec(package) is None:
-        return None
-    names = (f"{package}.{name}" for name in ("measures", "statements"))
-    return next((name for name in names if importlib.util.find_spec(name)), None)
-
-
-def bound_text(statement: Statement[Any]) -> str:
+def bound_text(statement: Statement) -> str:
     """Write in words where a statement's estimates must lie."""
     return statement.must.said("it", set())
 

@@ -1,19 +1,16 @@
 """The ledger: every claim of a document beside its verdict."""
 
-import importlib
-import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pandas as pd
 
 from kvbook.models import registry
 from kvreport.publishing import documents, wording
+from kvreport.publishing.found import Found
 from kvreport.publishing.judging import DOCUMENTS, NOT_RECORDED, OTHERS, Check
-
-Results = TypeVar("Results")
 
 # What a table of verdicts is called, before its document.
 PREFIX = "tab-claims"
@@ -23,7 +20,7 @@ _MARKUP = re.compile(r"([\\`*_\[\]<>${}])")
 
 
 @dataclass(frozen=True)
-class Claims(Generic[Results]):
+class Claims:
     """What a chapter answers of a document.
 
     Attributes
@@ -40,7 +37,7 @@ class Claims(Generic[Results]):
     """
 
     document: str
-    checks: Mapping[str, Check[Results]]
+    checks: Mapping[str, Check]
     chapter: str | None = None
     words: str | None = None
 
@@ -49,7 +46,7 @@ class Claims(Generic[Results]):
         """The name of the table that shows the verdicts."""
         return "-".join(filter(None, [PREFIX, self.document, self.words]))
 
-    def judged(self, results: Results) -> pd.DataFrame:
+    def judged(self, results: Found) -> pd.DataFrame:
         """Check every claim against a chapter's results.
 
         Returns
@@ -85,12 +82,12 @@ class Claims(Generic[Results]):
             )
         return pd.DataFrame(rows)
 
-    def shown(self, results: Mapping[str, Results], labels: Mapping[str, str] | None = None) -> pd.DataFrame:
+    def shown(self, results: Mapping[str, Found], labels: Mapping[str, str] | None = None) -> pd.DataFrame:
         """Lay verdicts out for a page: each claim once, with the words of the document that it rests on.
 
         Parameters
         ----------
-        results : mapping of str to Results
+        results : mapping of str to Found
             The chapter's results by processor; a claim is judged on each.
         labels : mapping of str to str, optional
             What the page calls the processors.
@@ -126,19 +123,6 @@ def _each(said: Mapping[str, str]) -> str:
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
     return "; ".join(f"{text} on the {wording.processor(name)}" for name, text in said.items())
-
-
-def of(chapter: str) -> Claims[Any] | None:
-    """Import what a chapter answers; None where it is about no document.
-
-    By a computed name, so that another rule makes no notebook stale: a page's verdicts are judged when it is rendered.
-    """
-    if importlib.util.find_spec(f"kvreport.chapters.{chapter}") is None:
-        return None
-    for name in (f"kvreport.chapters.{chapter}.{module}" for module in ("measures", "claims")):
-        if importlib.util.find_spec(name) and (claims := getattr(importlib.import_module(name), "CLAIMS", None)):
-            return claims
-    return None
 
 
 def weights_of(models: Iterable[dict[str, Any]]) -> str:

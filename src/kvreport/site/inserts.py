@@ -7,7 +7,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 from kvbook.errors import UserError
-from kvreport.publishing import captions, chapter_name, citation, evaluated
+from kvreport.publishing import captions, citation, evaluated
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.measures import ROLE
 from kvreport.site import environment, gallery, hero, ledger, running, sentences, speed
@@ -15,8 +15,6 @@ from kvreport.site.context import Context
 
 # One on a line of its own; the line becomes the part.
 _MARK = re.compile(r"^<!-- part: (.+) -->$", re.MULTILINE)
-# A number of a chapter, on another page.
-_NUMBER = re.compile(r"\{glue:text\}`chapters/(\w+)\.ipynb::([\w@]+):s`")
 # Becomes the models and processors behind the numbers of the list item that it ends.
 _MADE_ON = re.compile(r"<!-- made on -->")
 _ITEM = re.compile(r"^\d+\. ", re.MULTILINE)
@@ -53,10 +51,6 @@ def fill(text: str, context: Context) -> str:
             raise UserError(f"a page asks for the part {mark[1]!r}; there are: {', '.join(PARTS)}")
         return PARTS[mark[1]](context)
 
-    def number(slot: re.Match[str]) -> str:
-        book = evaluated.published(chapter_name(slot[1]))
-        return captions.filled(f"{{glue:text}}`{slot[2]}`", book["numbers"] if book else {})
-
     def measured(role: re.Match[str]) -> str:
         if role["chapter"] is None or (book := evaluated.published(role["chapter"])) is None:
             raise UserError(
@@ -66,13 +60,12 @@ def fill(text: str, context: Context) -> str:
 
     def origins(mark: re.Match[str]) -> str:
         item = _ITEM.split(text[: mark.start()])[-1]
-        asked = [(chapter_name(slot[1]), slot[2]) for slot in _NUMBER.finditer(item) if "@" not in slot[2]]
-        asked += [(role["chapter"], role["what"]) for role in ROLE.finditer(item) if role["maker"] is None]
+        asked = [(role["chapter"], role["what"]) for role in ROLE.finditer(item) if role["maker"] is None]
         books = {chapter: evaluated.published(chapter) for chapter, _ in asked}
         found = (books[chapter]["behind"][key] for chapter, key in dict.fromkeys(asked) if books[chapter])
         return sentences.made_on(one for of_number in found for one in of_number)
 
-    return ROLE.sub(measured, _NUMBER.sub(number, _MARK.sub(part, _MADE_ON.sub(origins, text))))
+    return ROLE.sub(measured, _MARK.sub(part, _MADE_ON.sub(origins, text)))
 
 
 def _fill(app: Sphinx, docname: str, source: list[str]) -> None:

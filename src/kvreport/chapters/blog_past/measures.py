@@ -144,7 +144,7 @@ def _of(family: str):
     return lambda model: model["architecture"] == family
 
 
-def _cannot(native: Measure, *conditions, family: str, unseen: str, beside) -> Check[Found]:
+def _cannot(native: Measure, *conditions, family: str, unseen: str, beside) -> Check:
     """A family cannot use its past: true where it fails natively, another cause where only a switch makes it fail."""
     return claim(
         other_cause(every(native, "below", ROUNDING), *conditions), reproduced(every(native, "above", ROUNDING)),

@@ -10,9 +10,20 @@ from kvreport.chapters.static_cache.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing import documents
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.measures import Measure, claim, counted, first, holds, median, noted, part, told, worded
-from kvreport.publishing.rules import Bound, Quantity, Side, every, other_cause, refuted, reproduced
-from kvreport.publishing.statements import Statement
+from kvreport.publishing.measures import (
+    Derived,
+    Measure,
+    claim,
+    counted,
+    first,
+    holds,
+    median,
+    noted,
+    part,
+    told,
+    worded,
+)
+from kvreport.publishing.rules import Bound, Side, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES
 
@@ -204,7 +215,7 @@ _MOST = Bound(0.5, "ours", "more than half", "share")
 
 
 def _apart(found: Found) -> list[Measured]:
-    """Measure how far two runs' intervals of the gain from large pages lie apart; below 0 they overlap."""
+    """Measure how far two runs' intervals lie apart; below 0 they overlap."""
     runs = [one.estimate for measure in (LARGE_PAGES, LARGE_PAGES_IN_BUDGET) for one in measure(found)]
     if len(runs) < 2:
         return []
@@ -212,19 +223,18 @@ def _apart(found: Found) -> list[Measured]:
     return [fact(high.low - low.high)]
 
 
+APART = Derived(
+    "distance between two runs' intervals of the gain from large pages",
+    rows=(LARGE_PAGES.rows, LARGE_PAGES_IN_BUDGET.rows), derive=_apart,
+)
+
 STATEMENTS = {
     "cache-pays": holds(every(CACHE_GAIN, "above", _EVEN), headline=True),
     "static-alone": holds(every(KIND_EAGER, "inside", Bound(1.15, "ours", "nearly as fast", "ratio")), headline=True),
     "static-compiled": holds(every(KIND_COMPILED, "inside", _HALF_MORE), "this processor"),
     "one-row-pays": holds(every(ONE_ROW, "above", _HALF_MORE), "this processor"),
     "large-pages-pay": holds(every(LARGE_PAGES, "above", _EVEN), "this processor"),
-    "runs-disagree-on-pages": Statement(
-        every(
-            Quantity("distance between two runs' intervals of the gain from large pages"), "above",
-            Bound(0, "arithmetic", "apart"),
-        ),
-        _apart, "this processor", on="Intel",
-    ),
+    "runs-disagree-on-pages": holds(every(APART, "above", Bound(0, "arithmetic", "apart")), "this processor", on="Intel"),
     "faster-than-llama-cpp": holds(every(OVER_LLAMA_CPP, "above", _EVEN), "this processor"),
     "faster-than-generate": holds(every(OVER_GENERATE, "above", _HALF_MORE), "this processor"),
     "kernels-take-most": holds(every(KERNELS, "above", _MOST), "this processor"),
