@@ -92,9 +92,9 @@ def class_of(name: str) -> str:
     return found if isinstance(found, str) else found[0]
 
 
-def text(length: int, rows: int = 1, seed: int = 5) -> torch.Tensor:
-    """Draw token ids of int64, shape (rows, length), away from the special ones."""
-    return torch.randint(16, VOCABULARY - 16, (rows, length), generator=torch.Generator().manual_seed(seed))
+def text(length: int, seed: int = 5) -> torch.Tensor:
+    """Draw token ids of int64, shape (1, length), away from the special ones."""
+    return torch.randint(16, VOCABULARY - 16, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
 def kept_layers(per_layer: list[list[Any]], count: int = LAYERS) -> list[int]:
@@ -164,17 +164,12 @@ def _class(name: str) -> type[PreTrainedModel]:
 
 
 def build(
-    name: str,
-    dtype: torch.dtype = torch.float32,
-    attention: str | None = None,
-    experts: str | None = None,
-    device: str = "cpu",
+    name: str, dtype: torch.dtype = torch.float32, experts: str | None = None, device: str = "cpu"
 ) -> PreTrainedModel:
     """Build a tiny model with seeded random weights."""
     config = configuration(name)
     torch.manual_seed(4)
-    chosen = {"attn_implementation": attention, "experts_implementation": experts}
-    options = {key: value for key, value in chosen.items() if value is not None}
+    options = {"experts_implementation": experts} if experts else {}
     # In fp64 what a class computes once, such as decays, must not have the roundoff of fp32.
     with widened(dtype):
         model = _class(name)._from_config(config, dtype=dtype, **options)

@@ -25,6 +25,8 @@ from kvbook.errors import UserError
 _MEMORY = 6 * 2**30
 SECONDS = 180
 
+Rows = Iterator[dict[str, Any]]
+
 
 def versions() -> dict[str, str]:
     """Name the versions that every row depends on."""
@@ -44,7 +46,7 @@ def finished(path: Path, device: str = "cpu") -> dict[str, dict[str, Any]]:
             continue
         if not isinstance(row, dict) or "architecture" not in row:
             raise UserError(f"{path} does not hold rows of the atlas: name another file")
-        if {key: row.get(key) for key in versions()} != versions():
+        if not versions().items() <= row.items():
             raise UserError(f"{path} holds rows of transformers {row.get('transformers')}: name another file")
         if row.get("device", "cpu") != device:
             raise UserError(f"{path} holds rows of device {row['device']}: name another file")
@@ -86,9 +88,7 @@ def _context(device: str) -> multiprocessing.context.BaseContext:
     return context
 
 
-def measured(
-    names: Iterable[str], workers: int = 2, seconds: int = SECONDS, device: str = "cpu"
-) -> Iterator[dict[str, Any]]:
+def measured(names: Iterable[str], workers: int = 2, seconds: int = SECONDS, device: str = "cpu") -> Rows:
     """Measure architectures, each in a process of its own and of one thread; yield each row as soon as it is there."""
     waiting, context = list(names), _context(device)
     running: dict[Connection, tuple[str, BaseProcess]] = {}
@@ -129,9 +129,7 @@ def _row(pipe: Connection, name: str, process: BaseProcess) -> dict[str, Any]:
     return {"architecture": name, "class": configurations.class_of(name)} | found | versions()
 
 
-def run(
-    names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS, device: str = "cpu"
-) -> Iterator[dict[str, Any]]:
+def run(names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS, device: str = "cpu") -> Rows:
     """Measure architectures, each in a forked process, and append their rows to a file."""
     done = finished(path, device)
     path.parent.mkdir(parents=True, exist_ok=True)

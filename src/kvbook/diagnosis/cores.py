@@ -4,6 +4,7 @@ Two busy torch processes with a thread per core each slow one another twentyfold
 """
 
 import os
+import re
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -15,17 +16,9 @@ _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 def physical(cpuinfo: str, logical: int) -> int:
     """Count the physical cores among the logical ones, which two threads of one core share."""
-    found, package = set(), ""
-    listed = 0
-    for line in cpuinfo.splitlines():
-        name, _, value = (part.strip() for part in line.partition(":"))
-        if name == "physical id":
-            package = value
-        elif name == "core id":
-            listed += 1
-            found.add((package, value))
+    listed = re.findall(r"physical id\s*:\s*(\d+).*?core id\s*:\s*(\d+)", cpuinfo, re.DOTALL)
     # Of the machine's logical processors a container may have but a few.
-    return max(1, min(logical, round(logical * len(found) / listed))) if found else logical
+    return max(1, min(logical, round(logical * len(set(listed)) / len(listed)))) if listed else logical
 
 
 def idle(cores: int, load: float) -> int:

@@ -189,11 +189,10 @@ class Fed:
         cache.activate_past_recording()
         self.in_parts(ids[:, :wrong], [wrong], cache)
         cache.crop(-wrong)
-        parts = [first]
         for part in ids[:, at:].split(3, 1):
-            parts.append(self.in_parts(part, [part.shape[1]], cache)[0])
+            first = torch.cat([first, self.in_parts(part, [part.shape[1]], cache)[0]], 1)
             cache.crop(0)
-        return torch.cat(parts, 1)
+        return first
 
     def copied(self, ids: torch.Tensor) -> torch.Tensor:
         """Continue a copy of a filled cache with other tokens, then the cache itself with the text's own."""

@@ -332,11 +332,10 @@ class _Run:
         for (name, full), (other_name, cut) in zip(whole, part, strict=False):
             if name != other_name or full.dim() != cut.dim():
                 return None
-            places = [d for d in range(full.dim()) if full.shape[d] == self.length and cut.shape[d] == size]
-            if not places:
-                continue
-            expected = full.narrow(places[0], start, size).double()
-            if expected.shape != cut.shape:
+            # The first dimension that counts tokens.
+            sizes = zip(full.shape, cut.shape, strict=True)
+            place = next((d for d, pair in enumerate(sizes) if pair == (self.length, size)), None)
+            if place is None or (expected := full.narrow(place, start, size).double()).shape != cut.shape:
                 continue
             scale = expected.square().mean().sqrt().item() or 1.0
             if not (cut.double() - expected).square().mean().sqrt().item() <= limit * scale:

@@ -24,6 +24,7 @@ LONGEST = 8192
 LONG = 256
 # How many tokens before a boundary the cache is filled in one call, and how many after it are fed one by one.
 _BEFORE, _AFTER = 2, 1
+_SOUND = ("rounding", "exact")
 _BOUNDARIES = {
     "sliding window": ("sliding_window", "window_size", "local_attention", "attention_window_size"),
     "attention chunk": ("attention_chunk_size",),
@@ -128,8 +129,5 @@ def still_open(paths: dict[str, Path], rows: list[dict[str, Any]]) -> dict[str, 
     """Return the paths that a finer dtype is needed for; the long ones only where nothing is decided."""
     kinds = {found.path: found.verdict for found in findings(rows)}
     short = {name for name, path in paths.items() if n_tokens(path) <= LENGTH}
-    return {
-        name: path
-        for name, path in paths.items()
-        if kinds[name] == "undecided" or (name in short and kinds[name] in ("rounding", "exact"))
-    }
+    wanted = {name for name, kind in kinds.items() if kind == "undecided" or (name in short and kind in _SOUND)}
+    return {name: path for name, path in paths.items() if name in wanted}

@@ -140,12 +140,8 @@ def of_one(drift: float, dtype: str) -> Finding:
 
 
 def _table(drifts: Mapping[str, Sequence[float]]) -> pd.DataFrame:
-    rows = [
-        {"dtype": dtype, "source": str(text), "sample": text, "drift": drift}
-        for dtype, values in drifts.items()
-        for text, drift in enumerate(values)
-    ]
-    return pd.DataFrame(rows)
+    given = [(dtype, str(text), text, drift) for dtype in drifts for text, drift in enumerate(drifts[dtype])]
+    return pd.DataFrame(given, columns=["dtype", "source", "sample", "drift"])
 
 
 def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
