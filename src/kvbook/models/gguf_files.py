@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +71,16 @@ def unpack(file: Path) -> Path:
     folder = unpacked.folder_of(file.stem, sha256)
     if unpacked.is_whole(folder):
         return folder
-    try:
-        unpacked.models_folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=unpacked.models_folder(), prefix=".unpacking-") as temporary:
-            made = Path(temporary) / "checkpoint"
-            made.mkdir()
-            _write(file.absolute(), sha256, made)
-            try:
-                made.rename(folder)
-            except OSError:
-                # Another process that was faster made the same one.
-                if not unpacked.is_whole(folder):
-                    raise
-    except OSError as error:
-        raise UserError(unpacked.on_disk(error, unpacked.models_folder())) from error
+    with unpacked.workplace() as temporary:
+        made = temporary / "checkpoint"
+        made.mkdir()
+        _write(file.absolute(), sha256, made)
+        try:
+            made.rename(folder)
+        except OSError:
+            # Another process that was faster made the same one.
+            if not unpacked.is_whole(folder):
+                raise
     return folder
 
 
@@ -128,8 +123,11 @@ def _read(file: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor], Any, P
             needed = sum(p.numel() for p in blank.parameters()) * torch.float32.itemsize
             placement.check_memory(file.name, needed * _COPIES, torch.device("cpu"))
             unpacked.check_room(needed, unpacked.models_folder())
+            # Newer versions may else keep the blocks, and fetch kernels for them.
+            packing = getattr(transformers, "GgufConfig", None)
+            plain = {"quantization_config": packing(dequantize=True)} if packing else {}
             model, report = AutoModelForCausalLM.from_pretrained(
-                file.parent, config=config, dtype=torch.float32, output_loading_info=True, **options, **_plain()
+                file.parent, config=config, dtype=torch.float32, output_loading_info=True, **options, **plain
             )
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
         except UserError:
@@ -160,12 +158,6 @@ def _one_reading() -> contextlib.AbstractContextManager[None]:
 
     shared = functools.cache(gguf.GGUFReader)
     return replaced(gguf, "GGUFReader", lambda file: shared(str(file)))
-
-
-def _plain() -> dict[str, Any]:
-    """Ask for plain numbers: newer versions may else keep the blocks, and fetch kernels for them."""
-    packing = getattr(transformers, "GgufConfig", None)
-    return {"quantization_config": packing(dequantize=True)} if packing else {}
 
 
 def _header(file: Path) -> tuple[str, str, dict[str, int]]:

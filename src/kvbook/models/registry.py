@@ -99,11 +99,6 @@ class Family:
     architectures: tuple[Architecture, ...]
     package: Package | None = None
 
-    @property
-    def documents(self) -> tuple[str, ...]:
-        """Short names of the documents that used any of its architectures."""
-        return tuple(dict.fromkeys(document for a in self.architectures for document in a.documents))
-
 
 def _family(name: str, entry: dict[str, Any]) -> Family:
     architectures = (each | {"documents": tuple(each["documents"])} for each in entry["architectures"])

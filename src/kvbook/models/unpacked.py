@@ -3,6 +3,9 @@
 import errno
 import json
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvbook import paths
@@ -32,11 +35,19 @@ def origin(folder: Path) -> dict[str, str]:
     return json.loads((folder / ORIGIN).read_text("utf-8"))
 
 
-def on_disk(error: OSError, folder: Path) -> str:
-    """Say in one line why a folder could not be written."""
-    if error.errno == errno.ENOSPC:
-        return f"no room left on the disk of {folder}: free some, or name another folder in KVBOOK_BUILD"
-    return f"{folder} cannot be written ({error.strerror or error}): allow it, or name another folder in KVBOOK_BUILD"
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """Make a folder among the models that is gone at the end; say in one line what the disk refuses meanwhile."""
+    models = models_folder()
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=models, prefix=".unfinished-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        why, do = f"{models} cannot be written ({error.strerror or error})", "allow it"
+        if error.errno == errno.ENOSPC:
+            why, do = f"no room left on the disk of {models}", "free some"
+        raise UserError(f"{why}: {do}, or name another folder in KVBOOK_BUILD") from error
 
 
 def check_room(n_bytes: float, folder: Path) -> None:
