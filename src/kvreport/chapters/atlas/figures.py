@@ -57,12 +57,10 @@ def _stacked(counted: pd.DataFrame, by: str, places: list[str]) -> Figure:
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.5 + 0.42 * len(places)))
     for place, name in enumerate(places):
         _bar(ax, place, counted[counted[by] == name])
-    ax.set_yticks(range(len(places)), places)
-    ax.set_ylim(len(places) - 0.5, -0.5)
+    style.name_rows(ax, places)
     # The numbers of narrow pieces end at the axes' edge.
     ax.margins(x=0.09)
     ax.set_xlabel("architectures")
-    ax.grid(axis="y", visible=False)
     handles = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     known = [outcome for outcome in _LOOKS if outcome in handles]
     fig.legend([handles[outcome] for outcome in known], known, loc="outside upper right", ncols=3, fontsize=9)
@@ -95,10 +93,8 @@ def figure_operations(counted: pd.DataFrame) -> Figure:
             hatch="" if dtype == "float32" else "//", edgecolor="white", linewidth=0,
         )
         ax.bar_label(bars, fmt="%d", padding=3, fontsize=9.5)
-    ax.set_yticks(range(len(grid)), list(grid.index))
-    ax.set_ylim(len(grid) - 0.5, -0.5)
+    style.name_rows(ax, grid.index)
     ax.set_xlabel("architectures")
     ax.margins(x=0.08)
-    ax.grid(axis="y", visible=False)
     ax.legend(loc="lower right", fontsize=9)
     return fig

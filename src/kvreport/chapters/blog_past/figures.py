@@ -3,7 +3,6 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from kvreport.chapters.blog_past.rows import DECODER, HANDED, NO_PAST
 from kvreport.publishing import style
@@ -18,37 +17,24 @@ _QUANTIZATIONS = {
 def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
     """Draw the difference of every variant, one line each; a published table stands faint behind it."""
     shown = _whole(table)
-    labels = list(dict.fromkeys(shown["model"] + ": " + shown["variant"]))
+    labels = list(dict.fromkeys(zip(shown["model"], shown["variant"], strict=True)))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.36 * len(labels)))
-    for rows, faint in ((_whole(table[:0] if book is None else book), True), (shown, False)):
+    for rows, look in ((_whole(table[:0] if book is None else book), style.FAINT), (shown, {})):
         for row in rows.itertuples():
-            place = f"{row.model}: {row.variant}"
+            label = row.model, row.variant
             # The book may have models that this run lacks.
-            if place not in labels:
-                continue
-            _, colour, marker = _QUANTIZATIONS[row.quantization]
-            y = labels.index(place) + (list(_QUANTIZATIONS).index(row.quantization) - 1) * 0.2
-            estimate = row.spread
-            if estimate.value > 0:
-                low = max(estimate.low, estimate.value / 100)
-                look = {"linewidth": 6, "alpha": 0.3, "markersize": 11} if faint else {}
-                ax.errorbar(
-                    estimate.value, y, xerr=[[estimate.value - low], [estimate.high - estimate.value]], fmt=marker,
-                    color=colour, **look,
-                )
-    ax.set_yticks(range(len(labels)), labels, fontsize=9)
-    ax.set_ylim(len(labels) - 0.4, -0.6)
+            if label in labels and row.spread.value > 0:
+                _, colour, marker = _QUANTIZATIONS[row.quantization]
+                place = labels.index(label) + (list(_QUANTIZATIONS).index(row.quantization) - 1) * 0.2
+                style.plot_estimate(ax, row.spread, place, down_to=0.01, color=colour, marker=marker, **look)
+    style.name_rows(ax, [f"{model.rpartition('/')[2]}: {variant}" for model, variant in labels], fontsize=9)
     ax.set(xscale="log", xlabel="difference / spread of the logits")
-    ax.grid(axis="y", visible=False)
     handles = [
-        Line2D([], [], color=colour, marker=marker, linestyle="", label=label)
-        for key, (label, colour, marker) in _QUANTIZATIONS.items()
-        if key in set(shown["quantization"])
+        style.key(label, colour, marker=marker)
+        for key, (label, colour, marker) in _QUANTIZATIONS.items() if key in set(shown["quantization"])
     ]
     if book is not None:
-        handles.append(
-            Line2D([], [], color=style.GREY, marker="o", markersize=11, alpha=0.3, linestyle="", label="the book")
-        )
+        handles.append(style.key("the book", marker="o", **style.FAINT))
     fig.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=9)
     return fig
 
@@ -63,12 +49,8 @@ def figure_depth(table: pd.DataFrame) -> Figure:
     """Draw what a past handed to the bidirectional model changes, against the number of its layers."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
     rows = table[table["variant"] == HANDED].sort_values("layers")
-    spread = rows["spread"]
-    ax.errorbar(
-        rows["layers"], [e.value for e in spread],
-        yerr=[[e.value - e.low for e in spread], [e.high - e.value for e in spread]],
-        fmt="o-", color=style.BLUE, label="a past handed over",
-    )
+    values, look = [one.value for one in rows["spread"]], {"color": style.BLUE, "label": "a past handed over"}
+    ax.errorbar(rows["layers"], values, yerr=style.ends(rows["spread"]), fmt="o-", **look)
     for variant, colour, line in ((NO_PAST, style.VERMILION, "--"), (DECODER, style.GREEN, ":")):
         for row in table[table["variant"] == variant].itertuples():
             ax.axhline(row.spread.value, color=colour, linestyle=line, label=variant)
@@ -92,13 +74,10 @@ def figure_published(beside: pd.DataFrame) -> Figure:
         ax.set_xticks(rows.index, rows["statistic"], rotation=90, fontsize=8)
         ax.set_yscale("log")
         ax.set_title(case, fontsize=9)
-    for ax in list(axes.flat)[len(cases) :]:
+    for ax in axes.flat[len(cases) :]:
         ax.set_visible(False)
-    for row in axes:
-        row[0].set_ylabel("absolute difference")
-    handles = [
-        Line2D([], [], color=style.GREY, marker="o", markerfacecolor="white", linestyle="", label="published"),
-        Line2D([], [], color=style.BLUE, marker="o", linestyle="", label="ours"),
-    ]
+    for ax in axes[:, 0]:
+        ax.set_ylabel("absolute difference")
+    handles = [style.key("published", marker="o", markerfacecolor="white"), style.key("ours", style.BLUE, marker="o")]
     fig.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=9)
     return fig

@@ -46,12 +46,9 @@ def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> Figur
                 text += f"\n({_whole(theirs.loc[model, way])})"
             ax.text(column + 0.5, line + 0.5, text, ha="center", va="center", fontsize=8.5)
         ax.axhline(len(grid) - 1, color="black", linewidth=1)
-        ax.set_yticks(np.arange(len(grid)) + 0.5, grid.index, fontsize=8.5)
+        style.name_cells(ax, grid.index, fontsize=8.5)
         ax.set_xticks(np.arange(grid.shape[1]) + 0.5, [textwrap.fill(way, 9) for way in grid.columns], fontsize=8.5)
-        ax.set_ylim(len(grid), 0)
         ax.set_title(DTYPES[dtype], loc="left", fontsize=10, fontweight="bold", color=DTYPE_COLOURS[dtype], pad=3)
-        ax.tick_params(length=0)
-        ax.grid(visible=False)
     return fig
 
 
@@ -72,7 +69,7 @@ def figure_ladder(table: pd.DataFrame) -> Figure:
     left.set(xlabel="share of identical rows", xlim=(-0.07, 1.07))
     left.set_yticks(range(len(rungs)), rungs)
     left.invert_yaxis()
-    right.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
+    right.axvline(1, **style.REFERENCE)
     right.set_xlabel("error / stock's")
     fig.legend(loc="outside upper center", ncols=3)
     return fig

@@ -3,6 +3,8 @@
 Colour is the dtype, or where rows name the dtype, the path; filled is the cached path, hollow the uncached one.
 """
 
+import itertools
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from kvbook.measuring.estimates import Estimate
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, INDEPENDENT, LEAST_EXPLAINED
 from kvreport.publishing import style
@@ -25,15 +26,11 @@ _TICKS = (
 _PATHS = {CACHED: (style.BLUE, "o", True), EAGER: (style.VERMILION, "s", False)}
 
 
-def _dtype_handles(dtypes) -> list[Line2D]:
-    return [Line2D([], [], color=DTYPE_COLOURS[d], linewidth=3, label=DTYPES[d]) for d in dict.fromkeys(dtypes)]
-
-
-def _both_paths() -> list[Line2D]:
-    return [
-        Line2D([], [], color=style.GREY, marker="o", linestyle="-", label="cached"),
-        Line2D([], [], color=style.GREY, marker="o", linestyle="--", markerfacecolor="white", label="no cache"),
-    ]
+def _whose(dtypes: pd.Series) -> list[Line2D]:
+    """Say which dtype is which colour, and that the uncached path is hollow and dashed."""
+    cached = style.key("cached", marker="o", linestyle="-")
+    uncached = style.key("no cache", marker="o", linestyle="--", markerfacecolor="white")
+    return [*style.dtype_keys(dtypes), cached, uncached]
 
 
 def _pair(ax: Axes, x: pd.Series, rows: pd.DataFrame, dtype: str, unit: float = 1.0) -> None:
@@ -42,36 +39,24 @@ def _pair(ax: Axes, x: pd.Series, rows: pd.DataFrame, dtype: str, unit: float = 
     ax.plot(x, rows["error"] / unit, linestyle="-", markersize=3, **drawn)
 
 
-def plot_layers(layers: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the error of both paths against the layer, on one model, with the reference's own error far below."""
+def figure_layers(layers: pd.DataFrame) -> Figure:
+    """Draw the error of both paths against the layer, on the first model, with the reference's own error far below."""
     # An error of zero, as after most embeddings, has no place on a logarithmic axis.
-    for dtype, rows in layers[layers["path"] == CACHED].groupby("dtype", sort=False):
-        drawn = rows[(rows["error"] > 0) & (rows["error_full"] > 0)]
-        _pair(ax, drawn["layer"], drawn, dtype)
-    for path, marker, label in (
-        (AS_LOADED, "x", "loaded in fp64"), (CHECK, "+", "the reference, with and without a cache")
-    ):
-        own = layers[(layers["path"] == path) & (layers["error"] > 0)]
-        if own.empty:
-            continue
-        ax.plot(own["layer"], own["error"], color=style.BLACK, marker=marker, linestyle=":", linewidth=1)
-        last = own.iloc[-1]
-        ax.annotate(
-            label, (last["layer"], last["error"]), xytext=(0, -22 if path == AS_LOADED else 7),
-            textcoords="offset points", ha="right", fontsize=9,
-        )
+    first = layers[(layers["model"] == layers["model"].iloc[0]) & (layers["error"] > 0)]
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
+    cached = first[first["path"] == CACHED]
+    for dtype, rows in cached[cached["error_full"] > 0].groupby("dtype", sort=False):
+        _pair(ax, rows["layer"], rows, dtype)
+    references = ((AS_LOADED, "x", "loaded in fp64", -22), (CHECK, "+", "the reference, with and without a cache", 7))
+    for path, marker, label, shift in references:
+        own = first[first["path"] == path]
+        if len(own):
+            ax.plot(own["layer"], own["error"], color=style.BLACK, marker=marker, linestyle=":", linewidth=1)
+            at = own["layer"].iloc[-1], own["error"].iloc[-1]
+            style.note(ax, label, at, (0, shift), ha="right", color=plt.rcParams["text.color"])
     ax.set(yscale="log", xlabel="hidden state after layer (last: logits)", ylabel="relative error")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return ax
-
-
-def figure_layers(layers: pd.DataFrame) -> Figure:
-    """Draw `plot_layers` for the first model."""
-    first = layers[layers["model"] == layers["model"].iloc[0]]
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
-    plot_layers(first, ax)
-    handles = _dtype_handles(first.loc[first["path"] == CACHED, "dtype"]) + _both_paths()
-    fig.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=9)
+    fig.legend(handles=_whose(cached["dtype"]), loc="outside upper center", ncols=5, fontsize=9)
     return fig
 
 
@@ -79,25 +64,19 @@ def _labels(table: pd.DataFrame) -> dict[tuple[str, str], str]:
     """Name each pair of model and dtype; of one model the dtype says enough."""
     pairs = dict.fromkeys(zip(table["model"], table["dtype"], strict=True))
     several = len({model for model, _ in pairs}) > 1
-    return {(model, dtype): f"{model}, {DTYPES[dtype]}" if several else DTYPES[dtype] for model, dtype in pairs}
+    return {(m, dtype): f"{m.rpartition('/')[2]}, {DTYPES[dtype]}" if several else DTYPES[dtype] for m, dtype in pairs}
 
 
-def _plot_paths(table: pd.DataFrame, column: str, ax: Axes) -> Axes:
+def _plot_paths(table: pd.DataFrame, column: str, ax: Axes) -> None:
     labels = _labels(table)
-    for row in table[table["path"].isin(_PATHS)].itertuples():
-        colour, marker, filled = _PATHS[row.path]
-        estimate: Estimate | float = getattr(row, column)
-        if pd.isna(estimate):
-            continue
-        ax.errorbar(
-            estimate.value, _place(labels, row),
-            xerr=[[estimate.value - estimate.low], [estimate.high - estimate.value]],
-            fmt=marker, color=colour, markerfacecolor=colour if filled else "white", zorder=3,
-        )
-    ax.set_yticks(range(len(labels)), labels.values())
-    ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.grid(axis="y", visible=False)
-    return ax
+    for row in table[table["path"].isin(_PATHS) & table[column].notna()].itertuples():
+        style.plot_estimate(ax, getattr(row, column), _place(labels, row), zorder=3, **_look(row.path))
+    style.name_rows(ax, list(labels.values()))
+
+
+def _look(path: str) -> dict[str, str]:
+    colour, marker, filled = _PATHS[path]
+    return {"color": colour, "marker": marker, "markerfacecolor": colour if filled else "white"}
 
 
 def _place(labels: dict[tuple[str, str], str], row) -> float:
@@ -105,10 +84,8 @@ def _place(labels: dict[tuple[str, str], str], row) -> float:
 
 
 def _path_handles() -> list[Line2D]:
-    return [
-        Line2D([], [], color=c, marker=m, linestyle="", markerfacecolor=c if filled else "white", label=path)
-        for path, (c, m, filled) in _PATHS.items()
-    ]
+    looks = {path: _look(path) for path in _PATHS}
+    return [style.key(path, look.pop("color"), **look) for path, look in looks.items()]
 
 
 def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
@@ -119,17 +96,15 @@ def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame 
     texts = texts[texts["path"].isin(_PATHS) & (texts["error"] > 0) & (texts["error_full"] > 0)]
     for row in texts.itertuples():
         ax.plot(row.ratio, _place(labels, row), "|", markeredgecolor=_PATHS[row.path][0], alpha=0.3, markersize=9)
-    handles = _path_handles()
+    handles, faint = _path_handles(), {"alpha": 0.3, "linewidth": 9, "linestyle": "-"}
     if book is not None:
         own = series[["model", "dtype", "path"]]
         for row in own.merge(book[["dtype", "path", "ratio"]], on=["dtype", "path"]).itertuples():
             if row.path in _PATHS and pd.notna(row.ratio):
-                ax.plot(
-                    [row.ratio.low, row.ratio.high], [_place(labels, row)] * 2, color=_PATHS[row.path][0], alpha=0.3,
-                    linewidth=9, linestyle="-", solid_capstyle="butt",
-                )
-        handles.append(Line2D([], [], color=style.GREY, alpha=0.3, linewidth=9, linestyle="-", label="the book"))
-    ax.axvline(1, color=style.GREY, linewidth=1, linestyle=":")
+                at = [row.ratio.low, row.ratio.high], [_place(labels, row)] * 2
+                ax.plot(*at, color=_PATHS[row.path][0], solid_capstyle="butt", **faint)
+        handles.append(style.key("the book", **faint))
+    ax.axvline(1, **style.REFERENCE)
     ax.set(xscale="log", xlabel="error / error without a cache\n(left of 1: closer to fp64)")
     ax.xaxis.set_minor_locator(plt.NullLocator())
     low, high = ax.get_xlim()
@@ -142,30 +117,22 @@ def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame 
 def figure_shared(layers: pd.DataFrame) -> Figure:
     """Draw the correlation of the two paths' errors, and the drift over the error, against depth."""
     cached = layers[(layers["path"] == CACHED) & layers["correlation"].notna()]
-    models = list(dict.fromkeys(cached["model"]))
+    markers = dict(zip(dict.fromkeys(cached["model"]), itertools.cycle(style.MARKERS), strict=False))
     fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(style.WIDTH, 5.4))
     for (model, dtype), rows in cached.groupby(["model", "dtype"], sort=False):
-        drawn = {
-            "color": DTYPE_COLOURS[dtype], "marker": style.MARKERS[models.index(model) % len(style.MARKERS)],
-            "markersize": 3.5, "linewidth": 1, "linestyle": "-",
-        }
+        drawn = {"color": DTYPE_COLOURS[dtype], "marker": markers[model], "markersize": 3.5, "linewidth": 1}
+        drawn |= {"linestyle": "-"}
         depth = layers.loc[layers["model"] == model, "layer"].max()
         top.plot(rows["layer"] / depth, rows["correlation"], **drawn)
         bottom.plot(rows["layer"] / depth, rows["apart"], **drawn)
-    top.axhline(0, color=style.GREY, linewidth=1, linestyle=":")
+    top.axhline(0, **style.REFERENCE)
     top.set(ylabel="correlation of the errors", ylim=(min(-0.05, cached["correlation"].min() - 0.05), 1.05))
-    bottom.axhline(INDEPENDENT, color=style.GREY, linewidth=1, linestyle=":")
-    bottom.annotate(
-        "independent errors", (1, INDEPENDENT), xytext=(0, 4), textcoords="offset points", ha="right",
-        fontsize=9, color=style.GREY,
-    )
+    bottom.axhline(INDEPENDENT, **style.REFERENCE)
+    style.note(bottom, "independent errors", (1, INDEPENDENT), (0, 4), ha="right")
     bottom.set(xlabel="depth (layer / layers; last: logits)", ylabel="drift / error", ylim=(0, 1.6))
-    handles = _dtype_handles(cached["dtype"])
-    if len(models) > 1:
-        handles += [
-            Line2D([], [], color=style.GREY, marker=style.MARKERS[i % len(style.MARKERS)], linestyle="", label=model)
-            for i, model in enumerate(models)
-        ]
+    handles = style.dtype_keys(cached["dtype"])
+    if len(markers) > 1:
+        handles += [style.key(model.rpartition("/")[2], marker=marker) for model, marker in markers.items()]
     fig.legend(handles=handles, loc="outside upper center", ncols=6, fontsize=9, columnspacing=1.2)
     return fig
 
@@ -178,7 +145,7 @@ def figure_positions(positions: pd.DataFrame) -> Figure:
     for dtype, rows in cached.groupby("dtype", sort=False):
         _pair(ax, rows["position"], rows, dtype, UNIT_ROUNDOFF[dtype])
     ax.set(xlabel="position in the text (groups)", ylabel="relative error / unit roundoff", ylim=(0, None))
-    fig.legend(handles=_dtype_handles(cached["dtype"]) + _both_paths(), loc="outside upper center", ncols=5, fontsize=9)
+    fig.legend(handles=_whose(cached["dtype"]), loc="outside upper center", ncols=5, fontsize=9)
     return fig
 
 
@@ -191,7 +158,7 @@ def figure_shift(shift: pd.DataFrame) -> Figure:
         ("log likelihood\n(mean / rms)", "entropy\n(mean / rms)", "in common\n(share)"), strict=True,
     ):
         ax.axvspan(-band, band, color=style.SKY, alpha=0.25, linewidth=0)
-        ax.axvline(0, color=style.GREY, linewidth=1, linestyle=":")
+        ax.axvline(0, **style.REFERENCE)
         _plot_paths(shift, column, ax)
         ax.set_xlabel(label)
         reach = max(1.6 * band, *map(abs, ax.get_xlim()))
