@@ -18,6 +18,7 @@ from transformers import (
 
 from kvbook import paths
 from kvbook.diagnosis.settings import CheckSettings
+from kvreport.chapters.from_scratch.gpt.training import Recipe
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 
@@ -79,3 +80,7 @@ def asked(model, texts, **changes) -> CheckSettings:
     """Return the settings of a check of two short texts."""
     given = {"model": str(model), "corpus": str(texts), "n_samples": 2, "n_tokens": 12} | changes
     return CheckSettings.checked(**given)
+
+
+# A training of the model from scratch that takes a second.
+SCRATCH = Recipe(layers=2, width=16, heads=2, block=16, steps=8, batch_size=4, rate=1e-3, falls=True, dropout=0.1)

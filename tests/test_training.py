@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import train_stand_ins as stand_ins
+from small_models import SCRATCH
 from transformers import AutoModelForMaskedLM
 
 from kvbook import paths
@@ -19,9 +20,6 @@ from kvreport import training
 from kvreport.chapters.from_scratch.gpt import training as scratch
 
 QUICK = stand_ins.Recipe(steps=8, tokens_per_step=64, short=16, long=32, warmup=2)
-SCRATCH = scratch.Recipe(
-    layers=2, width=16, heads=2, block=16, steps=8, batch_size=4, rate=1e-3, falls=True, dropout=0.1
-)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +136,12 @@ class TestBaselines:
         assert baselines.xz_bits_per_byte(b"a" * 5000) < 0.5
 
 
-def test_the_recipe_that_ships_is_the_recipe_that_is_recorded():
-    for folder in paths.STANDINS.iterdir():
-        if folder.is_dir():
-            recorded = json.loads((folder / "training.json").read_text())["recipe"]
-            assert stand_ins.Recipe(**recorded) == stand_ins.recipe_for(folder.name)
+@pytest.mark.parametrize("folder", [*paths.STANDINS.glob("*/"), *(paths.MODELS / "scratch").glob("*/")], ids=str)
+def test_what_ships_was_made_by_the_recipe_that_stands_here_and_is_no_larger_than_it_may_be(folder):
+    recorded = json.loads((folder / "training.json").read_text())["recipe"]
+    if folder.name in scratch.RECIPES:
+        assert scratch.Recipe(**recorded) == scratch.RECIPES[folder.name]
+    else:
+        assert stand_ins.Recipe(**recorded) == stand_ins.recipe_for(folder.name)
+    most = {"small": 3e6, "thread": 25e6}.get(folder.name, 6e6)
+    assert (folder / "model.safetensors").stat().st_size <= most
