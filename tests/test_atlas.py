@@ -85,23 +85,6 @@ def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exac
     json.dumps(row)
 
 
-def test_moshi_is_wrong_from_the_first_position_beyond_its_window():
-    row = tried("moshi", "token by token")
-    assert table.verdict(row) == "bug"
-    assert row["token by token, first wrong position"] == configurations.WINDOW
-
-
-@pytest.mark.parametrize(
-    ("name", "outcomes", "verdict"),
-    # GIT masks padding in the full pass alone; TrOCR's full pass changes with padding, which is not its cache's fault.
-    [("git", ["rounding", "bug"], "bug"), ("trocr", ["full pass changes"] * 2, "rounding")],
-)
-def test_a_cache_after_padding_is_a_bug_only_where_the_full_pass_masks_it(name, outcomes, verdict):
-    row = tried(name)
-    assert [row["left padding"], row["left padding, token by token"]] == outcomes
-    assert table.verdict(row) == verdict
-
-
 def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_generate_takes_it():
     row = columns.measure("gpt_neo")
     assert row["static cache, declared"] is False
@@ -115,27 +98,32 @@ def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_
     assert not torch.equal(*written)
 
 
+AT_ONCE, STEPWISE = "left padding", "left padding, token by token"
+
+
 @pytest.mark.parametrize(
-    ("name", "errors"),
+    ("name", "outcomes", "verdict", "faults"),
     [
-        ("deepseek_v4", {"static cache": "KeyError", "cropped": "RuntimeError"}),
-        ("inkling_text", {"static cache": "RuntimeError"}),
+        # From the first position beyond its window.
+        ("moshi", {"token by token": "bug"}, "bug", [f"token by token from {configurations.WINDOW}"]),
+        # Its full pass alone masks padding; TrOCR's full pass changes with padding, which is not its cache's fault.
+        ("git", {AT_ONCE: "rounding", STEPWISE: "bug"}, "bug", [f"{STEPWISE} from 2"]),
+        ("trocr", {"chunks": "rounding", AT_ONCE: "full pass changes", STEPWISE: "full pass changes"}, "rounding", []),
+        # These give logits of fp32 in bf16; Mamba takes no positions.
+        ("beam", {AT_ONCE: "rounding", STEPWISE: "rounding"}, "rounding", []),
+        ("nemotron_h", {AT_ONCE: "rounding", STEPWISE: "bug"}, "bug", [f"{STEPWISE} from 2"]),
+        ("mamba", {AT_ONCE: "rounding", STEPWISE: "rounding"}, "rounding", []),
+        ("deepseek_v4", {"chunks": "rounding", "static cache": "raises an error", "cropped": "raises an error"},
+         "raises an error", ["static cache raises KeyError", "cropped raises RuntimeError"]),
+        ("inkling_text", {"chunks": "rounding", "static cache": "raises an error"}, "raises an error",
+         ["static cache raises RuntimeError"]),
     ],
 )
-def test_a_path_that_raises_an_error_is_an_outcome_of_its_own_and_not_sound(name, errors):
-    row = tried(name, "chunks", "static cache", "cropped")
-    assert {path for path in PATHS if row[path] == "raises an error"} == set(errors)
-    assert table.verdict(row) == "raises an error"
-    assert table.faults(row) == [f"{path} raises {error}" for path, error in errors.items()]
-
-
-# The first two give logits of fp32 in bf16, Mamba takes no positions.
-@pytest.mark.parametrize(("name", "outcome"), [("beam", "rounding"), ("nemotron_h", "bug"), ("mamba", "rounding")])
-def test_padding_onto_a_cache_is_judged_where_padding_leaves_the_full_pass_as_it_is(name, outcome):
-    row = tried(name, "left padding", "left padding, token by token")
-    assert row["left padding"] in ("rounding", "exact")
-    assert row["left padding, token by token"] == outcome
-    assert len(row["left padding, token by token, drift"]) == len(columns.DTYPES)
+def test_each_path_has_its_outcome_and_the_worst_is_the_verdict(name, outcomes, verdict, faults):
+    row = tried(name, *outcomes)
+    assert {path: row[path].replace("exact", "rounding") for path in outcomes} == outcomes
+    assert table.verdict(row) == verdict
+    assert table.faults(row) == faults
 
 
 # Mamba's cache counts no tokens, and its tokens are right by chance.
