@@ -1,70 +1,71 @@
 """Data flows one way: a module imports only from those above it."""
 
 import ast
+import functools
 import re
 import sys
 import tomllib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from kvbook.fingerprint import imports_of, reached
+from kvbook import fingerprint
 from kvreport.running import catalogue
 
+imports_of = functools.cache(fingerprint.imports_of)
 SRC = Path(__file__).parents[1] / "src"
-PACKAGES = {name: SRC / name for name in ("kvbook", "kvreport")}
 LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.toml"
 
-# From the document to the page, a part a line: the library's first, then the report's.  A package stands for all
-# modules in it; what these import of one another is its own affair, but for the chapters, none of which may import
-# another.
+# From the document to the page: the library's parts first, then the report's. What the modules of a part import of one
+# another is its own affair, except that no chapter may import another.
 ORDER = (
-    "kvbook.errors",
-    "kvbook.garbage",
-    "kvbook.paths",
-    "kvbook.progress",
-    "kvbook.replacing",
-    "kvbook.fingerprint",
-    "kvbook.lengths",
-    "kvbook.settings",
-    "kvbook.models",
-    "kvbook.measuring",
-    "kvbook.diagnosis",
-    "kvbook.exact",
-    "kvbook.atlas",
-    "kvbook.runs",
-    "kvbook.__main__",
-    "kvreport.publishing",
-    "kvreport.training",
-    "kvreport.chapters",
-    "kvreport.running",
-    "kvreport.benchmarks",
-    "kvreport.site",
-    "kvreport.commands",
+    *(f"kvbook.{name}" for name in (
+        "errors", "garbage", "paths", "progress", "replacing", "fingerprint", "lengths", "settings", "models",
+        "measuring", "diagnosis", "exact", "atlas", "runs", "__main__",
+    )),
+    *(f"kvreport.{name}" for name in (
+        "publishing", "training", "chapters", "running", "benchmarks", "site", "commands",
+    )),
 )
-
 # It judges the symptoms of all documents, so it repeats them as their chapters do.
 BORROWERS = {None, "bug_or_rounding"}
 
-# What only some may import, because they run on machines without it or must start without waiting for it: by the end of
-# a module's name, or by its part.
-HEAVY = {
-    "torch": (
-        "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.__main__", "kvreport.commands",
-            "kvreport.publishing",
-        "kvreport.running.execution", "kvreport.site", ".figures", ".claims", ".settings",
-    )
-}
+# What runs on machines without a library that computes, or must start without waiting for one: parts, modules, and what
+# draws a chapter's page.
+LIGHT = (
+    "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.__main__", "kvreport.commands", "kvreport.publishing",
+    "kvreport.running.execution", "kvreport.site",
+)
+DRAWS = (".rows", ".measures", ".tables", ".figures", ".settings")
+COMPUTES = {"torch", "transformers"}
+# It makes the runs that are missing.
+MEASURES = "kvreport.publishing.chapter_results"
+# transformers brings these two itself.
+BROUGHT = {"huggingface_hub", "tokenizers"}
+# Imported by pytest alone.
+PLUGIN = "kvbook.diagnosis.pytest_plugin"
+# Modules that only some systems have.
+POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
 
 
-def modules(*folders: Path) -> dict[str, str]:
-    """Give the source of every module by its dotted name."""
+def modules(*packages: str) -> dict[str, str]:
+    """Return the source of every module by its dotted name."""
     found = {}
-    for folder in folders or PACKAGES.values():
-        for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder.parent).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text("utf-8")
+    for path in sorted(path for package in packages for path in (SRC / package).rglob("*.py")):
+        name = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+        found[name] = path.read_text("utf-8")
     return found
+
+
+@pytest.fixture(scope="module")
+def library() -> dict[str, str]:
+    return modules("kvbook")
+
+
+@pytest.fixture(scope="module")
+def sources(library) -> dict[str, str]:
+    return library | modules("kvreport")
 
 
 def part(module: str) -> str | None:
@@ -75,147 +76,67 @@ def part(module: str) -> str | None:
 
 def chapter(module: str) -> str | None:
     """Name the chapter that a module belongs to; None outside the chapters."""
-    names = module.split(".")
-    return names[2] if names[:2] == ["kvreport", "chapters"] and len(names) > 2 else None
+    return module.split(".")[2] if module.startswith("kvreport.chapters.") else None
 
 
 def against_the_flow(sources: dict[str, str]) -> list[str]:
     """List every import of something below the importer, of another chapter, or of what has no place in the order."""
-    faults = []
-    for module, source in sources.items():
-        here = part(module)
-        if here is None:
-            continue
-        if here not in ORDER:
-            faults.append(f"{module} has no place in the order")
-            continue
-        for imported in sorted(imports_of(source, module)):
-            there = part(imported)
-            if there is None:
-                continue
-            below = there not in ORDER or ORDER.index(there) > ORDER.index(here)
+    places = {name: place for place, name in enumerate(ORDER)}
+    inside = {module: source for module, source in sources.items() if part(module)}
+    faults = [f"{module} has no place in the order" for module in inside if part(module) not in places]
+    for module, source in inside.items():
+        for imported in filter(part, sorted(imports_of(source, module))):
+            below = places.get(part(imported), len(ORDER)) > places.get(part(module), len(ORDER))
             other = chapter(imported) not in (None, chapter(module)) and chapter(module) not in BORROWERS
             if below or other:
                 faults.append(f"{module} imports {imported}")
     return faults
 
 
+def behind(start: Iterable[str], imports: Callable[[str], Iterable[str]]) -> set[str]:
+    """List these modules and all that they reach by imports."""
+    seen: set[str] = set()
+    waiting = list(start)
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += imports(name)
+    return seen
+
+
 def circles(sources: dict[str, str]) -> list[str]:
-    """List the modules that reach themselves by imports, wherever in a module these stand; a package's face shows its own."""
-    faces = {module.rpartition(".")[0] for module in sources}
-    direct = {
-        module: imports_of(source, module) & set(sources) - {module} - faces for module, source in sources.items()
-    }
-    found = []
-    for module in sources:
-        seen: set[str] = set()
-        waiting = list(direct[module])
-        while waiting:
-            name = waiting.pop()
-            if name not in seen:
-                seen.add(name)
-                waiting += direct[name]
-        if module in seen:
-            found.append(module)
-    return found
+    """List the modules that reach themselves by imports, at any place in them; a package shows its own modules."""
+    others = set(sources) - {module.rpartition(".")[0] for module in sources}
+    direct = {module: imports_of(source, module) & others - {module} for module, source in sources.items()}
+    return [module for module in sources if module in behind(direct[module], direct.get)]
 
 
+@functools.cache
+def top(source: str) -> str:
+    """Return the imports that importing a module makes; one in a function waits until it is called."""
+    return "\n".join(ast.unparse(x) for x in ast.parse(source).body if isinstance(x, ast.Import | ast.ImportFrom))
+
+
+@functools.cache
 def imports_at_the_top(source: str) -> set[str]:
-    """Name the packages that importing a module imports; an import in a function waits until it is called."""
+    """Name the packages that importing a module imports."""
     found = set()
-    for node in ast.parse(source).body:
+    for node in ast.parse(top(source)).body:
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif node.module and not node.level:
             found.add(node.module.split(".")[0])
     return found
 
 
-def test_every_module_imports_only_from_those_above_it():
-    assert against_the_flow(modules()) == []
-
-
-def test_no_module_reaches_itself():
-    assert circles(modules()) == []
-
-
-def test_control_a_circle_is_found():
-    sources = {"kvbook.errors": "from kvbook import paths", "kvbook.paths": "import kvbook.errors"}
-    assert circles(sources) == ["kvbook.errors", "kvbook.paths"]
-
-
-def test_the_library_never_imports_the_report():
-    assert not [
-        name
-        for name, source in modules(PACKAGES["kvbook"]).items()
-        if re.search(r"import kvreport|from kvreport", source)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("kvbook.measuring.full_and_split", "from kvbook.runs import records"),
-        ("kvbook.measuring.full_and_split", "from kvreport.publishing.page import Page"),
-        ("kvbook.paths", "def later():\n    import kvreport.site.overlay\n"),
-        ("kvreport.publishing.page", "from ..site import overlay"),
-        ("kvreport.chapters.layer_drift.tables", "from kvreport.chapters.models import tables"),
-        ("kvbook.helpers", ""),
-    ],
-)
-def test_control_an_import_against_the_flow_is_found(module, source):
-    assert len(against_the_flow({module: source})) > 0
-
-
-def test_control_an_import_with_the_flow_is_no_fault():
-    assert against_the_flow({"kvbook.runs.records": "from kvbook import fingerprint, paths"}) == []
-
-
-@pytest.mark.parametrize("library", HEAVY)
-def test_what_must_start_quickly_does_not_import_what_is_slow(library):
-    slow = {name for name, source in modules().items() if library in imports_at_the_top(source)}
-    assert slow, "nothing imports it at all: this test looks in the wrong place"
-    assert {name for name in slow if name.endswith(HEAVY[library]) or part(name) in HEAVY[library]} == set()
-
-
-# What draws a page, in a chapter that names its rows: it reads rows, and takes no library that computes them.
-DRAWS = (".rows", ".measures", ".tables", ".figures")
-COMPUTES = {"torch", "transformers"}
-
-
 def computing_behind(module: str, sources: dict[str, str]) -> list[str]:
     """List the modules behind a module's imports, at the top of each, that import what computes."""
-    seen, waiting = set(), [module]
-    while waiting:
-        name = waiting.pop()
-        if name in sources and name not in seen:
-            seen.add(name)
-            top = [node for node in ast.parse(sources[name]).body if isinstance(node, ast.Import | ast.ImportFrom)]
-            waiting += imports_of("\n".join(map(ast.unparse, top)), name)
-    return sorted(name for name in seen if COMPUTES & imports_at_the_top(sources[name]))
 
+    def imported(name: str) -> set[str]:
+        return imports_of(top(sources[name]), name) & sources.keys()
 
-def test_a_page_is_drawn_without_what_computes():
-    sources = modules()
-    named = {module.removesuffix(".rows") for module in sources if chapter(module) and module.endswith(".rows")}
-    assert named
-    drawing = [f"{package}{name}" for package in named for name in DRAWS]
-    assert {module: found for module in drawing if (found := computing_behind(module, sources))} == {}
-
-
-def test_control_a_library_that_computes_is_found_behind_two_imports():
-    sources = {
-        "kvreport.chapters.layer_drift.figures": "from kvreport.chapters.layer_drift import tables",
-        "kvreport.chapters.layer_drift.tables": "from kvbook.measuring import agreement",
-        "kvbook.measuring.agreement": "import torch",
-    }
-    assert computing_behind("kvreport.chapters.layer_drift.figures", sources) == ["kvbook.measuring.agreement"]
-    sources["kvreport.chapters.layer_drift.tables"] = "def later():\n    from kvbook.measuring import agreement\n"
-    assert computing_behind("kvreport.chapters.layer_drift.figures", sources) == []
-
-
-# transformers brings these two itself.
-BROUGHT = {"huggingface_hub", "tokenizers"}
+    return sorted(name for name in behind([module], imported) if COMPUTES & imports_at_the_top(sources[name]))
 
 
 def undeclared(sources: dict[str, str], *projects: Path) -> list[str]:
@@ -230,37 +151,68 @@ def undeclared(sources: dict[str, str], *projects: Path) -> list[str]:
     ]
 
 
-# Modules that only some systems have.
-POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
+def test_every_module_imports_only_from_those_above_it_and_the_library_never_the_report(sources, library):
+    assert against_the_flow(sources) == []
+    assert not [name for name, source in library.items() if re.search(r"(import|from) kvreport", source)]
 
 
-def test_the_library_can_be_imported_where_posix_is_missing():
-    sources = modules(PACKAGES["kvbook"])
-    assert {name: found for name, source in sources.items() if (found := POSIX & imports_at_the_top(source))} == {}
+@pytest.mark.parametrize(
+    ("module", "source", "n_faults"),
+    [
+        ("kvbook.measuring.full_and_split", "from kvbook.runs import records", 2),
+        ("kvbook.measuring.full_and_split", "from kvreport.publishing.page import Page", 1),
+        ("kvbook.paths", "def later():\n    import kvreport.site.overlay\n", 1),
+        ("kvreport.publishing.page", "from ..site import overlay", 2),
+        ("kvreport.chapters.layer_drift.tables", "from kvreport.chapters.models import tables", 2),
+        ("kvbook.helpers", "", 1),
+        ("kvbook.runs.records", "from kvbook import fingerprint, paths", 0),
+    ],
+)
+def test_control_an_import_against_the_flow_is_found_and_one_with_it_is_no_fault(module, source, n_faults):
+    assert len(against_the_flow({module: source})) == n_faults
+
+
+def test_no_module_reaches_itself_and_control_a_circle_is_found(sources):
+    assert circles(sources) == []
+    pair = {"kvbook.errors": "from kvbook import paths", "kvbook.paths": "import kvbook.errors"}
+    assert circles(pair) == ["kvbook.errors", "kvbook.paths"]
+
+
+def test_what_must_start_quickly_and_what_draws_a_page_imports_nothing_that_computes_directly_or_not(sources):
+    drawing = {name for name in sources if chapter(name) and name.endswith(DRAWS)}
+    assert len(drawing) == 12 * len(DRAWS)
+    light = drawing | {name for name in sources if name in LIGHT or part(name) in LIGHT} - {MEASURES}
+    assert {module: found for module in light if (found := computing_behind(module, sources))} == {}
+    assert computing_behind(MEASURES, sources), "the control"
+
+
+def test_control_a_library_that_computes_is_found_behind_two_imports():
+    sources = {
+        "kvreport.chapters.layer_drift.figures": "from kvreport.chapters.layer_drift import tables",
+        "kvreport.chapters.layer_drift.tables": "from kvbook.measuring import agreement",
+        "kvbook.measuring.agreement": "import torch",
+    }
+    assert computing_behind("kvreport.chapters.layer_drift.figures", sources) == ["kvbook.measuring.agreement"]
+    sources["kvreport.chapters.layer_drift.tables"] = "def later():\n    from kvbook.measuring import agreement\n"
+    assert computing_behind("kvreport.chapters.layer_drift.figures", sources) == []
+
+
+def test_the_library_can_be_imported_where_posix_is_missing(library):
+    assert {name: found for name, source in library.items() if (found := POSIX & imports_at_the_top(source))} == {}
     assert imports_at_the_top("import resource\n") & POSIX, "control"
 
 
-# Imported by pytest alone.
-PLUGIN = "kvbook.diagnosis.pytest_plugin"
+def test_the_library_imports_only_what_it_declares(library):
+    assert undeclared(library, LIBRARY) == [f"{PLUGIN} imports pytest"]
+    # Control: a library that only this book's pins bring.
+    foreign = {"kvbook.models.hub": "import httpx2\nfrom huggingface_hub import errors"}
+    assert undeclared(foreign, LIBRARY) == ["kvbook.models.hub imports httpx2"]
 
 
-def test_the_library_imports_only_what_it_declares():
-    sources = modules(PACKAGES["kvbook"])
-    assert undeclared({name: source for name, source in sources.items() if name != PLUGIN}, LIBRARY) == []
-    assert undeclared({PLUGIN: sources[PLUGIN]}, LIBRARY) == [f"{PLUGIN} imports pytest"]
-
-
-def test_an_experiment_runs_on_a_machine_with_the_packages_own_dependencies():
-    sources = modules()
+def test_an_experiment_runs_on_a_machine_with_the_packages_own_dependencies(sources):
     measured = {experiment.measure.__module__ for experiment in catalogue.EXPERIMENTS.values()}
     assert len(measured) > 20
     # The catalogue finds the chapters by itself, so that no import of its own leads to them.
     roots = {"kvreport.running.catalogue", *(f"{name.rpartition('.')[0]}.results" for name in measured)}
-    needed = {name: sources[name] for root in roots for name in reached(root)}
+    needed = {name: sources[name] for root in roots for name in fingerprint.reached(root)}
     assert [line for line in undeclared(needed, LIBRARY, REPORT) if not line.endswith(" imports kvreport")] == []
-
-
-def test_control_a_library_that_only_this_books_pins_bring_is_found():
-    assert undeclared({"kvbook.models.hub": "import httpx2\nfrom huggingface_hub import errors"}, LIBRARY) == [
-        "kvbook.models.hub imports httpx2"
-    ]
