@@ -8,32 +8,63 @@ import pytest
 from mini_book import STEM
 from pybtex.database import parse_string
 
+from kvbook.errors import UserError
 from kvreport.publishing import citation, evaluated, processors, published
 from kvreport.publishing.checkout import Origin
 from kvreport.running import execution, planning
 from kvreport.site import citations
 
-BOOK = Origin(
-    "A book: 50 % on caches & more", "0.1.0", ("{The authors}", "Doe, Jane"), ("The authors", "Jane Doe"), 2026
-)
+TITLE, AUTHORS = "A book: 50 % on caches & more", ("{The authors}", "Doe, Jane")
+BOOK = Origin(TITLE, "0.1.0", AUTHORS, ("The authors", "Jane Doe"), 2026)
+
+RUNS = """\
+from pathlib import Path
+from kvbook.runs import evidence
+from kvbook.runs.records import Run
+
+
+def recorded(seed, device):
+    machine = {"device_name": device, "processor": device, "threads": 1, "device": "cpu"}
+    about = {"experiment": "squares", "hash": f"{seed}" * 16, "settings": {"seed": seed}, "recorded": {}}
+    run = Run(about | {"machine": machine | {"torch": "9.8", "transformers": "7.6"}}, Path())
+    run.__dict__["rows"] = rows
+    return run
+
+runs = [evidence.joined([recorded(seed, "Maker One") for seed in (1, 2)]), recorded(3, "Maker Two")]
+"""
+CITE = """\
+import sys
+from kvbook.__main__ import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+assert not {"torch", "sphinx"} & set(sys.modules), "slow"
+"""
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    """The small book's chapter, executed once; gives the book's folder."""
+def chapter(tmp_path_factory):
+    """The small book's chapter with recorded runs behind its figure and its table, executed once and cited."""
     root = mini_book.create(tmp_path_factory.mktemp("cite") / "book")
+    code = {name: mini_book.CODE[name].rstrip(")\n") for name in ("figure", "table")}
+    figure, table = f"{RUNS}{code['figure']}, runs=runs)\n", f"{code['table']}, runs=runs[:1])\n"
+    mini_book.write(root, figure=figure, table=table)
     (chapter,) = planning.plan("few", mini_book.folders(root))
     execution.bring_up_to_date([chapter])
-    return root
+    citations.write([chapter], BOOK)
+    return chapter
 
 
 @pytest.fixture(scope="module")
-def items(executed):
-    return published.of(executed / "_build" / "executed" / f"{STEM}.ipynb", executed / "chapters" / f"{STEM}.ipynb")
+def items(chapter):
+    return published.of(chapter.executed, chapter.source)
 
 
-def kvbook(root, *arguments):
-    return mini_book.run(root, "-m", "kvbook", *arguments)
+@pytest.fixture
+def figure(items):
+    """The figure as if no recorded run had made it."""
+    return replace(citation.find("fig-squares", items), made_by=())
 
 
 def parsed(entry):
@@ -44,9 +75,8 @@ def parsed(entry):
 # Which run, which rows
 
 
-def test_an_entry_names_the_figure_its_rows_and_its_run(executed, items):
-    figure = citation.find("fig-squares", items)
-    run = json.loads((executed / "_build" / "executed" / f"{STEM}.ipynb").read_text("utf-8"))["metadata"]["kvbook"]
+def test_an_entry_names_the_figure_its_rows_and_its_run(chapter, figure):
+    run = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
     entry = parsed(citation.of_published(figure, BOOK))
     rows = run["files"]["fig-squares.csv"]
     assert entry.key == f"fig-squares-{rows[:8]}"
@@ -56,26 +86,6 @@ def test_an_entry_names_the_figure_its_rows_and_its_run(executed, items):
     assert entry.fields["year"] == run["started"][:4]
     assert entry.fields["title"] == "{Thirds of squares}"
     assert "Squares" in entry.fields["howpublished"]
-
-
-def test_equal_rows_give_equal_files_and_citations_and_other_rows_others(executed, items, tmp_path):
-    def again(profile):
-        root = mini_book.create(tmp_path / profile)
-        (chapter,) = planning.plan(profile, mini_book.folders(root))
-        execution.bring_up_to_date([chapter])
-        return published.of(chapter.executed, chapter.source)
-
-    def entry(found):
-        # The commit is the checkout's, and somebody may commit while a test runs.
-        return citation.of_published(found[0], BOOK).replace(found[0].run["commit"], "")
-
-    twin = again("few")
-    assert [item.files for item in twin] == [item.files for item in items]
-    assert entry(twin) == entry(items)
-    other = again("default")
-    for kind in ("svg", "pdf", "png", "csv"):
-        assert other[0].files[kind] != items[0].files[kind]
-    assert entry(other) != entry(items)
 
 
 # Which machine
@@ -91,11 +101,11 @@ def note(item):
     return parsed(of(item, BOOK)).fields["note"].replace("\\", "")
 
 
-def test_an_entry_names_the_recorded_runs_and_their_machines_not_the_one_that_built_the_page(items):
+def test_an_entry_names_the_recorded_runs_and_their_machines_not_the_one_that_built_the_page(figure):
     seeds = made("aaaaaaaa11111111", "bbbbbbbb22222222")
     another = made("cccccccc33333333", device="Maker Two, 2 threads")
     older, further = made("dddddddd44444444", torch="1.2"), made("eeeeeeee55555555")
-    item = replace(items[0], made_by=(seeds, another, older, further))
+    item = replace(figure, made_by=(seeds, another, older, further))
     run = item.run
     assert note(item).split("; ") == [
         "figure fig-squares",
@@ -106,53 +116,30 @@ def test_an_entry_names_the_recorded_runs_and_their_machines_not_the_one_that_bu
         f"page built by run {item.run_hash} ({run['profile']}), commit {run['commit']}",
     ]
     # Control: what names no runs names the machine that built the page.
-    assert processors.device(run["machine"]) in note(items[0])
+    assert processors.device(run["machine"]) in note(figure)
 
 
-def test_what_this_machine_ran_is_cited_with_the_machine_that_built_the_page(items):
-    assert note(replace(items[0], made_by=(made("aaaaaaaa", recorded=False),))) == note(items[0])
+def test_what_this_machine_ran_is_cited_with_the_machine_that_built_the_page(figure):
+    assert note(replace(figure, made_by=(made("aaaaaaaa", recorded=False),))) == note(figure)
     # Control: beside a recorded run its own machine is named.
-    both = note(replace(items[0], made_by=(made("aaaaaaaa", recorded=False), made("bbbbbbbb", device="Maker Two"))))
+    both = note(replace(figure, made_by=(made("aaaaaaaa", recorded=False), made("bbbbbbbb", device="Maker Two"))))
     assert "; run aaaaaaaa on Maker One, 1 thread," in both
     assert "; recorded run bbbbbbbb on Maker Two," in both
 
 
-RUNS = """\
-from pathlib import Path
-from kvbook.runs import evidence
-from kvbook.runs.records import Run
-
-
-def recorded(seed, device):
-    machine = {"device_name": device, "processor": device, "threads": 1, "device": "cpu", "torch": "9.8", "transformers": "7.6"}
-    about = {"experiment": "squares", "hash": f"{seed}" * 16, "settings": {"seed": seed}, "machine": machine, "recorded": {}}
-    run = Run(about, Path())
-    run.__dict__["rows"] = rows
-    return run
-
-
-runs = [evidence.joined([recorded(seed, "Maker One") for seed in (1, 2)]), recorded(3, "Maker Two")]
-"""
-
-
-def test_the_runs_that_a_chapter_names_stand_in_its_files_and_in_what_the_command_prints(tmp_path):
-    root = mini_book.create(tmp_path / "book")
-    code = {name: mini_book.CODE[name].rstrip(")\n") for name in ("figure", "table")}
-    figure, table = f"{RUNS}{code['figure']}, runs=runs)\n", f"{code['table']}, runs=runs[:1])\n"
-    mini_book.write(root, figure=figure, table=table)
-    (chapter,) = planning.plan("few", mini_book.folders(root))
-    execution.bring_up_to_date([chapter])
-    citations.write([chapter], BOOK)
-    one, two = (
-        f"{name}, torch 9.8, transformers 7.6" for name in ("11111111, 22222222 on Maker One", "33333333 on Maker Two")
+def test_the_runs_that_a_chapter_names_stand_in_its_files_and_in_what_the_command_prints(chapter):
+    versions = "torch 9.8, transformers 7.6"
+    one, two = f"11111111, 22222222 on Maker One, {versions}", f"33333333 on Maker Two, {versions}"
+    table, figure = (
+        parsed((citations.folder(chapter) / f"{name}.bib").read_text("utf-8")).fields["note"]
+        for name in ("tab-squares", "fig-squares")
     )
-    for name, said in {
-        "fig-squares": f"; recorded runs {one}; recorded run {two}; page",
-        "tab-squares": f"; recorded runs {one}; page",
-    }.items():
-        entry = (citations.folder(chapter) / f"{name}.bib").read_text("utf-8")
-        assert said in parsed(entry).fields["note"]
-        assert parsed(kvbook(root, "cite", name).stdout).fields["note"] == parsed(entry).fields["note"]
+    assert f"; recorded runs {one}; page" in table
+    assert f"; recorded runs {one}; recorded run {two}; page" in figure
+    # The command waits for neither torch nor Sphinx.
+    done = mini_book.run(chapter.source.parents[1], "-c", CITE, "cite", "squares")
+    assert done.returncode == 0, done.stdout
+    assert parsed(done.stdout).fields["note"] == figure
 
 
 def test_a_statement_is_cited_with_the_runs_of_the_processors_that_bear_it_out(tmp_path, monkeypatch):
@@ -177,26 +164,26 @@ def test_a_statement_is_cited_with_the_runs_of_the_processors_that_bear_it_out(t
 # Nothing invented
 
 
-def test_the_title_of_an_own_run_says_so_since_the_caption_is_the_books(items):
-    books, own = (parsed(citation.of_published(replace(items[0], own=own), BOOK)).fields for own in (False, True))
+def test_the_title_of_an_own_run_says_so_since_the_caption_is_the_books(figure):
+    books, own = (parsed(citation.of_published(replace(figure, own=own), BOOK)).fields for own in (False, True))
     assert books["title"].strip("{}") in own["title"]
     assert "own run" in own["title"]
     assert "own run" not in books["title"]
 
 
-def test_an_address_and_a_doi_stand_in_an_entry_only_when_known(items):
-    assert {"url", "doi"}.isdisjoint(parsed(citation.of_published(items[0], BOOK)).fields)
+def test_an_address_and_a_doi_stand_in_an_entry_only_when_known(figure):
+    assert {"url", "doi"}.isdisjoint(parsed(citation.of_published(figure, BOOK)).fields)
     assert {"url", "doi"}.isdisjoint(parsed(citation.of_book(BOOK)).fields)
     known = replace(BOOK, site="https://example.org/b/", doi="10.1/x")
-    fields = parsed(citation.of_published(items[0], known)).fields
+    fields = parsed(citation.of_published(figure, known)).fields
     assert fields["url"] == f"https://example.org/b/chapters/{STEM}.html#fig-squares"
     assert fields["doi"] == "10.1/x"
     repository = replace(BOOK, repository="https://github.com/somebody/book")
-    assert parsed(citation.of_published(items[0], repository)).fields["url"] == "https://github.com/somebody/book"
+    assert parsed(citation.of_published(figure, repository)).fields["url"] == "https://github.com/somebody/book"
 
 
-def test_people_and_groups_are_authors_as_bibtex_wants_them_and_marks_of_tex_are_letters(items):
-    people = parsed(citation.of_published(items[0], BOOK)).persons["author"]
+def test_people_and_groups_are_authors_as_bibtex_wants_them_and_marks_of_tex_are_letters(figure):
+    people = parsed(citation.of_published(figure, BOOK)).persons["author"]
     assert [person.last_names for person in people] == [["{The authors}"], ["Doe"]]
     text = "".join(citation._TEX)
     book = citation.of_book(replace(BOOK, title=text))
@@ -225,13 +212,6 @@ def test_a_title_is_the_captions_first_sentence_as_plain_text(caption, title):
 # The command
 
 
-def test_the_command_prints_what_stands_below_the_figure_and_without_a_name_the_books_entry(executed, items):
-    done = kvbook(executed, "cite", "squares")
-    assert done.returncode == 0, done.stdout
-    assert parsed(done.stdout).fields["note"] == parsed(citation.of_published(items[0], BOOK)).fields["note"]
-    assert parsed(kvbook(executed, "cite").stdout).key == "kvbook"
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -240,25 +220,16 @@ def test_the_command_prints_what_stands_below_the_figure_and_without_a_name_the_
         ("qqq", "there are fig-squares, tab-squares"),
     ],
 )
-def test_a_name_that_does_not_exist_is_one_line_with_near_ones_and_status_2(executed, name, said):
-    done = kvbook(executed, "cite", name)
-    assert done.returncode == 2
-    assert done.stdout.count("\n") == 1
-    assert done.stdout.startswith(f"kvbook: no figure, table or statement is called '{name}': {said}")
+def test_for_a_name_that_does_not_exist_near_ones_are_offered(items, name, said):
+    with pytest.raises(UserError, match=f"^no figure, table or statement is called '{name}': {said}"):
+        citation.find(name, items)
 
 
-def test_before_anything_was_executed_the_command_says_what_to_do(tmp_path):
-    done = kvbook(mini_book.create(tmp_path / "book"), "cite", "fig-squares")
-    assert done.returncode == 2
-    assert done.stdout.startswith("kvbook: no chapter has been executed")
+def test_the_command_prints_the_books_entry_without_a_name_and_refuses_in_one_line(chapter, tmp_path):
+    here, empty = chapter.source.parents[1], mini_book.create(tmp_path / "book")
+    assert parsed(mini_book.run(here, "-m", "kvbook", "cite").stdout).key == "kvbook"
+    for root, said in {here: "no figure, table or statement is called", empty: "no chapter has been executed"}.items():
+        done = mini_book.run(root, "-m", "kvbook", "cite", "qqq")
+        assert (done.returncode, done.stdout.count("\n")) == (2, 1)
+        assert done.stdout.startswith(f"kvbook: {said}")
     assert done.stdout.rstrip().endswith("run `make book` first")
-
-
-def test_citing_waits_for_neither_torch_nor_sphinx(executed):
-    code = (
-        "import sys\nsys.argv[1:] = ['cite', 'squares']\nfrom kvbook.__main__ import main\n"
-        "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code\n"
-        "assert not {'torch', 'sphinx'} & set(sys.modules), 'slow'\n"
-    )
-    done = mini_book.run(executed, "-c", code)
-    assert done.returncode == 0, done.stdout
