@@ -74,16 +74,7 @@ def of_published(item: Published, book: Origin) -> str:
     else:
         made += [*page, processors.device(run["machine"])]
         made += [f"{name} {run['versions'][name]}" for name in ("torch", "transformers") if name in run["versions"]]
-    fields = {
-        "author": " and ".join(book.authors),
-        "title": f"{{{_tex(heading(item))}}}",
-        "howpublished": f"In the chapter “{_tex(plain(item.title))}” of {{{_tex(book.title)}}}, version {_tex(book.version)}",
-        "year": run["started"][:4],
-        "note": _tex("; ".join(made)),
-        "doi": book.doi,
-        "url": book.site + item.place if book.site else book.repository,
-    }
-    return _entry(f"{item.name}-{item.rows_hash[:8]}", fields)
+    return _in_a_chapter(item, book, heading(item), run["started"][:4], made)
 
 
 def of_sentence(item: Sentence, book: Origin) -> str:
@@ -103,13 +94,15 @@ def of_sentence(item: Sentence, book: Origin) -> str:
     """
     checked = [f"checked on {runs}" for runs in provenance.named(item.made_by)] or ["checked on no recorded run"]
     made = [f"statement {item.name}", f"rows {item.rows_hash}", *checked]
+    return _in_a_chapter(item, book, plain(item.text), str(book.year), made)
+
+
+def _in_a_chapter(item: Published | Sentence, book: Origin, title: str, year: str, made: list[str]) -> str:
+    whole = f"{{{_tex(book.title)}}}, version {_tex(book.version)}"
     fields = {
-        "author": " and ".join(book.authors),
-        "title": f"{{{_tex(plain(item.text))}}}",
-        "howpublished": f"In the chapter “{_tex(plain(item.title))}” of {{{_tex(book.title)}}}, version {_tex(book.version)}",
-        "year": str(book.year),
-        "note": _tex("; ".join(made)),
-        "doi": book.doi,
+        "author": " and ".join(book.authors), "title": f"{{{_tex(title)}}}",
+        "howpublished": f"In the chapter “{_tex(plain(item.title))}” of {whole}", "year": year,
+        "note": _tex("; ".join(made)), "doi": book.doi,
         "url": book.site + item.place if book.site else book.repository,
     }
     return _entry(f"{item.name}-{item.rows_hash[:8]}", fields)
