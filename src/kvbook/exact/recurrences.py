@@ -129,11 +129,8 @@ def _known(anew: bool, stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def forward(*arguments, **options):
-        _within.anew = anew
-        try:
+        with replaced(_within, "anew", anew):
             return stock(*arguments, **options)
-        finally:
-            _within.anew = None
 
     return forward
 
