@@ -8,6 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvbook.errors import UserError
 from kvbook.exact import NotInvariant, attention, attention_kernel, row_invariant, steps
 from kvbook.exact.kernels import base
 
@@ -159,6 +160,8 @@ def test_with_a_part_off_its_steps_are_stock(part):
     before = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention, torch.rsqrt
     with row_invariant([part]):
         after = torch.nn.Linear.forward, torch.nn.functional.scaled_dot_product_attention, torch.rsqrt
+    with pytest.raises(UserError, match="no part 'norms': choose from products"), row_invariant([part, "norms"]):
+        pass
     changed = [one is not other for one, other in zip(before, after, strict=True)]
     assert changed == [part == name for name in ("products", "attention", "functions")]
 
@@ -206,7 +209,7 @@ def in_two_sums(query, key, value, bias, scale, cut=0):
 
 
 OTHERWISE = {
-    "for a single query, far behind its first keys": lambda heads, queries, keys: 64 if queries == 1 else 0,
+    "for a single query, far from its first keys": lambda heads, queries, keys: 64 if queries == 1 else 0,
     "for three queries": lambda heads, queries, keys: 64 if queries == 3 else 0,
     "in a last block of 32": lambda heads, queries, keys: 16 if keys % 512 == 32 else 0,
     "for several heads": lambda heads, queries, keys: keys // 2 if heads > 1 else 0,
@@ -224,7 +227,7 @@ def test_control_a_kernel_that_adds_up_keys_in_another_order_is_not_used(where, 
     like = torch.empty(0, width, dtype=dtype)
     for queries, length in itertools.product((1, 3, 4), (32, 128)):
         at = OTHERWISE[where](2, queries, length)
-        # Where there are no keys behind it, a cut changes nothing.
+        # Where no keys come after it, a cut changes nothing.
         expected = at == 0 or at >= length
         assert attention_kernel.allows(like, 2, queries, length, dtype) is expected, (queries, length)
 
@@ -232,7 +235,7 @@ def test_control_a_kernel_that_adds_up_keys_in_another_order_is_not_used(where, 
 @pytest.mark.parametrize("error", [0, 1e-6])
 def test_a_kernel_that_blocks_behind_the_last_key_change_is_not_trusted(error, monkeypatch):
     def divides_in_another_place(query, key, value, bias, scale):
-        # As torch's for wide heads on a GPU: a block behind a query's last key moves where a result is rounded.
+        # As torch's for wide heads on a GPU: a block after a query's last key moves where a result is rounded.
         out = in_two_sums(query, key, value, bias, scale)
         last = bias[:, :, :, -attention_kernel.BLOCK :].isfinite().any(-1)[..., None]
         return torch.where(last, out, out * (1 + error))

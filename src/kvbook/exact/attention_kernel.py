@@ -2,7 +2,7 @@
 
 torch's CPU kernel walks through the keys in blocks of 512 and keeps a running maximum and sum; on a GPU its
 memory-efficient kernel does so in blocks of 64 or 128.  Padded to whole blocks and with the mask written out, a block
-behind a query's last key changes nothing.  What remains is the number of queries and of heads, and a last block that is
+past a query's last key changes nothing.  What remains is the number of queries and of heads, and a last block that is
 not filled up: each is compared bit for bit with the reference, one head and four queries on whole blocks, the first
 time that it is wanted.
 """
@@ -95,7 +95,7 @@ def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: to
         one = slice(head, head + 1)
         for start in range(0, q.shape[2], QUERIES):
             four = slice(start, start + QUERIES)
-            # No longer than the longest of these queries needs: blocks behind it must change nothing.
+            # No longer than the longest of these queries needs: blocks after it must change nothing.
             needed = -(-int(seen[four].max()) // BLOCK) * BLOCK
             expected = kernel(
                 *(rows.lined_up(x) for x in (q[:, one, four], k[:, one, :needed], v[:, one, :needed])),

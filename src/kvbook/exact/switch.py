@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch.nn import Parameter
 
+from kvbook.errors import UserError
 from kvbook.exact import attention, attention_kernel, convolutions, experts, pointwise, recurrences, rows, steps, sums
 from kvbook.exact.kernels import Refusal, base, no_gradients
 from kvbook.exact.visible import Seen
@@ -194,6 +195,8 @@ _changes = contextlib.ExitStack()
 
 def _switched_on(parts: Collection[str]) -> contextlib.ExitStack:
     """Replace everything, and return what puts it back."""
+    if unknown := set(parts) - set(PARTS):
+        raise UserError(f"row_invariant() has no part {min(unknown)!r}: choose from {', '.join(PARTS)}")
     names = frozenset(torch._C._dispatch_get_all_op_names())
     keys = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
     tables = {key: _of(parts, key, names) for key in keys}
