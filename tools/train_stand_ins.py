@@ -84,7 +84,7 @@ def recipe_for(family: str) -> Recipe:
 
 
 def shared_bpe(style: tokenizers.Style):
-    """Give one of the two vocabularies, trained once and kept in ``data/models/tokenizers``."""
+    """Read one of the two vocabularies, trained once and kept in ``data/models/tokenizers``."""
     path = paths.MODELS / "tokenizers" / f"{style}.json"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,12 +95,11 @@ def shared_bpe(style: tokenizers.Style):
     return Tokenizer.from_file(str(path))
 
 
-def token_stream(tokenizer: PreTrainedTokenizerFast, part: corpus.Part) -> tuple[np.ndarray, int]:
+def token_stream(tokenizer: PreTrainedTokenizerFast, part: corpus.Part) -> np.ndarray:
     """Encode one part of the standard library as one stream, documents set apart by the tokenizer's own first token."""
     texts = [document.text for document in corpus.documents("stdlib", part)]
     encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    first = [tokenizer.bos_token_id]
-    return np.concatenate([first + encoding.ids for encoding in encoded]), sum(len(text.encode()) for text in texts)
+    return np.concatenate([[tokenizer.bos_token_id, *encoding.ids] for encoding in encoded])
 
 
 def mask_tokens(ids: torch.Tensor, share: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,7 +205,7 @@ def train(family: str, recipe: Recipe | None = None, destination: Path | None = 
     recipe = recipe or recipe_for(family)
     masked = family == "roberta"
     tokenizer = tokenizers.for_family(shared_bpe(standins.tokenizer_style(family)), family, standins.CONTEXT_LENGTH)
-    stream, _ = token_stream(tokenizer, "train")
+    stream = token_stream(tokenizer, "train")
     torch.manual_seed(recipe.seed)
     model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(standins.config(family))
     if masked:
@@ -224,7 +223,7 @@ def train(family: str, recipe: Recipe | None = None, destination: Path | None = 
     # Another recipe is another run: what is under way of one must not be taken up by the other.
     name = f"{family}-{fingerprint.of_values(asdict(recipe))[:8]}"
     log = training.run(name, model, _optimizers(model, recipe), recipe, rates, loss_of)
-    held_out, n_bytes = token_stream(tokenizer, "held-out")
+    held_out = token_stream(tokenizer, "held-out")
     text = b"".join(document.text.encode() for document in corpus.documents("stdlib", "held-out"))
     # Scored in fp32 arithmetic with the bf16 weights that ship.
     shipped = model.to(torch.bfloat16).float()
@@ -233,7 +232,7 @@ def train(family: str, recipe: Recipe | None = None, destination: Path | None = 
         "unigram": baselines.unigram_nats(stream, held_out, VOCABULARY_SIZE),
         "bigram_backoff": baselines.bigram_nats(stream, held_out, VOCABULARY_SIZE),
     }
-    bits = {who: training.bits_per_byte(mean, len(held_out), n_bytes) for who, mean in nats.items()}
+    bits = {who: training.bits_per_byte(mean, len(held_out), len(text)) for who, mean in nats.items()}
     bits["xz_9"] = baselines.xz_bits_per_byte(text)
     about = {
         "family": family, "objective": "masked language model" if masked else "next token", "recipe": asdict(recipe),
@@ -258,8 +257,7 @@ def main() -> None:
     parser.add_argument("--destination", type=Path, help="folder of the finished checkpoint")
     asked = parser.parse_args()
     recipe = recipe_for(asked.family)
-    recipe = recipe if asked.steps is None else replace(recipe, steps=asked.steps)
-    folder = train(asked.family, recipe, asked.destination)
+    folder = train(asked.family, replace(recipe, steps=asked.steps or recipe.steps), asked.destination)
     print(f"{folder}: {(folder / 'training.json').read_text()}")
 
 
