@@ -136,12 +136,6 @@ def test_a_check_and_an_experiment_take_it(kvbook_here, file, text_folder, argum
     assert said in done.stdout, done.stderr
 
 
-def test_its_shape_can_have_random_weights(file):
-    drawn = loading.load(str(file), weights="random")
-    assert drawn.weights == "random"
-    assert not torch.equal(drawn.model.lm_head.weight, loading.load(str(file)).model.lm_head.weight)
-
-
 def test_a_link_to_a_file_of_another_name_is_read(file, tmp_path, llama_folder):
     # As the hub's cache keeps its files.
     blob, link = tmp_path / "0123abcd", tmp_path / "linked.gguf"
