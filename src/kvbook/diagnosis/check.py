@@ -117,9 +117,8 @@ class _Measured:
         """Measure one dtype; tell whether no further one can change the verdict, or two agree on one."""
         asked = self.settings
         # Loaded here, so that it is gone before the next one is: both need not fit.
-        model = loading.load(
-            asked.model, weights=asked.weights, dtype=dtype, device=asked.device, seed=asked.seed
-        ).model
+        how = {"weights": asked.weights, "device": asked.device, "seed": asked.seed}
+        model = loading.load(asked.model, dtype=dtype, **how).model
         self.use_cache = getattr(model.config.get_text_config(), "use_cache", None)
         if dtype == "float64":
             self.experts_apart = _experts_one_by_one(model)

@@ -149,12 +149,9 @@ def _report(run: "_Run", dtype: str, declared: str | None) -> StepReport:
     findings = {path: verdict.of_one(float(off.max()), dtype) for path, off in offs.items()}
     worst = max(findings, key=lambda path: verdict.ORDER.index(findings[path].kind))
     finding = findings[worst]
-    paths = [
-        PathFound(path=path, verdict=findings[path].kind, detail=findings[path].why)
-        if path in findings
-        else PathFound(path=path, verdict="not supported", detail=why)
-        for path, why in tried.items()
-    ]
+    said = {path: ("not supported", why) for path, why in tried.items()}
+    said |= {path: (found.kind, found.why) for path, found in findings.items()}
+    paths = [PathFound(path=path, verdict=kind, detail=why) for path, (kind, why) in said.items()]
     if finding.kind not in ("bug", "undecided") or (finding.kind == "undecided" and not declared):
         return StepReport(finding.kind, finding.why, worst, paths=paths)
     limit = verdict.LIMIT * UNIT_ROUNDOFF[dtype]
