@@ -2,7 +2,8 @@
 
 import itertools
 import json
-import time
+import os
+import signal
 
 import baselines
 import forked
@@ -82,11 +83,12 @@ def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path,
     text.write_text("def f(x):\n    return x + 1\n" * 7000)
     steps, run = [], training.run
 
-    def train(name, seconds=0.0):
+    def train(name, dies_at=None):
         def watched(name, model, optimizers, recipe, rates, loss_of):
             def rates_there(step):
+                if step == dies_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 steps.append(step)
-                time.sleep(seconds)
                 return rates(step)
 
             return run(name, model, optimizers, recipe, rates_there, loss_of, every=2)
@@ -98,18 +100,14 @@ def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path,
             return stand_ins.train("gpt2", QUICK, tmp_path / name / "model")
         return scratch.train(SCRATCH, tmp_path / name / "model", str(text))
 
-    process = forked.start(lambda: train("killed", 0.3))
-    # The log is flushed with each checkpoint.
-    while not any(len(log.read_text().splitlines()) > 4 for log in tmp_path.glob("killed/training/*/*.csv")):
-        assert process.is_alive()
-        time.sleep(0.05)
-    process.kill()
+    process = forked.start(lambda: train("killed", dies_at=5))
     process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "model").exists()
     killed = train("killed")
-    assert min(steps) >= 2, "it began anew"
+    assert steps == [4, 5, 6, 7], "it began anew"
     whole = train("whole")
-    assert min(steps) == 0
+    assert steps == list(range(8))
     losses = [pd.read_csv(folder / "training_log.csv")[["step", "loss_nats"]] for folder in (killed, whole)]
     pd.testing.assert_frame_equal(*losses)
     one, other = (json.loads((folder / "training.json").read_text()) for folder in (killed, whole))

@@ -39,28 +39,21 @@ def _key_above(fig: Figure, *parts, **of) -> None:
     fig.legend(*parts, loc="outside upper center", ncols=2, fontsize=9, **of)
 
 
-def plot_steps(logits: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the largest difference of the logits at each step, of every way that ought to agree with its reference."""
-    block = int(logits["block"].iloc[0])
-    # Where lines lie on one another, the lower ones are wider.
-    ways = (names.FORGOTTEN, names.POSTED, names.REPLY, names.half_refill(block))
-    for way, width in zip(ways, (1.0, 4.0, 2.5, 1.0), strict=True):
-        rows = logits[(logits["comparison"] == way) & (logits["max_abs"] > 0)]
-        ax.plot(
-            rows["length"], rows["max_abs"], markersize=3 + width / 2, linestyle="-", linewidth=width,
-            markevery=max(1, block // 4), label=way, **_look(way),
-        )
-    ax.axvline(block, **style.REFERENCE)
-    ax.set(yscale="log", xlabel="characters read", ylabel="largest difference of the logits")
-    return ax
-
-
 def figure_steps(logits: pd.DataFrame) -> Figure:
-    """Draw `plot_steps` for each dtype, side by side on one axis of values."""
-    groups = list(logits.groupby("dtype", sort=False))
+    """Draw how far each way that ought to agree with its reference is from it at each step, a panel for each dtype."""
+    block, groups = int(logits["block"].iloc[0]), list(logits.groupby("dtype", sort=False))
     fig, axes = plt.subplots(1, len(groups), sharey=True, squeeze=False, figsize=(style.WIDTH, 3.8))
-    for ax, (dtype, rows) in zip(axes[0], groups, strict=True):
-        plot_steps(rows, ax)
+    # Where lines lie on one another, the lower ones are wider.
+    widths = {names.FORGOTTEN: 1.0, names.POSTED: 4.0, names.REPLY: 2.5, names.half_refill(block): 1.0}
+    for ax, (dtype, of_dtype) in zip(axes[0], groups, strict=True):
+        for way, width in widths.items():
+            rows = of_dtype[(of_dtype["comparison"] == way) & (of_dtype["max_abs"] > 0)]
+            ax.plot(
+                rows["length"], rows["max_abs"], markersize=3 + width / 2, linestyle="-", linewidth=width,
+                markevery=max(1, block // 4), label=way, **_look(way),
+            )
+        ax.axvline(block, **style.REFERENCE)
+        ax.set(yscale="log", xlabel="characters read", ylabel="largest difference of the logits")
         ax.set_title(DTYPES[dtype], loc="left", fontsize=10)
         ax.label_outer()
     _key_above(fig, *axes[0][0].get_legend_handles_labels())
