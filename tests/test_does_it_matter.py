@@ -159,9 +159,7 @@ def test_fewer_bits_are_further_off_and_a_wrong_cache_further_still(subject, tex
 def test_each_way_runs_the_model_that_it_names(subject):
     baseline = subject.baseline.model
     assert baseline.config._attn_implementation != "eager"
-    eager, other, eight = (
-        subject.model_of(way) for way in (variants.EAGER, variants.OTHER_DTYPE, variants.WEIGHTS_8)
-    )
+    eager, other, eight = (subject.model_of(way) for way in (variants.EAGER, variants.OTHER_DTYPE, variants.WEIGHTS_8))
     assert eager.config._attn_implementation == "eager"
     assert (baseline.dtype, other.dtype) == (torch.float32, torch.bfloat16)
     assert eight.model.layers[0].mlp.up_proj.weight.dtype == torch.int8
@@ -242,9 +240,7 @@ def test_rows_are_what_the_passes_give(forced, settings, subject):
     ids = torch.tensor([sample.ids])
     with torch.inference_mode():
         logp = torch.log_softmax(subject.baseline.model(ids[:, :-1]).logits[0].double(), -1)
-    row = forced.rows.query(
-        "dtype == 'float32' and way == 'batch of 8' and sample == 2 and position == 17"
-    ).iloc[0]
+    row = forced.rows.query("dtype == 'float32' and way == 'batch of 8' and sample == 2 and position == 17").iloc[0]
     assert row["nll"] == pytest.approx(-logp[17, sample.ids[18]].item(), rel=1e-4)
     best = logp[17].topk(2).values
     assert row["margin"] == pytest.approx((best[0] - best[1]).item(), rel=1e-4)
@@ -437,26 +433,6 @@ def test_assisted_decoding_verifies_drafts_and_writes_what_plain_decoding_would_
     assert (model.generation_config.to_dict(), transformers.utils.logging.get_verbosity()) == before
 
 
-def test_control_assisted_decoding_that_leaves_the_baseline_is_seen_at_its_first_other_token(subject, monkeypatch):
-    prompts = torch.randint(11, 320, (2, 10), generator=torch.Generator().manual_seed(8))
-    choose = first_divergence.Chooser("greedy", 0)
-    true = first_divergence.write_assisted
-
-    def harmed(model, prompt, n_new_tokens):
-        path = true(model, prompt, n_new_tokens)
-        other = first_divergence.Step((path[3].token + 1) % 320, path[3].scores)
-        return [*path[:3], other, *path[4:]] if torch.equal(prompt, prompts[:1]) else path
-
-    monkeypatch.setattr(first_divergence, "write_assisted", harmed)
-    with torch.inference_mode():
-        rows = {
-            text: (row["steps"], row["parted"])
-            for text, row in first_divergence.diverge(subject, prompts, [0, 1], 9, choose)
-            if row["way"] == first_divergence.ASSISTED
-        }
-    assert rows == {0: (4, 1), 1: (9, 0)}
-
-
 def test_two_continuations_are_equal_up_to_the_parting_and_free_behind_it(subject):
     prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(10))
     choose = first_divergence.Chooser("greedy", 0)
@@ -488,31 +464,26 @@ def test_without_a_parting_there_is_nothing_behind_it_and_with_partings_every_pa
     assert len(behind(parted).rows[["dtype", "sample"]].drop_duplicates()) == 2 * 4
 
 
+EXPERIMENTS = (teacher_forced, first_divergence, after_divergence)
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "message", "experiments"),
     [
-        ({"n_tokens": 80}, "context"),
-        ({"model": "nosuch"}, "neither"),
-        ({"n_samples": 9}, "samples"),
-        ({"device": "cuda:99"}, "CUDA"),
+        ({"n_tokens": 80}, "context", EXPERIMENTS), ({"model": "nosuch"}, "neither", EXPERIMENTS),
+        ({"n_samples": 9}, "samples", EXPERIMENTS), ({"device": "cuda:99"}, "CUDA", EXPERIMENTS),
+        ({"n_long": 9}, "samples", [drift_by_position]),
     ],
 )
 def test_settings_that_cannot_be_run_are_refused_in_one_line_and_leave_nothing(
-    settings, change, message, tmp_path, monkeypatch
+    settings, change, message, experiments, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     refused = DoesItMatterSettings.checked(**settings.model_dump() | change)
-    for module in (teacher_forced, first_divergence, after_divergence):
+    for module in experiments:
         with pytest.raises(UserError, match=message) as error:
             module.EXPERIMENT.run(refused)
         assert "\n" not in str(error.value)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_too_few_long_texts_are_refused_and_leave_nothing(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    with pytest.raises(UserError, match="samples"):
-        drift_by_position.EXPERIMENT.run(settings.model_copy(update={"n_long": 9}))
     assert not (tmp_path / "runs").exists()
 
 

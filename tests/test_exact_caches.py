@@ -1,6 +1,5 @@
 """The chapter on exact caches: its rows are what the ways give, and statements fail on rows that contradict them."""
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
@@ -11,7 +10,7 @@ from kvbook import paths as folders
 from kvbook.errors import UserError
 from kvbook.exact.verification import fed
 from kvreport.chapters.exact_caches import cost as exact_cost
-from kvreport.chapters.exact_caches import figures, lengths, measures, paths, tables
+from kvreport.chapters.exact_caches import figures, lengths, measures, paths
 from kvreport.chapters.exact_caches import ladder as exact_ladder
 from kvreport.chapters.exact_caches.rows import ALL, EXACT, RUNGS, SINGLE
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
@@ -139,15 +138,6 @@ def test_settings_that_cannot_be_run_are_refused_in_one_line_and_leave_nothing(s
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError):
         ExactCachesSettings.checked(dtypes=["float64"])
-
-
-def test_figures_and_tables_can_be_made_of_these_rows(results):
-    shares, rungs = results["shares"], results["rungs"]
-    for fig in (figures.figure_ways(shares, book=shares), figures.figure_ladder(rungs)):
-        plt.close(fig)
-    made = tables.ways(shares), tables.ladder(rungs), tables.lengths(results["lengths"])
-    assert all(table.map(lambda cell: cell == "40 of 40").any(axis=None) for table in made[:2])
-    assert made[2]["row-invariant, all dtypes"].tolist() == ["480 of 480"]
 
 
 @pytest.mark.parametrize(("share", "written"), [(0.0, "0"), (0.1, "<1"), (99.9, ">99"), (100.0, "100"), (40.4, "40")])

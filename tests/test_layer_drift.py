@@ -15,7 +15,7 @@ from kvreport.chapters.layer_drift import by_layer, greedy_paths, measures, miti
 from kvreport.chapters.layer_drift.rows import GENERATE, LOOPS, TIES, UNCACHED
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.publishing import found as found_in
-from kvreport.publishing import statements, verdicts
+from kvreport.publishing import statements
 from kvreport.publishing.found import Found
 
 
@@ -139,10 +139,8 @@ def lawful(results, drift, mitigated):
     measured = pd.concat(
         [
             mitigated.rows.assign(
-                logits_relative_rms=1e-3 * (2 + k % 3) * np.where(whole, 0.5, 1),
-                full_s=np.where(whole, 2.0, 1.0),
-                decode_s=np.where(whole, 2.0, 1.0),
-                sample=mitigated.rows["sample"] + 5 * k,
+                logits_relative_rms=1e-3 * (2 + k % 3) * np.where(whole, 0.5, 1), full_s=np.where(whole, 2.0, 1.0),
+                decode_s=np.where(whole, 2.0, 1.0), sample=mitigated.rows["sample"] + 5 * k,
                 source=mitigated.rows["source"] + str(k),
             )
             for k in range(10)
@@ -222,23 +220,6 @@ def test_a_verdict_turns_when_the_drift_does(lawful, claim, changes):
     assert judged(with_rows(lawful, layer_drift=rows))[claim].verdict == "refuted"
 
 
-def test_evidence_that_holds_both_answers_decides_nothing(lawful):
-    double = lawful["layer_drift"].assign(
-        max_abs=lambda r: (
-            1.1 ** r["layer"] * (1 + r["sample"] % 3) * r["dtype"].map({"float32": 1, "float16": 2, "bfloat16": 4})
-        )
-    )
-    assert judged(with_rows(lawful, layer_drift=double))["coarser-is-worse"].verdict == "undecided"
-
-
-def test_files_are_counted_and_neither_samples_nor_series(lawful):
-    files = lawful["layer_drift"]["source"].nunique()
-    assert judged(lawful)["coarser-is-worse"].n == f"{files} files"
-    one = lawful["layer_drift"].assign(source=lawful["layer_drift"]["sample"] % 3)
-    few = judged(with_rows(lawful, layer_drift=one))["coarser-is-worse"]
-    assert (few.verdict, few.n) == ("undecided", "3 files (too few)")
-
-
 def test_most_models_are_not_one_however_many_texts_it_reads(lawful):
     said = judged(lawful)["drift-everywhere"]
     assert (said.verdict, said.n) == ("undecided", "2 models (too few)")
@@ -292,13 +273,6 @@ def test_lengths_beside_a_fixed_one_go_from_half_of_it_to_three_times(settings, 
     assert set(results["layer_drift_lengths"]["model"]) == {results.runs["layer_drift"].about["models"][0]["name"]}
     # Control: where the main run draws them, there is nothing beside.
     assert by_layer.LENGTHS.run(settings.model_copy(update={"n_tokens": "8-16"})) is None
-
-
-def test_bounds_of_ours_are_tried_at_a_third_and_three_times(lawful):
-    rows = lawful["layer_drift"].assign(kl_nats=2e-6)
-    said = judged(with_rows(lawful, layer_drift=rows))["fp32-imperceptible"]
-    assert said.verdict == "undecided"
-    assert "our bound of 1e-06: undecided at 3.33e-07 and reproduced at 3e-06" in said.here
 
 
 def test_weights_that_are_not_the_documents_decide_in_kind_only(lawful):
@@ -413,13 +387,6 @@ def test_a_prompt_that_two_seeds_drew_is_one_unit(greedy):
         assert len(of_greedy(pd.concat([rows, rows.assign(prompt="another")]))[name]) == 2 * len(once)
 
 
-def test_a_claim_without_a_check_is_refused(lawful):
-    checks = dict(measures.CHECKS)
-    checks.pop("grows-with-depth")
-    with pytest.raises(ValueError, match="grows-with-depth"):
-        verdicts.Claims("issue-25420", checks).judged(lawful)
-
-
 @pytest.mark.parametrize(
     ("experiment", "change"),
     [
@@ -487,13 +454,3 @@ def test_an_upcast_that_leaves_most_of_the_drift_bears_its_statement_out_and_one
     for left, outcome in ((0.9, "holds"), (0.01, "fails")):
         planted = rows.assign(logits_relative_rms=np.where(stock, 1e-3, left * 1e-3))
         assert outcomes(with_rows(lawful, mitigations=planted))["no-upcast-removes-it"] == outcome
-
-
-def test_a_statement_of_few_files_is_not_resolved(lawful):
-    few = lawful["layer_drift"][lawful["layer_drift"]["source"].isin(lawful["layer_drift"]["source"].unique()[:3])]
-    assert outcomes(with_rows(lawful, layer_drift=few))["flips-are-rare"] == "not resolved"
-
-
-def test_statements_about_what_was_not_run_say_so(lawful):
-    none = with_runs(lawful, **dict.fromkeys(lawful.runs))
-    assert set(outcomes(none).values()) == {"not run"}

@@ -15,7 +15,7 @@ from kvbook.errors import UserError
 from kvbook.measuring.estimates import Estimate, wilson
 from kvbook.runs.records import Run
 from kvreport.publishing import captions, evaluated, judging, measures, statements
-from kvreport.publishing.found import has_measures, measures_of
+from kvreport.publishing.found import has_measures, measures_of, of_runs
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.measures import Derived
 from kvreport.publishing.rules import HALF, Bound, Quantity, anyone, every
@@ -48,6 +48,14 @@ def test_every_statement_holds_on_the_printed_processor_and_none_speaks_against_
     found = evaluated.published(chapter.name)["statements"]
     fails = {name: one["told"] for name, one in found.items() if not statements.is_borne_out(one)}
     assert fails == {}
+
+
+@BY_NAME
+def test_what_was_not_run_is_said_of_every_statement(chapter):
+    found = of_runs(chapter.name, {})
+    said = {name: statements.check(one, found).outcome for name, one in measures_of(chapter.name).STATEMENTS.items()}
+    # What the stand-ins have learnt ships with them.
+    assert set(said.values()) == ({"holds"} if chapter.name == "models" else {"not run"})
 
 
 @BY_NAME

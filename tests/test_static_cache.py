@@ -1,10 +1,8 @@
 """Static and dynamic caches: the decode loop, the one-row form, bytes, and what is made of the rows."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +11,6 @@ import torch
 from planted import MACHINE, Judged, run_of, with_runs
 from torch._dynamo.utils import counters
 
-from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import caches, decoding, large_pages, memory, onerow
 from kvbook.measuring.decoding import Decoder, Way
@@ -56,11 +53,7 @@ def written(model, way: Way, **options) -> list[int]:
 
 def generated(model) -> list[int]:
     output = model.generate(
-        IDS,
-        attention_mask=torch.ones_like(IDS),
-        max_new_tokens=N_NEW,
-        min_new_tokens=N_NEW,
-        do_sample=False,
+        IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=N_NEW, min_new_tokens=N_NEW, do_sample=False,
         pad_token_id=2,
     )
     return output[0, IDS.shape[1] :].tolist()
@@ -92,8 +85,7 @@ def test_a_loop_that_shows_the_empty_room_to_the_model_is_caught(llama, monkeypa
 
 
 @pytest.mark.parametrize(
-    "way",
-    [Way("dynamic", True), Way("static", True), Way("static", True, True), Way("static", True, True, True)],
+    "way", [Way("dynamic", True), Way("static", True), Way("static", True, True), Way("static", True, True, True)],
     ids=str,
 )
 def test_one_graph_serves_all_layers_and_writes_the_same_tokens(untouched, way, freshly_compiled, monkeypatch):
@@ -231,17 +223,6 @@ def test_memory_that_asks_for_large_pages_has_them_where_the_system_gives_them()
     assert (held() - before > 16 << 10) == given
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_predicted_bytes_are_those_that_a_full_cache_takes(llama, gpt2, kind):
-    for model in (llama, gpt2):
-        cache = caches.make(kind, model.config, IDS.shape[1])
-        with torch.inference_mode():
-            model(IDS, past_key_values=cache)
-        predicted = IDS.shape[1] * memory.kv_bytes_per_token(model.config, torch.float32)
-        assert memory.cache_bytes(cache) == predicted
-        assert memory.cache_bytes(cache) != predicted / 2
-
-
 def test_a_room_that_is_too_large_costs_bytes(llama):
     cache = caches.make("static", llama.config, 4 * IDS.shape[1])
     with torch.inference_mode():
@@ -282,11 +263,8 @@ ABOUT = {"model": "m", "weights": "random", "dtype": "bfloat16"}
 
 
 def made_rows(
-    seconds: dict[tuple[str | int, ...], tuple[float, float]],
-    generate: dict[str, float] | None = None,
-    graphs: int = 0,
-    repeats: int = 3,
-    last: int = 200,
+    seconds: dict[tuple[str | int, ...], tuple[float, float]], generate: dict[str, float] | None = None,
+    graphs: int = 0, repeats: int = 3, last: int = 200,
 ) -> pd.DataFrame:
     """Make rows of known times: of each way the seconds of a step at the start, and by how much each further one grows."""
     rows = [speed._row(Way("none"), 0, chapter_rows.LOAD, 0, 0, 1.5) | {"engine": "", "cache": ""}]
@@ -358,11 +336,6 @@ def test_a_single_run_is_given_no_range(rows):
     assert written.drop("generate, none").str.contains(" to ").all()
 
 
-def test_ratios_compare_runs_of_the_same_turn(rows):
-    (found,) = told(measures.ONE_ROW, rows)
-    assert (found.low, found.value, found.high) == pytest.approx((2.5, 2.5, 2.5))
-
-
 def test_against_generate_counts_the_prefill_on_both_sides(rows):
     (found,) = told(measures.OVER_GENERATE, rows)
     # Each repeat of a step is longer by as much as one of `generate`; the prefill is not.
@@ -414,9 +387,7 @@ def budget_rows(milliseconds: dict[str, dict[str, float]]) -> pd.DataFrame:
     )
 
 
-PARTS = {
-    STEP: 14.0, PROFILED: 15.0, KERNELS_OF_LAYERS: 10.0, KERNELS_OF_HEAD: 2.0, CALLS: 1.0,
-}
+PARTS = {STEP: 14.0, PROFILED: 15.0, KERNELS_OF_LAYERS: 10.0, KERNELS_OF_HEAD: 2.0, CALLS: 1.0}
 SLOWER = {STEP: 21.0, KERNELS_OF_LAYERS: 13.0, PROFILED: 18.0}
 BUDGET = budget_rows({"usual": PARTS | SLOWER, "large": PARTS})
 # A gain from large pages of 1.05 to 1.47, by repeat, around the 1.25 of `TIMES`.
@@ -493,11 +464,7 @@ def test_partings_name_the_first_other_token_and_its_margin():
 
 def held(cache: str, **values) -> dict:
     return {
-        "cache": cache,
-        "n_tokens": 200,
-        "weights_bytes": 2**28,
-        "predicted_bytes": 2**22,
-        "before_bytes": 2**29,
+        "cache": cache, "n_tokens": 200, "weights_bytes": 2**28, "predicted_bytes": 2**22, "before_bytes": 2**29,
     } | values
 
 
@@ -532,16 +499,8 @@ DRAWN = [{"weights": "random", "parameters": 134_515_008}]
 
 
 def results_of(
-    rows: pd.DataFrame,
-    device="cpu",
-    memory=MEMORY,
-    shapes=None,
-    texts=TEXTS,
-    models=DRAWN,
-    budget=None,
-    contexts=None,
-    beside=None,
-    device_name="a processor",
+    rows: pd.DataFrame, device="cpu", memory=MEMORY, shapes=None, texts=TEXTS, models=DRAWN, budget=None, contexts=None,
+    beside=None, device_name="a processor",
 ) -> Found:
     machine = MACHINE | {"device_name": device_name}
     found = found_of(
@@ -613,10 +572,6 @@ def test_a_statement_holds_on_rows_made_for_it_and_fails_on_others(name):
     assert outcome(name, **agreeing | CONTRARY[name]) == "fails"
 
 
-def test_a_chapter_without_rows_says_not_run():
-    assert {check(one, found_of()).outcome for one in measures.STATEMENTS.values()} == {"not run"}
-
-
 def verdicts_on(seconds=TIMES, generate=None, graphs=0, repeats=5, last=200, **others) -> Judged:
     return Judged(measures.CHECKS, results_of(made_rows(seconds, generate, graphs, repeats, last), **others))
 
@@ -642,16 +597,12 @@ OTHERWISE = {
     "cache-speeds-up": ({"seconds": TIMES | {("none", 0, 0): (0.005, 0.0)}}, "refuted in kind"),
     "linear-time": ({"shapes": shape_rows().assign(fed="1x9")}, "refuted"),
     "linear-time, where nothing is saved": ({"shapes": shape_rows().assign(fed="1x1")}, "undecided"),
-    "static-faster": (
-        {"device": "cuda", "seconds": TIMES | {("static", 1, 0): (0.001, 0.0)}},
-        "plausible cause",
-    ),
+    "static-faster": ({"device": "cuda", "seconds": TIMES | {("static", 1, 0): (0.001, 0.0)}}, "plausible cause"),
     # A static cache that is five times as fast without any compilation is its own cause.
     "static-faster, by itself": ({"device": "cuda", "seconds": FASTER}, "reproduced in kind"),
     # Compiling does next to nothing: the one-row form must not be taken for it.
     "static-faster, only the form": (
-        {"device": "cuda", "seconds": TIMES | {("static", 1, 0): (0.025, 0.0)}},
-        "undecided",
+        {"device": "cuda", "seconds": TIMES | {("static", 1, 0): (0.025, 0.0)}}, "undecided",
     ),
     "static-slower-cpu": ({"generate": {"none": 10, "dynamic": 40, "static": 50}}, "refuted in kind"),
     "static-slower-cpu, on another device": ({"device": "cuda"}, "not run"),
@@ -664,34 +615,10 @@ OTHERWISE = {
 }
 
 
-def test_another_real_model_than_the_documents_is_named_so():
-    packaged = [{"weights": "package", "parameters": 134_515_008}]
-    assert verdicts_on(models=packaged)["cache-speeds-up"].verdict == "reproduced on another real model"
-
-
 @pytest.mark.parametrize("claim", OTHERWISE)
 def test_other_rows_give_another_verdict(claim):
     other, word = OTHERWISE[claim]
     assert verdicts_on(**other)[claim.partition(",")[0]].verdict == word
-
-
-def test_a_claim_and_a_statement_on_one_ratio_give_one_number():
-    rows = made_rows(TIMES)
-    # Repeats whose ratios have another mean than median.
-    rows["seconds"] *= 1 + rows["repeat"] ** 2 * (rows["cache"] == "static")
-    results = results_of(rows)
-    eager, compiled = measures.CHECKS["static-faster"].measure(results).found[measures.KIND]
-    for one, statement in ((eager, "static-alone"), (compiled, "static-compiled")):
-        (other,) = measures.STATEMENTS[statement].must.quantity(results)
-        assert (one.estimate, one.units) == (other.estimate, other.units)
-    # Control: the two ratios are told apart.
-    assert eager.estimate != compiled.estimate
-
-
-def test_two_repeats_decide_nothing_about_speed():
-    few = verdicts_on(repeats=2)
-    for claim in ("cache-speeds-up", "static-slower-cpu"):
-        assert (few[claim].verdict, few[claim].n) == ("undecided", "2 repeats (too few)")
 
 
 def test_another_models_heads_are_not_held_against_the_documents_shapes():
@@ -730,11 +657,6 @@ def test_a_graph_for_every_length_is_not_called_compilable():
     assert "a few layers compiled as one graph, without CUDA graphs" in claim(results_of(rows)).here
 
 
-def test_every_claim_has_a_check():
-    published = documents.published("notebook-static")["claims"]
-    assert [claim["id"] for claim in published] == list(measures.CHECKS)
-
-
 def test_the_documents_own_ids_are_fed_and_another_prompt_is_cut_anew(settings):
     document = documents.published("notebook-static")
     posted = settings.model_copy(update={"prompt": document["prompt"]})
@@ -745,11 +667,7 @@ def test_the_documents_own_ids_are_fed_and_another_prompt_is_cut_anew(settings):
 @pytest.fixture(scope="module")
 def settings(llama_folder):
     return StaticCacheSettings.checked(
-        model=str(llama_folder),
-        text_model=str(llama_folder),
-        dtype="float32",
-        n_new_tokens=6,
-        n_repeats=2,
+        model=str(llama_folder), text_model=str(llama_folder), dtype="float32", n_new_tokens=6, n_repeats=2,
         prompt="def f(x):",
     )
 
@@ -800,21 +718,3 @@ def test_only_what_measures_time_asks_for_the_whole_machine():
     assert {e.name for e in EXPERIMENTS if e.needs_the_machine} == {
         "static_speed", "memory_bandwidth", "step_budget", "weights_or_cache", "beside_llama_cpp"
     }
-
-
-def test_judging_writes_every_claim(rows):
-    table = measures.CLAIMS.judged(results_of(rows))
-    assert len(table) == len(measures.CHECKS)
-
-
-@pytest.mark.parametrize("measured", [True, False])
-def test_what_a_runs_parameters_leave_out_is_drawn_from_the_books_rows(measured):
-    cells = json.loads((paths.CHAPTERS / "10_static_cache.ipynb").read_text("utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    (choice,) = (line for source in code for line in source.splitlines() if line.startswith("budgeted, batched = "))
-    own = SimpleNamespace(runs={"step_budget": measured or None, "weights_or_cache": measured or None})
-    names = {"shown": own, "book": "the book"}
-    exec(choice, names)
-    assert (names["budgeted"], names["batched"]) == ((own, own) if measured else ("the book", "the book"))
-    assert not any(f"{part}(shown" in source for source in code for part in ("budget_table", "figure_batches"))
-    assert not any('shown["contexts"]' in source for source in code)

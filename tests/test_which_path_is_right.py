@@ -1,6 +1,5 @@
 """The chapter on which path is right: its reference is one, its statistics tell a side from none, its verdicts turn."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +11,7 @@ from kvbook.measuring import estimates as fits
 from kvbook.measuring import fp64_reference as truth
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import loading
-from kvreport.chapters.which_path_is_right import figures, measures, path_errors, rows, tables
+from kvreport.chapters.which_path_is_right import measures, path_errors, rows, tables
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 from kvreport.publishing import found as found_in
 from kvreport.publishing import statements, verdicts
@@ -314,25 +313,11 @@ def test_the_reference_is_finer_and_the_dtype_decides_and_control_a_coarser_one_
     assert outcome("dtype-decides", with_rows(results, path_errors=made.assign(error_full=1e-3))) == "fails"
 
 
-def test_figures_and_tables_can_be_made_of_these_rows(results):
-    layers, series = results["layers"], tables.series(results)
-    for fig in (
-        figures.figure_layers(layers), figures.figure_ratios(series, results["texts"], series.head(2)),
-        figures.figure_shared(layers), figures.figure_positions(results["positions"]),
-        figures.figure_shift(tables.shift(results)),
-    ):
-        plt.close(fig)
-    # Three paths in four pairs of model and dtype; the cached one alone is scored on the text itself.
-    assert (len(tables.errors_shown(series)), len(tables.quality(results))) == (12, 4)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_tokens": 80}, "more than the context"),
-        ({"n_tokens": 7}, "n_tokens"),
-        ({"n_samples": 9}, "gives 6 samples"),
-        ({"device": "cuda:99"}, "CUDA devices"),
+        ({"n_tokens": 80}, "more than the context"), ({"n_tokens": 7}, "n_tokens"),
+        ({"n_samples": 9}, "gives 6 samples"), ({"device": "cuda:99"}, "CUDA devices"),
         ({"families": ["nosuch"]}, "neither a family"),
     ],
 )

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
-from kvreport.chapters.blog_past import rows
 from kvreport.chapters.blog_past import rows as named
 from kvreport.chapters.blog_past.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.found import Found
@@ -136,7 +135,7 @@ def _four_over_eight(found: Found) -> str:
         ]
         return f"{means['4bit'] / means['8bit']:.1f}" if {"4bit", "8bit"} <= set(means.index) else "not run"
 
-    theirs, ours = ratio(rows.published_tables()), ratio(found["own"])
+    theirs, ours = ratio(named.published_tables()), ratio(found["own"])
     return f"mean difference in 4 bits over that in 8 bits: published {theirs}, here {ours}"
 
 

@@ -26,7 +26,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, RobertaForCausalLM
 from transformers.utils import logging
 
-from kvbook import paths, progress
+from kvbook import paths
 from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, placement, registry
@@ -34,18 +34,7 @@ from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvbook.settings import Settings
-from kvreport.chapters.blog_past.rows import (
-    BOTH,
-    CACHE_OFF,
-    DECODER,
-    EXPERIMENTS,
-    HANDED,
-    NATIVE,
-    NO_OFFSET,
-    NO_PAST,
-    POSTED,
-    UPPER_LEFT,
-)
+from kvreport.chapters.blog_past import rows as named
 from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.publishing import documents
 
@@ -124,20 +113,20 @@ def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
     kind = model.config.model_type
     if kind == "mpt":
         return [
-            Variant(CACHE_OFF, layers, full, _with_configuration(model, use_cache=False)),
-            Variant(NATIVE, layers, full, _with_configuration(model, use_cache=True)),
+            Variant(named.CACHE_OFF, layers, full, _with_configuration(model, use_cache=False)),
+            Variant(named.NATIVE, layers, full, _with_configuration(model, use_cache=True)),
         ]
     if kind == "falcon":
         where = {"position_ids": torch.zeros((1, 1), dtype=torch.long, device=model.device)}
         return [
-            Variant(NATIVE, layers, full, lambda ids: split_call(model, ids)),
-            Variant(UPPER_LEFT, layers, full, lambda ids: split_call(model, ids, upper_left_mask)),
-            Variant(NO_OFFSET, layers, full, lambda ids: split_call(model, ids, **where)),
-            Variant(BOTH, layers, full, lambda ids: split_call(model, ids, upper_left_mask, **where)),
+            Variant(named.NATIVE, layers, full, lambda ids: split_call(model, ids)),
+            Variant(named.UPPER_LEFT, layers, full, lambda ids: split_call(model, ids, upper_left_mask)),
+            Variant(named.NO_OFFSET, layers, full, lambda ids: split_call(model, ids, **where)),
+            Variant(named.BOTH, layers, full, lambda ids: split_call(model, ids, upper_left_mask, **where)),
         ]
     if kind == "roberta":
         return list(_of_roberta(model, shallower))
-    return [Variant(NATIVE, layers, full, _with_configuration(model, use_cache=True))]
+    return [Variant(named.NATIVE, layers, full, _with_configuration(model, use_cache=True))]
 
 
 def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
@@ -159,14 +148,13 @@ def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
 
     everything = masked.config.num_hidden_layers
     posted, decoder = as_causal(False, everything), as_causal(True, everything)
-    yield Variant(NO_PAST, everything, _last(posted), lambda ids: split_call(posted, ids))
-    yield Variant(DECODER, everything, _last(decoder), lambda ids: split_call(decoder, ids))
+    yield Variant(named.NO_PAST, everything, _last(posted), lambda ids: split_call(posted, ids))
+    yield Variant(named.DECODER, everything, _last(decoder), lambda ids: split_call(decoder, ids))
     depths = {1, 2, 3, everything // 2, everything} if shallower else {everything}
     for layers in sorted(depths & set(range(1, everything + 1))):
         shallow = as_causal(False, layers)
-        yield Variant(
-            HANDED, layers, _last(shallow), lambda ids, shallow=shallow: split_call(shallow, ids, cache=DynamicCache())
-        )
+        handed = lambda ids, shallow=shallow: split_call(shallow, ids, cache=DynamicCache())  # noqa: E731
+        yield Variant(named.HANDED, layers, _last(shallow), handed)
 
 
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -181,13 +169,9 @@ def described(values: torch.Tensor) -> list[float]:
 
 def _quantiles(wide: torch.Tensor) -> list[float]:
     ordered = wide.sort().values
-    found = []
-    for share in _QUANTILES:
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        found.append((ordered[low] + (ordered[high] - ordered[low]) * (place - low)).item())
-    return found
+    places = torch.tensor(_QUANTILES, dtype=torch.float64) * (len(ordered) - 1)
+    low, high = ordered[places.floor().long()], ordered[places.ceil().long()]
+    return (low + (high - low) * places.frac()).tolist()
 
 
 def compare(full: torch.Tensor, split: Split, alone: torch.Tensor) -> dict[str, Any]:
@@ -243,7 +227,7 @@ def inputs(settings: PastTablesSettings) -> dict[str, Any]:
 
 def _texts(settings: PastTablesSettings, tokenizer) -> Iterator[tuple[str, str, list[int]]]:
     posted = documents.published("blog-past")["text"]
-    yield POSTED, POSTED, tokenizer(posted)["input_ids"]
+    yield named.POSTED, named.POSTED, tokenizer(posted)["input_ids"]
     for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed):
         # Encoded anew, so that every text has the special tokens that a call by hand would give it.
         text = tokenizer.decode(sample.ids, skip_special_tokens=True)
@@ -253,41 +237,32 @@ def _texts(settings: PastTablesSettings, tokenizer) -> Iterator[tuple[str, str, 
 
 def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Compare every model, quantization and variant on the posted text and on samples of the corpus."""
-    todo = [
-        (model, quantization)
-        for model in made_of["models"]
-        for quantization in settings.quantizations
+    units = {
+        f"{model['asked_for']}|{quantization}": (model, quantization)
+        for model in made_of["models"] for quantization in settings.quantizations
         # The bidirectional model is rebuilt from its weights, and the document did not quantize it.
         if quantization == "none" or model["architecture"] != "roberta"
-    ]
-    for model, quantization in progress.track(todo, label="with and without past: model and quantization"):
-        unit = f"{model['asked_for']}|{quantization}"
-        if unit in writer.done:
-            continue
+    }
+    for unit, (model, quantization) in writer.pending(units, "with and without past: model and quantization"):
         loaded = loading.load(
             model["asked_for"], weights=weights_for(settings, model["asked_for"]), dtype=settings.dtype,
             device=settings.device, seed=settings.seed, quantization=quantization,
         )
+        about = {
+            "model": loaded.name, "family": model["architecture"], "weights": loaded.weights, "dtype": settings.dtype,
+            "quantization": quantization,
+        }
         rows = []
         with torch.inference_mode():
             of_model = variants(loaded.model)
             for sample, source, ids in _texts(settings, loaded.tokenizer):
                 tokens = torch.tensor([ids], device=loaded.model.device)
                 for variant in of_model:
-                    full, alone = variant.full(tokens), variant.full(tokens[:, -1:])
-                    rows.append(
-                        {
-                            "model": loaded.name, "family": model["architecture"], "weights": loaded.weights,
-                            "dtype": settings.dtype, "quantization": quantization, "variant": variant.name,
-                            "layers": variant.layers, "sample": sample, "source": source, "n_tokens": len(ids),
-                        }
-                        | compare(full.cpu(), _on_host(variant.split(tokens)), alone.cpu())
-                    )
+                    full, split, alone = variant.full(tokens), variant.split(tokens), variant.full(tokens[:, -1:])
+                    of_text = {"variant": variant.name, "layers": variant.layers, "sample": sample, "source": source}
+                    found = compare(full.cpu(), Split(split.logits.cpu(), split.held), alone.cpu())
+                    rows.append(about | of_text | {"n_tokens": len(ids)} | found)
         writer.append(unit, rows)
-
-
-def _on_host(split: Split) -> Split:
-    return Split(split.logits.cpu(), split.held)
 
 
 def work(settings: PastTablesSettings) -> Work:
@@ -297,5 +272,5 @@ def work(settings: PastTablesSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "past_tables", PastTablesSettings, inputs, measure, revision=EXPERIMENTS["past_tables"], work=work
+    "past_tables", PastTablesSettings, inputs, measure, revision=named.EXPERIMENTS["past_tables"], work=work
 )

@@ -48,10 +48,7 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
     for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
         loaded = {kind: samples.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
         truth.take(loaded["eager"].model)
-        for text in texts:
-            unit = f"{dtype}|{text.index}"
-            if unit in writer.done:
-                continue
+        for unit, text in writer.pending({f"{dtype}|{text.index}": text for text in texts}, "text"):
             ids = torch.tensor([text.ids], device=loaded[None].model.device)
             with torch.inference_mode(), in_fp64.widened(torch.float64):
                 (reference,) = truth.of(text.index, lambda model, ids=ids: (model(ids, use_cache=False).logits[0],))
