@@ -44,10 +44,8 @@ def write(
     A masked language model is given the id of its mask token.
     """
     for _ in range(n_new_tokens):
-        if mask is None:
-            logits = model(ids, use_cache=False).logits[0, -1]
-        else:
-            logits = model(torch.hstack([ids, ids.new_tensor([[mask]])])).logits[0, -1]
+        fed = ids if mask is None else torch.hstack([ids, ids.new_tensor([[mask]])])
+        logits = model(fed, **({"use_cache": False} if mask is None else {})).logits[0, -1]
         token = choosing.greedy(logits)
         yield token.item(), logits.float().softmax(-1)[token].item()
         ids = torch.hstack([ids, token[None, None]])
