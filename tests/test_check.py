@@ -1,6 +1,7 @@
 """`kvbook check`: which dtypes it runs, when it stops, what it says meanwhile, and what it refuses."""
 
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import small_gguf
@@ -13,29 +14,31 @@ from kvbook import progress
 from kvbook.diagnosis import check, cores, faults, outcome, probe
 from kvbook.diagnosis.rows import in_batches, rows_of
 from kvbook.errors import UserError
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading, placement, tokenizers
 
 # Which dtypes.
 
 
-def test_two_dtypes_decide_and_the_others_are_listed_as_not_tried(llama_folder, text_folder):
-    found = check.check(asked(llama_folder, text_folder))
-    assert [drift.dtype for drift in found.drift] == ["float64", "float32"]
-    assert found.verdict == "rounding"
-    assert found.not_tried[:2] == ["float16", "bfloat16"]
-    assert found.not_tried[2].endswith("--thorough")
-
-
-# A small bug, which the size in fp32 does not give away, is looked at in a second dtype.
+# A bug that its size gives away in fp32 needs no second dtype; a small one does, and those that are named are all run.
 @pytest.mark.parametrize(
-    ("fault", "dtypes"),
-    [(faults.offset_forgotten, ["float32"]), (faults.kept_in_16_bits, ["float64", "float32"])],
+    ("fault", "named", "dtypes", "status"),
+    [
+        (None, None, ["float64", "float32"], outcome.SOUND),
+        (faults.offset_forgotten, None, ["float32"], outcome.BUG),
+        (faults.kept_in_16_bits, None, ["float64", "float32"], outcome.BUG),
+        (faults.offset_forgotten, "fp32,bf16", ["float32", "bfloat16"], outcome.BUG),
+    ],
 )
-def test_a_bug_is_looked_at_in_as_many_dtypes_as_its_size_needs(llama_folder, text_folder, injected, fault, dtypes):
-    injected(fault)
-    found = check.check(asked(llama_folder, text_folder))
+def test_as_many_dtypes_are_run_as_the_verdict_needs_and_the_others_are_listed(
+    llama_folder, text_folder, injected, fault, named, dtypes, status
+):
+    injected(fault or nullcontext)
+    found = check.check(asked(llama_folder, text_folder, dtypes=named))
     assert [drift.dtype for drift in found.drift] == dtypes
-    assert (found.status, found.first_suspicious_layer) == (outcome.BUG, 1)
+    assert (found.status, found.first_suspicious_layer) == (status, 1 if fault else None)
+    assert found.not_tried[:-1] == [dtype for dtype in UNIT_ROUNDOFF if dtype not in dtypes]
+    assert found.not_tried[-1].endswith("--thorough")
 
 
 def lacks_arithmetic(patch):
@@ -75,12 +78,6 @@ def test_where_fp64_is_missing_16_bits_stand_in_for_it_and_asked_for_alone_it_is
         check.check(asked(llama_folder, text_folder, dtypes="float64"))
 
 
-def test_dtypes_that_are_named_are_all_run(llama_folder, text_folder, injected):
-    injected(faults.offset_forgotten)
-    found = check.check(asked(llama_folder, text_folder, dtypes="fp32,bf16"))
-    assert [drift.dtype for drift in found.drift] == ["float32", "bfloat16"]
-
-
 def test_texts_of_one_length_are_fed_together_and_others_apart():
     texts = [corpus.Sample(index, "file", 0, [5] * length) for index, length in enumerate([9, 7, 9, 9, 7, 9])]
     assert [[text.index for text in batch] for batch in in_batches(texts, 3)] == [[0, 2, 3], [5], [1, 4]]
@@ -110,14 +107,9 @@ CPUINFO = "".join(
 )
 
 
-def test_two_threads_of_a_core_count_once_and_a_container_has_its_share():
-    assert cores.physical(CPUINFO, 8) == 4
-    assert cores.physical(CPUINFO, 2) == 1
-    assert cores.physical("", 8) == 8
-    assert cores.physical("processor : 0\n", 6) == 6
-
-
-def test_busy_cores_are_left_to_those_who_use_them():
+def test_two_threads_of_a_core_count_once_a_container_has_its_share_and_busy_cores_are_left():
+    assert [cores.physical(CPUINFO, logical) for logical in (8, 2)] == [4, 1]
+    assert [cores.physical(unknown, 6) for unknown in ("", "processor : 0\n")] == [6, 6]
     assert [cores.idle(4, load) for load in (0.2, 1.1, 3.9, 40)] == [4, 3, 1, 1]
 
 

@@ -82,12 +82,6 @@ class Finding:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def written(slope: fits.Estimate) -> str:
-    """Write a slope with its interval; what rounds to zero has no sign."""
-    value, low, high = (round(number, 2) + 0.0 for number in (slope.value, slope.low, slope.high))
-    return fits.Estimate(value, low, high).text()
-
-
 def count(roundoffs: float) -> str:
     """Write a number of roundoffs with two or three digits."""
     return f"{roundoffs:,.0f}" if 10 <= roundoffs < 1e6 else f"{roundoffs:.2g}"
@@ -177,7 +171,9 @@ def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Est
     if fitted is None:
         where = f"{finest} alone tells" if len(drift) == 1 else "drifts below one roundoff tell"
         return "undecided", f"{where} no slope: add a finer dtype, float64 first of all"
-    text = f"slope {written(fitted)}"
+    # What rounds to zero has no sign.
+    rounded = (round(number, 2) + 0.0 for number in (fitted.value, fitted.low, fitted.high))
+    text = f"slope {fits.Estimate(*rounded).text()}"
     if fitted.low > BOUNDARY:
         return "rounding", f"{text}: it falls with the roundoff"
     if fitted.high < BOUNDARY:
