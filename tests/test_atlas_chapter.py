@@ -3,14 +3,13 @@
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
 import pytest
 from planted import with_rows
 
 from kvbook.atlas import badges, table
 from kvbook.atlas.names import PATHS, SWITCHED
 from kvbook.errors import UserError
-from kvreport.chapters.atlas import figures, measures, rows, survey, tables
+from kvreport.chapters.atlas import measures, rows, survey, tables
 from kvreport.chapters.atlas.settings import AtlasSettings
 from kvreport.publishing import found as found_in
 from kvreport.publishing.measures import named, written
@@ -151,17 +150,6 @@ def test_a_sentence_names_what_is_refused_and_an_unnamed_one_is_an_error(results
     assert number("REFUSED_NAMES names", results).count(",") + 2 == int(number("REFUSED", results))
     with pytest.raises(UserError, match="has a name"):
         number("REFUSED names", results)
-
-
-def test_every_piece_of_a_bar_is_drawn_with_the_length_of_its_count(results):
-    for draw, counted in (
-        (figures.figure_outcomes, tables.outcomes(results["architectures"])),
-        (figures.figure_paths, tables.counted(results["paths"], "path", "outcome")),
-        (figures.figure_operations, tables.counted(results["first operations"], "dtype", "kind")),
-    ):
-        (ax,) = draw(counted).axes
-        assert sum(patch.get_width() for patch in ax.patches) == counted["architectures"].sum()
-        plt.close(ax.figure)
 
 
 def test_a_badge_is_an_svg_that_says_the_verdict_in_words_and_escapes_what_it_quotes(tmp_path):
