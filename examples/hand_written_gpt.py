@@ -1,4 +1,4 @@
-"""A GPT with a cache, written by hand, and four mistakes that such caches often have: try ``python hand_written_gpt.py``."""
+"""A GPT with a cache, written by hand, and four mistakes of such caches: try ``python hand_written_gpt.py``."""
 
 import torch
 from torch import nn

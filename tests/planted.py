@@ -39,7 +39,7 @@ def on_processor(processor: str, found: Found) -> Found:
 
 
 class Judged(Mapping[str, Verdict]):
-    """A chapter's claims by name, each judged when it is looked up: most tests look at one, and each has its bootstrap."""
+    """A chapter's claims by name, each judged when it is looked up, for each has its bootstrap."""
 
     def __init__(self, checks: Mapping[str, Check], results: Any) -> None:
         self._checks, self._results = checks, results

@@ -49,7 +49,7 @@ def test_a_chapter_runs_on_a_folder_of_any_llama_checkpoint(place, llama_folder,
 
 
 def execute(stem, parameters):
-    """Execute a chapter's cells in this process, with parameters set behind the cell of the defaults, as papermill does."""
+    """Execute a chapter's cells in this process, with parameters set as papermill sets them."""
     names: dict = {}
     for cell in json.loads((CHAPTERS / f"{stem}.ipynb").read_text("utf-8"))["cells"]:
         if cell["cell_type"] == "code":

@@ -26,7 +26,7 @@ def content(tmp_path_factory):
 
 
 def in_a_fresh_kernel(content, cells: list[str]) -> subprocess.CompletedProcess:
-    """Run cells as a notebook does; what clones and installs is left out, since the clone and the libraries are there."""
+    """Run cells as a notebook does, without what clones and installs."""
     cells = ["\n".join(line for line in cell.splitlines() if not line.startswith("!")) for cell in cells]
     script = (
         "import json, sys\n"

@@ -66,7 +66,7 @@ SECTION = re.compile(r"^ *(Parameters|Returns|Yields|Raises)\n *-{4,}$", re.MULT
 
 
 def shown_on_pages() -> set[str]:
-    """Name the modules whose functions the API pages show: those that they name, and where a package takes its names from."""
+    """Name the modules whose functions the API pages show, by their own name or a package's."""
     pages = "\n".join(page.read_text("utf-8") for page in (ROOT / "pages").rglob("*.md"))
     named = set(re.findall(r"automodule:: (\S+)", pages))
     for name in list(named):

@@ -113,15 +113,18 @@ class TestWays:
 
     def test_equal_draws_write_equal_texts_inside_the_block_and_greedy_needs_none(self, model, letters):
         draws = torch.rand(BLOCK, generator=torch.Generator().manual_seed(6))
-        one, other = (write(make(model), letters[:, :1], BLOCK - 1, draws) for make in (WAYS[names.WINDOW], WAYS[names.POSTED]))
+        both = (WAYS[names.WINDOW], WAYS[names.POSTED])
+        one, other = (write(make(model), letters[:, :1], BLOCK - 1, draws) for make in both)
         assert torch.equal(one, other)
         greedy = write(Window(model), letters[:, :3], 4)
         assert greedy[0, 3] == model(letters[:1, :3], torch.arange(3))[0, -1].argmax()
 
     @pytest.mark.parametrize(
         ("how", "length", "right"),
-        [(names.LAST_ONLY, 5, False), (names.LAST_ONLY, 1, True), (names.WHOLE_PROMPT, 5, True), (names.CHUNKED_SHIFTED, 6, True),
-         (names.CHUNKED_REPLY, 6, False), (names.CHUNKED_UNMASKED, 6, False)],
+        [
+            (names.LAST_ONLY, 5, False), (names.LAST_ONLY, 1, True), (names.WHOLE_PROMPT, 5, True),
+            (names.CHUNKED_SHIFTED, 6, True), (names.CHUNKED_REPLY, 6, False), (names.CHUNKED_UNMASKED, 6, False),
+        ],
     )
     def test_a_prompt_is_fed_whole_or_in_chunks_with_a_mask_that_is_shifted(self, model, letters, how, length, right):
         prompt = letters[:1, :length]

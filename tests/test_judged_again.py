@@ -1,4 +1,4 @@
-"""Verdicts on documents' claims: judged when a page is read, so that another rule executes nothing and edits no copy."""
+"""Verdicts on documents' claims: judged when a page is read, so that another rule executes nothing."""
 
 import hashlib
 import json

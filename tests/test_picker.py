@@ -1,4 +1,4 @@
-"""The front page's picker opens a verdict only when the answers decide it: its real code, on the classes of the real page."""
+"""The front page's picker opens a verdict only when the answers decide it: its own code, on the real page."""
 
 import itertools
 import json
@@ -51,7 +51,7 @@ def decided(entries: dict[str, list[str]], script: Path = SCRIPT) -> list[tuple[
 
 
 def faults(entries: dict[str, list[str]], script: Path = SCRIPT) -> list[str]:
-    """List where a symptom is open that names a question without an answer, or one answered otherwise, and dead ends."""
+    """List where a symptom is open against the answers or without one that it needs, and dead ends."""
     found = []
     for answers, shown, opened in decided(entries, script):
         said = ", ".join(f"{name} {answer}" for name, answer in answers.items() if answer) or "nothing"
@@ -89,8 +89,8 @@ def test_control_a_picker_that_takes_no_answer_for_a_fitting_one_is_found(entrie
         code.replace(rule, "named.some(([answer, own]) => own.includes(answer))"), "utf-8"
     )
     found = faults(entries, tmp_path / "picker.js")
-    own = "changed logits, loop own: My own cache gets worse after block_size tokens (nanoGPT) is open, and needs an answer to past"
-    assert own in found
+    own = "My own cache gets worse after block_size tokens (nanoGPT) is open, and needs an answer to past"
+    assert f"changed logits, loop own: {own}" in found
 
 
 ANSWERED = {

@@ -61,7 +61,7 @@ def generated(model) -> list[int]:
 
 @pytest.fixture
 def untouched(llama):
-    """Make the small model anew: once hidden states were asked of a model, transformers' hooks stay on it, and no graph is made."""
+    """Make the small model anew: hooks of one that was asked for hidden states would break its graphs."""
     model = type(llama)(llama.config)
     model.load_state_dict(llama.state_dict())
     return model.eval().requires_grad_(False)
@@ -266,7 +266,7 @@ def made_rows(
     seconds: dict[tuple[str | int, ...], tuple[float, float]], generate: dict[str, float] | None = None,
     graphs: int = 0, repeats: int = 3, last: int = 200,
 ) -> pd.DataFrame:
-    """Make rows of known times: of each way the seconds of a step at the start, and by how much each further one grows."""
+    """Make rows of known times: of each way a step's seconds at the start, and its growth."""
     rows = [speed._row(Way("none"), 0, chapter_rows.LOAD, 0, 0, 1.5) | {"engine": "", "cache": ""}]
     for cache, rate in (generate or {"none": 10, "dynamic": 40, "static": 38}).items():
         for repeat in range(repeats):

@@ -1,4 +1,4 @@
-"""Compare two builds of the site page by page: visible text line by line, and the data of figures and tables value by value.
+"""Compare two builds of the site: visible text by line, data of figures and tables by value.
 
 Run it before and after a change of the code that is to change no result::
 

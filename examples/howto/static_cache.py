@@ -1,4 +1,4 @@
-"""A static cache and torch.compile: room for prompt and answer, steps of one fixed shape, and a warm-up that is not timed."""
+"""A static cache and torch.compile: room for prompt and answer, steps of one shape, an untimed warm-up."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What every Python that a test starts does first: it looks for garbage as seldom as this command does, see `kvbook.garbage`.
+"""What every Python that a test starts does first: it looks for garbage seldom, see `kvbook.garbage`.
 
 Most of them live for seconds, of which a third would pass with looking through what they have imported.
 """

@@ -293,7 +293,7 @@ class Part(Estimate):
 
 
 def part(column: str, of: str = ""):
-    """Share of all rows for which a column holds, or of what another one adds up to, where these are all that there are."""
+    """Share of all rows for which a column holds, or of another one's sum, where there are no others."""
 
     def estimate(rows: pd.DataFrame) -> Estimate:
         whole = int(rows[of].sum()) if of else len(rows)

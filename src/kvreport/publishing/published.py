@@ -126,7 +126,7 @@ def measured(notebook: Mapping[str, Any]) -> dict[str, str]:
 
 
 def of(executed: Path, source: Path | None = None) -> list[Published]:
-    """List what one executed chapter published, in its order; captions may stand in the notebook that it was made from."""
+    """List what an executed chapter published, in its order, with the captions of its source."""
     notebook = read(executed)
     written = captions.of(source or paths.CHAPTERS / executed.name)
     about = {"chapter": executed.stem, "title": title(notebook), "run": notebook["metadata"]["kvbook"]}

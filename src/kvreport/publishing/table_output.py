@@ -12,7 +12,7 @@ def csv_of(table: pd.DataFrame) -> bytes:
 
 
 def laid_out(shown: pd.DataFrame, literal: Collection[str] = ()) -> tuple[dict[str, str], dict[str, str]]:
-    """Write a table's output: what a notebook shows, and the rows that its page is made of, `literal` columns as code."""
+    """Write what a notebook shows of a table, and the rows of its page, `literal` columns as code."""
     marked_up = shown.assign(**{column: [_quoted(text) for text in shown[column]] for column in literal})
     data = {"text/html": shown.to_html(index=False, border=0), "text/plain": shown.to_string(index=False)}
     return data, {"csv": marked_up.to_csv(index=False)}

@@ -126,7 +126,7 @@ def _each(said: Mapping[str, str]) -> str:
 
 
 def weights_of(models: Iterable[dict[str, Any]]) -> str:
-    """Say whose weights a run has: "hub" when each model is one of the documents', "package" when each is real, else "stand-in".
+    """Say whose weights a run has: "hub" if all are the documents', "package" if all are real, else "stand-in".
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def weights_of(models: Iterable[dict[str, Any]]) -> str:
 
 
 def _kind(model: dict[str, Any]) -> str:
-    """Tell a document's model, another real one, and what is neither apart, by where the weights came from and their number."""
+    """Tell documents' models, other real ones and toys apart, by the weights' origin and number."""
     theirs = [architecture for family in registry.families().values() for architecture in family.architectures]
     sizes = {architecture.parameters for architecture in theirs}
     if model["weights"] == "hub" and model["hub_id"] in {architecture.hub_id for architecture in theirs}:

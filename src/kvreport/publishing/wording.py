@@ -49,7 +49,7 @@ def scaled(estimate: Estimate, factor: float, less: float = 0) -> Estimate:
 
 
 def spread(estimate: Estimate) -> str:
-    """Write a small estimate and half its interval, as (1.7 ± 0.2) × 10⁻⁴; a skew one or a range, as 1.4 [0.0, 4.1] × 10⁻⁷."""
+    """Write a small estimate as (1.7 ± 0.2) × 10⁻⁴; a skew one or a range as 1.4 [0.0, 4.1] × 10⁻⁷."""
     if estimate.value == 0:
         return "0"
     exponent = math.floor(math.log10(abs(estimate.value)))

@@ -1,4 +1,4 @@
-"""Beside what the chapters made, in ``_build/citations/<chapter>/``: a BibTeX file for every figure and table, and verdicts."""
+"""In ``_build/citations/<chapter>/``: a BibTeX file for every figure and table, and the verdicts."""
 
 from collections.abc import Iterable
 from pathlib import Path

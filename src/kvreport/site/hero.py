@@ -34,7 +34,7 @@ def markdown(context: Context) -> str:
 
 
 def lines(rows: list[dict[str, str]], frame: Mapping[str, Any], bold: Sequence[str]) -> list[Line]:
-    """Give every line: whose it is, and its points as dtype, value and place in the picture, in per cent; bold ones first."""
+    """List the lines, bold ones first: whose each is, and its points as dtype, value and place in per cent."""
     found: dict[tuple[str, str], Line] = {}
     # Stable: within a model clean first, and the rest as in the figure.
     for row in sorted(rows, key=lambda row: (row["model"] not in bold, row["model"], row["symptom"] != "clean")):

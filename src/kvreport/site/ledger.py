@@ -68,8 +68,8 @@ def markdown(rows: Iterable[dict[str, str]]) -> str:
     parts.append(csv_table("tab-ledger", caption, [header, *summary]))
     claims = [[row["verdict"], f"[{row['document']}](#{row['table']})", row["n"], row["claim"]] for row in rows]
     caption = (
-        "Every claim in our words and its own, with its verdict. A document's name leads to the rule, the numbers and what it "
-        "published; n counts independent units."
+        "Every claim in our words and its own, with its verdict. A document's name leads to the rule, the numbers and "
+        "what it published; n counts independent units."
     )
     table = csv_table("tab-ledger-claims", caption, [["verdict", "document", "n", "claim"], *claims], filtered=True)
     parts.append(f":::::{{dropdown}} All {len(rows)} claims, to search and to sort\n{table}\n:::::")

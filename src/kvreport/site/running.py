@@ -81,8 +81,8 @@ def colab(context: Context) -> str:
     known = (
         "Every chapter's page has a button with a rocket that opens its notebook there."
         if book.repository and "github.com" in book.repository
-        else "This copy of the book does not know which repository it comes from, so its pages have no button for Colab; "
-        "put the address in yourself."
+        else "This copy of the book does not know which repository it comes from, so its pages have no button for "
+        "Colab; put the address in yourself."
     )
     return (
         f"{known}\n"

@@ -16,8 +16,8 @@ def speed() -> str:
         for run in runs.values()
     )
     caption = (
-        "Ratios of `make bench`, each of two pieces of work that took turns: median of the turns, and in brackets the lowest "
-        "and the highest, or against `generate` a 95 % interval; above 1 the first is the faster. "
+        "Ratios of `make bench`, each of two pieces of work that took turns: median of the turns, and in brackets the "
+        "lowest and the highest, or against `generate` a 95 % interval; above 1 the first is the faster. "
         f"Drift on `{settings['model']}` ({settings['weights']} weights), "
         f"statistics and decoding in the full-size architecture of `{settings['shape']}` with random weights. {made}."
     )
@@ -31,8 +31,8 @@ def targets() -> str:
     if not runs:
         return ""
     caption = (
-        "Targets of speed, and what the medians of the benches above say of them. Narrowly: the bracket holds the target. "
-        "A cell is empty where that bench did not measure it. "
+        "Targets of speed, and what the medians of the benches above say of them. Narrowly: the bracket holds "
+        "the target. A cell is empty where that bench did not measure it. "
         "Held to: in matrix products oneDNN took no later instructions than those, by `ONEDNN_MAX_CPU_ISA`."
     )
     met = results.against_targets(runs).rename(columns=results.headings(runs))

@@ -234,7 +234,9 @@ STATEMENTS = {
     "static-compiled": holds(every(KIND_COMPILED, "inside", _HALF_MORE), "this processor"),
     "one-row-pays": holds(every(ONE_ROW, "above", _HALF_MORE), "this processor"),
     "large-pages-pay": holds(every(LARGE_PAGES, "above", _EVEN), "this processor"),
-    "runs-disagree-on-pages": holds(every(APART, "above", Bound(0, "arithmetic", "apart")), "this processor", on="Intel"),
+    "runs-disagree-on-pages": holds(
+        every(APART, "above", Bound(0, "arithmetic", "apart")), "this processor", on="Intel"
+    ),
     "faster-than-llama-cpp": holds(every(OVER_LLAMA_CPP, "above", _EVEN), "this processor"),
     "faster-than-generate": holds(every(OVER_GENERATE, "above", _HALF_MORE), "this processor"),
     "kernels-take-most": holds(every(KERNELS, "above", _MOST), "this processor"),
