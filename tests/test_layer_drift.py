@@ -275,34 +275,29 @@ def test_lengths_beside_a_fixed_one_go_from_half_of_it_to_three_times(settings, 
     assert by_layer.LENGTHS.run(settings.model_copy(update={"n_tokens": "8-16"})) is None
 
 
-def test_weights_that_are_not_the_documents_decide_in_kind_only(lawful):
-    own = [about | {"weights": "local"} for about in lawful.runs["layer_drift"].about["models"]]
-    assert judged(with_models(lawful, own))["coarser-is-worse"].verdict == "reproduced in kind"
-    # As many parameters as a model of the documents: a folder with the real checkpoint.
-    real = [
-        about | {"weights": "local", "parameters": 6_738_546_688}
-        for about in lawful.runs["layer_drift"].about["models"]
-    ]
-    assert judged(with_models(lawful, real))["coarser-is-worse"].verdict == "reproduced"
-    mixed = [
-        lawful.runs["layer_drift"].about["models"][0],
-        lawful.runs["layer_drift"].about["models"][1] | {"weights": "stand-in"},
-    ]
-    assert judged(with_models(lawful, mixed))["coarser-is-worse"].verdict == "reproduced in kind"
+THEIRS = {"weights": "hub", "hub_id": "openai-community/gpt2"}
+ANOTHER = {"parameters": 200_000_000, "hub_id": "somebody/elses"}
+OF_THEIR_SIZE = {"weights": "local", "parameters": 6_738_546_688}
+REAL = [{"weights": weights} for weights in ("package", "gguf", "local", "hub")]
 
 
-@pytest.mark.parametrize("weights", ["package", "gguf", "local", "hub"])
-def test_a_real_model_that_is_not_the_documents_stands_between_theirs_and_a_toy(lawful, weights):
-    def found(*models: dict) -> str:
-        first, second = lawful.runs["layer_drift"].about["models"]
-        return judged(with_models(lawful, [first | models[0], second | models[-1]]))["coarser-is-worse"].verdict
-
-    another = {"weights": weights, "parameters": 200_000_000, "hub_id": "somebody/elses"}
-    assert found(another) == "reproduced on another real model"
-    assert found({"weights": "hub", "hub_id": "openai-community/gpt2"}, another) == "reproduced on another real model"
-    # Controls: a toy in the same kind of file, and a stand-in beside the real model.
-    assert found(another | {"parameters": 2_800_000}) == "reproduced in kind"
-    assert found(another, {"weights": "stand-in"}) == "reproduced in kind"
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        (THEIRS, THEIRS, "reproduced"), (THEIRS, {"weights": "stand-in"}, "reproduced in kind"),
+        ({"weights": "local"}, {"weights": "local"}, "reproduced in kind"),
+        # A folder with the real checkpoint.
+        (OF_THEIR_SIZE, OF_THEIR_SIZE, "reproduced"),
+        *((ANOTHER | of, ANOTHER | of, "reproduced on another real model") for of in REAL),
+        (THEIRS, ANOTHER | {"weights": "hub"}, "reproduced on another real model"),
+        # A toy in the same kind of file, and a stand-in beside the real model.
+        (ANOTHER | {"weights": "gguf", "parameters": 2_800_000}, THEIRS, "reproduced in kind"),
+        (ANOTHER | {"weights": "gguf"}, {"weights": "stand-in"}, "reproduced in kind"),
+    ],
+)
+def test_a_claim_is_judged_by_whose_weights_its_models_have(lawful, first, second, verdict):
+    models = [about | of for about, of in zip(lawful.runs["layer_drift"].about["models"], (first, second), strict=True)]
+    assert judged(with_models(lawful, models))["coarser-is-worse"].verdict == verdict
 
 
 def test_verdicts_on_the_mitigations_turn_with_their_rows(lawful):
