@@ -178,7 +178,7 @@ def test_no_module_reaches_itself_and_control_a_circle_is_found(sources):
 
 def test_what_must_start_quickly_and_what_draws_a_page_imports_nothing_that_computes_directly_or_not(sources):
     drawing = {name for name in sources if chapter(name) and name.endswith(DRAWS)}
-    assert len(drawing) == 12 * len(DRAWS)
+    assert len(drawing) >= 12 * len(DRAWS)
     light = drawing | {name for name in sources if name in LIGHT or part(name) in LIGHT}
     assert {module: found for module in light if (found := computing_behind(module, sources))} == {}
     assert computing_behind("kvbook.models.loading", sources), "the control"

@@ -7,10 +7,11 @@ import pytest
 from planted import run_of
 
 from kvbook.errors import UserError
-from kvreport.publishing import measures
+from kvreport.publishing import estimators, measures
+from kvreport.publishing.estimators import mean, median, part, share, total
 from kvreport.publishing.found import Found, Frame
 from kvreport.publishing.judging import UNFITTED
-from kvreport.publishing.measures import Measure, joined, mean, median, noted, part, share, total, worded
+from kvreport.publishing.measures import Measure, joined, noted, worded
 
 DTYPES = ("float32", "bfloat16")
 
@@ -36,7 +37,7 @@ def found() -> Found:
 EQUAL = Measure("share that is equal in {dtype}", "file", rows="drift", by=("model", "dtype"), estimate=share("equal"))
 DRIFT = Measure(
     "drift over fp32's", "file", form="{:.1f}", rows="drift", by=("model", "dtype"), over=("dtype", "float32"),
-    estimate=measures.ratio_of_means("drift"),
+    estimate=estimators.ratio_of_means("drift"),
 )
 DRIFTED = Measure("drift in bf16", rows="of the frame", estimate=part("drift", "twice"))
 SUM = Measure("sum", rows="of the frame", estimate=total("twice"), form="{:,.0f}")
@@ -93,12 +94,12 @@ def test_a_row_without_a_value_is_not_estimated_from_and_none_with_one_gives_no_
     unknown = rows.assign(drift=rows["drift"].where(rows["sample"] > 5), equal=rows["equal"].where(rows["sample"] > 1))
     assert mean("drift")(unknown).value == pytest.approx(9 + 8.5)
     assert share("equal")(unknown).value == 0.1
-    assert [one("drift")(unknown.head(3)) for one in (mean, share, measures.geometric_mean)] == [None] * 3
+    assert [one("drift")(unknown.head(3)) for one in (mean, share, estimators.geometric_mean)] == [None] * 3
     # What has no logarithm has no place in a geometric mean.
     endless = rows.assign(drift=[0.0, float("inf")] + [2.0, 8.0] * 5)
-    assert measures.geometric_mean("drift")(endless).value == pytest.approx(4)
+    assert estimators.geometric_mean("drift")(endless).value == pytest.approx(4)
     threefold = rows.assign(drift=3 * rows["drift"]).sample(frac=1, random_state=0)
-    assert measures.geometric_mean_of_ratios("drift")(threefold, rows).value == pytest.approx(3)
+    assert estimators.geometric_mean_of_ratios("drift")(threefold, rows).value == pytest.approx(3)
 
 
 def test_measures_stand_side_by_side_for_the_groups_that_all_have_or_that_any_has(found):

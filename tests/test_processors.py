@@ -13,8 +13,9 @@ from kvbook.errors import UserError
 from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.publishing import captions, documents, evaluated, measures, processors, statements, verdicts
+from kvreport.publishing.estimators import total
 from kvreport.publishing.found import Found
-from kvreport.publishing.measures import Measure, claim, holds, total
+from kvreport.publishing.measures import Measure, claim, holds
 from kvreport.publishing.rules import Bound, every, refuted, reproduced
 from kvreport.site import environment, inserts, ledger
 from kvreport.site.context import Context

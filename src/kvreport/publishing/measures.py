@@ -10,7 +10,6 @@ is what all chapters need: rows that are not there, groups, pairs of groups, ind
 """
 
 import dataclasses
-import math
 import re
 import shlex
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -21,9 +20,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from kvbook.errors import UserError
-from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvbook.runs.records import Run
+from kvreport.publishing.estimators import UNITS, Part
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import NOT_RECORDED, UNFITTED, Check, Evidence, Measured, with_units
 from kvreport.publishing.rules import Bound, Condition, Outcome, Quantity, Rule, anyone, every, refuted, reproduced
@@ -33,11 +32,6 @@ from kvreport.publishing.wording import DTYPES, between, change, listed, power_o
 
 # A number in the prose: of a chapter's own measures, or on another page with the chapter's name before it.
 ROLE = re.compile(r"\{measured\}`(?:(?P<chapter>\w+):)?(?P<what>[^`@]+)(?:@(?P<maker>\w+))?`")
-# The column that tells the independent units of a measure apart.
-UNITS = {
-    "file": "source", "model": "model", "prompt": "prompt", "repeat": "repeat", "repetition": "repetition",
-    "text": "sample", "compilation": "way",
-}
 
 
 @dataclass(frozen=True)
@@ -197,120 +191,6 @@ def verdict(check: Check) -> Worded:
     """Name the verdict on a claim."""
     rows = tuple(measure.rows for measure in check.rule.quantities)
     return Worded(rows, lambda found: check(found).verdict)
-
-
-# Estimators: what becomes of the rows of a group.
-
-
-def _of_known(column: str, estimate: Callable[[pd.DataFrame], Estimate]):
-    """Estimate from the rows that have a value in a column; None where none has."""
-
-    def of_known(rows: pd.DataFrame) -> Estimate | None:
-        known = rows[rows[column].notna()]
-        return estimate(known) if len(known) else None
-
-    return of_known
-
-
-def share(column: str, unit: str = "file"):
-    """Share of units for which a column holds."""
-    return _of_known(column, lambda rows: estimates.share_over(rows, rows[column] > 0, UNITS[unit])[0])
-
-
-def mean(column: str, change: Callable[[Any], Any] = lambda of: of):
-    """Mean over samples, or a function of it, with files resampled."""
-    return _of_known(column, lambda rows: estimates.mean_resampled(rows, column, change))
-
-
-def geometric_mean(column: str):
-    """Geometric mean over samples, with files resampled, of the values that have a logarithm."""
-    fitted = _of_known(column, lambda rows: estimates.log_mean_resampled(rows, column))
-    return lambda rows: fitted(rows[rows[column].between(0, math.inf, inclusive="neither")])
-
-
-def geometric_mean_of_ratios(column: str):
-    """Geometric mean over samples of the ratio of two groups."""
-
-    def estimate(rows: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
-        both = rows.merge(other, on=["source", "sample"], suffixes=("", "_other"))
-        return geometric_mean("ratio")(both.assign(ratio=both[column] / both[f"{column}_other"]))
-
-    return estimate
-
-
-def ratio_of_means(column: str):
-    """Ratio of two groups' means over the same samples."""
-    return lambda rows, other: estimates.paired_ratio(_paired(rows, other), column, "one", "other")
-
-
-def median_of_ratios(column: str):
-    """Median over samples of the ratio of two groups, for times."""
-    return lambda rows, other: estimates.paired_median_ratio(_paired(rows, other), column, "one", "other")
-
-
-def median(column: str):
-    """Median over repeats, or of the ratio of two groups at each repeat."""
-
-    def estimate(rows: pd.DataFrame, other: pd.DataFrame | None = None) -> Estimate | None:
-        values = rows.set_index("repeat")[column]
-        if other is not None:
-            values = values / other.set_index("repeat")[column]
-        values = values.dropna().to_numpy()
-        return estimates.median_of(values) if len(values) else None
-
-    return estimate
-
-
-def _paired(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
-    return pd.concat([rows.assign(variant="one"), other.assign(variant="other")])
-
-
-def counted(count: Callable[..., float]):
-    """A fact about the rows of a group or of two, with no interval: nothing is sampled."""
-
-    def estimate(*groups: pd.DataFrame) -> Estimate:
-        value = float(count(*groups))
-        return Estimate(value, value, value, "range")
-
-    return estimate
-
-
-def computed(column: str, how: str):
-    """A fact about a column, by the name that pandas has for it, such as "max"."""
-    return counted(lambda rows: rows[column].agg(how))
-
-
-def total(column: str):
-    """Sum of a column."""
-    return computed(column, "sum")
-
-
-@dataclass(frozen=True)
-class Part(Estimate):
-    """A share that was counted, and of how many."""
-
-    of: int = 0
-
-
-def part(column: str, of: str = ""):
-    """Share of all rows for which a column holds, or of another one's sum, where there are no others."""
-
-    def estimate(rows: pd.DataFrame) -> Estimate:
-        whole = int(rows[of].sum()) if of else len(rows)
-        value = float(rows[column].sum() / whole)
-        return Part(value, value, value, "range", whole)
-
-    return estimate
-
-
-def distinct(column: str):
-    """How many values a column has."""
-    return computed(column, "nunique")
-
-
-def first(column: str):
-    """A column's value in the first row."""
-    return counted(lambda rows: rows[column].iloc[0])
 
 
 # What is judged by measures: a sentence of ours, and a document's claim.

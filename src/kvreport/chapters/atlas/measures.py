@@ -7,7 +7,8 @@ import pandas as pd
 from kvbook.atlas import names, table
 from kvbook.atlas.names import CHUNKED, PADDED, STATIC, WHOLE
 from kvreport.chapters.atlas.rows import EXPERIMENTS, ROWS  # noqa: F401
-from kvreport.publishing.measures import Measure, counted, holds, noted, part, total
+from kvreport.publishing.estimators import counted, part, total
+from kvreport.publishing.measures import Measure, holds, noted
 from kvreport.publishing.rules import HALF, Bound, every
 
 

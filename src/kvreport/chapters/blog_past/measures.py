@@ -7,9 +7,10 @@ import pandas as pd
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.blog_past import rows as named
 from kvreport.chapters.blog_past.rows import EXPERIMENTS, ROWS  # noqa: F401
+from kvreport.publishing.estimators import counted, distinct, mean, share, total
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Check
-from kvreport.publishing.measures import Measure, claim, counted, distinct, holds, mean, noted, share, total, worded
+from kvreport.publishing.measures import Measure, claim, holds, noted, worded
 from kvreport.publishing.rules import Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 

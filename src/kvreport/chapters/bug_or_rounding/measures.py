@@ -9,7 +9,8 @@ from kvbook.diagnosis import verdict
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.bug_or_rounding import rows
 from kvreport.chapters.bug_or_rounding.rows import CLEAN, EXPERIMENTS, NARROW, NARROW_INSIDE, ROWS  # noqa: F401
-from kvreport.publishing.measures import Measure, Worded, computed, counted, distinct, holds, noted, part, share, total
+from kvreport.publishing.estimators import computed, counted, distinct, part, share, total
+from kvreport.publishing.measures import Measure, Worded, holds, noted
 from kvreport.publishing.rules import HALF, Bound, every
 
 

@@ -10,19 +10,8 @@ from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import EXPERIMENTS, ROWS  # noqa: F401
-from kvreport.publishing.measures import (
-    Measure,
-    counted,
-    distinct,
-    first,
-    holds,
-    mean,
-    noted,
-    part,
-    ratio_of_means,
-    share,
-    total,
-)
+from kvreport.publishing.estimators import counted, distinct, first, mean, part, ratio_of_means, share, total
+from kvreport.publishing.measures import Measure, holds, noted
 from kvreport.publishing.rules import HALF, Bound, every
 
 # Draws for what has to be sorted anew in each.

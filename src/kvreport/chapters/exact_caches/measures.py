@@ -3,18 +3,8 @@
 from dataclasses import replace
 
 from kvreport.chapters.exact_caches.rows import ALL, ATTENTION, BOTH, EXACT, EXPERIMENTS, PRODUCTS, ROWS, SINGLE, STOCK  # noqa: F401
-from kvreport.publishing.measures import (
-    Measure,
-    distinct,
-    first,
-    holds,
-    median_of_ratios,
-    noted,
-    part,
-    ratio_of_means,
-    share,
-    total,
-)
+from kvreport.publishing.estimators import distinct, first, median_of_ratios, part, ratio_of_means, share, total
+from kvreport.publishing.measures import Measure, holds, noted
 from kvreport.publishing.rules import HALF, Bound, every
 
 DIFFERING = Measure(

@@ -8,24 +8,19 @@ from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.from_scratch import rows
 from kvreport.chapters.from_scratch.rows import EXPERIMENTS, POSTED, ROWS, WINDOW  # noqa: F401
 from kvreport.publishing import wording
-from kvreport.publishing.found import Found
-from kvreport.publishing.judging import UNFITTED
-from kvreport.publishing.measures import (
-    Measure,
-    claim,
+from kvreport.publishing.estimators import (
     counted,
     distinct,
-    either,
     first,
-    holds,
     mean,
     median_of_ratios,
-    noted,
     ratio_of_means,
     share,
     total,
-    verdict,
 )
+from kvreport.publishing.found import Found
+from kvreport.publishing.judging import UNFITTED
+from kvreport.publishing.measures import Measure, claim, either, holds, noted, verdict
 from kvreport.publishing.rules import HALF, Bound, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 

@@ -11,23 +11,9 @@ from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.chapters.layer_drift import rows
 from kvreport.chapters.layer_drift.rows import EXPERIMENTS, LAST, POSITIONS, POSTED, ROWS, STOCK  # noqa: F401
+from kvreport.publishing.estimators import distinct, first, mean, median_of_ratios, part, ratio_of_means, share, total
 from kvreport.publishing.found import Found
-from kvreport.publishing.measures import (
-    Measure,
-    claim,
-    distinct,
-    either,
-    first,
-    holds,
-    mean,
-    median_of_ratios,
-    noted,
-    part,
-    ratio_of_means,
-    said,
-    share,
-    total,
-)
+from kvreport.publishing.measures import Measure, claim, either, holds, noted, said
 from kvreport.publishing.rules import HALF, Bound, anyone, every, most, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 

@@ -2,7 +2,8 @@
 
 from kvreport.chapters.models.rows import CAUSAL, EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.chapters.models.tables import as_code
-from kvreport.publishing.measures import Measure, counted, distinct, first, holds, noted, worded
+from kvreport.publishing.estimators import counted, distinct, first
+from kvreport.publishing.measures import Measure, holds, noted, worded
 from kvreport.publishing.rules import Bound, every
 
 OVER_BIGRAM = Measure(

@@ -7,8 +7,9 @@ import pandas as pd
 
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse.rows import EXPERIMENTS, ROWS  # noqa: F401
+from kvreport.publishing.estimators import counted, distinct, first, part, share, total
 from kvreport.publishing.found import Found
-from kvreport.publishing.measures import Measure, claim, counted, distinct, first, holds, noted, part, share, total
+from kvreport.publishing.measures import Measure, claim, holds, noted
 from kvreport.publishing.rules import HALF, Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES

@@ -8,21 +8,10 @@ from kvbook.measuring.estimates import two_digits
 from kvreport.chapters.static_cache import rows
 from kvreport.chapters.static_cache.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing import documents
+from kvreport.publishing.estimators import counted, first, median, part
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.measures import (
-    Derived,
-    Measure,
-    claim,
-    counted,
-    first,
-    holds,
-    median,
-    noted,
-    part,
-    told,
-    worded,
-)
+from kvreport.publishing.measures import Derived, Measure, claim, holds, noted, told, worded
 from kvreport.publishing.rules import Bound, Side, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES

@@ -9,7 +9,8 @@ from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.where_drift_begins import rows
 from kvreport.chapters.where_drift_begins.rows import EXPERIMENTS, ROWS  # noqa: F401
-from kvreport.publishing.measures import Measure, claim, counted, distinct, holds, mean, noted, part, share, worded
+from kvreport.publishing.estimators import counted, distinct, mean, part, share
+from kvreport.publishing.measures import Measure, claim, holds, noted, worded
 from kvreport.publishing.rules import HALF, Bound, anyone, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 

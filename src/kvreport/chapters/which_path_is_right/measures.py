@@ -8,19 +8,16 @@ from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.which_path_is_right import rows
 from kvreport.chapters.which_path_is_right.rows import CACHED, EAGER, EXPERIMENTS, ROWS, SERIES, UNCACHED  # noqa: F401
-from kvreport.publishing.measures import (
-    Measure,
-    claim,
+from kvreport.publishing.estimators import (
     counted,
     distinct,
     geometric_mean,
     geometric_mean_of_ratios,
-    holds,
     mean,
-    noted,
     part,
     share,
 )
+from kvreport.publishing.measures import Measure, claim, holds, noted
 from kvreport.publishing.rules import Bound, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
