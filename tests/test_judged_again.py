@@ -41,10 +41,9 @@ def test_a_verdict_is_that_of_today_for_page_ledger_and_download_and_the_copy_st
     assert table["csv"] == TODAY
     assert table["files"] == {"csv": hashlib.sha256(TODAY.encode()).hexdigest()}
     assert other["csv"] == "a\n1\n"
-    chapter = SimpleNamespace(
-        executed=copy, source=copy, stem="01_one", folders=SimpleNamespace(figures=tmp_path / "figures")
-    )
-    assert [row["verdict"] for row in ledger.verdicts([chapter])] == ["refuted"]
+    folders = SimpleNamespace(figures=tmp_path / "figures")
+    chapter = SimpleNamespace(executed=copy, source=copy, stem="01_one", folders=folders)
+    assert [(row["verdict"], row["document"]) for row in ledger.verdicts([chapter])] == [("refuted", "some-thread")]
     monkeypatch.setattr(citation, "of_published", lambda item, book: item.name)
     citations.write([chapter], None)
     made = {file.name: file.read_text() for file in citations.folder(chapter).iterdir()}

@@ -29,17 +29,23 @@ from kvreport.site.overlay import Files, overlay
 
 
 @pytest.fixture(scope="module")
-def built_once(tmp_path_factory):
-    """The small book, executed with the parameter set `few` and rendered as `make book` does."""
+def built(tmp_path_factory):
+    """The small book, executed with the parameter set `few` and rendered as `make book` does; and what that said."""
     root = mini_book.create(tmp_path_factory.mktemp("site") / "book")
     built = mini_book.make_book(root, PROFILE="few")
     assert built.returncode == 0, built.stdout
     return root, built.stdout
 
 
+@pytest.fixture(scope="module")
+def root(built):
+    return built[0]
+
+
 @pytest.fixture
-def book(built_once, tmp_path):
-    return shutil.copytree(built_once[0], tmp_path / "book")
+def book(root, tmp_path):
+    """A copy of the built book, to be changed."""
+    return shutil.copytree(root, tmp_path / "book")
 
 
 def page(root: Path, name: str = f"chapters/{STEM}") -> BeautifulSoup:
@@ -50,29 +56,33 @@ def article(root: Path, name: str = f"chapters/{STEM}") -> str:
     return " ".join(page(root, name).find("article").get_text().split())
 
 
+def copy_of(root: Path) -> dict:
+    return json.loads((root / "_build" / "executed" / f"{STEM}.ipynb").read_text("utf-8"))
+
+
 # What the page shows
 
 
-def test_the_build_says_what_ran_and_where_the_book_is(built_once):
-    root, said = built_once
+def test_the_build_says_what_ran_and_where_the_book_is(built):
+    root, said = built
     assert f"chapter 1 of 1: {STEM}" in said
     assert f"The book is in {root / '_build' / 'html' / 'index.html'}" in said
 
 
-def test_figures_and_tables_are_numbered_described_and_referred_to(built_once):
-    figure, table = page(built_once[0]).find("figure", id="fig-squares"), page(built_once[0]).find_all("table")
+def test_figures_and_tables_are_numbered_described_and_referred_to(root):
+    figure, table = page(root).find("figure", id="fig-squares"), page(root).find_all("table")
     assert " ".join(figure.figcaption.get_text().split()).startswith("Fig. 1.1 Thirds of squares.")
     assert figure.img["alt"] == "A line through points."
     assert [one.get("id") for one in table] == ["tab-squares"], "the notebook's own HTML table is shown too"
     assert " ".join(table[0].caption.get_text().split()).startswith("Table 1.1 The rows behind Fig. 1.1.")
     rows = [[cell.get_text(strip=True) for cell in row.find_all(["th", "td"])] for row in table[0].find_all("tr")]
     assert rows == [["x", "y"], ["0", "0.00"], ["1", "0.33"], ["2", "1.33"]]
-    assert "The last square stands in Table 1.1; see Fig. 1.1." in article(built_once[0])
+    assert "The last square stands in Table 1.1; see Fig. 1.1." in article(root)
 
 
-def test_a_picture_waits_and_keeps_its_place_where_its_size_is_known(built_once, tmp_path):
-    folder = built_once[0] / "_build" / "html" / "chapters"
-    picture = page(built_once[0]).find("figure", id="fig-squares").img
+def test_a_picture_waits_and_keeps_its_place_where_its_size_is_known(root, tmp_path):
+    folder = root / "_build" / "html" / "chapters"
+    picture = page(root).find("figure", id="fig-squares").img
     with Image.open(folder / picture["src"]) as shown:
         assert [picture["loading"], picture["width"], picture["height"]] == ["lazy", *map(str, shown.size)]
     (tmp_path / "a.svg").write_text("<svg/>")
@@ -81,8 +91,7 @@ def test_a_picture_waits_and_keeps_its_place_where_its_size_is_known(built_once,
         assert pictures.marked(html, known) == html.replace("<img ", '<img loading="lazy" ')
 
 
-def test_every_download_is_the_runs_own_file(built_once):
-    root, _ = built_once
+def test_every_download_is_the_runs_own_file(root):
     here = root / "_build" / "html" / "chapters"
     links = page(root).find("article").select("a.download")
     offered = {Path(link["href"]).name: (here / link["href"]).resolve() for link in links}
@@ -93,29 +102,22 @@ def test_every_download_is_the_runs_own_file(built_once):
         assert file.read_bytes() == expected[name].read_bytes(), name
 
 
-def test_below_a_figure_stand_a_link_to_it_and_a_citation_with_the_runs_hash(built_once):
-    root, _ = built_once
+def test_the_figure_and_the_page_on_the_environment_name_the_run(root):
     below = page(root).find("figure", id="fig-squares").find_next("div", class_="kvbook-downloads")
     assert below.find("a", string="permalink")["href"] == "#fig-squares"
     entry = below.find("pre").get_text()
     assert entry == (root / "_build" / "citations" / STEM / "fig-squares.bib").read_text("utf-8")
-    run = json.loads((root / "_build" / "executed" / f"{STEM}.ipynb").read_text("utf-8"))["metadata"]["kvbook"]
+    run = copy_of(root)["metadata"]["kvbook"]
     assert run["inputs_sha256"][:16] in entry
     assert run["files"]["fig-squares.csv"][:16] in entry
     assert "url" not in entry
-
-
-def test_the_page_on_the_environment_lists_every_run(built_once):
-    root, _ = built_once
     row = page(root, "pages/environment").find("table", id="tab-runs").find("tbody").find("tr")
-    run = json.loads((root / "_build" / "executed" / f"{STEM}.ipynb").read_text("utf-8"))["metadata"]["kvbook"]
-    cells = [cell.get_text(strip=True) for cell in row.find_all("td")]
-    assert cells[:2] == [STEM, "few"]
-    assert cells[-1] == run["inputs_sha256"][:16]
+    name, profile, *_, inputs = (cell.get_text(strip=True) for cell in row.find_all("td"))
+    assert (name, profile, inputs) == (STEM, "few", run["inputs_sha256"][:16])
 
 
-def test_how_a_chapter_was_run_and_its_parameters_are_folded_away_but_there(built_once):
-    folded = {each.summary.get_text(" ", strip=True): each for each in page(built_once[0]).find_all("details")}
+def test_how_a_chapter_was_run_and_its_parameters_are_folded_away_but_there(root):
+    folded = {each.summary.get_text(" ", strip=True): each for each in page(root).find_all("details")}
     parameters = next(each for title, each in folded.items() if "Show the parameters of this run" in title)
     assert "n = 3" in parameters.get_text()
     assert "open" not in parameters.attrs
@@ -129,28 +131,27 @@ def test_how_a_chapter_was_run_and_its_parameters_are_folded_away_but_there(buil
     assert facts["Took"].endswith(" s")
 
 
-def test_thebe_and_scripts_that_stand_twice_are_taken_out(built_once):
-    assert clean_assets._without_thebe_and_twins(["a.js", "sphinx-thebe.js", "a.js", "b.js"]) == ["a.js", "b.js"]
-    scripts = [str(script) for script in page(built_once[0]).find("head").find_all("script")]
+def test_thebe_and_scripts_that_stand_twice_are_taken_out(root):
+    scripts = [str(script) for script in page(root).find("head").find_all("script")]
     assert not any("thebe" in script for script in scripts)
     assert len(set(scripts)) == len(scripts)
 
 
-def test_a_book_of_unknown_origin_is_cited_and_names_no_repository_and_no_picture_to_fetch(built_once):
-    front = page(built_once[0], "index")
+def test_a_book_of_unknown_origin_is_cited_and_names_no_repository_and_no_picture_to_fetch(root):
+    front = page(root, "index")
     assert front.find("article").find("pre").get_text().startswith("@misc{kvbook,")
     assert "By The kvbook authors" in front.get_text(" ", strip=True)
-    for file in (built_once[0] / "_build" / "html").rglob("*.html"):
+    for file in (root / "_build" / "html").rglob("*.html"):
         assert 'og:image"' not in file.read_text("utf-8"), file.name
     assert "github.com" not in str(front)
 
 
 def test_a_cell_and_a_word_of_code_are_wrapped_once_and_several_paragraphs_stay_apart():
     code = '<code class="literal"><span class="pre">kvbook</span> <span class="pre">check</span></code>'
-    body = f'<th class="head"><p>a</p></th><td><p>{code}</p></td>\n<td><p>one</p><p>two</p></td><td><p>b</p>\n</td>'
-    slim = '<th class="head">a</th><td><code class="literal">kvbook check</code></td>'
     kept = "<td><p>one</p><p>two</p></td><td><p>b</p>\n</td>"
-    assert clean_assets._without_wrappers(body) == f"{slim}\n{kept}"
+    body = f'<tr><th class="head"><p>a</p></th><td><p>{code}</p></td>\n{kept}</tr>'
+    slim = '<th class="head">a</th><td><code class="literal">kvbook check</code></td>'
+    assert clean_assets._without_wrappers(body) == f"<tr>{slim}\n{kept}</tr>"
 
 
 # What a change costs
@@ -158,13 +159,14 @@ def test_a_cell_and_a_word_of_code_are_wrapped_once_and_several_paragraphs_stay_
 
 def test_prose_shows_at_once_and_nothing_is_executed(book):
     mini_book.write(book, prose=mini_book.PROSE.replace("The last square stands", "The end stands"))
-    copy_before = (book / "_build" / "executed" / f"{STEM}.ipynb").stat().st_mtime_ns
+    copied = book / "_build" / "executed" / f"{STEM}.ipynb"
+    before = copied.stat().st_mtime_ns
     built = mini_book.make_book(book, PROFILE="few")
     assert built.returncode == 0, built.stdout
     assert "chapter 1 of 1" not in built.stdout
     assert "The end stands in Table 1.1" in article(book)
     assert "the last square is 1.33" in article(book)
-    assert (book / "_build" / "executed" / f"{STEM}.ipynb").stat().st_mtime_ns == copy_before
+    assert copied.stat().st_mtime_ns == before
 
 
 def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_run(book):
@@ -193,12 +195,8 @@ def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, mo
 
 
 def test_repository_colab_and_site_are_linked_where_they_are_known(book):
-    known = {
-        "GITHUB_REPOSITORY": "somebody/book",
-        "GITHUB_REF_NAME": "main",
-        "KVBOOK_SITE_URL": "https://example.org/b",
-    }
-    built = mini_book.plain_build(book, PROFILE="few", **known)
+    known = {"GITHUB_REPOSITORY": "somebody/book", "GITHUB_REF_NAME": "main"}
+    built = mini_book.plain_build(book, PROFILE="few", KVBOOK_SITE_URL="https://example.org/b", **known)
     assert built.returncode == 0, built.stdout
     chapter = page(book)
     assert chapter.find("a", href="https://github.com/somebody/book") is not None
@@ -209,12 +207,10 @@ def test_repository_colab_and_site_are_linked_where_they_are_known(book):
     assert f"url = {{{permalink}}}" in chapter.find("div", class_="kvbook-downloads").get_text()
     assert chapter.find("meta", property="og:url")["content"] == f"https://example.org/b/chapters/{STEM}.html"
     # Both a page with pictures and one without have one that others can fetch, and it is there.
-    front = BeautifulSoup((book / "_build" / "html" / "index.html").read_text(), "html.parser")
-    for shown in (chapter, front):
-        pictures = [tag["content"] for tag in shown.find_all("meta", property="og:image")]
-        assert len(pictures) == 1
-        assert pictures[0].startswith("https://example.org/b/_images/")
-        assert (book / "_build" / "html" / "_images" / Path(pictures[0]).name).is_file()
+    for shown in (chapter, page(book, "index")):
+        (picture,) = (tag["content"] for tag in shown.find_all("meta", property="og:image"))
+        assert picture.startswith("https://example.org/b/_images/")
+        assert (book / "_build" / "html" / "_images" / Path(picture).name).is_file()
     words = chapter.find("meta", property="og:image:alt")["content"]
     assert words == chapter.find("img", src=lambda source: "_images" in source)["alt"]
 
@@ -223,15 +219,13 @@ def test_repository_colab_and_site_are_linked_where_they_are_known(book):
 
 
 @pytest.mark.parametrize("build", [mini_book.make_book, mini_book.plain_build])
-def test_a_chapter_that_fails_stops_the_build_with_one_line(built_once, tmp_path, build):
+def test_a_chapter_that_fails_stops_the_build_with_one_line(tmp_path, build):
     root = mini_book.create(tmp_path)
     mini_book.write(root, last='raise ValueError("no such drift")\n')
     built = build(root)
     assert built.returncode != 0
-    complaints = [line for line in built.stdout.splitlines() if "no such drift" in line]
-    assert complaints == [
-        f"kvbook: chapter {STEM} failed: ValueError: no such drift; what ran is in _build/executed/{STEM}.partial.ipynb"
-    ]
+    said = f"chapter {STEM} failed: ValueError: no such drift; what ran is in _build/executed/{STEM}.partial.ipynb"
+    assert [line for line in built.stdout.splitlines() if "no such drift" in line] == [f"kvbook: {said}"]
     assert "Traceback" not in built.stdout
     assert not list((root / "_build" / "html").glob("**/*.html"))
 
@@ -244,69 +238,70 @@ def test_a_reference_to_nothing_fails_each_time_not_only_the_first(book):
         assert "fig-nowhere" in built.stdout
 
 
-def executed_and_source(built_once) -> tuple[dict, dict]:
-    root, _ = built_once
-    executed = json.loads((root / "_build" / "executed" / f"{STEM}.ipynb").read_text())
-    return json.loads((root / "chapters" / f"{STEM}.ipynb").read_text()), executed
-
-
-def joined(source: dict, executed: dict, address: str | None = None) -> dict:
+def joined(source: dict, executed: dict) -> dict:
     folder = Path(tempfile.mkdtemp(prefix="kvbook-tests-"))
     for name in ("fig-squares", "tab-squares"):
         (folder / f"{name}.bib").write_text(f"@misc{{{name},\n}}\n")
-    files = Files(folder, folder, folder, folder / "x.ipynb", address)
+    files = Files(folder, folder, folder, folder / "x.ipynb", None)
     return overlay(source, executed, files, captions.written(source, {}))
 
 
-@pytest.mark.parametrize("wrong", ["failed", "error", "code", "twice"])
-def test_a_copy_that_is_no_good_run_of_its_source_is_refused(built_once, wrong):
-    source, executed = before = executed_and_source(built_once)
+def cell(notebook: dict, cell_id: str) -> dict:
+    return next(cell for cell in notebook["cells"] if cell.get("id") == cell_id)
+
+
+ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
+REFUSED = {
+    "a run that failed": (lambda copied: copied["metadata"]["papermill"].update(exception=True), "failed"),
+    "an error in a cell": (lambda copied: cell(copied, "last")["outputs"].append(ERROR), "failed"),
+    "other code": (lambda copied: cell(copied, "run").update(source="x = 1"), "'run'"),
+    "two figures": (
+        lambda copied: cell(copied, "figure").update(outputs=2 * cell(copied, "figure")["outputs"]),
+        "publishes 2 figures",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_copy_that_is_no_good_run_of_its_source_is_refused(root, what):
+    source, executed = before = mini_book.notebook(), copy_of(root)
     kept = copy.deepcopy(before)
     joined(source, executed)
     assert (source, executed) == kept, "joining changes a notebook"
-    cells = {cell.get("id"): cell for cell in executed["cells"]}
-    if wrong == "failed":
-        executed["metadata"]["papermill"]["exception"] = True
-    if wrong == "error":
-        error = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
-        executed["cells"][-2]["outputs"].append(error)
-    if wrong == "code":
-        source["cells"][2]["source"] += "\nx = 1\n"
-    if wrong == "twice":
-        cells["figure"]["outputs"].append(copy.deepcopy(cells["figure"]["outputs"][0]))
-    said = {"failed": "failed", "error": "failed", "code": "'run'", "twice": "publishes 2 figures"}[wrong]
+    change, said = REFUSED[what]
+    change(executed)
     with pytest.raises(UserError, match=said):
         joined(source, executed)
 
 
-def box(built_once, **recorded) -> str:
-    source, executed = executed_and_source(built_once)
+def box(root, **recorded) -> str:
+    executed = copy_of(root)
     executed["metadata"]["kvbook"] |= recorded
-    return next(cell["source"] for cell in joined(source, executed)["cells"] if cell.get("id") == "how-it-was-run")
+    return cell(joined(mini_book.notebook(), executed), "how-it-was-run")["source"]
 
 
 @pytest.mark.parametrize(
     ("device", "share", "said"), [("cpu", 1, True), ("cpu", 2, False), ("cpu", None, False), ("cuda", 1, False)]
 )
-def test_the_box_says_with_how_many_threads_the_rest_was_run(built_once, device, share, said):
+def test_the_box_says_with_how_many_threads_the_rest_was_run(root, device, share, said):
     machine = {"device": device, "device_name": "Some CPU, 2 threads", "threads": 2, "system": "Linux"}
-    text = box(built_once, shared_threads=share, machine=machine)
+    text = box(root, shared_threads=share, machine=machine)
     rest = " (1 for experiments that measure no time)" * said
     assert f"Some CPU, 2 threads{rest}, Linux" in text
 
 
-def test_the_box_names_model_and_weights_where_the_chapter_has_them(built_once):
-    assert "Model and weights" not in box(built_once), "the small book's chapter has none"
-    assert "Model and weights\n: `llama`, `stand-in`\n" in box(built_once, model="llama", weights="stand-in")
+def test_the_box_names_model_and_weights_where_the_chapter_has_them(root):
+    assert "Model and weights" not in box(root), "the small book's chapter has none"
+    assert "Model and weights\n: `llama`, `stand-in`\n" in box(root, model="llama", weights="stand-in")
     # A folder brings its own, whatever the chapter's parameter says of families.
-    assert "Model and weights\n: `models/mine`\n" in box(built_once, model="models/mine", weights="stand-in")
+    assert "Model and weights\n: `models/mine`\n" in box(root, model="models/mine", weights="stand-in")
 
 
-def test_a_table_cell_that_looks_like_a_list_stays_text(built_once):
-    source, executed = executed_and_source(built_once)
-    (cell,) = [cell for cell in executed["cells"] if cell.get("id") == "table"]
-    cell["outputs"][0]["metadata"]["text/html"]["kvbook_table"]["csv"] = 'a,b\n-,1.\n-3.5,"x, y"\n'
-    (table,) = [cell for cell in joined(source, executed)["cells"] if cell.get("id") == "shown-tab-squares"]
+def test_a_table_cell_that_looks_like_a_list_stays_text(root):
+    executed = copy_of(root)
+    (output,) = cell(executed, "table")["outputs"]
+    output["metadata"]["text/html"]["kvbook_table"]["csv"] = 'a,b\n-,1.\n-3.5,"x, y"\n'
+    table = cell(joined(mini_book.notebook(), executed), "shown-tab-squares")
     assert table["source"].splitlines()[-4:-1] == ["a,b", "\\-,1\\.", '-3.5,"x, y"']
 
 
@@ -352,28 +347,18 @@ def test_the_contents_take_up_every_chapter_once_and_in_the_order_of_their_names
     assert sum(fnmatch.fnmatch("chapters/13_a_new_one", glob) for glob in globs) == 1
 
 
-def chapter_with_claims(tmp_path, **columns):
-    row = {
-        "verdict": "refuted", "claim": "Water, it is said, is wet.", "n": "3 seas", "here": "2", "published": "1",
-        "rule": "Refuted when dry.",
-    } | columns
-    text = ",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values()) + "\n"
-    metadata = {"text/html": {"kvbook_table": {"name": "tab-claims-some-thread", "caption": "x", "csv": text}}}
-    cells = [{"cell_type": "code", "outputs": [{"metadata": metadata}]}, {"cell_type": "markdown"}]
-    path = tmp_path / "executed.ipynb"
-    path.write_text(json.dumps({"cells": cells}))
-    return SimpleNamespace(executed=path)
-
-
-def test_the_ledger_says_what_the_chapters_published(tmp_path):
-    rows = list(ledger.verdicts([chapter_with_claims(tmp_path)]))
-    assert [row["verdict"] for row in rows] == ["refuted"]
-    text = ledger.markdown(rows)
+def test_the_ledger_says_what_the_chapters_published_and_counts_it_by_verdict():
+    about = dict.fromkeys(SHOWN, "x") | {"document": "some-thread", "table": "tab-claims-some-thread"}
+    text = ledger.markdown([about | {"verdict": "refuted", "claim": "Water, it is said, is wet.", "n": "3 seas"}])
     assert text.startswith("Claims checked: 1; documents: 1; verdicts: 1 refuted.")
     assert "verdict,[some-thread](#tab-claims-some-thread)\nrefuted,1" in text
     assert 'refuted,[some-thread](#tab-claims-some-thread),3 seas,"Water, it is said, is wet."' in text
     assert ":class: kvbook-table kvbook-filter" in text
     assert "No chapter" in ledger.markdown([])
+    # Another real model is counted between the documents' own and a stand-in.
+    words = ["reproduced in kind", "reproduced on another real model", "reproduced"]
+    text = ledger.markdown(about | {"verdict": word} for word in words)
+    assert re.findall(r"^(reproduced[^,]*),1$", text, re.MULTILINE) == words[::-1]
 
 
 def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
@@ -382,14 +367,6 @@ def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
     assert "No chapter" in inserts.fill("<!-- part: ledger -->", nothing)
     with pytest.raises(UserError, match="'nosuch'; there are: ledger"):
         inserts.fill("<!-- part: nosuch -->", nothing)
-
-
-def test_the_ledger_counts_another_real_model_between_the_documents_and_a_stand_in():
-    words = ["reproduced in kind", "reproduced on another real model", "reproduced"]
-    about = dict.fromkeys(SHOWN, "x") | {"document": "some-thread", "table": "tab-claims-some-thread"}
-    text = ledger.markdown(about | {"verdict": word} for word in words)
-    counted = re.findall(r"^(reproduced[^,]*),1$", text, re.MULTILINE)
-    assert counted == words[::-1]
 
 
 def test_every_old_address_of_a_chapter_leads_to_the_chapter_of_that_name():
