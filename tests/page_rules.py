@@ -4,7 +4,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def serve(folder: Path) -> Iterator[str]:
-    """Serve a folder on this machine; gives its address."""
+    """Serve a folder on this machine, at the address that this yields."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -86,13 +86,11 @@ def serve(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _listening(page: Page, **heard: Callable[[Any], object]) -> Iterator[None]:
-    for event, listener in heard.items():
-        page.on(event, listener)
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
         for event, listener in heard.items():
-            page.remove_listener(event, listener)
+            page.on(event, listener)
+            stack.callback(page.remove_listener, event, listener)
+        yield
 
 
 def faults(page: Page, judged: set[str], address: str, path: str, folder: Path) -> list[str]:
