@@ -7,6 +7,7 @@ from typing import Any
 
 MOST_PARAMETERS = 8
 MOST_LINES = 80
+MAGIC = re.compile(r"^\s*[!%]", re.MULTILINE)
 # What nbformat asks of a cell's id.
 CELL_ID = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 # A parameter: name, type, default, and a comment that papermill --help-notebook shows.
@@ -27,13 +28,7 @@ def faults(notebook: dict[str, Any]) -> list[str]:
         One line a fault; empty when the notebook is as it must be.
     """
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return [
-        *_leftovers(notebook, code),
-        *_ids(notebook["cells"]),
-        *_parameters(code),
-        *_thinness(code),
-        *_names(code),
-    ]
+    return [*_leftovers(notebook, code), *_ids(notebook["cells"]), *_parameters(code), *_thinness(code), *_names(code)]
 
 
 def _leftovers(notebook: dict[str, Any], code: list[dict[str, Any]]) -> list[str]:
@@ -77,7 +72,7 @@ def _thinness(code: list[dict[str, Any]]) -> list[str]:
     for cell in code:
         source = _source(cell)
         lines += sum(bool(line.strip()) for line in source.splitlines())
-        if re.search(r"^\s*[!%]", source, re.MULTILINE):
+        if MAGIC.search(source):
             found.append(f"cell {cell.get('id')} holds a magic or a shell command")
             continue
         for node in ast.walk(ast.parse(source)):
@@ -92,7 +87,7 @@ def _names(code: list[dict[str, Any]]) -> list[str]:
     """Say what the cells take from a module that does not have it: only an execution would meet that."""
     sources = [_source(cell) for cell in code]
     # Magics and shell commands are a fault of their own, and no Python.
-    trees = [ast.parse(source) for source in sources if not re.search(r"^\s*[!%]", source, re.MULTILINE)]
+    trees = [ast.parse(source) for source in sources if not MAGIC.search(source)]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     imported = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"

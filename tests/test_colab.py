@@ -36,21 +36,13 @@ def in_a_fresh_kernel(content, cells: list[str]) -> subprocess.CompletedProcess:
         "    shell.run_cell(cell).raise_error()\n"
     )
     # -I: without the folders of this process, and without those that the tests' own environment names.
-    return subprocess.run(
-        [sys.executable, "-I", "-c", script], cwd=content, capture_output=True, text=True, check=False
-    )
-
-
-def cells_of_the_chapter() -> tuple[str, str]:
-    """Give the chapter's imports and its parameters."""
-    notebook = json.loads((paths.CHAPTERS / f"{STEM}.ipynb").read_text())
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return "".join(code[0]["source"]), "".join(code[1]["source"])
+    return subprocess.run([sys.executable, "-I", "-c", script], cwd=content, capture_output=True, text=True)
 
 
 @pytest.mark.slow
 def test_the_two_cells_make_a_chapter_run_from_the_clone_with_device_and_dtypes_set(content):
-    imports, parameters = cells_of_the_chapter()
+    notebook = json.loads((paths.CHAPTERS / f"{STEM}.ipynb").read_text())
+    imports, parameters, *_ = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
     told = (
         "import kvbook, kvreport\n"
         "print(kvbook.__file__, kvreport.__file__)\n"
@@ -90,9 +82,8 @@ def test_a_card_without_bf16_is_not_asked_for_it(monkeypatch, capability, dtypes
 
 
 def test_the_page_gives_both_cells_with_the_address_that_the_citation_file_names(tmp_path):
-    shutil.copy(paths.ROOT / "CITATION.cff", tmp_path)
-    with (tmp_path / "CITATION.cff").open("a") as file:
-        file.write("repository-code: https://github.com/somebody/book.git\n")
+    about = (paths.ROOT / "CITATION.cff").read_text()
+    (tmp_path / "CITATION.cff").write_text(f"{about}repository-code: https://github.com/somebody/book.git\n")
     text = running.colab(SimpleNamespace(root=tmp_path))
     assert "!git clone -q https://github.com/somebody/book kv-cache-book" in text
     assert running.ON_THE_GPU in text

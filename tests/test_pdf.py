@@ -35,18 +35,11 @@ def test_a_chapter_is_printed_and_linked_when_asked_for_and_not_linked_otherwise
 
 
 def test_without_a_browser_the_build_stops_with_one_line_that_says_what_to_do(book, tmp_path):
-    built = mini_book.run(
-        book,
-        "-c",
-        "from kvreport.site import pdf; pdf.print_page(pdf.Path('x'), pdf.Path('y/x.pdf'))",
-        PATH=str(tmp_path),
-    )
+    code = "from kvreport.site import pdf; pdf.print_page(pdf.Path('x'), pdf.Path('y/x.pdf'))"
+    built = mini_book.run(book, "-c", code, PATH=str(tmp_path))
     assert built.returncode != 0
-    assert (
-        built.stdout.strip()
-        .splitlines()[-1]
-        .endswith("no Chromium to print PDFs with: install it, or name one in KVBOOK_CHROMIUM")
-    )
+    said = built.stdout.strip().splitlines()[-1]
+    assert said.endswith("no Chromium to print PDFs with: install it, or name one in KVBOOK_CHROMIUM")
 
 
 def test_a_browser_that_prints_nothing_is_not_believed(tmp_path, monkeypatch):

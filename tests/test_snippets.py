@@ -16,7 +16,7 @@ from kvbook import paths
 
 PAGES = ("index.md", "chapters/01_bug_or_rounding.ipynb")
 TEXT = "def area(width, height):\n    return width * height  # of a rectangle\n"
-# What only some snippets print, by a word of theirs.
+# What only some snippets have, by a word of theirs.
 DRIFT, EQUAL, REUSED = "full.std()", "row_invariant()", "prompt_cache"
 
 
@@ -24,9 +24,8 @@ def snippets(page: str) -> list[str]:
     """Take every block of Python from a page or a notebook's prose."""
     text = (paths.ROOT / page).read_text("utf-8")
     if page.endswith(".ipynb"):
-        text = "\n".join(
-            "".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"
-        )
+        prose = (cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown")
+        text = "\n".join(map("".join, prose))
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
@@ -37,7 +36,7 @@ def given(snippet: str) -> list[str]:
 
 
 def everything(kind: str, folder: Path) -> dict[str, object]:
-    """Give all that a snippet may take for granted."""
+    """Return all that a snippet may take for granted."""
     name = checkpoint(kind, folder)
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     return {"name": name, "model": model, "tokenizer": AutoTokenizer.from_pretrained(name), "text": TEXT}
@@ -93,12 +92,11 @@ def test_a_snippet_runs_as_it_is_pasted(page, place, code, values, graphs, capsy
         assert printed == values["tokenizer"].decode(fresh[0]).strip()
 
 
+PAD = "tokenizer.pad_token"
 # What each remedy was before: pasted alone it fails, or does something else.
 BROKEN = {
     "a missing import": (PLAIN, EQUAL, "from kvbook.exact import row_invariant\n", NameError),
-    "no pad token": (
-        NO_PAD, "padding=True", "tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token\n", ValueError,
-    ),
+    "no pad token": (NO_PAD, "padding=True", f"{PAD} = {PAD} or tokenizer.eos_token\n", ValueError),
     "experts in fp64": (MIXTURE, DRIFT, ', experts_implementation="eager"', RuntimeError),
 }
 
