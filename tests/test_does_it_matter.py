@@ -1,5 +1,6 @@
 """The experiments of the chapter on whether the difference matters, on small checkpoints in a local folder."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,7 +55,7 @@ def forced(settings):
 
 
 @pytest.fixture(scope="module")
-def parting(settings):
+def diverged(settings):
     return first_divergence.EXPERIMENT.run(settings)
 
 
@@ -83,7 +84,7 @@ BASELINE = variants.Variant("itself", variants.whole)
 
 
 def without_offset(model, ids, prompt):
-    """Read behind the prompt with positions from 0 again, as Falcon's code of mid-2023 did."""
+    """Read what follows the prompt with positions from 0 again, as Falcon's code of mid-2023 did."""
     for text in range(len(ids)):
         cache = variants.dynamic(model.config, ids.shape[1])
         model(ids[text : text + 1, :prompt], past_key_values=cache, use_cache=True)
@@ -107,12 +108,14 @@ UNMASKED = variants.Variant("padding not masked", without_mask)
 
 def mean_kl(subject, way, ids, prompt=8):
     expected, found = (gathered(subject, which, ids, prompt) for which in (BASELINE, way))
-    both = [
-        predictions.compare(torch.stack([r[0] for r in one]), torch.stack([r[0] for r in two]), torch.zeros(13).long())
-        for one, two in ((list(e.values()), list(f.values())) for e,
-                f in zip(expected.values(), found.values(), strict=True))
+    kl = [
+        predictions.compare(
+            *(torch.stack([logits for logits, _ in of[text].values()]) for of in (expected, found)),
+            torch.zeros(ids.shape[1] - prompt).long(),
+        ).kl
+        for text in expected
     ]
-    return torch.cat([scores.kl for scores in both]).mean().item()
+    return torch.cat(kl).mean().item()
 
 
 @pytest.mark.parametrize("way", ROUNDING, ids=lambda way: way.name)
@@ -120,15 +123,12 @@ def test_every_rounding_way_gives_every_row_of_every_text(subject, texts, way):
     expected, found = (gathered(subject, which, texts, 8) for which in (BASELINE, way))
     assert {text: sorted(rows) for text, rows in found.items()} == {text: list(range(8, 21)) for text in range(3)}
     for text, rows in found.items():
-        for position, (logits, hidden) in rows.items():
-            assert torch.allclose(logits, expected[text][position][0], atol=2e-4), (text, position)
-            assert torch.allclose(hidden, expected[text][position][1], atol=2e-4)
-
-
-def test_control_rows_of_a_neighbour_would_not_pass(subject, texts):
-    expected = gathered(subject, BASELINE, texts, 8)
-    assert not torch.allclose(expected[0][12][0], expected[1][12][0], atol=1e-1)
-    assert not torch.allclose(expected[0][12][0], expected[0][13][0], atol=1e-1)
+        for position, both in rows.items():
+            for here, there in zip(both, expected[text][position], strict=True):
+                assert torch.allclose(here, there, atol=2e-4), (text, position)
+    # Control: rows of a neighbour, text or position, would not pass.
+    for text, position in ((1, 12), (0, 13)):
+        assert not torch.allclose(expected[0][12][0], expected[text][position][0], atol=1e-1)
 
 
 def test_a_batch_smaller_than_the_full_one_is_filled_and_more_texts_make_a_second(subject):
@@ -140,7 +140,7 @@ def test_a_batch_smaller_than_the_full_one_is_filled_and_more_texts_make_a_secon
         assert torch.allclose(found[8][11][0], expected[8][11][0], atol=2e-4)
 
 
-def test_learned_positions_are_right_behind_padding(gpt2_folder, settings, texts):
+def test_learned_positions_are_right_after_padding(gpt2_folder, settings, texts):
     gpt2 = variants.Subject(settings.model_copy(update={"model": str(gpt2_folder)}), "float32")
     assert mean_kl(gpt2, variants.PADDED, texts) < 1e-7
     # Control: without mask and positions the same comparison fails.
@@ -167,26 +167,23 @@ def test_each_way_runs_the_model_that_it_names(subject):
     assert subject.model_of(variants.EAGER) is eager, "loaded once"
 
 
-def test_ways_that_a_model_lacks_are_left_out(subject, llama, gpt2):
-    assert variants.possible(subject.baseline.model) == list(variants.VARIANTS)
-    assert variants.EAGER not in variants.possible(subject.model_of(variants.EAGER))
-    # Widths of 32 and 48: bitsandbytes has no 4-bit product for these on a CPU.
-    for narrow in (llama, gpt2):
-        assert set(variants.VARIANTS) - set(variants.possible(narrow)) == {variants.WEIGHTS_4}
+def test_ways_that_a_model_or_a_library_lacks_are_left_out(subject, llama, gpt2, monkeypatch):
+    def lacking(model):
+        return set(variants.VARIANTS) - set(variants.possible(model))
 
-
-def test_without_an_fp8_cache_in_transformers_that_way_is_left_out(subject, monkeypatch):
     def none(backend, **_more):
         raise ValueError(f"Unknown quantization backend `{backend}`")
 
-    monkeypatch.setattr(variants, "QuantizedCache", none)
-    assert set(variants.VARIANTS) - set(variants.possible(subject.baseline.model)) == {variants.KV_FP8}
-
-
-def test_without_the_library_weights_are_not_quantized(subject, monkeypatch):
+    model = subject.baseline.model
+    assert lacking(model) == set()
+    assert lacking(subject.model_of(variants.EAGER)) == {variants.EAGER}
+    # Widths of 32 and 48: bitsandbytes has no 4-bit product for these on a CPU.
+    assert lacking(llama) == lacking(gpt2) == {variants.WEIGHTS_4}
+    with monkeypatch.context() as patch:
+        patch.setattr(variants, "QuantizedCache", none)
+        assert lacking(model) == {variants.KV_FP8}
     monkeypatch.setattr(variants.lowbit, "_LIBRARIES", ("nosuch_library",))
-    left = set(variants.VARIANTS) - set(variants.possible(subject.baseline.model))
-    assert left == {variants.WEIGHTS_8, variants.WEIGHTS_4}
+    assert lacking(model) == {variants.WEIGHTS_8, variants.WEIGHTS_4}
 
 
 def test_the_head_decides_as_the_stock_class_does(settings, subject, texts):
@@ -209,8 +206,7 @@ def test_labels_count_brackets(folder):
     texts = ["".join(tokenizer.batch_decode([[i] for i in ids[: n + 1]])) for n in range(len(ids))]
     expected = [sum(map(t.count, "([{")) > sum(map(t.count, ")]}")) for t in texts]
     assert classifier.labels(tokenizer, ids).tolist() == expected
-    assert True in expected
-    assert False in expected
+    assert set(expected) == {True, False}
 
 
 def test_the_regression_stands_where_its_loss_has_no_slope():
@@ -225,22 +221,16 @@ def test_the_regression_stands_where_its_loss_has_no_slope():
     assert np.corrcoef(weights, truth)[0, 1] > 0.95
 
 
-def test_rows_hold_every_way_and_scored_token_once(forced, settings):
+def test_rows_hold_every_way_and_scored_token_once_and_are_what_the_passes_give(forced, settings, subject):
     rows = forced.rows
     assert not rows.duplicated(["dtype", "way", "sample", "position"]).any()
     assert len(rows) == 2 * len(variants.VARIANTS) * 4 * 12
     assert set(rows["position"]) == set(range(12, 24))
     assert rows["kl"].notna().all()
-    by_way = rows[rows["dtype"] == "float32"].groupby("way")["kl"].mean()
-    assert by_way["cache, token by token"] < 1e-8 < by_way["fault: a cached token lost"]
-
-
-def test_rows_are_what_the_passes_give(forced, settings, subject):
     sample = list(corpus.samples(settings.corpus, subject.baseline.tokenizer, 4, 25))[2]
-    ids = torch.tensor([sample.ids])
     with torch.inference_mode():
-        logp = torch.log_softmax(subject.baseline.model(ids[:, :-1]).logits[0].double(), -1)
-    row = forced.rows.query("dtype == 'float32' and way == 'batch of 8' and sample == 2 and position == 17").iloc[0]
+        logp = torch.log_softmax(subject.baseline.model(torch.tensor([sample.ids[:-1]])).logits[0].double(), -1)
+    row = rows.query("dtype == 'float32' and way == 'batch of 8' and sample == 2 and position == 17").iloc[0]
     assert row["nll"] == pytest.approx(-logp[17, sample.ids[18]].item(), rel=1e-4)
     best = logp[17].topk(2).values
     assert row["margin"] == pytest.approx((best[0] - best[1]).item(), rel=1e-4)
@@ -363,21 +353,15 @@ def test_what_reads_a_text_diverges_where_two_plain_loops_do(subject):
 
 def test_single_texts_are_written_alone_and_the_batch_is_a_way_of_its_own(subject, monkeypatch):
     prompts = torch.randint(11, 320, (3, 10), generator=torch.Generator().manual_seed(8))
-    fed, true = [], first_divergence.write_cached
-
-    def counted(model, prompts, *rest):
-        fed.append(len(prompts))
-        return true(model, prompts, *rest)
-
-    monkeypatch.setattr(first_divergence, "write_cached", counted)
-    choose = first_divergence.Chooser("greedy", 0)
+    fed, true, choose = [], first_divergence.write_cached, first_divergence.Chooser("greedy", 0)
+    monkeypatch.setattr(
+        first_divergence, "write_cached", lambda model, some, *rest: fed.append(len(some)) or true(model, some, *rest)
+    )
     with torch.inference_mode():
         found = list(first_divergence.diverge(subject, prompts, [0, 1, 2], 6, choose, cached_only=True))
     assert sorted(fed) == [1, 1, 1, variants.BATCH]
-    ways = [row["way"] for _, row in found]
-    assert {way: ways.count(way) for way in ways} == dict.fromkeys(
-        (first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER), 3
-    )
+    written = (first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER)
+    assert Counter(row["way"] for _, row in found) == dict.fromkeys(written, 3)
 
 
 def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_not(subject):
@@ -392,12 +376,10 @@ def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_
         assert tokens(3) == tokens(3) != tokens(4)
 
 
-def test_every_way_is_watched_for_every_prompt_and_choice(parting):
-    rows = parting.rows
-    ways = {
-        first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER,
-        *(way.name for way in first_divergence.WATCHED),
-    }
+def test_every_way_is_watched_for_every_prompt_and_choice(diverged):
+    rows = diverged.rows
+    written = {first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER}
+    ways = written | {way.name for way in first_divergence.WATCHED}
     assisted = rows["way"] == first_divergence.ASSISTED
     assert set(rows[~assisted]["way"]) == ways
     assert len(rows[~assisted]) == 2 * 2 * len(ways) * 4
@@ -406,8 +388,8 @@ def test_every_way_is_watched_for_every_prompt_and_choice(parting):
     # A quarter of 24 tokens is the prompt.
     assert rows["steps"].between(1, 18).all()
     baseline = rows[rows["way"] == first_divergence.BASELINE]
-    assert (baseline["path"].str.split().str.len() == baseline["steps"]).all()
-    assert (baseline["margins"].str.split().str.len() == baseline["steps"]).all()
+    for column in ("path", "margins"):
+        assert (baseline[column].str.split().str.len() == baseline["steps"]).all()
     columns = ["token", "instead", "margin", "margin_baseline", "tied", "tied_baseline"]
     assert (rows[columns].notna().all(axis=1) == (rows["parted"] == 1)).all()
 
@@ -433,7 +415,7 @@ def test_assisted_decoding_verifies_drafts_and_writes_what_plain_decoding_would_
     assert (model.generation_config.to_dict(), transformers.utils.logging.get_verbosity()) == before
 
 
-def test_two_continuations_are_equal_up_to_the_parting_and_free_behind_it(subject):
+def test_two_continuations_are_equal_up_to_the_divergence_and_free_after_it(subject):
     prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(10))
     choose = first_divergence.Chooser("greedy", 0)
     with torch.inference_mode():
@@ -448,20 +430,16 @@ def test_two_continuations_are_equal_up_to_the_parting_and_free_behind_it(subjec
     assert all(row["kl_forced"] < 1e-8 for row in rows)
 
 
-def test_without_a_parting_there_is_nothing_behind_it_and_with_partings_every_pair_is_followed(
-    parting, settings, monkeypatch
+def test_without_a_divergence_nothing_comes_after_it_and_with_divergences_every_pair_is_followed(
+    diverged, settings, monkeypatch
 ):
-    def behind(rows):
-        before = SimpleNamespace(run=lambda _: SimpleNamespace(rows=rows))
-        monkeypatch.setattr(first_divergence, "EXPERIMENT", before)
+    def followed(**values):
+        before = SimpleNamespace(rows=diverged.rows.assign(**values))
+        monkeypatch.setattr(first_divergence, "EXPERIMENT", SimpleNamespace(run=lambda _: before))
         return after_divergence.EXPERIMENT.run(settings)
 
-    together = parting.rows.assign(parted=0)
-    assert behind(together) is None
-    monkeypatch.undo()
-    parted = parting.rows.assign(parted=1, token=5)
-    assert len(after_divergence.pairs(parted)) == 2 * 4
-    assert len(behind(parted).rows[["dtype", "sample"]].drop_duplicates()) == 2 * 4
+    assert followed(parted=0) is None
+    assert len(followed(parted=1, token=5).rows[["dtype", "sample"]].drop_duplicates()) == 2 * 4
 
 
 EXPERIMENTS = (teacher_forced, first_divergence, after_divergence)
