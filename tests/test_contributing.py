@@ -69,7 +69,7 @@ def follow(step: re.Match, root) -> None:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
+def checkout(tmp_path_factory, real_model):
     """Copy the checkout without its chapters' notebooks, and follow every guide."""
     root = tmp_path_factory.mktemp("checkout") / "book"
     left_out = shutil.ignore_patterns("_build", ".*", "*.ipynb", "*.egg-info", "__pycache__", "data")
@@ -84,7 +84,7 @@ def checkout(tmp_path_factory):
     for experiment in (ROOT / "data/runs").iterdir():
         (root / "data/runs" / experiment.name).symlink_to(experiment)
     (root / "_build").mkdir()
-    (root / "_build/models").symlink_to(ROOT / "_build/models")
+    (root / "_build/models").symlink_to(real_model.parent)
     for title in TITLES:
         for step in steps(title):
             follow(step, root)
