@@ -108,7 +108,7 @@ def test_a_fault_is_taken_out_again_also_after_an_error(name, llama):
 
     def last() -> torch.Tensor:
         with torch.inference_mode():
-            return probe.cached(llama, ids, [15, 5])[0].logits
+            return probe.cached_rows(llama, ids, [15, 5])[0][0].logits
 
     before = last()
     with faults.FAULTS[name].inject(llama):

@@ -15,9 +15,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     # Masked models are causal only when told so.
     **_of(
         {"is_decoder": True},
-        ("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta",
-         "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod", "bert-generation",
-         "reformer"),
+        ("bert", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta",
+         "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "bert-generation"),
     ),
     # With few heads many keys have a score of exactly zero, and which of them are chosen is left to chance.
     **_of({"index_n_heads": 32}, ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")),
@@ -45,7 +44,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     # Layers that share another one's keys must have one of each kind before them.
     "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": _ALTERNATING, "num_hidden_layers": 4,
                      "intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.5] * 4},
-    "gemma4_unified_text": {"layer_types": _ALTERNATING},
     "gemma4_unified_assistant": {"text_config": {"layer_types": _ALTERNATING}},
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2, "sliding_window": 8},
     # Its attention layers share one set of weights, so there must be two.
@@ -55,7 +53,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
                             "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROTARY)},
     # By default all layers are of one kind, or one kind is left out.
     **_of({"layer_types": ["conv", "full_attention"] * 2}, ("lfm2", "lfm2_moe")),
-    **_of({"layer_types": _ALTERNATING}, ("dots1", "ministral", "laguna", "mellum")),
+    **_of({"layer_types": _ALTERNATING}, ("dots1", "ministral", "laguna", "mellum", "gemma4_unified_text")),
     **_of({"layer_types": _ALTERNATING, "use_sliding_window": True, "sliding_window": 8},
           ("qwen2", "qwen2_moe", "qwen3", "smollm3")),
     "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},

@@ -5,13 +5,12 @@ It runs the checkpoint as it is, in as many dtypes as the verdict needs, and say
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
 import torch
 import transformers
+from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
 from kvbook import __version__, progress
@@ -307,16 +306,11 @@ def _batches(texts: list[corpus.Sample]) -> int:
     return -(-len(texts) // _TOGETHER)
 
 
-@contextmanager
-def _counted(model: PreTrainedModel, dtype: str, work: progress.Work) -> Iterator[None]:
-    """Count every call of a model as work that is done."""
-    hook = model.register_forward_hook(
+def _counted(model: PreTrainedModel, dtype: str, work: progress.Work) -> RemovableHandle:
+    """Count every call of a model as work that is done, in a ``with`` block."""
+    return model.register_forward_hook(
         lambda _model, arguments, _output: work.advance(_pieces(dtype, arguments[0].shape[1]))
     )
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def _announce(

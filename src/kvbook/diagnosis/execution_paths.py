@@ -104,7 +104,6 @@ def _static(model: "PreTrainedModel") -> str | None:
 
 
 _POSITIONS = "look at positions and mask on a filled cache"
-_FROM_THE_FIRST = "pass position_ids that count from the first real token"
 
 PATHS = (
     Path("token by token", "offset_forgotten", _POSITIONS, steps, tools=(CHECK, ATLAS)),
@@ -133,8 +132,8 @@ PATHS = (
         tools=(THOROUGH, ATLAS, VERIFY), called={THOROUGH: "batch against single", VERIFY: "in a batch of three"},
     ),
     Path(
-        "left padding", "padding_seen", _FROM_THE_FIRST, feed=lambda fed, ids: fed.left_padded(ids),
-        excuse=lambda _model: PADDING_COUNTS,
+        "left padding", "padding_seen", "pass position_ids that count from the first real token",
+        feed=lambda fed, ids: fed.left_padded(ids), excuse=lambda _model: PADDING_COUNTS,
     ),
     Path(
         "left padding, token by token", "mask_not_extended",

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import inspect
-import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,16 +96,23 @@ class Fed:
         if self.name is None or not self.kind.endswith("DynamicCache"):
             raise NoCache(f"{lacks}its cache is {self.kind}")
 
-    def in_parts(self, ids: torch.Tensor, sizes: list[int], cache: Any = None) -> tuple[torch.Tensor, Any]:
-        """Feed tokens part by part on top of a cache; return the logits and the cache."""
+    def in_parts(
+        self, ids: torch.Tensor, sizes: list[int], cache: Any = None,
+        more: Callable[[int, int], dict[str, torch.Tensor]] = lambda _start, _stop: {},
+    ) -> tuple[torch.Tensor, Any]:
+        """Feed tokens part by part on top of a cache; return the logits and the cache.
+
+        `more` returns further arguments for the part from one place to another.
+        """
         if self.name is None:
             # Where a cache cannot even be asked for, this raises the error again.
             self.model(ids, use_cache=True)
             raise NoCache("no cache is returned")
-        parts = []
+        parts, stop = [], 0
         for part in ids.split(sizes, 1):
+            start, stop = stop, stop + part.shape[1]
             given = {} if cache is None else {self.name: cache}
-            output = self.model(part, use_cache=True, **given)
+            output = self.model(part, use_cache=True, **given, **more(start, stop))
             cache = output[self.name]
             parts.append(output.logits)
         return torch.cat(parts, 1), cache
@@ -147,24 +154,17 @@ class Fed:
         expected = self.full(ids)
         if not self.agree(expected, self.left_padded(ids)):
             raise NoCache(PADDING_COUNTS)
-        stops = list(itertools.accumulate([0, PADDING + sizes[0], *sizes[1:]]))
 
-        def feed(places: torch.Tensor | None, masked: int = len(sizes)) -> torch.Tensor:
-            parts, cache = [], None
-            for number, (start, stop) in enumerate(itertools.pairwise(stops)):
-                given: dict[str, Any] = {} if cache is None else {self.name: cache}
-                if number < masked:
-                    given["attention_mask"] = mask[:, :stop]
-                if places is not None:
-                    given["position_ids"] = places[:, start:stop]
-                output = self.model(padded[:, start:stop], use_cache=True, **given)
-                cache = output[self.name]
-                parts.append(output.logits)
-            return torch.cat(parts, 1)[:, PADDING:]
+        def feed(places: torch.Tensor | None, only_first_masked: bool = False) -> torch.Tensor:
+            def more(start: int, stop: int) -> dict[str, torch.Tensor]:
+                masked = {} if start and only_first_masked else {"attention_mask": mask[:, :stop]}
+                return masked if places is None else masked | {"position_ids": places[:, start:stop]}
+
+            return self.in_parts(padded, [PADDING + sizes[0], *sizes[1:]], more=more)[0][:, PADDING:]
 
         tried = [feed(None)]
         if not self._takes("position_ids"):
-            tried.append(feed(None, masked=1))
+            tried.append(feed(None, only_first_masked=True))
         # Some classes hand them on without naming them.
         with contextlib.suppress(TypeError):
             after_its_id = (getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0) + 1
@@ -257,13 +257,10 @@ class Fed:
         self._needs_dynamic("takes no filled cache in generate: ")
         filled, cache = self.in_parts(ids, [ids.shape[1]])
         counts: list[int] = []
-        hook = self.model.register_forward_pre_hook(
+        with self.model.register_forward_pre_hook(
             lambda _, __, given: counts.append(given["input_ids"].shape[1]), with_kwargs=True
-        )
-        try:
+        ):
             written = self._generate(ids, 1, **{self.name: cache})
-        finally:
-            hook.remove()
         return torch.cat([filled[:, :-1], written.logits[0][:, None]], 1), counts[0]
 
 

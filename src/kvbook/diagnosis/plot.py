@@ -22,11 +22,9 @@ def check_possible(to: Path) -> None:
 
 def draw(found: Outcome, to: Path) -> None:
     """Draw each dtype's mean drift on logarithmic axes, with one roundoff and the most that rounding can be."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.5, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     ends = [min(UNIT_ROUNDOFF.values()) / 4, max(UNIT_ROUNDOFF.values()) * 4]
     axes.plot(ends, ends, color="0.6", label="one roundoff")

@@ -82,21 +82,10 @@ def cached_rows(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **o
     return last_tokens(model(last, past_key_values=past, output_hidden_states=True, **options)), held
 
 
-def cached(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options) -> tuple[passes.LastToken, int]:
-    """Feed one text as `cached_rows` does."""
-    rows, held = cached_rows(model, ids, parts, **options)
-    return rows[0], held
-
-
 def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> LastTokens:
     """Run texts at once and without a cache, in the arithmetic of `widened`."""
     with torch.inference_mode(), widened(model.dtype):
         return last_tokens(model(ids, use_cache=False, output_hidden_states=True))
-
-
-def full_pass(model: PreTrainedModel, ids: torch.Tensor) -> passes.LastToken:
-    """Run one text as `full_rows` does."""
-    return full_rows(model, ids)[0]
 
 
 def readings(

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -293,20 +293,6 @@ class _Run:
         """Name the first submodule, in the order of execution, whose output differs by more than rounding."""
         if self.modules is None:
             return None
-        with self._watched() as seen:
-            self.step(self.ids, None)
-            whole = list(seen)
-            seen.clear()
-            for start, size, _ in self._fed(path):
-                # What the other text left after the part's own.
-                part = seen[: len(whole)]
-                seen.clear()
-                if start and (name := self._first_different(whole, part, start, size, limit)):
-                    return name
-        return None
-
-    @contextmanager
-    def _watched(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
         seen: list[tuple[str, torch.Tensor]] = []
 
         def keep(name: str, _module: Any, _arguments: Any, output: Any) -> None:
@@ -314,13 +300,20 @@ class _Run:
             if isinstance(tensor, torch.Tensor):
                 seen.append((name, tensor.detach().cpu()))
 
-        named = [(name, module) for name, module in self.modules.named_modules() if name]
-        hooks = [module.register_forward_hook(partial(keep, name)) for name, module in named]
-        try:
-            yield seen
-        finally:
-            for each in hooks:
-                each.remove()
+        with ExitStack() as hooks:
+            for name, module in self.modules.named_modules():
+                if name:
+                    hooks.enter_context(module.register_forward_hook(partial(keep, name)))
+            self.step(self.ids, None)
+            whole = list(seen)
+            seen.clear()
+            for start, size, _ in self._fed(path):
+                # What the other text left after the part's own.
+                part = seen[: len(whole)]
+                seen.clear()
+                if start and (found := self._first_different(whole, part, start, size, limit)):
+                    return found
+        return None
 
     def _first_different(
         self, whole: list[tuple[str, torch.Tensor]], part: list[tuple[str, torch.Tensor]], start: int, size: int,

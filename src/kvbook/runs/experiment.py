@@ -1,6 +1,6 @@
 """An experiment: what it is called, what it takes, what its rows depend on, and how they are measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -70,23 +70,17 @@ class Experiment(Generic[Asked]):
         inputs = self.inputs(settings)
         if inputs is None:
             return None
+
+        def measure(writer: records.Writer) -> None:
+            with announced(self.work and self.work(settings), settings, inputs.get("models", ())):
+                self.measure(settings, inputs, writer)
+
         with threads.share(whole=self.timed):
-            return records.run(
-                self.name,
-                self._made_of(settings, inputs),
-                lambda writer: self._announced(settings, inputs, writer),
-                note={"commit": machine.commit()},
-            )
-
-    def _announced(self, settings: Asked, inputs: dict[str, Any], writer: records.Writer) -> None:
-        with announced(self.work and self.work(settings), settings, inputs.get("models", ())):
-            self.measure(settings, inputs, writer)
-
-    def _made_of(self, settings: Asked, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "settings": settings.model_dump(mode="json", include=None if self.fields is None else set(self.fields)),
-            "revision": self.revision,
-            "source": self.source,
-            **inputs,
-            "machine": machine.describe(settings.device),
-        }
+            made_of = {
+                "settings": settings.model_dump(mode="json", include=None if self.fields is None else set(self.fields)),
+                "revision": self.revision,
+                "source": self.source,
+                **inputs,
+                "machine": machine.describe(settings.device),
+            }
+            return records.run(self.name, made_of, measure, note={"commit": machine.commit()})

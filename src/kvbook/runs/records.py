@@ -99,15 +99,12 @@ class Writer:
                 whole += len(line)
             # What follows must not be written after half a note.
             os.truncate(self._journal, whole)
-        if self._rows.is_file():
-            if self._rows.stat().st_size < length:
-                # The notes say more than the rows hold: the folder was tampered with or the disk lost data.
-                self._journal.unlink()
-                self.done, self._columns, length = set(), None, 0
-            os.truncate(self._rows, length)
-        else:
-            self.done, self._columns = set(), None
+        if not self._rows.is_file() or self._rows.stat().st_size < length:
+            # The notes say more than the rows hold: the folder was tampered with or the disk lost data.
             self._journal.unlink(missing_ok=True)
+            self.done, self._columns, length = set(), None, 0
+        if self._rows.is_file():
+            os.truncate(self._rows, length)
 
     def pending(self, units: Mapping[str, T], label: str) -> Iterator[tuple[str, T]]:
         """Go through units by name, those that are not done, saying how far."""
@@ -232,9 +229,7 @@ def load(folder: Path) -> Run:
 
 
 def run(
-    experiment: str,
-    made_of: Mapping[str, Any],
-    measure: Callable[[Writer], None],
+    experiment: str, made_of: Mapping[str, Any], measure: Callable[[Writer], None],
     note: Mapping[str, Any] | None = None,
 ) -> Run:
     """Read the run that these inputs make, or make it, or finish it.

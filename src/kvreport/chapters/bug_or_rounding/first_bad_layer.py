@@ -33,7 +33,7 @@ def _rows_of(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[dic
     for text in texts:
         ids = torch.tensor([text.ids], device=model.device)
         # No bug changes the pass that fills the cache.
-        full, prefix = probe.full_pass(model, ids), every_dtype.written(model, ids)
+        full, prefix = probe.full_rows(model, ids)[0], every_dtype.written(model, ids)
         for bug in (CLEAN, *_INJECT):
             with _INJECT[bug](model, layers={index}) if bug in _INJECT else nullcontext():
                 found = every_dtype.step(model, ids, prefix)

@@ -62,10 +62,10 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
     for text in texts:
         ids = torch.tensor([text.ids], device=model.device)
         about, held = (text.source, text.index, ids.shape[1]), ids.shape[1] - 1
-        full, prefix = probe.full_pass(model, ids), every_dtype.written(model, ids)
+        full, prefix = probe.full_rows(model, ids)[0], every_dtype.written(model, ids)
         if model.dtype is torch.float64:
             stock = model(ids, use_cache=False).logits[0, -1]
-            found, _ = probe.cached(model, ids, [held, 1], use_cache=True)
+            (found,), _ = probe.cached_rows(model, ids, [held, 1], use_cache=True)
             yield _row(rows.PLANTED, rows.NARROW_INSIDE, *about, _drift(stock, found.logits), held, held, 0)
         for name in names:
             pair = faults.seam(tokenizer, text.ids) if name == faults.SEAM else (text.ids, text.ids)
