@@ -178,7 +178,7 @@ def test_the_latest_of_two_benches_of_one_processor_is_taken(made_up, settings, 
     monkeypatch.setattr(bench, "PARTS", {"one": lambda settings: ROWS.to_dict("records")})
     runs = []
     for seed, year in ((81, 2099), (82, 2098)):
-        monkeypatch.setattr(records, "_now", lambda year=year: f"{year}-01-01T00:00:00+00:00")
+        monkeypatch.setattr(records, "now", lambda year=year: f"{year}-01-01T00:00:00+00:00")
         runs.append(bench.BENCH.run(settings.model_copy(update={"seed": seed})))
     (last,) = results.latest().values()
     assert last.hash == runs[0].hash

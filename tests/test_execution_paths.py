@@ -17,7 +17,7 @@ IDS = torch.arange(11, 11 + columns.LENGTH)[None]
 
 def checked(model, name):
     generator = np.random.default_rng(0)
-    return verdict.of_one(next(probe.readings(model, IDS, IDS, generator, (name,))).drift, "float32").kind
+    return verdict.of_one(next(probe.readings(model, IDS, IDS, generator, (name,)))[0].drift, "float32").kind
 
 
 def checked_thoroughly(model, name):

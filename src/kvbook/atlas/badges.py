@@ -48,11 +48,8 @@ def svg(row: Mapping[str, Any]) -> str:
     )
 
 
-def write(rows: Iterable[Mapping[str, Any]], folder: Path) -> int:
-    """Write the badges of rows to a folder, each as ``<architecture>.svg``; count them."""
+def write(rows: Iterable[Mapping[str, Any]], folder: Path) -> None:
+    """Write the badges of rows to a folder, each as ``<architecture>.svg``."""
     folder.mkdir(parents=True, exist_ok=True)
-    count = 0
     for row in rows:
         (folder / f"{row['architecture']}.svg").write_text(svg(row), encoding="utf-8")
-        count += 1
-    return count

@@ -52,7 +52,7 @@ def assert_cache_matches(
     if ids.shape[1] < probe.SHORTEST:
         raise UserError(f"texts of {ids.shape[1]} tokens cannot be cut: give {probe.SHORTEST} or more")
     limit = tolerance.of(dtype, config.num_hidden_layers) if within is None else within
-    for rows in probe.readings_together(model, ids, ids, np.random.default_rng(seed)):
+    for rows in probe.readings(model, ids, ids, np.random.default_rng(seed)):
         for text, row in enumerate(rows):
             # A drift that is NaN, because the full pass is, is no agreement either.
             if not row.drift <= limit:

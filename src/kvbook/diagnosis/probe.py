@@ -90,18 +90,9 @@ def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> LastTokens:
 
 def readings(
     model: PreTrainedModel, ids: torch.Tensor, fed: torch.Tensor, generator: np.random.Generator,
-    ways: tuple[str, ...] = WAYS, full: passes.LastToken | None = None, **options,
-) -> Iterator[Reading]:
-    """Compare every way of feeding a text with the full pass."""
-    for rows in readings_together(model, ids, fed, generator, ways, [full] if full else None, **options):
-        yield from rows
-
-
-def readings_together(
-    model: PreTrainedModel, ids: torch.Tensor, fed: torch.Tensor, generator: np.random.Generator,
-    ways: tuple[str, ...] = WAYS, full: list[passes.LastToken] | None = None, **options,
+    ways: tuple[str, ...] = WAYS, full: LastTokens | None = None, **options,
 ) -> Iterator[list[Reading]]:
-    """Do what `readings` does with texts of one length, which are fed together: one list a way, one reading a text."""
+    """Compare every way of feeding texts of one length, all together, with the full pass: a reading of each text."""
     full = full or full_rows(model, ids)
     with torch.inference_mode(), widened(model.dtype):
         for way in ways:

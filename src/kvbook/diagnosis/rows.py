@@ -43,7 +43,7 @@ def rows_of(
     for batch in in_batches(texts, together):
         ids = torch.tensor([text.ids for text in batch], device=model.device)
         generator = np.random.default_rng([seed, batch[0].index])
-        for readings in probe.readings_together(model, ids, ids, generator, ways, **options):
+        for readings in probe.readings(model, ids, ids, generator, ways, **options):
             for text, reading in zip(batch, readings, strict=True):
                 yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}
 

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -111,7 +110,7 @@ def rows_of(
             yield {"path": name, "dtype": dtype, "source": "text", "sample": 0, "drift": drift, "lacks": lacks}
 
 
-def findings(rows: list[dict[str, Any]], allowed: Mapping[str, float] = MappingProxyType({})) -> list[PathFound]:
+def findings(rows: list[dict[str, Any]], allowed: Mapping[str, float] | None = None) -> list[PathFound]:
     """Judge every path; `allowed` is the drift, by dtype, that a cache which is meant to keep fewer bits may have."""
     found = []
     for name, part in pd.DataFrame(rows).groupby("path", sort=False):

@@ -14,7 +14,6 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -211,8 +210,7 @@ def record(folder: Path) -> Path:
         if other.name.rpartition("__")[2] == about.hash[: records.SHORT_HASH]:
             raise UserError(f"this run is recorded already: {other}")
     content, _ = _read(folder)
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    content["recorded"] = {"at": at, "about_sha256": _digest(content)}
+    content["recorded"] = {"at": records.now(), "about_sha256": _digest(content)}
     staged = final.with_name(f".{final.name}.partial")
     with records.writable(final.parent):
         shutil.rmtree(staged, ignore_errors=True)

@@ -187,7 +187,8 @@ def alone(lock: Path, held_by: str) -> Iterator[None]:
         held.release()
 
 
-def _now() -> str:
+def now() -> str:
+    """Write the time of day down as a run does: in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -280,13 +281,13 @@ def _make(final: Path, about: dict[str, Any], measure: Callable[[Writer], None])
         writer = Writer(partial)
         started_file = partial / "started"
         if not (started_file.is_file() and started_file.read_text()):
-            started_file.write_text(_now())
+            started_file.write_text(now())
     measure(writer)
     rows = partial / "rows.csv"
     with writable(partial):
         with rows.open("r", newline="", encoding="utf-8") as file:
             count = max(0, sum(1 for _ in csv.reader(file)) - 1)
-        times = {"started": started_file.read_text(), "finished": _now()}
+        times = {"started": started_file.read_text(), "finished": now()}
         about = about | times | {"rows": count, "rows_sha256": fingerprint.of_file(rows)}
         (partial / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         started_file.unlink()

@@ -76,9 +76,9 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
                     whole, fed = (torch.tensor([of], device=model.device) for of in pair)
                     # A model is asked for its cache: what its configuration says is a matter of its own.
                     options = {} if name == "cache never returned" else {"use_cache": True}
-                    (reading,) = probe.readings(
+                    [[reading]] = probe.readings(
                         model, whole, fed, np.random.default_rng(0), (probe.SPLIT,),
-                        None if name in _OWN_FULL else full, **options,
+                        None if name in _OWN_FULL else [full], **options,
                     )
                     measured = (reading.drift, reading.held, reading.fed, int(reading.alone))
                 else:
