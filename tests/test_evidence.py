@@ -36,7 +36,7 @@ def folder(data):
 
 
 def test_what_a_chapter_cites_is_found_by_role_and_experiment(folder):
-    found = evidence.cited("chapter", "role", [COUNTING])
+    found = evidence.cited("chapter", "role", {"counting": 1})
     assert [run.folder for run in found["counting"]] == [folder]
     assert evidence.folders("chapter") == [folder]
     assert evidence.folders("another") == []
@@ -50,21 +50,21 @@ def test_a_recorded_run_is_never_taken_for_a_run_of_this_machine_and_another_rev
     newer = replace(COUNTING, revision=2)
     assert newer.run(Settings()).hash != again.hash
     with pytest.raises(UserError, match="is of revision 1, and counting is at 2"):
-        evidence.cited("chapter", "role", [newer])
+        evidence.cited("chapter", "role", {"counting": 2})
 
 
 def test_edited_missing_or_unknown_evidence_is_one_line_that_says_what_to_do(folder):
     with pytest.raises(UserError, match="names no runs for chapter chapter as 'other'"):
-        evidence.cited("chapter", "other", [COUNTING])
+        evidence.cited("chapter", "other", {"counting": 1})
     with pytest.raises(UserError, match="has no experiment 'counting'"):
-        evidence.cited("chapter", "role", [])
+        evidence.cited("chapter", "role", {})
     (folder / "rows.csv.gz").chmod(0o644)
     (folder / "rows.csv.gz").write_bytes(gzip.compress(b"x\n2\n"))
     with pytest.raises(UserError, match="changed after the run"):
-        evidence.cited("chapter", "role", [COUNTING])
+        evidence.cited("chapter", "role", {"counting": 1})
     folder.rename(folder.with_name("elsewhere"))
     with pytest.raises(UserError, match="restore it from git"):
-        evidence.cited("chapter", "role", [COUNTING])
+        evidence.cited("chapter", "role", {"counting": 1})
 
 
 @pytest.mark.parametrize("content", ["- a", "chapter: [a]", "chapter: {role: [{a: b}]}", "{"])

@@ -88,7 +88,7 @@ def test_a_run_of_another_processor_revision_or_size_is_no_reason_to_pass_a_cell
 
 def test_seeds_are_joined_with_samples_numbered_on_and_counted_together(asked):
     making.make(timed=False)
-    ((processor, found),) = evidence.published("chapter", [COUNTING]).items()
+    ((processor, found),) = evidence.published("chapter", {COUNTING.name: COUNTING.revision}).items()
     run = found["counting"]
     assert processor == PROCESSOR
     assert run.rows["sample"].tolist() == list(range(6))

@@ -9,7 +9,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,8 @@ from kvbook.runs import records
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kvbook.runs.experiment import Experiment
-
 Manifest = dict[str, dict[str, list[str]]]
 _FORM = TypeAdapter(Manifest)
-# The experiments whose runs are asked for, or their revisions: an experiment brings torch with it.
-Known = Iterable["Experiment"] | Mapping[str, int]
 # The role of the runs that a chapter's numbers, figures and statements speak of.
 PUBLISHED = "published"
 # Settings that say how many units a run has: of several runs joined, their sum.
@@ -65,12 +61,11 @@ def folders(chapter: str) -> list[Path]:
     return [paths.RECORDED_RUNS / folder for cited in manifest().get(chapter, {}).values() for folder in cited]
 
 
-def cited(chapter: str, role: str, experiments: Known) -> dict[str, list[records.Run]]:
-    """Read the runs that a chapter cites in a role."""
+def cited(chapter: str, role: str, revisions: Mapping[str, int]) -> dict[str, list[records.Run]]:
+    """Read the runs that a chapter cites in a role; its experiments' revisions are given by their names."""
     named = manifest().get(chapter, {}).get(role)
     if not named:
         raise UserError(f"{paths.EVIDENCE} names no runs for chapter {chapter} as {role!r}: record one, add it there")
-    revisions = experiments if isinstance(experiments, Mapping) else {one.name: one.revision for one in experiments}
     found: dict[str, list[records.Run]] = {}
     for folder in named:
         name = folder.partition("/")[0]
@@ -93,13 +88,13 @@ def _read(folder: str, current: int) -> records.Run:
     return run
 
 
-def published(chapter: str, experiments: Known) -> dict[str, dict[str, records.Run]]:
+def published(chapter: str, revisions: Mapping[str, int]) -> dict[str, dict[str, records.Run]]:
     """Read what a chapter publishes, by processor and experiment; the runs of several seeds are joined.
 
     The processor that the manifest names first comes first; see `printed`.
     """
     found: dict[str, dict[str, list[records.Run]]] = {}
-    for name, runs in cited(chapter, PUBLISHED, experiments).items():
+    for name, runs in cited(chapter, PUBLISHED, revisions).items():
         for run in runs:
             found.setdefault(run.about["machine"]["processor"], {}).setdefault(name, []).append(run)
     return {processor: {name: joined(runs) for name, runs in by_name.items()} for processor, by_name in found.items()}
