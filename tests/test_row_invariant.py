@@ -32,9 +32,7 @@ CONFIGS = {
         **SMALL, d_model=576, n_heads=9, n_layers=2, max_seq_len=1100, initializer_range=0.05
     ),
     "falcon": transformers.FalconConfig(**FALCON),
-    "falcon, ALiBi": transformers.FalconConfig(
-        **FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True
-    ),
+    "falcon, ALiBi": transformers.FalconConfig(**FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True),
     "odd widths": transformers.LlamaConfig(
         **LLAMA | {"hidden_size": 90, "intermediate_size": 151, "num_attention_heads": 5, "initializer_range": 0.2},
         num_key_value_heads=5, head_dim=18,

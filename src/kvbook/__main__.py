@@ -140,9 +140,7 @@ def check(
     device: Device = "cpu",
     dtypes: Annotated[
         str | None,
-        Option(
-            help="Such as float64,bfloat16; those that do not fit are left out.", show_default="two that decide"
-        ),
+        Option(help="Such as float64,bfloat16; those that do not fit are left out.", show_default="two that decide"),
     ] = None,
     samples: Annotated[int, Option(min=1, help="How many texts.")] = 4,
     tokens: Annotated[int, Option(min=4, help="Tokens of a text, at most.")] = 24,

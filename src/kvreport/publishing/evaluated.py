@@ -37,11 +37,7 @@ def published(chapter: str) -> Evaluated | None:
     """
     if not found_in.has_measures(chapter):
         return None
-    return _kept(
-        paths.BUILD / "statements" / f"{chapter}.json",
-        _made_of(chapter),
-        lambda: _published(chapter),
-    )
+    return _kept(paths.BUILD / "statements" / f"{chapter}.json", _made_of(chapter), lambda: _published(chapter))
 
 
 def _folders(chapter: str) -> list[Path]:

@@ -87,14 +87,7 @@ class Page:
         folders = {name: run.folder.relative_to(RUNS).as_posix() for name, run in runs.items() if run is not None}
         _show({"text/plain": ""}, {"kvbook_runs": folders})
 
-    def figure(
-        self,
-        fig: Figure,
-        name: str,
-        *,
-        table: pd.DataFrame,
-        runs: Iterable[Run] = (),
-    ) -> None:
+    def figure(self, fig: Figure, name: str, *, table: pd.DataFrame, runs: Iterable[Run] = ()) -> None:
         """Save a figure as SVG, PDF and PNG, save the rows behind it as CSV, and show it.
 
         Parameters

@@ -51,12 +51,7 @@ def plain_logarithm(axis: Axis) -> None:
     axis.set_minor_formatter("")
 
 
-DTYPE_COLOURS = {
-    "float64": BLACK,
-    "float32": BLUE,
-    "float16": GREEN,
-    "bfloat16": VERMILION,
-}
+DTYPE_COLOURS = {"float64": BLACK, "float32": BLUE, "float16": GREEN, "bfloat16": VERMILION}
 
 
 # How the book's values stand behind a run's own.

@@ -10,9 +10,7 @@ from kvbook.runs.records import Run
 from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
-EXPERIMENTS = {
-    "scratch_logits": 1, "scratch_loss": 1, "scratch_held": 1, "scratch_texts": 1, "scratch_speed": 1,
-}
+EXPERIMENTS = {"scratch_logits": 1, "scratch_loss": 1, "scratch_held": 1, "scratch_texts": 1, "scratch_speed": 1}
 
 # The ways to read a text; see `gpt.paths`.
 WINDOW, ABSOLUTE, ALL_ROWS = "window", "window, absolute positions", "window, all rows of logits"

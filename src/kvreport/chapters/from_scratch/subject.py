@@ -48,6 +48,4 @@ def ids_of(samples: list[text.corpus.Sample], device: torch.device) -> torch.Ten
 
 def about(settings: ScratchSettings, sample: text.corpus.Sample) -> dict[str, Any]:
     """Say of which text a row is."""
-    return {
-        "dtype": settings.dtypes[0], "sample": sample.index, "source": sample.source, "start": sample.start,
-    }
+    return {"dtype": settings.dtypes[0], "sample": sample.index, "source": sample.source, "start": sample.start}

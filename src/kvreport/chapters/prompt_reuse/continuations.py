@@ -247,9 +247,7 @@ def measure_questions(settings: PromptReuseSettings, made_of: dict[str, Any], wr
     _continue(settings, made_of, writer, question_items)
 
 
-def _continue(
-    settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer, items_of: Items
-) -> None:
+def _continue(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer, items_of: Items) -> None:
     for model, dtype in itertools.product(made_of["models"], settings.dtypes):
         loaded = samples.load(settings, model["asked_for"], dtype)
         items = list(items_of(settings, loaded.tokenizer))
@@ -299,9 +297,7 @@ def work_questions(settings: PromptReuseSettings) -> Work | None:
 
 
 _FIELDS = frozenset(PromptReuseSettings.model_fields) - {"n_positions"}
-EXPERIMENT = Experiment(
-    "prompt_reuse", PromptReuseSettings, inputs, measure, fields=_FIELDS - {"n_prompts"}, work=work
-)
+EXPERIMENT = Experiment("prompt_reuse", PromptReuseSettings, inputs, measure, fields=_FIELDS - {"n_prompts"}, work=work)
 REUSED_QUESTIONS = Experiment(
     "reused_questions", PromptReuseSettings, inputs_questions, measure_questions,
     fields=_FIELDS - {"n_samples", "corpus"}, work=work_questions,

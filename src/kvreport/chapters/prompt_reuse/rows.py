@@ -33,9 +33,7 @@ NO_REUSE, AS_IS, SHARED = "no reuse", "prefix cache as it is", "longest common p
 OWN = ("0", "1")
 
 # Of ``seams``: where a text is cut; see `tokenizer_boundaries`.
-PLACES = (
-    "inside a word", "after a space", "before a space", "after a line break", "mark before a letter", "elsewhere",
-)
+PLACES = ("inside a word", "after a space", "before a space", "after a line break", "mark before a letter", "elsewhere")
 ANYWHERE = "anywhere"
 
 

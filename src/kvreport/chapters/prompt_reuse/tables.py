@@ -47,9 +47,7 @@ def first_layer(each: Iterable[Found]) -> pd.DataFrame:
 
 def by_layer(found: Found) -> pd.DataFrame:
     """List share and size of the difference in every layer, as posted."""
-    columns = [
-        "model", "dtype", "tensor", "part", "layer", "share", "median_ulps", "max_abs", "relative_roundoffs",
-    ]
+    columns = ["model", "dtype", "tensor", "part", "layer", "share", "median_ulps", "max_abs", "relative_roundoffs"]
     return found["keys and values"].query("variant == @named.POSTED")[columns]
 
 

@@ -35,9 +35,7 @@ ONE_ROW, ALL_ROWS = "one row", "all rows"
 EQUAL, FEWER = "equal", "one token fewer"
 
 # How a product of fewer rows compares with that of the most rows.
-STATES = ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL = (
-    "every row equal", "first row equal, others not", "first row differs",
-)
+STATES = ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL = ("every row equal", "first row equal, others not", "first row differs")
 
 # Forms of the attention.
 FORMS = BOOLEAN, ADDITIVE, ALONE, ALONE_MASKED, THREE, SIXTEEN, ALONE_HIDDEN, HIDDEN, LONGER = (
