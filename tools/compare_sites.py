@@ -18,7 +18,7 @@ from pathlib import Path
 from bs4 import BeautifulSoup
 
 # What a build makes anew on each machine, by its name and by the headings of its sections.
-_OWN_RUN = re.compile(r"(^|-)your(-|$)|^tab-run|-here$")
+_OWN_RUN = re.compile(r"(^|-)yours?(-|$)|^tab-run|-here$")
 _OWN_SECTIONS = ("Your run", "The run")
 _BREAKS = "p h1 h2 h3 h4 li td th figcaption pre dt"
 

@@ -56,7 +56,7 @@ PLAIN = replace(
     form="{:.2g}", estimate=_clean_over_bugs,
 )
 OF_DOCUMENTS = replace(
-    BEYOND, series="model and symptom", rows="documents", by=("model", "symptom"), estimate=_sampled_or_counted
+    BEYOND, series="symptom", rows="documents", by=("symptom",), estimate=_sampled_or_counted
 )
 LARGEST = replace(
     OF_DOCUMENTS, name="largest drift of any text in fp64, in roundoffs", unit="", form="{:,.3g}",

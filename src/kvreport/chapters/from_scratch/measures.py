@@ -43,7 +43,7 @@ UNEQUAL = Measure(
     estimate=total("unequal"),
 )
 GAP = Measure(
-    "loss past the first block, minus the window's, in nats a character", "file", form="{:+.4f}", rows="past",
+    "loss past the first block, minus the window's, in nats a character", "file", form="{:+.3f}", rows="past",
     by=("way",), estimate=mean("gap"),
 )
 CHANGE = replace(

@@ -74,7 +74,8 @@ DIFFERING = Measure(
 _PROMPTS = replace(DIFFERING, unit="file", form="{:.2f}", census="", keep=())
 EQUAL = replace(_PROMPTS, name="share of prompts in which none does", estimate=share("equal")).where(shapes=rows.EQUAL)
 DIFFERING_IF_SHORTER = replace(
-    _PROMPTS, name="share of prompts whose hidden states, keys or values differ", estimate=share("differs")
+    _PROMPTS, name="share of prompts whose hidden states, keys or values differ", form="{:.0%}",
+    estimate=share("differs"),
 ).where(shapes=rows.FEWER)
 
 # Lengths, sums and forms of the attention.
