@@ -365,6 +365,7 @@ def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
     nothing = Context([], tmp_path, tmp_path)
     assert inserts.fill("a\n\n<!-- a remark -->\n", nothing) == "a\n\n<!-- a remark -->\n"
     assert "No chapter" in inserts.fill("<!-- part: ledger -->", nothing)
+    assert "| `check --thorough`, `atlas` |" in inserts.fill("<!-- part: paths -->", nothing)
     with pytest.raises(UserError, match="'nosuch'; there are: ledger"):
         inserts.fill("<!-- part: nosuch -->", nothing)
 

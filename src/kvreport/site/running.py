@@ -49,7 +49,9 @@ def paths(_context: Context) -> str:
     lines = ["| path | tried by | if it is wrong |", "|---|---|---|"]
     for path in execution_paths.PATHS:
         name = path.called.get(execution_paths.THOROUGH, path.name)
-        lines.append(f"| {name} | {', '.join(path.tools)} | {path.remedy} |")
+        # As code, or a page would print the two hyphens of an option as a dash.
+        tools = ", ".join(f"`{tool}`" for tool in path.tools)
+        lines.append(f"| {name} | {tools} | {path.remedy} |")
     return "\n".join(lines)
 
 
