@@ -85,6 +85,19 @@ def _no_process_unless_marked(request):
 
 
 @pytest.fixture
+def data(tmp_path, monkeypatch):
+    """Let runs, recorded runs and the manifest lie in a folder of the test's own, made by committed code."""
+    from kvbook import paths
+    from kvbook.runs import machine
+
+    for name, place in {"RUNS": "runs", "RECORDED_RUNS": "recorded", "EVIDENCE": "evidence.yaml"}.items():
+        monkeypatch.setattr(paths, name, tmp_path / place)
+    # Whoever edits these tests has uncommitted changes.
+    monkeypatch.setattr(machine, "commit", lambda: "abc")
+    return tmp_path
+
+
+@pytest.fixture
 def kvbook_here(monkeypatch, capsys):
     """Return a function that runs the command ``kvbook`` in this process: torch is imported once for all commands."""
 

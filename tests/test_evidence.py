@@ -9,21 +9,11 @@ import yaml
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvbook.runs import evidence, machine, recording
+from kvbook.runs import evidence, recording
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 
 COUNTING = Experiment("counting", Settings, lambda settings: {}, lambda settings, made_of, w: w.append("u", [{"x": 1}]))
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(paths, "RECORDED_RUNS", tmp_path / "recorded")
-    monkeypatch.setattr(paths, "EVIDENCE", tmp_path / "evidence.yaml")
-    # Whoever edits these tests has uncommitted changes.
-    monkeypatch.setattr(machine, "commit", lambda: "abc")
-    return tmp_path
 
 
 @pytest.fixture

@@ -31,12 +31,8 @@ PROCESSOR = machine.describe("cpu")["processor"]
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
+def asked(data, monkeypatch):
     """Let one chapter ask for evidence of two experiments; its groups."""
-    for name in ("RUNS", "RECORDED_RUNS"):
-        monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(paths, "EVIDENCE", tmp_path / "evidence.yaml")
-    monkeypatch.setattr(machine, "commit", lambda: "abc")
     monkeypatch.delenv(making.THREADS_VARIABLE, raising=False)
     groups = [{"experiments": ["counting", "timing"], "seeds": [0, 1], "parameters": {"n_samples": 3}}]
 

@@ -102,13 +102,10 @@ def test_no_phrase_stands_that_readers_stumbled_over(page):
 
 @pytest.mark.parametrize("page", [page for page in pages() if page.suffix == ".ipynb"], ids=lambda page: page.stem)
 def test_captions_are_short(page):
-    long = {}
-    for name, caption in captions.of(page).items():
-        # What is said of a model's weights comes on top.
-        own = re.sub(r" \(\d+ M, \d-bit-rounded weights\)", "", caption.text)
-        if len(words(own)) > CAPTION:
-            long[name] = len(words(own))
-    assert long == {}
+    # What is said of a model's weights comes on top.
+    rounded = re.compile(r" \(\d+ M, \d-bit-rounded weights\)")
+    counts = {name: len(words(rounded.sub("", caption.text))) for name, caption in captions.of(page).items()}
+    assert {name: count for name, count in counts.items() if count > CAPTION} == {}
 
 
 def test_control_what_the_rules_forbid_is_found():

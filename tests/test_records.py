@@ -3,7 +3,6 @@ import json
 import pytest
 import torch
 
-from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.runs import machine, records
 
@@ -19,13 +18,7 @@ def measure(units, calls=None):
     return work
 
 
-@pytest.fixture
-def runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RUNS", tmp_path)
-    return tmp_path
-
-
-def test_a_finished_run_is_read_and_not_done_again(runs):
+def test_a_finished_run_is_read_and_not_done_again(data):
     first = records.run("e", {"settings": {"n": 1}}, measure(["u", "v"]), note={"commit": "abc"})
     calls = []
     second = records.run("e", {"settings": {"n": 1}}, measure(["u", "v"], calls))
@@ -38,7 +31,7 @@ def test_a_finished_run_is_read_and_not_done_again(runs):
     assert first.about["rows"] == len(first.rows) == 4
 
 
-def test_a_processor_whose_instructions_are_limited_is_another_one(runs, monkeypatch):
+def test_a_processor_whose_instructions_are_limited_is_another_one(data, monkeypatch):
     whole = machine.describe("cpu")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     limited = machine.describe("cpu")
@@ -100,17 +93,17 @@ def test_what_a_system_does_not_say_of_its_processor_is_unknown(monkeypatch, tmp
 
 
 @pytest.mark.parametrize("harm", [None, "", "{", '{"unit": "0"}\n', "\x00" * 80, "[1]\n"])
-def test_a_failed_measurement_leaves_no_run_and_a_damaged_journal_costs_units_and_never_rows(runs, harm):
+def test_a_failed_measurement_leaves_no_run_and_a_damaged_journal_costs_units_and_never_rows(data, harm):
     def fail(writer):
         measure("abcd")(writer)
-        with next(runs.rglob("rows.csv")).open("a") as file:
+        with next(data.rglob("rows.csv")).open("a") as file:
             file.write("e,half a ro")
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
         records.run("e", {"a": 1}, fail)
-    assert [path.suffix for path in (runs / "e").iterdir() if path.is_dir()] == [".partial"]
-    (journal,) = runs.rglob("journal.jsonl")
+    assert [path.suffix for path in (data / "runs" / "e").iterdir() if path.is_dir()] == [".partial"]
+    (journal,) = data.rglob("journal.jsonl")
     if harm is not None:
         journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]) + harm)
     calls = []
@@ -123,7 +116,7 @@ def test_a_failed_measurement_leaves_no_run_and_a_damaged_journal_costs_units_an
     ("name", "harm"),
     [("rows.csv", "unit\n"), *(("run.json", harm) for harm in ("[]", "null", "{}", "\x00", '{"rows_sha256": 3}', ""))],
 )
-def test_a_changed_or_broken_file_is_one_line_with_what_to_do(runs, name, harm):
+def test_a_changed_or_broken_file_is_one_line_with_what_to_do(data, name, harm):
     run = records.run("e", {"a": 1}, measure("u"))
     (run.folder / name).write_text(harm)
     with pytest.raises(UserError, match="delete the folder and run again") as caught:
