@@ -42,11 +42,12 @@ DRIFT = Measure(
 DRIFTED = Measure("drift in bf16", rows="of the frame", estimate=part("drift", "twice"))
 SUM = Measure("sum", rows="of the frame", estimate=total("twice"), form="{:,.0f}")
 SETTING = noted("drift", "settings", "n")
+GONE = Measure("gone", rows="gone", estimate=total("drift"))
 WORDS, NO_WORDS = (worded(name, lambda rows: f"{len(rows)} rows") for name in ("bf16", "gone"))
 KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "DRIFTED": DRIFTED, "SETTING": SETTING, "WORDS": WORDS}
 
 
-def test_each_group_has_its_estimate_its_units_and_the_name_of_its_model_and_dtype(found):
+def test_each_group_has_its_estimate_its_units_and_a_name_with_what_was_chosen(found):
     one, other = EQUAL(found)
     assert (one.series, one.estimate.value, one.units) == ("small fp32", 1.0, 12)
     assert (other.series, other.estimate.value) == ("small bf16", 0.25)
@@ -54,6 +55,8 @@ def test_each_group_has_its_estimate_its_units_and_the_name_of_its_model_and_dty
     assert [only.series for only in EQUAL.where(dtype="bfloat16")(found)] == ["small bf16"]
     # What was counted over all that there is has no units.
     assert [of.units for of in replace(EQUAL, estimate=part("equal"))(found)] == [None, None]
+    assert EQUAL.where(dtype="float32").name == "share that is equal in fp32"
+    assert EQUAL.where(dtype=DTYPES).name == "share that is equal in fp32 or bf16"
 
 
 def test_a_ratio_of_times_is_taken_at_each_repeat_in_whatever_order_they_stand():
@@ -67,22 +70,18 @@ def test_a_ratio_of_times_is_taken_at_each_repeat_in_whatever_order_they_stand()
     assert median("s")(rows, rows.assign(repeat=9)) is None, "no repeat is in both"
 
 
-def test_a_group_is_compared_with_its_partner_and_not_with_itself(found):
+def test_a_group_is_compared_with_its_partner_which_may_be_chosen_and_not_with_itself(found):
     (only,) = DRIFT(found)
     assert only.estimate.value == pytest.approx((6.5 + 8) / 6.5)
     # The partner need not be among what was chosen.
     assert [one.estimate.value for one in DRIFT.where(dtype="bfloat16")(found)] == [only.estimate.value]
     assert DRIFT.where(dtype="float32")(found) == []
-
-
-def test_a_partner_may_be_chosen_from_what_there_is(found):
     (only,) = replace(DRIFT, over=("dtype", lambda own, all_: min(all_)))(found)
     assert only.estimate.value == pytest.approx(6.5 / (6.5 + 8))
 
 
 def test_what_was_not_run_has_no_estimate_and_what_cannot_be_estimated_says_so(found):
-    gone = Measure("gone", rows="gone", estimate=total("drift"))
-    assert gone(found) == []
+    assert GONE(found) == []
     unfitted = Measure("unfitted", "file", rows="drift", by=("dtype",), estimate=lambda rows: None)
     assert [one.estimate for one in unfitted(found)] == [UNFITTED, UNFITTED]
     assert unfitted.table(found).empty
@@ -125,11 +124,6 @@ def test_a_frame_and_an_estimate_are_made_once():
     assert made == ["frame", "estimate"]
 
 
-def test_a_name_takes_the_values_that_were_chosen(found):
-    assert EQUAL.where(dtype="float32").name == "share that is equal in fp32"
-    assert EQUAL.where(dtype=DTYPES).name == "share that is equal in fp32 or bf16"
-
-
 @pytest.mark.parametrize(
     ("role", "text"),
     [
@@ -157,8 +151,7 @@ def test_a_number_in_the_prose_is_written_as_it_asks(found, role, text):
 
 
 def test_what_was_not_run_is_written_as_not_recorded(found):
-    gone = Measure("gone", rows="gone", estimate=total("drift"))
-    known = {"GONE": gone, "NOTE": noted("not there", "settings", "n"), "WORDS": NO_WORDS}
+    known = {"GONE": GONE, "NOTE": noted("not there", "settings", "n"), "WORDS": NO_WORDS}
     written = {measures.written(role, known, found) for role in ("GONE", "GONE dtype=float32", "NOTE", "WORDS")}
     assert written == {"not recorded there"}
 
