@@ -194,6 +194,38 @@ def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, mo
     assert [read_again(), read_again()] == [["page"], []]
 
 
+def test_a_chapter_that_ran_again_has_its_page_read_and_those_of_all_chapters_and_no_other(tmp_path):
+    texts = {"environment": "<!-- part: runs -->", "cards": "<!-- part: cards -->"}
+    texts |= dict.fromkeys(("one", "two", "text"), "words")
+    for name, text in texts.items():
+        (tmp_path / f"{name}.md").write_text(text)
+    chapters = {
+        tmp_path / f"{name}.md": SimpleNamespace(name=name, executed=tmp_path / f"{name}.ipynb")
+        for name in ("one", "two")
+    }
+    env = SimpleNamespace(found_docs=set(texts), doc2path=lambda docname: tmp_path / f"{docname}.md")
+    app = SimpleNamespace(srcdir=ROOT, env=env, kvbook_chapters=chapters)
+
+    def ran(name, started):
+        (tmp_path / f"{name}.ipynb").write_text(json.dumps({"metadata": {"kvbook": {"started": started}}}))
+
+    def read_again():
+        return executed._read_again_what_was_run_again(app, env, set(), set(), set())
+
+    ran("one", 1)
+    ran("two", 1)
+    assert [read_again(), read_again()] == [[], []]
+    ran("one", 2)
+    assert [read_again(), read_again()] == [["environment", "one"], []]
+
+
+def test_a_part_that_is_not_of_chapters_is_handed_none(monkeypatch, tmp_path):
+    monkeypatch.setitem(inserts.PARTS, "cards", lambda context: f"{len(context.chapters)} chapters")
+    monkeypatch.setitem(inserts.OF_CHAPTERS, "runs", inserts.PARTS["cards"])
+    context = Context(["a chapter"], tmp_path, tmp_path)
+    assert inserts.fill("<!-- part: cards -->\n<!-- part: runs -->", context) == "0 chapters\n1 chapters"
+
+
 def test_repository_colab_and_site_are_linked_where_they_are_known(book):
     known = {"GITHUB_REPOSITORY": "somebody/book", "GITHUB_REF_NAME": "main"}
     built = mini_book.plain_build(book, PROFILE="few", KVBOOK_SITE_URL="https://example.org/b", **known)

@@ -13,7 +13,7 @@ from kvreport.benchmarks import results as bench
 from kvreport.publishing import checkout as origin
 from kvreport.publishing import evaluated, published
 from kvreport.running import execution, planning
-from kvreport.site import citations, pdf, sentences
+from kvreport.site import citations, inserts, pdf, sentences
 from kvreport.site.overlay import Files, overlay
 
 _CHAPTERS = "kvbook_chapters"
@@ -46,12 +46,12 @@ def _chapter(app: Sphinx, docname: str) -> planning.Chapter | None:
 def _read_again_what_was_run_again(
     app: Sphinx, env: BuildEnvironment, _added: set[str], _changed: set[str], _removed: set[str]
 ) -> list[str]:
-    now, sources = {}, {docname: fingerprint.of_file(Path(env.doc2path(docname))) for docname in env.found_docs}
-    for docname in env.found_docs:
-        if (chapter := _chapter(app, docname)) is not None:
-            now[docname] = json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
+    files = {docname: Path(env.doc2path(docname)) for docname in env.found_docs}
+    sources = {docname: fingerprint.of_file(file) for docname, file in files.items()}
+    executed = {docname: chapter.executed for docname in files if (chapter := _chapter(app, docname)) is not None}
+    runs = {docname: json.loads(file.read_text("utf-8"))["metadata"]["kvbook"] for docname, file in executed.items()}
     # What a citation says of the book stands on every page too, and whether there are PDFs.
-    now["book"] = f"{origin.of(Path(app.srcdir))} {pdf.wanted()}"
+    now = {"book": f"{origin.of(Path(app.srcdir))} {pdf.wanted()}"}
     # What the chapters' statements and verdicts are evaluated from.
     books = (evaluated.published(chapter.name) for chapter in getattr(app, _CHAPTERS).values())
     now["evidence"] = fingerprint.of_values([evidence.manifest(), *(book["made_of"] for book in books if book)])
@@ -59,13 +59,17 @@ def _read_again_what_was_run_again(
     now["code"] = fingerprint.of_source(["kvreport.site.inserts", __name__])
     # The last bench, which a page shows.
     now["bench"] = [run.hash for run in bench.latest().values()]
-    before, env.kvbook_runs = getattr(env, "kvbook_runs", now), now
+    before, env.kvbook_book = getattr(env, "kvbook_book", now), now
+    runs_before, env.kvbook_runs = getattr(env, "kvbook_runs", runs), runs
     sources_before, env.kvbook_sources = getattr(env, "kvbook_sources", sources), sources
+    if before != now:
+        return sorted(files)
     # Sphinx goes by dates, and takes an edit for old that was made after the clock had been set back.
-    edited = [docname for docname in sources if sources_before.get(docname) != sources[docname]]
-    # All pages, not just the chapter's: any of them may show a number of another page's run, and Sphinx keeps
-    # no record of that. Reading them all costs less than a second.
-    return sorted(env.found_docs if before != now else edited)
+    again = {docname for docname in files if sources_before.get(docname) != sources[docname]}
+    again |= {docname for docname in runs if runs_before.get(docname) != runs[docname]}
+    if runs_before != runs:
+        again |= {docname for docname, file in files.items() if inserts.shows_chapters(file.read_text("utf-8"))}
+    return sorted(again)
 
 
 def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -19,12 +20,16 @@ _MARK = re.compile(r"^<!-- part: (.+) -->$", re.MULTILINE)
 _MADE_ON = re.compile(r"<!-- made on -->")
 _ITEM = re.compile(r"^\d+\. ", re.MULTILINE)
 
-PARTS: dict[str, Callable[[Context], str]] = {
+# Read from executed chapters: a page that asks for one of these is read again when any of them has run again.
+OF_CHAPTERS: dict[str, Callable[[Context], str]] = {
     "ledger": lambda context: ledger.markdown(ledger.verdicts(context.chapters)),
     "outcomes": lambda context: sentences.outcomes(context.chapters),
     "gallery": gallery.markdown,
     "hero": hero.markdown,
     "runs": environment.markdown,
+}
+# The others are handed no chapters.
+PARTS: dict[str, Callable[[Context], str]] = {
     "processors": environment.recorded_processors,
     "memory": running.memory,
     "cards": running.cards,
@@ -43,13 +48,20 @@ def connect(app: Sphinx) -> None:
     app.connect("source-read", _fill)
 
 
+def shows_chapters(text: str) -> bool:
+    """Tell whether a page asks for a part that is read from executed chapters."""
+    return not OF_CHAPTERS.keys().isdisjoint(_MARK.findall(text))
+
+
 def fill(text: str, context: Context) -> str:
     """Replace every mark in a page's source."""
 
     def part(mark: re.Match[str]) -> str:
+        if mark[1] in OF_CHAPTERS:
+            return OF_CHAPTERS[mark[1]](context)
         if mark[1] not in PARTS:
-            raise UserError(f"a page asks for the part {mark[1]!r}; there are: {', '.join(PARTS)}")
-        return PARTS[mark[1]](context)
+            raise UserError(f"a page asks for the part {mark[1]!r}; there are: {', '.join([*OF_CHAPTERS, *PARTS])}")
+        return PARTS[mark[1]](replace(context, chapters=()))
 
     def measured(role: re.Match[str]) -> str:
         if role["chapter"] is None or (book := evaluated.published(role["chapter"])) is None:
