@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Literal
 
 from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.utils import httpx
 from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
 from kvbook.errors import UserError
 from kvbook.replacing import replaced
+
+try:
+    from huggingface_hub.utils import httpx
+
+    _TRANSPORT: tuple[type[Exception], ...] = (httpx.TransportError,)
+except ImportError:
+    # Before its release 1, on which transformers 4 depends.
+    from huggingface_hub.utils._http import requests
+
+    _TRANSPORT = (requests.ConnectionError, requests.Timeout)
 
 # What was being fetched when it went wrong.
 Stage = Literal["configuration", "weights", "tokenizer"]
@@ -89,7 +98,7 @@ def _reachable(hub_id: str) -> bool:
         get_hf_file_metadata(hf_hub_url(hub_id, "config.json"))
     except errors.HfHubHTTPError:
         raise
-    except (httpx.TransportError, OSError):
+    except (*_TRANSPORT, OSError):
         return False
     return True
 
@@ -126,7 +135,7 @@ def explain(hub_id: str, stage: Stage, error: Exception, reached: bool = True) -
     folder = Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
     # Network trouble of any kind ends in one of these, for the cache is asked last; and transformers words a file that
     # the cache lacks as if the repository lacked it.
-    network = (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, httpx.TransportError)
+    network = (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, *_TRANSPORT)
     # The first that holds.
     cases = (
         (among(errors.GatedRepoError),
