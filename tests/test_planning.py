@@ -1,20 +1,27 @@
 """What makes a chapter stale and a run another one: what it shows and measures, and nothing of another chapter."""
 
+import io
 import json
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import mini_book
+import papermill
 import pytest
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
+from kvbook.runs import records
 from kvreport import commands
 from kvreport.chapters.does_it_matter import teacher_forced
-from kvreport.chapters.which_path_is_right import path_errors
-from kvreport.running import planning
+from kvreport.chapters.which_path_is_right import path_errors, results
+from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
+from kvreport.publishing import MEASURED_VARIABLE, found
+from kvreport.running import execution, planning
+from kvreport.running.build import Build
 
 ABOUT = "parameters: {default: {n: 5}, few: {n: 2}}\ndata: [numbers.csv]\n"
 
@@ -114,6 +121,66 @@ def test_a_run_is_renamed_by_an_edit_of_what_measures_it_and_by_nothing_else(tmp
     finally:
         monkeypatch.undo()
         sources_after()
+
+
+def test_code_that_draws_leaves_rows_as_they_were_measured_and_control_code_and_parameters_that_measure_do_not(
+    tmp_path, monkeypatch
+):
+    copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
+    monkeypatch.setattr(fingerprint, "PACKAGES", copies)
+
+    def digests(profile="smoke"):
+        (chapter,) = (chapter for chapter in planning.plan(profile) if chapter.name == "layer_drift")
+        return chapter.inputs_sha256(), chapter.measured_sha256()
+
+    before = digests()
+    for module in ("figures", "tables", "by_layer"):
+        with (tmp_path / f"kvreport/chapters/layer_drift/{module}.py").open("a") as file:
+            file.write("\nCHANGED = True\n")
+        now = digests()
+        assert now[0] != before[0]
+        assert (now[1] == before[1]) is (module != "by_layer")
+        before = now
+    assert digests("default")[1] != before[1]
+
+
+def test_runs_of_a_copy_are_kept_while_they_are_there_and_measuring_would_give_the_same(book, monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    chapter, other = plan(book)[0], plan(book, "few")[0]
+    assert chapter.runs_kept() is None, "not executed yet"
+    runs = {"counting": "counting/0123456789abcdef"}
+    measured = {"sha256": chapter.measured_sha256(), "runs": runs}
+    chapter.executed.parent.mkdir(parents=True, exist_ok=True)
+    chapter.executed.write_text(json.dumps({"metadata": {"kvbook": {"measured": measured}}}))
+    assert chapter.runs_kept() is None, "the folder is gone"
+    (tmp_path / "runs" / runs["counting"]).mkdir(parents=True)
+    assert chapter.runs_kept() == runs
+    assert other.runs_kept() is None, "other parameters"
+
+
+def test_a_notebook_reads_the_runs_that_its_build_names_and_measures_with_settings_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(found, "RUNS", tmp_path)
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+    asked = WhichPathSettings(n_samples=3)
+    made_of = {"settings": asked.model_dump(mode="json"), "machine": {}}
+    run = records.run("path_errors", made_of, lambda writer: writer.append("one", [{"x": 1}]))
+    anew = SimpleNamespace(name="path_errors", run=lambda _settings: None)
+    monkeypatch.setattr(results, "EXPERIMENTS", (anew,))
+    monkeypatch.setenv(MEASURED_VARIABLE, json.dumps({"path_errors": f"path_errors/{run.hash}"}))
+    assert found.measured("which_path_is_right", asked).runs["path_errors"].hash == run.hash
+    assert found.measured("which_path_is_right", WhichPathSettings(n_samples=4)).runs == {"path_errors": None}
+    monkeypatch.delenv(MEASURED_VARIABLE)
+    assert found.measured("which_path_is_right", asked).runs == {"path_errors": None}
+
+
+@pytest.mark.parametrize("kept", [{"counting": "counting/0123"}, None])
+def test_a_chapter_that_is_only_drawn_again_is_told_its_runs_and_no_other_is(book, monkeypatch, kept):
+    environments = []
+    monkeypatch.setattr(execution, "_own_interpreter", lambda environment, *_: environments.append(environment))
+    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: None)
+    chapter = plan(book)[0]
+    execution._run(chapter, "drawn again", Build(io.StringIO(), 1), chapter.figures, kept)
+    assert environments[0][MEASURED_VARIABLE] == (json.dumps(kept) if kept else "")
 
 
 @pytest.mark.parametrize("asked", [True, False])

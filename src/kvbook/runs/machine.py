@@ -1,4 +1,7 @@
-"""What a number was measured on: hardware, versions, threads, commit."""
+"""What a number was measured on: hardware, versions, threads, commit.
+
+To ask for the commit alone takes no torch.
+"""
 
 import functools
 import importlib.metadata
@@ -7,8 +10,6 @@ import platform
 import subprocess
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from kvbook import __version__, paths
 
@@ -38,6 +39,8 @@ _INSTRUCTIONS = (
 
 def _processor() -> str:
     """Name the processor, and what the environment lets libraries use of it: less is another kind of processor."""
+    import torch
+
     # Machines set this one for NumPy's library; it matters only where torch multiplies with OpenBLAS, too.
     limits = (*_LIMITS, _OPENBLAS_LIMIT) if "BLAS_INFO=open" in torch.__config__.show() else _LIMITS
     model = _first_core(_cpuinfo()).get("model name") or platform.processor() or platform.machine()
@@ -92,6 +95,8 @@ def _git(*arguments: str) -> str:
 
 def device_name(device: str) -> str:
     """Name the hardware of a torch device string, as its maker does."""
+    import torch
+
     kind = torch.device(device).type
     if kind == "cuda":
         return torch.cuda.get_device_name(torch.device(device))
@@ -106,6 +111,8 @@ def describe(device: str) -> dict[str, Any]:
 
     ``processor`` tells kinds of processor apart. Makers give one name to several: ``cpu`` says which of them it was.
     """
+    import torch
+
     about: dict[str, Any] = {
         "device": device,
         "device_name": device_name(device),

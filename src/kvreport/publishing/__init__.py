@@ -11,6 +11,8 @@ FOLDER_VARIABLE = "KVBOOK_FIGURES"
 CHAPTER_VARIABLE = "KVBOOK_CHAPTER"
 # Set by it too, when the chapter runs with the book's own parameters: then figures and tables show what is published.
 BOOK_VARIABLE = "KVBOOK_SHOWS_PUBLISHED"
+# And where only what draws has changed: the runs that the chapter's copy was made from, as JSON.
+MEASURED_VARIABLE = "KVBOOK_MEASURED"
 
 
 def chapter_name(stem: str) -> str:

@@ -3,7 +3,9 @@
 import functools
 import importlib
 import importlib.util
+import json
 import operator
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -11,9 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.runs import evidence
+from kvbook.paths import RUNS
+from kvbook.runs import evidence, records
 from kvbook.runs.records import Run
 from kvbook.settings import Settings
+from kvreport.publishing import MEASURED_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,21 @@ def of_runs(chapter: str, runs: Mapping[str, Run | None]) -> Found:
 
 def measured(chapter: str, settings: Settings) -> Found:
     """Measure, or read what these settings have measured."""
+    if (kept := _kept(settings)) is not None:
+        return of_runs(chapter, kept)
     # What measures needs torch; what reads rows does not.
     experiments = importlib.import_module(f"kvreport.chapters.{chapter}.results").EXPERIMENTS
     return of_runs(chapter, {experiment.name: experiment.run(settings) for experiment in experiments})
+
+
+def _kept(settings: Settings) -> dict[str, Run] | None:
+    """Read the runs that the build names, if they are of these settings: that takes no torch."""
+    if not (named := os.environ.get(MEASURED_VARIABLE)):
+        return None
+    runs = {name: records.load(RUNS / folder) for name, folder in json.loads(named).items()}
+    asked = settings.model_dump(mode="json")
+    same = all(asked | run.about["settings"] == asked for run in runs.values())
+    return runs if same else None
 
 
 def published(chapter: str) -> dict[str, Found]:

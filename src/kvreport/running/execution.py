@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.progress import PROGRESS_VARIABLE
-from kvbook.runs import privacy, records
-from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, evaluated
+from kvbook.runs import machine, privacy, records
+from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, MEASURED_VARIABLE, evaluated
 from kvreport.running import alone
 from kvreport.running.build import Build, cores
 from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read_notebook, versions
@@ -87,7 +87,8 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
         except UserError as error:
             failures.append(str(error))
 
-    measured, all_of_it = alone.measure(stale, build) if jobs > 1 else ({}, True)
+    to_measure = [chapter for chapter in stale if chapter.runs_kept() is None]
+    measured, all_of_it = alone.measure(to_measure, build) if jobs > 1 else ({}, True)
     # What could not be measured is tried again by its notebook, which is to be alone as well.
     # In a thread even where there is one: an interruption then comes to this one, and not to whoever waits for a
     # kernel.
@@ -143,21 +144,24 @@ def _execute(chapter: Chapter, why: str, build: Build, measured_s: float) -> Non
     staged = chapter.figures.with_name(f".{chapter.stem}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     # Taken before the run: whoever edits a file meanwhile gets a stale copy, not a wrongly fresh one.
-    inputs_sha256 = chapter.inputs_sha256()
+    inputs_sha256, measured_sha256, kept = chapter.inputs_sha256(), chapter.measured_sha256(), chapter.runs_kept()
+    # Of a chapter that is only drawn again, the machine is still the one that measured.
+    measured_on = kept and _stored(chapter)["machine"]
     started, clock = datetime.now(UTC), time.monotonic()
-    notebook = _run(chapter, why, build, staged)
+    notebook = _run(chapter, why, build, staged, kept)
     _refuse_secrets(chapter, notebook, staged)
-    # Imports torch, for seconds, so only after the cells: none of them has to wait for it.
-    from kvbook.runs import machine
+    # Imports pandas, and below torch: only after the cells, so that none of them has to wait for it.
+    from kvreport.publishing import published
 
     notebook.metadata["kvbook"] = {
         "inputs_sha256": inputs_sha256,
+        "measured": {"sha256": measured_sha256, "runs": published.measured(notebook)},
         "profile": chapter.profile,
         "parameters": chapter.parameters,
         "started": started.isoformat(timespec="seconds"),
         # With what its experiments took, which were measured first.
         "duration_s": round(time.monotonic() - clock + measured_s, 1),
-        "machine": machine.describe(values.get("device", "cpu")),
+        "machine": measured_on or machine.describe(values.get("device", "cpu")),
         "model": values.get("model"),
         "weights": values.get("weights"),
         # Of the experiments that measure no time; None where they have all that the machine line says.
@@ -189,7 +193,11 @@ def _values(chapter: Chapter) -> dict[str, Any]:
     return defaults | chapter.parameters
 
 
-def _run(chapter: Chapter, why: str, build: Build, staged: Path) -> "NotebookNode":
+def _stored(chapter: Chapter) -> dict[str, Any]:
+    return json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
+
+
+def _run(chapter: Chapter, why: str, build: Build, staged: Path, kept: Mapping[str, str] | None) -> "NotebookNode":
     """Have papermill execute the notebook, and say how far it is."""
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -209,6 +217,7 @@ def _run(chapter: Chapter, why: str, build: Build, staged: Path) -> "NotebookNod
             FOLDER_VARIABLE: str(staged),
             PROGRESS_VARIABLE: str(job.progress_file),
             BOOK_VARIABLE: "1" if chapter.profile == DEFAULT_PROFILE else "",
+            MEASURED_VARIABLE: json.dumps(kept) if kept else "",
         }
 
         def begin(cell: Mapping[str, Any], **_: Any) -> None:

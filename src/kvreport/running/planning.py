@@ -163,13 +163,28 @@ class Chapter:
     def inputs_sha256(self) -> str:
         """Digest everything that could change what the chapter shows."""
         cells = code_cells(read_notebook(self.source))
+        source = _source_sha256(code for _, code in cells)
+        return fingerprint.of_values([cells, source, fingerprint.of_file(STYLE), self.measured_sha256()])
+
+    def measured_sha256(self) -> str:
+        """Digest what the chapter's rows depend on: its inputs without the notebook and the code that draws."""
         data = {str(file.relative_to(self.folders.data)): fingerprint.of_file(file) for file in self.data_files()}
         # A chapter that ran on a stand-in is not fresh once the packaged model is there.
         asked = self.about.packages
         used = asked and {name: state for name, state in packages.state().items() if name in asked}
-        source = _source_sha256(code for _, code in cells)
-        files = [fingerprint.of_file(file) for file in (STYLE, registry.FILE)]
-        return fingerprint.of_values([cells, self.parameters, source, *files, used, data, versions()])
+        # Which notebooks import by a computed name.
+        source = fingerprint.of_source([self.module("results")])
+        models = fingerprint.of_file(registry.FILE)
+        return fingerprint.of_values([self.values(), self.parameters, source, models, used, data, versions()])
+
+    def runs_kept(self) -> dict[str, str] | None:
+        """Name the runs that the executed copy was made from, by experiment; None where measuring gives others."""
+        try:
+            kept = json.loads(self.executed.read_text("utf-8"))["metadata"]["kvbook"]["measured"]
+            there = kept["runs"] and all((paths.RUNS / folder).is_dir() for folder in kept["runs"].values())
+            return kept["runs"] if there and kept["sha256"] == self.measured_sha256() else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def data_files(self) -> list[Path]:
         """List the files under ``data/`` that the chapter depends on; all of them where it does not say which."""
