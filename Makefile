@@ -20,7 +20,8 @@ COMPILE := cd $(VENV)/lib/python*/site-packages && ../../../bin/python -m compil
 	-x '/(tests?|testing|distributed|onnx|transformers/models)/' \
 	torch transformers numpy pandas scipy matplotlib fontTools sphinx IPython
 # A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. Three
-# workers on two cores, for tests that start processes wait for them.
+# workers on two cores, for tests that start processes wait for them; those of test-fast start none, and each worker
+# imports everything anew.
 PYTEST := $(RUN) -m pytest -v -n 3 --dist loadfile --no-loadscope-reorder
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.
@@ -50,7 +51,7 @@ test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up 
 	@$(PYTEST) --durations=10 $(TESTS)
 
 test-fast: $(TEST_READY) ## run the tests that start no process, train nothing and open no browser; say what is left out
-	@$(PYTEST) -m "not slow" $(TESTS)
+	@$(PYTEST) -n 2 -m "not slow" $(TESTS)
 
 lint: $(TEST_READY) ## check style
 	@$(RUN) -m ruff check .

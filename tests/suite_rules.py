@@ -17,8 +17,8 @@ FILES = frozenset({
     "test_wheel",
 })
 # Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained, a compiler that begins
-# anew.
-FIXTURES = frozenset({"workplace", "swept", "checkpoint", "freshly_compiled"})
+# anew, every injected fault in every family.
+FIXTURES = frozenset({"workplace", "swept", "checkpoint", "freshly_compiled", "measured"})
 # The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
 LONGEST_FIRST = (
     "test_pages", "test_sweeps", "test_faults", "test_row_invariant", "test_from_scratch", "test_packages", "test_site",

@@ -101,6 +101,7 @@ def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_
 AT_ONCE, STEPWISE = "left padding", "left padding, token by token"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "outcomes", "verdict", "faults"),
     [

@@ -35,6 +35,7 @@ def results(settings, llama):
         return found_in.measured("exact_caches", settings)
 
 
+@pytest.mark.slow
 def test_every_way_is_measured_under_both_arithmetics_and_row_invariant_rows_are_all_equal(results):
     rows = results["exact_ways"]
     assert not rows.duplicated(["model", "dtype", "sample", "arithmetic", "way"]).any()
@@ -74,6 +75,7 @@ def test_uneven_chunks_make_up_a_text_of_any_length_wherever_they_begin(length):
     assert set(lengths.CHUNKS) <= set().union(*cuts) or length < max(lengths.CHUNKS)
 
 
+@pytest.mark.slow
 def test_long_texts_are_fed_at_every_length_and_thread_count_and_row_invariant_rows_are_all_equal(settings, results):
     two = settings.model_copy(update={"lengths": (9, 40)})
     assert [lengths.plan(two, text)[:2] for text in range(4)] == [(9, 1), (40, 1), (9, 2), (40, 2)]
@@ -96,6 +98,7 @@ def test_one_row_of_one_chunk_that_differs_in_one_bit_is_counted(llama, ids):
     assert 0 < found["max_abs"] < 1e-6
 
 
+@pytest.mark.slow
 def test_every_rung_is_measured_and_the_last_one_is_exact(results):
     table = results["rungs"]
     assert tuple(dict.fromkeys(table["rung"])) == tuple(exact_ladder.RUNGS) == RUNGS
@@ -202,6 +205,7 @@ def outcome(name, found):
     return statements.check(measures.STATEMENTS[name], found).outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", measures.STATEMENTS)
 def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not(lawful, name):
     maker, (experiment, where, values) = measures.STATEMENTS[name].on, CONTRARY[name]
@@ -212,6 +216,7 @@ def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not
     assert not maker or outcome(name, on_processor("another", lawful)) == "not run"
 
 
+@pytest.mark.slow
 def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(results):
     def number(role, found):
         return written(f"{role} count", named(measures), found)

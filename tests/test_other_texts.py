@@ -116,6 +116,7 @@ def test_control_drift_at_some_lengths_alone_is_judged_otherwise_at_others(llama
     assert DRIFTS in changed(fixed, drawn)
 
 
+@pytest.mark.slow
 def test_symptoms_are_called_alike_on_other_texts_and_lengths(llama_folder, corpus_folder, a_step_off):
     one, other = (called(llama_folder, corpus_folder, draw) for draw in (ONE, OTHER))
     assert changed(one, other) == []

@@ -218,6 +218,7 @@ def test_the_command_line_records_and_verifies(data, kvbook_here):
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_all_runs_that_this_book_has_recorded_verify():
     _, faults = recording.verify()
     assert faults == []
