@@ -20,6 +20,7 @@ from kvreport.chapters.where_drift_begins import (
     equal_shapes,
     figures,
     gemm_map,
+    kernels,
     length_sweep,
     measures,
     operation_replay,
@@ -129,6 +130,34 @@ def test_a_product_is_flagged_at_the_numbers_of_rows_that_change_it_and_at_no_ot
     differing = mapped[mapped["state"] != rows.ALL_EQUAL].set_index("rows")["state"]
     assert mapped["rows"].tolist() == list(range(1, 13))
     assert differing.to_dict() == dict.fromkeys((1, 2, 3), rows.NONE_EQUAL) | {6: rows.FIRST_EQUAL}
+
+
+REPORT = """\
+onednn_verbose,v1,info,oneDNN v3.12.0 (commit 80afa71)
+onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512,undef,src:f16::ab dst:f16::ab,,,2x576:576x64,0.13
+MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture
+MKL_VERBOSE SGEMM(T,N,576,1,64,0x7f,0x7f,576,0x56,576,0x7f,0x56,576) 157.73us CNR:OFF TID:0 NThr:1
+a line of something else
+"""
+
+
+def test_a_call_is_read_from_what_libraries_report_and_nothing_from_what_else_they_print():
+    assert list(kernels.kernels(REPORT)) == [("oneDNN brg_matmul:avx512", "2x576:576x64"), ("MKL SGEMM", "1x64x576")]
+
+
+def ran(*kernels_of_rows: str, operation: str = "q_proj") -> pd.DataFrame:
+    """Run an operation in one kernel after the other, from one row on, in three dtypes."""
+    calls = pd.DataFrame({"rows": range(1, len(kernels_of_rows) + 1), "kernel": kernels_of_rows})
+    dtypes = pd.DataFrame({"dtype": ["float32", "float16", "bfloat16"]})
+    return calls.assign(operation=operation, shape="1x64x64", calls=1).merge(dtypes, how="cross")
+
+
+def test_numbers_of_rows_that_one_kernel_runs_share_a_line_and_so_do_operations_that_are_alike(results):
+    two, one = ("a", "b", "b"), ("b", "b", "b")
+    made = pd.concat([ran(*two), ran(*two, operation="up_proj"), ran(*one, operation="head")])
+    table = tables.kernels(with_rows(results, kernels=made)["kernels by rows"]).query("dtype == 'fp32'")
+    expected = [["q_proj, up_proj", "1", "a"], ["q_proj, up_proj", "2 to 3", "b"], ["head", "1 to 3", "b"]]
+    assert table[["operation", "rows", "kernel"]].to_numpy().tolist() == expected
 
 
 @pytest.mark.parametrize("inner", [16, 17])
@@ -309,6 +338,10 @@ def read_twice(shapes: str, differing: int, texts=TEXTS) -> pd.DataFrame:
         ("gemm_map", mapped(18, 20), "a-long-sum-differs-bf16", "short-products-fp32 short-sums-never-bf16"),
         ("attention_forms", formed(0), "masks-alike one-query-bf16", "one-query-fp32 hidden-keys-change-rows"),
         ("attention_forms", formed(1), "one-query-fp32 hidden-keys-change-rows", "masks-alike one-query-bf16"),
+        ("kernels", ran("a", "a"), "one-routine-for-linear", "two-routines-for-linear-in-fp16"),
+        ("kernels", ran("a", "b"), "two-routines-for-linear-in-fp16", "one-routine-for-linear"),
+        ("kernels", ran("a", "b", operation=rows.ATTENTION), "two-routines-for-attention-in-bf16", ""),
+        ("kernels", ran("a", "a", operation=rows.ATTENTION), "", "two-routines-for-attention-in-bf16"),
         ("equal_shapes", read_twice(rows.FEWER, 40), "equal-shapes-equal-bits one-token-fewer-differs", ""),
         ("equal_shapes", read_twice(rows.EQUAL, 1), "", "equal-shapes-equal-bits one-token-fewer-differs"),
     ],

@@ -98,8 +98,20 @@ ALONE, MASKED, HIDDEN_KEYS = (
     DIFFERING_ROWS.where(form=form) for form in (rows.ALONE, (rows.BOOLEAN, rows.ADDITIVE), rows.HIDDEN)
 )
 
+# Which code runs, as libraries report it.
+KERNELS = Measure(
+    "kernels that run an operation, over all numbers of rows", "", "dtype and operation", "{:.0f}",
+    "all numbers of rows that were tried", rows="kernels by rows", by=("dtype", "operation"),
+    estimate=distinct("kernel"),
+)
+OF_LINEAR, OF_ATTENTION = KERNELS.where(linear=True), KERNELS.where(linear=False)
+TALLEST = replace(
+    KERNELS, name="most rows in a product of the attention", estimate=counted(lambda of: of["height"].max())
+)
+
 # Facts for the prose.
 MODEL = noted("operation_replay", "models", 0, "name")
+KERNELS_MODEL = noted("kernels", "models", 0, "name")
 N_TOKENS = worded("calls", lambda calls: calls["tokens"].iloc[0])
 LONGEST_SWEPT = noted("length_sweep", "longest")
 MAX_ROWS = noted("gemm_map", "settings", "max_rows")
@@ -111,6 +123,7 @@ HEADS = Measure("heads", rows="attention_forms", estimate=counted(lambda forms: 
 DRAWS = replace(HEADS, name="draws", estimate=counted(_draws)).where(form=rows.ALONE)
 
 _NONE = Bound(0, "arithmetic", "none")
+_ONE = Bound(1, "arithmetic", "one for all")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
 
@@ -155,6 +168,9 @@ STATEMENTS = {
     ),
     "one-query-fp32": _here(every(ALONE.where(dtype="float32"), "above", HALF)),
     "one-query-bf16": _here(every(ALONE.where(dtype="bfloat16"), "below", _ONE_IN_FIVE)),
+    "one-routine-for-linear": _here(every(OF_LINEAR.where(dtype=("float32", "bfloat16")), "at most", _ONE), on="Intel"),
+    "two-routines-for-linear-in-fp16": _here(every(OF_LINEAR.where(dtype="float16"), "above", _ONE), on="Intel"),
+    "two-routines-for-attention-in-bf16": _here(every(OF_ATTENTION.where(dtype="bfloat16"), "above", _ONE), on="Intel"),
     "masks-alike": _here(every(MASKED.where(dtype=("float32", "bfloat16")), "at most", _NONE)),
     "hidden-keys-change-rows": _here(every(HIDDEN_KEYS.where(dtype="float32"), "above", _NONE)),
 }

@@ -5,11 +5,12 @@ from kvreport.chapters.where_drift_begins import (
     cache_factorial,
     equal_shapes,
     gemm_map,
+    kernels,
     length_sweep,
     operation_replay,
 )
 
 EXPERIMENTS = (
     operation_replay.EXPERIMENT, gemm_map.EXPERIMENT, length_sweep.EXPERIMENT, attention_forms.EXPERIMENT,
-    cache_factorial.EXPERIMENT, equal_shapes.EXPERIMENT,
+    cache_factorial.EXPERIMENT, equal_shapes.EXPERIMENT, kernels.EXPERIMENT,
 )

@@ -12,7 +12,7 @@ from kvreport.publishing.wording import between
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
     "operation_replay": 1, "gemm_map": 1, "length_sweep": 2, "attention_forms": 1, "cache_factorial": 2,
-    "equal_shapes": 1,
+    "equal_shapes": 1, "kernels": 1,
 }
 
 
@@ -36,6 +36,9 @@ EQUAL, FEWER = "equal", "one token fewer"
 
 # How a product of fewer rows compares with that of the most rows.
 STATES = ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL = ("every row equal", "first row equal, others not", "first row differs")
+
+# The attention among the calls whose kernels are read, and a call of which no library reports anything.
+ATTENTION, UNREPORTED = "attention", "not reported"
 
 # Forms of the attention.
 FORMS = BOOLEAN, ADDITIVE, ALONE, ALONE_MASKED, THREE, SIXTEEN, ALONE_HIDDEN, HIDDEN, LONGER = (
@@ -146,6 +149,14 @@ def _prompts(run: Run) -> pd.DataFrame:
     return differing.assign(differs=differing["differing"] > 0, equal=differing["differing"] == 0)
 
 
+def _kernels(run: Run) -> pd.DataFrame:
+    """Name what ran for each number of rows; of the attention, too, how many rows its products have at most."""
+    rows = run.rows.assign(height=pd.to_numeric(run.rows["shape"].str.partition("x")[0]))
+    groups = rows.groupby(["dtype", "operation", "rows"], sort=False)
+    found = groups.agg(kernel=("kernel", lambda of: " and ".join(sorted(set(of)))), height=("height", "max"))
+    return found.reset_index().assign(linear=lambda made: made["operation"] != ATTENTION)
+
+
 ROWS = {
     "operations": Frame(_operations, ("operation_replay",)),
     "calls": Frame(_calls, ("operation_replay",)),
@@ -163,4 +174,5 @@ ROWS = {
     "forms": Frame(_forms, ("attention_forms",)),
     "steps": Frame(_steps, ("cache_factorial",)),
     "prompts": Frame(_prompts, ("equal_shapes",)),
+    "kernels by rows": Frame(_kernels, ("kernels",)),
 }

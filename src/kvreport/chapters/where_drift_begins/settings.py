@@ -34,6 +34,8 @@ class WhereDriftBeginsSettings(TextSettings):
         Its number of columns.
     threads : tuple of int
         With how many threads of a CPU the product is mapped.
+    kernel_rows : tuple of int
+        Rows of the products, and queries of the attention, whose kernels are read.
     key_lengths : tuple of int
         Numbers of keys of the attention that is taken apart.
     """
@@ -47,6 +49,7 @@ class WhereDriftBeginsSettings(TextSettings):
     inner_sizes: Counts = (64, 320, 1536)
     outer_size: Annotated[int, Field(ge=1)] = 192
     threads: Counts = (1, 2)
+    kernel_rows: Counts = (1, 2, 3, 8, 16, 64, 256)
     key_lengths: Counts = (5, 17, 63, 64, 65, 200, 513)
 
     @property

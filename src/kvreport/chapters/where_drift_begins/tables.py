@@ -69,6 +69,21 @@ def prefills(compared: pd.DataFrame) -> pd.DataFrame:
     return counts.rename(columns=DTYPES).rename_axis(index={"what": "compared"}, columns=None).reset_index()
 
 
+def kernels(by_rows: pd.DataFrame) -> pd.DataFrame:
+    """List which kernel runs at which numbers of rows; operations that have the same ones share a line."""
+    alike: dict[tuple, list[str]] = {}
+    for (dtype, operation), of in by_rows.groupby(["dtype", "operation"], sort=False):
+        ran = groupby(zip(of["rows"], of["kernel"], strict=True), lambda pair: pair[1])
+        spans = [(between([count for count, _ in pairs], "{}"), kernel) for kernel, pairs in ran]
+        alike.setdefault((dtype, *spans), []).append(operation)
+    return pd.DataFrame(
+        [
+            {"dtype": DTYPES[dtype], "operation": ", ".join(operations), "rows": at, "kernel": kernel}
+            for (dtype, *spans), operations in alike.items() for at, kernel in spans
+        ]
+    )
+
+
 def drifts(found: Found) -> pd.DataFrame:
     """Average the drift of every way to score the last token, and count the texts whose logits are equal."""
     differs = found["steps"].groupby(list(measures.DRIFT.by), sort=False)["differs"]
