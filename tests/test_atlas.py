@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from kvbook.atlas import badges, columns, configurations, running, table
+from kvbook.atlas import badges, columns, configurations, invariance, running, table
 from kvbook.atlas.names import LENGTH, PATHS, WHOLE
 from kvbook.diagnosis import execution_paths
 from kvbook.diagnosis.feeding import Fed
@@ -74,7 +74,7 @@ def test_latent_attention_keeps_unequal_head_widths():
 
 
 def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exact_when_row_invariant():
-    row = columns.measure("qwen2")
+    row = invariance.measure("qwen2")
     assert not row.keys() & set(PATHS), "a row records, and verdicts are given when it is read"
     row = table.judged(row)
     assert {row[path] for path in PATHS if path != WHOLE} <= {"rounding", "exact"}
@@ -86,7 +86,7 @@ def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exac
 
 
 def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_generate_takes_it():
-    row = columns.measure("gpt_neo")
+    row = invariance.measure("gpt_neo")
     assert row["static cache, declared"] is False
     row = table.judged(row)
     assert row["static cache"] == table.verdict(row) == "bug"
@@ -243,7 +243,7 @@ def test_every_model_and_text_is_put_where_it_was_asked_for(monkeypatch):
 
     monkeypatch.setattr(configurations, "build", lambda *a, device="", **b: placed.append(device) or build(*a, **b))
     monkeypatch.setattr(torch.Tensor, "to", noted)
-    assert columns.measure("gpt2", "cuda")["status"] == "ran"
+    assert invariance.measure("gpt2", "cuda")["status"] == "ran"
     assert set(placed) == {"cuda"}
 
 

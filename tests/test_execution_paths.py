@@ -29,7 +29,7 @@ def checked_thoroughly(model, name):
 
 def surveyed(model, name):
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "_ready", lambda *_: columns.look_at(model))
+        patch.setattr(columns, "ready", lambda *_: columns.look_at(model))
         patch.setattr(columns, "DTYPES", ("float32",))
         patch.setattr(execution_paths, "PATHS", [path for path in PATHS if path.name in (name, "left padding")])
         return table.judged({"status": "ran", "causal": True} | columns._as_it_is("mistral", "cpu"))[name]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kvbook.atlas import columns, configurations
+from kvbook.atlas import configurations, invariance
 from kvbook.exact import row_invariant
 from kvbook.measuring.first_operation import first_operation
 
@@ -41,6 +41,6 @@ def test_an_injected_operation_is_found_by_layer_name_and_kind_and_what_carries_
 
 def test_the_atlas_names_it_in_both_dtypes():
     with torch.inference_mode():
-        found = columns._first_operations("mixtral", "cpu", IDS)
-    assert set(found) == {f"first {what}, {dtype}" for what in ("operation", "kind") for dtype in columns.SWITCHED}
+        found = invariance.first_operations("mixtral", "cpu", IDS)
+    assert set(found) == {f"first {what}, {dtype}" for what in ("operation", "kind") for dtype in invariance.SWITCHED}
     assert set(found.values()).isdisjoint({"fails"})

@@ -21,8 +21,8 @@ LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.t
 # another is its own affair, except that no chapter may import another.
 ORDER = (
     *(f"kvbook.{name}" for name in (
-        "errors", "garbage", "paths", "progress", "replacing", "fingerprint", "lengths", "settings", "models",
-        "measuring", "diagnosis", "exact", "atlas", "runs", "__main__",
+        "errors", "garbage", "paths", "progress", "replacing", "releases", "older", "fingerprint", "lengths",
+        "settings", "models", "measuring", "diagnosis", "exact", "atlas", "runs", "__main__",
     )),
     *(f"kvreport.{name}" for name in (
         "publishing", "training", "chapters", "running", "benchmarks", "site", "commands",
@@ -39,8 +39,8 @@ LIGHT = (
 )
 DRAWS = (".rows", ".measures", ".tables", ".figures", ".settings")
 COMPUTES = {"torch", "transformers"}
-# transformers brings these two itself.
-BROUGHT = {"huggingface_hub", "tokenizers"}
+# transformers brings these itself.
+BROUGHT = {"huggingface_hub", "packaging", "tokenizers"}
 # Imported by pytest alone.
 PLUGIN = "kvbook.diagnosis.pytest_plugin"
 # Modules that only some systems have.

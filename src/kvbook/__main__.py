@@ -206,9 +206,25 @@ def atlas(
     seconds: Annotated[int, Option(min=1, help="Longest that one architecture may take.")] = 180,
     device: Annotated[str, Option(help="cpu, cuda, cuda:1; has not been run on a GPU yet.")] = "cpu",
     badges: Annotated[str | None, Option(help="Also write an SVG badge per architecture to this folder.")] = None,
+    paths_only: Annotated[bool, Option("--paths-only", help="Leave row-invariant arithmetic out.")] = False,
+    transformers: Annotated[
+        str | None,
+        Option(help="Another release, as 5.5.4, or a git checkout's path; kept in an environment of its own."),
+    ] = None,
 ) -> None:
     """Build a tiny random model of every causal architecture of the installed transformers; say what its cache does."""
     from kvbook import paths, progress
+
+    if transformers:
+        from kvbook import releases
+
+        kept = rows or str(paths.BUILD / f"atlas-{Path(transformers).name}.jsonl")
+        given = {"--rows": kept, "--to": to, "--workers": workers, "--seconds": seconds, "--device": device,
+                 "--badges": badges}
+        options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
+        flags = ["--paths-only"] if paths_only else []
+        made = releases.environment(transformers, paths.BUILD / "releases")
+        raise typer.Exit(releases.run(made, ["atlas", *(names or ()), *options, *flags]))
     from kvbook.atlas import badges as drawn
     from kvbook.atlas import configurations, running, table
     from kvbook.models import placement
@@ -220,7 +236,8 @@ def atlas(
     for folder in (kept.parent, Path(to or kept).parent, Path(badges or kept.parent)):
         _check_writable(folder)
     left = len(set(asked) - running.finished(kept, device).keys())
-    for _ in progress.track(running.run(asked, kept, workers, seconds, device), left, "atlas: architecture"):
+    rows_made = running.run(asked, kept, workers, seconds, device, paths_only)
+    for _ in progress.track(rows_made, left, "atlas: architecture"):
         pass
     done = [table.judged(row) for name, row in running.finished(kept, device).items() if name in asked]
     if to:

@@ -1,30 +1,26 @@
-"""One row of the atlas: what one architecture's cache does, at three roundoffs and under row-invariant arithmetic."""
+"""One row of the atlas: what one architecture's cache does, at three roundoffs.
+
+This needs little of transformers and runs on many releases; `kvbook.atlas.invariance` adds what row-invariant
+arithmetic makes of it.
+"""
 
 import contextlib
 import textwrap
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from kvbook.atlas import configurations, table
-from kvbook.atlas.names import LENGTH, PATHS, STATIC, SWITCHED, WHOLE
+from kvbook import older
+from kvbook.atlas import configurations
+from kvbook.atlas.names import LENGTH, STATIC, WHOLE
 from kvbook.diagnosis import execution_paths, feeding, verdict
-from kvbook.exact import NotInvariant, row_invariant
 from kvbook.measuring import agreement
-from kvbook.measuring.first_operation import first_operation
 from kvbook.measuring.in_fp64 import widened
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 DTYPES = ("float64", "float32", "bfloat16")
-# What `generate` feeds is not ours to keep equal.
-SWITCHED_PATHS = tuple(path for path in PATHS if path != WHOLE)
 _TEXTS = 2
-# Tokens of the shorter passes, beside a single one: within the window, and all but the last, as a prefill has them.
-_FEWER = (7, LENGTH - 1)
-# Paths on which row-invariant arithmetic has something to keep equal.
-_SOUND = ("exact", "rounding", "undecided")
 
 
 def look_at(model: torch.nn.Module) -> feeding.Fed:
@@ -46,7 +42,7 @@ def is_causal(fed: feeding.Fed, ids: torch.Tensor) -> bool:
     return all(bool((one - another).abs().max() < 1e-4 * given.std()) for one, another in pairs)
 
 
-def _ready(name: str, dtype: str, device: str) -> feeding.Fed:
+def ready(name: str, dtype: str, device: str) -> feeding.Fed:
     """Build a model and try it; experts one after the other where their grouped product lacks the dtype."""
     wanted = getattr(torch, dtype)
     try:
@@ -69,18 +65,13 @@ def measure(name: str, device: str = "cpu") -> dict[str, Any]:
     row: dict[str, Any] = {"architecture": name, "class": configurations.class_of(name)}
     torch.manual_seed(0)
     with torch.inference_mode():
-        fed = _ready(name, "float32", device)
+        fed = ready(name, "float32", device)
         ids = configurations.text(LENGTH).to(device)
         row |= {"status": "ran", "cache": fed.kind, "parameters": fed.model.num_parameters()}
         row["causal"] = is_causal(fed, ids)
         # A class that says that it cannot be compiled whole promises nothing about a static cache.
-        row[f"{STATIC}, declared"] = bool(fed.model._can_compile_fullgraph)
+        row[f"{STATIC}, declared"] = older.promises_static(fed.model)
         row |= _as_it_is(name, device)
-        if row["causal"]:
-            row |= _first_operations(name, device, ids)
-        if row["causal"] and fed.name:
-            judged = table.judged(row)
-            row |= _under_row_invariance(name, device, ids, [path for path in SWITCHED_PATHS if judged[path] in _SOUND])
     row["seconds"] = round(time.monotonic() - start, 1)
     return row
 
@@ -90,7 +81,7 @@ def _as_it_is(name: str, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for dtype in DTYPES:
         try:
-            fed = _ready(name, dtype, device)
+            fed = ready(name, dtype, device)
             texts = [configurations.text(LENGTH, seed=5 + k).to(fed.model.device) for k in range(_TEXTS)]
             with widened(getattr(torch, dtype)):
                 whole = [fed.full(ids) for ids in texts]
@@ -128,66 +119,3 @@ def _first_wrong(off: torch.Tensor, dtype: str) -> int | None:
     """Return the first position that is off by more than rounding."""
     wrong = (off > verdict.LIMIT * UNIT_ROUNDOFF[dtype]).nonzero()
     return int(wrong[0]) if len(wrong) else None
-
-
-def _first_operations(name: str, device: str, ids: torch.Tensor) -> dict[str, Any]:
-    """Name the first operation whose result for a token depends on how many come with it, and its kind."""
-    row: dict[str, Any] = {}
-    for dtype in SWITCHED:
-        try:
-            model = _ready(name, dtype, device).model
-            try:
-                first = first_operation(model, ids, (1, *_FEWER))
-            except Exception:
-                # MPT makes no mask for a single token, and fails.
-                first = first_operation(model, ids, (2, *_FEWER))
-        except Exception as error:
-            row |= {f"first operation, {dtype}": in_one_line(error), f"first kind, {dtype}": "fails"}
-            continue
-        if first is None:
-            said, kind = "none", "none"
-        else:
-            place = "" if first.layer is None else f"layer {first.layer}, "
-            said = f"{place}{first.operation} ({first.function}, {first.rows} of {ids.shape[1]} tokens)"
-            kind = first.kind if first.on_equal_inputs else "not comparable row by row"
-        row |= {f"first operation, {dtype}": said, f"first kind, {dtype}": kind}
-    return row
-
-
-def _under_row_invariance(name: str, device: str, ids: torch.Tensor, paths: list[str]) -> dict[str, Any]:
-    """Try the paths that are sound without it: no arithmetic makes a wrong cache right."""
-    found: dict[str, Any] = {}
-    tried = execution_paths.of(execution_paths.ATLAS)
-    for dtype in SWITCHED:
-        try:
-            fed = _ready(name, dtype, device)
-        except Exception as error:
-            # Some class does not run in every dtype, row-invariant or not.
-            found[f"row-invariant {dtype} left out"] = in_one_line(error)
-            continue
-        with row_invariant():
-            whole = _tried(lambda fed=fed: fed.full(ids))
-            for path in paths:
-                found[f"{path}, row-invariant {dtype}"] = _switched(tried[path], fed, ids, whole)
-    outcomes = {outcome for key, outcome in found.items() if not key.endswith("left out")}
-    refused = sorted(outcomes - {"exact", "different"})
-    found["row_invariant"] = "different" if "different" in outcomes else refused[0] if refused else "exact"
-    return found
-
-
-def _switched(path: execution_paths.Path, fed: feeding.Fed, ids: torch.Tensor, whole: torch.Tensor | str) -> str:
-    if isinstance(whole, str):
-        return whole
-    pair = _tried(lambda: path.compared(fed, ids, whole))
-    return pair if isinstance(pair, str) else "exact" if torch.equal(*pair) else "different"
-
-
-def _tried(feed: Callable[[], Any]) -> Any:
-    """Return what feeding gives, or why it gives nothing."""
-    try:
-        return feed()
-    except NotInvariant as error:
-        said = str(error).removeprefix("row_invariant() ").split(":  ")[0].split(", which")[0]
-        return f"refused: {textwrap.shorten(said, 200, placeholder=' …')}"
-    except Exception as error:
-        return f"fails: {in_one_line(error)}"

@@ -7,13 +7,15 @@ widths, and of every kind of layer at least one is kept.
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from kvbook import older
 from kvbook.atlas.exceptions import EXCEPTIONS
 from kvbook.atlas.names import WINDOW
 from kvbook.errors import UserError
@@ -106,16 +108,18 @@ def kept_layers(per_layer: list[list[Any]], count: int = LAYERS) -> list[int]:
     return sorted(list(wanted)[: max(count, 1 + len(firsts))])
 
 
-def _shrunk(kind: type[PreTrainedConfig]) -> dict[str, Any]:
+def _shrunk(kind: type[PretrainedConfig]) -> dict[str, Any]:
     """Shrink a configuration's fields, those of its parts included."""
     given = EXCEPTIONS.get(kind.model_type, {})
     default = kind()
     stated = {key: value for key, value in default.__dict__.items() if not key.startswith("_")}
-    fields = {field.name for field in dataclasses.fields(kind)}
+    # Before release 5.4 a configuration is a plain class.
+    plain = not dataclasses.is_dataclass(kind)
+    fields = set(inspect.signature(kind).parameters if plain else (field.name for field in dataclasses.fields(kind)))
     found: dict[str, Any] = {}
     for key in fields:
         value = stated.get(key)
-        if isinstance(value, PreTrainedConfig):
+        if isinstance(value, PretrainedConfig):
             found[key] = _shrunk(type(value))
         elif key in _SIZES and isinstance(value, int) and not isinstance(value, bool):
             found[key] = _SIZES[key]
@@ -148,7 +152,7 @@ def _by_layer(stated: dict[str, Any], fields: set[str], found: dict[str, Any]) -
     }
 
 
-def configuration(name: str) -> PreTrainedConfig:
+def configuration(name: str) -> PretrainedConfig:
     """Make the tiny configuration of a model type, or of the part of it that its causal class reads."""
     kind = CONFIG_MAPPING[name]
     parts = {part.model_type: part for part in kind.sub_configs.values() if hasattr(part, "model_type")}
@@ -172,7 +176,7 @@ def build(
     options = {"experts_implementation": experts} if experts else {}
     # In fp64 what a class computes once, such as decays, must not have the roundoff of fp32.
     with widened(dtype):
-        model = _class(name)._from_config(config, dtype=dtype, **options)
+        model = _class(name)._from_config(config, **{older.DTYPE: dtype}, **options)
     _draw(model)
     return model.eval().requires_grad_(False).to(device)
 

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,6 +26,7 @@ _MEMORY = 6 * 2**30
 SECONDS = 180
 
 Rows = Iterator[dict[str, Any]]
+Measure = Callable[[str, str], dict[str, Any]]
 
 
 def versions() -> dict[str, str]:
@@ -54,7 +55,7 @@ def finished(path: Path, device: str = "cpu") -> dict[str, dict[str, Any]]:
     return found
 
 
-def _child(name: str, device: str, seconds: int, pipe: Connection) -> None:
+def _child(measure: Measure, name: str, device: str, seconds: int, pipe: Connection) -> None:
     """Measure one architecture in a process of its own, which ends by itself when its time is over."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
@@ -71,11 +72,20 @@ def _child(name: str, device: str, seconds: int, pipe: Connection) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (held + _MEMORY, held + _MEMORY))
     torch.set_num_threads(1)
     try:
-        row = columns.measure(name, device)
+        row = measure(name, device)
     except BaseException as error:
         row = {"status": "fails", "reason": columns.in_one_line(error)}
     pipe.send(row)
     pipe.close()
+
+
+def _measure(paths_only: bool) -> Measure:
+    if paths_only:
+        return columns.measure
+    # Another release may lack what row-invariant arithmetic changes.
+    from kvbook.atlas import invariance
+
+    return invariance.measure
 
 
 def _context(device: str) -> multiprocessing.context.BaseContext:
@@ -88,9 +98,11 @@ def _context(device: str) -> multiprocessing.context.BaseContext:
     return context
 
 
-def measured(names: Iterable[str], workers: int = 2, seconds: int = SECONDS, device: str = "cpu") -> Rows:
+def measured(
+    names: Iterable[str], workers: int = 2, seconds: int = SECONDS, device: str = "cpu", paths_only: bool = False
+) -> Rows:
     """Measure architectures, each in a process of its own and of one thread; yield each row as soon as it is there."""
-    waiting, context = list(names), _context(device)
+    waiting, context, measure = list(names), _context(device), _measure(paths_only)
     running: dict[Connection, tuple[str, BaseProcess]] = {}
     # A fork must not happen while threads compute.
     threads = torch.get_num_threads()
@@ -103,7 +115,8 @@ def measured(names: Iterable[str], workers: int = 2, seconds: int = SECONDS, dev
                 while waiting and len(running) < workers:
                     name = waiting.pop(0)
                     ours, theirs = context.Pipe(duplex=False)
-                    process = context.Process(target=_child, args=(name, device, seconds, theirs), daemon=True)
+                    given = measure, name, device, seconds, theirs
+                    process = context.Process(target=_child, args=given, daemon=True)
                     process.start()
                     theirs.close()
                     running[ours] = name, process
@@ -129,7 +142,10 @@ def _row(pipe: Connection, name: str, process: BaseProcess) -> dict[str, Any]:
     return {"architecture": name, "class": configurations.class_of(name)} | found | versions()
 
 
-def run(names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS, device: str = "cpu") -> Rows:
+def run(
+    names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS, device: str = "cpu",
+    paths_only: bool = False,
+) -> Rows:
     """Measure architectures, each in a forked process, and append their rows to a file."""
     done = finished(path, device)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +153,7 @@ def run(names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS, 
         if file.tell() and not path.read_bytes().endswith(b"\n"):
             # The half line of a run that was killed must not take the next row with it.
             file.write("\n")
-        for row in measured([name for name in names if name not in done], workers, seconds, device):
+        for row in measured([name for name in names if name not in done], workers, seconds, device, paths_only):
             file.write(json.dumps(row | {"device": device}) + "\n")
             file.flush()
             yield row

@@ -99,8 +99,11 @@ def of(tool: str) -> dict[str, Path]:
 
 
 def _static(model: "PreTrainedModel") -> str | None:
-    declared = model._can_compile_fullgraph
-    return None if declared else "gives other logits; its class makes no promise about static caches"
+    # Late: reading the list imports no torch.
+    from kvbook import older
+
+    promised = older.promises_static(model)
+    return None if promised else "gives other logits; its class makes no promise about static caches"
 
 
 _POSITIONS = "look at positions and mask on a filled cache"

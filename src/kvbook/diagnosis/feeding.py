@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
+from transformers import Cache, PreTrainedModel
 
+from kvbook import older
 from kvbook.diagnosis import verdict
 from kvbook.diagnosis.execution_paths import NoCache
 from kvbook.diagnosis.outcome import PADDING_COUNTS
@@ -109,9 +110,13 @@ class Fed:
             self.model(ids, use_cache=True)
             raise NoCache("no cache is returned")
         parts, stop = [], 0
+        # Before release 5.4, some recurrent classes do not find out by themselves where a part begins.
+        counted = cache is None and self._takes("cache_position")
         for part in ids.split(sizes, 1):
             start, stop = stop, stop + part.shape[1]
             given = {} if cache is None else {self.name: cache}
+            if counted:
+                given["cache_position"] = torch.arange(start, stop, device=ids.device)
             output = self.model(part, use_cache=True, **given, **more(start, stop))
             cache = output[self.name]
             parts.append(output.logits)
@@ -120,7 +125,7 @@ class Fed:
     def static(self, ids: torch.Tensor, sizes: list[int], max_cache_len: int) -> torch.Tensor:
         """Feed a static cache."""
         self._needs_dynamic("takes no StaticCache: ")
-        return self.in_parts(ids, sizes, StaticCache(config=self.model.config, max_cache_len=max_cache_len))[0]
+        return self.in_parts(ids, sizes, older.static_cache(self.model, max_cache_len))[0]
 
     def in_batch(self, ids: torch.Tensor) -> torch.Tensor:
         """Run a text at once, as the middle one of three."""
@@ -183,15 +188,17 @@ class Fed:
         """Feed a few wrong tokens after so many right ones, crop them away, and go on."""
         if not self.kind.endswith("DynamicCache"):
             raise NoCache(f"cannot be cropped: its cache is {self.kind}")
-        first, cache = self.in_parts(ids[:, :at], [at], DynamicCache(config=self.model.config))
-        if not all(getattr(layer, "is_croppable", True) for layer in cache.layers):
+        first, cache = self.in_parts(ids[:, :at], [at], older.dynamic_cache(self.model.config))
+        if not all(getattr(layer, "is_croppable", True) for layer in getattr(cache, "layers", ())):
             raise NoCache("cannot be cropped: it holds a recurrent state")
-        cache.activate_past_recording()
+        if older.REMEMBERS:
+            cache.activate_past_recording()
         self.in_parts(ids[:, :wrong], [wrong], cache)
         cache.crop(-wrong)
         for part in ids[:, at:].split(3, 1):
             first = torch.cat([first, self.in_parts(part, [part.shape[1]], cache)[0]], 1)
-            cache.crop(0)
+            if older.REMEMBERS:
+                cache.crop(0)
         return first
 
     def copied(self, ids: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from kvbook import progress
-from kvbook.atlas import columns, configurations, running
+from kvbook.atlas import configurations, invariance, running
 from kvbook.atlas.names import PATHS, STATIC, SWITCHED, WHOLE
 from kvbook.models import placement
 from kvbook.runs import records
@@ -17,7 +17,7 @@ COLUMNS = (
     *(f"{path}, {what}" for path in PATHS for what in ("drift", "error", "not tried", "first wrong position")),
     f"{WHOLE}, tokens fed", "dtypes left out",
     *(f"first {what}, {dtype}" for dtype in SWITCHED for what in ("operation", "kind")),
-    *(f"{path}, row-invariant {dtype}" for dtype in SWITCHED for path in columns.SWITCHED_PATHS),
+    *(f"{path}, row-invariant {dtype}" for dtype in SWITCHED for path in invariance.SWITCHED_PATHS),
     *(f"row-invariant {dtype} left out" for dtype in SWITCHED),
     "row_invariant",
 )

@@ -1,0 +1,109 @@
+"""Environments of other releases of transformers, each beside the running one and sharing its torch.
+
+An environment is a folder for the front of the module path: a release, and whatever it pins that the running one does
+not satisfy.  It comes from the package index that pip is set up for, is made once and is kept until it is removed.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from kvbook.errors import UserError
+
+
+def environment(release: str, folder: Path) -> Path:
+    """Make the environment of a release, or of a git checkout's path, unless the folder holds it; return where it is.
+
+    Raises
+    ------
+    UserError
+        If there is no such release or pip cannot install it.
+    """
+    checkout = Path(release).resolve() if (Path(release) / "src" / "transformers").is_dir() else None
+    if not checkout and not re.fullmatch(r"\d+(\.\w+)+", release):
+        raise UserError(f"{release} is neither a release, as 5.5.4 is, nor a git checkout of transformers")
+    made = folder.resolve() / f"transformers-{_commit(checkout) if checkout else release}"
+    if made.is_dir():
+        return made
+    beside = made.with_name(f"{made.name}.part{os.getpid()}")
+    try:
+        wanted = [str(checkout) if checkout else f"transformers=={release}"]
+        while wanted:
+            _install(wanted, beside)
+            wanted = _unmet(beside)
+        beside.rename(made)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return made
+
+
+def run(made: Path, arguments: list[str]) -> int:
+    """Run a command of kvbook in an environment; return its exit status, or raise where the release is not imported.
+
+    Raises
+    ------
+    UserError
+        If Python cannot import the release beside this torch.
+    """
+    tried = subprocess.run(
+        [sys.executable, "-c", "import kvbook.atlas.running"], env=variables(made), capture_output=True, text=True
+    )
+    if tried.returncode:
+        raise UserError(f"{made.name} cannot be imported here: {tried.stderr.strip().splitlines()[-1]}")
+    return subprocess.run([sys.executable, "-m", "kvbook", *arguments], env=variables(made)).returncode
+
+
+def variables(made: Path) -> dict[str, str]:
+    """Return the environment variables under which Python finds a release first, and then what this process finds."""
+    searched = [str(made), *(path for path in sys.path if path and Path(path).is_dir())]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(searched)}
+
+
+def _commit(checkout: Path) -> str:
+    told = subprocess.run(
+        ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
+    )
+    commit = told.stdout.strip()
+    if told.returncode or commit.endswith("-dirty"):
+        raise UserError(f"{checkout} has no commit of its own, or changes beside it: commit them first")
+    return commit.replace("/", "-")
+
+
+def _install(wanted: list[str], folder: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "--no-deps", "--target", str(folder), *wanted], capture_output=True, text=True)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise UserError(f"cannot install {' '.join(wanted)}: {said[-1] if said else 'pip gave no reason'}")
+
+
+def _unmet(folder: Path) -> list[str]:
+    """List what the packages of a folder require and neither it nor the running environment has."""
+    there = {_normal(each.name): each for each in metadata.distributions(path=[str(folder)])}
+    unmet = []
+    for package in there.values():
+        for line in package.requires or ():
+            required = Requirement(line)
+            if required.marker and not required.marker.evaluate({"extra": ""}):
+                continue
+            found = there.get(_normal(required.name)) or _running(required.name)
+            if found is None or not required.specifier.contains(found.version, prereleases=True):
+                unmet.append(f"{required.name}{required.specifier}")
+    return sorted(set(unmet))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _running(name: str) -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
