@@ -6,7 +6,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from kvbook import __version__, garbage, paths
+from kvbook import __main__, __version__, garbage, paths
 
 
 def refused(done):
@@ -25,6 +25,21 @@ def refused(done):
 ])
 def test_bad_input_is_one_line_and_status_2(kvbook_here, line):
     refused(kvbook_here(*line.split()))
+
+
+def test_a_package_whose_commands_cannot_be_imported_is_named_and_left_out(monkeypatch, tmp_path, capsys):
+    package = tmp_path / "broken-1.dist-info"
+    package.mkdir()
+    (package / "entry_points.txt").write_text("[kvbook.commands]\nbroken = no_such_module:add\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["kvbook", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 0
+    assert said.out.startswith("kvbook ")
+    assert said.err.startswith("kvbook: left out the commands of no_such_module:add (ModuleNotFoundError: ")
+    assert said.err.count("\n") == 1
 
 
 def test_the_versions_are_printed_with_those_of_the_libraries(kvbook_here):

@@ -260,7 +260,13 @@ def main() -> None:
     """Run the command line; what a user can mend is one line on standard error and exit status 2."""
     garbage.look_less_often()
     for added in entry_points(group=COMMANDS):
-        added.load()(app, models_app)
+        try:
+            add = added.load()
+        # Another package's import may fail in any way; the commands of this one work without it.
+        except Exception as error:
+            print(f"kvbook: left out the commands of {added.value} ({type(error).__name__}: {error})", file=sys.stderr)
+            continue
+        add(app, models_app)
     try:
         app()
     except UserError as error:

@@ -13,7 +13,7 @@ import transformers
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvbook import __version__, progress
+from kvbook import __version__, older, progress
 from kvbook.diagnosis import refusals, storage, thorough, verdict
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.rows import by_way, rows_of, samples_of, suspicious_layer, worst
@@ -262,7 +262,7 @@ def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
 
 def _experts_one_by_one(model: PreTrainedModel) -> bool:
     """Choose a product of experts that has float64; transformers' default for many classes has not."""
-    if not model._can_set_experts_implementation() or model.config._experts_implementation != "grouped_mm":
+    if not older.chooses_experts(model) or model.config._experts_implementation != "grouped_mm":
         return False
     stored = model.state_dict()
     if any(buffer.dim() > 1 and name in stored for name, buffer in model.named_buffers()):

@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from kvbook import older
 from kvbook.diagnosis import execution_paths
 from kvbook.measuring import agreement
 from kvbook.measuring import full_and_split as passes
@@ -78,7 +79,7 @@ def cached_rows(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **o
     *before, last = ids.split(parts, 1)
     for part in before:
         past = model(part, past_key_values=past, **options).past_key_values
-    held = 0 if past is None else int(past.get_seq_length())
+    held = 0 if past is None else older.held(past)
     return last_tokens(model(last, past_key_values=past, output_hidden_states=True, **options)), held
 
 

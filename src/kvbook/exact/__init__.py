@@ -8,7 +8,7 @@
 """
 
 from kvbook.exact.kernels import NotInvariant
-from kvbook.exact.switch import PARTS, is_on, row_invariant
+from kvbook.exact.switch import PARTS, TRIED, is_on, row_invariant
 from kvbook.exact.verification import Difference, verify
 
-__all__ = ["PARTS", "Difference", "NotInvariant", "is_on", "row_invariant", "verify"]
+__all__ = ["PARTS", "TRIED", "Difference", "NotInvariant", "is_on", "row_invariant", "verify"]

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from transformers.cache_utils import LinearAttentionLayer
+from transformers import cache_utils
 
 from kvbook.exact import alibi
 from kvbook.exact.kernels import Refusal, met
@@ -266,8 +266,9 @@ def token_by_token() -> Iterator[None]:
     """Read texts with the formula of a decode step, in transformers' classes, also in those imported meanwhile."""
     changed = _Replaced()
     try:
-        stock = LinearAttentionLayer.update_recurrent_state
-        changed.put(LinearAttentionLayer, "update_recurrent_state", _guarded(stock))
+        # Older releases have no such class; there the switch is refused, unless it is asked for untried.
+        if layer := getattr(cache_utils, "LinearAttentionLayer", None):
+            changed.put(layer, "update_recurrent_state", _guarded(layer.update_recurrent_state))
         for name, module in list(sys.modules.items()):
             if _is_modeling(name):
                 changed.put_into(module)

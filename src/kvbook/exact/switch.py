@@ -9,11 +9,12 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 
 import torch
+import transformers
 from torch.nn import Parameter
 
 from kvbook.errors import UserError
 from kvbook.exact import attention, attention_kernel, convolutions, experts, pointwise, recurrences, rows, steps, sums
-from kvbook.exact.kernels import Refusal, base, no_gradients
+from kvbook.exact.kernels import NotInvariant, Refusal, base, no_gradients
 from kvbook.exact.visible import Seen
 
 # Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
@@ -188,6 +189,21 @@ def _of(parts: Collection[str], key: str, names: frozenset[str]) -> dict[str, Ca
     return {name: function for part in kept for name, function in table[part].items()}
 
 
+# Releases of transformers on which the atlas has tried the switch on every architecture, in recorded runs.
+TRIED = ("5.23.0",)
+
+
+def _refuse_untried(untried: bool) -> None:
+    """Refuse a release whose classes may compute with functions that the switch does not know: bits differ silently."""
+    if not hasattr(torch.library, "get_kernel"):
+        raise NotInvariant(f"row_invariant() needs torch 2.9 or newer, and this is {torch.__version__}: update torch")
+    if not untried and (release := transformers.__version__) not in TRIED:
+        raise NotInvariant(
+            f"row_invariant() was never tried on transformers {release}, and may leave bits different there: "
+            f"use {TRIED[-1]}, or pass untried=True and see that kvbook.exact.verify finds no difference"
+        )
+
+
 _lock = threading.RLock()
 _depth = 0
 _changes = contextlib.ExitStack()
@@ -230,7 +246,7 @@ def is_on() -> bool:
 
 
 @contextlib.contextmanager
-def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
+def row_invariant(parts: Collection[str] = PARTS, untried: bool = False) -> Iterator[None]:
     """Make the bits of a row independent of how many rows, and of how many keys after its own, come with it.
 
     Inside the block, any causal language model of transformers gives equal bits, in logits, hidden states and caches,
@@ -243,12 +259,16 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
         What to make invariant, to see what each part does: ``products`` (of matrices), ``attention`` (with its
         softmax), ``functions`` (of single elements).  Only all three together keep the promise, and only they refuse
         what they cannot keep it for.  A block inside another one takes on the outer one's.
+    untried : bool
+        Whether to go on where the installed transformers is none of `kvbook.exact.TRIED`, the releases on which every
+        architecture was tried; there the promise is not known to hold.
 
     Raises
     ------
     NotInvariant
-        Inside the block, by an operation that is met and cannot be made invariant, naming it: convolutions in more than
-        one dimension, quantized products, recurrent networks, batch norms, attention dropout, a backward pass.
+        On a release that was not tried, or with a torch before 2.9.  Inside the block, by an operation that is met and
+        cannot be made invariant, naming it: convolutions in more than one dimension, quantized products, recurrent
+        networks, batch norms, attention dropout, a backward pass.
 
     See Also
     --------
@@ -305,6 +325,7 @@ def row_invariant(parts: Collection[str] = PARTS) -> Iterator[None]:
     True
     """
     global _depth, _changes
+    _refuse_untried(untried)
     with _lock:
         if not _depth:
             _changes = _switched_on(parts)

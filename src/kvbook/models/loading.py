@@ -13,11 +13,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from kvbook import paths
+from kvbook import older, paths
 from kvbook.errors import UserError
 from kvbook.models import hub, lowbit, placement, sources, standins, tokenizers
 
@@ -126,7 +133,10 @@ def shape(config: PretrainedConfig) -> PreTrainedModel:
     """
     try:
         with torch.device("meta"):
-            return _auto(config).from_config(config)
+            built = _auto(config).from_config(config)
+        # On the meta device some older releases leave this to whoever loads weights.
+        built.tie_weights()
+        return built
     except (ValueError, AttributeError, TypeError) as error:
         what = f"a model of type {config.model_type}"
         why = f"cannot be built as a causal or masked language model ({hub.first_line(error)}): name another"
@@ -226,10 +236,11 @@ def _random(
     if "quantization_config" not in options:
         # Weights are drawn where and as they will be used: no copy in fp32 first.
         with place:
-            return auto.from_config(where.config, dtype=dtype, **options)
-    drawn = auto.from_config(where.config, dtype=dtype)
+            return auto.from_config(where.config, **{older.DTYPE: dtype}, **options)
+    drawn = auto.from_config(where.config, **{older.DTYPE: dtype})
     return type(drawn).from_pretrained(
-        None, config=where.config, state_dict=drawn.state_dict(), dtype=dtype, device_map={"": place}, **options
+        None, config=where.config, state_dict=drawn.state_dict(), device_map={"": place}, **{older.DTYPE: dtype},
+        **options,
     )
 
 
@@ -238,8 +249,8 @@ def _pretrained(
 ) -> PreTrainedModel:
     def read(device_map: placement.DeviceMap | None) -> PreTrainedModel:
         found, report = _auto(where.config).from_pretrained(
-            where.path, revision=where.revision, dtype=dtype, use_safetensors=True, trust_remote_code=False,
-            device_map=device_map, output_loading_info=True, **options,
+            where.path, revision=where.revision, use_safetensors=True, trust_remote_code=False, device_map=device_map,
+            output_loading_info=True, **{older.DTYPE: dtype}, **options,
         )
         # transformers draws them at random and goes on; whatever is measured then is no checkpoint's.
         if missing := sorted(report["missing_keys"]):
@@ -264,7 +275,13 @@ def _tokenizer(where: sources.Where) -> PreTrainedTokenizerBase:
     try:
         with _open(where, "tokenizer"):
             options = {"revision": where.revision, "trust_remote_code": False}
-            found = AutoTokenizer.from_pretrained(where.tokenizer_path, **options)
+            try:
+                found = AutoTokenizer.from_pretrained(where.tokenizer_path, **options)
+            except ValueError as error:
+                if "TokenizersBackend" not in str(error):
+                    raise
+                # transformers 5 names a class by which an older release does not find what it can read as well.
+                found = PreTrainedTokenizerFast.from_pretrained(where.tokenizer_path, **options)
             if not found.vocab_size:
                 # What some of transformers' classes make of a folder without any of their files.
                 raise ValueError("its vocabulary is empty")
