@@ -1,7 +1,7 @@
 import pytest
 
 from kvbook.errors import UserError
-from kvbook.models import corpus
+from kvbook.models import corpus, english, loading
 from kvreport.chapters.from_scratch.gpt import text as characters
 from kvreport.running import catalogue
 
@@ -104,3 +104,37 @@ def test_the_characters_of_another_seed_are_others_and_seed_0_begins_files_at_th
     assert {start for _, start in places} == {0} != {start for _, start in others}
     assert len(places & others) < 5
     assert all(len(sample.ids) == 200 for sample in (*one, *other))
+
+
+def test_english_prose_is_long_in_sentences_counts_overlaps_once_and_mixes_its_kinds():
+    texts = english.texts()
+    assert len(texts) > 100
+    assert {name.partition("/")[0] for name in texts} == {"topics", "README", "docstrings"}
+    first = [document.name for document in corpus.documents("english")][:20]
+    assert len({name.split("/")[1] for name in first if name.startswith("docstrings")}) > 2
+    runs = [{tuple(words[i : i + 8]) for i in range(len(words))} for words in map(str.split, texts.values())]
+    assert max(len(one & other) / len(one) for one in runs for other in runs if one is not other) < 0.2
+    assert {len(sample.ids) for sample in corpus.samples("english", Letters(), 60, 2000, seed=1)} == {2000}
+
+
+def test_control_a_list_of_parameters_or_code_is_no_prose(monkeypatch, tmp_path):
+    monkeypatch.setattr(english, "PACKAGES", ())
+    sentence = "This is a sentence of more than seven words, number {}.\n"
+    prose = "".join(map(sentence.format, range(100)))
+    code, parameters = ("".join(f"{line.format(i)}\n" for i in range(400)) for line in (">>> a = {}", "name_{} : int"))
+    again = prose + "And one more.\n"
+    named = {"a": prose, "again": again, "code": code, "parameters": parameters, "short": prose[:1000]}
+    monkeypatch.setattr(english, "topics", named)
+    assert list(english.texts.__wrapped__()) == ["topics/a"]
+
+
+def test_a_conversation_stands_in_the_chat_template_and_a_model_without_one_is_refused():
+    assert len(corpus.conversations()) >= 60
+    tokenizer = loading.tokenizer("qwen2")
+    (sample,) = corpus.samples("chat", tokenizer, 1, 24)
+    answer = corpus.conversations()[sample.source]
+    turns = [{"role": "user", "content": sample.source}, {"role": "assistant", "content": answer}]
+    assert sample.ids == list(tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"])[:24]
+    tokenizer.chat_template = None
+    with pytest.raises(UserError, match="no chat template"):
+        list(corpus.samples("chat", tokenizer, 1, 24))

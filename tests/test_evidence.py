@@ -43,6 +43,18 @@ def test_a_recorded_run_is_never_taken_for_a_run_of_this_machine_and_another_rev
         evidence.cited("chapter", "role", {"counting": 2})
 
 
+def test_runs_on_other_texts_stand_by_themselves_behind_the_first_ones(folder):
+    other = recording.record(COUNTING.run(Settings(seed=1)).folder)
+    roles = {"chat": [str(other.relative_to(paths.RECORDED_RUNS))], "published": evidence.manifest()["chapter"]["role"]}
+    paths.EVIDENCE.write_text(yaml.safe_dump({"chapter": roles}))
+    found = evidence.published("chapter", {"counting": 1})
+    (first, chat) = found
+    assert chat == f"{first}, chat"
+    assert (evidence.texts_of(first), evidence.texts_of(chat)) == ("", "chat")
+    assert [runs["counting"].folder for runs in found.values()] == [folder, other]
+    assert evidence.printed(found)["counting"].folder == folder
+
+
 def test_edited_missing_or_unknown_evidence_is_one_line_that_says_what_to_do(folder):
     with pytest.raises(UserError, match="names no runs for chapter chapter as 'other'"):
         evidence.cited("chapter", "other", {"counting": 1})

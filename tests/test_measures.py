@@ -150,6 +150,13 @@ def test_a_number_in_the_prose_is_written_as_it_asks(found, role, text):
     assert measures.written(role, KNOWN, found) == text
 
 
+def test_a_number_is_written_as_its_span_over_all_that_was_recorded(found):
+    other = Found(found.frames, found.runs | {"drift": run_of(found["drift"].assign(equal=True))})
+    role = "EQUAL dtype=bfloat16 everywhere .2f"
+    assert measures.written(role, KNOWN, found, [found, other]) == "0.25 to 1.00"
+    assert measures.written(role, KNOWN, found) == "0.25"
+
+
 def test_what_was_not_run_is_written_as_not_recorded(found):
     known = {"GONE": GONE, "NOTE": noted("not there", "settings", "n"), "WORDS": NO_WORDS}
     written = {measures.written(role, known, found) for role in ("GONE", "GONE dtype=float32", "NOTE", "WORDS")}

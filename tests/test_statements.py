@@ -355,6 +355,8 @@ def test_another_processor_can_only_contradict_what_speaks_of_all():
     assert not stands("any model", "not resolved", "holds")
     assert not stands("this model", "holds", "fails")
     assert not stands("this processor", "fails", "holds")
+    outcomes = {"one": "holds", "one, chat": "fails"}
+    assert not statements.is_borne_out({"scope": "this processor", "processor": "one", "processors": outcomes})
 
 
 def test_a_failure_on_one_processor_shows_a_mark_and_the_table_the_outcome_on_each(chapter):
@@ -367,6 +369,13 @@ def test_a_failure_on_one_processor_shows_a_mark_and_the_table_the_outcome_on_ea
     assert '"holds on the Maker One (kind): 2 [1.5, 2.5]; fails on the Maker Two: 0.5 [0.4, 0.6]"' in said()
     of["processors"]["another"], of["said"]["another"] = "not run", ""
     assert "; not recorded there (Maker Two)" in said()
+    of["processors"]["one, chat"], of["said"]["one, chat"] = "holds", "2.5 [2, 3]"
+    chapter["labels"]["one, chat"] = "Maker One, on chat"
+    assert "; holds on chat too" in said()
+    of["processors"]["one, chat"] = "fails"
+    assert "; fails on the Maker One, on chat: 2.5 [2, 3]" in said()
+    of["processors"]["one, chat"] = "not run"
+    assert "(Maker One, on chat)" not in said()
     # Control: what speaks of one processor is not checked on another.
     of["on"] = "Maker One"
     assert '"2 [1.5, 2.5]",' in said()

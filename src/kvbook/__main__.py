@@ -144,7 +144,7 @@ def check(
     ] = None,
     samples: Annotated[int, Option(min=1, help="How many texts.")] = 4,
     tokens: Annotated[int, Option(min=4, help="Tokens of a text, at most.")] = 24,
-    corpus: Annotated[str, Option(help="stdlib, or a folder of text files.")] = "stdlib",
+    corpus: Annotated[str, Option(help="stdlib, english, chat, or a folder of text files.")] = "stdlib",
     seed: Annotated[int, Option(min=0, help="Of the places where texts are cut, and of the bootstrap.")] = 0,
     thorough: Annotated[
         bool, Option("--thorough", help="All dtypes; also windows, batch, padding, generate().")

@@ -134,7 +134,7 @@ class TextSettings(Settings):
     dtypes : tuple of str
         Among float64, float32, float16, bfloat16.
     corpus : str
-        ``"stdlib"`` or a folder of text files.
+        ``"stdlib"``, ``"english"``, ``"chat"`` or a folder of text files; see `kvbook.models.corpus`.
     """
 
     dtypes: DTypes = ("float32", "float16", "bfloat16")

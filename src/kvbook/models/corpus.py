@@ -2,7 +2,9 @@
 
 The default corpus is Python's own standard library: it is on every machine that can run this book, so nothing is
 downloaded. A file belongs to the training or to the held-out part by the hash of its name, so that it stays on the same
-side in every Python version, also when files come and go.  A folder of text files can be named instead.
+side in every Python version, also when files come and go.  ``"english"`` is prose that is installed beside it, and
+``"chat"`` are conversations: questions of this book's own, in the model's chat template, with answers that a small
+model wrote.  A folder of text files can be named instead.
 
 Example
 -------
@@ -12,6 +14,7 @@ True
 
 import hashlib
 import itertools
+import json
 import os
 import sys
 import sysconfig
@@ -22,8 +25,16 @@ from typing import Literal
 
 from kvbook import lengths
 from kvbook.errors import UserError
+from kvbook.models import english
 
 Part = Literal["train", "held-out"]
+
+STDLIB, ENGLISH, CHAT = "stdlib", "english", "chat"
+# What pages call the texts of each.
+POPULATIONS = {STDLIB: "Python source", ENGLISH: "English prose", CHAT: "chat"}
+
+# Written by tools/write_conversations.py.
+CONVERSATIONS = Path(__file__).parent / "conversations.jsonl"
 
 # Test suites are missing from some distributions' packages, and third-party packages are not the standard library.
 _EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip"}
@@ -99,21 +110,26 @@ def documents(corpus: str, part: Part = "held-out", seed: int = 0) -> Iterator[D
     Parameters
     ----------
     corpus : str
-        ``"stdlib"``, or the path of a folder of text files (searched in depth; hidden files and files that are not
-        UTF-8 are passed over).
+        ``"stdlib"``, ``"english"``, ``"chat"``, or the path of a folder of text files (searched in depth; hidden files
+        and files that are not UTF-8 are passed over).
     part : {"train", "held-out"}
-        Which part of the standard library; a folder has no parts and is taken whole.
+        Which part of the standard library; what else there is has no parts and is taken whole.
     seed : int
-        Of the order.
+        Of the order; English prose is in an order of its own for seed 0 too, so that its kinds mix.
 
     Raises
     ------
     UserError
         When the folder does not exist.
     """
+    if corpus in _INSTALLED:
+        texts = _INSTALLED[corpus]()
+        place = _drawn if corpus == ENGLISH else place_in_order
+        yield from (Document(name, texts[name]) for name in sorted(texts, key=lambda name: place(seed, name)))
+        return
     root = Path(sysconfig.get_paths()["stdlib"] if corpus == "stdlib" else corpus).expanduser()
     if not root.is_dir():
-        raise UserError(f"corpus {corpus!r} is not a folder: name a folder of text files, or 'stdlib'")
+        raise UserError(f"corpus {corpus!r} is not a folder: name a folder of text files, or {', '.join(POPULATIONS)}")
     files = stdlib_files(part) if corpus == "stdlib" else root.rglob("*")
     named = {path.relative_to(root): path for path in files if path.is_file()}
     shown = {name.as_posix(): path for name, path in named.items() if not any(p.startswith(".") for p in name.parts)}
@@ -124,6 +140,31 @@ def documents(corpus: str, part: Part = "held-out", seed: int = 0) -> Iterator[D
             continue
         if text.strip():
             yield Document(name, text)
+
+
+def conversations() -> dict[str, str]:
+    """Read the conversations that come with this package: answers by questions."""
+    turns = map(json.loads, CONVERSATIONS.read_text("utf-8").splitlines())
+    return {turn["question"]: turn["answer"] for turn in turns}
+
+
+_INSTALLED = {ENGLISH: english.texts, CHAT: conversations}
+
+
+def encode(corpus: str, tokenizer, document: Document, **options) -> list[int]:
+    """Encode a document as a user would: a conversation in the chat template, anything else as it is.
+
+    Raises
+    ------
+    UserError
+        When a conversation has no template to stand in.
+    """
+    if corpus != CHAT:
+        return list(tokenizer(document.text, **options)["input_ids"])
+    if tokenizer.chat_template is None:
+        raise UserError("corpus 'chat': this model's tokenizer has no chat template; name another corpus")
+    turns = [{"role": "user", "content": document.name}, {"role": "assistant", "content": document.text}]
+    return list(tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
 
 
 def _drawn(seed: int, name: str) -> bytes:
@@ -166,9 +207,10 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
     """Cut a corpus into samples, lazily, so that memory does not grow with their number.
 
     From a folder come the first `n_tokens` tokens of each of the first `n_samples` files in name order, as issue 25420
-    did it; a shorter file gives a shorter sample.  The standard library's held-out part has few files, so there each
-    file gives `n_tokens` tokens in the first round, the next ones in the second, and so on; every sample has exactly
-    `n_tokens`.  With seed 0 a file begins with its first tokens, with any other at a place that the seed draws.
+    did it; a shorter file gives a shorter sample.  The other populations have few texts, so there each gives `n_tokens`
+    tokens in the first round, the next ones in the second, and so on; every sample has exactly `n_tokens`, and a text
+    with fewer gives none.  With seed 0 a text begins with its first tokens, with any other at a place that the seed
+    draws.
 
     Where `n_tokens` is a range, a sample is the beginning of what it would be at the range's largest length, so that
     sample i has the same file, place and length whatever their number is.
@@ -194,7 +236,7 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
     """
     made = 0
     longest = lengths.longest(n_tokens)
-    if corpus == "stdlib":
+    if corpus in POPULATIONS:
         encoded: list[tuple[str, list[int]]] = []
         # A file is encoded when the first round reaches it: most runs ask for few samples.
         for turn in itertools.count():
@@ -210,7 +252,7 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
     else:
         for document in documents(corpus, seed=seed):
             length = lengths.drawn(n_tokens, made, seed)
-            ids = tokenizer(document.text, truncation=True, max_length=length)["input_ids"]
+            ids = encode(corpus, tokenizer, document, truncation=True, max_length=length)
             # One token has no prefix to cache.
             if len(ids) >= 2:
                 yield Sample(made, document.name, 0, ids)
@@ -226,5 +268,5 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
 def _encoded(corpus: str, tokenizer, kept: list[tuple[str, list[int]]], seed: int) -> Iterator[tuple[str, list[int]]]:
     """Encode documents one after the other, and keep them for the rounds that follow."""
     for document in documents(corpus, seed=seed):
-        kept.append((document.name, tokenizer(document.text, verbose=False)["input_ids"]))
+        kept.append((document.name, encode(corpus, tokenizer, document, verbose=False)))
         yield kept[-1]

@@ -27,6 +27,8 @@ Manifest = dict[str, dict[str, list[str]]]
 _FORM = TypeAdapter(Manifest)
 # The role of the runs that a chapter's numbers, figures and statements speak of.
 PUBLISHED = "published"
+# Roles of runs of the same experiments on other populations of texts, as pages name these.
+OTHER_TEXTS = ("English prose", "chat")
 # Settings that say how many units a run has: of several runs joined, their sum.
 COUNTED = ("n_samples", "n_prompts")
 HEADER = "# Published evidence: which recorded runs the book cites, by chapter and role.\n"
@@ -91,13 +93,21 @@ def _read(folder: str, current: int) -> records.Run:
 def published(chapter: str, revisions: Mapping[str, int]) -> dict[str, dict[str, records.Run]]:
     """Read what a chapter publishes, by processor and experiment; the runs of several seeds are joined.
 
-    The processor that the manifest names first comes first; see `printed`.
+    The processor that the manifest names first comes first; see `printed`.  What was made there on other texts stands
+    by itself, under the processor's name and theirs, after all that was made on the first ones.
     """
     found: dict[str, dict[str, list[records.Run]]] = {}
-    for name, runs in cited(chapter, PUBLISHED, revisions).items():
-        for run in runs:
-            found.setdefault(run.about["machine"]["processor"], {}).setdefault(name, []).append(run)
+    for role in (PUBLISHED, *(role for role in OTHER_TEXTS if role in manifest().get(chapter, {}))):
+        texts = "" if role == PUBLISHED else f", {role}"
+        for name, runs in cited(chapter, role, revisions).items():
+            for run in runs:
+                found.setdefault(run.about["machine"]["processor"] + texts, {}).setdefault(name, []).append(run)
     return {processor: {name: joined(runs) for name, runs in by_name.items()} for processor, by_name in found.items()}
+
+
+def texts_of(processor: str) -> str:
+    """Read from a name that `published` uses on which other texts its runs were made; empty for the first ones."""
+    return next((texts for texts in OTHER_TEXTS if processor.endswith(f", {texts}")), "")
 
 
 def printed(by_processor: "Mapping[str, Mapping[str, records.Run]]") -> dict[str, records.Run]:

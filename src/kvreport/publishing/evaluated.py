@@ -7,13 +7,14 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kvbook import fingerprint, paths
+from kvbook.models.corpus import POPULATIONS
 from kvbook.runs import evidence, records
 from kvreport.publishing import chapter_name, measures, processors, provenance, statements, wording
 from kvreport.publishing import found as found_in
@@ -41,7 +42,9 @@ def published(chapter: str) -> Evaluated | None:
 
 
 def _folders(chapter: str) -> list[Path]:
-    return [paths.RECORDED_RUNS / name for name in evidence.manifest().get(chapter, {}).get(evidence.PUBLISHED, ())]
+    roles = evidence.manifest().get(chapter, {})
+    shown = (evidence.PUBLISHED, *evidence.OTHER_TEXTS)
+    return [paths.RECORDED_RUNS / name for role in shown for name in roles.get(role, ())]
 
 
 def _made_of(chapter: str) -> list[str]:
@@ -93,10 +96,12 @@ def _published(chapter: str) -> Evaluated:
     printed = next((results[name] for name, runs in by_processor.items() if runs == shown), None)
     printed = printed or found_in.of_runs(chapter, shown)
     labels = {
-        name: processors.label(run.about["machine"] for run in runs.values()) for name, runs in by_processor.items()
+        name: ", on ".join(filter(None, [_label(runs.values()), evidence.texts_of(name)]))
+        for name, runs in by_processor.items()
     }
     origins = [_origin(run, labels) for run in printed.runs.values() if run]
-    numbers = _numbers(chapter, printed, wording.listed(list(dict.fromkeys(one["processor"] for one in origins))))
+    first = wording.listed(list(dict.fromkeys(one["processor"] for one in origins)))
+    numbers = _numbers(chapter, printed, first, list(results.values()))
     for name, of in results.items():
         for key, text in _numbers(chapter, of, labels[name]).items():
             numbers.setdefault(f"{key}@{maker(name)}", text)
@@ -114,10 +119,11 @@ def _published(chapter: str) -> Evaluated:
     }
 
 
-def _numbers(chapter: str, found: Found, processor: str) -> dict[str, str]:
-    """Compute the numbers of the prose from what was found."""
+def _numbers(chapter: str, found: Found, processor: str, everywhere: Sequence[Found] = ()) -> dict[str, str]:
+    """Compute the numbers of the prose from what was found; `everywhere`, on all processors and texts."""
     known = measures.named(found_in.measures_of(chapter))
-    return {role: measures.written(role, known, found) for role in sorted(roles(chapter))} | {PROCESSOR: processor}
+    written = {role: measures.written(role, known, found, everywhere) for role in sorted(roles(chapter))}
+    return written | {PROCESSOR: processor}
 
 
 def _checked(statement: statements.Statement, results: Mapping[str, Found]) -> dict[str, Any]:
@@ -155,10 +161,14 @@ def _origin(run: records.Run, labels: Mapping[str, str]) -> dict[str, Any]:
     return {"models": _names(run), "processor": labels[run.about["machine"]["processor"]], "texts": _texts(run)}
 
 
+def _label(runs: Iterable[records.Run]) -> str:
+    return processors.label(run.about["machine"] for run in runs)
+
+
 def _texts(run: records.Run) -> str:
     """Name the population that a run's texts were drawn from; empty where it drew none."""
     if corpus := (run.about.get("corpus") or {}).get("corpus"):
-        return "Python source" if corpus == "stdlib" else "another corpus"
+        return POPULATIONS.get(corpus, "another corpus")
     return "questions" if "questions" in run.about else ""
 
 

@@ -244,25 +244,30 @@ def named(module: ModuleType) -> dict[str, Measure | Worded]:
     return {name: one for name, one in vars(module).items() if isinstance(one, Measure | Worded)}
 
 
-def written(role: str, known: Mapping[str, Measure | Worded], found: Found) -> str:
+def written(
+    role: str, known: Mapping[str, Measure | Worded], found: Found, everywhere: Sequence[Found] = ()
+) -> str:
     """Write a number of the prose: a measure's name, what of its rows counts, and how it is written.
 
     ``EQUAL dtype=float32 count``: after the name come ``column=value``, a word of `HOW` and a format such as ``.0%``.
-    With ``rounded`` estimates are first rounded to two digits.
+    With ``rounded`` estimates are first rounded to two digits.  With ``everywhere`` it is the span of the estimates
+    from all that was recorded, on every processor and every population of texts.
     """
     name, *words = shlex.split(role)
-    rounded, words = "rounded" in words, [word for word in words if word != "rounded"]
+    rounded, spanned = "rounded" in words, "everywhere" in words
+    words = [word for word in words if word not in ("rounded", "everywhere")]
     if name not in known:
         raise UserError(f"{{measured}}`{role}`: there is no measure {name}; measures.py has {', '.join(known)}")
     one = known[name]
     if isinstance(one, Worded):
         return one(found)
     kept = dict(word.split("=", 1) for word in words if "=" in word)
-    how = [word for word in words if word in HOW]
+    how = [word for word in words if word in HOW] + ["span"] * spanned
     forms = [f"{{:{word}}}" for word in words if "=" not in word and word not in HOW]
     if len(how) > 1 or len(forms) > 1:
         raise UserError(f"{{measured}}`{role}`: give one format, and one of {', '.join(HOW)}")
-    measured = one.where(**_values(role, kept, found[one.rows]))(found)
+    places = everywhere or [found] if spanned else [found]
+    measured = [each for place in places for each in one.where(**_values(role, kept, place[one.rows]))(place)]
     if rounded:
         measured = [dataclasses.replace(each, estimate=each.estimate.in_two_digits()) for each in measured]
     form = forms[0] if forms else one.form

@@ -147,11 +147,12 @@ def bound_text(statement: Statement) -> str:
 def is_borne_out(checked: Mapping[str, Any]) -> bool:
     """Tell whether a sentence may stand as it is written.
 
-    It must hold on the processor whose outcome is printed.  A run on another one, of fewer units perhaps, must not
-    contradict it, unless the sentence speaks of one processor alone.
+    It must hold on the processor whose outcome is printed.  A run on other texts or on another processor, of fewer
+    units perhaps, must not contradict it; of a sentence about one processor alone, another one may.
     """
     outcomes, printed = checked["processors"], checked["processor"]
-    others = () if checked["scope"] == "this processor" else [outcomes[name] for name in outcomes if name != printed]
+    everywhere = checked["scope"] != "this processor"
+    others = [outcome for name, outcome in outcomes.items() if everywhere or name.partition(", ")[0] == printed]
     return outcomes[printed] == "holds" and "fails" not in others
 
 

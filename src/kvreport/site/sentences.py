@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbook.errors import UserError
+from kvbook.runs.evidence import texts_of
 from kvreport.publishing import captions, evaluated, published, statements, wording
 from kvreport.publishing.captions import Caption
 from kvreport.publishing.judging import NOT_RECORDED
@@ -113,12 +114,15 @@ def _there(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     printed, said = found["processor"], [found["told"]]
     for name, outcome in found["processors"].items():
         if outcome == "not run" and name != printed:
-            # A sentence about one processor is not checked on the others.
-            said += [] if found["on"] else [f"{NOT_RECORDED} ({labels[name]})"]
+            # A sentence about one processor is not checked on the others, and not every experiment reads other texts.
+            said += [] if found["on"] or texts_of(name) else [f"{NOT_RECORDED} ({labels[name]})"]
         elif outcome != found["outcome"]:
             said.append(f"{outcome} on the {labels[name]}: {found['said'][name]}")
     if len(said) > 1:
         said[0] = f"{found['outcome']} on the {labels[printed]}: {found['told']}"
+    texts = [texts_of(name) for name, outcome in found["processors"].items() if outcome == found["outcome"]]
+    if also := list(dict.fromkeys(filter(None, texts))):
+        said.append(f"{found['outcome']} on {wording.listed(also)} too")
     return "; ".join(said)
 
 
