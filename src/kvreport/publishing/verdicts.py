@@ -123,7 +123,9 @@ def _each(said: Mapping[str, str]) -> str:
     """Say something of each processor, and once what is the same on all."""
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
-    return "; ".join(f"{text} on the {wording.processor(name)}" for name, text in said.items())
+    places = {name: wording.processor(name.removesuffix(f", {texts_of(name)}")) for name in said}
+    on = {name: f" on {texts_of(name)}" if texts_of(name) else "" for name in said}
+    return "; ".join(f"{text}{on[name]} on the {places[name]}" for name, text in said.items())
 
 
 def weights_of(models: Iterable[dict[str, Any]]) -> str:

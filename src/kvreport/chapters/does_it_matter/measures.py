@@ -109,6 +109,12 @@ EQUAL = Measure(
 )
 
 
+OUTSIDE = replace(
+    SAME_TOP, name="share of tokens whose probability changes by more than a tenth", form="{:.1%}",
+    estimate=mean("outside"),
+).where(way=named.CACHED)
+
+
 def _over(way: str, whose: str) -> Measure:
     """Compare changes with another one."""
     name = f"{DIVERGENCE.name}, over {whose}"

@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
+from kvbook.models.corpus import POPULATIONS, STDLIB
+from kvbook.runs.evidence import texts_of
 from kvreport.chapters.does_it_matter import measures, rows
 from kvreport.publishing.found import Found
 from kvreport.publishing.measures import Measure, joined
-from kvreport.publishing.wording import DTYPES, change, power_of_ten, scaled, spread
+from kvreport.publishing.wording import DTYPES, change, power_of_ten, processor, scaled, spread
 
 _CHANGE = ["dtype", "way"]
 
@@ -33,6 +35,25 @@ def axes(found: Found) -> pd.DataFrame:
     tails |= {"bits_equal_share": grouped["bits_equal"].mean()}
     parts = [counts, joined(columns, found).set_index(_CHANGE), pd.DataFrame(tails)]
     return pd.concat(parts, axis=1).reset_index()
+
+
+def by_texts(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """Lay out what the cache does to predictions on each population of texts and each processor."""
+    columns = {
+        "divergence over that of fp32": (measures.OVER_THE_DTYPE, "{:.2f}"),
+        "perplexity over the uncached": (measures.PERPLEXITY_OF_CACHE, "{:.3f}"),
+        "probability changes by over a tenth": (measures.OUTSIDE, "{:.1%}"),
+        "top-1 token kept": (measures.SAME_TOP.where(way=rows.CACHED), "{:.1%}"),
+    }
+    table = []
+    for name, found in everywhere.items():
+        cells = {title: measure.where(dtype="bfloat16")(found) for title, (measure, _) in columns.items()}
+        if all(cells.values()):
+            texts = texts_of(name)
+            about = {"texts": texts or POPULATIONS[STDLIB], "processor": processor(name.removesuffix(f", {texts}"))}
+            said = {title: one.estimate.text(columns[title][1]) for title, (one,) in cells.items()}
+            table.append(about | {"files": next(iter(cells.values()))[0].units} | said)
+    return pd.DataFrame(table)
 
 
 def partings(found: Found) -> pd.DataFrame:
