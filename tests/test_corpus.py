@@ -90,9 +90,9 @@ def test_another_seed_begins_each_file_elsewhere_and_still_reads_all_of_it():
 
 
 def test_every_experiment_is_another_run_at_another_seed_but_for_those_that_draw_nothing():
-    # What reads no text and has one model of each kind: the bandwidth of memory, and the atlas.
+    # What reads no text and has one model of each kind: the bandwidth of memory, the atlas, and which kernels run.
     drawn = {name for name, one in catalogue.EXPERIMENTS.items() if one.fields is None or "seed" in one.fields}
-    assert set(catalogue.EXPERIMENTS) - drawn == {"memory_bandwidth", "atlas"}
+    assert set(catalogue.EXPERIMENTS) - drawn == {"memory_bandwidth", "atlas", "kernels"}
 
 
 def test_the_characters_of_another_seed_are_others_and_seed_0_begins_files_at_their_beginning():

@@ -66,7 +66,8 @@ def test_every_statement_names_the_runs_that_it_was_checked_on(chapter):
             made_by = one["made_by"][processor]
             # What the stand-ins have learnt ships with them, and is read from no run.
             assert made_by or outcome == "not run" or chapter.name == "models"
-            assert {made["machine"]["processor"] for made in made_by} <= {processor.removesuffix(f", {texts_of(processor)}")}
+            there = processor.removesuffix(f", {texts_of(processor)}")
+            assert {made["machine"]["processor"] for made in made_by} <= {there}
             assert all(made["recorded"] for made in made_by)
 
 
