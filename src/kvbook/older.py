@@ -2,7 +2,7 @@
 
 import inspect
 
-from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel, StaticCache
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, StaticCache
 
 
 def _takes(what: type, name: str) -> bool:
@@ -38,6 +38,14 @@ def chooses_experts(model: PreTrainedModel) -> bool:
     return hasattr(model, "_can_set_experts_implementation") and model._can_set_experts_implementation()
 
 
-def held(cache: Cache | tuple) -> int:
-    """Count the tokens of a cache; before there were classes of caches, each layer's keys and values made a pair."""
-    return cache[0][0].shape[-2] if isinstance(cache, tuple) else int(cache.get_seq_length())
+def held(cache: object, fed: int) -> int:
+    """Count the tokens of a cache; before there were classes of caches, each layer's keys and values made a pair.
+
+    A recurrent state does not count: it is taken to hold what was fed.
+    """
+    if isinstance(cache, tuple):
+        return cache[0][0].shape[-2]
+    try:
+        return int(cache.get_seq_length())
+    except (AttributeError, ValueError):
+        return fed

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
 from kvbook import __version__, older, progress
-from kvbook.diagnosis import refusals, storage, thorough, verdict
+from kvbook.diagnosis import known, refusals, storage, thorough, verdict
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.rows import by_way, rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
@@ -119,6 +119,7 @@ class _Measured:
         how = {"weights": asked.weights, "device": asked.device, "seed": asked.seed}
         model = loading.load(asked.model, dtype=dtype, **how).model
         self.use_cache = getattr(model.config.get_text_config(), "use_cache", None)
+        self.model_type = model.config.get_text_config().model_type
         if dtype == "float64":
             self.experts_apart = _experts_one_by_one(model)
         with refusals.in_one_line(self.name), _counted(model, dtype, work):
@@ -156,17 +157,25 @@ class _Measured:
         declared = self.settings.cache_dtype
         fields = judged(rows, self.use_cache, self.settings.seed, again, moves, declared)
         if not self.deep:
-            return fields
+            return self._known(fields)
         allowed = storage.bounds(moves.groupby("dtype")["furthest"].max()) if declared and len(moves) else {}
         found = thorough.findings(self.deep, allowed)
         fields["paths"] += found
         wrong = next((each for each in found if each.verdict == "bug"), None)
         if wrong is None or fields["verdict"] == "bug":
-            return fields
-        return fields | {
+            return self._known(fields)
+        return self._known(fields | {
             "verdict": "bug", "status": STATUS["bug"], "why": f"{wrong.path}: {wrong.detail}", "path": wrong.path,
             "located": False, "remedy": self.paths[wrong.path].remedy,
-        }
+        })
+
+    def _known(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Say the cause of a bug that the atlas knows, where nothing else was found."""
+        wrong = {found.path for found in fields["paths"] if found.verdict == "bug"}
+        fault = known.fault(self.model_type, wrong) if fields["verdict"] == "bug" and not fields.get("cause") else None
+        if fault is None:
+            return fields
+        return fields | {"cause": f"known of {self.model_type}: {fault.cause}", "remedy": fault.remedy}
 
 
 def judged(

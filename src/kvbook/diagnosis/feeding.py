@@ -35,6 +35,16 @@ def is_small(drift: float, dtype: torch.dtype) -> bool:
     return drift <= verdict.LIMIT * torch.finfo(dtype).eps / 2
 
 
+def takes(model: PreTrainedModel, name: str) -> bool:
+    """Tell whether a class's forward has an argument of that name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """Find what a class calls the cache that it takes."""
+    return next((name for name in _NAMES if takes(model, name)), _NAMES[0])
+
+
 def look_at(model: PreTrainedModel, ids: torch.Tensor) -> "Fed":
     """Find out what a model's cache is called and what it is, on a few tokens."""
     taken = inspect.signature(model.forward).parameters
@@ -91,7 +101,7 @@ class Fed:
         return self.full(ids, **kept)[:, -1:]
 
     def _takes(self, name: str) -> bool:
-        return name in inspect.signature(self.model.forward).parameters
+        return takes(self.model, name)
 
     def _needs_dynamic(self, lacks: str) -> None:
         if self.name is None or not self.kind.endswith("DynamicCache"):

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from kvbook import older
-from kvbook.diagnosis import execution_paths
+from kvbook.diagnosis import execution_paths, feeding
 from kvbook.measuring import agreement
 from kvbook.measuring import full_and_split as passes
 from kvbook.measuring.in_fp64 import widened
@@ -75,12 +75,19 @@ def _one_width(state: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 def cached_rows(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **options) -> tuple[LastTokens, int]:
     """Feed texts in parts, each on top of whatever cache the call before returned."""
-    past = None
+    past, fed, name = None, 0, feeding.cache_name(model)
+    counts = name == "cache_params" and feeding.takes(model, "cache_position")
     *before, last = ids.split(parts, 1)
+
+    def call(part: torch.Tensor, **more):
+        # Before transformers 5.4 some recurrent classes are told where a part begins.
+        where = {"cache_position": torch.arange(fed, fed + part.shape[1], device=ids.device)} if counts else {}
+        return model(part, **{name: past}, **where, **more, **options)
+
     for part in before:
-        past = model(part, past_key_values=past, **options).past_key_values
-    held = 0 if past is None else older.held(past)
-    return last_tokens(model(last, past_key_values=past, output_hidden_states=True, **options)), held
+        past = getattr(call(part), name)
+        fed += part.shape[1]
+    return last_tokens(call(last, output_hidden_states=True)), 0 if past is None else older.held(past, fed)
 
 
 def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> LastTokens:
