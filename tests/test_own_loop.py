@@ -198,3 +198,16 @@ def test_importing_the_package_or_its_plugin_does_not_import_torch():
     assert callable(kvbook.check_step)
     with pytest.raises(AttributeError, match="no attribute 'check_steps'"):
         _ = kvbook.check_steps
+
+
+def test_a_step_that_returns_logits_alone_is_refused_in_one_line():
+    with pytest.raises(UserError, match=r"step returned Tensor, not a pair: return \(logits, state\)"):
+        kvbook.check_step(lambda ids, _state: torch.zeros(1, ids.shape[1], 9), [1, 2, 3, 4, 5, 6])
+
+
+def test_the_assertion_warns_in_16_bits_and_in_no_finer_dtype(recwarn):
+    model = loading.load("llama", dtype="float32").model
+    kvbook.assert_cache_matches(model)
+    assert not [each for each in recwarn if "assert_cache_matches" in str(each.message)]
+    with pytest.warns(UserWarning, match="in bfloat16 can pass a wrong cache"):
+        kvbook.assert_cache_matches(model.bfloat16())

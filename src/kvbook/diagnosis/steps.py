@@ -30,7 +30,7 @@ _CHUNK_MASK = (
 _SHARED = "another text changes this one's state: the state is shared, not returned"
 _FULL = "right as long as the state holds {} tokens, wrong from there: look at what is dropped or moved when it is full"
 _AT_ONCE = (
-    "wrong from the first cached token on: "
+    "wrong from the first cached token on, often from "
     "positions that begin again at 0, keys cached before they are rotated, or a mask"
 )
 
@@ -215,7 +215,10 @@ class _Run:
     def __init__(self, step: Step, ids: Any, modules: torch.nn.Module | None) -> None:
         self.step, self.ids, self.modules = step, ids, modules
         self.length = ids.shape[-1]
-        logits, state = step(ids, None)
+        returned = step(ids, None)
+        if not isinstance(returned, tuple | list) or len(returned) != 2:
+            raise UserError(f"step returned {type(returned).__name__}, not a pair: return (logits, state)")
+        logits, state = returned
         logits, self.declared = self._logits(logits), storage.declared_by(state)
         self.dtype = str(logits.dtype).removeprefix("torch.")
         # Of the last token alone: then the call on all tokens is one on the tokens up to each.
