@@ -18,13 +18,7 @@ from kvbook.errors import UserError
 
 
 def environment(release: str, folder: Path) -> Path:
-    """Make the environment of a release, or of a git checkout's path, unless the folder holds it; return where it is.
-
-    Raises
-    ------
-    UserError
-        If there is no such release or pip cannot install it.
-    """
+    """Make the environment of a release or of a git checkout, unless the folder holds it; return where it is."""
     checkout = Path(release).resolve() if (Path(release) / "src" / "transformers").is_dir() else None
     if not checkout and not re.fullmatch(r"\d+(\.\w+)+", release):
         raise UserError(f"{release} is neither a release, as 5.5.4 is, nor a git checkout of transformers")
@@ -44,13 +38,7 @@ def environment(release: str, folder: Path) -> Path:
 
 
 def run(made: Path, arguments: list[str]) -> int:
-    """Run a command of kvbook in an environment; return its exit status, or raise where the release is not imported.
-
-    Raises
-    ------
-    UserError
-        If Python cannot import the release beside this torch.
-    """
+    """Run a command of kvbook in an environment; return its exit status, or refuse a release that is not imported."""
     tried = subprocess.run(
         [sys.executable, "-c", "import kvbook.atlas.running"], env=variables(made), capture_output=True, text=True
     )
