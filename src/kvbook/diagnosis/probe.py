@@ -87,7 +87,9 @@ def cached_rows(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **o
     for part in before:
         past = getattr(call(part), name)
         fed += part.shape[1]
-    return last_tokens(call(last, output_hidden_states=True)), 0 if past is None else older.held(past, fed)
+    # Before the last call, which adds to the same cache.
+    held = 0 if past is None else older.held(past, fed)
+    return last_tokens(call(last, output_hidden_states=True)), held
 
 
 def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> LastTokens:
