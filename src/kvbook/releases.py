@@ -39,11 +39,14 @@ def environment(release: str, folder: Path) -> Path:
 
 def run(made: Path, arguments: list[str]) -> int:
     """Run a command of kvbook in an environment; return its exit status, or refuse a release that is not imported."""
-    tried = subprocess.run(
-        [sys.executable, "-c", "import kvbook.atlas.running"], env=variables(made), capture_output=True, text=True
-    )
-    if tried.returncode:
-        raise UserError(f"{made.name} cannot be imported here: {tried.stderr.strip().splitlines()[-1]}")
+    if not (imported := made / ".imported").exists():
+        tried = subprocess.run(
+            [sys.executable, "-c", "import kvbook.atlas.running"], env=variables(made), capture_output=True, text=True
+        )
+        if tried.returncode:
+            raise UserError(f"{made.name} cannot be imported here: {tried.stderr.strip().splitlines()[-1]}")
+        # Seconds that only the first command in an environment need spend.
+        imported.touch()
     return subprocess.run([sys.executable, "-m", "kvbook", *arguments], env=variables(made)).returncode
 
 

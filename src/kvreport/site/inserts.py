@@ -11,7 +11,7 @@ from kvbook.errors import UserError
 from kvreport.publishing import captions, citation, evaluated
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.measures import ROLE
-from kvreport.site import environment, gallery, hero, ledger, running, sentences, speed
+from kvreport.site import environment, gallery, hero, history, ledger, running, sentences, speed
 from kvreport.site.context import Context
 
 # One on a line of its own; the line becomes the part.
@@ -37,6 +37,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "colab": running.colab,
     "gpu parameters": running.gpu_parameters,
     "never on cuda": running.never_on_cuda,
+    "history": lambda _context: history.markdown(),
     "speed": lambda _context: speed.speed(),
     "targets": lambda _context: speed.targets(),
     "how to cite": lambda context: f"```none\n{citation.of_book(origin.of(context.root))}```",
