@@ -9,6 +9,7 @@ import functools
 import gzip
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any
 
 import yaml
@@ -23,7 +24,10 @@ RECORDED, DATED = paths.ROOT / "data" / "history.csv.gz", paths.ROOT / "data" / 
 NOT_MEASURED, FAILS = "not measured", "does not run"
 # What generate does to a whole prompt is not the cache's doing.
 JUDGED = tuple(path for path in PATHS if path != WHOLE)
-_LETTERS = dict(zip(JUDGED, "tcsbldr", strict=True))
+_LETTERS: dict[str, str] = {}
+for _path in JUDGED:
+    # The first of its own letters that is free, so that a new path has one too.
+    _LETTERS[_path] = next(one for one in _path + ascii_lowercase if one.isalpha() and one not in _LETTERS.values())
 _MARKS = {table.EXACT: "=", table.ROUNDING: "≈", table.UNDECIDED: "?", NOT_MEASURED: "·", FAILS: "–"}
 _OTHER = "○"
 _THREAD = "[{0}](https://github.com/huggingface/transformers/issues/{0})"
@@ -55,7 +59,7 @@ def outcome(row: Row) -> str:
     if row["status"] != "ran":
         return NOT_MEASURED if row["status"] == NOT_MEASURED else FAILS
     # A path that raises an error is no wrong number: the worst of the numbers counts here.
-    kinds = {row[path] for path in JUDGED} - {table.RAISES}
+    kinds = {row.get(path) for path in JUDGED} - {table.RAISES}
     return next((kind for kind in table.JUDGED if kind in kinds), row["cache"] if row["cache"] == "none" else _OTHER)
 
 
