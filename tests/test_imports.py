@@ -22,7 +22,7 @@ LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.t
 ORDER = (
     *(f"kvbook.{name}" for name in (
         "errors", "garbage", "paths", "progress", "replacing", "releases", "older", "fingerprint", "lengths",
-        "settings", "models", "measuring", "diagnosis", "exact", "atlas", "runs", "__main__",
+        "settings", "models", "measuring", "diagnosis", "scores", "exact", "atlas", "runs", "__main__",
     )),
     *(f"kvreport.{name}" for name in (
         "publishing", "training", "chapters", "running", "benchmarks", "site", "commands",
@@ -34,8 +34,8 @@ BORROWERS = {None, "bug_or_rounding"}
 # What runs on machines without a library that computes, or must start without waiting for one: parts, modules, and what
 # draws a chapter's page.
 LIGHT = (
-    "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.__main__", "kvreport.commands", "kvreport.publishing",
-    "kvreport.running.execution", "kvreport.site",
+    "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.scores", "kvbook.__main__", "kvreport.commands",
+    "kvreport.publishing", "kvreport.running.execution", "kvreport.site",
 )
 DRAWS = (".rows", ".measures", ".tables", ".figures", ".settings")
 COMPUTES = {"torch", "transformers"}

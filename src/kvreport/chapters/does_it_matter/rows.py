@@ -9,6 +9,7 @@ import yaml
 from kvbook import paths
 from kvbook.measuring import estimates, survival
 from kvbook.runs.records import Run
+from kvbook.scores.measures import NARROW, outside
 from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
@@ -42,9 +43,6 @@ ONE_PASS = "no cache, one pass"
 # As tables list them; the other dtype is read off the baselines of two dtypes.
 WAYS = (CACHED, TOGETHER, ASSISTED, ONE_PASS, OTHER_DTYPE, KV_INT8, KV_INT4, WEIGHTS_4)
 
-# An importance ratio further from 1 than this is outside [0.9, 1.1].
-CLIPPED = 0.1
-
 # Tokens that a call feeds along a long text: one at a time takes minutes.
 LONG_AT_ONCE = 64
 LONG_CHUNKS = f"cache, {LONG_AT_ONCE} tokens at once"
@@ -70,7 +68,7 @@ def _changes(run: Run) -> pd.DataFrame:
     return rows.assign(
         nll_way=rows["nll"] - rows["dlogp"], delta_p=delta_p, delta_p_squared=delta_p**2, same_top=1 - rows["flip"],
         same_decision=1 - rows["decision_flip"], bits_equal=rows["kl"] == 0, ulps=rows["margin"] / rows["ulp"],
-        at_a_tie=rows["margin"] == 0, outside=np.expm1(rows["dlogp"]).abs() > CLIPPED,
+        at_a_tie=rows["margin"] == 0, outside=outside(rows["dlogp"], NARROW),
     )
 
 
