@@ -417,27 +417,6 @@ def test_the_recorded_versions_of_torch_replay_equal_texts_and_the_oldest_comes_
     assert len({about["machine"]["processor"] for about in abouts}) == 1
 
 
-def test_a_cause_alone_is_told_with_its_drift_and_how_many_texts_differ(results):
-    told = tables.factorial(tables.drifts(with_rows(results, cache_factorial=steps(by_query=2**-24)))).iloc[0]
-    assert told["prefill's cache alone"] == told["decoded cache alone"] == "0; 0 of 40 texts"
-    assert told["one row alone"].startswith("2.95 [")
-    assert told["one row alone"].endswith("; 40 of 40 texts")
-
-
-@pytest.mark.parametrize(
-    ("made", "scatter", "differing"),
-    [
-        (swept(9), "70% to 80%", "9–11"),
-        (swept(99).assign(logits_equal=lambda made: (made["n_tokens"] % 5 > 0) * 1), "80%", "5, 10"),
-        # Control: of one text there is nothing to compare, and equal lengths are not counted as differing.
-        (swept(99, texts=[0]), "one text", "none"),
-    ],
-)
-def test_the_share_of_lengths_with_equal_bits_is_told_for_each_text(made, scatter, differing):
-    told = tables.lengths(made).iloc[0]
-    assert (told["lowest and highest text"], told["lengths that differ in some text"]) == (scatter, differing)
-
-
 def test_figures_draw_what_the_tables_hold(results):
     kinds = results["kinds"]
     beside = tables.beside(kinds, kinds)

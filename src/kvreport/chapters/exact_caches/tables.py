@@ -35,16 +35,6 @@ def lengths(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index(names="tokens")
 
 
-def ladder(rungs: pd.DataFrame) -> pd.DataFrame:
-    """Return what a reader wants of the rungs, under a reader's names."""
-    return pd.DataFrame(
-        {
-            "dtype": rungs["dtype"].map(DTYPES), "row-invariant": rungs["rung"], "identical rows": _counted(rungs),
-            "largest difference": rungs["max_abs"], "top-1 flips": rungs["flips"], "error": rungs["error"],
-        }
-    )
-
-
 def cost(found: Found) -> pd.DataFrame:
     """Lay times and their ratio out for a reader."""
     medians = 1e3 * found["times"].groupby(["phase", "arithmetic"])["seconds"].median().unstack()

@@ -4,7 +4,7 @@ Rows, one a (model, dtype, sample, place): see ``data/README.md``.  Places are t
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,17 +12,11 @@ from transformers import PreTrainedModel
 
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
-from kvbook.models import corpus, packages
+from kvbook.models import packages
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
-
-
-def identities(settings: LayerDriftSettings) -> list[dict[str, Any]]:
-    """Name both models, and refuse what cannot be run before anything is: see `samples.identities`."""
-    return samples.identities(settings, (settings.model, settings.reference_model), settings.n_tokens)
-
 
 # What is measured of a place's difference.
 _OF_DRIFT = ("max_abs", "rms", "relative_rms", "reference_rms", "differing_share")
@@ -52,9 +46,8 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any
 
 def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
     """Name both models and the corpus, and refuse what cannot be run."""
-    models = identities(settings)
-    samples.check_corpus(settings, [model["asked_for"] for model in models], settings.n_samples, settings.n_tokens)
-    return {"models": models, "corpus": corpus.describe(settings.corpus)}
+    names = (settings.model, settings.reference_model)
+    return samples.inputs(settings, names, settings.n_samples, settings.n_tokens)
 
 
 def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
@@ -79,56 +72,40 @@ EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure, work
 TRAINED_FAMILY, TRAINED_SAMPLES = "smollm2", 6
 
 
-def _of_trained(settings: LayerDriftSettings) -> LayerDriftSettings:
-    return settings.model_copy(
-        update={
-            "model": TRAINED_FAMILY, "reference_model": TRAINED_FAMILY, "weights": "package",
-                "n_samples": TRAINED_SAMPLES,
-        }
-    )
+_Change = Callable[[LayerDriftSettings], LayerDriftSettings | None]
 
 
-def inputs_trained(settings: LayerDriftSettings) -> dict[str, Any] | None:
-    """Name the trained model and the corpus; None where it is not here, or where other weights were asked for."""
+def _of_trained(settings: LayerDriftSettings) -> LayerDriftSettings | None:
+    """Ask for some texts of the trained model; None where it is not here, or where other weights were asked for."""
     if settings.weights != "stand-in" or not packages.is_here(TRAINED_FAMILY):
         return None
-    return inputs(_of_trained(settings)) | {"texts": TRAINED_SAMPLES}
+    model = {"model": TRAINED_FAMILY, "reference_model": TRAINED_FAMILY, "weights": "package"}
+    return settings.model_copy(update=model | {"n_samples": TRAINED_SAMPLES})
 
 
-def measure_trained(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
-    """Score the last token of some texts both ways with the trained model."""
-    measure(_of_trained(settings), made_of, writer)
+def _of_other_lengths(settings: LayerDriftSettings) -> LayerDriftSettings | None:
+    """Ask for texts of drawn lengths from the first model; None where the main experiment draws its lengths itself."""
+    drawn = {"n_tokens": settings.other_lengths, "reference_model": settings.model}
+    return settings.model_copy(update=drawn) if settings.other_lengths else None
 
 
-TRAINED = Experiment(
-    "layer_drift_trained", LayerDriftSettings, inputs_trained, measure_trained,
-    fields=frozenset({"device", "seed", "corpus", "dtypes", "n_tokens"}),
-)
+def _with(name: str, change: _Change, fields: set[str], **more: Any) -> Experiment:
+    """Make the experiment with other settings; nothing is measured where there are none."""
+
+    def inputs_changed(settings: LayerDriftSettings) -> dict[str, Any] | None:
+        if (changed := change(settings)) is None:
+            return None
+        return inputs(changed) | {"texts": changed.n_samples, "lengths": changed.n_tokens}
+
+    def measure_changed(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+        measure(change(settings), made_of, writer)
+
+    return Experiment(name, LayerDriftSettings, inputs_changed, measure_changed, fields=frozenset(fields), **more)
 
 
-def _of_other_lengths(settings: LayerDriftSettings) -> LayerDriftSettings:
-    return settings.model_copy(update={"n_tokens": settings.other_lengths, "reference_model": settings.model})
-
-
-def inputs_lengths(settings: LayerDriftSettings) -> dict[str, Any] | None:
-    """Name the first model, the corpus and the lengths; None where the main experiment draws its lengths itself."""
-    if settings.other_lengths is None:
-        return None
-    return inputs(_of_other_lengths(settings)) | {"lengths": settings.other_lengths}
-
-
-def measure_lengths(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
-    """Score the last token both ways of texts whose lengths are drawn, with the first model."""
-    measure(_of_other_lengths(settings), made_of, writer)
-
-
-def work_lengths(settings: LayerDriftSettings) -> Work | None:
-    """Count the passes of the model in each dtype."""
-    return work(_of_other_lengths(settings)) if settings.other_lengths else None
-
-
-LENGTHS = Experiment(
-    "layer_drift_lengths", LayerDriftSettings, inputs_lengths, measure_lengths,
-    fields=frozenset({"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens"}),
-        work=work_lengths,
+TRAINED = _with("layer_drift_trained", _of_trained, {"device", "seed", "corpus", "dtypes", "n_tokens"})
+LENGTHS = _with(
+    "layer_drift_lengths", _of_other_lengths,
+    {"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens"},
+    work=lambda settings: work(changed) if (changed := _of_other_lengths(settings)) else None,
 )

@@ -41,6 +41,13 @@ def _line(ax: Axes, x, y, dtype: str, published: bool, **more) -> None:
     ax.plot(x, y, color=colour, **{"marker": "o", "markersize": 3.5, "linewidth": 1.2} | look | more)
 
 
+def _curves(ax: Axes, rows: pd.DataFrame, published: bool = False, **look) -> None:
+    """Draw the largest absolute difference by layer, a curve for each dtype."""
+    for dtype, series in rows.groupby("dtype"):
+        shown = _drifting(series)
+        _line(ax, shown["layer"], shown["max_abs"], dtype, published, **look)
+
+
 def _panels(models: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
     """Make a panel for each model, one under the other, on one scale of values."""
     fig, axes = plt.subplots(len(models), 1, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.7 + 2.9 * len(models)))
@@ -56,14 +63,13 @@ def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[d
     fig, axes = _panels([model["name"] for model in models])
     for model in models:
         ax, family = axes[model["name"]], "gpt2" if model["architecture"] == "gpt2" else "llama"
-        for dtype, series in means[means["model"] == model["name"]].groupby("dtype"):
+        ours = means[means["model"] == model["name"]]
+        _curves(ax, ours)
+        for dtype, series in ours.groupby("dtype"):
             shown = _drifting(series)
-            _line(ax, shown["layer"], shown["max_abs"], dtype, published=False)
             low = shown["low"].where(shown["low"] > 0, shown["max_abs"])
             ax.fill_between(shown["layer"], low, shown["high"], color=DTYPE_COLOURS[dtype], alpha=0.2, linewidth=0)
-        for dtype, series in published[published["family"] == family].groupby("dtype"):
-            shown = _drifting(series)
-            _line(ax, shown["layer"], shown["max_abs"], dtype, published=True)
+        _curves(ax, published[published["family"] == family], published=True)
     # Above, not inside: where the curves run depends on the model.
     fig.legend(handles=_whose(means["dtype"]), loc="outside upper center", ncols=5, fontsize=9)
     return fig
@@ -75,9 +81,7 @@ def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> Figure:
     faint = style.FAINT | {"marker": ""}
     for model, ax in axes.items():
         for rows, look in ((book, faint), (means[means["model"] == model], {})):
-            for dtype, series in rows.groupby("dtype"):
-                shown = _drifting(series)
-                _line(ax, shown["layer"], shown["max_abs"], dtype, published=False, **look)
+            _curves(ax, rows, **look)
     whose = [style.key("this machine", marker="o", linestyle="-"), style.key("the book", **faint | {"linestyle": "-"})]
     handles = [*style.dtype_keys(means["dtype"]), *whose]
     fig.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=9)

@@ -25,7 +25,6 @@ from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
-from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.layer_drift import rows as named
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
@@ -140,7 +139,7 @@ def _ties(step: Step, uncached: Step) -> dict[str, int]:
 
 def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
     """Name both models, and refuse what cannot be run."""
-    models = by_layer.identities(settings)
+    models = samples.identities(settings, (settings.model, settings.reference_model), settings.n_tokens)
     for model in models:
         tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         longest = max(len(prompt) for prompt in prompts(settings, tokenizer))
@@ -207,16 +206,7 @@ def work(settings: LayerDriftSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "greedy_paths",
-    LayerDriftSettings,
-    inputs,
-    measure,
-    fields=frozenset(
-        {
-            "model", "reference_model", "weights", "device", "seed", "dtypes", "corpus", "prompt", "n_prompts",
-            "n_new_tokens",
-        }
-    ),
-    revision=named.EXPERIMENTS["greedy_paths"],
-    work=work,
+    "greedy_paths", LayerDriftSettings, inputs, measure,
+    fields=frozenset(LayerDriftSettings.model_fields) - {"n_samples", "n_tokens"},
+    revision=named.EXPERIMENTS["greedy_paths"], work=work,
 )

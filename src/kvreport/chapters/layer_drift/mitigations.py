@@ -10,7 +10,7 @@ import torch
 
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split, mitigations, timing
-from kvbook.models import corpus, loading
+from kvbook.models import loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -40,9 +40,7 @@ def inputs(settings: LayerDriftSettings) -> dict[str, Any] | None:
     name, count = subject(settings), settings.n_mitigation_samples
     if name is None or not dtypes(settings):
         return None
-    models = samples.identities(settings, [name], settings.n_tokens)
-    samples.check_corpus(settings, [name], count, settings.n_tokens)
-    return {"models": models, "corpus": corpus.describe(settings.corpus), "n_samples": count}
+    return samples.inputs(settings, [name], count, settings.n_tokens) | {"n_samples": count}
 
 
 def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:

@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.layer_drift import measures, rows
 from kvreport.publishing.found import Found
 from kvreport.publishing.measures import joined
@@ -33,16 +32,6 @@ def laws(found: Found) -> pd.DataFrame:
     return pd.DataFrame(table, columns=["quantity", "label", "estimate", "published"])
 
 
-def drift_table(means: pd.DataFrame) -> pd.DataFrame:
-    """Lay the means out as the issue printed them: a row a layer, a column a model and dtype."""
-    means = means.assign(column=means["model"] + ", " + means["dtype"].map(DTYPES))
-    table = means.pivot(index="layer", columns="column", values="max_abs")[list(dict.fromkeys(means["column"]))]
-    depths = means[means["place"] == "logits"].groupby("model")["layer"].first()
-    # Models of unequal depth have their logits in different rows; the label is right when all agree.
-    names = dict.fromkeys(depths, "logits") if len(set(depths)) == 1 else {}
-    table.index = [names.get(layer, layer) for layer in table.index]
-    return table.rename_axis("layer").reset_index()
-
 
 def by_length(found: Found) -> pd.DataFrame:
     """Count, at the issue's length and at drawn ones, the texts whose logits are bitwise identical."""
@@ -64,24 +53,13 @@ def by_length(found: Found) -> pd.DataFrame:
 def divergence_grid(table: pd.DataFrame) -> pd.DataFrame:
     """Lay divergences out for reading: a row a method, a column a model and dtype."""
     table = table.assign(column=table["model"] + ", " + table["dtype"].map(DTYPES))
-    told = {key: _first_difference(of) for key, of in table.groupby(["method", "column"], sort=False)}
-    grid = pd.Series(told).unstack().loc[list(rows.METHODS[1:]), list(dict.fromkeys(table["column"]))]
+    kept = table.groupby(["method", "column"], sort=False)["equal"].agg(lambda of: f"{of.sum()} of {len(of)} equal")
+    grid = kept.unstack().loc[list(rows.METHODS[1:]), list(dict.fromkeys(table["column"]))]
     # Of the first prompt; another one begins with another number of tokens.
     first = table[table["prompt"] == table["prompt"].iloc[0]]
     lengths = first.groupby("method")["final_cache_length"].agg(lambda held: ", ".join(map(str, sorted(set(held)))))
     grid.insert(0, "cache length", lengths)
     return grid.rename_axis(index="method", columns=None).reset_index()
-
-
-def _first_difference(of: pd.DataFrame) -> str:
-    """Say of one prompt where its tokens diverge from the uncached ones, of several how many never do."""
-    if len(of) > 1:
-        return f"{int(of['equal'].sum())} of {len(of)} equal"
-    row = of.iloc[0]
-    if row["equal"]:
-        return "equal"
-    first = row["first_divergence"]
-    return f"equal, ends at {row['steps']}" if pd.isna(first) else f"step {int(first)}"
 
 
 def effects(found: Found) -> pd.DataFrame:
@@ -91,18 +69,3 @@ def effects(found: Found) -> pd.DataFrame:
         "full_ratio": measures.PASS,
     }
     return joined(columns, found)
-
-
-def mitigation_grid(table: pd.DataFrame) -> pd.DataFrame:
-    """Lay `effects` out for reading."""
-
-    def written(column: str, form: str = "{:.2f}") -> pd.Series:
-        return table[column].map(lambda estimate: Estimate.text(estimate, form))
-
-    return pd.DataFrame(
-        {
-            "mitigation": table["variant"], "dtype": table["dtype"].map(DTYPES),
-            "drift / stock": written("drift_ratio"), "logits equal": written("equal_share", "{:.0%}"),
-            "decode step / stock": written("decode_ratio"), "full pass / stock": written("full_ratio"),
-        }
-    )

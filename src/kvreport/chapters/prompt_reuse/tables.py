@@ -83,17 +83,6 @@ def outcomes(found: Found) -> pd.DataFrame:
     return table.assign(case=table["case"].map(named.CASES), dtype=table["dtype"].map(DTYPES))
 
 
-def outcome_grid(outcomes: pd.DataFrame) -> pd.DataFrame:
-    """Lay `outcomes` out for reading: a row a case and dtype, a column a way."""
-    equal = outcomes["equal"].astype(str) + " of " + outcomes["runs"].astype(str)
-    keys = ["case", "dtype"]
-    grid = outcomes.assign(equal=equal).set_index([*keys, "way"])["equal"].unstack(sort=False)
-    grid = grid[[named.AS_IS, named.SHARED]]
-    most = outcomes.groupby(keys, sort=False)[["seams", "runs"]].max().astype(str)
-    grid.insert(0, "ids do not continue", most["seams"] + " of " + most["runs"])
-    return grid.rename_axis(columns=None).reset_index()
-
-
 def _threads_own(found: Found) -> pd.DataFrame:
     """Keep the thread's own prompts, and those with another first word, in the finest dtype."""
     rows = found["continuations"]

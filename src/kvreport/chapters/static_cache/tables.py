@@ -28,20 +28,6 @@ def limit(found: Found) -> float:
     return float(found["limit"]["tokens_per_s"].iloc[0])
 
 
-def speed_grid(table: pd.DataFrame, limit: float) -> pd.DataFrame:
-    """Write the speeds for a page, with the share of the memory limit that each reaches."""
-    # A single run has no range, and what is not compiled no first steps of its own.
-    told = [
-        {
-            "way": row.way, "tokens/s": row.speed.text("{:.1f}") if row.repeats > 1 else f"{row.speed.value:.1f}",
-            "runs": row.repeats, "share of the limit": f"{row.speed.value / limit:.2f}",
-            "first steps, s": f"{row.first_s:.1f}" if row.compiled and row.first_s > 0 else "",
-        }
-        for row in table.itertuples()
-    ]
-    return pd.DataFrame(told)
-
-
 def steps(found: Found) -> pd.DataFrame:
     """Return the decode steps of every way of the loop, as they were recorded."""
     return found["steps"].drop(columns="way")

@@ -10,9 +10,6 @@ from kvreport.chapters.where_drift_begins import measures, rows
 from kvreport.publishing.found import Found
 from kvreport.publishing.wording import DTYPES, between, percent
 
-# A list of more lengths than these says less than their number.
-_MOST_LENGTHS = 12
-
 
 def beside(own: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
     """Put the first model of the book after the models of a run, in the run's dtypes."""
@@ -89,48 +86,3 @@ def drifts(found: Found) -> pd.DataFrame:
     differs = found["steps"].groupby(list(measures.DRIFT.by), sort=False)["differs"]
     counts = pd.DataFrame({"equal": differs.size() - differs.sum(), "samples": differs.size()})
     return measures.DRIFT.table(found, "drift").merge(counts.reset_index())
-
-
-def factorial(drifts: pd.DataFrame) -> pd.DataFrame:
-    """Lay `drifts` out: each of the two causes alone and both."""
-    columns = {
-        "one row alone": (rows.FROM_FULL, rows.ONE_ROW), "prefill's cache alone": (rows.FROM_PREFILL, rows.ALL_ROWS),
-        "both": (rows.FROM_PREFILL, rows.ONE_ROW), "decoded cache alone": (rows.FROM_DECODE, rows.ALL_ROWS),
-    }
-    table = []
-    for (dtype, n_tokens), of in drifts.groupby(["dtype", "n_tokens"], sort=False):
-        by = of.set_index(["cache", "query"])
-        cells = {name: _drift(by.loc[way]) for name, way in columns.items()}
-        table.append({"dtype": DTYPES[dtype], "tokens": n_tokens} | cells)
-    return pd.DataFrame(table)
-
-
-def _drift(row: pd.Series) -> str:
-    drift = row["drift"].text("{:.2f}") if row["drift"].high else "0"
-    return f"{drift}; {row['samples'] - row['equal']} of {row['samples']} texts"
-
-
-def lengths(swept: pd.DataFrame) -> pd.DataFrame:
-    """Share of lengths at which a cached step has the full pass's bits, and how it scatters over texts."""
-    table = []
-    for (attention, dtype), of in swept.groupby(["attention", "dtype"], sort=False):
-        texts = of.groupby("sample")[["logits_equal", "cache_equal"]].mean()
-        in_all = of.groupby("n_tokens")["logits_equal"].min()
-        differing = in_all.index[in_all == 0].tolist()
-        table.append(
-            {
-                "attention": attention, "dtype": DTYPES[dtype], "lengths": len(in_all), "texts": len(texts),
-                "step identical": percent(texts["logits_equal"].mean()),
-                "lowest and highest text": between(texts["logits_equal"], "{:.0%}") if len(texts) > 1 else "one text",
-                "prefill identical": percent(texts["cache_equal"].mean()),
-                "lengths that differ in some text":
-                    "many" if len(differing) > _MOST_LENGTHS else runs_of_numbers(differing) or "none",
-            }
-        )
-    return pd.DataFrame(table)
-
-
-def runs_of_numbers(numbers: list[int]) -> str:
-    """Write numbers as runs: 1–3, 5–7, 12."""
-    runs = ([n for _, n in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]))
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -33,28 +33,6 @@ def shift(found: Found) -> pd.DataFrame:
     return joined(columns, found, "outer")
 
 
-def errors_shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Lay `series` out for reading."""
-    of = {column: table[column].map(_written) for column in ("closer", "correlation", "apart")}
-    return pd.DataFrame(
-        {
-            "model": table["model"], "dtype": table["dtype"].map(DTYPES), "path": table["path"],
-            "error": table["error"].map(power_of_ten), "error / no cache's": table["ratio"].map(_factor),
-            "texts in which it is closer": of["closer"], "correlation": of["correlation"], "drift / error": of["apart"],
-        }
-    )
-
-
-def _written(estimate: Estimate | float, form: str = "{:.2f}") -> str:
-    return estimate.text(form) if isinstance(estimate, Estimate) else "no error to compare"
-
-
-def _factor(estimate: Estimate | float) -> str:
-    """Write a factor in three digits, and a large one without an exponent."""
-    large = isinstance(estimate, Estimate) and estimate.value >= 1000
-    return _written(estimate, "{:,.0f}" if large else "{:.3g}")
-
-
 def quality(found: Found) -> pd.DataFrame:
     """Score both paths on the text itself and against the reference's distribution."""
     logits = found["logits"]
