@@ -364,7 +364,7 @@ def test_a_clone_knows_its_origin_and_a_folder_without_git_does_not(tmp_path, mo
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     assert origin.find_repository(tmp_path) is None
     subprocess.run(["git", "remote", "add", "origin", "git@github.com:somebody/book.git"], cwd=tmp_path, check=True)
-    assert origin.find_repository(tmp_path) == ("https://github.com/somebody/book", "main")
+    assert origin.find_repository(tmp_path) == "https://github.com/somebody/book"
 
 
 # This repository's own book

@@ -59,8 +59,7 @@ def of(folder: Path) -> Origin:
     """Read a checkout's CITATION.cff, and find out where it comes from."""
     citation = yaml.safe_load((folder / "CITATION.cff").read_text("utf-8"))
     people = citation["authors"]
-    found, branch = find_repository(folder) or (None, None)
-    repository = citation.get("repository-code") or found
+    repository = citation.get("repository-code") or find_repository(folder)
     released = citation.get("date-released")
     return Origin(
         title=citation["title"],
@@ -71,7 +70,7 @@ def of(folder: Path) -> Origin:
         doi=citation.get("doi"),
         site=site_address(),
         repository=repository.rstrip("/").removesuffix(".git") if repository else None,
-        branch=branch or ("main" if repository else None),
+        branch=os.environ.get("GITHUB_REF_NAME", "main") if repository else None,
     )
 
 
@@ -89,24 +88,15 @@ def web_address(remote: str) -> str | None:
     return f"https://{match['host']}/{match['path']}"
 
 
-def find_repository(folder: Path) -> tuple[str, str] | None:
+def find_repository(folder: Path) -> str | None:
     """Find where a checkout comes from."""
     if named := os.environ.get("GITHUB_REPOSITORY"):
-        server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
-        return f"{server}/{named}", os.environ.get("GITHUB_REF_NAME", "main")
-    address = web_address(_git(folder, "remote", "get-url", "origin") or "")
-    if address is None:
-        return None
-    head = _git(folder, "symbolic-ref", "--short", "refs/remotes/origin/HEAD")
-    return address, head.removeprefix("origin/") if head else "main"
-
-
-def _git(folder: Path, *words: str) -> str | None:
+        return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{named}"
     try:
-        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+        command = ["git", "remote", "get-url", "origin"]
+        return web_address(subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout)
     except FileNotFoundError:
         return None
-    return answer.stdout.strip() if answer.returncode == 0 else None
 
 
 def _for_people(person: dict[str, str]) -> str:

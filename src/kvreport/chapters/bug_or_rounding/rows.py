@@ -27,14 +27,9 @@ REPLY, LAST_ONLY = "reply's cache past the block", "last character alone fed"
 STATIC_NONE, STATIC_DYNAMIC = "static against no cache", "static against dynamic"
 # The blog post's, by family and by how its call is run.
 BLOG_NAMES = {
-    ("gpt2", NATIVE): "GPT-2",
-    ("roberta", NO_PAST): "RoBERTa as posted",
-    ("roberta", DECODER): "RoBERTa made causal",
-    ("roberta", HANDED): "RoBERTa, past by hand",
-    ("mpt", CACHE_OFF): "MPT, use_cache false",
-    ("mpt", NATIVE): "MPT, use_cache true",
-    ("falcon", BOTH): "Falcon of mid-2023",
-    ("falcon", NATIVE): "Falcon today",
+    ("gpt2", NATIVE): "GPT-2", ("roberta", NO_PAST): "RoBERTa as posted", ("roberta", DECODER): "RoBERTa made causal",
+    ("roberta", HANDED): "RoBERTa, past by hand", ("mpt", CACHE_OFF): "MPT, use_cache false",
+    ("mpt", NATIVE): "MPT, use_cache true", ("falcon", BOTH): "Falcon of mid-2023", ("falcon", NATIVE): "Falcon today",
 }
 # What rows call otherwise than a reader would.
 _NAMES = {

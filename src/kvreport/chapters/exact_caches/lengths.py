@@ -11,7 +11,6 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook import exact
-from kvbook.models import corpus
 from kvbook.runs import records, samples, threads
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -72,10 +71,7 @@ def _fed_against(
 
 def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
     """Name the model and the corpus, and refuse what cannot be run."""
-    n_tokens = max(settings.lengths)
-    models = samples.identities(settings, [settings.model], n_tokens)
-    samples.check_corpus(settings, [settings.model], settings.n_samples, n_tokens)
-    return {"models": models, "corpus": corpus.describe(settings.corpus)}
+    return samples.inputs(settings, [settings.model], settings.n_samples, max(settings.lengths))
 
 
 def plan(settings: ExactCachesSettings, text: int) -> tuple[int, int, int]:

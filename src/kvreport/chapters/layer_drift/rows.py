@@ -1,7 +1,5 @@
 """The rows of the chapter on issue 25420 by name; to read them takes no torch."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
@@ -30,6 +28,8 @@ STOCK = "stock"
 # on there is drift to carry along; what comes after the final norm has another scale.
 FIRST_FITTED_LAYER = 2
 
+_SERIES = ["model", "weights", "dtype"]
+
 
 def inner(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the layers to which one law of growth can apply."""
@@ -56,22 +56,16 @@ def _drifting_models(rows: pd.DataFrame) -> pd.DataFrame:
 def layer_means(run: Run) -> pd.DataFrame:
     """Average over samples, as the document did, with an interval."""
     tables = []
-    for (model, weights, dtype), rows in run.rows.groupby(["model", "weights", "dtype"], sort=False):
+    for (model, weights, dtype), rows in run.rows.groupby(_SERIES, sort=False):
         resampled = estimates.resample(rows, "max_abs")
         low, high = resampled.interval()
-        of_layers = rows.groupby("layer")
-        means = of_layers[["relative_rms", "differing_share"]].mean()
-        tables.append(
-            pd.DataFrame(
-                {
-                    "model": model, "weights": weights, "dtype": dtype, "place": of_layers["place"].first().to_numpy(),
-                    "layer": resampled.layers, "max_abs": resampled.mean, "low": low, "high": high,
-                    "relative_rms": means["relative_rms"].to_numpy(),
-                    "differing_share": means["differing_share"].to_numpy(), "n": rows["sample"].nunique(),
-                }
-            )
+        about = {"model": model, "weights": weights, "dtype": dtype, "n": rows["sample"].nunique()}
+        means = rows.groupby("layer").agg(
+            place=("place", "first"), relative_rms=("relative_rms", "mean"), differing_share=("differing_share", "mean")
         )
-    return pd.concat(tables, ignore_index=True)
+        tables.append(means.reset_index().assign(**about, max_abs=resampled.mean, low=low, high=high))
+    columns = [*_SERIES, "place", "layer", "max_abs", "low", "high", "relative_rms", "differing_share", "n"]
+    return pd.concat(tables, ignore_index=True)[columns]
 
 
 def _distinct(run: Run) -> pd.DataFrame:
@@ -132,15 +126,13 @@ def _mitigated(run: Run) -> pd.DataFrame:
 
 def _that_lower(mitigated: pd.DataFrame) -> pd.DataFrame:
     """Keep, by dtype, stock and the mitigations that lower the drift."""
-    kept = {dtype: {STOCK, *_lower(rows)} for dtype, rows in mitigated.groupby("dtype", sort=False)}
-    pairs = zip(mitigated["variant"], mitigated["dtype"], strict=True)
-    return mitigated[np.array([variant in kept[dtype] for variant, dtype in pairs], dtype=bool)]
-
-
-def _lower(rows: pd.DataFrame) -> Iterable[str]:
-    for variant in rows["variant"].unique():
-        if variant != STOCK and estimates.paired_ratio(rows, "logits_relative_rms", variant, STOCK).high < 1:
-            yield variant
+    lower = [
+        (dtype, variant)
+        for dtype, rows in mitigated.groupby("dtype", sort=False) for variant in rows["variant"].unique()
+        if variant == STOCK or estimates.paired_ratio(rows, "logits_relative_rms", variant, STOCK).high < 1
+    ]
+    pairs = zip(mitigated["dtype"], mitigated["variant"], strict=True)
+    return mitigated[np.array([pair in lower for pair in pairs], dtype=bool)]
 
 
 ROWS = {

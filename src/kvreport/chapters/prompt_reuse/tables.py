@@ -51,25 +51,6 @@ def by_layer(found: Found) -> pd.DataFrame:
     return found["keys and values"].query("variant == @named.POSTED")[columns]
 
 
-def switches(found: Found) -> pd.DataFrame:
-    """Count for every variant what differs: in the tensor that the thread compared, and in all layers."""
-    rows = found["keys and values"]
-    response = rows[rows["part"] == "response"]
-    counted = {
-        "first layer’s keys, response": response.query("not deep and tensor == 'keys'"),
-        "all layers, prompt": rows[rows["part"] == "prompt"],
-        "all layers, response": response,
-    }
-    by = ["model", "dtype", "variant"]
-    table = {}
-    for name, some in counted.items():
-        sums = some.groupby(by, sort=False)[["n_differing", "n_elements"]].sum()
-        table[name] = sums.apply(lambda of: f"{of['n_differing']:,} of {of['n_elements']:,}", axis=1)
-    table["median ulps"] = response.groupby(by, sort=False)["median_ulps"].median()
-    found = pd.DataFrame(table).reset_index()
-    return found.assign(dtype=found["dtype"].map(DTYPES))
-
-
 def _by_case(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.sort_values("case", key=lambda cases: cases.map(list(named.CASES).index), kind="stable")
 

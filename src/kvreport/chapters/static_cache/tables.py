@@ -77,21 +77,6 @@ def budget_table(found: Found) -> pd.DataFrame:
     return table.add_suffix(" pages, ms").reset_index()
 
 
-def texts(written: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    """Write the texts of one dtype side by side: what all share, and how each goes on."""
-    some = written[written["dtype"] == dtype].assign(text=written["text"].fillna("")).sort_values("step", kind="stable")
-    of_caches = some.groupby("cache", sort=False)[["token", "text"]].agg(list).loc[list(rows.KINDS)]
-    alike = [len(set(tokens)) == 1 for tokens in zip(*of_caches["token"], strict=True)]
-    shared = [*alike, False].index(False)
-    return pd.DataFrame(
-        {
-            "cache": cache, "tokens shared": shared, "shared text ends": repr("".join(pieces[:shared])[-60:])[1:-1],
-            "goes on": repr("".join(pieces[shared:])[:60])[1:-1],
-        }
-        for cache, pieces in of_caches["text"].items()
-    )
-
-
 def phases_table(timed: pd.DataFrame) -> pd.DataFrame:
     """Write the times of every phase of the loop, apart: of a prefill and a step the median and 5 % to 95 % of all."""
     table = []
