@@ -6,7 +6,10 @@ __version__ = "0.1.0"
 
 # Where what a user imports from here really is: torch and transformers take seconds to import, and only these need
 # them.
-_OWN_LOOP = {"check_step": "kvbook.diagnosis.steps", "assert_cache_matches": "kvbook.diagnosis.assertions"}
+_OWN_LOOP = {
+    "check_step": "kvbook.diagnosis.steps", "assert_cache_matches": "kvbook.diagnosis.assertions",
+    "check_scores": "kvbook.scores.comparing",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -198,6 +198,34 @@ def check(
 
 
 @app.command()
+def scores(
+    rollout: Annotated[str, Argument(metavar="A", help="The rollout's: .parquet, or JSON lines.")],
+    trainer: Annotated[str, Argument(metavar="B", help="The trainer's, of the same tokens.")],
+    control: Annotated[
+        list[str] | None, Option(help="B's computation in another shape, without a cache; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON; its schema is on the page of this command.")] = False,
+    plot: Annotated[str | None, Option(help="Also draw both tables into this .png file.")] = None,
+) -> None:
+    """Say whether log-probabilities of trainer and rollout differ by rounding (0) or by a fault (1); 2 if unknown."""
+    from kvbook.scores import outcome, tables
+
+    if plot:
+        from kvbook.diagnosis import plot as plots
+
+        plots.check_possible(Path(plot))
+    a, *others = tables.read(rollout), *(tables.read(path, "trainer") for path in (trainer, *(control or ())))
+    joined = tables.join(a, others[0], others[1:])
+    found = outcome.of(joined)
+    typer.echo(found.model_dump_json(indent=1) if as_json else str(found))
+    if plot:
+        from kvbook.scores.plot import draw
+
+        draw(joined, f"{found.verdict}: {found.why}", Path(plot))
+    raise typer.Exit(found.status)
+
+
+@app.command()
 def atlas(
     names: Annotated[list[str] | None, Argument(help="Model types; all causal ones where left out.")] = None,
     rows: Annotated[str | None, Option(help="Where rows are kept as they come; a killed run goes on there.")] = None,

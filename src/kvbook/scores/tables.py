@@ -1,0 +1,228 @@
+"""Tables of log-probabilities: read from files, frames or tensors, checked, and joined row by row.
+
+A row is one token of one sequence: ``id``, ``position``, ``token``, ``logprob``; also ``step``, the training step, and
+``top_tokens`` with ``top_logprobs``, the likeliest tokens at that place, where there are any.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvbook.errors import UserError
+from kvbook.scores import adapters
+
+# Of rows, and of what `--json` prints; a row need not name it.
+SCHEMA_VERSION = 1
+COLUMNS = ("id", "position", "token", "logprob")
+OPTIONAL = ("step", "top_tokens", "top_logprobs")
+# Lines that are parsed together: a million rows as Python objects would take more than a gigabyte.
+_BLOCK = 50_000
+# What rounding may leave above log 1.
+_ABOVE_ZERO = 1e-5
+# A table in other logarithms is another table times this, to far more digits than any two computations share.
+_BASES = {"base 10": np.log(10), "base 2": np.log(2)}
+_SAME_FACTOR = 1e-4
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The rows of the rollout's table, with what the others have for them.
+
+    Attributes
+    ----------
+    ids : ndarray of object
+        Names of the sequences.
+    sequence, position, place : ndarray of int
+        Of each token: which sequence, its position in it, and its place among the scored tokens, from 0.
+    token, other_token : ndarray
+        As the rollout and as the trainer has it.
+    rollout, trainer : ndarray of float
+        Log-probabilities.
+    controls : list of ndarray of float
+        The same of each control.
+    step : ndarray of int or None
+        The training step.
+    top : tuple of Series or None
+        The likeliest tokens of the rollout and of the trainer, each a Series of dicts from token to log-probability.
+    left_out : int
+        Rows of the trainer that the rollout has not.
+    """
+
+    ids: np.ndarray
+    sequence: np.ndarray
+    position: np.ndarray
+    place: np.ndarray
+    token: np.ndarray
+    other_token: np.ndarray
+    rollout: np.ndarray
+    trainer: np.ndarray
+    controls: list[np.ndarray] = field(default_factory=list)
+    step: np.ndarray | None = None
+    top: tuple[pd.Series, pd.Series] | None = None
+    left_out: int = 0
+
+
+def read(path: str | Path, side: adapters.Side = "rollout") -> pd.DataFrame:
+    """Read a Parquet file, or JSON lines: rows of the table, or what an adapter knows; then `side` says whose."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    if path.suffix == ".parquet":
+        try:
+            return pd.read_parquet(path)
+        except ImportError:
+            raise UserError(f"{path}: Parquet takes pyarrow: pip install 'kvbook[parquet]', or use JSON") from None
+    blocks = _blocks(path)
+    first = next(blocks, None)
+    if first is None:
+        raise UserError(f"{path} is empty")
+    records = itertools.chain([first], blocks)
+    if adapter := adapters.of(first[0]):
+        return adapter.frame(itertools.chain.from_iterable(records), side)
+    return pd.concat((_columns(path, block) for block in records), ignore_index=True)
+
+
+def _blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """Parse a file's lines, many at a time; a file may also be one JSON value over many lines."""
+    with path.open(encoding="utf-8") as lines:
+        for number, block in enumerate(iter(lambda: list(itertools.islice(lines, _BLOCK)), [])):
+            filled = [line for line in block if not line.isspace()]
+            rows = _parsed(f"[{','.join(filled)}]")
+            if rows is None or not all(isinstance(row, dict) for row in rows):
+                whole = _parsed(path.read_text("utf-8")) if number == 0 else None
+                rows = whole if isinstance(whole, list) else [whole]
+                if not all(isinstance(row, dict) for row in rows):
+                    bad = next(at for at, line in enumerate(block, 1) if not isinstance(_parsed(line), dict))
+                    raise UserError(f"{path}: line {number * _BLOCK + bad} is no JSON object: write one row a line")
+                yield rows
+                return
+            if rows:
+                yield rows
+
+
+def _parsed(text: str) -> Any:
+    """Parse JSON; None where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _columns(path: Path, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    if (version := rows[0].get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
+        raise UserError(f"{path} has schema_version {version}, and this kvbook reads {SCHEMA_VERSION}: dump it again")
+    names = [*COLUMNS, *(name for name in OPTIONAL if name in rows[0])]
+    try:
+        return pd.DataFrame({name: [row[name] for row in rows] for name in names})
+    except KeyError as error:
+        known = ", ".join(adapter.name for adapter in adapters.ADAPTERS)
+        raise UserError(
+            f"{path}: a row has no {error.args[0]}; rows have {', '.join(COLUMNS)}, or are of {known}"
+        ) from None
+
+
+def frame(given: Any, mask: Any = None) -> pd.DataFrame:
+    """Return a table as it is, and make one of a tensor or array of log-probabilities, shape (sequences, tokens)."""
+    if isinstance(given, pd.DataFrame):
+        return given
+    values = adapters.array(given)
+    if values.ndim != 2:
+        raise UserError(f"log-probabilities of shape {values.shape}: give a table, or (sequences, tokens) with a mask")
+    there = np.ones(values.shape, bool) if mask is None else adapters.array(mask).astype(bool)
+    if there.shape != values.shape:
+        raise UserError(f"a mask of shape {there.shape} is not for log-probabilities of shape {values.shape}")
+    sequence, position = np.nonzero(there)
+    # Without ids of tokens each place is its own token, on both sides.
+    return pd.DataFrame({"id": sequence, "position": position, "token": 0, "logprob": values[there]})
+
+
+def checked(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Refuse what cannot be compared: one line says what to mend."""
+    if lacking := [column for column in COLUMNS if column not in table]:
+        raise UserError(f"{name} has no column {lacking[0]}: it needs {', '.join(COLUMNS)}")
+    if table.empty:
+        raise UserError(f"{name} has no rows")
+    try:
+        logprob, position = table["logprob"].to_numpy(np.float64), table["position"].to_numpy(np.int64)
+    except (TypeError, ValueError):
+        raise UserError(f"{name}: logprob and position must be numbers in every row, none missing") from None
+    if not np.isfinite(logprob).all():
+        at = _row(table, ~np.isfinite(logprob))
+        raise UserError(f"{name}: the log-probability at {at} is no finite number; leave such tokens out of all tables")
+    if (logprob > _ABOVE_ZERO).any():
+        if ((logprob >= 0) & (logprob <= 1)).all():
+            raise UserError(f"{name} has probabilities, all between 0 and 1: write their natural logarithms")
+        raise UserError(f"{name}: the log-probability at {_row(table, logprob > _ABOVE_ZERO)} is above 0")
+    codes, names = pd.factorize(table["id"])
+    if len(names) - 1 != (codes[1:] != codes[:-1]).sum():
+        raise UserError(f"{name}: the rows of a sequence must follow one another: sort by id and position")
+    back = (codes[1:] == codes[:-1]) & (position[1:] <= position[:-1])
+    if back.any():
+        at = _row(table.iloc[1:], back)
+        raise UserError(f"{name}: positions must grow within a sequence, and do not at {at}: sort by id and position")
+    return table.assign(logprob=logprob, position=position)
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def _row(table: pd.DataFrame, where: np.ndarray) -> str:
+    first = table.iloc[int(np.argmax(where))]
+    return f"id {first['id']}, position {first['position']}"
+
+
+def join(rollout: pd.DataFrame, trainer: pd.DataFrame, controls: Sequence[pd.DataFrame] = ()) -> Joined:
+    """Put what all tables say of the rollout's rows beside one another."""
+    rollout = checked(rollout, "A")
+    named = {"B": trainer, **{f"control {number}": table for number, table in enumerate(controls, 1)}}
+    others = {name: checked(table, name) for name, table in named.items()}
+    joined = {name: _of_rows(rollout, table, name) for name, table in others.items()}
+    a, b = rollout["logprob"].to_numpy(), joined["B"]["logprob"].to_numpy()
+    for base, factor in _BASES.items():
+        for name, one, other in (("A", a, b), ("B", b, a)):
+            if np.allclose(one * factor, other, rtol=_SAME_FACTOR, atol=1e-9) and np.abs(other).max() > 1e-3:
+                raise UserError(f"{name} has logarithms to {base}: multiply them by {factor:.6f} to make them natural")
+    codes, names = pd.factorize(rollout["id"])
+    starts = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
+    tops = [table.get("top_logprobs") is not None and table.get("top_tokens") is not None
+            for table in (rollout, joined["B"])]
+    return Joined(
+        ids=np.asarray(names, dtype=object), sequence=codes, position=rollout["position"].to_numpy(),
+        place=np.arange(len(codes)) - starts[codes], token=rollout["token"].to_numpy(),
+        other_token=joined["B"]["token"].to_numpy(), rollout=a, trainer=b,
+        controls=[joined[name]["logprob"].to_numpy() for name in joined if name != "B"],
+        step=rollout["step"].to_numpy() if "step" in rollout else None,
+        top=(_top(rollout), _top(joined["B"])) if all(tops) else None,
+        left_out=len(trainer) - len(rollout),
+    )
+
+
+def _top(table: pd.DataFrame) -> pd.Series:
+    pairs = zip(table["top_tokens"], table["top_logprobs"], strict=True)
+    return pd.Series([dict(zip(tokens, values, strict=True)) for tokens, values in pairs])
+
+
+def _of_rows(rollout: pd.DataFrame, table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the rows of a table for those of the rollout, in its order."""
+    keys = ["id", "position"]
+    # Two dumps of one batch are in one order; then there is nothing to look for.
+    if len(table) == len(rollout) and all(np.array_equal(table[key], rollout[key]) for key in keys):
+        return table
+    one, other = rollout["id"].iloc[0], table["id"].iloc[0]
+    if isinstance(one, str) != isinstance(other, str):
+        raise UserError(f"A and {name} do not join: ids are as {_shown(one)} in A and as {_shown(other)} in {name}")
+    found = pd.MultiIndex.from_frame(table[keys]).get_indexer(pd.MultiIndex.from_frame(rollout[keys]))
+    if (missing := found < 0).any():
+        lost = "none" if missing.all() else f"{len(rollout) - missing.sum():,}"
+        raise UserError(
+            f"A and {name} do not join: {lost} of A's {len(rollout):,} rows are in {name}, which lacks "
+            f"{_row(rollout, missing)}; dump both over the same tokens, with positions counted alike"
+        )
+    return table.iloc[found].reset_index(drop=True)

@@ -1,0 +1,245 @@
+"""`kvbook scores`: what it reads, what it refuses, and what it says."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import kvbook
+from kvbook import paths
+from kvbook.errors import UserError
+from kvbook.scores import adapters, outcome, tables, verdict
+
+RNG = np.random.default_rng(4)
+N, LONG = 8, 12
+A = pd.DataFrame({
+    "id": np.repeat([f"s{number}" for number in range(N)], LONG), "position": np.tile(np.arange(5, 5 + LONG), N),
+    "token": RNG.integers(0, 900, N * LONG), "logprob": -RNG.gamma(1.0, 1.5, N * LONG),
+})
+
+
+def moved(by: float, seed: int = 0, of: pd.DataFrame = A) -> pd.DataFrame:
+    """Return a table with a difference of that size at every token."""
+    noise = np.random.default_rng(seed).normal(0, by, len(of))
+    return of.assign(logprob=np.minimum(of["logprob"] + noise, 0))
+
+
+def written(table: pd.DataFrame, to) -> str:
+    table.to_json(to, orient="records", lines=True, double_precision=15)
+    return str(to)
+
+
+@pytest.mark.parametrize(
+    ("b", "controls", "expected"),
+    [
+        (A, [], "exact"), (moved(1e-6), [], "rounding"), (moved(0.05), [], "undecided"),
+        (moved(0.05), [moved(0.05, 1)], "rounding"), (moved(0.05), [moved(0.01, 1, moved(0.05))], "fault"),
+        (moved(0.05), [moved(0.05)], "undecided"), (moved(2.0), [], "fault"),
+    ],
+    ids=["equal", "fp32", "alone", "within", "beyond", "control is B", "plain"],
+)
+def test_a_gap_is_judged_by_the_controls_and_without_them_only_where_it_is_tiny_or_huge(b, controls, expected):
+    found = kvbook.check_scores(A, b, controls=controls)
+    assert (found.verdict, found.status) == (expected, outcome.STATUS[expected])
+
+
+def test_one_token_that_no_control_comes_near_is_a_fault_and_is_the_first_that_is_listed():
+    wrong = A.copy()
+    wrong.loc[40, "logprob"] -= 3
+    found = kvbook.check_scores(wrong, moved(0.02), controls=[A])
+    assert (found.verdict, found.n_suspicious) == ("fault", 1)
+    assert (found.suspicious[0].id, found.suspicious[0].position) == (A["id"][40], A["position"][40])
+
+
+def test_a_few_sequences_decide_nothing():
+    few = A["id"].isin(["s0", "s1", "s2"])
+    tabled = [table[few].reset_index(drop=True) for table in (A, moved(0.05), moved(0.05, 1))]
+    assert kvbook.check_scores(tabled[0], tabled[1], controls=tabled[2:]).verdict == "undecided"
+
+
+BAD = {
+    "B does not join: none": (A, A.assign(id=A["id"] + "x"), "do not join: none of A's 96 rows"),
+    "a row is missing": (A, A.drop(index=7), "do not join: 95 of A's 96 rows are in B, which lacks id s0, position 12"),
+    "ids of another kind": (A, A.assign(id=np.repeat(range(N), LONG)), "ids are as 's0' in A and as 0 in B"),
+    "positions are not sorted": (A.iloc[::-1].reset_index(drop=True), A, "A: positions must grow within a sequence"),
+    "a position twice": (A.assign(position=3), A, "A: positions must grow"),
+    "sequences are mixed": (A.sort_values("position"), A, "A: the rows of a sequence must follow"),
+    "NaN": (A, A.assign(logprob=A["logprob"].where(A.index != 9)), "B: the log-probability at id s0, position 14"),
+    "text": (A.assign(logprob="x"), A, "A: logprob and position must be numbers"),
+    "probabilities": (A.assign(logprob=np.exp(A["logprob"])), A, "A has probabilities, all between 0 and 1"),
+    "above 0": (A, A.assign(logprob=A["logprob"] + 1), "B: the log-probability at id s0, position"),
+    "base 10": (A, A.assign(logprob=A["logprob"] / np.log(10)), "B has logarithms to base 10: multiply them by"),
+    "base 2": (A.assign(logprob=A["logprob"] / np.log(2)), A, "A has logarithms to base 2"),
+    "no column": (A.drop(columns="token"), A, "A has no column token"),
+    "empty": (A.iloc[:0], A, "A has no rows"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_tables_are_refused_in_one_line_that_says_what_is_wrong(case):
+    a, b, words = BAD[case]
+    with pytest.raises(UserError) as refusal:
+        kvbook.check_scores(a, b)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_rows_that_only_the_trainer_has_are_left_out_and_counted():
+    found = kvbook.check_scores(A[A["position"] > 8].reset_index(drop=True), A)
+    assert (found.verdict, found.left_out) == ("exact", 4 * N)
+
+
+def test_tensors_of_any_dtype_are_compared_where_the_mask_is_set():
+    values = torch.tensor(A["logprob"].to_numpy().reshape(N, LONG), dtype=torch.bfloat16)
+    mask = torch.ones(N, LONG)
+    mask[:, -2:] = 0
+    spoilt = torch.where(mask.bool(), values, torch.nan)
+    found = kvbook.check_scores(values, spoilt, mask=mask)
+    assert (found.verdict, found.tokens) == ("exact", N * (LONG - 2))
+    with pytest.raises(UserError, match="is no finite number"):
+        kvbook.check_scores(values, spoilt)
+    with pytest.raises(UserError, match="shape"):
+        kvbook.check_scores(values, values, mask=mask[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("b", "status", "word"), [(moved(1e-6), 0, "rounding"), (moved(2.0), 1, "fault"), (moved(0.05), 2, "undecided")]
+)
+def test_the_command_prints_the_verdict_and_has_its_exit_status(b, status, word, kvbook_here, tmp_path):
+    files = written(A, tmp_path / "a.jsonl"), written(b, tmp_path / "b.jsonl")
+    done = kvbook_here("scores", *files)
+    assert done.returncode == status
+    assert f"verdict   {word}: " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) < 250
+
+
+def test_json_is_by_the_schema_on_the_page_and_another_version_is_refused(kvbook_here, tmp_path):
+    import jsonschema
+
+    files = written(A, tmp_path / "a.jsonl"), written(moved(0.05), tmp_path / "b.jsonl")
+    control, plot = written(moved(0.05, 1), tmp_path / "c.jsonl"), tmp_path / "drawn.png"
+    done = kvbook_here("scores", *files, "--control", control, "--json", "--plot", plot)
+    schema = json.loads((paths.DATA / "scores" / "schema.json").read_text("utf-8"))
+    assert schema == outcome.Outcome.model_json_schema(mode="serialization")
+    jsonschema.validate(json.loads(done.stdout), schema)
+    assert outcome.read(done.stdout).verdict == "rounding"
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="schema_version 0"):
+        outcome.read(done.stdout.replace('"schema_version": 1', '"schema_version": 0'))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"), ('{"id": 1}\n', "has no position"), ("[1, 2]\n", "line 1 is no JSON object"),
+        ('{"id": "a", "position": 1, "token": 5, "logprob": -1}\nnonsense\n', "line 2 is no JSON object"),
+        ('{"id": "a", "position": 1, "token": 5, "logprob": -1, "schema_version": 0}\n', "schema_version 0"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_in_one_line(text, words, kvbook_here, tmp_path):
+    (tmp_path / "a.jsonl").write_text(text)
+    done = kvbook_here("scores", tmp_path / "a.jsonl", tmp_path / "a.jsonl")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_blocks_of_lines_join_to_one_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_BLOCK", 7)
+    read = tables.read(written(A, tmp_path / "a.jsonl"))
+    pd.testing.assert_frame_equal(read, A, check_exact=False, rtol=1e-12)
+
+
+def test_parquet_is_read_and_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").touch()
+    monkeypatch.setattr(pd, "read_parquet", lambda path: A)
+    assert tables.read(tmp_path / "a.parquet") is A
+
+    def lacking(path):
+        raise ImportError
+
+    monkeypatch.setattr(pd, "read_parquet", lacking)
+    with pytest.raises(UserError, match=r"kvbook\[parquet\]"):
+        tables.read(tmp_path / "a.parquet")
+
+
+# Two prompts of 3 and 2 tokens, answers of 2 and 3.
+EXPECTED = pd.DataFrame({
+    "id": [0, 0, 1, 1, 1], "position": [3, 4, 2, 3, 4], "token": [11, 12, 13, 14, 15],
+    "logprob": [-1.0, -2.0, -3.0, -4.0, -5.0],
+})
+ROWS = [[-1.0, -2.0, 0.0], [-3.0, -4.0, -5.0]]
+TRAINED = [[-1.5, -2.5, 0.0], [-3.5, -4.5, -5.5]]
+IDS, MASK = [[11, 12, 0], [13, 14, 15]], [[1, 1, 0], [1, 1, 1]]
+PLACES = [{11: -1.0, 7: -0.5}, {12: -2.0, 7: -0.5}], [{13: -3.0}, {14: -4.0, 7: -0.1}, {15: -5.0, 7: -0.2}]
+DUMPS = {
+    "TRL": {
+        "prompt_ids": [[1, 2, 3], [0, 4, 5]], "prompt_mask": [[1, 1, 1], [0, 1, 1]], "completion_ids": IDS,
+        "completion_mask": MASK, "sampling_per_token_logps": ROWS, "old_per_token_logps": TRAINED,
+    },
+    "verl": {
+        "prompts": [[1, 2, 3], [0, 4, 5]], "responses": IDS, "response_mask": MASK,
+        "attention_mask": [[1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]], "rollout_log_probs": ROWS,
+        "old_log_probs": TRAINED,
+    },
+}
+
+
+@pytest.mark.parametrize("name", DUMPS)
+@pytest.mark.parametrize("as_tensors", [True, False])
+def test_a_dump_of_a_trainer_holds_both_sides(name, as_tensors, tmp_path):
+    dump = DUMPS[name]
+    if as_tensors:
+        read = [adapters.of(dump).frame([{key: torch.tensor(of) for key, of in dump.items()}], side)
+                for side in ("rollout", "trainer")]
+    else:
+        (tmp_path / "dump.json").write_text(json.dumps(dump, indent=1))
+        read = [tables.read(tmp_path / "dump.json", side) for side in ("rollout", "trainer")]
+    pd.testing.assert_frame_equal(read[0], EXPECTED)
+    pd.testing.assert_frame_equal(read[1], EXPECTED.assign(logprob=EXPECTED["logprob"] - 0.5))
+
+
+def vllm(prompt: int, places: list[dict[int, float]]) -> SimpleNamespace:
+    """Make what `LLM.generate` returns; the sampled token is the first at each place."""
+    logprobs = [{token: SimpleNamespace(logprob=of, rank=1) for token, of in place.items()} for place in places]
+    output = SimpleNamespace(index=0, token_ids=[next(iter(place)) for place in places], logprobs=logprobs)
+    return SimpleNamespace(request_id="9", prompt_token_ids=list(range(prompt)), outputs=[output])
+
+
+def test_what_vllm_returns_is_a_table_with_its_likeliest_tokens(tmp_path):
+    outputs = [vllm(3, PLACES[0]), vllm(2, PLACES[1])]
+    read = adapters.VLLM.frame(outputs)
+    pd.testing.assert_frame_equal(read[list(EXPECTED)], EXPECTED)
+    assert read["top_tokens"].tolist() == [[11, 7], [12, 7], [13], [14, 7], [15, 7]]
+    dumped = json.dumps(outputs, default=vars)
+    (tmp_path / "dump.json").write_text(dumped)
+    pd.testing.assert_frame_equal(tables.read(tmp_path / "dump.json"), read)
+
+
+def test_chat_and_completions_of_an_openai_compatible_server_are_tables():
+    content = [{"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": [{"token": "a", "logprob": -1.0}]},
+               {"token": "b", "logprob": -2.0, "bytes": [98], "top_logprobs": [{"token": "c", "logprob": -0.5}]}]
+    chat = {"object": "chat.completion", "choices": [{"index": 0, "logprobs": {"content": content}}],
+            "usage": {"prompt_tokens": 3}}
+    plain = {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0], "top_logprobs": [{"a": -1.0}, {"c": -0.5}]}
+    completions = {"object": "text_completion", "choices": [{"index": 0, "logprobs": plain}],
+                   "usage": {"prompt_tokens": 3}}
+    one, other = (adapters.OPENAI.frame([response]) for response in (chat, completions))
+    pd.testing.assert_frame_equal(one, other)
+    assert one["position"].tolist() == [3, 4]
+    assert one["logprob"].tolist() == [-1.0, -2.0]
+
+
+def test_every_adapter_knows_its_own_format_alone():
+    records = [*DUMPS.values(), vllm(3, PLACES[0]), {"choices": []}, dict(A.iloc[0])]
+    named = [getattr(adapters.of(record), "name", None) for record in records]
+    assert named == ["TRL", "verl", "vLLM", "an OpenAI-compatible response", None]
+
+
+def test_the_rule_is_printed_where_it_is_written():
+    for constant in ("FLOOR", "PLAIN", "WITHIN", "FAR"):
+        assert f"`{constant}`" in verdict.__doc__
+        assert hasattr(verdict, constant)
