@@ -230,13 +230,6 @@ class TestTokenizers:
             assert bpe.get_vocab_size() == tokenizers.VOCABULARY_SIZE
             assert bpe.decode(bpe.encode(text).ids) == text
 
-    @pytest.mark.parametrize(
-        ("style", "pieces"), [("gpt2", ["assistant", ".", "What"]), ("llama3", ["assistant", ".What"])]
-    )
-    def test_only_the_llama3_style_lets_punctuation_lead_a_word(self, style, pieces):
-        found = tokenizers._pre_tokenizer(style).pre_tokenize_str("assistant.What")
-        assert [piece for piece, _ in found] == pieces
-
     def test_llama_begins_every_text_and_qwen_does_not(self, bpe):
         llama, qwen = (tokenizers.for_family(bpe, family, 64) for family in ("llama", "qwen2"))
         assert llama("x")["input_ids"] == [llama.bos_token_id, *qwen("x")["input_ids"]]

@@ -1,14 +1,12 @@
 """The page on the models: what each writes, what the tables say, and where labels stand."""
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.models import listing, loading, packages, registry, sources
-from kvreport.chapters.models import figures, greedy_samples, measures, shapes, tables
+from kvreport.chapters.models import greedy_samples, measures, shapes, tables
 from kvreport.chapters.models.settings import ModelsSettings
 from kvreport.publishing import found
 from kvreport.publishing.found import Found, Frame
@@ -85,40 +83,6 @@ def test_the_architectures_are_the_published_ones():
     assert table.loc["mosaicml/mpt-7b", ["KV heads", "used by"]].tolist() == [32, "blog-past"]
     named = {name for names in table["used by"] for name in names.split(", ")}
     assert {path.stem for path in paths.DOCUMENTS.glob("*.yaml")} - {"forum-scratch"} <= named
-
-
-def test_fewer_bits_take_fewer_bytes_and_16_bits_take_half_of_32():
-    memory = shapes.memory()
-    assert (memory["16-bit"] * 2 == memory["fp32"]).all()
-    assert (memory["8-bit"] < memory["16-bit"]).all()
-    assert (memory["4-bit"] < memory["8-bit"]).all()
-
-
-def test_smoothing_keeps_a_constant_and_follows_a_fall_from_its_first_value():
-    assert shapes.smoothed(np.full(50, 3.0)) == pytest.approx(np.full(50, 3.0))
-    falling = shapes.smoothed(np.arange(100, 0, -1.0))
-    assert falling[0] == 100
-    # The mean of the last tenth: 10, 9, ..., 1.
-    assert falling[-1] == pytest.approx(5.5)
-
-
-def test_curves_start_at_the_logs_first_loss_in_bits_per_byte():
-    first = shapes.curves().iloc[0]
-    facts = loading.standin_facts(first["name"])
-    log = pd.read_csv(paths.STANDINS / first["name"] / "training_log.csv")
-    expected = log["loss_nats"][0] / np.log(2) * facts["held_out"]["tokens"] / facts["held_out"]["bytes"]
-    assert first["bits_per_byte"] == pytest.approx(expected)
-    assert first["tokens"] == facts["recipe"]["tokens_per_step"]
-
-
-def test_labels_are_moved_apart_in_order_and_only_as_far_as_needed():
-    places = np.array([1.0, 0.98, 3.0, 1.02])
-    moved = figures.spread(places, 0.2)
-    assert (np.argsort(moved) == np.argsort(places)).all()
-    assert np.diff(np.sort(moved)).min() >= 0.2 - 1e-9
-    assert moved[2] == 3.0
-    assert moved[[0, 1, 3]].mean() == pytest.approx(1.0)
-    assert np.diff(np.sort(places)).min() < 0.2, "the control: unmoved, they overlap"
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\tb", "  a", "x\x0by\x85z", "a`b``c", "`", "\ufffd"])

@@ -127,6 +127,7 @@ def test_a_loop_of_any_kind_is_checked_and_its_mistake_named(step, status, words
     [
         (GPT(), [1, 2, 3], "too few to cut"),
         (lambda ids, state: ("text", state), IDS, r"return \(logits, state\)"),
+        (lambda ids, _state: torch.zeros(1, ids.shape[1], 9), IDS, "step returned Tensor, not a pair"),
         (lambda ids, state: (ids[0][:, None].expand(-1, 5), state), IDS, "name dtype="),
     ],
 )
@@ -198,11 +199,6 @@ def test_importing_the_package_or_its_plugin_does_not_import_torch():
     assert callable(kvbook.check_step)
     with pytest.raises(AttributeError, match="no attribute 'check_steps'"):
         _ = kvbook.check_steps
-
-
-def test_a_step_that_returns_logits_alone_is_refused_in_one_line():
-    with pytest.raises(UserError, match=r"step returned Tensor, not a pair: return \(logits, state\)"):
-        kvbook.check_step(lambda ids, _state: torch.zeros(1, ids.shape[1], 9), [1, 2, 3, 4, 5, 6])
 
 
 def test_the_assertion_warns_in_16_bits_and_in_no_finer_dtype(recwarn):

@@ -1,25 +1,23 @@
 """The experiments of the forum thread on cache reuse, on small checkpoints in a local folder."""
 
-import dataclasses
 
 import pandas as pd
 import pytest
 import torch
-from planted import on_processor, run_of, with_rows
+from planted import run_of, with_rows
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement
 from kvbook.models import loading
-from kvreport.chapters.prompt_reuse import continuations, figures, measures, rows, split_keys, tables
+from kvreport.chapters.prompt_reuse import continuations, measures, rows, split_keys, tables
 from kvreport.chapters.prompt_reuse.rows import AS_IS, CHAT, CONTINUED, CORPUS, DOCUMENTED, JOINED, SHARED, THREAD
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.chapters.prompt_reuse.tokenizer_boundaries import kind_of
 from kvreport.publishing import found as found_in
-from kvreport.publishing import judging, statements
+from kvreport.publishing import statements
 from kvreport.publishing.found import Found
-from kvreport.running import catalogue
 
 FP32, BF16 = "float32", "bfloat16"
 SHAPE = {
@@ -248,48 +246,11 @@ def test_ids_that_do_not_continue_are_counted_by_prompt():
         assert [one.units for one in measures.MISMATCHED(found)] == [40]
 
 
-def test_rounding_in_bf16_needs_a_prompt_that_differs_in_either_case():
-    for before, chat, outcome in ((False, False, "holds"), (True, False, "fails"), (False, True, "fails")):
-        kinds = ("before the space", AS_IS, BF16, before), (CHAT, AS_IS, BF16, chat)
-        assert checked("rounding-in-bf16", of_texts(*kinds)) == outcome
-
-
-# Of whose processor a sentence speaks, of which experiment; on which of its rows elements may differ, and on which not.
-ON_KEYS = {
-    "first-layer-ignores-the-cache": ("", "split_keys", "layer >= 0", "variant == 'cache overwritten'"),
-    "both-switches-leave-none": ("", "split_keys", "variant == 'as posted'", "variant.str.startswith('cache and')"),
-    "deeper-layers-differ": ("", "split_keys", "layer > 0", "layer == 0"),
-    "one-switch-leaves-some": ("Intel", "split_keys", "layer > 0", "layer < 0"),
-    "one-switch-is-enough-on-amd": ("AMD", "split_keys", "variant == 'as posted'", "layer > 0"),
-    "linear-layers-are-not-on-amd": ("AMD", "split_keys", "layer > 0", "variant.str.startswith('row count')"),
-    "equal-query-lengths-equal-keys": ("", "first_layer", "variant == 'as posted'", "variant != 'as posted'"),
-    "first-layer-at-some-counts": ("", "first_layer", "rows_fed == 1", "dtype == 'bfloat16'"),
-    "first-layer-at-the-threads-counts": ("Intel", "first_layer", "dtype == 'float32'", "rows_fed == 1"),
-    "first-layer-at-the-threads-counts-on-amd": ("AMD", "first_layer", "rows_fed == 1", "dtype == 'float32'"),
-    "first-layer-at-the-threads-counts-in-bf16": ("", "first_layer", "dtype == 'float32'", "dtype == 'bfloat16'"),
-}
-
-
-@pytest.mark.parametrize("name", ON_KEYS)
-def test_a_statement_on_keys_follows_its_rows_and_says_nothing_of_another_processor(results, name):
-    maker, experiment, lawful, contrary = ON_KEYS[name]
-    rows = results[experiment]
-    for differ, outcome in ((lawful, "holds"), (contrary, "fails")):
-        changed = with_rows(results, **{experiment: rows.assign(n_differing=rows.eval(differ) * 3)})
-        assert checked(name, on_processor(maker, changed)) == outcome
-        assert not maker or checked(name, on_processor("another", changed)) == "not run"
-
-
 def test_statements_hold_on_what_was_measured_here(results):
     for name in ("first-layer-ignores-the-cache", "equal-query-lengths-equal-keys", "whole-prompt-fed-again"):
         assert checked(name, results) == "holds"
     partly = with_rows(results, prompt_reuse=results["prompt_reuse"].assign(fed_tokens=1))
     assert checked("whole-prompt-fed-again", partly) == "fails"
-
-
-def test_cuts_that_change_ids_are_told_from_cuts_that_do_not(results):
-    for safe, outcome in ((0, "holds"), (1, "fails")):
-        assert checked("any-cut", with_rows(results, seams=results["seams"].assign(safe=safe))) == outcome
 
 
 def test_the_first_layer_is_judged_in_the_threads_dtype_alone(results):
@@ -340,60 +301,4 @@ def test_precision_explains_what_the_finest_dtype_does_not_show(mismatched, cont
     assert PRECISION(four_prompts(mismatched, continued, n=3)).verdict == "undecided"
 
 
-def test_a_cause_of_a_symptom_that_was_not_seen_is_plausible_at_most():
-    evidence = PRECISION.measure(four_prompts((False, False), (True, True)))
-    of_documents_model = dataclasses.replace(evidence, weights="hub")
-    assert judging.judge(PRECISION.rule, of_documents_model).verdict == "plausible cause"
-    # Control: had the thread's own prompts shown it.
-    seen = dataclasses.replace(PRECISION.rule, unseen="")
-    assert judging.judge(seen, of_documents_model).verdict == "other cause"
-
-
-def test_rounding_is_told_for_each_case_whose_ids_continue():
-    kinds = [(CONTINUED, AS_IS, BF16, True), (JOINED, AS_IS, FP32, False)]
-    # Neither the corpus nor a cache of the whole prompt is counted, nor a prompt whose ids do not continue.
-    kinds += [(case, AS_IS, BF16, False) for case in (CHAT, CORPUS, "whole prompt", THREAD)]
-    said = PRECISION(of_texts(*kinds, mismatch=(JOINED, THREAD), n=4)).here
-    assert "differ in 4 of 8 runs in coarser dtypes (ids continued 0 of 4, chat template, system turn 4 of 4)" in said
-    # Control: the thread's own prompts where their ids continue.
-    assert "differ in 8 of 12 runs" in PRECISION(of_texts(*kinds, mismatch=(JOINED,), n=4)).here
-
-
 # Figures
-
-
-def test_the_first_layer_has_a_panel_for_each_processor(results):
-    table = tables.first_layer([on_processor(name, results) for name in ("one", "another")])
-    published = results["published shares"]
-    drawn = figures.figure_first_layer(table, published).axes
-    assert [ax.get_title(loc="left") for ax in drawn] == ["one", "another"]
-    points = table.query("processor == 'one' and variant == 'as posted'")
-    assert sum(len(line.get_xdata()) for line in drawn[0].lines) == len(points) + len(published)
-
-
-def test_the_figure_draws_each_way_with_the_books_shares(results):
-    table = tables.outcomes(results)
-    own = figures.figure_outcomes(table).axes[0]
-    assert len(own.containers) == len(own.texts) == len(table)
-    both = figures.figure_outcomes(table, table.head(3)).axes[0]
-    assert len(both.lines) - len(own.lines) == 3
-
-
-@pytest.mark.parametrize(
-    ("experiment", "change"),
-    [
-        ("prompt_reuse", {"second_model": "/nowhere"}), ("prompt_reuse", {"corpus": "/nowhere"}),
-        ("prompt_reuse", {"n_samples": 99}), ("prompt_reuse", {"n_new_tokens": 500}),
-        ("split_keys", {"dtypes": (FP32, "float8")}), ("split_keys", {"second_model": "a context of 64 tokens"}),
-        ("first_layer", {"device": "cuda:99"}), ("seams", {"corpus": "/nowhere"}),
-    ],
-)
-def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(
-    settings, llama_folder, tmp_path, monkeypatch, experiment, change
-):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    change = {name: str(llama_folder) if value == "a context of 64 tokens" else value for name, value in change.items()}
-    with pytest.raises(UserError) as error:
-        catalogue.EXPERIMENTS[experiment].run(settings.model_copy(update=change))
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "runs").exists()

@@ -176,13 +176,6 @@ def test_every_line_colour_stands_out_on_white():
     assert contrast_on_white("#F0E442") < 3
 
 
-def test_the_style_sheet_and_the_named_colours_agree():
-    with plt.style.context(style.STYLE):
-        cycle = plt.rcParams["axes.prop_cycle"].by_key()
-    assert tuple(c.upper() for c in cycle["color"]) == style.PALETTE
-    assert len(set(map(str, cycle["linestyle"]))) == len(style.PALETTE) <= len(set(style.MARKERS))
-
-
 def test_rows_of_the_book_are_called_so_also_in_a_run_with_parameters_of_its_own(monkeypatch):
     about = {"experiment": "atlas", "hash": "0", "settings": {}}
     recorded, own = (Run(about, folder / "atlas" / "0") for folder in (paths.RECORDED_RUNS, publish.RUNS))

@@ -3,12 +3,8 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
-
-from kvbook import paths
-from kvbook.runs import records
 
 # The frame of every experiment with a model that takes no time: samples of the corpus, a row a layer, progress.
 MEASURED = """
@@ -48,22 +44,3 @@ def test_memory_does_not_grow_with_the_number_of_samples_and_control_kept_rows_w
 
     few = peak(100, "streams")
     assert peak(10_000, "streams") < 1.2 * few < peak(10_000, "accumulates")
-
-
-@pytest.mark.slow
-def test_a_run_of_a_million_rows_is_read_and_summed_up_in_seconds(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RUNS", tmp_path)
-    about = {"model": "llama", "weights": "stand-in", "dtype": "float32", "source": "a/b.py", "place": "hidden"}
-
-    def measure(writer):
-        for unit in range(1000):
-            rows = ({"layer": layer, "rms": 1e-7 * unit, "max_abs": 1e-6 * layer} for layer in range(1000))
-            writer.append(str(unit), (about | {"sample": unit} | row for row in rows))
-
-    run = records.run("million", {}, measure)
-    # Of this process's own time, so that a busy machine is not taken for a slow reader.
-    start = time.process_time()
-    medians = run.rows.groupby(["model", "dtype", "layer"])["max_abs"].median()
-    assert time.process_time() - start < 20
-    assert len(run.rows) == 1_000_000
-    assert medians.iloc[-1] == pytest.approx(999e-6)

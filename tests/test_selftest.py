@@ -76,25 +76,6 @@ def test_a_file_that_would_tell_a_path_is_not_written(small, monkeypatch, tmp_pa
     assert list(tmp_path.glob("*.json*")) == []
 
 
-def test_an_interrupted_selftest_goes_on_after_its_last_part(small, monkeypatch):
-    tried = []
-
-    def part(name, error=None):
-        def tries(*_):
-            tried.append(name)
-            if error and tried.count(name) == 1:
-                raise error
-            yield selftest._row("it", 1.0)
-
-        return tries
-
-    monkeypatch.setattr(selftest, "PARTS", {"first": part("first"), "second": part("second", KeyboardInterrupt())})
-    with pytest.raises(KeyboardInterrupt):
-        selftest.EXPERIMENT.run(Settings(seed=8))
-    assert set(selftest.EXPERIMENT.run(Settings(seed=8)).rows["status"]) == {"ok"}
-    assert tried == ["first", "second", "second"]
-
-
 def test_the_books_own_numbers_stand_with_those_of_the_device(small, monkeypatch):
     monkeypatch.setattr(selftest, "SHAPES", {"full size": ("smollm2", "random")})
     monkeypatch.setattr(selftest, "PARTS", {"decode": selftest.decodes})

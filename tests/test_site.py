@@ -23,7 +23,7 @@ from kvbook.paths import ROOT
 from kvreport.publishing import captions, chapter_name
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.verdicts import SHOWN
-from kvreport.site import MOVED, clean_assets, executed, inserts, ledger, pictures
+from kvreport.site import MOVED, executed, inserts, ledger, pictures
 from kvreport.site.context import Context
 from kvreport.site.overlay import Files, overlay
 
@@ -118,23 +118,15 @@ def test_the_figure_and_the_page_on_the_environment_name_the_run(root):
 
 def test_how_a_chapter_was_run_and_its_parameters_are_folded_away_but_there(root):
     folded = {each.summary.get_text(" ", strip=True): each for each in page(root).find_all("details")}
-    parameters = next(each for title, each in folded.items() if "Show the parameters of this run" in title)
-    assert "n = 3" in parameters.get_text()
+    (parameters,) = (each for title, each in folded.items() if "Show the parameters of this run" in title)
     assert "open" not in parameters.attrs
     box = next(each for title, each in folded.items() if "How this was run" in title)
     terms = [term.get_text(strip=True) for term in box.find_all("dt")]
     facts = dict(zip(terms, [fact.get_text(" ", strip=True) for fact in box.find_all("dd")], strict=True))
-    assert set(facts) == {"Parameters", "Machine", "Versions", "Commit", "Started", "Took", "Notebook"}
-    assert "n = 3" in facts["Parameters"]
-    assert "few" in facts["Parameters"]
-    assert "torch" in facts["Versions"]
+    assert {"Machine", "Commit", "Started", "Notebook"} <= set(facts)
+    told = zip(("Parameters", "Parameters", "Versions"), ("n = 3", "few", "torch"), strict=True)
+    assert all(word in facts[name] for name, word in told)
     assert facts["Took"].endswith(" s")
-
-
-def test_thebe_and_scripts_that_stand_twice_are_taken_out(root):
-    scripts = [str(script) for script in page(root).find("head").find_all("script")]
-    assert not any("thebe" in script for script in scripts)
-    assert len(set(scripts)) == len(scripts)
 
 
 def test_a_book_of_unknown_origin_is_cited_and_names_no_repository_and_no_picture_to_fetch(root):
@@ -144,14 +136,6 @@ def test_a_book_of_unknown_origin_is_cited_and_names_no_repository_and_no_pictur
     for file in (root / "_build" / "html").rglob("*.html"):
         assert 'og:image"' not in file.read_text("utf-8"), file.name
     assert "github.com" not in str(front)
-
-
-def test_a_cell_and_a_word_of_code_are_wrapped_once_and_several_paragraphs_stay_apart():
-    code = '<code class="literal"><span class="pre">kvbook</span> <span class="pre">check</span></code>'
-    kept = "<td><p>one</p><p>two</p></td><td><p>b</p>\n</td>"
-    body = f'<tr><th class="head"><p>a</p></th><td><p>{code}</p></td>\n{kept}</tr>'
-    slim = '<th class="head">a</th><td><code class="literal">kvbook check</code></td>'
-    assert clean_assets._without_wrappers(body) == f"<tr>{slim}\n{kept}</tr>"
 
 
 # What a change costs
@@ -181,20 +165,9 @@ def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_run(b
     assert " default " in article(book, "pages/environment")
 
 
-def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, monkeypatch):
-    (tmp_path / "page.md").write_text("words")
-    env = SimpleNamespace(found_docs={"page"}, doc2path=lambda docname: tmp_path / f"{docname}.md")
-    app = SimpleNamespace(srcdir=ROOT, env=env, kvbook_chapters={})
-
-    def read_again():
-        return executed._read_again_what_was_run_again(app, env, set(), set(), set())
-
-    assert [read_again(), read_again()] == [[], []]
-    monkeypatch.setattr(fingerprint, "of_source", lambda modules: "other code" * ("kvreport.site.inserts" in modules))
-    assert [read_again(), read_again()] == [["page"], []]
-
-
-def test_a_chapter_that_ran_again_has_its_page_read_and_those_of_all_chapters_and_no_other(tmp_path):
+@pytest.fixture
+def read_again(tmp_path):
+    """Return a function that lists the pages to be read again, of two chapters and three other pages."""
     texts = {"environment": "<!-- part: runs -->", "cards": "<!-- part: cards -->"}
     texts |= dict.fromkeys(("one", "two", "text"), "words")
     for name, text in texts.items():
@@ -206,17 +179,23 @@ def test_a_chapter_that_ran_again_has_its_page_read_and_those_of_all_chapters_an
     env = SimpleNamespace(found_docs=set(texts), doc2path=lambda docname: tmp_path / f"{docname}.md")
     app = SimpleNamespace(srcdir=ROOT, env=env, kvbook_chapters=chapters)
 
-    def ran(name, started):
-        (tmp_path / f"{name}.ipynb").write_text(json.dumps({"metadata": {"kvbook": {"started": started}}}))
-
-    def read_again():
+    def list_them(**started: int) -> list[str]:
+        for name, when in started.items():
+            (tmp_path / f"{name}.ipynb").write_text(json.dumps({"metadata": {"kvbook": {"started": when}}}))
         return executed._read_again_what_was_run_again(app, env, set(), set(), set())
 
-    ran("one", 1)
-    ran("two", 1)
-    assert [read_again(), read_again()] == [[], []]
-    ran("one", 2)
-    assert [read_again(), read_again()] == [["environment", "one"], []]
+    return list_them
+
+
+def test_pages_are_read_again_when_the_code_that_fills_them_changes(read_again, monkeypatch):
+    assert [read_again(one=1, two=1), read_again()] == [[], []]
+    monkeypatch.setattr(fingerprint, "of_source", lambda modules: "other code" * ("kvreport.site.inserts" in modules))
+    assert [len(read_again()), read_again()] == [5, []]
+
+
+def test_a_chapter_that_ran_again_has_its_page_read_and_those_of_all_chapters_and_no_other(read_again):
+    assert [read_again(one=1, two=1), read_again()] == [[], []]
+    assert [read_again(one=2), read_again()] == [["environment", "one"], []]
 
 
 def test_a_part_that_is_not_of_chapters_is_handed_none(monkeypatch, tmp_path):
@@ -344,13 +323,10 @@ def test_a_table_cell_that_looks_like_a_list_stays_text(root):
     ("remote", "address"),
     [
         ("https://github.com/somebody/book.git", "https://github.com/somebody/book"),
-        ("https://github.com/somebody/book", "https://github.com/somebody/book"),
         ("git@github.com:somebody/book.git", "https://github.com/somebody/book"),
-        ("ssh://git@github.com/somebody/book.git", "https://github.com/somebody/book"),
         ("https://name:secret@github.com/somebody/book.git", "https://github.com/somebody/book"),
         ("https://gitlab.com/group/part/book.git", "https://gitlab.com/group/part/book"),
         ("https://example.org/somebody/book.git", None),
-        ("/srv/git/book.git", None),
         ("", None),
     ],
 )

@@ -2,14 +2,14 @@
 
 import re
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import MACHINE, Judged, run_of, with_runs
+from contrary import published, put
+from planted import run_of, with_runs
 
 from kvbook.errors import UserError
 from kvbook.measuring import caches, decoding, large_pages, memory, onerow
@@ -18,12 +18,11 @@ from kvreport.chapters.static_cache import measures, memory_bandwidth, shapes, s
 from kvreport.chapters.static_cache import rows as chapter_rows
 from kvreport.chapters.static_cache import texts as written_texts
 from kvreport.chapters.static_cache.results import EXPERIMENTS
-from kvreport.chapters.static_cache.rows import CALLS, KERNELS_OF_HEAD, KERNELS_OF_LAYERS, OURS, PROFILED, STEP, THEIRS
+from kvreport.chapters.static_cache.rows import STEP
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import documents
 from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
-from kvreport.publishing.statements import check
 
 IDS = torch.tensor([[5, 17, 200, 31, 8]])
 N_NEW = 8
@@ -212,13 +211,13 @@ TIMES = {
 }
 
 
-def made_rows(seconds=TIMES, generate=(10, 40, 38), graphs=0) -> pd.DataFrame:
+def made_rows(seconds=TIMES, generate=(10, 40, 38)) -> pd.DataFrame:
     """Make five repeats of known times, and of `generate` at so many tokens a second by kind of cache."""
     rows = [speed._row(Way("none"), 0, chapter_rows.LOAD, 0, 0, 1.5) | {"engine": "", "cache": ""}]
     for cache, rate in zip(chapter_rows.KINDS, generate, strict=True):
         for repeat in range(5):
             row = speed._row(Way(cache), repeat, chapter_rows.WHOLE, 0, 7, 200 / rate * (1 + 0.01 * repeat))
-            rows.append(row | {"engine": chapter_rows.GENERATE, "n_steps": 200, "graphs": graphs * (cache == "static")})
+            rows.append(row | {"engine": chapter_rows.GENERATE, "n_steps": 200})
     for (cache, compiled, one_row, *pages), (start, slope) in seconds.items():
         way = Way(cache, bool(compiled), bool(one_row), pages == [1])
         for step in (1, 2):
@@ -290,65 +289,28 @@ def test_the_crossover_is_where_the_lines_cross(rows):
 
 def test_the_limit_is_bandwidth_over_bytes():
     read = pd.DataFrame({"kernel": ["sum", "copy"], "repeat": 0, "n_bytes": [4e9, 8e9], "seconds": [0.2, 0.2]})
-    used = MEMORY.assign(weights_bytes=3e8, kv_bytes=2e8)
+    used = pd.DataFrame({"cache": ["static"], "n_tokens": 200, "weights_bytes": 3e8, "kv_bytes": 2e8})
     assert tables.limit(found_of(memory_bandwidth=read, static_memory=used)) == pytest.approx(100)
 
 
-def budget_rows(milliseconds: dict[str, dict[str, float]]) -> pd.DataFrame:
-    return pd.DataFrame(
-        ABOUT | {"pages": pages, "repeat": repeat, "part": part, "seconds": 1e-3 * ms * (1 + 0.001 * repeat)}
-        for pages, parts in milliseconds.items() for repeat in range(5) for part, ms in parts.items()
-    )
-
-
-PARTS = {STEP: 14.0, PROFILED: 15.0, KERNELS_OF_LAYERS: 10.0, KERNELS_OF_HEAD: 2.0, CALLS: 1.0}
-SLOWER = {STEP: 21.0, KERNELS_OF_LAYERS: 13.0, PROFILED: 18.0}
-BUDGET = budget_rows({"usual": PARTS | SLOWER, "large": PARTS})
-# A gain from large pages of 1.05 to 1.47, by repeat, around the 1.25 of `TIMES`.
-OVERLAPPING = BUDGET.assign(
-    seconds=BUDGET["seconds"] * (0.7 + 0.07 * BUDGET["repeat"]).where(BUDGET["pages"] == "usual", 1.0)
-)
-
-
-def beside_rows(theirs: float) -> pd.DataFrame:
-    """Make steps of 14 ms, and others of so many."""
-    return pd.DataFrame(
-        ABOUT | {"repeat": repeat, "program": program, "n_steps": 5, "step_s": 1e-3 * ms * (1 + 0.001 * repeat)}
-        for program, ms in ((OURS, 14.0), (THEIRS, theirs)) for repeat in range(5)
-    )
-
-
-def context_rows(per_token: float) -> pd.DataFrame:
-    """Make steps of ten milliseconds, and so many microseconds for each token of each sequence."""
-    return pd.DataFrame(
-        ABOUT | {
-            "dtype": dtype, "batch": batch, "context": context, "step": step, "weights_bytes": 1000,
-            "kv_bytes": batch * context, "seconds": 0.01 + 1e-6 * per_token * batch * context,
-        }
-        for dtype in ("float32", "float16", "bfloat16") for batch in (1, 16)
-        for context in (128, 1024, 4096) for step in range(3)
-    )
-
-
-CONTEXTS = context_rows(per_token=1)
-
-
 def test_the_parts_of_a_step_add_up_to_the_profiled_step():
-    read, used = pd.DataFrame({"n_bytes": [1e9], "seconds": [1.0]}), MEMORY.assign(weights_bytes=7e6, kv_bytes=2e6)
-    found = tables.budget(found_of(step_budget=BUDGET, memory_bandwidth=read, static_memory=used))["large"]
-    *parts, profiled, step = (one.value for one in found)
-    assert parts == pytest.approx([8, 4, 1, 2], rel=0.01)
-    assert sum(parts) == pytest.approx(profiled, rel=0.01)
-    assert step == pytest.approx(14, rel=0.01)
+    for found in published("static_cache").values():
+        table = tables.budget(found).set_index("part")
+        for pages, of in found["step_budget"].groupby("pages"):
+            *parts, profiled, step = (one.value for one in table[pages])
+            assert sum(parts) == pytest.approx(profiled, rel=0.02)
+            assert step == pytest.approx(1e3 * of.loc[of["part"] == STEP, "seconds"].median())
 
 
 def test_where_the_cache_takes_over_is_found_in_bytes_and_in_time():
-    found = found_of(weights_or_cache=CONTEXTS)
-    (as_many,) = measures.CACHE_IS_WEIGHTS.where(dtype="bfloat16", batch=16)(found)
+    found = next(iter(published("static_cache").values()))
+    of = {"weights_bytes": "1000", "kv_bytes": "batch * context", "seconds": "0.01 + 1e-6 * batch * context"}
+    straight = put(found, "weights_or_cache", **of)
+    (as_many,) = measures.CACHE_IS_WEIGHTS.where(dtype="bfloat16", batch=16)(straight)
     assert as_many.estimate.value == pytest.approx(1000 / 16)
     # 10 ms + 16 us a token is twice its value at 128 tokens where 16 us x tokens = 10 ms + 2 x 2.048 ms: at 881.
-    assert measures.DOUBLED(found) == "at about 880 tokens"
-    assert measures.DOUBLED(found_of(weights_or_cache=context_rows(per_token=0))) == "never up to 4,096 tokens"
+    assert measures.DOUBLED(straight) == "at about 880 tokens"
+    assert measures.DOUBLED(put(found, "weights_or_cache", seconds="0.01")).startswith("never up to ")
 
 
 def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFrame:
@@ -370,144 +332,59 @@ def test_partings_name_the_first_other_token_and_its_margin():
     assert chapter_rows.partings(run_of(tied))["tied"].tolist() == [None, True, True]
 
 
-MEMORY = pd.DataFrame(
-    {
-        "cache": chapter_rows.KINDS, "n_tokens": 200, "weights_bytes": 2**28, "predicted_bytes": 2**22,
-        "kv_bytes": [0, 2**22, 2**22], "before_bytes": 2**29, "peak_bytes": 2**29,
-    }
-)
-
-
-def shape_rows(prompt: int = 7, grows: int = 1) -> pd.DataFrame:
-    rows = []
-    for step in range(5):
-        length = prompt + grows * step
-        rows.append({"cache": "none", "step": step, "fed": f"1x{length}", "kv_bytes": 0})
-        rows += [
-            {
-                "cache": cache, "step": step, "fed": "1x1", "keys_shape": f"1x3x{places}x64", "first_dimension": 1,
-                "cached_tokens": length, "kv_bytes": 23040 * places,
-            }
-            for cache, places in (("dynamic", length), ("static", 1024))
-        ]
-    return pd.DataFrame(rows)
-
-
-TEXTS = text_rows({"none": [1, 2], "dynamic": [1, 2], "static": [1, 9]}, [1.0, 0.01])
-ALIKE = text_rows({"none": [1, 2], "dynamic": [1, 9], "static": [1, 9]}, [1.0, 0.01])
-SHAPES = shape_rows()
-STANDARD = {
-    "memory_bandwidth": pd.DataFrame({"n_bytes": [4e9], "seconds": [0.2]}), "static_memory": MEMORY,
-    "static_shapes": SHAPES, "static_texts": TEXTS, "step_budget": BUDGET, "weights_or_cache": CONTEXTS,
-    "beside_llama_cpp": beside_rows(theirs=16.0),
-}
-
-
-def found_with(
-    seconds=TIMES, generate=(10, 40, 38), graphs=0, rows=None, device="cpu", device_name="a processor", **others
-) -> Found:
-    """Return what the chapter finds in these times beside the standard rows of its other experiments, or others."""
-    about = {
-        "settings": {"device": device}, "machine": MACHINE | {"device_name": device_name},
-        "models": [{"weights": "random", "parameters": 134_515_008}],
-    }
-    timed = run_of(made_rows(seconds, generate, graphs) if rows is None else rows, **about)
-    return with_runs(found_of(**STANDARD | others), static_speed=timed)
-
-
-def outcome(name: str, **given) -> str:
-    """Hold a statement against made rows, whatever processor it speaks of: they are of none."""
-    return check(replace(measures.STATEMENTS[name], on=""), found_with(**given)).outcome
-
-
-# Rows of which a step with a dynamic cache was compiled long after the first two.
-LATE = made_rows()
-LATE.loc[LATE.eval("cache == 'dynamic' and compiled == 1 and step == 150"), "graphs"] = 1
-CONTRARY = {
-    "cache-pays": {"seconds": TIMES | {("none", 0, 0): (0.01, 0.0)}},
-    "static-alone": {"seconds": TIMES | {("static", 0, 0): (0.05, 0.0)}},
-    "static-compiled": {"seconds": TIMES | {("static", 1, 0): (0.04, 0.0)}},
-    "one-row-pays": {"seconds": TIMES | {("static", 1, 1): (0.02, 0.0)}},
-    "large-pages-pay": {"seconds": TIMES | {("static", 1, 1, 1): (0.012, 0.0)}},
-    "runs-disagree-on-pages": {"step_budget": OVERLAPPING},
-    "kernels-take-most": {"step_budget": budget_rows({"large": PARTS | {KERNELS_OF_LAYERS: 1.0}})},
-    "large-pages-save-kernels": {"step_budget": budget_rows({"usual": PARTS | {PROFILED: 18.0}, "large": PARTS})},
-    "cache-outgrows-weights": {"weights_or_cache": context_rows(per_token=0.1)},
-    "one-sequence-hardly-grows": {"weights_or_cache": context_rows(per_token=10)},
-    "one-sequence-in-fp16-grows-on-amd": {"weights_or_cache": CONTEXTS},
-    "faster-than-generate": {"generate": (10, 90, 38)},
-    "faster-than-llama-cpp": {"beside_llama_cpp": beside_rows(theirs=12.0)},
-    "below-the-limit": {"static_memory": MEMORY.assign(weights_bytes=2**31)},
-    "generate-compiles-nothing": {"graphs": 2},
-    "dynamic-compiles": {"rows": LATE},
-    "cached-steps-hardly-grow": {"seconds": TIMES | {("dynamic", 0, 0): (0.025, 4e-4)}},
-    "room-is-held": {"static_shapes": SHAPES.assign(kv_bytes=1)},
-    "full-is-full": {"static_memory": MEMORY.assign(kv_bytes=[0, 2**22, 2**23])},
-    "len-is-the-batch": {"static_shapes": SHAPES.assign(first_dimension=7)},
-    "fp32-texts-are-equal": {"static_texts": TEXTS.assign(dtype="float32")},
-    "bf16-texts-differ": {"static_texts": ALIKE},
-}
-
-
-@pytest.mark.parametrize("name", measures.STATEMENTS)
-def test_a_statement_holds_on_rows_made_for_it_and_fails_on_others(name):
-    texts = pd.concat([ALIKE.assign(dtype="float32"), TEXTS])
-    agreeing = {"static_memory": MEMORY.assign(weights_bytes=2**20), "static_texts": texts}
-    if name == "one-sequence-in-fp16-grows-on-amd":
-        agreeing["weights_or_cache"] = context_rows(per_token=10)
-    assert outcome(name, **agreeing) == "holds"
-    assert outcome(name, **agreeing | CONTRARY[name]) == "fails"
-
-
-def verdicts_on(**given) -> Judged:
-    return Judged(measures.CHECKS, found_with(**given))
-
-
-def test_what_a_cpu_can_say_of_the_document():
-    # Each configuration was compiled once, so of the first call nothing is decided.
-    assert {claim: verdict.verdict for claim, verdict in verdicts_on().items()} == {
-        "cache-speeds-up": "reproduced in kind", "linear-time": "reproduced", "static-faster": "not run",
-        "static-slower-cpu": "reproduced in kind", "static-slower-t4": "not run",
-        "dynamic-not-compilable": "refuted in kind", "compiled-by-itself": "not run", "first-call-slow": "undecided",
-        "static-more-memory": "reproduced", "shapes": "reproduced",
-    }
-
-
-FASTER = TIMES | {("static", d, 0): (0.005, 0.0) for d in (0, 1)} | {("static", 1, 1, d): (0.005, 0.0) for d in (0, 1)}
+ALL_COMPILE = ("static_speed", "engine == 'loop'", {"graphs": "1"})
+CPU, GPU, T4 = {"device": "cpu"}, {"device": "cuda"}, {"device": "cuda", "device_name": "Tesla T4"}
+STATIC_LOOP = "engine == 'loop' and cache == 'static'"
+# On which device, what is put into the published rows, and the verdict on the document's claim.
 OTHERWISE = {
-    "cache-speeds-up": ({"seconds": TIMES | {("none", 0, 0): (0.005, 0.0)}}, "refuted in kind"),
-    "linear-time": ({"static_shapes": SHAPES.assign(fed="1x9")}, "refuted"),
-    "linear-time, where nothing is saved": ({"static_shapes": SHAPES.assign(fed="1x1")}, "undecided"),
-    "static-faster": ({"device": "cuda", "seconds": TIMES | {("static", 1, 0): (0.001, 0.0)}}, "plausible cause"),
+    "linear-time": (CPU, ("static_shapes", "cache == 'dynamic'", {"fed": "'1x9'"}), "refuted"),
+    "linear-time, where nothing is saved": (CPU, ("static_shapes", "", {"fed": "'1x1'"}), "undecided"),
+    "static-faster": (
+        GPU, ("static_speed", f"{STATIC_LOOP} and compiled == 1", {"seconds": "seconds / 50"}), "other cause",
+    ),
     # A static cache that is five times as fast without any compilation is its own cause.
-    "static-faster, by itself": ({"device": "cuda", "seconds": FASTER}, "reproduced in kind"),
-    # Compiling does next to nothing: the one-row form must not be taken for it.
-    "static-faster, only the form": (
-        {"device": "cuda", "seconds": TIMES | {("static", 1, 0): (0.025, 0.0)}}, "undecided",
+    "static-faster, by itself": (GPU, ("static_speed", STATIC_LOOP, {"seconds": "seconds / 5"}), "reproduced"),
+    "static-slower-cpu": (
+        CPU, ("static_speed", "engine == 'generate' and cache == 'static'", {"seconds": "seconds / 5"}), "refuted",
     ),
-    "static-slower-cpu": ({"generate": (10, 40, 50)}, "refuted in kind"),
-    "static-slower-cpu, on another device": ({"device": "cuda"}, "not run"),
-    "static-slower-t4": ({"device": "cuda", "device_name": "Tesla T4"}, "reproduced in kind"),
-    "compiled-by-itself": ({"device": "cuda", "graphs": 3}, "reproduced in kind"),
-    "compiled-by-itself, which it is not": ({"device": "cuda"}, "refuted in kind"),
-    "shapes": ({"static_shapes": shape_rows(grows=2)}, "refuted"),
-    "shapes, of another prompt": ({"static_shapes": shape_rows(prompt=11)}, "refuted"),
+    "static-slower-cpu, on another device": (GPU, None, "not run"),
+    "static-slower-t4": (
+        T4, ("static_speed", "engine == 'generate' and cache == 'static'", {"seconds": "seconds * 5"}), "reproduced",
+    ),
+    "static-slower-t4, on another device": (GPU, None, "not run"),
+    "dynamic-not-compilable": (CPU, None, "refuted"),
+    # A graph for every length is not called compilable.
+    "dynamic-not-compilable, by one graph": (CPU, ALL_COMPILE, "undecided"),
+    "compiled-by-itself": (GPU, ("static_speed", "engine == 'generate'", {"graphs": "2"}), "reproduced"),
+    "compiled-by-itself, which it is not": (GPU, None, "refuted"),
+    "shapes": (CPU, ("static_shapes", "", {"fed": "'1x9'"}), "refuted"),
     "shapes, of a model with other heads": (
-        {"static_shapes": SHAPES.assign(keys_shape=SHAPES["keys_shape"].str.replace("1x3x", "1x2x"))}, "not run",
+        CPU, ("static_shapes", "cache != 'none'", {"keys_shape": "keys_shape.str.replace('1x3x', '1x2x')"}), "not run",
     ),
-    "static-more-memory": ({"static_shapes": SHAPES.assign(kv_bytes=1)}, "refuted"),
 }
+
+
+def found_on(machine: dict, change: tuple | None) -> Found:
+    """Return what was found on the first processor, as if on another device and with other rows."""
+    found = next(iter(published("static_cache").values()))
+    if change:
+        experiment, where, values = change
+        found = put(found, experiment, where, **values)
+    run = found.runs["static_speed"]
+    about = {"machine": run.about["machine"] | machine, "settings": run.about["settings"] | machine}
+    return with_runs(found, static_speed=run_of(run.rows, **run.about | about))
 
 
 @pytest.mark.parametrize("claim", OTHERWISE)
 def test_other_rows_give_another_verdict(claim):
-    other, word = OTHERWISE[claim]
-    assert verdicts_on(**other)[claim.partition(",")[0]].verdict == word
+    machine, change, word = OTHERWISE[claim]
+    found = measures.CHECKS[claim.partition(",")[0]](found_on(machine, change)).verdict
+    assert found.removesuffix(" on another real model") == word
 
 
 def test_what_compiles_nothing_is_no_first_call_and_configurations_are_no_sample():
     def first_calls(rows):
-        return measures.CHECKS["first-call-slow"].measure(found_with(rows=rows)).found[measures.FIRST]
+        return measures.FIRST(found_of(static_speed=rows))
 
     rows = made_rows()
     # Control: where every configuration compiles, each is told.
@@ -516,11 +393,10 @@ def test_what_compiles_nothing_is_no_first_call_and_configurations_are_no_sample
     assert [one.units for one in first_calls(rows)] == [1] * 4
 
 
-def test_a_graph_for_every_length_is_not_called_compilable_and_the_documents_version_is_told():
-    found = measures.CHECKS["dynamic-not-compilable"](found_with(rows=LATE))
-    assert found.verdict == "undecided"
-    assert "a few layers compiled as one graph, without CUDA graphs" in found.here
-    assert documents.published("notebook-static")["versions"]["transformers"] in found.here
+def test_beside_what_was_compiled_the_documents_version_is_told():
+    here = measures.CHECKS["dynamic-not-compilable"](found_on(CPU, None)).here
+    assert "a few layers compiled as one graph, without CUDA graphs" in here
+    assert documents.published("notebook-static")["versions"]["transformers"] in here
 
 
 def test_the_documents_own_ids_are_fed_and_another_prompt_is_cut_anew(settings):
@@ -578,9 +454,3 @@ def test_the_chapters_rows_are_what_the_eager_ways_give(settings, monkeypatch):
 def test_a_text_that_the_model_cannot_hold_is_refused(settings, experiment):
     with pytest.raises(UserError, match="context"):
         experiment.EXPERIMENT.run(settings.model_copy(update={"n_new_tokens": 100}))
-
-
-def test_only_what_measures_time_asks_for_the_whole_machine():
-    assert {e.name for e in EXPERIMENTS if e.needs_the_machine} == {
-        "static_speed", "memory_bandwidth", "step_budget", "weights_or_cache", "beside_llama_cpp"
-    }

@@ -1,6 +1,5 @@
 """The parameter set that runs every chapter on the trained model."""
 
-import papermill
 
 from kvreport.running import planning
 
@@ -19,9 +18,3 @@ def test_the_trained_models_set_runs_every_chapter_on_it_but_the_one_that_trains
         assert {values.get(key, "smollm2") for key in ("reference_model", "second_model", "text_model")} == {"smollm2"}
     # Control: the default build asks for nothing of the kind.
     assert "package" not in {chapter.values().get("weights") for chapter in planning.plan()}
-
-
-def test_it_names_only_parameters_that_exist():
-    for chapter in planning.plan("trained"):
-        known = {*papermill.inspect_notebook(chapter.source), *chapter.setting_names()}
-        assert set(chapter.parameters) <= known, chapter.stem

@@ -7,18 +7,16 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-from matplotlib import pyplot as plt
+from contrary import published, put
 from planted import run_of, with_rows
 
-from kvbook import lengths, paths
+from kvbook import lengths
 from kvbook.atlas import configurations
-from kvbook.errors import UserError
 from kvbook.measuring import agreement, full_and_split
 from kvreport.chapters.where_drift_begins import (
     attention_forms,
     cache_factorial,
     equal_shapes,
-    figures,
     gemm_map,
     kernels,
     length_sweep,
@@ -76,22 +74,6 @@ def test_every_text_has_its_own_length_and_the_factorial_one_token_more(results)
     assert results["length_sweep"].groupby("attention")["sample"].nunique().to_dict() == {"sdpa": 2, "eager": 1}
 
 
-@pytest.mark.parametrize(
-    ("module", "change"),
-    [
-        # One token more than each text, and half as far again, are beyond the context.
-        (operation_replay, {"n_tokens": "9-65"}), (cache_factorial, {"n_tokens": "9-64"}),
-        (length_sweep, {"n_tokens": 42}), (operation_replay, {"families": ["nosuch"]}),
-        (gemm_map, {"device": "cuda:99"}), (attention_forms, {"device": "nosuch"}),
-    ],
-)
-def test_a_run_that_cannot_start_says_why_in_a_line_and_leaves_nothing(settings, tmp_path, monkeypatch, module, change):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    with pytest.raises(UserError, match=r"^[^\n]+$"):
-        module.EXPERIMENT.run(WhereDriftBeginsSettings.checked(**settings.model_dump() | change))
-    assert not (tmp_path / "runs").exists()
-
-
 # What each experiment compares
 
 
@@ -143,21 +125,6 @@ a line of something else
 
 def test_a_call_is_read_from_what_libraries_report_and_nothing_from_what_else_they_print():
     assert list(kernels.kernels(REPORT)) == [("oneDNN brg_matmul:avx512", "2x576:576x64"), ("MKL SGEMM", "1x64x576")]
-
-
-def ran(*kernels_of_rows: str, operation: str = "q_proj") -> pd.DataFrame:
-    """Run an operation in one kernel after the other, from one row on, in three dtypes."""
-    calls = pd.DataFrame({"rows": range(1, len(kernels_of_rows) + 1), "kernel": kernels_of_rows})
-    dtypes = pd.DataFrame({"dtype": ["float32", "float16", "bfloat16"]})
-    return calls.assign(operation=operation, shape="1x64x64", calls=1).merge(dtypes, how="cross")
-
-
-def test_numbers_of_rows_that_one_kernel_runs_share_a_line_and_so_do_operations_that_are_alike(results):
-    two, one = ("a", "b", "b"), ("b", "b", "b")
-    made = pd.concat([ran(*two), ran(*two, operation="up_proj"), ran(*one, operation="head")])
-    table = tables.kernels(with_rows(results, kernels=made)["kernels by rows"]).query("dtype == 'fp32'")
-    expected = [["q_proj, up_proj", "1", "a"], ["q_proj, up_proj", "2 to 3", "b"], ["head", "1 to 3", "b"]]
-    assert table[["operation", "rows", "kernel"]].to_numpy().tolist() == expected
 
 
 @pytest.mark.parametrize("inner", [16, 17])
@@ -280,74 +247,23 @@ def linear(name: str) -> list[tuple]:
     return [(name, *place) for place in PLACES if KINDS[place[1]] == "linear"]
 
 
-def steps(by_query: float = 0, by_cache: float = 0) -> pd.DataFrame:
-    """Score texts in every way; one row drifts by the one number, a cache of another pass by the other."""
-    made = every(dtype=DTYPES, sample=TEXTS, longer=[0], cache=rows.SOURCES, query=[rows.ONE_ROW, rows.ALL_ROWS])
-    drift = (made["query"] == rows.ONE_ROW) * by_query + (made["cache"] != rows.FROM_FULL) * by_cache
-    scattered = drift * (1 + 0.1 * made["sample"])
-    return made.assign(source=made["sample"], n_tokens=8, relative_rms=scattered, differing_share=(drift > 0) * 1.0)
-
-
-def mapped(short: int, long: int) -> pd.DataFrame:
-    """Map a short sum and a long one, which differ up to these numbers of rows."""
-    made = every(dtype=DTYPES, threads=[1], inner_size=[4, 8], rows=range(1, 25))
-    equal = (made["rows"] > made["inner_size"].map({4: short, 8: long})) * 1
-    return made.assign(first_row_equal=equal, equal_rows=made["rows"] * equal)
-
-
-def swept(least: int, texts=TEXTS) -> pd.DataFrame:
-    """Cut texts at lengths 2 to 11; every other one has equal logits below a length, the rest at one length more."""
-    made = every(attention=["sdpa"], dtype=DTYPES, sample=texts, n_tokens=range(2, 12))
-    equal = made["n_tokens"] < least + made["sample"] % 2
-    return made.assign(source=made["sample"], logits_equal=equal * 1, cache_equal=1)
-
-
-def formed(share: float) -> pd.DataFrame:
-    made = every(kernel=["eager"], dtype=DTYPES, keys=[5], form=rows.FORMS)
-    return made.assign(compared_rows=9, equal_rows=9 * (1 - share))
-
-
-def read_twice(shapes: str, differing: int, texts=TEXTS) -> pd.DataFrame:
-    """Read prompts twice, of which some differ in passes of these shapes."""
-    made = every(shapes=[rows.EQUAL, rows.FEWER], dtype=DTYPES, sample=texts)
-    return made.assign(source=made["sample"], differing=(made["shapes"] == shapes) & (made["sample"] < differing))
-
-
 @pytest.mark.parametrize(
-    ("experiment", "made", "hold", "fail"),
+    ("made", "hold", "fail"),
     [
-        ("operation_replay", replayed(), "one-row-bf16 row-wise-never control", "one-row-linear-fp32 begins-at-q"),
-        ("operation_replay", replayed(*linear(LAST)), "one-row-linear-fp32 row-wise-never prefill-linear-never",
+        (replayed(), "one-row-bf16 row-wise-never control",
+         "one-row-linear-fp32 begins-at-q bf16-begins-later bf16-begins-in-the-step"),
+        (replayed(*linear(LAST)), "one-row-linear-fp32 prefill-linear-never",
          "one-row-bf16 down-proj-alone-in-bf16-on-amd"),
-        ("operation_replay", replayed(*linear(PREFILL)), "row-wise-never", "one-row-linear-fp32 prefill-linear-never"),
-        ("operation_replay", replayed((LAST, None, "down_proj")), "down-proj-alone-in-bf16-on-amd", ""),
-        ("operation_replay", replayed((LAST, 0, "q_proj")), "other-products-differ-in-bf16", ""),
-        ("operation_replay", replayed((PREFILL, 0, "act"), (ALL, 0, "act")), "", "row-wise-never control"),
-        ("operation_replay", replayed((REAL, 0, "q_proj"), (REAL, 0, "act")), "begins-at-q", "bf16-begins-later"),
-        ("operation_replay", replayed((REAL, 0, "act")), "bf16-begins-later bf16-begins-in-the-step", "begins-at-q"),
-        # A text without a difference is none that begins later.
-        ("operation_replay", replayed(), "", "bf16-begins-later bf16-begins-in-the-step"),
-        ("cache_factorial", steps(by_query=1), "one-row-is-enough prefill-is-not-enough", "decoded-cache-is-enough"),
-        ("cache_factorial", steps(by_cache=1), "decoded-cache-is-enough", "one-row-is-enough prefill-is-not-enough"),
-        ("length_sweep", swept(3), "some-lengths-agree-bf16", "no-length-agrees-fp32"),
-        ("length_sweep", swept(0), "no-length-agrees-fp32", ""),
-        ("gemm_map", mapped(0, 1), "short-products-fp32 a-long-sum-differs-for-one-row-on-amd",
-         "a-long-sum-differs-bf16"),
-        ("gemm_map", mapped(0, 20), "short-sums-never-bf16 a-long-sum-differs-bf16",
-         "short-products-fp32 a-long-sum-differs-for-one-row-on-amd"),
-        ("gemm_map", mapped(18, 20), "a-long-sum-differs-bf16", "short-products-fp32 short-sums-never-bf16"),
-        ("attention_forms", formed(0), "masks-alike one-query-bf16", "one-query-fp32 hidden-keys-change-rows"),
-        ("attention_forms", formed(1), "one-query-fp32 hidden-keys-change-rows", "masks-alike one-query-bf16"),
-        ("kernels", ran("a", "a"), "one-routine-for-linear", "two-routines-for-linear-in-fp16"),
-        ("kernels", ran("a", "b"), "two-routines-for-linear-in-fp16", "one-routine-for-linear"),
-        ("kernels", ran("a", "b", operation=rows.ATTENTION), "two-routines-for-attention-in-bf16", ""),
-        ("kernels", ran("a", "a", operation=rows.ATTENTION), "", "two-routines-for-attention-in-bf16"),
-        ("equal_shapes", read_twice(rows.FEWER, 40), "equal-shapes-equal-bits one-token-fewer-differs", ""),
-        ("equal_shapes", read_twice(rows.EQUAL, 1), "", "equal-shapes-equal-bits one-token-fewer-differs"),
+        (replayed(*linear(PREFILL)), "row-wise-never", "one-row-linear-fp32 prefill-linear-never"),
+        (replayed((LAST, None, "down_proj")), "down-proj-alone-in-bf16-on-amd", ""),
+        (replayed((LAST, 0, "q_proj")), "other-products-differ-in-bf16", ""),
+        (replayed((PREFILL, 0, "act"), (ALL, 0, "act")), "", "row-wise-never control"),
+        (replayed((REAL, 0, "q_proj"), (REAL, 0, "act")), "begins-at-q", "bf16-begins-later"),
+        (replayed((REAL, 0, "act")), "bf16-begins-later bf16-begins-in-the-step", "begins-at-q"),
     ],
 )
-def test_statements_hold_and_fail_by_what_differs(results, experiment, made, hold, fail):
-    found = with_rows(results, **{experiment: made})
+def test_statements_on_operations_hold_and_fail_by_what_differs(results, made, hold, fail):
+    found = with_rows(results, operation_replay=made)
     # Whatever processor they speak of: made rows are of none.
     asked = {name: replace(measures.STATEMENTS[name], on="") for name in f"{hold} {fail}".split()}
     outcomes = {name: check(statement, found).outcome for name, statement in asked.items()}
@@ -355,15 +271,17 @@ def test_statements_hold_and_fail_by_what_differs(results, experiment, made, hol
 
 
 @pytest.mark.parametrize(
-    ("made", "verdict"),
+    ("differing", "texts", "verdict"),
     [
         # A prefill of another shape says nothing of the claim.
-        (read_twice(rows.FEWER, 40), "reproduced in kind"), (read_twice(rows.EQUAL, 1), "refuted in kind"),
-        (read_twice(rows.EQUAL, 0, texts=range(3)), "undecided"),
+        ("1 * (shapes != 'equal')", "sample >= 0", "reproduced"), ("1", "sample >= 0", "refuted"),
+        ("0", "sample < 3", "undecided"),
     ],
 )
-def test_a_prefill_is_called_exact_by_the_prompts_of_equal_shapes(results, made, verdict):
-    assert measures.CHECKS["prefill-exact"](with_rows(results, equal_shapes=made)).verdict == verdict
+def test_a_prefill_is_called_exact_by_the_prompts_of_equal_shapes(differing, texts, verdict):
+    found = put(next(iter(published("where_drift_begins").values())), "equal_shapes", differing=differing)
+    found = with_rows(found, equal_shapes=found["equal_shapes"].query(texts))
+    assert measures.CHECKS["prefill-exact"](found).verdict.removesuffix(" on another real model") == verdict
 
 
 def test_an_operation_is_blamed_where_it_differs_on_equal_inputs_and_nowhere_else(results):
@@ -415,26 +333,3 @@ def test_the_recorded_versions_of_torch_replay_equal_texts_and_the_oldest_comes_
     first, *others = ([about[key] for key in ("settings", "models", "corpus", "commit")] for about in abouts)
     assert others == [first] * len(others)
     assert len({about["machine"]["processor"] for about in abouts}) == 1
-
-
-def test_figures_draw_what_the_tables_hold(results):
-    kinds = results["kinds"]
-    beside = tables.beside(kinds, kinds)
-    assert set(beside["model"]) - set(kinds["model"]) == {"the book-small"}
-    drawn = [
-        figures.figure_operations(results["operations"]), figures.figure_kinds(kinds), figures.figure_kinds(beside),
-        figures.figure_gemm(results["products"]), figures.figure_lengths(results["lengths"]),
-        figures.figure_forms(results["forms"]), figures.figure_factorial(tables.drifts(results)),
-    ]
-    for fig in drawn:
-        fig.canvas.draw()
-        assert all(ax.has_data() for ax in fig.axes)
-        plt.close(fig)
-
-
-@pytest.mark.parametrize("longest", [12, 63, 64, 191])
-def test_the_map_of_lengths_names_some_of_them(longest):
-    shares = every(attention=["sdpa"], dtype=["float32"], n_tokens=range(2, longest + 1)).assign(logits=0.5, cache=0.0)
-    fig = figures.figure_lengths(shares)
-    assert 2 <= len(fig.axes[0].get_xticks()) <= 16
-    plt.close(fig)
