@@ -251,7 +251,12 @@ CONTRARY = [
     ("static_cache", "one-sequence-hardly-grows", "weights_or_cache", "", {"seconds": "1e-3 * context"}),
     ("static_cache", "full-is-full", "static_memory", "cache == 'static'", {"kv_bytes": "kv_bytes * 2"}),
     ("static_cache", "fp32-texts-are-equal", "static_texts", "cache == 'static'", {"token": "token + 1"}),
-    ("prompt_reuse", "first-layer-ignores-the-cache", "split_keys", "", {"n_differing": "3"}),
+    ("prompt_reuse", "recipe-changes-text", "reused_questions", "", {"token": "0"}),
+    ("prompt_reuse", "common-prefix-restores", "reused_questions", "way != 'no reuse'", {"token": "-1"}),
+    (
+        "prompt_reuse", "first-layer-ignores-the-cache", "split_keys", "variant == 'cache overwritten'",
+        {"n_differing": "3"},
+    ),
     ("prompt_reuse", "both-switches-leave-none", "split_keys", "", {"n_differing": "3"}),
     ("prompt_reuse", "equal-query-lengths-equal-keys", "first_layer", "", {"n_differing": "3"}),
     ("prompt_reuse", "first-layer-at-the-threads-counts", "first_layer", "", {"n_differing": "0"}),
