@@ -97,48 +97,46 @@ def test_a_chapters_own_file_that_is_none_is_one_line_that_names_it(book, conten
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def edited(tmp_path, monkeypatch):
-    """Return a function that changes modules of a copy of the code."""
+def test_a_run_is_renamed_by_an_edit_of_what_measures_it_and_by_nothing_else(tmp_path, monkeypatch):
     copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
     monkeypatch.setattr(fingerprint, "PACKAGES", copies)
 
-    def edit(*modules: str) -> None:
+    def sources_after(*modules: str) -> tuple[str, str]:
         for module in modules:
             with (tmp_path / f"{module}.py").open("a") as file:
                 file.write("\nCHANGED = True\n")
         fingerprint.reached.cache_clear()
         fingerprint._imported_by.cache_clear()
-
-    edit()
-    yield edit
-    monkeypatch.undo()
-    edit()
-
-
-def test_a_run_is_renamed_by_an_edit_of_what_measures_it_and_by_nothing_else(edited):
-    def sources_after(*modules: str) -> tuple[str, str]:
-        edited(*modules)
         return path_errors.EXPERIMENT.source, teacher_forced.EXPERIMENT.source
 
-    before = sources_after()
-    # What a chapter draws or says, and another chapter's settings.
-    chapter = "kvreport/chapters/which_path_is_right"
-    assert sources_after(*(f"{chapter}/{name}" for name in ("figures", "measures", "tables", "results"))) == before
-    settings = sources_after("kvreport/chapters/does_it_matter/settings")
-    assert settings[0] == before[0]
-    assert settings[1] != before[1]
-    assert sources_after("kvbook/measuring/fp64_reference")[0] != before[0]
+    try:
+        before = sources_after()
+        # What a chapter draws or says, and another chapter's settings.
+        chapter = "kvreport/chapters/which_path_is_right"
+        assert sources_after(*(f"{chapter}/{name}" for name in ("figures", "measures", "tables", "results"))) == before
+        settings = sources_after("kvreport/chapters/does_it_matter/settings")
+        assert settings[0] == before[0]
+        assert settings[1] != before[1]
+        assert sources_after("kvbook/measuring/fp64_reference")[0] != before[0]
+    finally:
+        monkeypatch.undo()
+        sources_after()
 
 
-def test_code_that_draws_leaves_rows_as_they_were_measured_and_control_code_and_parameters_that_measure_do_not(edited):
+def test_code_that_draws_leaves_rows_as_they_were_measured_and_control_code_and_parameters_that_measure_do_not(
+    tmp_path, monkeypatch
+):
+    copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
+    monkeypatch.setattr(fingerprint, "PACKAGES", copies)
+
     def digests(profile="smoke"):
         (chapter,) = (chapter for chapter in planning.plan(profile) if chapter.name == "layer_drift")
         return chapter.inputs_sha256(), chapter.measured_sha256()
 
     before = digests()
     for module in ("figures", "tables", "by_layer"):
-        edited(f"kvreport/chapters/layer_drift/{module}")
+        with (tmp_path / f"kvreport/chapters/layer_drift/{module}.py").open("a") as file:
+            file.write("\nCHANGED = True\n")
         now = digests()
         assert now[0] != before[0]
         assert (now[1] == before[1]) is (module != "by_layer")
