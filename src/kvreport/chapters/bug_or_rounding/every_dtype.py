@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook import lengths, progress
+from kvbook import lengths
 from kvbook.diagnosis import probe
 from kvbook.measuring import full_and_split
 from kvbook.measuring.in_fp64 import widened
@@ -54,10 +54,8 @@ def written(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
 def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: RowsOf, writer: records.Writer) -> None:
     """Measure every model in every dtype."""
     texts = {name: _texts(settings, name) for name in names}
-    todo = [(name, dtype) for name in texts for dtype in settings.dtypes]
-    for name, dtype in progress.track(todo, label="full pass against cache: model and dtype"):
-        if (unit := f"{name}|{dtype}") in writer.done:
-            continue
+    units = {f"{name}|{dtype}": (name, dtype) for name in texts for dtype in settings.dtypes}
+    for unit, (name, dtype) in writer.pending(units, "full pass against cache: model and dtype"):
         weights = weights_for(settings, name)
         loaded = kept.load(name, weights=weights, dtype=dtype, device=settings.device, seed=settings.seed)
         about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}

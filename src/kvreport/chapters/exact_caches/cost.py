@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from kvbook import exact, progress
+from kvbook import exact
 from kvbook.errors import UserError
 from kvbook.measuring import timing
 from kvbook.models import loading, placement, registry
@@ -38,10 +38,8 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
     ids = torch.arange(3, 3 + max(settings.n_prefill, settings.n_context + settings.n_steps))[None]
     ids = (ids % model.config.vocab_size).to(model.device)
     # The first turn of each is not kept: kernels are compared, buffers and code paths warmed up.
-    for repeat in progress.track(range(-1, settings.n_repeats), settings.n_repeats + 1, "cost of the switch: repeat"):
-        unit = str(repeat)
-        if unit in writer.done:
-            continue
+    repeats = {str(repeat): repeat for repeat in range(-1, settings.n_repeats)}
+    for unit, repeat in writer.pending(repeats, "cost of the switch: repeat"):
         order = ARITHMETICS[:: 1 if repeat % 2 else -1]
         rows = [
             {"repeat": repeat, "source": repeat, "sample": repeat, "arithmetic": arithmetic}

@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from kvbook import progress
 from kvbook.measuring import agreement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -94,11 +93,10 @@ def _measure_in(dtype: str, settings: ScratchSettings, writer: records.Writer) -
     def logits_of(make: MakeReader) -> torch.Tensor:
         return read_steps(make(model), ids)[:, 0]
 
-    compared = pairs(block)
-    for name, (make, reference) in progress.track(compared.items(), len(compared), f"logits, {dtype}: way"):
-        if (unit := f"{dtype}|{name}") not in writer.done:
-            found = _differences(logits_of(reference), logits_of(make))
-            writer.append(unit, [about | {"comparison": name, "length": n} | row for n, row in enumerate(found, 1)])
+    compared = {f"{dtype}|{name}": (name, *ways) for name, ways in pairs(block).items()}
+    for unit, (name, make, reference) in writer.pending(compared, f"logits, {dtype}: way"):
+        found = _differences(logits_of(reference), logits_of(make))
+        writer.append(unit, [about | {"comparison": name, "length": n} | row for n, row in enumerate(found, 1)])
     if (unit := f"{dtype}|prompts") not in writer.done:
         prompts = []
         for length in prompt_lengths(block):

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from kvbook import progress
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.from_scratch import subject
@@ -81,10 +80,11 @@ def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records
     lengths, ends = places(block, settings.n_blocks, settings.seed), bucket_ends(block, settings.n_blocks)
     at = torch.tensor(lengths)
     batches = [samples[first : first + _BATCH] for first in range(0, len(samples), _BATCH)]
-    work = list(itertools.product(enumerate(batches), ways(block).items()))
-    for (number, some), (name, make) in progress.track(work, len(work), "loss: way"):
-        if (unit := f"{name}|{number}") in writer.done:
-            continue
+    units = {
+        f"{name}|{number}": (some, name, make)
+        for number, some in enumerate(batches) for name, make in ways(block).items()
+    }
+    for unit, (some, name, make) in writer.pending(units, "loss: way"):
         rows = []
         nats = nats_at(make(model), subject.ids_of(some, model.device), lengths)
         for sample, of_sample in zip(some, nats, strict=True):
@@ -108,9 +108,7 @@ def measure_held(settings: ScratchSettings, _made_of: dict[str, Any], writer: re
     model, block = loaded.model, loaded.model.shape.block
     samples = subject.texts(settings, loaded.vocabulary, block)
     lengths = torch.tensor([length for length in places(block, settings.n_blocks, settings.seed) if length >= block])
-    for sample in progress.track(samples, len(samples), "characters held: text"):
-        if (unit := str(sample.index)) in writer.done:
-            continue
+    for unit, sample in writer.pending({str(sample.index): sample for sample in samples}, "characters held: text"):
         ids = subject.ids_of([sample], model.device)[0]
         rows = []
         for count in held(block):

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from kvbook import progress
 from kvbook.measuring import timing
 from kvbook.models import placement
 from kvbook.runs import records
@@ -107,9 +106,8 @@ def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records
         ids = torch.randint(0, shape.vocabulary_size, (1, 2 * shape.block), generator=generator).to(model.device)
         about = {"model": name, "dtype": settings.dtypes[0]}
         timed += [(about | what, take) for what, take in _timed(name, model, ids)]
-    for repetition in progress.track(range(-1, settings.n_timed), settings.n_timed + 1, "speed: repetition"):
-        if f"{repetition}" in writer.done:
-            continue
+    repetitions = {str(repetition): repetition for repetition in range(-1, settings.n_timed)}
+    for unit, repetition in writer.pending(repetitions, "speed: repetition"):
         # An order that turns, so that a machine whose speed wanders favours none.
         turn = repetition % len(timed)
         ordered = timed[turn:] + timed[:turn]
@@ -119,7 +117,7 @@ def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records
                 pass
         else:
             times = [what | {"repetition": repetition, "seconds": take()} for what, take in ordered]
-            writer.append(f"{repetition}", times)
+            writer.append(unit, times)
 
 
 EXPERIMENT = Experiment(

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from kvbook import progress
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.from_scratch import subject
@@ -38,23 +37,20 @@ def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records
     prompts = subject.ids_of(samples, model.device)[:, : min(PROMPT, block // 2)]
     total = min(BLOCKS, settings.n_blocks) * block
     draws = torch.rand(total, generator=torch.Generator().manual_seed(settings.seed))
-    work = [(choice, name, make) for choice in ("greedy", "drawn") for name, make in ways(block).items()]
-    for choice, name, make in progress.track(work, len(work), "texts: way"):
-        if (unit := f"{choice}|{name}") in writer.done:
-            continue
+    made = ways(block).items()
+    units = {f"{choice}|{name}": (choice, name, make) for choice in ("greedy", "drawn") for name, make in made}
+    for unit, (choice, name, make) in writer.pending(units, "texts: way"):
         # The thread starts from one character, the reply from a prompt.
         start = prompts if choice == "greedy" else prompts[:, :1]
         with torch.inference_mode():
             written = write(make(model), start, total - start.shape[1], None if choice == "greedy" else draws)
-        writer.append(
-            unit,
-            [
-                {"choice": choice, "way": name, "dtype": settings.dtypes[0], "sample": sample.index,
-                 "source": sample.source, "block": block, "n_prompt": start.shape[1],
-                 "text": loaded.vocabulary.decode(ids.tolist())}
-                for sample, ids in zip(samples, written, strict=True)
-            ],
-        )
+        about = {"choice": choice, "way": name, "dtype": settings.dtypes[0]}
+        rows = [
+            about | {"sample": sample.index, "source": sample.source, "block": block, "n_prompt": start.shape[1],
+                     "text": loaded.vocabulary.decode(ids.tolist())}
+            for sample, ids in zip(samples, written, strict=True)
+        ]
+        writer.append(unit, rows)
 
 
 EXPERIMENT = Experiment("scratch_texts", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbook import progress
 from kvbook.models import placement, registry
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
@@ -59,11 +58,8 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
 def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Compare the first layer's keys at every length of the second part, for the document's two shapes."""
     device = placement.device_of(settings.device)
-    todo = [(count, dtype) for count in made_of["counts"] for dtype in settings.dtypes]
-    for count, name in progress.track(todo, label="first layer at its true width: shape and dtype"):
-        unit = f"{count['hub_id']}|{name}"
-        if unit in writer.done:
-            continue
+    units = {f"{count['hub_id']}|{name}": (count, name) for count in made_of["counts"] for name in settings.dtypes}
+    for unit, (count, name) in writer.pending(units, "first layer at its true width: shape and dtype"):
         model = build(count["hub_id"], placement.dtype_on(name, device), device, settings.seed)
         total = count["prompt_tokens"] + count["response_tokens"]
         generator = torch.Generator().manual_seed(settings.seed)

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook import progress
 from kvbook.measuring import agreement
 from kvbook.models import loading
 from kvbook.runs import records, samples
@@ -129,12 +128,10 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
 
 def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Compare whole and in two parts for every model, dtype and variant."""
-    todo = [(model, dtype) for model in made_of["models"] for dtype in settings.dtypes]
-    for model, dtype in progress.track(todo, label="whole and in two parts: model and dtype"):
-        unit = f"{model['asked_for']}|{dtype}"
-        if unit in writer.done:
-            continue
-        loaded = samples.load(settings, model["asked_for"], dtype)
+    names = [model["asked_for"] for model in made_of["models"]]
+    units = {f"{name}|{dtype}": (name, dtype) for name in names for dtype in settings.dtypes}
+    for unit, (name, dtype) in writer.pending(units, "whole and in two parts: model and dtype"):
+        loaded = samples.load(settings, name, dtype)
         rows = []
         for variant in named.VARIANTS:
             prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == named.ONE_BEGIN)

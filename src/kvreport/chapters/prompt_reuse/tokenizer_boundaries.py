@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from kvbook import fingerprint, paths, progress
+from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.measuring import caches
 from kvbook.models import corpus, loading
@@ -72,9 +72,8 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
     """Cut every file of the corpus at random characters and compare the ids."""
     by_name = tokenizers(settings, made_of["models"])
     texts = [document for document in corpus.documents(settings.corpus) if len(document.text) > 1]
-    for number, document in enumerate(progress.track(texts, label="cuts and their ids: file")):
-        if document.name in writer.done:
-            continue
+    units = {document.name: (number, document) for number, document in enumerate(texts)}
+    for unit, (number, document) in writer.pending(units, "cuts and their ids: file"):
         generator = np.random.default_rng([settings.seed, number])
         start = int(generator.integers(max(1, len(document.text) - _WINDOW)))
         text = document.text[start : start + _WINDOW]
@@ -86,11 +85,11 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
                 shared = caches.shared_length(part, whole)
                 rows.append(
                     {
-                        "tokenizer": name, "source": document.name, "cut": cut, "place": kind_of(text, cut),
+                        "tokenizer": name, "source": unit, "cut": cut, "place": kind_of(text, cut),
                         "prefix_tokens": len(part), "shared_tokens": shared, "safe": int(shared == len(part)),
                     }
                 )
-        writer.append(document.name, rows)
+        writer.append(unit, rows)
 
 
 EXPERIMENT = Experiment(

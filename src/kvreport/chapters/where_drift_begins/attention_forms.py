@@ -12,7 +12,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 
-from kvbook import progress
 from kvbook.measuring import agreement
 from kvbook.models import placement
 from kvbook.runs import records
@@ -133,11 +132,8 @@ def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
 def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Take every kernel of the device apart."""
     device = placement.device_of(settings.device)
-    cases = [(dtype, keys) for dtype in settings.dtypes for keys in settings.key_lengths]
-    for name, keys in progress.track(cases, len(cases), "attention taken apart: case"):
-        unit = f"{name}|{keys}"
-        if unit in writer.done:
-            continue
+    units = {f"{dtype}|{keys}": (dtype, keys) for dtype in settings.dtypes for keys in settings.key_lengths}
+    for unit, (name, keys) in writer.pending(units, "attention taken apart: case"):
         dtype = getattr(torch, name)
         generator = torch.Generator().manual_seed(settings.seed)
         q, k, v = (torch.randn(DRAWS, HEADS, keys, HEAD_DIM, generator=generator).to(device, dtype) for _ in range(3))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from kvbook import progress
 from kvbook.exact.kernels import draw, pairs, spread
 from kvbook.measuring import agreement
 from kvbook.models import placement
@@ -51,11 +50,11 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
     device = placement.device_of(settings.device)
     # Threads are the CPU's; a GPU's product does not know them.
     counts = settings.threads if device.type == "cpu" else settings.threads[:1]
-    cases = [(dtype, count, inner) for dtype in settings.dtypes for count in counts for inner in settings.inner_sizes]
-    for dtype, count, inner in progress.track(cases, len(cases), "map of the matrix product: case"):
-        unit = f"{dtype}|{count}|{inner}"
-        if unit in writer.done:
-            continue
+    units = {
+        f"{dtype}|{count}|{inner}": (dtype, count, inner)
+        for dtype in settings.dtypes for count in counts for inner in settings.inner_sizes
+    }
+    for unit, (dtype, count, inner) in writer.pending(units, "map of the matrix product: case"):
         drawn = factors(settings.max_rows, inner, settings.outer_size, settings.seed)
         about = {"dtype": dtype, "threads": count, "inner_size": inner, "outer_size": settings.outer_size}
         with torch.inference_mode(), threads.using(count):
