@@ -4,7 +4,10 @@
 index is often another one; in 16 bits exact ties are common enough to change texts.
 """
 
+from collections.abc import Iterator
+
 import torch
+from transformers import Cache, PreTrainedModel
 
 
 def greedy(scores: torch.Tensor) -> torch.Tensor:
@@ -22,3 +25,18 @@ def margin(scores: torch.Tensor) -> torch.Tensor:
 def tied(scores: torch.Tensor, one: int, other: int) -> int:
     """Tell by 1 or 0 whether two candidates have equal numbers in one row."""
     return int(scores[one] == scores[other])
+
+
+def written(
+    model: PreTrainedModel, ids: torch.Tensor, n_new: int, cache: Cache | None = None, **options
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Write on greedily; of each step give what was fed, the last token's logits, and the token that they choose.
+
+    With a cache each step feeds the tokens that it does not hold, and without one all of them anew.
+    """
+    fed, cached = ids, {"use_cache": False} if cache is None else {"past_key_values": cache}
+    for _ in range(n_new):
+        logits = model(fed, **cached, **options).logits[:, -1]
+        token = greedy(logits)[:, None]
+        yield fed, logits, token
+        fed = torch.cat([fed, token], 1) if cache is None else token

@@ -89,10 +89,8 @@ def _step(logits: torch.Tensor, cache_length: int) -> Step:
 
 def decode_uncached(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int) -> Iterator[Step]:
     """Decode greedily, running the whole sequence anew at each step."""
-    for _ in range(n_new_tokens):
-        step = _step(model(ids, use_cache=False).logits[0, -1], 0)
-        yield step
-        ids = torch.hstack([ids, ids.new_tensor([[step.token]])])
+    for _, logits, _ in choosing.written(model, ids, n_new_tokens):
+        yield _step(logits[0], 0)
 
 
 def decode_cached(

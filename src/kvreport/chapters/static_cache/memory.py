@@ -58,15 +58,11 @@ def measure(settings: StaticCacheSettings, made_of: dict[str, Any], loaded: load
 def _generate(model: PreTrainedModel, length: int, kind: str) -> int:
     """Fill `length` places, the last ones token by token; give the bytes of the cache."""
     ids = (torch.arange(length - _N_NEW, device=model.device)[None] + 3) % model.config.vocab_size
-    if kind == "none":
-        for _ in range(_N_NEW):
-            token = choosing.greedy(model(ids, use_cache=False, logits_to_keep=1).logits[:, -1:])
-            ids = torch.cat([ids, token], 1)
-        return 0
-    cache, fed = caches.make(kind, model.config, length), ids
-    for _ in range(_N_NEW + 1):
-        fed = choosing.greedy(model(fed, past_key_values=cache, logits_to_keep=1).logits[:, -1:])
-    return memory.cache_bytes(cache)
+    cache = None if kind == "none" else caches.make(kind, model.config, length)
+    # With a cache the last token is fed too, which fills it.
+    for _ in choosing.written(model, ids, _N_NEW + (cache is not None), cache, logits_to_keep=1):
+        pass
+    return 0 if cache is None else memory.cache_bytes(cache)
 
 
 def work(settings: StaticCacheSettings) -> Work:

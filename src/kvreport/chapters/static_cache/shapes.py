@@ -50,18 +50,14 @@ def measure(_: StaticCacheSettings, made_of: dict[str, Any], loaded: loading.Loa
 def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> Iterator[dict[str, Any]]:
     per_token = memory.kv_bytes_per_token(model.config, model.dtype)
     cache: Cache | None = None if kind == "none" else caches.make(kind, model.config, room)
-    fed = ids
-    for step in range(N_STEPS):
-        options = {"use_cache": False} if cache is None else {"past_key_values": cache}
-        token = choosing.greedy(model(fed, **options).logits[:, -1:])
+    for step, (fed, _, _) in enumerate(choosing.written(model, ids, N_STEPS, cache)):
         row = {"cache": kind, "step": step, "fed": "x".join(map(str, fed.shape))}
         if cache is None:
-            fed = torch.cat([fed, token], 1)
             yield row | {
                 "keys_shape": "", "first_dimension": "", "cached_tokens": 0, "kv_bytes": 0, "predicted_bytes": 0
             }
         else:
-            fed, keys = token, cache.layers[0].keys
+            keys = cache.layers[0].keys
             yield row | {
                 "keys_shape": "x".join(map(str, keys.shape)), "first_dimension": len(keys),
                 "cached_tokens": caches.length(cache), "kv_bytes": memory.cache_bytes(cache),

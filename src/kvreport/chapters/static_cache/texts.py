@@ -58,14 +58,10 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
 
 def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> Iterator[dict[str, Any]]:
     cache = None if way == "none" else caches.make(way, model.config, ids.shape[1] + n_new)
-    fed = ids
-    for _ in range(n_new):
-        options = {"use_cache": False} if cache is None else {"past_key_values": cache}
-        logits = model(fed, **options).logits[0, -1].float()
-        token = choosing.greedy(logits)[None, None]
-        rms = logits.square().mean().sqrt().item()
-        yield {"token": token.item(), "margin": choosing.margin(logits).item(), "logits_rms": rms}
-        fed = torch.cat([fed, token], 1) if cache is None else token
+    for _, logits, token in choosing.written(model, ids, n_new, cache):
+        row = logits[0].float()
+        rms = row.square().mean().sqrt().item()
+        yield {"token": token.item(), "margin": choosing.margin(row).item(), "logits_rms": rms}
 
 
 def work(settings: StaticCacheSettings) -> Work:
