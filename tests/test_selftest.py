@@ -79,10 +79,10 @@ def test_a_file_that_would_tell_a_path_is_not_written(small, monkeypatch, tmp_pa
 def test_the_books_own_numbers_stand_with_those_of_the_device(small, monkeypatch):
     monkeypatch.setattr(selftest, "SHAPES", {"full size": ("smollm2", "random")})
     monkeypatch.setattr(selftest, "PARTS", {"decode": selftest.decodes})
-    # The book has a recorded run of this, and none of what no chapter cites.
-    assert len(selftest._recorded("static_cache", SimpleNamespace(name="static_speed")).rows) > 0
-    assert selftest._recorded("static_cache", SimpleNamespace(name="nosuch")) is None
-    monkeypatch.setattr(selftest, "_recorded", lambda *_: SimpleNamespace(rows=made_rows(TIMES)))
+    # The book has a recorded run of this.
+    assert len(selftest.found.printed("static_cache")["static_speed"]) > 0
+    book = selftest.found.of_runs("static_cache", {"static_speed": SimpleNamespace(rows=made_rows(TIMES))})
+    monkeypatch.setattr(selftest.found, "printed", lambda _: book)
     rows = selftest.EXPERIMENT.run(Settings(seed=9)).rows
     assert (rows["value"].astype(float) == rows["published"]).all()
     assert "(book " in selftest.lines(rows)[0]

@@ -19,7 +19,7 @@ from kvbook.diagnosis import check, faults, probe, verdict
 from kvbook.errors import UserError
 from kvbook.exact import verify
 from kvbook.models import corpus, loading
-from kvbook.runs import evidence, privacy, records
+from kvbook.runs import privacy, records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 from kvreport.chapters.layer_drift import by_layer
@@ -52,12 +52,6 @@ def _in_each_dtype(device: str, model: str, weights: str) -> Iterator[tuple[str,
 
 def _ids(model: torch.nn.Module, text: corpus.Sample) -> torch.Tensor:
     return torch.tensor([text.ids], device=model.device)
-
-
-def _recorded(chapter: str, experiment: Experiment) -> records.Run | None:
-    """Find the first recorded run of an experiment that a chapter cites."""
-    named = [folder for folder in evidence.folders(chapter) if folder.parent.name == experiment.name]
-    return records.load(named[0]) if named else None
 
 
 def loads(settings: Settings, *shape: str) -> Rows:
@@ -100,14 +94,13 @@ def decodes(settings: Settings, model: str, weights: str) -> Rows:
         model=model, weights=weights, device=settings.device, seed=settings.seed, n_new_tokens=64, n_repeats=3
     )
     in_loop = static_cache.SPEED.where(engine=static_rows.LOOP)
-    recorded = _recorded("static_cache", speed.EXPERIMENT) if weights == "random" else None
 
-    def speeds(run: records.Run | None) -> dict[str, float]:
-        table = in_loop.table(found.of_runs("static_cache", {"static_speed": run}))
-        return {row.way: row.estimate.value for row in table.itertuples()}
+    def speeds(of: found.Found) -> dict[str, float]:
+        return {row.way: row.estimate.value for row in in_loop.table(of).itertuples()}
 
-    known = speeds(recorded)
-    for name, value in speeds(speed.EXPERIMENT.run(asked)).items():
+    known = speeds(found.printed("static_cache")) if weights == "random" else {}
+    here = found.of_runs("static_cache", {"static_speed": speed.EXPERIMENT.run(asked)})
+    for name, value in speeds(here).items():
         yield _row(f"tokens/s, {name}", value, asked.dtype, known.get(name))
 
 
