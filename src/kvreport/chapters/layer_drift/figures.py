@@ -210,3 +210,4 @@ def figure_mitigations(table: pd.DataFrame) -> Figure:
     markers = dict(zip(dict.fromkeys(table["dtype"]), style.MARKERS, strict=False))
     top.legend(handles=style.dtype_keys(table["dtype"], markers), loc="best")
     return fig
+# x
