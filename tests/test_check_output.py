@@ -106,9 +106,8 @@ def test_what_the_pages_show_has_the_form_that_is_printed_today(llama_folder, te
     assert _form(check.check(settings).lines) != shown
 
 
-def test_readme_front_page_and_how_to_show_the_same_output():
+def test_readme_and_how_to_show_the_same_output():
     assert f"```text\n{SHOWN.read_text('utf-8')}```" in (paths.ROOT / "README.md").read_text("utf-8")
-    assert "{literalinclude} data/check/output.txt" in (paths.ROOT / "index.md").read_text("utf-8")
     assert "{literalinclude} ../data/check/output.txt" in (paths.ROOT / "pages" / "check.md").read_text("utf-8")
 
 

@@ -1,6 +1,5 @@
 """The site in a real browser: every page of this book, with the tests' parameters, as readers meet it."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -118,7 +117,7 @@ def test_the_atlas_is_searched_and_chosen_from_and_is_whole_without_javascript(p
 
 
 def test_claims_are_sorted_by_a_click_and_chosen_by_verdict(page, address):
-    page.goto(address)
+    page.goto(address + "pages/answers.html")
     page.locator("details", has=page.locator("table#tab-ledger-claims")).locator("summary").click()
     table = page.locator("table#tab-ledger-claims")
     verdict = table.get_by_role("button", name="verdict")
@@ -169,66 +168,41 @@ def test_a_wide_table_takes_the_margin_and_where_it_must_scroll_its_edge_shows_i
         page.wait_for_function("document.querySelector('.kvbook-edges').className.endsWith('more-left')")
 
 
-def test_the_picker_opens_the_symptom_that_fits_best(page, address):
-    page.goto(address)
-    form = page.get_by_role("form", name="Find your symptom")
-    # In the order of the picker's questions.
-    for name, value in {"changed": "loss", "dtype": "32", "loop": "own", "ids": "yes", "past": "yes"}.items():
-        form.locator(f"select[name={name}]").select_option(value)
-    opened = page.locator("details.symptom[open]")
-    assert opened.count() == 1
-    assert "My own cache gets worse after" in opened.inner_text()
-    assert opened.locator("a").count() > 0
-    assert opened.locator("button.copybtn").count() > 0
-    assert page.locator("details.symptom[hidden]").count() > 0
-    form.get_by_role("button", name="Start again").click()
-    page.wait_for_function("document.querySelectorAll('details.symptom[hidden], details.symptom[open]').length === 0")
+def case_shown(page):
+    """Give loop and precision of the front page's one case that is shown."""
+    (shown,) = page.locator(".kvbook-case:visible").all()
+    return shown.get_attribute("data-loop"), shown.get_attribute("data-dtype")
 
 
-def test_the_front_page_is_whole_without_javascript(page, plain, address):
-    page.goto(address)
-    symptoms = page.locator("details.symptom").count()
-    assert symptoms >= 10
-    plain.goto(address)
-    assert plain.locator("details.symptom:visible").count() == symptoms
-    assert plain.locator("form.kvbook-picker").count() == 0
-    assert plain.locator("a:has(> img.kvbook-hero)").get_attribute("href").endswith("#fig-bug-planted")
-    plain.locator("summary", has_text="The values of").click()
-    assert plain.locator("details[open] table td:visible").count() > 20
+def test_the_front_pages_experiment_is_chosen_from_with_a_keyboard_and_without_javascript(page, plain, address):
+    for reader in (page, plain):
+        reader.goto(address)
+        assert case_shown(reader) == ("right", "bfloat16")
+        assert reader.locator(".kvbook-case:visible mark").count() == 2, "the first token that differs, in both texts"
+        reader.get_by_label("fp32").focus()
+        reader.keyboard.press("Space")
+        assert case_shown(reader) == ("right", "float32")
+        assert reader.locator(".kvbook-case:visible mark").count() == 0
+        reader.get_by_label("the prompt is cut after a space").focus()
+        reader.keyboard.press("Space")
+        assert case_shown(reader) == ("wrong", "float32")
+        assert reader.locator("details.door:visible").count() == 6
 
 
-def test_the_front_pages_figure_says_its_values_to_a_pointer_a_finger_and_a_keyboard(browser, address, site):
-    clean, *_ = json.loads(soup(site / "index.html").find(id="kvbook-hero-values").string)
-    assert clean["line"] == "clean"
-    with browser.new_page(viewport=page_rules.WIDE, has_touch=True) as page:
+@pytest.mark.parametrize(("size", "screens"), [((1440, 900), 1), ((390, 844), 2)])
+def test_the_experiment_is_seen_at_first_sight_and_after_one_scroll_on_a_telephone(browser, address, size, screens):
+    with browser.new_page(viewport={"width": size[0], "height": size[1]}) as page:
         page.goto(address)
-        picture = page.locator("img.kvbook-hero")
-        picture.scroll_into_view_if_needed()
-        page.wait_for_function("document.querySelector('img.kvbook-hero').naturalWidth > 0")
-        box = picture.bounding_box()
-        tip = page.locator(".kvbook-hover-tip")
-        assert not tip.is_visible()
-        # Its points lie far from all others in the finest dtypes; a small book draws it in one.
-        for act, place in ((page.mouse.move, 0), (page.touchscreen.tap, min(1, len(clean["points"]) - 1))):
-            dtype, value, x, y = clean["points"][place]
-            act(box["x"] + box["width"] * x / 100 + 3, box["y"] + box["height"] * y / 100)
-            assert tip.inner_text() == f"{clean['model']}, clean, {dtype}: {value}"
-        page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 0.55 * box["height"])
-        assert not tip.is_visible()
-        page.get_by_label("Values of the line").focus()
-        page.keyboard.press("ArrowDown")
-        assert page.locator(".kvbook-hover-marks span").count() == len(clean["points"])
-        said = page.locator(".kvbook-hover + .kvbook-filter-bar output").inner_text()
-        assert said == "; ".join(f"{dtype}: {value}" for dtype, value, _, _ in clean["points"])
+        end = page.locator(".kvbook-first").evaluate("one => one.getBoundingClientRect().bottom")
+        assert end <= screens * size[1]
 
 
-# What a reader asks, the symptom that it is on the front page, and the page with the remedy.
+# What a reader asks, the door that it is on the front page, and the page with the remedy.
 QUESTIONS = {
-    "my reused cache differs in bf16": ("The text differs in bf16", "pages/howto/bit_reproducible.html"),
-    "my static cache is slower on a T4": ("A static cache is slow", "pages/howto/static_cache.html"),
-    "my nanoGPT's own cache gets worse": ("My own cache gets worse after", "pages/howto/past_the_window.html"),
-    "I need bit-identical logits for RL": ("I need equal bits: reinforce", "pages/howto/bit_reproducible.html"),
-    "my reused prompt gives another answer": ("I reuse a prompt", "pages/howto/reuse_a_prompt.html"),
+    "my static cache is slower on a T4": ("It is slow", "pages/howto/static_cache.html"),
+    "my nanoGPT's own cache gets worse": ("I wrote my own loop", "pages/howto/past_the_window.html"),
+    "I need bit-identical logits for RL": ("vLLM, SGLang, or an RL", "pages/howto/bit_reproducible.html"),
+    "my reused prompt gives another answer": ("I reused a prompt", "pages/howto/reuse_a_prompt.html"),
 }
 
 

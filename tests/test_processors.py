@@ -183,7 +183,7 @@ def test_an_answer_names_the_models_texts_and_processors_behind_its_numbers_alon
 
 
 def test_every_headline_that_was_read_from_a_text_names_the_population_of_its_texts():
-    front = (paths.ROOT / "index.md").read_text("utf-8")
+    front = (paths.ROOT / "pages" / "answers.md").read_text("utf-8")
     named = {}
     for chapter, key in {(role["chapter"], role["what"]) for role in measures.ROLE.finditer(front)}:
         for one in evaluated.published(chapter)["behind"][key]:
@@ -194,8 +194,8 @@ def test_every_headline_that_was_read_from_a_text_names_the_population_of_its_te
     assert named == {"questions": {"prompt_reuse"}}
 
 
-def test_every_answer_of_the_front_page_says_on_what_its_numbers_were_made():
-    answers = (paths.ROOT / "index.md").read_text("utf-8").partition("## The answers in short")[2].partition("\n```")[0]
+def test_every_answer_says_on_what_its_numbers_were_made():
+    answers = (paths.ROOT / "pages" / "answers.md").read_text("utf-8").partition("\n```")[0]
     items = re.split(r"^\d+\. ", answers, flags=re.MULTILINE)[1:]
     assert len(items) == 8
     assert [item for item in items if not item.partition("\n\n")[0].rstrip().endswith("\n   <!-- made on -->")] == []

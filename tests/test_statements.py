@@ -122,8 +122,9 @@ def lie_apart(printed: str, there: str) -> bool:
 def unnamed(chapter) -> dict[str, list[str]]:
     """Find numbers that stand in a line without a processor's name, and what each is on the processors that have it."""
     numbers = evaluated.published(chapter.name)["numbers"]
-    front = (paths.ROOT / "index.md").read_text("utf-8").replace(f"{{measured}}`{chapter.name}:", "{measured}`")
-    lines = [line for line in f"{text_of(chapter)}\n{front}".splitlines() if not ON_ONE_PROCESSOR.search(line)]
+    pages = "\n".join((paths.ROOT / page).read_text("utf-8") for page in ("index.md", "pages/answers.md"))
+    pages = pages.replace(f"{{measured}}`{chapter.name}:", "{measured}`")
+    lines = [line for line in f"{text_of(chapter)}\n{pages}".splitlines() if not ON_ONE_PROCESSOR.search(line)]
     written = {match["key"] for line in lines for match in captions.SLOT.finditer(line)}
     return {
         key: [numbers[key], *(there for name, there in numbers.items() if name.startswith(f"{key}@"))]

@@ -114,10 +114,9 @@ class Page:
             inline = _picture_for_the_page(fig)
         files["csv"] = rows
         width = round(fig.get_figwidth() * PAGE_PIXELS_PER_INCH)
-        frame = _frame(fig)
         plt.close(fig)
         digests = self._write(name, files)
-        metadata = {"name": name, "files": digests, "width": width} | frame | _made_by(runs)
+        metadata = {"name": name, "files": digests, "width": width} | _made_by(runs)
         _show({"image/png": base64.b64encode(inline).decode(), "text/plain": name}, {"image/png": metadata})
 
     def table(
@@ -236,23 +235,6 @@ def _with_256_colours(png: bytes) -> bytes:
     reduced = Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     reduced.save(buffer, format="png", optimize=True)
     return buffer.getvalue()
-
-
-def _frame(fig: Figure) -> dict[str, Any]:
-    """Tell where in the picture the axes lie, and what they span: a page can then point at values."""
-    if len(fig.axes) != 1:
-        return {}
-    (ax,) = fig.axes
-    box = ax.get_position()
-    axes = {
-        name: {"at": [float(end) for end in at], "limits": [float(end) for end in limits], "scale": scale}
-        for name, at, limits, scale in (
-            ("x", (box.x0, box.x1), ax.get_xlim(), ax.get_xscale()),
-            # Pixels count from above.
-            ("y", (1 - box.y0, 1 - box.y1), ax.get_ylim(), ax.get_yscale()),
-        )
-    }
-    return {"frame": axes}
 
 
 def _written(values: pd.Series, how: Format | None) -> list[str]:

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,8 +46,6 @@ class Published:
         The PNG of the page.
     rows : str
         A table as it is shown, in CSV; empty for a figure.
-    frame : dict
-        By axis, where it lies in the picture and what it spans; empty for a figure of several panels.
     made_by : tuple of dict
         What :mod:`kvreport.publishing.provenance` kept of the runs of its rows; empty where they were not named.
     judged : bool
@@ -66,7 +63,6 @@ class Published:
     run: Mapping[str, Any]
     picture: bytes | None = field(default=None, repr=False)
     rows: str = ""
-    frame: Mapping[str, Any] = field(default_factory=dict)
     made_by: tuple[Mapping[str, Any], ...] = ()
     judged: bool = False
     own: bool = False
@@ -136,19 +132,11 @@ def of(executed: Path, source: Path | None = None) -> list[Published]:
         if "name" in figure:
             words = _kept(figure) | _words(figure, written)
             picture = base64.b64decode(output["data"]["image/png"])
-            found.append(Published(**about, **words, frame=figure.get("frame", {}), picture=picture))
+            found.append(Published(**about, **words, picture=picture))
         if (table := table_of(output)) is not None:
             words = _kept(table) | _words(table, written) | {"alt": None}
             found.append(Published(**about, **words, rows=table["csv"], judged="judged" in table))
     return found
-
-
-def place(axis: Mapping[str, Any], value: float) -> float:
-    """Tell where in a picture a value of an axis of `frame` lies, as a share of its width or height."""
-    scaled = math.log10 if axis["scale"] == "log" else float
-    low, high = map(scaled, axis["limits"])
-    start, end = axis["at"]
-    return start + (end - start) * (scaled(value) - low) / (high - low)
 
 
 def _kept(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect all parts; Sphinx calls this."""
     app.connect("config-inited", _add_static)
     app.add_css_file("kvbook.css")
-    for script in ("filter", "memory", "tables", "hero", "picker"):
+    for script in ("filter", "memory", "tables"):
         app.add_js_file(f"kvbook-{script}.js", loading_method="defer")
     for part in (repository, executed, inserts, clean_assets, pictures, social, badges, pdf):
         part.connect(app)

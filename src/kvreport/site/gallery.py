@@ -33,14 +33,14 @@ def _tile(item: Published, context: Context) -> str:
     return f":::::{{container}} kvbook-tile\n{linked(item, _thumbnail(item), context)}\n:::::"
 
 
-def linked(item: Published, file: Path, context: Context, look: str = "dark-light") -> str:
+def linked(item: Published, file: Path, context: Context) -> str:
     """Write a picture that leads to its figure, and the first sentence of the caption."""
     picture, top = (Path(os.path.relpath(path, context.page)).as_posix() for path in (file, context.root))
     sentence = citation.heading(item)
     end = "" if sentence.endswith("…") else "."
     return (
         # An option is taken to the letter; in Markdown's own picture an escaped mark would be lost.
-        f"::::{{image}} {picture}\n:alt: {' '.join((item.alt or '').split())}\n:class: {look}\n"
+        f"::::{{image}} {picture}\n:alt: {' '.join((item.alt or '').split())}\n:class: dark-light\n"
         f":target: {top}/{item.place}\n::::\n\n"
         f"{{numref}}`{item.name}`: {sentence.translate(_MARKS)}{end}"
     )

@@ -11,7 +11,7 @@ from kvbook.errors import UserError
 from kvreport.publishing import captions, citation, evaluated
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.measures import ROLE
-from kvreport.site import environment, gallery, hero, history, ledger, running, sentences, speed
+from kvreport.site import environment, first_screen, gallery, history, ledger, running, sentences, speed
 from kvreport.site.context import Context
 
 # One on a line of its own; the line becomes the part.
@@ -25,7 +25,6 @@ OF_CHAPTERS: dict[str, Callable[[Context], str]] = {
     "ledger": lambda context: ledger.markdown(ledger.verdicts(context.chapters)),
     "outcomes": lambda context: sentences.outcomes(context.chapters),
     "gallery": gallery.markdown,
-    "hero": hero.markdown,
     "runs": environment.markdown,
 }
 # The others are handed no chapters.
@@ -37,6 +36,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "colab": running.colab,
     "gpu parameters": running.gpu_parameters,
     "never on cuda": running.never_on_cuda,
+    "first screen": lambda _context: first_screen.markdown(),
     "history": lambda _context: history.markdown(),
     "speed": lambda _context: speed.speed(),
     "targets": lambda _context: speed.targets(),

@@ -88,6 +88,24 @@ def _continuations(posted: Run, questions: Run | None) -> pd.DataFrame:
     )
 
 
+def _answers(run: Run) -> pd.DataFrame:
+    """Set each answer to a further question beside the one without reuse, and say where they first differ."""
+    question, written = ["dtype", "case", "item"], {"tokens": ("token", tuple), "words": ("text", tuple)}
+    steps = run.rows.assign(text=run.rows["text"].fillna("").astype(str)).sort_values("step", kind="stable")
+    answers = steps.groupby([*question, "way"], sort=False).agg(**written).reset_index()
+    alone = answers[answers["way"] == NO_REUSE].drop(columns="way")
+    both = answers[answers["way"] != NO_REUSE].merge(alone, on=question, suffixes=("", "_uncached"))
+    pairs = zip(both["tokens"], both["tokens_uncached"], strict=True)
+    return both.assign(first=[_first_difference(one, other) for one, other in pairs])
+
+
+def _first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+    """Give the place of the first token that differs; infinite where none does."""
+    if one == other:
+        return float("inf")
+    return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def _prompts(continuations: pd.DataFrame) -> pd.DataFrame:
     """Keep the prompts after a prefix, with its cache as it is.
 
@@ -113,6 +131,7 @@ ROWS = {
     "first-layer keys": Frame(_first_layer_keys, ("first_layer", "published shares")),
     "keys and values": Frame(_keys_and_values, ("split_keys",)),
     "continuations": Frame(_continuations, ("prompt_reuse",), ("reused_questions",)),
+    "answers": Frame(_answers, ("reused_questions",)),
     "prompts": Frame(_prompts, ("continuations",)),
     "tokenizer boundaries": Frame(_tokenizer_boundaries, ("seams",)),
 }

@@ -1,0 +1,87 @@
+"""The front page's experiment: what it shows of recorded answers."""
+
+import math
+import re
+
+import pandas as pd
+import pytest
+
+from kvbook import paths
+from kvbook.runs.records import Run
+from kvreport.chapters.prompt_reuse import rows as reuse
+from kvreport.publishing import found
+from kvreport.site import first_screen
+
+UNCACHED = (1, 2, 3, 4)
+
+
+def answers(cached: tuple[int, ...], question: str = "Why?") -> pd.DataFrame:
+    """Make the answers to a question, with reuse and without."""
+    about = {"dtype": "bfloat16", "case": reuse.CHAT, "item": question}
+    ways = {reuse.NO_REUSE: UNCACHED, reuse.SHARED: cached}
+    rows = [
+        about | {"way": way, "step": step, "token": token, "text": f"t{token}"}
+        for way, tokens in ways.items() for step, token in enumerate(tokens)
+    ]
+    run = Run({}, paths.RUNS)
+    run.__dict__["rows"] = pd.DataFrame(rows)
+    return found.of_runs("prompt_reuse", {"reused_questions": run})["answers"]
+
+
+@pytest.mark.parametrize(
+    ("cached", "first"),
+    [(UNCACHED, math.inf), ((1, 2, 9, 4), 2), ((9, 2, 3, 4), 0), ((1, 2, 3), 3), ((1, 2, 3, 4, 5), 4)],
+)
+def test_answers_first_differ_where_their_tokens_do_or_where_one_of_them_ends(cached, first):
+    assert answers(cached)["first"].tolist() == [first]
+
+
+def test_a_text_marks_the_first_token_that_differs_and_nothing_where_all_are_equal():
+    assert first_screen._text(("a", " b", " c"), 1) == "a<mark> b</mark><span> c</span>"
+    assert first_screen._text(("a", " b"), 2) == "a b<mark>⟨end⟩</mark><span></span>"
+    assert first_screen._text(("a", " b"), math.inf) == "a b"
+
+
+def test_what_a_model_wrote_is_never_markup():
+    assert first_screen._text(("<script>", "\n", "<|im_end|>"), math.inf) == "&lt;script&gt;↵ ⟨end⟩"
+
+
+def test_the_example_is_the_first_question_whose_answers_share_some_tokens_and_then_differ(monkeypatch):
+    monkeypatch.setattr(first_screen, "SHARED_TOKENS", range(2, 4))
+    asked = [
+        answers(UNCACHED, question="kept"), answers((9,), question="at once"), answers((1, 2, 9), question="later"),
+        answers((1, 2, 3), question="later still"),
+    ]
+    assert first_screen.example(pd.concat(asked)) == "later"
+    assert first_screen.example(pd.concat(asked[:2])) == "kept", "without one, the first of all"
+
+
+def test_the_page_counts_the_answers_that_the_recorded_rows_keep():
+    page = first_screen.markdown()
+    panels = dict(re.findall(r'data-loop="right" data-dtype="(\w+)">.*?<p>(\d+ of \d+) answers', page, re.DOTALL))
+    assert {"bfloat16", "float32"} <= set(panels)
+    for dtype, said in panels.items():
+        _, run = first_screen.recorded()[dtype]
+        rows = run.rows[(run.rows["dtype"] == dtype) & (run.rows["case"] == reuse.CHAT)]
+        texts = rows.sort_values("step").groupby(["item", "way"])["token"].agg(tuple).unstack()
+        kept = (texts[reuse.SHARED] == texts[reuse.NO_REUSE]).sum()
+        assert said == f"{kept} of {len(texts)}"
+        assert page.count(f'data-loop="wrong" data-dtype="{dtype}"') == 1
+    # Else a changed row would show nothing.
+    assert len(set(panels.values())) > 1
+
+
+def test_the_experiment_weighs_less_than_60_kilobytes():
+    assert 1_000 < len(first_screen.markdown().encode()) < 60_000
+
+
+def test_without_recorded_answers_there_is_no_experiment(monkeypatch):
+    monkeypatch.setattr(first_screen.evidence, "manifest", dict)
+    assert first_screen.markdown() == ""
+
+
+def test_dots_that_lie_on_one_another_share_a_label():
+    apart = pd.Series({"float64": 1e-15, "float32": 1e-6, "bfloat16": 1e-2})
+    assert [words for words, _ in first_screen._labels(apart)] == ["fp64", "fp32", "bf16"]
+    together = pd.Series({"float64": 0.5, "float32": 0.5, "bfloat16": 0.6})
+    assert first_screen._labels(together) == [("fp64, fp32, bf16", "right: 0")]
