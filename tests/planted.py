@@ -1,5 +1,6 @@
 """Runs with rows that a test has made up, so that it can show what a table, a sentence or a verdict does with them."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import pandas as pd
 
 from kvbook.runs.records import Run
+from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Check, Verdict
+from kvreport.publishing.statements import check
 
 MACHINE = {"device": "cpu", "device_name": "a processor", "threads": 1, "torch": "2.13.0", "transformers": "5.23.0"}
 
@@ -28,6 +31,26 @@ def with_runs(found: Found, **runs: Run | None) -> Found:
 def with_rows(found: Found, **rows: pd.DataFrame) -> Found:
     """Return what a chapter found with other rows for some of its runs, whose records stay as they are."""
     return with_runs(found, **{name: run_of(given, **found.runs[name].about) for name, given in rows.items()})
+
+
+def changed(found: Found, experiment: str, where: str, **values: Any) -> Found:
+    """Return what was found with other values in those rows of a run for which an expression of pandas holds."""
+    rows = found[experiment].copy()
+    here = rows.eval(where)
+    for column, value in values.items():
+        rows[column] = rows[column].mask(here, value(rows) if callable(value) else value)
+    return with_rows(found, **{experiment: rows})
+
+
+# Only those of the chapter at hand: some are large.
+published = functools.lru_cache(1)(found_in.published)
+
+
+def contradicted(chapter: str, name: str, experiment: str, where: str, **values: Any) -> str:
+    """Check a sentence on published rows that bear it out, some of which are changed to contradict it."""
+    statement = found_in.measures_of(chapter).STATEMENTS[name]
+    borne_out = next(found for found in published(chapter).values() if check(statement, found).outcome == "holds")
+    return check(statement, changed(borne_out, experiment, where, **values)).outcome
 
 
 def on_processor(processor: str, found: Found) -> Found:
