@@ -26,9 +26,20 @@ import suite_rules
 
 from kvbook import __main__ as command_line
 from kvbook import garbage
+from kvbook.errors import UserError
 
 # What the tests import and share lives until the last of them.
 garbage.look_less_often()
+
+
+
+def _of_one_line(error: UserError, *arguments: object) -> None:
+    Exception.__init__(error, *arguments)
+    assert "\n" not in str(error), "what a user reads is one line"
+
+
+# Every test that meets such an error holds it to that.
+UserError.__init__ = _of_one_line
 
 # What the published rows give is evaluated once for all workers, which inherit the folder from the process that starts
 # them.
@@ -109,6 +120,19 @@ def kvbook_here(monkeypatch, capsys):
         with pytest.raises(SystemExit) as end:
             command_line.main()
         return subprocess.CompletedProcess(sys.argv, end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refused(kvbook_here):
+    """Return a function that runs a command which ends in one line and status 2, and gives the line."""
+
+    def run(*arguments) -> str:
+        done = kvbook_here(*arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert done.stderr.startswith("kvbook: ")
+        return done.stderr
 
     return run
 

@@ -1,5 +1,6 @@
 """A book of one small chapter in its own folder, with this repository's configuration, for tests to build."""
 
+import copy
 import json
 import os
 import shutil
@@ -15,100 +16,33 @@ from kvreport.running.planning import Folders
 
 STEM = "01_squares"
 
-PROSE = """\
-# Squares
-
-The last square stands in {numref}`tab-squares`; see {numref}`fig-squares`.
-"""
-
-CAPTIONS = """\
-:::{caption} fig-squares
-:alt: A line through points.
-Thirds of squares.
-:::
-
-:::{caption} tab-squares
-The rows behind {numref}`fig-squares`.
-:::
-"""
-
-CODE = {
-    "parameters": 'n: int = 4  # how many numbers\nlabel: str = "squares"  # what the line is called\n',
-    "run": (
-        "import sys\n"
-        "import matplotlib.pyplot as plt\n"
-        "import pandas as pd\n"
-        "from kvbook import progress\n"
-        "from kvreport.publishing import page as publish\n"
-        "from kvreport.publishing import style\n"
-        "\n"
-        "style.use()\n"
-        'rows = pd.DataFrame({"x": list(progress.track(range(n), label="square"))})\n'
-        'rows["y"] = rows["x"] ** 2 / 3\n'
-        'print("run by", sys.executable)\n'
-    ),
-    "figure": (
-        f'page = publish.Page("{STEM}")\n'
-        "fig, ax = plt.subplots()\n"
-        'ax.plot(rows["x"], rows["y"], marker="o", label=label)\n'
-        'page.figure(fig, "fig-squares", table=rows)\n'
-    ),
-    "table": 'page.table(rows, "tab-squares", formats={"y": "{:.2f}"})\n',
-    "last": 'print(f"the last square is {rows.y.iloc[-1]:.2f}")\n',
-}
-
-INDEX = """\
-# A small book
-
-<!-- part: how to cite -->
-"""
-
-CONTENTS = """\
-format: jb-book
-root: index
-parts:
-  - caption: Chapters
-    numbered: true
-    chapters:
-      - glob: chapters/*
-  - caption: About
-    chapters:
-      - file: pages/figures
-      - file: pages/environment
-"""
+# The book as a person would write it.
+BOOK = Path(__file__).with_name("book")
+INDEX = (BOOK / "index.md").read_text("utf-8")
+_NOTEBOOK = json.loads((BOOK / "chapters" / f"{STEM}.ipynb").read_text("utf-8"))
+CODE = {cell["id"]: "".join(cell["source"]) for cell in _NOTEBOOK["cells"]}
+PROSE = CODE["prose"]
 
 
-def notebook(prose: str = PROSE, **code: str) -> dict:
-    """Return the chapter as a notebook; a keyword replaces the code of that cell."""
-    cells = [{"cell_type": "markdown", "id": "prose", "metadata": {}, "source": prose}]
-    for name, source in (CODE | code).items():
-        cell = {"cell_type": "code", "id": name, "source": source, "outputs": [], "execution_count": None}
-        cells.append(cell | {"metadata": {"tags": ["parameters"]} if name == "parameters" else {}})
-    cells.append({"cell_type": "markdown", "id": "captions", "metadata": {}, "source": CAPTIONS})
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+def notebook(**sources: str) -> dict:
+    """Return the chapter as a notebook; a keyword replaces the source of that cell."""
+    cells = [cell | {"source": (CODE | sources)[cell["id"]]} for cell in _NOTEBOOK["cells"]]
+    return copy.deepcopy(_NOTEBOOK | {"cells": cells})
 
 
-def write(root: Path, prose: str = PROSE, **code: str) -> Path:
+def write(root: Path, **sources: str) -> Path:
     """Write the chapter's source; returns its file."""
     path = root / "chapters" / f"{STEM}.ipynb"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(notebook(prose, **code), indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(notebook(**sources), indent=1) + "\n", "utf-8")
     return path
 
 
 def create(root: Path) -> Path:
     """Write the whole book into `root`."""
-    for folder in ("pages", "parameters", "data"):
-        (root / folder).mkdir(parents=True)
+    shutil.copytree(BOOK, root, dirs_exist_ok=True)
+    (root / "pages").mkdir()
     for name in ("_config.yml", "CITATION.cff", "requirements.txt", "pages/figures.md", "pages/environment.md"):
         shutil.copy(ROOT / name, root / name)
-    files = {
-        "_toc.yml": CONTENTS, "references.bib": "", "index.md": INDEX, "parameters/default.yaml": "# nothing differs\n",
-        "parameters/few.yaml": f"{STEM}:\n  n: 3\n", "data/numbers.csv": "x\n1\n",
-    }
-    for name, text in files.items():
-        (root / name).write_text(text)
     write(root)
     return root
 

@@ -24,32 +24,7 @@ OF_COLOURS = ("color-contrast", "link-in-text-block")
 # Judging colours takes nearly all of a page's time, so of texts that are styled alike, as all their ancestors are, one
 # is judged, on the first page that has one. What only another element's lying over or under one of them makes hard to
 # read is not seen.
-TEXTS_OF_NEW_STYLES = """(judged) => {
-  const styles = new Map([[document.documentElement, ""]]), found = new Map(), old = new Set(judged);
-  const digest = (text) => {
-    let high = 0xdeadbeef, low = 0x41c6ce57;
-    for (let i = 0; i < text.length; i++) {
-      high = Math.imul(high ^ text.charCodeAt(i), 2654435761);
-      low = Math.imul(low ^ text.charCodeAt(i), 1597334677);
-    }
-    return `${high} ${low}`;
-  };
-  const style = (element) => {
-    if (!styles.has(element)) {
-      const has = getComputedStyle(element);
-      styles.set(element, digest([style(element.parentElement), element.tagName, element.className, has.color,
-        has.backgroundColor, has.backgroundImage, has.opacity, has.fontSize, has.fontWeight, has.textDecorationLine,
-        has.position].join("|")));
-    }
-    return styles.get(element);
-  };
-  for (const element of document.body.querySelectorAll("*"))
-    if ([...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim()) &&
-        element.getClientRects().length && !old.has(style(element)) && !found.has(style(element)))
-      found.set(style(element), element);
-  window.textsOfNewStyles = [...found.values()];
-  return [...found.keys()];
-}"""
+TEXTS_OF_NEW_STYLES = Path(__file__).with_name("texts_of_new_styles.js").read_text("utf-8")
 
 # What a first visit may load: about 2.4 MB are the theme's icons, fonts and scripts, fetched once for the whole site.
 MOST_BYTES = 3_000_000

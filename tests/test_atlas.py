@@ -112,12 +112,9 @@ AT_ONCE, STEPWISE = "left padding", "left padding, token by token"
         ("trocr", {"chunks": "rounding", AT_ONCE: "full pass changes", STEPWISE: "full pass changes"}, "rounding", []),
         # These give logits of fp32 in bf16; Mamba takes no positions.
         ("beam", {AT_ONCE: "rounding", STEPWISE: "rounding"}, "rounding", []),
-        ("nemotron_h", {AT_ONCE: "rounding", STEPWISE: "bug"}, "bug", [f"{STEPWISE} from 2"]),
         ("mamba", {AT_ONCE: "rounding", STEPWISE: "rounding"}, "rounding", []),
         ("deepseek_v4", {"chunks": "rounding", "static cache": "raises an error", "cropped": "raises an error"},
          "raises an error", ["static cache raises KeyError", "cropped raises RuntimeError"]),
-        ("inkling_text", {"chunks": "rounding", "static cache": "raises an error"}, "raises an error",
-         ["static cache raises RuntimeError"]),
     ],
 )
 def test_each_path_has_its_outcome_and_the_worst_is_the_verdict(name, outcomes, verdict, faults):

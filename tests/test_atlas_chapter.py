@@ -163,14 +163,6 @@ def test_a_badge_is_an_svg_that_says_the_verdict_in_words_and_escapes_what_it_qu
     ElementTree.fromstring(badges.svg(made("a<b>&", row_invariant="fails: <x>")))
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"), [({"architectures": ["nosuch"]}, "nosuch"), ({"device": "cuda:99"}, "CUDA devices")]
-)
-def test_what_cannot_be_run_is_refused_in_one_line(asked, words):
-    with pytest.raises(UserError, match=words):
-        survey.inputs(AtlasSettings.checked(**asked))
-
-
 def test_a_unit_is_an_architecture_and_a_row_has_every_column_and_no_other(monkeypatch):
     recorded, appended = {key: value for key, value in made("llama").items() if key not in PATHS}, {}
     monkeypatch.setattr(survey.running, "measured", lambda *_, **__: iter([recorded]))
@@ -198,3 +190,11 @@ def test_a_site_that_has_the_badges_of_the_cited_run_gets_them_no_second_time(mo
     assert len(drawn) == 1
     site_badges._write(app, None)
     assert len(drawn) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"), [({"architectures": ["nosuch"]}, "nosuch"), ({"device": "cuda:99"}, "CUDA devices")]
+)
+def test_what_cannot_be_run_is_refused_in_one_line(asked, words):
+    with pytest.raises(UserError, match=words):
+        survey.inputs(AtlasSettings.checked(**asked))

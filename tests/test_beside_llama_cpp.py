@@ -1,6 +1,7 @@
 """The comparison with llama.cpp: it reads the model's own weights, and is made on demand alone."""
 
 import sys
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -59,21 +60,12 @@ def test_without_llama_cpp_one_line_says_what_to_install(monkeypatch):
         beside_llama_cpp.inputs(BesideLlamaCppSettings())
 
 
-class Library:
-    """Something that begins with a token of its own."""
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-    def decode(self, prompt: list[int], n_new_tokens: int) -> tuple[list[float], list[int]]:
-        return [0.002] * n_new_tokens, [self.token] * n_new_tokens
-
-
 @pytest.mark.parametrize("same", [True, False])
 def test_a_program_that_begins_with_another_token_is_not_compared(monkeypatch, tmp_path, same):
     writer = records.Writer(tmp_path)
+    library = SimpleNamespace(decode=lambda prompt, n: ([0.002] * n, [7 if same else 8] * n))
     monkeypatch.setattr(beside_llama_cpp, "_ours", lambda *_: ([0.001] * 6, [7] * 6))
-    monkeypatch.setattr(beside_llama_cpp, "_LlamaCpp", lambda *_: Library(7 if same else 8))
+    monkeypatch.setattr(beside_llama_cpp, "_LlamaCpp", lambda *_: library)
     settings = BesideLlamaCppSettings(model="llama", weights="stand-in", n_new_tokens=6, n_repeats=2)
     if not same:
         with pytest.raises(UserError, match="another token"):

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import small_gguf
@@ -41,35 +42,25 @@ def test_as_many_dtypes_are_run_as_the_verdict_needs_and_the_others_are_listed(
     assert found.not_tried[-1].endswith("--thorough")
 
 
-def lacks_arithmetic(patch):
-    stock = placement.dtype_on
-
-    def dtype_on(name, device):
-        if name == "float64":
-            raise UserError("device 'mps' has no float64 arithmetic: leave float64 out of the dtypes")
-        return stock(name, device)
-
-    patch.setattr(placement, "dtype_on", dtype_on)
-
-
-def lacks_kernels(patch):
-    stock = check.rows_of
-
-    def rows_of(model, dtype, *arguments, **options):
-        if dtype == "float64":
-            raise RuntimeError("expected Float")
-        return stock(model, dtype, *arguments, **options)
-
-    patch.setattr(check, "rows_of", rows_of)
-
-
 @pytest.mark.parametrize(
-    ("lacks", "words"), [(lacks_arithmetic, "device 'mps' has no float64"), (lacks_kernels, "expected Float")]
+    ("module", "function", "error"),
+    [
+        (placement, "dtype_on", UserError("device 'mps' has no float64 arithmetic: leave float64 out of the dtypes")),
+        # What lacks kernels alone is known only when they are called.
+        (check, "rows_of", RuntimeError("expected Float")),
+    ],
 )
 def test_where_fp64_is_missing_16_bits_stand_in_for_it_and_asked_for_alone_it_is_refused(
-    llama_folder, text_folder, monkeypatch, lacks, words
+    llama_folder, text_folder, monkeypatch, module, function, error
 ):
-    lacks(monkeypatch)
+    stock, words = getattr(module, function), str(error).split(" arithmetic")[0]
+
+    def lacking(*arguments, **options):
+        if "float64" in arguments:
+            raise error
+        return stock(*arguments, **options)
+
+    monkeypatch.setattr(module, function, lacking)
     found = check.check(asked(llama_folder, text_folder))
     assert [drift.dtype for drift in found.drift] == ["float32", "bfloat16"]
     assert (found.status, list(found.left_out)) == (outcome.SOUND, ["float64"])
@@ -164,15 +155,6 @@ def test_time_and_memory_of_a_large_model_are_said_before_it_is_loaded(llama_fol
 # Bad input: one line, exit status 2, nothing left behind.
 
 
-def refused(kvbook_here, folder, *arguments) -> str:
-    before = sorted(folder.rglob("*")) if folder.is_dir() else []
-    done = kvbook_here("check", folder, *arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert done.stderr.startswith("kvbook: ")
-    assert (sorted(folder.rglob("*")) if folder.is_dir() else []) == before
-    return done.stderr
-
-
 def encoder(folder, bpe):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     BertLMHeadModel(BertConfig(vocab_size=320, **sizes)).save_pretrained(folder)
@@ -193,15 +175,17 @@ def not_a_number(folder, _bpe):
     ],
 )
 def test_a_folder_that_holds_no_model_to_be_checked_is_refused(
-    kvbook_here, llama_folder, bpe, text_folder, tmp_path, change, words
+    refused, llama_folder, bpe, text_folder, tmp_path, change, words
 ):
     shutil.copytree(llama_folder, tmp_path / "model")
     change(tmp_path / "model", bpe)
-    assert words in refused(kvbook_here, tmp_path / "model", "--corpus", text_folder, "--samples", 2, "--tokens", 12)
+    before = sorted(tmp_path.rglob("*"))
+    assert words in refused("check", tmp_path / "model", "--corpus", text_folder, "--samples", 2, "--tokens", 12)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(("number", "said"), [(99, "99 is not a valid"), (9, "Q8_1")])
-def test_a_gguf_of_an_unsupported_type_is_refused(kvbook_here, llama, bpe, tmp_path, number, said):
+def test_a_gguf_of_an_unsupported_type_is_refused(refused, llama, bpe, tmp_path, number, said):
     file = small_gguf.write(tmp_path / "small.gguf", llama, bpe)
     name = b"blk.0.ffn_up.weight"
     content = bytearray(file.read_bytes())
@@ -210,15 +194,15 @@ def test_a_gguf_of_an_unsupported_type_is_refused(kvbook_here, llama, bpe, tmp_p
     assert content[place : place + 4] == (0).to_bytes(4, "little"), "fp32"
     content[place : place + 4] = number.to_bytes(4, "little")
     file.write_bytes(content)
-    refusal = refused(kvbook_here, file)
+    refusal = refused("check", file)
     assert "holds numbers of a type that cannot be read" in refusal
     assert said in refusal
     assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
 
 
-def test_a_model_bigger_than_memory_is_refused(kvbook_here, llama_folder, monkeypatch):
+def test_a_model_bigger_than_memory_is_refused(refused, llama_folder, monkeypatch):
     monkeypatch.setattr(placement, "free_bytes", lambda _device: 1000)
-    assert "free: choose a smaller model" in refused(kvbook_here, llama_folder)
+    assert "free: choose a smaller model" in refused("check", llama_folder)
 
 
 def test_a_forward_that_ignores_the_cache_is_a_bug_with_its_cause(llama_folder, text_folder, monkeypatch):
@@ -251,7 +235,7 @@ def random(found, _ids):
     ],
 )
 def test_a_full_pass_that_cannot_be_agreed_with_is_no_fault_of_the_cache(
-    kvbook_here, llama_folder, text_folder, monkeypatch, change, words
+    refused, llama_folder, text_folder, monkeypatch, change, words
 ):
     stock = LlamaForCausalLM.forward
 
@@ -261,33 +245,25 @@ def test_a_full_pass_that_cannot_be_agreed_with_is_no_fault_of_the_cache(
         return found
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
-    assert words in refused(kvbook_here, llama_folder, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
+    assert words in refused("check", llama_folder, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
 
 
 def test_a_check_that_is_stopped_from_the_keyboard_says_so_and_is_no_bug(kvbook_here, llama_folder, monkeypatch):
-    def stopped(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(probe, "cached_rows", stopped)
+    monkeypatch.setattr(probe, "cached_rows", Mock(side_effect=KeyboardInterrupt))
     done = kvbook_here("check", llama_folder)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvbook: stopped\n")
 
 
-def test_what_a_models_code_raises_is_one_line(kvbook_here, llama_folder, monkeypatch):
-    monkeypatch.setattr(LlamaForCausalLM, "forward", raising(AssertionError("one token at a time")))
-    assert "cannot be run with past_key_values (AssertionError: one token at a time)" in refused(
-        kvbook_here, llama_folder
-    )
-    lacks = AttributeError("'Output' object has no attribute 'past_key_values'", name="past_key_values")
-    monkeypatch.setattr(LlamaForCausalLM, "forward", raising(lacks))
-    assert "(its class returns none)" in refused(kvbook_here, llama_folder)
-
-
-def raising(error):
-    def forward(*_arguments, **_options):
-        raise error
-
-    return forward
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (AssertionError("one token at a time"), "past_key_values (AssertionError: one token at a time)"),
+        (AttributeError("no attribute 'past_key_values'", name="past_key_values"), "(its class returns none)"),
+    ],
+)
+def test_what_a_models_code_raises_is_one_line(refused, llama_folder, monkeypatch, error, words):
+    monkeypatch.setattr(LlamaForCausalLM, "forward", Mock(side_effect=error))
+    assert words in refused("check", llama_folder)
 
 
 def test_a_context_of_minus_one_is_none(gpt2_folder):

@@ -58,15 +58,6 @@ def test_the_two_cells_make_a_chapter_run_from_the_clone_with_device_and_dtypes_
     assert "float32" in settings
 
 
-@pytest.mark.slow
-def test_a_folder_with_the_packages_name_would_hide_it(content):
-    # Control: what the cells avoid. A folder called kvbook in the kernel's own folder is taken for the package.
-    (content / "kvbook").mkdir(exist_ok=True)
-    script = "import sys; sys.path.insert(0, ''); import kvbook; print(kvbook.__file__)"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], cwd=content, capture_output=True, text=True)
-    assert done.stdout.strip() == "None"
-
-
 @pytest.mark.parametrize(
     ("capability", "dtypes", "dtype"),
     [((7, 5), ["float32"], "float16"), ((8, 9), ["float32", "bfloat16"], "bfloat16")],

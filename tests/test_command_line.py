@@ -1,4 +1,3 @@
-import gc
 import subprocess
 import sys
 from importlib import metadata
@@ -6,14 +5,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from kvbook import __main__, __version__, garbage, paths
-
-
-def refused(done):
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("kvbook: ")
-    assert done.stderr.count("\n") == 1
+from kvbook import __main__, __version__, paths
 
 
 @pytest.mark.parametrize("line", [
@@ -23,8 +15,8 @@ def refused(done):
     "models train-scratch --size nosuch", "models train-scratch --corpus /nowhere",
     "models train-scratch --corpus /nowhere --destination /tmp/nosuch",
 ])
-def test_bad_input_is_one_line_and_status_2(kvbook_here, line):
-    refused(kvbook_here(*line.split()))
+def test_bad_input_is_one_line_and_status_2(refused, line):
+    refused(*line.split())
 
 
 def test_a_package_whose_commands_cannot_be_imported_is_named_and_left_out(monkeypatch, tmp_path, capsys):
@@ -51,7 +43,8 @@ def test_the_versions_are_printed_with_those_of_the_libraries(kvbook_here):
 @pytest.mark.slow
 def test_so_it_is_in_a_process_of_its_own_where_libraries_are_imported_on_the_way():
     command = [sys.executable, "-m", "kvbook", "run", "layer_drift", "model=nosuch"]
-    refused(subprocess.run(command, capture_output=True, text=True, check=False))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
 
 
 def test_an_experiment_runs_without_a_notebook(kvbook_here, llama_folder, text_folder):
@@ -70,16 +63,3 @@ def test_memory_and_minutes_are_predicted_and_the_families_are_listed(kvbook_her
     done = kvbook_here("models", "list")
     assert done.returncode == 0, done.stderr
     assert "meta-llama/Llama-3.1-8B-Instruct 8,030,261,248" in done.stdout
-
-
-def test_a_command_looks_less_often_for_garbage_and_not_at_its_end(monkeypatch):
-    before, at_the_end = gc.get_threshold(), []
-    monkeypatch.setattr(garbage.atexit, "register", at_the_end.append)
-    try:
-        gc.set_threshold(700, 10, 10)
-        garbage.look_less_often()
-        assert gc.isenabled()
-        assert gc.get_threshold()[0] > 700
-        assert at_the_end == [gc.freeze]
-    finally:
-        gc.set_threshold(*before)

@@ -74,6 +74,7 @@ def checkout(tmp_path_factory, real_model):
     root = tmp_path_factory.mktemp("checkout") / "book"
     left_out = shutil.ignore_patterns("_build", ".*", "*.ipynb", "*.egg-info", "__pycache__", "data")
     shutil.copytree(ROOT, root, ignore=left_out)
+    shutil.copytree(ROOT / "tests/book", root / "tests/book", dirs_exist_ok=True)
     shutil.copy(ROOT / ".gitignore", root)
     (root / "data/runs").mkdir(parents=True)
     for part in (ROOT / "data").iterdir():

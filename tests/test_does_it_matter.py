@@ -411,6 +411,17 @@ def test_without_a_divergence_nothing_comes_after_it_and_with_divergences_every_
     assert len(followed(parted=1, token=5).rows[["dtype", "sample"]].drop_duplicates()) == 2 * 4
 
 
+def test_texts_of_several_lengths_are_refused(settings, tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n" * 50)
+    (tmp_path / "b.py").write_text("x = 1\n")
+    with pytest.raises(UserError, match=r"b\.py gives"):
+        variants.texts(settings.model_copy(update={"corpus": str(tmp_path)}), 2, 24)
+    with pytest.raises(UserError, match="samples"):
+        drift_by_position.EXPERIMENT.inputs(settings.model_copy(update={"n_long": 9}))
+    with pytest.raises(UserError, match="dtypes"):
+        DoesItMatterSettings.checked(dtypes=["float64"])
+
+
 EXPERIMENTS = (teacher_forced, first_divergence, after_divergence)
 
 
@@ -432,12 +443,3 @@ def test_settings_that_cannot_be_run_are_refused_in_one_line_and_leave_nothing(
             module.EXPERIMENT.run(refused)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
-
-
-def test_texts_of_several_lengths_are_refused(settings, tmp_path):
-    (tmp_path / "a.py").write_text("x = 1\n" * 50)
-    (tmp_path / "b.py").write_text("x = 1\n")
-    with pytest.raises(UserError, match=r"b\.py gives"):
-        variants.texts(settings.model_copy(update={"corpus": str(tmp_path)}), 2, 24)
-    with pytest.raises(UserError, match="dtypes"):
-        DoesItMatterSettings.checked(dtypes=["float64"])

@@ -15,8 +15,8 @@ from kvreport.publishing import wording
 def results():
     """Return what is published of one processor; of six texts and some changes where all tokens are compared."""
     found = next(iter(published("does_it_matter").values()))
-    some = (named.CACHED, named.OTHER_DTYPE, named.KV_INT4, named.FAULT)
-    return with_rows(found, teacher_forced=found["teacher_forced"].query("sample < 6 and way in @some"))
+    some = [named.CACHED, named.OTHER_DTYPE, named.KV_INT4, named.FAULT]
+    return with_rows(found, teacher_forced=found["teacher_forced"].query(f"sample < 6 and way in {some}"))
 
 
 @pytest.fixture(scope="module")

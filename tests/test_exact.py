@@ -90,7 +90,6 @@ def test_it_works_with_autograd_off_and_says_so_where_it_is_on(wide, tokens, mod
         assert torch.equal(wide(tokens).logits, one_by_one(wide, tokens))
     with row_invariant(), pytest.raises(NotInvariant, match="no_grad") as error:
         wide(tokens)
-    assert "\n" not in str(error.value)
     assert isinstance(error.value, UserError)
 
 
@@ -111,9 +110,8 @@ def test_it_works_with_autograd_off_and_says_so_where_it_is_on(wide, tokens, mod
     ],
 )
 def test_what_it_cannot_make_invariant_is_refused_by_name(operation, name):
-    with torch.inference_mode(), row_invariant(), pytest.raises(NotInvariant, match=name) as error:
+    with torch.inference_mode(), row_invariant(), pytest.raises(NotInvariant, match=name):
         operation(torch.randn(4, 8))
-    assert "\n" not in str(error.value)
 
 
 def test_what_a_library_brings_after_the_first_block_is_refused_too():

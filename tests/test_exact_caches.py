@@ -1,9 +1,8 @@
 """The chapter on exact caches: its rows are what the ways give, and statements fail on rows that contradict them."""
 
-import pandas as pd
 import pytest
 import torch
-from planted import on_processor, with_rows
+from planted import changed, contradicted
 from transformers import DynamicCache
 
 from kvbook import paths as folders
@@ -15,7 +14,6 @@ from kvreport.chapters.exact_caches import ladder as exact_ladder
 from kvreport.chapters.exact_caches.rows import ALL, EXACT, RUNGS, SINGLE
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.publishing import found as found_in
-from kvreport.publishing import statements
 from kvreport.publishing.measures import named, written
 
 
@@ -128,6 +126,61 @@ def test_the_timed_prefill_scores_the_last_token_from_a_copy_of_its_row(llama, i
     assert strides[0] == (32, 32, 1)
 
 
+@pytest.mark.parametrize(("share", "written"), [(0.0, "0"), (0.1, "<1"), (99.9, ">99"), (100.0, "100"), (40.4, "40")])
+def test_some_rows_are_not_rounded_to_none_and_most_not_to_all(share, written):
+    assert figures._whole(share) == written
+
+
+# Statements
+
+
+ATTENTION, PRODUCTS, ALL_PARTS = (f"rung == '{rung}'" for rung in ("attention", "products", "all"))
+STOCK, INVARIANT = "arithmetic == 'stock'", f"arithmetic == '{EXACT}'"
+LAST_ROW = "index == index.max()"
+
+
+def all_rows(rows):
+    return rows["rows"]
+
+
+# For each statement the rows that contradict it.
+CONTRARY = {
+    "no-row-differs": ("exact_ways", LAST_ROW, {"equal_rows": 9}),
+    "no-row-differs-at-length": ("exact_lengths", LAST_ROW, {"equal_rows": 9}),
+    "stock-differs-at-length": ("exact_lengths", STOCK, {"equal_rows": all_rows}),
+    "stock-differs-in-fp32": ("exact_ways", STOCK, {"equal_rows": all_rows}),
+    "products-alone-are-not-enough": ("exact_ladder", PRODUCTS, {"equal_rows": all_rows}),
+    "attention-alone-is-not-enough-in-fp32": ("exact_ladder", ATTENTION, {"equal_rows": all_rows}),
+    "attention-alone-is-enough-in-bf16": ("exact_ladder", ATTENTION, {"equal_rows": 0}),
+    "attention-alone-is-not-enough-on-amd": ("exact_ladder", ATTENTION, {"equal_rows": all_rows}),
+    "products-and-attention-are-enough": ("exact_ladder", "rung == 'products + attention'", {"equal_rows": 0}),
+    "price-is-small": ("exact_cost", INVARIANT, {"decode_s": 3.0}),
+    "error-is-no-larger": ("exact_ladder", ALL_PARTS, {"error_rms": 1.2}),
+    "error-of-steps-is-no-larger": ("exact_ladder", ALL_PARTS, {"step_error_rms": 1.2}),
+    "error-in-fp32-is-smaller": ("exact_ladder", ALL_PARTS, {"error_rms": 1.2}),
+}
+
+
+@pytest.mark.parametrize("name", measures.STATEMENTS)
+def test_control_a_statement_fails_on_published_rows_that_are_changed_to_contradict_it(name):
+    experiment, where, values = CONTRARY[name]
+    assert contradicted("exact_caches", name, experiment, where, **values) == "fails"
+
+
+@pytest.mark.slow
+def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(results):
+    def number(role, found):
+        return written(f"{role} count", named(measures), found)
+
+    # Two texts of 20 tokens in two dtypes; six ways score all rows, and `generate` half of them.
+    assert number("EXACT_ROWS", results) == number("EXACT_ROWS_OF_OTHERS", results) == "520 of 520"
+    assert number("EXACT_ROWS_AT_LENGTH", results) == "480 of 480"
+    # Control: a row of a stand-in that differs is no row of the real model.
+    fewer = changed(results, "exact_ways", LAST_ROW, equal_rows=9)
+    assert number("EXACT_ROWS", fewer) == "520 of 520"
+    assert number("EXACT_ROWS_OF_OTHERS", fewer) == "519 of 520"
+
+
 @pytest.mark.parametrize(
     "change", [{"families": ["nosuch"]}, {"n_tokens": 60}, {"device": "cuda:99"}, {"n_samples": 9}]
 )
@@ -141,90 +194,3 @@ def test_settings_that_cannot_be_run_are_refused_in_one_line_and_leave_nothing(s
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError):
         ExactCachesSettings.checked(dtypes=["float64"])
-
-
-@pytest.mark.parametrize(("share", "written"), [(0.0, "0"), (0.1, "<1"), (99.9, ">99"), (100.0, "100"), (40.4, "40")])
-def test_some_rows_are_not_rounded_to_none_and_most_not_to_all(share, written):
-    assert figures._whole(share) == written
-
-
-# Statements
-
-
-def planted(found, experiment, where, **values):
-    """Return what was found with other values in some rows of a run."""
-    rows = found[experiment].copy()
-    rows.loc[rows.eval(where), list(values)] = list(values.values())
-    return with_rows(found, **{experiment: rows})
-
-
-ATTENTION, PRODUCTS, ALL_PARTS = (f"rung == '{rung}'" for rung in ("attention", "products", "all"))
-STOCK, INVARIANT = "arithmetic == 'stock'", f"arithmetic == '{EXACT}'"
-LAST_ROW = "index == index.max()"
-# Rows that bear out every statement; where two choose the same row, the later one counts.
-LAWFUL = (
-    ("exact_ways", f"{STOCK} and dtype == 'float32'", {"equal_rows": 0}),
-    ("exact_lengths", STOCK, {"equal_rows": 0}),
-    ("exact_ladder", "index >= 0", {"equal_rows": 20, "error_rms": 1.0, "step_error_rms": 1.0}),
-    ("exact_ladder", f"{ATTENTION} or {PRODUCTS}", {"equal_rows": 0}),
-    ("exact_ladder", f"{ALL_PARTS} and dtype == 'float32'", {"error_rms": 0.8}),
-    ("exact_cost", STOCK, {"prefill_s": 1.0, "decode_s": 1.0}),
-    ("exact_cost", INVARIANT, {"prefill_s": 1.1, "decode_s": 1.1}),
-)
-# For each statement the rows that contradict it.
-CONTRARY = {
-    "no-row-differs": ("exact_ways", LAST_ROW, {"equal_rows": 9}),
-    "no-row-differs-at-length": ("exact_lengths", LAST_ROW, {"equal_rows": 39}),
-    "stock-differs-at-length": ("exact_lengths", STOCK, {"equal_rows": 40}),
-    "stock-differs-in-fp32": ("exact_ways", STOCK, {"equal_rows": 20}),
-    "products-alone-are-not-enough": ("exact_ladder", PRODUCTS, {"equal_rows": 20}),
-    "attention-alone-is-not-enough-in-fp32": ("exact_ladder", ATTENTION, {"equal_rows": 20}),
-    "attention-alone-is-enough-in-bf16": ("exact_ladder", ATTENTION, {"equal_rows": 0}),
-    "attention-alone-is-not-enough-on-amd": ("exact_ladder", ATTENTION, {"equal_rows": 20}),
-    "products-and-attention-are-enough": ("exact_ladder", "rung == 'products + attention'", {"equal_rows": 0}),
-    "price-is-small": ("exact_cost", INVARIANT, {"decode_s": 3.0}),
-    "error-is-no-larger": ("exact_ladder", ALL_PARTS, {"error_rms": 1.2}),
-    "error-of-steps-is-no-larger": ("exact_ladder", ALL_PARTS, {"step_error_rms": 1.2}),
-    "error-in-fp32-is-smaller": ("exact_ladder", ALL_PARTS, {"error_rms": 1.2}),
-}
-
-
-@pytest.fixture(scope="module")
-def lawful(results):
-    """Return rows of forty files that bear out every statement."""
-    for name in ("exact_ways", "exact_ladder", "exact_lengths"):
-        rows = results[name]
-        copies = [rows.assign(source=rows["source"] + str(k), sample=rows["sample"] + 9 * k) for k in range(20)]
-        results = with_rows(results, **{name: pd.concat(copies, ignore_index=True)})
-    for experiment, where, values in LAWFUL:
-        results = planted(results, experiment, where, **values)
-    return results
-
-
-def outcome(name, found):
-    return statements.check(measures.STATEMENTS[name], found).outcome
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", measures.STATEMENTS)
-def test_a_statement_holds_on_rows_that_follow_it_and_fails_on_those_that_do_not(lawful, name):
-    maker, (experiment, where, values) = measures.STATEMENTS[name].on, CONTRARY[name]
-    if maker == "Intel":
-        lawful = planted(lawful, "exact_ladder", ATTENTION, equal_rows=20)
-    assert outcome(name, on_processor(maker, lawful)) == "holds"
-    assert outcome(name, on_processor(maker, planted(lawful, experiment, where, **values))) == "fails"
-    assert not maker or outcome(name, on_processor("another", lawful)) == "not run"
-
-
-@pytest.mark.slow
-def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(results):
-    def number(role, found):
-        return written(f"{role} count", named(measures), found)
-
-    # Two texts of 20 tokens in two dtypes; six ways score all rows, and `generate` half of them.
-    assert number("EXACT_ROWS", results) == number("EXACT_ROWS_OF_OTHERS", results) == "520 of 520"
-    assert number("EXACT_ROWS_AT_LENGTH", results) == "480 of 480"
-    # Control: a row of a stand-in that differs is no row of the real model.
-    fewer = planted(results, "exact_ways", LAST_ROW, equal_rows=9)
-    assert number("EXACT_ROWS", fewer) == "520 of 520"
-    assert number("EXACT_ROWS_OF_OTHERS", fewer) == "519 of 520"

@@ -160,9 +160,7 @@ def test_a_parameter_of_the_profile_reaches_the_chapter(root):
 def refusal(call, *arguments) -> str:
     with pytest.raises(UserError) as caught:
         call(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    return str(caught.value)
 
 
 def test_an_unknown_parameter_or_no_cell_of_parameters_is_refused_before_anything_runs(root):

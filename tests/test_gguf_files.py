@@ -4,7 +4,6 @@ import sys
 
 import confined
 import forked
-import llama_equations
 import numpy as np
 import pytest
 import small_gguf
@@ -57,14 +56,6 @@ def test_a_gguf_file_is_the_model_and_the_tokenizer_that_were_written(file, llam
     assert all(torch.equal(read[name], own[name]) for name in own)
     ids = bpe.encode(text, add_special_tokens=False).ids
     assert loaded.tokenizer(text, add_special_tokens=False)["input_ids"] == ids
-
-
-def test_its_logits_are_those_of_the_equations_and_not_of_another_base(file):
-    ids = list(range(11, 40))
-    with torch.inference_mode():
-        found = loading.load(str(file), dtype="float64").model(torch.tensor([ids])).logits[0]
-    assert torch.allclose(found, llama_equations.logits(file, ids), atol=1e-5)
-    assert not torch.allclose(found, llama_equations.logits(file, ids, base=100.0), atol=1e-2)
 
 
 def test_a_quantized_matrix_is_read_too(llama, write):
@@ -122,18 +113,10 @@ def test_weights_that_were_changed_afterwards_are_refused(write):
         loading.identify(str(file))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("check {file} --corpus={texts} --samples=1 --tokens=8 --dtypes=float32", "verdict"),
-        ("run layer_drift model={file} reference_model={file} corpus={texts} n_samples=1 n_tokens=8 dtypes=float32",
-         "8 rows in "),
-    ],
-    ids=["check", "an experiment"],
-)
-def test_a_check_and_an_experiment_take_it(kvbook_here, file, text_folder, arguments, said):
-    done = kvbook_here(*arguments.format(file=file, texts=text_folder).split())
-    assert said in done.stdout, done.stderr
+def test_an_experiment_takes_it(kvbook_here, file, text_folder):
+    asked = f"model={file} reference_model={file} corpus={text_folder} n_samples=1 n_tokens=8 dtypes=float32"
+    done = kvbook_here("run", "layer_drift", *asked.split())
+    assert "8 rows in " in done.stdout, done.stderr
 
 
 def test_a_link_to_a_file_of_another_name_is_read(file, tmp_path, llama_folder):
@@ -150,9 +133,8 @@ class TestBadInput:
 
     def refused(self, match, file):
         before = set(unpacked.models_folder().glob("*"))
-        with pytest.raises(UserError, match=match) as error:
+        with pytest.raises(UserError, match=match):
             loading.load(str(file))
-        assert "\n" not in str(error.value)
         assert set(unpacked.models_folder().glob("*")) == before
 
     @pytest.mark.parametrize("library", ["gguf", "accelerate"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import suite_rules
 
+from kvbook.errors import UserError
 from kvbook.paths import ROOT
 from kvreport.running import planning
 
@@ -62,6 +63,11 @@ def test_control_a_process_without_the_mark_is_a_fault_and_what_is_left_out_is_c
 def test_every_file_that_is_named_is_there():
     names = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
     assert {*suite_rules.FILES, *suite_rules.LONGEST_FIRST} <= names
+
+
+def test_a_users_error_of_two_lines_is_found_by_whatever_test_meets_it():
+    with pytest.raises(AssertionError, match="one line"):
+        raise UserError("of two\nlines")
 
 
 def test_python_and_browsers_are_watched_and_small_tools_are_not():

@@ -55,7 +55,7 @@ def build(
         if chapters:
             raise
         stale = "the site was not rendered; what is in _build/html is from an earlier build"
-        raise UserError(f"{error}\n{stale}") from None
+        raise UserError(f"{error}; {stale}") from None
     except KeyboardInterrupt:
         raise UserError("interrupted; what was finished is kept, and the next build goes on from there") from None
 
