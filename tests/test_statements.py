@@ -5,7 +5,7 @@ import copy
 import json
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import contrary
@@ -35,7 +35,8 @@ BY_NAME = pytest.mark.parametrize("chapter", WRITTEN, ids=lambda chapter: chapte
 
 def given(quantity: Quantity, estimates: list[Measured]) -> Derived:
     """Return a quantity of which these are the estimates."""
-    return Derived(**vars(quantity), derive=lambda _: estimates)
+    about = {field.name: getattr(quantity, field.name) for field in fields(Quantity)}
+    return Derived(**about, derive=lambda _: estimates)
 
 
 def text_of(chapter, kind: str = "markdown") -> str:
