@@ -5,10 +5,11 @@ import random
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbook.errors import UserError
-from kvbook.exact import NotInvariant, attention, attention_kernel, row_invariant
+from kvbook.exact import NotInvariant, attention, attention_kernel, row_invariant, steps
 from kvbook.exact.kernels import base
 
 
@@ -32,6 +33,57 @@ class Watching(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_layers_one_row_has_the_bits_that_it_has_through_the_dispatcher(dtype, biased):
+    layer = torch.nn.Linear(96, 64, biased, dtype=dtype)
+    x = torch.randn(1, 5, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.inference_mode(), row_invariant():
+        whole = layer(x)
+        found = [layer(x[:, :1]), layer(x[:, :1]), torch.nn.functional.linear(x[:, :1], layer.weight, layer.bias)]
+        assert id(layer.weight) in steps._known
+        flat = layer(x[0, 0])
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            layer(torch.randn(2, 48).to(dtype))
+    assert all(torch.equal(each, whole[:, :1]) for each in found)
+    assert torch.equal(flat, whole[0, 0])
+
+
+FUNCTIONS = {
+    "square": lambda x: x.pow(2),
+    "cube": lambda x: x.pow(3),
+    "power": lambda x: x.abs().pow(0.3),
+    "inverse root": lambda x: torch.rsqrt(x.abs()),
+    "SiLU": torch.nn.SiLU(),
+    "SiLU in place": lambda x: torch.nn.functional.silu(x.clone(), True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_has_the_bits_that_it_has_through_the_dispatcher(name, dtype):
+    """Watched by a dispatch mode, it goes through it."""
+    x = torch.randn(3, 77, generator=torch.Generator().manual_seed(2)).to(dtype)
+    with torch.inference_mode(), row_invariant():
+        found = FUNCTIONS[name](x)
+        with Watching() as watched:
+            expected = FUNCTIONS[name](x)
+        alone = FUNCTIONS[name](x[1:2, 5:])
+    assert watched.seen
+    assert torch.equal(found, expected)
+    assert torch.equal(found[1:2, 5:], alone)
+
+
+def test_under_vmap_a_step_gives_what_it_gives_row_by_row():
+    layer, x = torch.nn.Linear(64, 32), torch.randn(4, 64, generator=torch.Generator().manual_seed(3))
+
+    def step(row):
+        return torch.nn.functional.silu(layer(torch.rsqrt(row.pow(2) + 1)))
+
+    with torch.no_grad(), row_invariant():
+        assert torch.allclose(torch.vmap(step)(x), torch.stack([step(row) for row in x]), rtol=1e-5)
+
+
 CALLS = {
     # By their names, for in a block other functions stand there.
     "inverse root": lambda x: torch.rsqrt(x),
@@ -49,6 +101,30 @@ def test_what_is_kept_as_its_negative_is_negated(name):
     assert negative.is_neg()
     with torch.inference_mode(), row_invariant():
         assert torch.equal(CALLS[name](-x), CALLS[name](negative))
+
+
+def test_a_mode_that_watches_functions_sees_those_of_a_step():
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), options=None):
+            seen.append(getattr(function, "__name__", ""))
+            return function(*arguments, **(options or {}))
+
+    seen, layer, x = [], torch.nn.Linear(64, 32), torch.rand(1, 64)
+    with torch.inference_mode(), row_invariant():
+        layer(x)
+        with Seeing():
+            torch.nn.functional.silu(layer(torch.rsqrt(x.pow(2))))
+    assert {"linear", "rsqrt", "pow"} <= set(seen)
+
+
+def test_arguments_may_have_their_names():
+    x, q = torch.rand(1, 64), torch.randn(1, 2, 1, 16)
+    with torch.inference_mode(), row_invariant():
+        assert torch.equal(torch.rsqrt(input=x), torch.rsqrt(x))
+        assert torch.equal(torch.nn.functional.silu(input=x), torch.nn.functional.silu(x))
+        assert torch.equal(x.pow(exponent=2), x.pow(2))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        assert torch.equal(attend(query=q, key=q, value=q), attend(q, q, q))
 
 
 def test_a_step_that_wants_a_gradient_is_refused_and_functions_are_left_to_torch():
