@@ -123,11 +123,12 @@ def test_a_plot_is_one_png_and_nothing_else(kvbook_here, llama_folder, text_fold
     assert "verdict" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("to", "said"), [("drift.pdf", "is no .png file"), ("nowhere/drift.png", "the folder does not exist")]
-)
-def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(refused, tmp_path, to, said):
-    assert said in refused("check", "/nowhere", "--plot", tmp_path / to)
+@pytest.mark.parametrize(("option", "to", "ending"), [
+    ("--plot", "drift.pdf", ".png"), ("--plot", "nowhere/drift.png", ".png"), ("--report", "found.htm", ".html"),
+    ("--junit", "nowhere/found.xml", ".xml"), ("--repro", "fault.txt", ".py"),
+])
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(refused, tmp_path, option, to, ending):
+    assert f"name a {ending} file in a folder that exists" in refused("check", "/nowhere", option, tmp_path / to)
     assert list(tmp_path.iterdir()) == []
 
 

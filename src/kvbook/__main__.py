@@ -34,6 +34,9 @@ class _Group(typer.core.TyperGroup):
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
 Weights = Annotated[str, Option(help="For a family's name: stand-in, hub, package, random or untrained.")]
 
+Report = Annotated[str | None, Option(help="Also write a page for a browser, with the plot, to this .html file.")]
+JUnit = Annotated[str | None, Option(help="Also write a test case per path to this .xml file.")]
+
 app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False)
 models_app = typer.Typer(no_args_is_help=True, help="The models: what there is, and how the stand-ins were made.")
 app.add_typer(models_app, name="models")
@@ -88,6 +91,9 @@ def models_cost(
     passes: Annotated[int, Option(min=0, help="How many passes.")] = 1,
     steps: Annotated[int, Option(min=0, help="How many further passes of one token.")] = 0,
     device: Device = "cpu",
+    streamed: Annotated[
+        bool, Option("--streamed", help="The memory of `check --memory` instead, all dtypes at once; of 4 texts.")
+    ] = False,
 ) -> None:
     """Predict memory and minutes of passes on this machine, before they are run."""
     from kvbook.settings import TextSettings
@@ -97,6 +103,9 @@ def models_cost(
     from kvbook.models import loading
 
     config = loading.config_of(asked.model, asked.weights)
+    if streamed:
+        typer.echo(f"about {costs.streamed_bytes(config, asked.dtypes, 4 * tokens) / 1e9:.1f} GB")
+        return
     cost = costs.predict(config, asked.dtypes, tokens, n_passes=passes, n_steps=steps, device=asked.device)
     typer.echo(cost.line())
 
@@ -153,8 +162,18 @@ def check(
         str | None,
         Option(help="What the cache is meant to keep: float32, float16, bfloat16, fp8, int8, int4 or int2."),
     ] = None,
+    memory: Annotated[
+        str | None,
+        Option(help="As 8GB: stream the weights layer by layer, for a model that does not fit.", show_default="all"),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON; its schema is on the page of this command.")] = False,
     plot: Annotated[str | None, Option(help="Also draw drift against roundoff into this .png file.")] = None,
+    report: Report = None,
+    junit: JUnit = None,
+    repro: Annotated[
+        str | None,
+        Option(help="Of a bug, also write the smallest program of plain transformers that shows it to this .py file."),
+    ] = None,
     prefix: Annotated[str | None, Option(help="Only check the tokenizer boundary after this text.")] = None,
     rest: Annotated[str | None, Option(help="What follows the prefix.")] = None,
 ) -> None:
@@ -168,14 +187,14 @@ def check(
     # Before torch is imported, which takes its time: what is wrong with the question itself.
     if (prefix is None) != (rest is None):
         raise UserError("a tokenizer boundary lies between two texts: name both --prefix and --rest")
-    if prefix is not None and (as_json or plot or thorough):
+    if prefix is not None and (as_json or plot or thorough or report or junit or repro):
         raise UserError(
-            "a check of a tokenizer boundary has no JSON, no plot and no further paths: "
-            "leave --json, --plot, --thorough out"
+            "a check of a tokenizer boundary has no JSON, no files and no further paths: "
+            "leave --json, --plot, --report, --junit, --repro and --thorough out"
         )
     asked = CheckSettings.checked(
         model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
-        seed=seed, thorough=thorough, cache_dtype=cache_dtype,
+        seed=seed, thorough=thorough, cache_dtype=cache_dtype, memory=memory,
     )
     cores.settle()
     if prefix is not None and rest is not None:
@@ -184,16 +203,15 @@ def check(
         lines, status = tokenizer_boundary.check(model, prefix, rest, weights)
         typer.echo("\n".join(lines))
         raise typer.Exit(status)
-    if plot:
-        from kvbook.diagnosis import plot as plots
+    from kvbook.diagnosis.reports import Files
 
-        plots.check_possible(Path(plot))
+    files = Files.checked(plot=plot, report=report, junit=junit, repro=repro)
     from kvbook.diagnosis import check as checks
 
     found = checks.check(asked)
     typer.echo(found.model_dump_json(indent=1) if as_json else "\n".join(found.lines))
-    if plot:
-        plots.draw(found, Path(plot))
+    for line in files.write(found, asked):
+        typer.echo(line, err=as_json)
     raise typer.Exit(found.status)
 
 
@@ -223,6 +241,36 @@ def scores(
 
         draw(joined, f"{found.verdict}: {found.why}", Path(plot))
     raise typer.Exit(found.status)
+
+
+@app.command()
+def show(
+    saved: Annotated[str, Argument(help="What `kvbook check --json` printed, in a file.")],
+    report: Report = None,
+    junit: JUnit = None,
+) -> None:
+    """Print a check that was saved as JSON, as lines; reports of older versions are read too."""
+    from kvbook.diagnosis import outcome
+    from kvbook.diagnosis.reports import Files
+
+    files = Files.checked(report=report, junit=junit)
+    if not Path(saved).is_file():
+        raise UserError(f"{saved} is no file: name what `kvbook check --json` printed")
+    found = outcome.read(Path(saved).read_text("utf-8"), saved)
+    typer.echo("\n".join(found.lines))
+    files.write(found)
+
+
+@app.command()
+def demo() -> None:
+    """Check a sound model and one with a fault, both made on the spot: no file and no network is needed."""
+    from kvbook.diagnosis import cores
+
+    cores.settle()
+    from kvbook.diagnosis import demo as demonstration
+
+    for found in demonstration.outcomes():
+        typer.echo("\n".join([*found.lines, ""]))
 
 
 @app.command()

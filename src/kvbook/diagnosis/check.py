@@ -13,13 +13,14 @@ import transformers
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvbook import __version__, older, progress
+from kvbook import __version__, progress
 from kvbook.diagnosis import known, refusals, storage, thorough, verdict
+from kvbook.diagnosis.little_memory import LittleMemory
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.rows import by_way, rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
-from kvbook.measuring import costs
+from kvbook.measuring import costs, in_fp64
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading, placement
 
@@ -73,10 +74,14 @@ def check(settings: CheckSettings) -> Outcome:
     texts = samples_of(loading.tokenizer(model, weights), settings.corpus, settings.n_samples, n_tokens)
     planned = settings.dtypes or DTYPES
     wanted = len(planned) if settings.dtypes else _ENOUGH
-    if identity["parameters"] > _LARGE:
+    little = None
+    if settings.memory:
+        little = LittleMemory(settings, config, texts, planned, wanted, _TOGETHER)
+        planned = (*little.left_out, *little.dtypes)
+    elif identity["parameters"] > _LARGE:
         _announce(config, identity, settings, texts, planned, wanted)
     paths, too_far = thorough.paths_of(config, limit) if settings.thorough else ({}, [])
-    measured = _Measured(settings, identity["name"], texts, paths)
+    measured = _Measured(settings, identity["name"], texts, paths, little)
     work = progress.Work(_amount(planned[:wanted], texts), "check")
     left_out = {}
     for dtype in planned:
@@ -106,8 +111,10 @@ class _Measured:
     """What the dtypes have shown so far: rows of texts, of other paths and of storage."""
 
     def __init__(
-        self, settings: CheckSettings, name: str, texts: list[corpus.Sample], paths: dict[str, thorough.Path]
+        self, settings: CheckSettings, name: str, texts: list[corpus.Sample], paths: dict[str, thorough.Path],
+        little: LittleMemory | None,
     ) -> None:
+        self.little = little
         self.settings, self.name, self.texts, self.paths, self.open = settings, name, texts, paths, paths
         self.rows, self.again, self.deep, self.moves = [], [], [], []
         self.use_cache, self.experts_apart = None, False
@@ -117,15 +124,16 @@ class _Measured:
         asked = self.settings
         # Loaded here, so that it is gone before the next one is: both need not fit.
         how = {"weights": asked.weights, "device": asked.device, "seed": asked.seed}
-        model = loading.load(asked.model, dtype=dtype, **how).model
+        model = self.little.model(dtype) if self.little else loading.load(asked.model, dtype=dtype, **how).model
         self.use_cache = getattr(model.config.get_text_config(), "use_cache", None)
         self.model_type = model.config.get_text_config().model_type
         if dtype == "float64":
-            self.experts_apart = _experts_one_by_one(model)
+            self.experts_apart = self.little.experts_apart if self.little else in_fp64.experts_one_by_one(model)
         with refusals.in_one_line(self.name), _counted(model, dtype, work):
             # Where the configuration says nothing, the caller does, as `generate` does.
             found = self._rows_of(model, dtype, **{"use_cache": True} if self.use_cache is None else {})
-            refusals.refuse_not_finite(self.name, model, found)
+            weights = self.little.weights(dtype) if self.little else model.named_parameters()
+            refusals.refuse_not_finite(self.name, dtype, weights, found)
             if self.use_cache is not None and not any(row["held"] for row in found):
                 self.again += self._rows_of(model, dtype, use_cache=True)
             self.rows += found
@@ -139,11 +147,14 @@ class _Measured:
         if certain and finding.kind == "bug":
             with refusals.in_one_line(self.name):
                 refusals.refuse_reference(self.name, model, found, self.texts)
-        if finding.kind == "bug" or asked.cache_dtype:
+        # Streamed, each of these passes reads all weights again.
+        if asked.cache_dtype or (finding.kind == "bug" and not self.little):
             self.moves += _moves(model, dtype, self.texts, asked)
         return certain
 
     def _rows_of(self, model: PreTrainedModel, dtype: str, **options: Any) -> list[dict[str, Any]]:
+        if self.little and (found := self.little.rows(dtype, **options)) is not None:
+            return found
         return list(rows_of(model, dtype, self.texts, self.settings.seed, together=_TOGETHER, **options))
 
     def _deep(self, model: PreTrainedModel, dtype: str) -> list[dict[str, Any]]:
@@ -267,19 +278,6 @@ def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
         held = f"the cache held {first['held']} tokens where {first['fed']} had been fed ({first['way']})"
         return held, _LOOK_AT_FORWARD
     return None, _LOOK_AT_LAYER
-
-
-def _experts_one_by_one(model: PreTrainedModel) -> bool:
-    """Choose a product of experts that has float64; transformers' default for many classes has not."""
-    if not older.chooses_experts(model) or model.config._experts_implementation != "grouped_mm":
-        return False
-    stored = model.state_dict()
-    if any(buffer.dim() > 1 and name in stored for name, buffer in model.named_buffers()):
-        # MiniMax's checkpoints hold tables of decays that were rounded apart, to fp32: in fp64 they would look like a
-        # bug.
-        return False
-    model.set_experts_implementation("eager")
-    return True
 
 
 def _longest(texts: list[corpus.Sample]) -> int:

@@ -1,11 +1,15 @@
 """What a check found: for programs as JSON with a schema, for people as a dozen lines."""
 
+import json
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvbook.diagnosis.verdict import Kind, count
+from kvbook.errors import UserError
 
+# Of what `--json` prints.
+SCHEMA: Final = 2
 # Exit statuses.
 SOUND, BUG, COULD_NOT = 0, 1, 2
 # Why a class is not judged after padding: no cache is at fault there.
@@ -47,7 +51,7 @@ class PathFound(_Part):
 class Outcome(_Part):
     """What a check found."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[2] = SCHEMA
     model: str
     weights: str = Field(description="Where the weights come from: hub, local, gguf, package, stand-in or random.")
     layers: int
@@ -108,6 +112,30 @@ class Outcome(_Part):
         layer = self.first_suspicious_layer
         named = {None: "none, for the hidden states agree: the LM head", 0: "the embedding, before layer 1,"}
         return named.get(layer, f"layer {layer} of {self.layers}")
+
+
+def read(text: str, name: str) -> Outcome:
+    """Read what ``--json`` printed.
+
+    Raises
+    ------
+    UserError
+        When it is of another schema version, or none of ours.
+    """
+    try:
+        told = json.loads(text)
+        version = told["schema_version"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{name} is no report of `kvbook check --json`: name one") from None
+    # Version 1 lacks a verdict that 2 has, and nothing else.
+    if version not in (1, SCHEMA):
+        raise UserError(
+            f"{name} has schema version {version}, and this kvbook reads 1 to {SCHEMA}: take the kvbook that wrote it"
+        )
+    try:
+        return Outcome.model_validate(told | {"schema_version": SCHEMA})
+    except ValidationError as error:
+        raise UserError(f"{name} is damaged ({error.errors()[0]['loc'][0]}): run the check again") from None
 
 
 _FEW = 3

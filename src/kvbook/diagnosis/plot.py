@@ -1,6 +1,7 @@
 """One picture of a check: drift against roundoff, and where rounding ends."""
 
 from pathlib import Path
+from typing import TextIO
 
 from kvbook.diagnosis.outcome import Outcome
 from kvbook.diagnosis.verdict import LIMIT
@@ -10,17 +11,20 @@ from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 def check_possible(to: Path) -> None:
     """Refuse, before anything is measured, what cannot be drawn or written."""
-    if to.suffix.lower() != ".png":
-        raise UserError(f"--plot {to} is no .png file: name one")
-    if not to.absolute().parent.is_dir():
-        raise UserError(f"--plot {to}: the folder does not exist")
+    if to.suffix.lower() != ".png" or not to.absolute().parent.is_dir():
+        raise UserError(f"--plot {to}: name a .png file in a folder that exists")
+    check_library("--plot")
+
+
+def check_library(option: str) -> None:
+    """Refuse to draw without matplotlib."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UserError("--plot takes matplotlib: pip install 'kvbook[plot]', or pip install matplotlib") from error
+        raise UserError(f"{option} takes matplotlib: pip install 'kvbook[plot]', or pip install matplotlib") from error
 
 
-def draw(found: Outcome, to: Path) -> None:
+def draw(found: Outcome, to: Path | TextIO, kind: str = "png") -> None:
     """Draw each dtype's mean drift on logarithmic axes, with one roundoff and the most that rounding can be."""
     from matplotlib.figure import Figure
 
@@ -44,4 +48,4 @@ def draw(found: Outcome, to: Path) -> None:
         title=f"{found.model}: full pass against cache",
     )
     axes.legend(fontsize="small")
-    figure.savefig(to, dpi=150)
+    figure.savefig(to, dpi=150, format=kind)

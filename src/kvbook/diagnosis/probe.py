@@ -3,7 +3,7 @@
 The model is called as it stands: whether a cache comes back is its configuration's doing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from kvbook.measuring import agreement
 from kvbook.measuring import full_and_split as passes
 from kvbook.measuring.in_fp64 import widened
 
-_CUTS = {path.name: path.cut for path in execution_paths.PATHS if path.cut}
+CUTS = {path.name: path.cut for path in execution_paths.PATHS if path.cut}
 SPLIT = "prefix + last token"
 # What `kvbook check` tries.
 WAYS = tuple(execution_paths.of(execution_paths.CHECK))
@@ -106,18 +106,25 @@ def readings(
     full = full or full_rows(model, ids)
     with torch.inference_mode(), widened(model.dtype):
         for way in ways:
-            parts = _CUTS[way](fed.shape[1], generator)
+            parts = CUTS[way](fed.shape[1], generator)
             found, held = cached_rows(model, fed, parts, **options)
             # With something in the cache, attention to the last part alone would be a coincidence.
             alone = [None] * len(found) if held else model(fed[:, -parts[-1] :], use_cache=False).logits[:, -1]
-            yield [
-                Reading(
-                    way, relative(expected.logits, got.logits, centred=True).item(),
-                    relative(expected.hidden, got.hidden).tolist(), held, fed.shape[1] - parts[-1],
-                    logits is not None and bool((logits == got.logits).all()),
-                )
-                for expected, got, logits in zip(full, found, alone, strict=True)
-            ]
+            yield compared(way, full, found, alone, held, fed.shape[1] - parts[-1])
+
+
+def compared(
+    way: str, full: LastTokens, found: LastTokens, alone: Iterable[torch.Tensor | None], held: int, fed: int
+) -> list[Reading]:
+    """Compare each text's last token with that of the full pass."""
+    return [
+        Reading(
+            way, relative(expected.logits, got.logits, centred=True).item(),
+            relative(expected.hidden, got.hidden).tolist(), held, fed,
+            logits is not None and bool((logits == got.logits).all()),
+        )
+        for expected, got, logits in zip(full, found, alone, strict=True)
+    ]
 
 
 def relative(reference: torch.Tensor, other: torch.Tensor, centred: bool = False) -> torch.Tensor:

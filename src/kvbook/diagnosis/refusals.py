@@ -1,6 +1,6 @@
 """What `kvbook check` refuses to judge: encoders, models without a cache, broken weights, full passes that change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,12 +48,14 @@ def refuse_encoder(name: str, config: PretrainedConfig) -> None:
         )
 
 
-def refuse_not_finite(name: str, model: PreTrainedModel, rows: list[dict[str, Any]]) -> None:
+def refuse_not_finite(
+    name: str, dtype: str, weights: Iterable[tuple[str, torch.Tensor]], rows: list[dict[str, Any]]
+) -> None:
     """Name the weights that are NaN, where the full pass is."""
     # Weights of a wider dtype may be out of the range of fp16.
-    if model.dtype is torch.float16 or all(row["drift"] == row["drift"] for row in rows):
+    if dtype == "float16" or all(row["drift"] == row["drift"] for row in rows):
         return
-    if wrong := [path for path, weight in model.named_parameters() if not weight.isfinite().all()]:
+    if wrong := [path for path, weight in weights if not weight.isfinite().all()]:
         raise OfTheModelError(
             f"{name}: the weights hold NaN or infinity ({wrong[0]}, {len(wrong)} in all): fetch or save them again"
         )

@@ -19,10 +19,12 @@ def check(model: str, prefix: str, rest: str, weights: str = "stand-in") -> tupl
             "so its cache can be reused"
         )
         return lines, SOUND
-    there = tokenizer.decode([whole[shared]]) if shared < len(whole) else ""
+    # As tokens: a space alone decodes to nothing.
+    alone = " ".join(map(str, tokenizer.convert_ids_to_tokens(first[shared:])))
+    there = str(tokenizer.convert_ids_to_tokens(whole[shared])) if shared < len(whole) else ""
     lines.append(
         f"verdict   bug: tokenizer boundary mismatch at token {shared}: alone the prefix ends with "
-        f"{tokenizer.decode(first[shared:])!r}, in the whole text {there!r} stands there"
+        f"{alone!r}, in the whole text {there!r} stands there"
     )
     lines.append(
         f"remedy    keep of the cache the {shared} tokens that both share (kvbook.measuring.caches.reusable),\n"

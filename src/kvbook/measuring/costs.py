@@ -12,12 +12,14 @@ from transformers import PretrainedConfig
 
 from kvbook.measuring import timing
 from kvbook.measuring.memory import kv_bytes_per_token
-from kvbook.models import loading, placement
+from kvbook.models import loading, placement, streamed
 
 # Weights of this many numbers are multiplied once through: more than a processor's caches hold.
 _TRIED = 16_000_000
 # What Python, torch and transformers take themselves.
 _LIBRARIES = 0.6e9
+# Bytes of a number in a checkpoint of 16 bits.
+_SOURCE = 2
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,31 @@ def predict(
         if n_steps:
             seconds += n_steps * pass_seconds(config, dtype, 1, place)
     return Cost(n_bytes + _LIBRARIES, seconds)
+
+
+def streamed_bytes(config: PretrainedConfig, dtypes: Iterable[str], n_tokens: int) -> float:
+    """Predict the peak of a check whose weights are streamed: the largest part, and what every call has computed.
+
+    Parameters
+    ----------
+    config : PretrainedConfig
+        Of the model.
+    dtypes : iterable of str
+        Measured at once.
+    n_tokens : int
+        Of all texts.
+    """
+    text, sizes = config.get_text_config(), [getattr(torch, name).itemsize for name in dtypes]
+    parts = streamed.parts_of(loading.shape(config)).values()
+    largest = max(sum(value.numel() for value in part.parameters()) for part in parts)
+    # As it is read or drawn, and in the widest dtype.
+    weights = largest * (_SOURCE + max(sizes))
+    # A full pass, token by token, and in two parts: what each layer gave, and keys and values.
+    values = n_tokens * text.num_hidden_layers * (3 * text.hidden_size) * sum(sizes)
+    # Some recurrent models have no heads.
+    of_a_token = kv_bytes_per_token(config, torch.int8) if hasattr(text, "num_attention_heads") else 0
+    cached = 2 * n_tokens * of_a_token * sum(sizes)
+    return weights + values + cached + 3 * n_tokens * text.vocab_size * max(*sizes, 4) + _LIBRARIES
 
 
 def operations(config: PretrainedConfig, n_tokens: int) -> float:

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from kvbook import older
 
 
 def _wider(argument: Any) -> Any:
@@ -30,3 +33,16 @@ class _NothingNarrow(TorchFunctionMode):
 def widened(dtype: torch.dtype) -> AbstractContextManager[Any]:
     """Return the context in which a model of a dtype is run, so that its drift is that dtype's."""
     return _NothingNarrow() if dtype is torch.float64 else nullcontext()
+
+
+def experts_one_by_one(model: PreTrainedModel) -> bool:
+    """Choose a product of experts that has float64; transformers' default for many classes has not."""
+    if not older.chooses_experts(model) or model.config._experts_implementation != "grouped_mm":
+        return False
+    stored = model.state_dict()
+    if any(buffer.dim() > 1 and name in stored for name, buffer in model.named_buffers()):
+        # MiniMax's checkpoints hold tables of decays that were rounded apart, to fp32: in fp64 they would look like a
+        # bug.
+        return False
+    model.set_experts_implementation("eager")
+    return True

@@ -259,9 +259,10 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
                 made += 1
                 if made == n_samples:
                     return
+    lower = f"lower n_samples to at most {made}, or lower n_tokens" if made else "lower n_tokens, or name longer texts"
     raise UserError(
         f"corpus {corpus!r} gives {made} samples of {lengths.said(n_tokens)} tokens, {n_samples} were asked for: "
-        f"lower n_samples to at most {made}, or lower n_tokens"
+        f"{lower}"
     )
 
 

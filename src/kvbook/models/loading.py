@@ -143,6 +143,11 @@ def shape(config: PretrainedConfig) -> PreTrainedModel:
         raise UserError(f"{what} {why}") from error
 
 
+def from_config(config: PretrainedConfig, dtype: torch.dtype, **options: Any) -> PreTrainedModel:
+    """Build the model of a configuration in a dtype, its weights drawn by its class's rule."""
+    return _auto(config).from_config(config, **{older.DTYPE: dtype}, **options)
+
+
 def _auto(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMaskedLM]:
     return AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
 
@@ -232,12 +237,11 @@ def _random(
     where: sources.Where, dtype: torch.dtype, place: torch.device, seed: int, options: dict[str, Any]
 ) -> PreTrainedModel:
     torch.manual_seed(seed)
-    auto = _auto(where.config)
     if "quantization_config" not in options:
         # Weights are drawn where and as they will be used: no copy in fp32 first.
         with place:
-            return auto.from_config(where.config, **{older.DTYPE: dtype}, **options)
-    drawn = auto.from_config(where.config, **{older.DTYPE: dtype})
+            return from_config(where.config, dtype, **options)
+    drawn = from_config(where.config, dtype)
     return type(drawn).from_pretrained(
         None, config=where.config, state_dict=drawn.state_dict(), device_map={"": place}, **{older.DTYPE: dtype},
         **options,

@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "cards": running.cards,
     "paths": running.paths,
     "colab": running.colab,
+    "install": running.install,
     "gpu parameters": running.gpu_parameters,
     "never on cuda": running.never_on_cuda,
     "first screen": lambda _context: first_screen.markdown(),

@@ -86,6 +86,14 @@ if device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
 """
 
 
+def install(context: Context) -> str:
+    """Write how to install the library, from its true address where that is known."""
+    address = origin.of(context.root).repository or "ADDRESS-OF-THIS-REPOSITORY"
+    commands = ("pip install .", f"pip install 'git+{address}'", "uvx --from . kvbook check MODEL",
+                f"uvx --from 'git+{address}' kvbook check MODEL")
+    return "```text\n" + "\n".join(commands) + "\n```"
+
+
 def colab(context: Context) -> str:
     """Write how to run a chapter on Colab or Kaggle, as far as it is known where the book comes from."""
     book = origin.of(context.root)

@@ -1,0 +1,311 @@
+"""The rows of a check from a streamed model: all calls of one layer, in every dtype, before the next layer is loaded.
+
+Each call is the model's own forward.  It runs to the first part whose weights are not there and stops.  When they are,
+it is run again from its start, with the outputs that the earlier parts gave.  So glue code between layers needs no
+knowledge of ours, and every part computes once.
+
+A call on a filled cache begins before the calls before it have reached the last layer.  Until a layer is reached, the
+cache that the model sees has the right lengths and no numbers; the layers get the true one.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree
+from transformers import Cache, cache_utils
+
+from kvbook import older
+from kvbook.diagnosis import feeding, probe
+from kvbook.diagnosis.kept_calls import KeptCalls
+from kvbook.diagnosis.rows import in_batches
+from kvbook.measuring.in_fp64 import widened
+from kvbook.models import corpus
+from kvbook.models.streamed import Streamed, is_layer
+
+# Layers of a cache whose lengths follow from the tokens alone.
+_FORESEEN = tuple(
+    getattr(cache_utils, name) for name in ("DynamicLayer", "DynamicSlidingWindowLayer") if hasattr(cache_utils, name)
+)
+
+
+class NotLayerByLayer(Exception):
+    """An architecture whose layers cannot be run for all calls at once; the message says why."""
+
+
+class _Stopped(BaseException):
+    """The part that comes next is not loaded; no error, so that nothing handles it on the way."""
+
+
+@dataclass
+class Chain:
+    """What the calls on one cache share.
+
+    Attributes
+    ----------
+    empty, cache : Cache or None
+        As the first call makes it, and as layers fill it.
+    filled : list of dict
+        What its layers held when an earlier run was stopped.
+    """
+
+    empty: Cache | None = None
+    cache: Cache | None = None
+    filled: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Call:
+    """One call of a model.
+
+    Attributes
+    ----------
+    ids : Tensor of int64, shape (n_texts, n_tokens)
+        What is fed.
+    options : dict
+        Further arguments.
+    keeps : callable
+        What is wanted of what the model returns.
+    chain : Chain or None
+        The cache that it takes part in.
+    before : Call or None
+        The call before it on that cache.
+    outputs : list of pairs
+        Name and output of each part that has run.
+    waits_for : str or None
+        The part that comes next.
+    result : object
+        What it keeps; None until it has ended.
+    seen : Cache or None
+        What the model sees of the cache, right in its lengths alone.
+    """
+
+    ids: torch.Tensor
+    options: dict[str, Any]
+    keeps: Callable[[Any], Any] = bool
+    chain: Chain | None = None
+    before: "Call | None" = None
+    outputs: list[tuple[str, Any]] = field(default_factory=list)
+    waits_for: str | None = None
+    result: Any = None
+    seen: Cache | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether it has reached a layer, and so shown its cache."""
+        parts = [*(part for part, _ in self.outputs), self.waits_for or ""]
+        return self.result is not None or any(map(is_layer, parts))
+
+    def first(self) -> "Call":
+        """Return the first call on the same cache."""
+        return self.before.first() if self.before else self
+
+    def fed_before(self) -> list[torch.Tensor]:
+        """Return what the earlier calls fed to the same cache."""
+        return [*self.before.fed_before(), self.before.ids] if self.before else []
+
+
+class Runner:
+    """Runs calls of a model in one dtype as far as the parts that are loaded allow.
+
+    Parameters
+    ----------
+    streamed : Streamed
+        The model.
+    """
+
+    def __init__(self, streamed: Streamed) -> None:
+        self.streamed, self.calls = streamed, []
+        self.name = feeding.cache_name(streamed.model)
+        self._call: Call | None = None
+        self._loaded: str | None = None
+        self._place = 0
+        streamed.run = self._part
+
+    def next_part(self) -> str | None:
+        """Name the part that the call which is least far waits for; None where all have ended."""
+        waiting = [call for call in self.calls if call.result is None]
+        for call in waiting:
+            if call.waits_for is None:
+                self._advance(call, None)
+        waiting = [call for call in waiting if call.result is None and call.waits_for]
+        return min(waiting, key=lambda call: len(call.outputs)).waits_for if waiting else None
+
+    def run(self, part: str) -> None:
+        """Run a part for all calls that wait for it, in their order."""
+        far = self._far()
+        with self.streamed.holding(part):
+            for call in self.calls:
+                if call.result is None and call.waits_for in (part, None):
+                    self._advance(call, part)
+        if self._far() == far:
+            raise NotLayerByLayer(f"its calls wait for one another at {part}")
+
+    def _far(self) -> int:
+        return sum(len(call.outputs) + (call.result is not None) for call in self.calls)
+
+    def _advance(self, call: Call, loaded: str | None) -> None:
+        if call.before and not call.first().is_ready:
+            return
+        self._call, self._loaded, self._place = call, loaded, 0
+        model = self.streamed.model
+        given = dict(call.options)
+        if call.chain and call.before:
+            given[self.name] = self._foreseen(call)
+        with contextlib.suppress(_Stopped), torch.inference_mode(), widened(self.streamed.dtype):
+            self._end(call, model(call.ids, **given))
+
+    def _part(self, part: str, forward: Callable[..., Any], given: tuple, named: dict[str, Any]) -> Any:
+        call = self._call
+        place, self._place = self._place, self._place + 1
+        if place < len(call.outputs):
+            name, output = call.outputs[place]
+            if name != part:
+                raise NotLayerByLayer(f"{part} came where {name} had come before")
+            return _copied(output)
+        if is_layer(part) and call.chain:
+            self._look_at_cache(call, (*given, *named.values()))
+        if part != self._loaded:
+            call.waits_for = part
+            raise _Stopped
+        given = tuple(self._true(call, value) for value in given)
+        named = {name: self._true(call, value) for name, value in named.items()}
+        output = forward(*given, **named)
+        call.outputs.append((part, _copied(output)))
+        return output
+
+    def _look_at_cache(self, call: Call, values: tuple) -> None:
+        found = next((value for value in values if isinstance(value, Cache)), None)
+        if found is None or call.before or call.chain.empty is not None:
+            return
+        unknown = [type(layer).__name__ for layer in getattr(found, "layers", ()) if type(layer) not in _FORESEEN]
+        if not _FORESEEN or unknown or not hasattr(found, "layers"):
+            raise NotLayerByLayer(f"its cache holds {unknown[0] if unknown else 'no layers'}")
+        call.chain.empty, call.chain.cache = copy.deepcopy(found), found
+        for layer, state in zip(found.layers, call.chain.filled, strict=False):
+            vars(layer).update(state)
+
+    def _true(self, call: Call, value: Any) -> Any:
+        return call.chain.cache if call.chain and isinstance(value, Cache) else value
+
+    def _foreseen(self, call: Call) -> Cache | None:
+        """Return a cache that has the lengths which the calls before leave."""
+        if call.seen is None and call.chain.empty is not None:
+            call.seen = self._filled(call.chain.empty, call.fed_before())
+        return call.seen
+
+    def _filled(self, empty: Cache, fed: list[torch.Tensor]) -> Cache:
+        cache = copy.deepcopy(empty)
+        n_layers = len(cache.layers) or self.streamed.model.config.get_text_config().num_hidden_layers
+        for ids in fed:
+            nothing = torch.zeros(ids.shape[0], 1, ids.shape[1], 1, dtype=self.streamed.dtype)
+            for layer in range(n_layers):
+                cache.update(nothing, nothing, layer)
+        return cache
+
+    def _end(self, call: Call, output: Any) -> None:
+        call.result, call.waits_for, call.outputs = call.keeps(output), None, []
+        if not call.chain:
+            return
+        if (output.get(self.name) is None) != (call.chain.cache is None):
+            raise NotLayerByLayer("its layers do not take the cache that it returns")
+        if call.chain.cache is not None and not any(other.before is call for other in self.calls):
+            foreseen = self._filled(call.chain.empty, [*call.fed_before(), call.ids])
+            if _lengths(foreseen) != _lengths(call.chain.cache):
+                raise NotLayerByLayer("its cache has other lengths than were foreseen")
+
+
+def _lengths(cache: Cache) -> list[int]:
+    return [layer.get_seq_length() for layer in cache.layers]
+
+
+def _copied(output: Any) -> Any:
+    return _pytree.tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, output)
+
+
+def run_all(runners: list[Runner], done: Callable[[str], None]) -> None:
+    """Run the calls of all dtypes to their ends, all dtypes of a part one after the other."""
+    while parts := [part for runner in runners if (part := runner.next_part())]:
+        for runner in runners:
+            if runner.next_part() == parts[0]:
+                runner.run(parts[0])
+        done(parts[0])
+
+
+@dataclass
+class _Way:
+    """The calls of one execution path on one batch."""
+
+    name: str
+    calls: list[Call]
+    ids: torch.Tensor
+    alone: Call | None = None
+
+    @property
+    def fed(self) -> int:
+        return self.ids.shape[1] - self.calls[-1].ids.shape[1]
+
+    def held(self) -> int:
+        seen = self.calls[-1].seen
+        return 0 if seen is None else older.held(seen, self.fed)
+
+
+def _planned(runner: Runner, ids: torch.Tensor, generator: np.random.Generator, options: dict) -> list[_Way]:
+    ways = []
+    for name in probe.WAYS:
+        chain, before, calls = Chain(), None, []
+        parts = ids.split(probe.CUTS[name](ids.shape[1], generator), 1)
+        for number, part in enumerate(parts):
+            is_last = number == len(parts) - 1
+            more, keeps = ({"output_hidden_states": True}, probe.last_tokens) if is_last else ({}, bool)
+            before = Call(part, options | more, keeps, chain, before)
+            calls.append(before)
+        runner.calls += calls
+        ways.append(_Way(name, calls, ids))
+    return ways
+
+
+def rows_of(
+    streamed: dict[str, Streamed], texts: list[corpus.Sample], seed: int, together: int, done: Callable[[str], None],
+    kept: KeptCalls, **options: Any,
+) -> dict[str, list[dict[str, Any]]]:
+    """Measure what `kvbook.diagnosis.rows.rows_of` measures, in several dtypes at once."""
+    runners = {dtype: Runner(each) for dtype, each in streamed.items()}
+    plans = {dtype: [] for dtype in streamed}
+    for dtype, runner in runners.items():
+        for batch in in_batches(texts, together):
+            ids = torch.tensor([text.ids for text in batch])
+            full = Call(ids, {"use_cache": False, "output_hidden_states": True}, probe.last_tokens)
+            runner.calls.append(full)
+            generator = np.random.default_rng([seed, batch[0].index])
+            plans[dtype].append((batch, full, _planned(runner, ids, generator, options)))
+    calls = [call for runner in runners.values() for call in runner.calls]
+    kept.restore(calls)
+
+    def after(part: str) -> None:
+        done(part)
+        kept.save(calls)
+
+    run_all(list(runners.values()), after)
+    for dtype, runner in runners.items():
+        for _, _, ways in plans[dtype]:
+            for way in ways:
+                if not way.held():
+                    way.alone = Call(way.calls[-1].ids, {"use_cache": False}, lambda output: output.logits[:, -1])
+                    runner.calls.append(way.alone)
+    run_all(list(runners.values()), done)
+    kept.forget()
+    return {dtype: list(_rows(dtype, plans[dtype])) for dtype in streamed}
+
+
+def _rows(dtype: str, plan: list) -> Iterator[dict[str, Any]]:
+    for batch, full, ways in plan:
+        for way in ways:
+            alone = way.alone.result if way.alone else [None] * len(batch)
+            readings = probe.compared(way.name, full.result, way.calls[-1].result, alone, way.held(), way.fed)
+            for text, reading in zip(batch, readings, strict=True):
+                yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}

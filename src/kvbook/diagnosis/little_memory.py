@@ -1,0 +1,131 @@
+"""`kvbook check --memory`: the weights are streamed, all dtypes are measured at once, and rows are as without it."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from kvbook import fingerprint, paths, progress
+from kvbook.diagnosis import layerwise
+from kvbook.diagnosis.kept_calls import KeptCalls
+from kvbook.diagnosis.settings import CheckSettings
+from kvbook.errors import UserError
+from kvbook.measuring import costs, in_fp64
+from kvbook.models import corpus, loading, placement, sources, streamed
+
+# Parameters from which on memory is said before anything is loaded.
+_LARGE = 1e9
+
+Rows = list[dict[str, Any]]
+
+
+class LittleMemory:
+    """The models of a check in all its dtypes, each with one part of its weights in memory at a time.
+
+    Parameters
+    ----------
+    settings : CheckSettings
+        Of the check.
+    config : PretrainedConfig
+        Of the model.
+    texts : list of Sample
+        Of the check.
+    planned, wanted
+        The dtypes in the order of trying, and how many of them.
+
+    Attributes
+    ----------
+    dtypes : list of str
+        Those that fit.
+    left_out : dict of str to UserError
+        Those that do not, tried first.
+    experts_apart : bool
+        Whether experts run one after the other in float64.
+    """
+
+    def __init__(
+        self, settings: CheckSettings, config: PretrainedConfig, texts: list[corpus.Sample], planned: tuple[str, ...],
+        wanted: int, together: int,
+    ) -> None:
+        if settings.device != "cpu":
+            raise UserError("--memory streams weights to the processor alone: leave --device out")
+        if getattr(config, "quantization_config", None):
+            raise UserError("--memory streams weights that are not quantized: leave --memory out")
+        self._asked, self._texts, self._together = settings, texts, together
+        self.dtypes, self.left_out = [], {}
+        for dtype in planned:
+            if len(self.dtypes) < wanted:
+                try:
+                    placement.dtype_on(dtype, torch.device("cpu"))
+                    _check_fits(config, [*self.dtypes, dtype], texts, settings.memory)
+                    self.dtypes.append(dtype)
+                except UserError as error:
+                    self.left_out[dtype] = error
+        needed = costs.streamed_bytes(config, self.dtypes, sum(len(text.ids) for text in texts)) if self.dtypes else 0
+        if loading.parameter_count(config) > _LARGE:
+            said = f"kvbook: {', '.join(self.dtypes)} at once take about {needed / 1e9:.1f} GB"
+            print(said, file=sys.stderr, flush=True)
+        where = sources.resolve(settings.model, settings.weights)
+        source = streamed.source_of(where, settings.seed)
+        self._models = {dtype: streamed.Streamed(config, getattr(torch, dtype), source) for dtype in self.dtypes}
+        self._files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.all_files()]
+        self.experts_apart = "float64" in self._models and in_fp64.experts_one_by_one(self._models["float64"].model)
+        self._found: dict[str, dict[str, Rows]] = {}
+        self.by_steps = False
+
+    def model(self, dtype: str) -> PreTrainedModel:
+        """Return the model in a dtype, which loads its parts when they are run."""
+        if dtype in self.left_out:
+            raise self.left_out[dtype]
+        return self._models[dtype].model
+
+    def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read all weights, part by part."""
+        one = self._models[dtype]
+        for part, module in one.parts.items():
+            with one.holding(part):
+                for name, value in module.named_parameters():
+                    yield f"{part}.{name}", value
+
+    def rows(self, dtype: str, **options: Any) -> Rows | None:
+        """Return what was measured layer by layer in a dtype; None where the architecture does not allow that."""
+        called = str(options)
+        if called not in self._found and not self.by_steps:
+            try:
+                self._found[called] = self._measured(options)
+            except layerwise.NotLayerByLayer as error:
+                self.by_steps = True
+                print(f"kvbook: every call reads all weights ({error}); this takes long", file=sys.stderr, flush=True)
+            for each in self._models.values():
+                each.run = each.on_demand
+        return None if self.by_steps else self._found[called][dtype]
+
+    def _measured(self, options: dict[str, Any]) -> dict[str, Rows]:
+        sizes = {part: sum(value.numel() for value in module.parameters()) for part, module in self._parts().items()}
+        work = progress.Work(sum(sizes.values()), "check, layer by layer")
+        about = [self._asked.model_dump(), self._files, self.dtypes, options, [text.ids for text in self._texts]]
+        named = fingerprint.of_values([*about, torch.__version__, torch.get_num_threads()])[:16]
+        kept = KeptCalls(paths.BUILD / "check" / f"{named}.safetensors")
+        try:
+            return layerwise.rows_of(
+                self._models, self._texts, self._asked.seed, self._together,
+                lambda part: work.advance(sizes.pop(part, 0)), kept, **options,
+            )
+        except KeyboardInterrupt:
+            if kept.file.is_file():
+                print("kvbook: the same command goes on from here", file=sys.stderr, flush=True)
+            raise
+
+    def _parts(self) -> dict[str, torch.nn.Module]:
+        return next(iter(self._models.values())).parts
+
+
+def _check_fits(config: PretrainedConfig, dtypes: list[str], texts: list[corpus.Sample], memory: float) -> None:
+    needed = costs.streamed_bytes(config, dtypes, sum(len(text.ids) for text in texts))
+    if needed > memory:
+        raise UserError(
+            f"the largest part in {dtypes[-1]} takes about {needed / 1e9:.1f} GB, more than --memory allows: "
+            f"leave {dtypes[-1]} out, or allow more"
+        )

@@ -1,0 +1,129 @@
+"""`kvbook check --repro`: the smallest program of plain transformers that shows a fault, for a report of it.
+
+Candidates are tried from the smallest on: random weights in few layers first, the checkpoint itself last; a short text
+cut once, then longer ones.  A candidate is the text of a program.  It is run as it stands, and the first whose drift no
+rounding explains is written.
+"""
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig
+
+from kvbook import __version__
+from kvbook.diagnosis import feeding, verdict
+from kvbook.diagnosis.settings import CheckSettings
+from kvbook.errors import UserError
+from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.models import loading, sources
+
+# Plain transformers computes some steps in 32 bits even in float64: what rounding in these can be.
+LARGEST_ROUNDING = verdict.ROUNDING["float32"] * UNIT_ROUNDOFF["float32"]
+# How a text is cut, by path.
+_CUTS = {
+    "token by token": [(4, 1), (4, 1, 1, 1), (2, *[1] * 10), (2, *[1] * 22)],
+    "in two parts": [(4, 4), (6, 6), (12, 12)],
+}
+# Layers and words of a model with random weights.
+_LAYERS, _WORDS = (1, 2, 4), 128
+# What a configuration says of its own file, and not of the model.
+_NOT_OF_THE_MODEL = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "model_type")
+
+_PROGRAM = '''\
+"""{model_type}: a pass on a filled cache is not what one full pass gives ({path}).
+
+kvbook {kvbook}, transformers {transformers}, torch {torch}.
+"""
+
+import torch
+from transformers import {imports}
+
+{make}
+model = model.eval().to(torch.float64)
+ids = torch.arange(5, {stop})[None]
+
+with torch.no_grad():
+    full = model(ids, use_cache=False).logits[:, -1]
+    cache, at = None, 0
+    for size in {cut}:
+        output = model(ids[:, at : at + size], {cache}=cache{use_cache})
+        cache, at = output.get("{cache}"), at + size
+drift = ((output.logits[:, -1] - full).square().mean().sqrt() / full.std()).item()
+print(f"drift of the last token's logits: {{drift:.1e}} of their spread; rounding is below {limit:.0e}")
+'''
+_RANDOM = '''\
+torch.manual_seed(0)
+config = AutoConfig.for_model(
+    {model_type!r},
+    **{values},
+)
+model = AutoModelForCausalLM.from_config(config)'''
+_TRAINED = "model = AutoModelForCausalLM.from_pretrained({path!r})"
+
+
+def write(asked: CheckSettings, path: str, to: Path) -> str:
+    """Write the smallest program that shows a fault on a path; return what it prints.
+
+    Raises
+    ------
+    UserError
+        When no candidate shows it.
+    """
+    if path not in _CUTS:
+        raise UserError(f"--repro knows no program for {path!r}: report the lines of the check")
+    where = sources.resolve(asked.model, asked.weights)
+    checkpoint = "" if where.source in sources.DRAWN else where.path
+    for program in _programs(where.config, path, checkpoint, feeding.cache_name(loading.shape(where.config))):
+        printed, drift = _run(program)
+        if drift is not None and not drift <= LARGEST_ROUNDING:
+            to.write_text(program, "utf-8")
+            return printed
+    raise UserError(f"--repro: no small program of plain transformers shows the fault {path!r}; nothing is written")
+
+
+def _programs(config: PretrainedConfig, path: str, checkpoint: str, cache: str) -> Iterator[str]:
+    said = getattr(config.get_text_config(), "use_cache", None)
+    about = {
+        "model_type": config.model_type, "path": path, "kvbook": __version__, "torch": torch.__version__,
+        "transformers": transformers.__version__, "cache": cache, "use_cache": "" if said is not None else
+        ", use_cache=True", "limit": LARGEST_ROUNDING,
+    }
+    for layers in _LAYERS:
+        values = pformat(_small(config, layers), sort_dicts=True).replace("\n", "\n    ")
+        make = _RANDOM.format(model_type=config.model_type, values=values)
+        for cut in _CUTS[path]:
+            yield _PROGRAM.format(
+                make=make, imports="AutoConfig, AutoModelForCausalLM", cut=cut, stop=5 + sum(cut), **about
+            )
+    for cut in _CUTS[path] if checkpoint else ():
+        make = _TRAINED.format(path=checkpoint)
+        yield _PROGRAM.format(make=make, imports="AutoModelForCausalLM", cut=cut, stop=5 + sum(cut), **about)
+
+
+def _small(config: PretrainedConfig, layers: int) -> dict[str, Any]:
+    """Return what tells a configuration from its class's own values, with few layers and words."""
+    values = {name: value for name, value in config.to_diff_dict().items() if name not in _NOT_OF_THE_MODEL}
+    named = getattr(config, "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
+    values |= {named: layers, "vocab_size": _WORDS}
+    values |= {name: None for name in values if name.endswith("_token_id")}
+    # A list with an entry for each layer.
+    n_layers = config.get_text_config().num_hidden_layers
+    return {
+        name: value[:layers] if isinstance(value, list) and len(value) == n_layers else value
+        for name, value in values.items()
+    }
+
+
+def _run(program: str) -> tuple[str, float | None]:
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    # A shape that a class does not allow raises whatever its code makes of it: then it is no candidate.
+    with contextlib.suppress(Exception), contextlib.redirect_stdout(printed), torch.random.fork_rng(devices=[]):
+        exec(compile(program, "repro", "exec"), names)
+    return printed.getvalue().strip(), names.get("drift")

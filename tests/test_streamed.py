@@ -1,0 +1,200 @@
+"""`kvbook check --memory`: streamed weights give the rows that a model in memory gives, in every bit."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import SMALL, asked
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    FalconConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MixtralConfig,
+    MptConfig,
+    Qwen2Config,
+)
+
+from kvbook import paths
+from kvbook.diagnosis import check, kept_calls, layerwise, rows
+from kvbook.diagnosis.kept_calls import KeptCalls
+from kvbook.errors import UserError
+from kvbook.measuring import in_fp64
+from kvbook.models import corpus, loading, sources, streamed
+
+SHAPE = {**SMALL, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "initializer_range": 0.2}
+WIDE = {**SHAPE, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
+MODELS = {
+    "llama": LlamaConfig(**WIDE, tie_word_embeddings=False),
+    "tied and sharded qwen2": Qwen2Config(**WIDE, tie_word_embeddings=True),
+    "gpt2": GPT2Config(**SMALL, n_embd=32, n_layer=3, n_head=4, n_positions=64, initializer_range=0.2),
+    "falcon": FalconConfig(**SHAPE, alibi=False, multi_query=True, use_cache=True),
+    "mpt, no cache by default": MptConfig(**SMALL, d_model=32, n_heads=4, n_layers=3, max_seq_len=64),
+    "gemma3, a window of 5": Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=5, layer_types=None),
+    "experts": MixtralConfig(**WIDE, num_local_experts=4),
+}
+DTYPES = ("float64", "float32", "bfloat16")
+TEXTS = [corpus.Sample(index, "file", 0, list(range(11 + index, 19 + index))) for index in range(2)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request, tmp_path_factory):
+    torch.manual_seed(5)
+    to = tmp_path_factory.mktemp("model")
+    shards = {"max_shard_size": "20KB"} if "sharded" in request.param else {}
+    loading.from_config(MODELS[request.param], torch.bfloat16).save_pretrained(to, **shards)
+    return to
+
+
+def opened(folder, dtypes=DTYPES):
+    where = sources.resolve(str(folder), "stand-in")
+    source = streamed.source_of(where, 0)
+    return {dtype: streamed.Streamed(where.config, getattr(torch, dtype), source) for dtype in dtypes}
+
+
+def in_memory(folder, dtype):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    in_fp64.experts_one_by_one(model)
+    return list(rows.rows_of(model, dtype, TEXTS, together=4))
+
+
+def layer_by_layer(models, to, done=lambda _part: None):
+    return layerwise.rows_of(models, TEXTS, 0, 4, done, KeptCalls(to / "kept.safetensors"))
+
+
+def test_rows_of_streamed_weights_are_equal_in_every_bit_to_those_of_a_model_in_memory(folder, tmp_path):
+    parts = []
+    models = opened(folder)
+    for each in models.values():
+        in_fp64.experts_one_by_one(each.model)
+    found = layer_by_layer(models, tmp_path, parts.append)
+    assert found == {dtype: in_memory(folder, dtype) for dtype in DTYPES}
+    # Where no cache comes back, the last parts are fed once more by themselves.
+    assert len(parts) <= 2 * len(set(parts)) + 2, "a part is not read again for each call"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    torch.manual_seed(5)
+    to = tmp_path_factory.mktemp("llama")
+    loading.from_config(MODELS["llama"], torch.bfloat16).save_pretrained(to)
+    return to
+
+
+def test_control_other_weights_of_one_layer_give_other_rows(llama, tmp_path, monkeypatch):
+    models = opened(llama, ["float32"])
+    stock = streamed.Checkpoint.load
+
+    def load(source, model, part):
+        found = stock(source, model, part)
+        return {name: value * (1.01 if part.endswith("layers.1") else 1) for name, value in found.items()}
+
+    monkeypatch.setattr(streamed.Checkpoint, "load", load)
+    assert layer_by_layer(models, tmp_path)["float32"] != in_memory(llama, "float32")
+
+
+def test_control_a_cache_whose_lengths_are_foreseen_wrongly_is_refused_or_shows(llama, tmp_path, monkeypatch):
+    stock = layerwise.Call.fed_before
+    monkeypatch.setattr(layerwise.Call, "fed_before", lambda call: stock(call)[1:])
+    with pytest.raises(layerwise.NotLayerByLayer, match="other lengths than were foreseen"):
+        layer_by_layer(opened(llama, ["float32"]), tmp_path)
+
+
+def test_one_part_is_in_memory_at_a_time_and_a_use_of_any_other_gives_nan(llama, tmp_path):
+    models = opened(llama, ["float32"])
+    model = models["float32"].model
+    there = []
+
+    def look(_part):
+        there.append([name for name, value in model.named_parameters() if value.untyped_storage().nbytes() > 4])
+
+    found = layer_by_layer(models, tmp_path, look)
+    assert not any(there)
+    assert model.model.embed_tokens.weight.isnan().all()
+    with models["float32"].holding("model.layers.1"):
+        look("")
+    assert len(there[-1]) == 9
+    assert all(name.startswith("model.layers.1.") for name in there[-1])
+    assert all(row["drift"] < 1e-4 for row in found["float32"])
+
+
+def test_a_run_that_was_stopped_goes_on_at_its_last_layer_and_gives_the_same_rows(llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_calls, "_SECONDS", 0.0)
+    want, parts = in_memory(llama, "float32"), []
+
+    def stop(part):
+        parts.append(part)
+        if part == "model.layers.2":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        layer_by_layer(opened(llama, ["float32"]), tmp_path, stop)
+    again = []
+    assert layer_by_layer(opened(llama, ["float32"]), tmp_path, again.append)["float32"] == want
+    assert (parts[0], again[0]) == ("model.embed_tokens", "model.layers.2")
+    assert not list(tmp_path.iterdir()), "what was kept is deleted at the end"
+
+
+def test_random_weights_are_those_of_their_seed_whatever_is_drawn_before_them(llama):
+    config = sources.resolve(str(llama), "stand-in").config
+
+    def layer(seed, *before):
+        one = streamed.Streamed(config, torch.float32, streamed.Drawn(seed))
+        for part in (*before, "model.layers.1"):
+            with one.holding(part):
+                found = one.model.model.layers[1].mlp.up_proj.weight.clone()
+        return found
+
+    assert torch.equal(layer(3), layer(3, "lm_head", "model.layers.0"))
+    assert not torch.equal(layer(3), layer(4))
+    assert 0.15 < layer(3).std() < 0.25
+
+
+# The command.
+
+
+def told(found):
+    return found.model_dump(exclude={"seconds", "not_tried"})
+
+
+def test_the_check_says_the_same_with_and_without_streaming(llama_folder, text_folder):
+    whole, parts = (check.check(asked(llama_folder, text_folder, memory=memory)) for memory in (None, "2GB"))
+    assert told(whole) == told(parts)
+
+
+def test_a_model_whose_cache_lengths_cannot_be_foreseen_is_checked_step_by_step(tmp_path, text_folder, capfd):
+    folder = tmp_path / "mamba"
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(paths.STANDINS / "llama")
+    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2)
+    loading.from_config(config, torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    settings = {"n_samples": 1, "n_tokens": 6, "dtypes": "float32"}
+    whole, parts = (check.check(asked(folder, text_folder, memory=memory, **settings)) for memory in (None, "2GB"))
+    assert told(whole) == told(parts)
+    assert "every call reads all weights (its cache holds " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"memory": "8"}, "write it as 8GB"),
+    ({"memory": "1MB"}, "takes about .* GB, more than --memory allows"),
+    ({"memory": "8GB", "device": "mps"}, "leave --device out"),
+])
+def test_what_cannot_be_streamed_is_refused_in_one_line(llama_folder, text_folder, changes, words):
+    with pytest.raises(UserError, match=words) as caught:
+        check.check(asked(llama_folder, text_folder, **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_part_lacks_is_named(llama, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(llama / name, tmp_path / name)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("lm_head.weight")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks weights of its language model \(lm_head.weight, 1 in all\)"):
+        layer_by_layer(opened(tmp_path, ["float32"]), tmp_path)
