@@ -1,16 +1,17 @@
 """One clear line for what went wrong: messages that new users stumbled over."""
 
 import pytest
+from small_models import asked
 
-from kvbook.diagnosis import tokenizer_boundary
+from kvbook.diagnosis import check, tokenizer_boundary
 from kvbook.errors import UserError
-from kvbook.models import corpus, loading
+from kvbook.models import corpus, loading, sources
 
 
-def test_a_corpus_without_one_text_that_is_long_enough_does_not_advise_no_samples():
-    tokenizer = loading.tokenizer("llama")
+def test_a_corpus_without_one_text_that_is_long_enough_does_not_advise_no_samples(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
     with pytest.raises(UserError, match="lower n_tokens, or name longer texts") as caught:
-        list(corpus.samples("stdlib", tokenizer, 1, 10**9))
+        list(corpus.samples(str(tmp_path), loading.tokenizer("gpt2"), 1, 50))
     assert "at most 0" not in str(caught.value)
 
 
@@ -19,6 +20,33 @@ def test_a_prefix_that_ends_in_a_space_shows_the_token_that_the_space_becomes():
     assert status == 1
     assert "ends with ''" not in "\n".join(lines)
     assert "alone the prefix ends with" in "\n".join(lines)
+
+
+def test_an_adapter_is_told_from_a_model_and_the_remedy_is_said(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds an adapter of PEFT: merge it"):
+        sources.resolve(str(tmp_path), "stand-in")
+
+
+def test_the_shape_of_a_document_is_drawn_without_the_hub():
+    where = sources.resolve("meta-llama/Llama-3.1-8B-Instruct", "random")
+    assert (where.source, where.config.num_hidden_layers, where.repository) == ("random", 32, None)
+    assert loading.parameter_count(where.config) == 8_030_261_248
+
+
+def test_on_apples_gpu_float64_is_run_on_the_processor_and_the_report_says_so(llama_folder, text_folder, monkeypatch):
+    stock = loading.load
+    asked_of = []
+
+    def load(*given, device, **named):
+        asked_of.append((named["dtype"], device))
+        return stock(*given, device="cpu", **named)
+
+    monkeypatch.setattr(loading, "load", load)
+    found = check.check(asked(llama_folder, text_folder, device="mps"))
+    assert asked_of == [("float32", "mps"), ("float64", "cpu")]
+    assert any(text.startswith("float64 on the device, which lacks it") for text in found.not_tried)
+    assert [drift.dtype for drift in found.drift] == ["float64", "float32"]
 
 
 def test_names_of_the_command_line_are_told_apart_by_case_with_a_hint(kvbook_here):
@@ -30,4 +58,4 @@ def test_names_of_the_command_line_are_told_apart_by_case_with_a_hint(kvbook_her
 def test_cost_without_a_model_says_that_one_is_missing(kvbook_here):
     done = kvbook_here("models", "cost")
     assert done.returncode == 2
-    assert "MODEL" in done.stdout + done.stderr
+    assert "Missing argument 'model'" in " ".join(done.stderr.split())

@@ -5,6 +5,7 @@ It runs the checkpoint as it is, in as many dtypes as the verdict needs, and say
 
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
@@ -45,6 +46,7 @@ _LOOK_AT_LAYER = (
 _NOTHING = "none needed; for equal bits run the model in `with kvbook.exact.row_invariant():`"
 _OTHER_PATHS = "windows, long texts, batch, padding, static cache, generate(): --thorough"
 _GROUPED = "the grouped product of experts in float64, which it lacks: they ran one after the other"
+_ON_CPU = "float64 on the device, which lacks it: it was run on the processor"
 _HIDDEN_BELOW = "none needed; a fault that moves the logits by less than {:.1e} would hide below it"
 _DECLARE = "keep keys and values in the model's dtype, or pass --cache-dtype {} if they are meant to be in fewer bits"
 _FINER = "add a finer dtype, float64 first of all (--dtypes), or more texts (--samples)"
@@ -97,11 +99,12 @@ def check(settings: CheckSettings) -> Outcome:
     if not measured.rows:
         raise next(iter(left_out.values()))
     not_tried = _not_tried({row["dtype"] for row in measured.rows} | set(left_out), texts, paths, too_far)
+    not_tried += [_GROUPED] * measured.experts_apart + [_ON_CPU] * measured.on_cpu
     return Outcome(
         model=identity["name"], weights=identity["weights"], layers=identity["layers"],
         parameters=identity["parameters"], device=settings.device, threads=torch.get_num_threads(), texts=len(texts),
         tokens=_longest(texts), left_out={dtype: refusals.reason(error) for dtype, error in left_out.items()},
-        not_tried=not_tried + [_GROUPED] * measured.experts_apart, seconds=time.monotonic() - start,
+        not_tried=not_tried, seconds=time.monotonic() - start,
         versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
         **measured.judged(),
     )
@@ -117,19 +120,22 @@ class _Measured:
         self.little = little
         self.settings, self.name, self.texts, self.paths, self.open = settings, name, texts, paths, paths
         self.rows, self.again, self.deep, self.moves = [], [], [], []
-        self.use_cache, self.experts_apart = None, False
+        self.use_cache, self.experts_apart, self.on_cpu = None, False, False
 
     def add(self, dtype: str, work: progress.Work) -> bool:
         """Measure one dtype; tell whether no further one can change the verdict, or two agree on one."""
         asked = self.settings
         # Loaded here, so that it is gone before the next one is: both need not fit.
-        how = {"weights": asked.weights, "device": asked.device, "seed": asked.seed}
+        how = {"weights": asked.weights, "device": _device(asked.device, dtype), "seed": asked.seed}
         model = self.little.model(dtype) if self.little else loading.load(asked.model, dtype=dtype, **how).model
+        self.on_cpu |= how["device"] != asked.device
         self.use_cache = getattr(model.config.get_text_config(), "use_cache", None)
         self.model_type = model.config.get_text_config().model_type
         if dtype == "float64":
             self.experts_apart = self.little.experts_apart if self.little else in_fp64.experts_one_by_one(model)
-        with refusals.in_one_line(self.name), _counted(model, dtype, work):
+        # Streamed, layers are counted, and not calls.
+        counting = nullcontext() if self.little else _counted(model, dtype, work)
+        with refusals.in_one_line(self.name), counting:
             # Where the configuration says nothing, the caller does, as `generate` does.
             found = self._rows_of(model, dtype, **{"use_cache": True} if self.use_cache is None else {})
             weights = self.little.weights(dtype) if self.little else model.named_parameters()
@@ -278,6 +284,11 @@ def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
         held = f"the cache held {first['held']} tokens where {first['fed']} had been fed ({first['way']})"
         return held, _LOOK_AT_FORWARD
     return None, _LOOK_AT_LAYER
+
+
+def _device(asked: str, dtype: str) -> str:
+    """Choose the processor for float64 where the device has none: whether a cache is right is no matter of place."""
+    return "cpu" if asked.startswith("mps") and dtype == "float64" else asked
 
 
 def _longest(texts: list[corpus.Sample]) -> int:

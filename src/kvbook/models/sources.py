@@ -63,6 +63,11 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _folder(path: Path, source: Source, name: str) -> Where:
+    if (path / "adapter_config.json").is_file():
+        raise UserError(
+            f"{path} holds an adapter of PEFT: merge it into its model (`model.merge_and_unload()`), save that with "
+            "`save_pretrained`, and name its folder"
+        )
     if not (path / "config.json").is_file():
         raise UserError(f"{path} holds no config.json: name the folder that `save_pretrained` wrote")
     if not _weight_files(path):
@@ -115,6 +120,12 @@ def resolve(model: str, weights: str) -> Where:
     """Find what a request leads to."""
     families = registry.families()
     path = Path(model).expanduser()
+    if weights == "random":
+        for family in families.values():
+            for architecture in family.architectures:
+                if model == architecture.hub_id:
+                    # Its shape is known here: nothing is fetched for it.
+                    return _random(family.name, model, architecture)
     if model in families and not path.joinpath("config.json").is_file():
         return _family(families[model], weights)
     if path.suffix.lower() == ".gguf":
@@ -155,7 +166,12 @@ def _family(family: registry.Family, weights: str) -> Where:
         return Where("untrained", name, f"stand-in {name}", config, "")
     architecture = family.architectures[0]
     if weights == "random":
-        # Random weights need no words of their own: a family without a stand-in takes another's tokenizer.
-        tokenizer = standin if standin.is_dir() else paths.STANDINS / "gpt2"
-        return Where("random", name, architecture.hub_id, configuration(architecture), str(tokenizer))
+        return _random(name, name, architecture)
     return _hub(name, architecture.hub_id)
+
+
+def _random(family: str, name: str, architecture: registry.Architecture) -> Where:
+    # Random weights need no words of their own: a family without a stand-in takes another's tokenizer.
+    standin = paths.STANDINS / family
+    tokenizer = standin if standin.is_dir() else paths.STANDINS / "gpt2"
+    return Where("random", name, architecture.hub_id, configuration(architecture), str(tokenizer))

@@ -1,0 +1,63 @@
+"""The files by which others get the library: metadata, the action, the workflow that publishes."""
+
+import re
+import tomllib
+from types import SimpleNamespace
+
+import yaml
+
+from kvbook.__main__ import app
+from kvbook.paths import ROOT
+from kvreport.site import running
+
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
+RELEASE = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
+EXAMPLE = yaml.safe_load((ROOT / "examples" / "kvbook-check.yml").read_text("utf-8"))
+
+
+def test_the_action_only_uses_options_that_the_check_has():
+    commands = " ".join(step["run"] for step in ACTION["runs"]["steps"])
+    (check,) = (each for each in app.registered_commands if each.callback.__name__ == "check")
+    options = {f"--{name.replace('_', '-')}" for name in check.callback.__annotations__}
+    assert set(re.findall(r"--[a-z-]+", commands)) <= options
+    assert "--junit" in commands
+
+
+def test_what_a_user_gives_the_action_reaches_the_shell_as_variables_alone():
+    for step in ACTION["runs"]["steps"]:
+        assert "${{" not in step["run"], step
+
+
+def test_the_example_gives_the_action_only_inputs_that_it_has():
+    (step,) = (each for each in EXAMPLE["jobs"]["cache"]["steps"] if each["uses"].startswith("OWNER/"))
+    assert set(step["with"]) <= set(ACTION["inputs"])
+
+
+def test_only_the_job_that_publishes_may_ask_for_an_identity_and_no_token_is_kept():
+    may = {name for name, job in RELEASE["jobs"].items() if "id-token" in job.get("permissions", {})}
+    assert may == {"publish"}
+    assert "password" not in str(RELEASE["jobs"]["publish"])
+    assert RELEASE["jobs"]["publish"]["needs"] == "release"
+
+
+def test_each_action_is_pinned_by_a_commit():
+    for jobs in (RELEASE["jobs"], EXAMPLE["jobs"]):
+        for step in (step for job in jobs.values() for step in job["steps"] if "uses" in step):
+            assert re.search(r"@([0-9a-f]{40}|COMMIT)$", step["uses"]), step
+
+
+def test_classifiers_name_the_pythons_that_the_versions_workflow_tries():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    named = {each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r":: 3\.\d+$", each)}
+    tried = yaml.safe_load((ROOT / ".github" / "workflows" / "versions.yml").read_text("utf-8"))
+    assert named == set(tried["jobs"]["check"]["strategy"]["matrix"]["python"])
+    assert {"gguf", "plot", "quantization"} <= set(project["optional-dependencies"])
+
+
+def test_the_page_gives_the_address_that_the_citation_file_names(tmp_path):
+    about = (ROOT / "CITATION.cff").read_text("utf-8")
+    (tmp_path / "CITATION.cff").write_text(f"{about}repository-code: https://example.org/somebody/book.git\n")
+    text = running.install(SimpleNamespace(root=tmp_path))
+    assert "pip install 'git+https://example.org/somebody/book" in text
+    assert "uvx --from 'git+https://example.org/somebody/book" in text
+    assert "ADDRESS" not in text
