@@ -1,0 +1,66 @@
+"""The rows of the chapter on trainer and rollout by name; to read them takes no torch."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from kvbook.runs.records import Run
+from kvbook.scores import measures
+from kvreport.publishing.found import Frame
+
+# The chapter's experiments and the revision of their rows.
+EXPERIMENTS = {"rollout": 1, "rollout_ways": 1}
+
+# Texts that are written together.
+BATCH = 8
+# Tokens of a chunk.
+CHUNK = 64
+
+# Columns of log-probabilities, each named for how it is computed: in the dtype of the rollout, unless it names another.
+ROLLOUT, TRAINER, TRAINER_FP32 = "rollout", "trainer", "trainer_fp32"
+SINGLE, CHUNKS, PADDED = "rollout_single", "rollout_chunks", "trainer_padded"
+ROLLOUT_FP32, ROLLOUT_FP16, TRAINER_FP16, TRAINER_FP64 = "rollout_fp32", "rollout_fp16", "trainer_fp16", "trainer_fp64"
+FP8, INT8, INT4 = "rollout_fp8", "rollout_int8", "rollout_int4"
+INVARIANT_ROLLOUT, INVARIANT_TRAINER = "rollout_invariant", "trainer_invariant"
+WAYS = (
+    SINGLE, CHUNKS, PADDED, ROLLOUT_FP32, TRAINER_FP32, ROLLOUT_FP16, TRAINER_FP16, TRAINER_FP64, FP8, INT8, INT4,
+    INVARIANT_ROLLOUT, INVARIANT_TRAINER,
+)
+# What follows a column's name where its last operations are in another precision.
+FP32_HEAD, LOW_SOFTMAX = "_fp32_head", "_low_softmax"
+
+# Sampling that changes the distribution from which a token is drawn.
+TEMPERATURE, TOP_K, TOP_P = 0.7, 50, 0.9
+COOLED, MASS_K, MASS_P, IN_K, IN_P = "rollout_cooled", "top_k_log_mass", "top_p_log_mass", "in_top_k", "in_top_p"
+
+# What is compared, as figures and tables show it.
+BF16, LOW, HEAD, FULL = "bf16 trainer", "softmax not upcast", "LM head in fp32", "fp32 trainer"
+TEMPERED, BY_K, BY_P, SHIFTED = (
+    f"temperature {TEMPERATURE} not applied", f"top-k {TOP_K} not applied", f"top-p {TOP_P} not applied",
+    "fault: shifted by one token",
+)
+
+
+def _pairs(run: Run) -> pd.DataFrame:
+    """Lay out every comparison that the rollout's own rows allow: the log-ratio of each token."""
+    rows = run.rows
+    rollout, trainer = rows[ROLLOUT], rows[TRAINER]
+    ratios = {
+        BF16: trainer - rollout, LOW: rows[TRAINER + LOW_SOFTMAX] - rows[ROLLOUT + LOW_SOFTMAX],
+        HEAD: rows[TRAINER + FP32_HEAD] - rows[ROLLOUT + FP32_HEAD], FULL: rows[TRAINER_FP32] - rollout,
+        TEMPERED: trainer - rows[COOLED], BY_K: (trainer - rollout + rows[MASS_K])[rows[IN_K] == 1],
+        BY_P: (trainer - rollout + rows[MASS_P])[rows[IN_P] == 1],
+        # The injected fault: each token has the log-probability of the one before it.
+        SHIFTED: (trainer.groupby([rows["sample"]]).shift(1) - rollout).dropna(),
+    }
+    return _long(rows, ratios)
+
+
+def _long(rows: pd.DataFrame, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
+    about = rows[["sample", "source", "position"]]
+    parts = [about.loc[of.index].assign(compared=name, log_ratio=of) for name, of in ratios.items()]
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(**{name: term(table["log_ratio"].to_numpy()) for name, term in measures.TERMS.items()})
+
+
+ROWS = {"pairs": Frame(_pairs, ("rollout",))}
