@@ -6,7 +6,7 @@ import torch
 
 from kvbook.errors import UserError
 from kvbook.models import loading
-from kvreport.chapters.trainer_and_rollout import measures, rollouts, scoring, ways
+from kvreport.chapters.trainer_and_rollout import measures, policy_gradient, rollouts, scoring, ways
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
 from kvreport.publishing import found
@@ -119,3 +119,15 @@ def test_prompts_that_are_too_short_are_refused_in_one_line(text_folder):
     asked = SETTINGS.model_copy(update={"corpus": str(text_folder), "prompt_tokens": 10_000})
     with pytest.raises(UserError, match="tokens"):
         rollouts.inputs(asked)
+
+
+@pytest.mark.slow
+def test_arms_begin_alike_and_a_policy_learns():
+    settings = SETTINGS.model_copy(update={"n_updates": 4})
+    first, second = (policy_gradient.train(settings, 0, named.MATCHED) for _ in range(2))
+    assert first == second
+    assert first[-1]["reward"] > first[0]["reward"]
+    faulty = policy_gradient.train(settings, 0, named.FAULTY)
+    # Matched log-probabilities differ by rounding in fp32; those of the fault are of another token.
+    assert first[0]["mean_abs"] < 1e-4 < 0.5 < faulty[0]["mean_abs"]
+    assert first[0]["effective_share"] == 1 > faulty[0]["effective_share"]

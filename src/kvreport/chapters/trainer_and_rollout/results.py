@@ -1,5 +1,5 @@
 """What the chapter on trainer and rollout measures."""
 
-from kvreport.chapters.trainer_and_rollout import rollouts, ways
+from kvreport.chapters.trainer_and_rollout import policy_gradient, rollouts, ways
 
-EXPERIMENTS = (rollouts.EXPERIMENT, ways.EXPERIMENT)
+EXPERIMENTS = (rollouts.EXPERIMENT, ways.EXPERIMENT, policy_gradient.EXPERIMENT)

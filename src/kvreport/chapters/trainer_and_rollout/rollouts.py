@@ -104,4 +104,6 @@ def work(settings: TrainerAndRolloutSettings) -> Work:
     return Work(settings.prompt_tokens + settings.new_tokens, settings.n_samples, steps, (settings.dtype,))
 
 
-EXPERIMENT = Experiment("rollout", TrainerAndRolloutSettings, inputs, measure, work=work)
+# The settings on which the rows depend: those of policy_gradient are its own.
+FIELDS = frozenset(TrainerAndRolloutSettings.model_fields) - {"n_runs", "n_updates"}
+EXPERIMENT = Experiment("rollout", TrainerAndRolloutSettings, inputs, measure, fields=FIELDS, work=work)

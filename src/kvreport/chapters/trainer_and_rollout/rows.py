@@ -9,7 +9,7 @@ from kvbook.scores import measures
 from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
-EXPERIMENTS = {"rollout": 1, "rollout_ways": 1}
+EXPERIMENTS = {"rollout": 1, "rollout_ways": 1, "policy_gradient": 1}
 
 # Texts that are written together.
 BATCH = 8
@@ -32,6 +32,13 @@ FP32_HEAD, LOW_SOFTMAX = "_fp32_head", "_low_softmax"
 # Sampling that changes the distribution from which a token is drawn.
 TEMPERATURE, TOP_K, TOP_P = 0.7, 50, 0.9
 COOLED, MASS_K, MASS_P, IN_K, IN_P = "rollout_cooled", "top_k_log_mass", "top_p_log_mass", "in_top_k", "in_top_p"
+
+# Arms of the policy-gradient run: what samples, and what weighs the gradient.
+CAP = 2
+MATCHED, UNCORRECTED, CORRECTED, COARSE, FAULTY = ARMS = (
+    "fp32, matched", "bf16 rollout, no correction", f"bf16 rollout, ratio up to {CAP}", "4-bit cache, no correction",
+    f"fault: shifted by one token, ratio up to {CAP}",
+)
 
 # What is compared, as figures and tables show it.
 BF16, LOW, HEAD, FULL = "bf16 trainer", "softmax not upcast", "LM head in fp32", "fp32 trainer"

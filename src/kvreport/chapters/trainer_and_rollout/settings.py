@@ -20,6 +20,10 @@ class TrainerAndRolloutSettings(Settings):
         Tokens of each.
     new_tokens : int
         Tokens that are sampled after each; fewer where the text ends.
+    n_runs : int
+        Repetitions of each arm of the policy-gradient run, which trains a stand-in.
+    n_updates : int
+        Updates of each.
     dtype : str
         In which the rollout is computed, and the trainer that matches it.
     """
@@ -28,4 +32,6 @@ class TrainerAndRolloutSettings(Settings):
     n_samples: Annotated[int, Field(ge=1)] = 8
     prompt_tokens: Annotated[int, Field(ge=2)] = 48
     new_tokens: Annotated[int, Field(ge=2)] = 64
+    n_runs: Annotated[int, Field(ge=1)] = 2
+    n_updates: Annotated[int, Field(ge=1)] = 4
     dtype: DTypeName = "bfloat16"

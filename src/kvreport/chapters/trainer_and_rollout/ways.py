@@ -6,6 +6,7 @@ Rows, one a token: see ``data/README.md``.
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import torch
 from transformers import PreTrainedModel, QuantizedCache
 
@@ -65,20 +66,22 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], write
     written = rollouts.EXPERIMENT.run(settings).rows
     groups = rollouts.groups(settings)
     for unit, group in writer.pending(groups, "rollout, ways: batch"):
-        columns = {}
         texts = [written[written["sample"] == one.index] for one in group]
         longest = max(map(len, texts))
         ids = torch.tensor([
             # What follows a text that ended is never read.
             one.ids + (text["token"].tolist() + [0] * longest)[:longest] for one, text in zip(group, texts, strict=True)
         ])
+        columns: scoring.Columns = {}
         for way, (dtype, score) in SCORES.items():
             loaded = rollouts.load(settings, dtype or settings.dtype)
             with torch.inference_mode():
                 given = ids.to(loaded.model.device)
                 columns |= {way: score(loaded.model, way, given, settings.prompt_tokens)[way]}
-        ends = rollouts.ends_of(loaded)
-        writer.append(unit, rollouts.rows_of(group, ids[:, settings.prompt_tokens :], columns, ends))
+        new, ends = ids[:, settings.prompt_tokens :], rollouts.ends_of(loaded)
+        scored = rollouts.rows_of(group, new, columns, ends)
+        sides = pd.concat(texts)[[named.ROLLOUT, named.TRAINER]].to_dict("records")
+        writer.append(unit, [row | both for row, both in zip(scored, sides, strict=True)])
 
 
 def work(settings: TrainerAndRolloutSettings) -> Work:
@@ -88,4 +91,6 @@ def work(settings: TrainerAndRolloutSettings) -> Work:
     return Work(settings.prompt_tokens + settings.new_tokens, 8 * settings.n_samples, steps, (settings.dtype,))
 
 
-EXPERIMENT = Experiment("rollout_ways", TrainerAndRolloutSettings, rollouts.inputs, measure, work=work)
+EXPERIMENT = Experiment(
+    "rollout_ways", TrainerAndRolloutSettings, rollouts.inputs, measure, fields=rollouts.FIELDS, work=work
+)
