@@ -46,6 +46,21 @@ TEMPERED, BY_K, BY_P, SHIFTED = (
     f"temperature {TEMPERATURE} not applied", f"top-k {TOP_K} not applied", f"top-p {TOP_P} not applied",
     "fault: shifted by one token",
 )
+# The same of the ways that score fewer tokens.
+TOGETHER, ALONE, IN_CHUNKS, PADDED_TRAINER, NO_CACHE = (
+    "bf16, rollout in a batch of 8", "bf16, rollout of one text", f"bf16, cache read in chunks of {CHUNK}",
+    "bf16, trainer in a padded batch", "bf16, no cache: batch against single",
+)
+BF16_FP32, BOTH_FP16, BOTH_FP32, BOTH_INVARIANT = "bf16 rollout, fp32 trainer", "fp16", "fp32", "bf16, row-invariant"
+IN_FP8, IN_INT8, IN_INT4 = "bf16, cache in fp8", "bf16, cache in int8", "bf16, cache in int4"
+ROLLOUT_ERROR, TRAINER_ERROR = "bf16 rollout against fp64", "bf16 trainer against fp64"
+DRAWN = (
+    TOGETHER, ALONE, IN_CHUNKS, PADDED_TRAINER, NO_CACHE, BF16_FP32, BOTH_FP16, BOTH_FP32, BOTH_INVARIANT, IN_INT8,
+    IN_FP8, IN_INT4,
+)
+
+# Tokens after which ratios of sequences are read.
+LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def _pairs(run: Run) -> pd.DataFrame:
@@ -63,6 +78,19 @@ def _pairs(run: Run) -> pd.DataFrame:
     return _long(rows, ratios)
 
 
+def _ways(run: Run) -> pd.DataFrame:
+    """Lay out the comparisons of all ways: a trainer's log-probability less a rollout's."""
+    rows = run.rows
+    sides = {
+        TOGETHER: (TRAINER, ROLLOUT), ALONE: (TRAINER, SINGLE), IN_CHUNKS: (TRAINER, CHUNKS),
+        PADDED_TRAINER: (PADDED, ROLLOUT), NO_CACHE: (PADDED, TRAINER), BF16_FP32: (TRAINER_FP32, ROLLOUT),
+        BOTH_FP16: (TRAINER_FP16, ROLLOUT_FP16), BOTH_FP32: (TRAINER_FP32, ROLLOUT_FP32), IN_FP8: (TRAINER, FP8),
+        IN_INT8: (TRAINER, INT8), IN_INT4: (TRAINER, INT4), BOTH_INVARIANT: (INVARIANT_TRAINER, INVARIANT_ROLLOUT),
+        ROLLOUT_ERROR: (ROLLOUT, TRAINER_FP64), TRAINER_ERROR: (TRAINER, TRAINER_FP64),
+    }
+    return _long(rows, {name: rows[trainer] - rows[rollout] for name, (trainer, rollout) in sides.items()})
+
+
 def _long(rows: pd.DataFrame, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
     about = rows[["sample", "source", "position"]]
     parts = [about.loc[of.index].assign(compared=name, log_ratio=of) for name, of in ratios.items()]
@@ -70,4 +98,16 @@ def _long(rows: pd.DataFrame, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
     return table.assign(**{name: term(table["log_ratio"].to_numpy()) for name, term in measures.TERMS.items()})
 
 
-ROWS = {"pairs": Frame(_pairs, ("rollout",))}
+def _sequences(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Add log-ratios up along each text, to the lengths that all texts which last so long share."""
+    pairs = pairs[pairs["compared"].isin((BF16, FULL))]
+    summed = pairs.assign(sum=pairs.groupby(["compared", "sample"])["log_ratio"].cumsum(), length=pairs["position"] + 1)
+    return summed[summed["length"].isin(LENGTHS)][["compared", "sample", "source", "length", "sum"]]
+
+
+ROWS = {
+    "pairs": Frame(_pairs, ("rollout",)),
+    "ways": Frame(_ways, ("rollout_ways",)),
+    "sequences": Frame(_sequences, ("pairs",)),
+    "learned": Frame(lambda run: run.rows.assign(source=run.rows["repetition"]), ("policy_gradient",)),
+}
