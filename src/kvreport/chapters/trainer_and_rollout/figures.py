@@ -1,5 +1,7 @@
 """Figures of the chapter on trainer and rollout."""
 
+from collections.abc import Sequence
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
@@ -8,6 +10,34 @@ from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.publishing import style
 
 _LINES = ("-", "--", "-.", ":", (0, (1, 3)))
+
+
+def figure_mismatch(table: pd.DataFrame) -> Figure:
+    """Draw how far trainer and rollout are apart, a row a comparison and a marker a population of texts."""
+    names, texts = list(dict.fromkeys(table["compared"])), list(dict.fromkeys(table["texts"]))
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.34 * len(names)))
+    for row in table.itertuples():
+        which = texts.index(row.texts)
+        place = names.index(row.compared) + 0.22 * (which - (len(texts) - 1) / 2)
+        look = {"marker": style.MARKERS[which], "color": style.PALETTE[which], "markersize": 5}
+        style.plot_estimate(ax, row.mean_abs, place, **look)
+    for place, name in enumerate(names):
+        shares = [one.value for one in table.loc[table["compared"] == name, "outside"]]
+        ax.annotate(_span(shares), (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+    ax.annotate("outside\n[0.9, 1.1]", (1.02, 1.01), xycoords="axes fraction", va="bottom", fontsize=9)
+    # Rounding above, mistakes below.
+    ax.axhline(sum(name in named.ROUNDING for name in names) - 0.5, color="#bbbbbb", linewidth=0.8)
+    ax.set(xscale="log", xlabel="mean |Δ log p| (nats per token)")
+    style.name_rows(ax, names, fontsize=9)
+    looks = zip(texts, style.PALETTE, style.MARKERS, strict=False)
+    handles = [style.key(name, colour, marker=marker) for name, colour, marker in looks]
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=9)
+    return fig
+
+
+def _span(shares: Sequence[float]) -> str:
+    low, high = (f"{100 * end:.0f}" for end in (min(shares), max(shares)))
+    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def figure_ways(table: pd.DataFrame) -> Figure:
@@ -30,7 +60,7 @@ def figure_ways(table: pd.DataFrame) -> Figure:
 def figure_sequences(table: pd.DataFrame) -> Figure:
     """Draw the effective sample size by length: seen, truncated, and expected of independent tokens."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
-    looks = {named.BF16: (style.VERMILION, "s"), named.FULL: (style.BLUE, "o")}
+    looks = {named.BF16: (style.VERMILION, "s"), named.FULL: (style.BLUE, "o"), named.HEAD: (style.GREEN, "^")}
     handles = []
     for compared, rows in table.groupby("compared", sort=False):
         colour, marker = looks[compared]

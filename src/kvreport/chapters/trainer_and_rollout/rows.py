@@ -9,7 +9,7 @@ from kvbook.scores import measures
 from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
-EXPERIMENTS = {"rollout": 1, "rollout_ways": 1, "policy_gradient": 1}
+EXPERIMENTS = {"rollout": 1, "rollout_ways": 1, "engine_rollout": 1, "policy_gradient": 1}
 
 # Texts that are written together.
 BATCH = 8
@@ -21,6 +21,8 @@ ROLLOUT, TRAINER, TRAINER_FP32 = "rollout", "trainer", "trainer_fp32"
 SINGLE, CHUNKS, PADDED = "rollout_single", "rollout_chunks", "trainer_padded"
 ROLLOUT_FP32, ROLLOUT_FP16, TRAINER_FP16, TRAINER_FP64 = "rollout_fp32", "rollout_fp16", "trainer_fp16", "trainer_fp64"
 FP8, INT8, INT4 = "rollout_fp8", "rollout_int8", "rollout_int4"
+# What another engine gave a token when it sampled it, and when it read the text as a prompt.
+ENGINE, ENGINE_READ = "engine", "engine_read"
 INVARIANT_ROLLOUT, INVARIANT_TRAINER = "rollout_invariant", "trainer_invariant"
 WAYS = (
     SINGLE, CHUNKS, PADDED, ROLLOUT_FP32, TRAINER_FP32, ROLLOUT_FP16, TRAINER_FP16, TRAINER_FP64, FP8, INT8, INT4,
@@ -44,8 +46,11 @@ MATCHED, UNCORRECTED, CORRECTED, COARSE, FAULTY = ARMS = (
 BF16, LOW, HEAD, FULL = "bf16 trainer", "softmax not upcast", "LM head in fp32", "fp32 trainer"
 TEMPERED, BY_K, BY_P, SHIFTED = (
     f"temperature {TEMPERATURE} not applied", f"top-k {TOP_K} not applied", f"top-p {TOP_P} not applied",
-    "fault: shifted by one token",
+    "log p shifted by one token",
 )
+ROUNDING = (BF16, LOW, HEAD, FULL)
+# Of what another engine samples.
+ENGINE_BF16, ENGINE_FP32, ENGINE_ITSELF = "vLLM, bf16 trainer", "vLLM, fp32 trainer", "vLLM, read again by vLLM"
 # The same of the ways that score fewer tokens.
 TOGETHER, ALONE, IN_CHUNKS, PADDED_TRAINER, NO_CACHE = (
     "bf16, rollout in a batch of 8", "bf16, rollout of one text", f"bf16, cache read in chunks of {CHUNK}",
@@ -99,13 +104,28 @@ def _long(rows: pd.DataFrame, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
 
 
 def _sequences(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Add log-ratios up along each text, to the lengths that all texts which last so long share."""
-    pairs = pairs[pairs["compared"].isin((BF16, FULL))]
-    summed = pairs.assign(sum=pairs.groupby(["compared", "sample"])["log_ratio"].cumsum(), length=pairs["position"] + 1)
-    return summed[summed["length"].isin(LENGTHS)][["compared", "sample", "source", "length", "sum"]]
+    """Add log-ratios up over the first tokens of each text: all of them where it ends before."""
+    pairs = pairs[pairs["compared"].isin((BF16, HEAD, FULL))]
+    by = ["compared", "sample", "source"]
+    parts = [
+        pairs[pairs["position"] < length].groupby(by, sort=False)["log_ratio"].agg(["sum", "size"])
+        .assign(length=length)
+        for length in LENGTHS
+    ]
+    return pd.concat(parts).reset_index()
+
+
+def _engine(run: Run) -> pd.DataFrame:
+    """Lay out what a real engine sampled against a trainer, and against the engine itself."""
+    rows = run.rows
+    return _long(rows, {
+        ENGINE_BF16: rows[TRAINER] - rows[ENGINE], ENGINE_FP32: rows[TRAINER_FP32] - rows[ENGINE],
+        ENGINE_ITSELF: rows[ENGINE_READ] - rows[ENGINE],
+    })
 
 
 ROWS = {
+    "engine": Frame(_engine, ("engine_rollout",)),
     "pairs": Frame(_pairs, ("rollout",)),
     "ways": Frame(_ways, ("rollout_ways",)),
     "sequences": Frame(_sequences, ("pairs",)),

@@ -32,6 +32,6 @@ class TrainerAndRolloutSettings(Settings):
     n_samples: Annotated[int, Field(ge=1)] = 8
     prompt_tokens: Annotated[int, Field(ge=2)] = 48
     new_tokens: Annotated[int, Field(ge=2)] = 64
-    n_runs: Annotated[int, Field(ge=1)] = 2
-    n_updates: Annotated[int, Field(ge=1)] = 4
+    n_runs: Annotated[int, Field(ge=1)] = 1
+    n_updates: Annotated[int, Field(ge=1)] = 2
     dtype: DTypeName = "bfloat16"

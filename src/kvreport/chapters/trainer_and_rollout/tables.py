@@ -20,6 +20,16 @@ def by_way(found: Found) -> pd.DataFrame:
     return table.loc[[name for name in named.DRAWN if name in table.index]].reset_index()
 
 
+def mismatch(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """Work out both measures of every comparison on each population of texts."""
+    measured = {"mean_abs": measures.MEAN_ABS, "outside": measures.OUTSIDE}
+    tables = {
+        texts_of(name) or POPULATIONS[STDLIB]: joined(measured, found)
+        for name, found in everywhere.items() if found["pairs"] is not None
+    }
+    return pd.concat(tables, names=["texts"]).reset_index("texts").reset_index(drop=True)
+
+
 def vocabulary(found: Found) -> pd.DataFrame:
     """Lay the measures of every comparison out for a reader; all cells text."""
     columns = {
@@ -63,7 +73,7 @@ def sequences(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     for (compared, length), part in pooled.groupby(["compared", "length"], sort=False):
         sums = part["sum"].to_numpy()
         rows.append({
-            "compared": compared, "length": length, "sequences": len(part),
+            "compared": compared, "length": length, "sequences": len(part), "mean_length": part["size"].mean(),
             "effective": scores.effective_share(sums),
             "truncated": scores.effective_share(np.minimum(sums, np.log(named.CAP))),
             "share_truncated": (sums > np.log(named.CAP)).mean(),
@@ -73,7 +83,23 @@ def sequences(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     pairs = pd.concat([one["pairs"] for one in everywhere.values() if one["pairs"] is not None])
     variances = pairs.groupby("compared")["log_ratio"].var()
-    return table.assign(expected=np.exp(-table["length"] * table["compared"].map(variances)))
+    return table.assign(expected=np.exp(-table["mean_length"] * table["compared"].map(variances)))
+
+
+def remedies(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """Lay out what truncation and masks touch, of tokens and of whole sequences; all cells text."""
+    whole = sequences(everywhere).query("length == length.max()").set_index("compared")
+    pairs = pd.concat([one["pairs"] for one in everywhere.values() if one["pairs"] is not None])
+    above = (pairs["log_ratio"] > np.log(named.CAP)).groupby(pairs["compared"]).mean()
+    table = whole.assign(tokens=above.reindex(whole.index)).reset_index()
+    shares = {
+        "tokens truncated": "tokens", "sequences truncated": "share_truncated", "sequences masked": "share_masked",
+        "effective": "effective", "effective, truncated": "truncated",
+    }
+    cells = {name: table[of].map("{:.1%}".format) for name, of in shares.items()}
+    shown = table[["compared", "sequences"]].assign(**cells)
+    ratios = zip(table["lowest"], table["highest"], strict=True)
+    return shown.assign(**{"sequence ratios": [f"{low:.2f} to {high:.2f}" for low, high in ratios]})
 
 
 def learning(found: Found) -> pd.DataFrame:
