@@ -8,7 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from kvbook.atlas import badges, columns, configurations, invariance, running, table
-from kvbook.atlas.names import LENGTH, PATHS, WHOLE
+from kvbook.atlas.names import LENGTH, PATHS, RIGHT, WHOLE
 from kvbook.diagnosis import execution_paths
 from kvbook.diagnosis.feeding import Fed
 from kvbook.errors import UserError
@@ -77,7 +77,9 @@ def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exac
     row = invariance.measure("qwen2")
     assert not row.keys() & set(PATHS), "a row records, and verdicts are given when it is read"
     row = table.judged(row)
-    assert {row[path] for path in PATHS if path != WHOLE} <= {"rounding", "exact"}
+    # A window counts the padding among its keys.
+    assert row[RIGHT] == "full pass changes"
+    assert {row[path] for path in PATHS if path not in (WHOLE, RIGHT)} <= {"rounding", "exact"}
     assert row[WHOLE] == "prompt fed twice"
     assert row["row_invariant"] == "exact"
     assert row["cache"] == "DynamicCache"

@@ -104,10 +104,8 @@ def test_what_older_rows_do_not_tell_reads_not_recorded_there():
             "cropped": "KeyError: 'x'", "cache as long as the prompt": "right"}
     rows._of_one_word(word)
     row = table.judged(word)
-    assert {path: row[path] for path in PATHS} == {
-        "token by token": table.NOT_RECORDED, "chunks": "rounding", "static cache": "bug", "batch": table.NOT_RECORDED,
-        "left padding": "rounding", "left padding, token by token": table.NOT_RECORDED, "cropped": table.RAISES,
-        "cache as long as the prompt": table.NOT_RECORDED,
+    assert {path: row[path] for path in PATHS} == dict.fromkeys(PATHS, table.NOT_RECORDED) | {
+        "chunks": "rounding", "static cache": "bug", "left padding": "rounding", "cropped": table.RAISES,
     }
     assert not table.is_declared(row, "static cache")
 
@@ -118,6 +116,14 @@ def test_each_processors_rows_say_which_paths_they_have():
     found = tables.by_processor(paths).set_index("path")
     assert found.loc["chunks", "one"] == "2 exact or rounding, 1 bug"
     assert found.loc["cropped", "other"] == table.NOT_RECORDED
+
+
+def test_a_path_that_no_row_has_is_left_out_and_reads_not_recorded_beside_a_processor_that_has_it():
+    old = made("a", **{"beam reordering": table.NOT_RECORDED})
+    paths = {"old": rows.paths(rows.architectures([old]))}
+    assert "beam reordering" not in set(paths["old"]["path"]) | set(tables.by_processor(paths)["path"])
+    paths["new"] = rows.paths(rows.architectures(ROWS))
+    assert tables.by_processor(paths).set_index("path").loc["beam reordering", "old"] == table.NOT_RECORDED
 
 
 def test_a_share_of_few_architectures_is_not_judged_and_a_silent_difference_always_is(results):

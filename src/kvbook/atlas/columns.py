@@ -4,7 +4,6 @@ This needs little of transformers and runs on many releases; `kvbook.atlas.invar
 arithmetic makes of it.
 """
 
-import contextlib
 import textwrap
 import time
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from kvbook import older
 from kvbook.atlas import configurations
-from kvbook.atlas.names import LENGTH, STATIC, WHOLE
+from kvbook.atlas.names import LENGTH, SHORT, STATIC, WHOLE
 from kvbook.diagnosis import execution_paths, feeding, verdict
 from kvbook.measuring import agreement
 from kvbook.measuring.in_fp64 import widened
@@ -59,8 +58,11 @@ def in_one_line(error: BaseException) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
 
 
-def measure(name: str, device: str = "cpu") -> dict[str, Any]:
-    """Measure one architecture: drifts, errors and reasons of each path by dtype, which `table.judged` judges."""
+def measure(name: str, device: str = "cpu", quick: bool = False) -> dict[str, Any]:
+    """Measure one architecture: drifts, errors and reasons of each path by dtype, which `table.judged` judges.
+
+    The quick form has one short text and begins in fp32; fp64 sees the paths that fp32 does not call sound.
+    """
     start = time.monotonic()
     row: dict[str, Any] = {"architecture": name, "class": configurations.class_of(name)}
     torch.manual_seed(0)
@@ -71,7 +73,7 @@ def measure(name: str, device: str = "cpu") -> dict[str, Any]:
         row["causal"] = is_causal(fed, ids)
         # A class that says that it cannot be compiled whole promises nothing about a static cache.
         row[f"{STATIC}, declared"] = older.promises_static(fed.model)
-        row |= _as_it_is(name, device)
+        row |= _quickly(name, device, fed) if quick else _as_it_is(name, device)
     row["seconds"] = round(time.monotonic() - start, 1)
     return row
 
@@ -80,33 +82,53 @@ def _as_it_is(name: str, device: str) -> dict[str, Any]:
     """Try every path in every dtype: what each drifts by, what it raises, or why there was nothing to try."""
     found: dict[str, Any] = {}
     for dtype in DTYPES:
-        try:
-            fed = ready(name, dtype, device)
-            texts = [configurations.text(LENGTH, seed=5 + k).to(fed.model.device) for k in range(_TEXTS)]
-            with widened(getattr(torch, dtype)):
-                whole = [fed.full(ids) for ids in texts]
-        except Exception as error:
-            found.setdefault("dtypes left out", {})[dtype] = in_one_line(error)
-            continue
-        with widened(getattr(torch, dtype)):
-            for path, one in execution_paths.of(execution_paths.ATLAS).items():
-                try:
-                    offs = [_off(one, fed, ids, full) for ids, full in zip(texts, whole, strict=True)]
-                except execution_paths.NoCache as reason:
-                    found.setdefault(f"{path}, not tried", {})[dtype] = str(reason)
-                    continue
-                except Exception as error:
-                    found.setdefault(f"{path}, error", {})[dtype] = in_one_line(error)
-                    continue
-                drifts = found.setdefault(f"{path}, drift", {})
-                drifts[dtype] = [off.max().item() for off in offs]
-                # Of the finest dtype that there is.
-                if len(drifts) == 1 and (first := [at for off in offs if (at := _first_wrong(off, dtype)) is not None]):
-                    found[f"{path}, first wrong position"] = min(first)
-            # Where the path has an error, so has this.
-            with contextlib.suppress(Exception):
-                found[f"{WHOLE}, tokens fed"] = fed.onto_its_own_prompt(texts[0][:, :-1])[1]
+        _tried(found, name, dtype, device, execution_paths.of(execution_paths.ATLAS))
     return found
+
+
+def _quickly(name: str, device: str, fed: feeding.Fed) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    paths = execution_paths.of(execution_paths.ATLAS)
+    _tried(found, name, "float32", device, paths, 1, SHORT, fed)
+    # A prompt that is fed twice is known by the tokens that were fed.
+    known = {WHOLE} if found.get(f"{WHOLE}, tokens fed", 0) > 1 else set()
+    drifts = {path: found[f"{path}, drift"] for path in paths.keys() - known if f"{path}, drift" in found}
+    if left := [path for path, drift in drifts.items() if verdict.kind_of(drift) not in ("exact", "rounding")]:
+        _tried(found, name, "float64", device, {path: paths[path] for path in left}, 1, SHORT)
+    return found
+
+
+def _tried(
+    found: dict[str, Any], name: str, dtype: str, device: str, paths: dict[str, execution_paths.Path],
+    texts: int = _TEXTS, length: int = LENGTH, fed: feeding.Fed | None = None,
+) -> None:
+    """Try paths in one dtype, and put what they give into a row."""
+    try:
+        fed = fed or ready(name, dtype, device)
+        given = [configurations.text(length, seed=5 + k).to(fed.model.device) for k in range(texts)]
+        with widened(getattr(torch, dtype)):
+            whole = [fed.full(ids) for ids in given]
+    except Exception as error:
+        found.setdefault("dtypes left out", {})[dtype] = in_one_line(error)
+        return
+    with widened(getattr(torch, dtype)):
+        for path, one in paths.items():
+            try:
+                offs = [_off(one, fed, ids, full) for ids, full in zip(given, whole, strict=True)]
+            except execution_paths.NoCache as reason:
+                found.setdefault(f"{path}, not tried", {})[dtype] = str(reason)
+                continue
+            except Exception as error:
+                found.setdefault(f"{path}, error", {})[dtype] = in_one_line(error)
+                continue
+            drifts = found.setdefault(f"{path}, drift", {})
+            drifts[dtype] = [off.max().item() for off in offs]
+            # Of the finest dtype that there is.
+            if dtype == min(drifts, key=UNIT_ROUNDOFF.get):
+                first = [at for off in offs if (at := _first_wrong(off, dtype)) is not None]
+                found |= {f"{path}, first wrong position": min(first)} if first else {}
+    if fed.refed is not None:
+        found[f"{WHOLE}, tokens fed"] = fed.refed
 
 
 def _off(path: execution_paths.Path, fed: feeding.Fed, ids: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:

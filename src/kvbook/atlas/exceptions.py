@@ -44,6 +44,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     # Layers that share another one's keys must have one of each kind before them.
     "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": _ALTERNATING, "num_hidden_layers": 4,
                      "intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.5] * 4},
+    **_of({"num_kv_shared_layers": 2, "layer_types": _ALTERNATING, "num_hidden_layers": 4, "use_double_wide_mlp": True},
+          ("gemma4_text", "gemma4_unified_text")),
     "gemma4_unified_assistant": {"text_config": {"layer_types": _ALTERNATING}},
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2, "sliding_window": 8},
     # Its attention layers share one set of weights, so there must be two.
@@ -53,9 +55,13 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
                             "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROTARY)},
     # By default all layers are of one kind, or one kind is left out.
     **_of({"layer_types": ["conv", "full_attention"] * 2}, ("lfm2", "lfm2_moe")),
-    **_of({"layer_types": _ALTERNATING}, ("dots1", "ministral", "laguna", "mellum", "gemma4_unified_text")),
+    **_of({"layer_types": _ALTERNATING}, ("dots1", "ministral", "laguna", "mellum")),
     **_of({"layer_types": _ALTERNATING, "use_sliding_window": True, "sliding_window": 8},
           ("qwen2", "qwen2_moe", "qwen3", "smollm3")),
+    # Without a window by default: the branch that a cache can get wrong is the one with it.
+    **_of({"sliding_window": 8}, ("minimax", "ministral3", "mixtral", "phi3", "phimoe", "starcoder2")),
+    "qwen3_moe": {"use_sliding_window": True, "sliding_window": 8},
+    "zamba2": {"use_shared_attention_adapter": True},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
              "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
     "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,

@@ -2,12 +2,12 @@
 
 from kvbook.diagnosis import execution_paths
 
-# Tokens of a text, and of a window where a configuration has one.
-LENGTH, WINDOW = 24, 8
+# Tokens of a text, of one that is looked at quickly, and of a window where a configuration has one.
+LENGTH, SHORT, WINDOW = 24, 16, 8
 # In which row-invariant arithmetic is tried, and the first operation that needs it is looked for.
 SWITCHED = ("float32", "bfloat16")
 PATHS = tuple(execution_paths.of(execution_paths.ATLAS))
 # Those of which more is recorded, or said.
-CHUNKED, STATIC, PADDED, CROPPED, WHOLE = (
-    "chunks", "static cache", "left padding", "cropped", "cache as long as the prompt"
+CHUNKED, STATIC, PADDED, RIGHT, CROPPED, WHOLE = (
+    "chunks", "static cache", "left padding", "right padding", "cropped", "cache as long as the prompt"
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.atlas.names import PADDED, PATHS, STATIC, WHOLE
+from kvbook.atlas.names import PADDED, PATHS, RIGHT, STATIC, WHOLE
 from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.diagnosis.verdict import kind_of
 from kvbook.errors import UserError
@@ -29,7 +29,7 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
 def _outcome(row: dict[str, Any], path: str) -> str:
     drift, reasons = row.get(f"{path}, drift"), row.get(f"{path}, not tried", {})
     # In bf16 the full pass hides that padding changes it.
-    if PADDING_COUNTS in reasons.values() and _outcome(row, PADDED) == PADDING_CHANGES:
+    if PADDING_COUNTS in reasons.values() and (path == RIGHT or _outcome(row, PADDED) == PADDING_CHANGES):
         return PADDING_CHANGES
     kind = kind_of(drift) if drift else None
     if row["causal"]:

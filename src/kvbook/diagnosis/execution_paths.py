@@ -153,7 +153,35 @@ PATHS = (
     ),
     Path(
         "copied cache, used twice", "one_cache_for_all", "fill a new cache for each text",
-        feed=lambda fed, ids: fed.copied(ids), tools=(THOROUGH,),
+        feed=lambda fed, ids: fed.copied(ids),
+    ),
+    Path(
+        "verify and roll back", "crop_one_short", "fill a new cache instead of cropping one",
+        feed=lambda fed, ids: fed.rolled_back(ids, 10),
+    ),
+    Path(
+        "right padding", "mask_not_extended", "pad on the left", feed=lambda fed, ids: fed.right_padded(ids),
+    ),
+    Path(
+        "padding on a continued pass", "mask_not_extended", "continue each text alone, without padding",
+        feed=lambda fed, ids: fed.padded_later(ids),
+    ),
+    Path(
+        "padding, batch of 1", "mask_ignored_alone", "leave out the padding of a text that is alone",
+        feed=lambda fed, ids: fed.padded_alone(ids),
+    ),
+    Path(
+        "unequal lengths", "mask_not_extended", "feed one text at a time",
+        feed=lambda fed, ids: fed.unequal_lengths(ids),
+    ),
+    Path("beam reordering", "reorder_forgotten", "use num_beams=1", feed=lambda fed, ids: fed.reordered(ids)),
+    Path(
+        "positions given", "offset_forgotten", "let the class find its positions",
+        feed=lambda fed, ids: fed.with_positions(ids),
+    ),
+    Path(
+        "use_cache=True", "first_token_hidden", "pass use_cache=False where no cache is needed",
+        lambda length, _: [length],
     ),
     *(
         Path(
@@ -171,6 +199,6 @@ PATHS = (
     Path(
         # Not all tokens: after whole chunks of Llama 4 a prompt that is fed twice changes nothing.
         "cache as long as the prompt", "last_token_twice", "crop the cache by one token first",
-        feed=lambda fed, ids: fed.onto_its_own_prompt(ids[:, :-1])[0], tools=(ATLAS,),
+        feed=lambda fed, ids: fed.onto_its_own_prompt(ids[:, :-1]), tools=(ATLAS,),
     ),
 )

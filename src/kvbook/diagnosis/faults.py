@@ -1,7 +1,8 @@
 """Bugs to inject into a stock model's cached pass, each a context manager that takes it out again.
 
 They strike where something is in the cache: the full pass, and the first call of a cached one, are left alone, except
-by `no_cache`, `stale_window`, `texts_swapped` and `padding_seen`.  None is safe in threads.
+by `no_cache`, `stale_window`, `texts_swapped`, `padding_seen`, `mask_ignored_alone` and `first_token_hidden`.  None is
+safe in threads.
 """
 
 from collections.abc import Callable, Collection
@@ -193,6 +194,33 @@ def padding_seen(model: PreTrainedModel) -> Injected:
         return stock(ids, past_key_values=cache, **options)
 
     return _calls(model, call)
+
+
+def mask_ignored_alone(model: PreTrainedModel) -> Injected:
+    """Leave out the mask of a text that is alone in its batch, as Mamba's classes did."""
+
+    def call(stock, ids, cache, options):
+        if ids.shape[0] == 1 and options.get("attention_mask") is not None:
+            options["attention_mask"] = torch.ones_like(options["attention_mask"])
+        return stock(ids, past_key_values=cache, **options)
+
+    return _calls(model, call)
+
+
+def first_token_hidden(model: PreTrainedModel) -> Injected:
+    """Hide the first token from the others in a call that is to fill a cache."""
+
+    def call(stock, ids, cache, options):
+        if options.get("use_cache") and not _length(cache):
+            options |= _seen(ids, 0, slice(0, 1))
+        return stock(ids, past_key_values=cache, **options)
+
+    return _calls(model, call)
+
+
+def reorder_forgotten(_model: PreTrainedModel) -> Injected:
+    """Leave the beams of a cache where they are."""
+    return patch.object(DynamicCache, "reorder_cache", lambda _self, _beams: None)
 
 
 def one_cache_for_all(model: PreTrainedModel) -> Injected:

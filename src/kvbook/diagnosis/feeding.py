@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.measuring import agreement
 
 # What classes call the cache that they return, and take back under the same name.
-_NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states", "mems")
+_NAMES = ("past_key_values", "cache", "cache_params", "state", "past_buckets_states", "mems")
 # Tokens of padding before a text, and of what `generate` writes.
 PADDING, NEW = 3, 6
 
@@ -79,11 +79,14 @@ class Fed:
         What its class calls the cache; None where none comes back.
     kind : str
         Class of the cache; "none" without one.
+    refed : int or None
+        Tokens that ``generate`` fed after a prompt that the cache held whole; None until it has.
     """
 
     model: PreTrainedModel
     name: str | None = "past_key_values"
     kind: str = "DynamicCache"
+    refed: int | None = None
 
     def agree(self, expected: torch.Tensor, found: torch.Tensor) -> bool:
         """Tell whether two passes differ by rounding at most, in the coarser dtype: some logits are always fp32."""
@@ -147,14 +150,7 @@ class Fed:
         Classes of absolute positions count the padding, or know it by its id; each is given what it expects, if
         anything is.
         """
-        padded, mask = self._with_padding(ids)
-        expected = self.full(ids)
-        found = [self.full(padded, attention_mask=mask)]
-        # Some classes hand them on without naming them.
-        with contextlib.suppress(TypeError):
-            found.append(self.full(padded, attention_mask=mask, position_ids=_places(mask)))
-        found = [logits[:, PADDING:] for logits in found]
-        return min(found, key=lambda logits: (logits - expected).abs().max().nan_to_num(torch.inf).item())
+        return self._nearest(self.full(ids), self._padded_at_once(ids, 0))
 
     def left_padded_in_parts(self, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         """Feed a padded text part by part onto a cache, its mask and positions growing with it, as ``generate`` does.
@@ -162,40 +158,135 @@ class Fed:
         Some classes count positions from the mask by themselves, or start after the padding's id; those without
         positions want the mask in the first call alone.  Each is given what it expects, if anything is.
         """
+        expected = self._unless_padding_counts(ids, 0)
+        return self._nearest(expected, self._padded_in_parts(ids, 0, [PADDING + sizes[0], *sizes[1:]]))
+
+    def right_padded(self, ids: torch.Tensor) -> torch.Tensor:
+        """Fill a cache with a text that is padded on its right, and go on."""
+        ids, half, ones = _short(ids)
+        expected = self._unless_padding_counts(ids, half)
+        return self._nearest(expected, self._padded_in_parts(ids, half, [PADDING + half, *ones]))
+
+    def padded_later(self, ids: torch.Tensor) -> Compared:
+        """Pad a second part on its left, on top of a cache, and run the same padded text at once."""
+        ids, half, ones = _short(ids)
+        in_parts = self._padded_in_parts(ids, half, [half, PADDING + 1, *ones[1:]])
+        tried = []
+        # Both count positions by themselves, or both are given them.
+        for pair in zip(self._padded_at_once(ids, half), in_parts, strict=False):
+            if torch.equal(*pair):
+                return pair
+            tried.append(pair)
+        return min(tried, key=lambda pair: largest_drift(*pair))
+
+    def padded_alone(self, ids: torch.Tensor) -> Compared:
+        """Run a padded text alone, and as one of two equal ones."""
+        padded, mask = self._with_padding(ids, 0)
+        twice = self.full(torch.cat([padded, padded]), attention_mask=torch.cat([mask, mask]))
+        return twice[:1, PADDING:], self.full(padded, attention_mask=mask)[:, PADDING:]
+
+    def unequal_lengths(self, ids: torch.Tensor) -> Compared:
+        """Feed two texts, the shorter one padded on its left, part by part, and each of them alone at once."""
+        ids, half, ones = _short(ids)
+        shorter = ids.flip(1)[:, PADDING:]
+        self._unless_padding_counts(shorter, 0)
+        padded, mask = self._with_padding(shorter, 0)
+        both, masks = torch.cat([ids, padded]), torch.cat([torch.ones_like(mask), mask])
+        expected = torch.cat([self.full(ids), self.full(shorter)], 1)
+
+        def found() -> Iterator[torch.Tensor]:
+            for logits in self._parts_with(both, masks, [half, *ones]):
+                yield torch.cat([logits[:1], logits[1:, PADDING:]], 1)
+
+        return expected, self._nearest(expected, found())
+
+    def _unless_padding_counts(self, ids: torch.Tensor, at: int) -> torch.Tensor:
+        """Return the full pass; refuse a class whose full pass changes with padding, which is not its cache's doing."""
         if self.name is None:
             # Says why there is none.
-            self.in_parts(ids, sizes)
-        padded, mask = self._with_padding(ids)
+            self.in_parts(ids, [ids.shape[1]])
         expected = self.full(ids)
-        if not self.agree(expected, self.left_padded(ids)):
+        if not self.agree(expected, self._nearest(expected, self._padded_at_once(ids, at))):
             raise NoCache(PADDING_COUNTS)
+        return expected
+
+    def _nearest(self, expected: torch.Tensor, tried: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Return the nearest of what was tried; the first that is equal in every bit ends the search."""
+        found: list[tuple[float, torch.Tensor]] = []
+        for logits in tried:
+            found.append((largest_drift(expected, logits), logits))
+            if found[-1][0] == 0:
+                break
+        return min(found, key=lambda each: each[0] if each[0] == each[0] else float("inf"))[1]
+
+    def _padded_at_once(self, ids: torch.Tensor, at: int) -> Iterator[torch.Tensor]:
+        """Run a text with padding in one pass, its positions found by the class and then given to it."""
+        padded, mask = self._with_padding(ids, at)
+        yield _without(self.full(padded, attention_mask=mask), at)
+        # Some classes hand them on without naming them.
+        with contextlib.suppress(TypeError):
+            yield _without(self.full(padded, attention_mask=mask, position_ids=_places(mask)), at)
+
+    def _padded_in_parts(self, ids: torch.Tensor, at: int, sizes: list[int]) -> Iterator[torch.Tensor]:
+        return (_without(logits, at) for logits in self._parts_with(*self._with_padding(ids, at), sizes))
+
+    def _parts_with(self, padded: torch.Tensor, mask: torch.Tensor, sizes: list[int]) -> Iterator[torch.Tensor]:
+        """Feed texts with padding part by part, with the positions and masks that some class expects."""
 
         def feed(places: torch.Tensor | None, only_first_masked: bool = False) -> torch.Tensor:
             def more(start: int, stop: int) -> dict[str, torch.Tensor]:
                 masked = {} if start and only_first_masked else {"attention_mask": mask[:, :stop]}
                 return masked if places is None else masked | {"position_ids": places[:, start:stop]}
 
-            return self.in_parts(padded, [PADDING + sizes[0], *sizes[1:]], more=more)[0][:, PADDING:]
+            return self.in_parts(padded, sizes, more=more)[0]
 
-        tried = [feed(None)]
-        if not self._takes("position_ids"):
-            tried.append(feed(None, only_first_masked=True))
-        # Some classes hand them on without naming them.
+        yield feed(None)
         with contextlib.suppress(TypeError):
+            yield feed(_places(mask))
             after_its_id = (getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0) + 1
-            tried += [feed(_places(mask)), feed(_places(mask) + after_its_id)]
-        return min(tried, key=lambda logits: largest_drift(expected, logits))
+            yield feed(_places(mask) + after_its_id)
+        if not self._takes("position_ids"):
+            yield feed(None, only_first_masked=True)
 
-    def _with_padding(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _with_padding(self, ids: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._takes("attention_mask"):
             raise NoCache("takes no attention mask")
-        padded = torch.cat([ids.new_zeros(1, PADDING), ids], 1)
+        padded = torch.cat([ids[:, :at], ids.new_zeros(1, PADDING), ids[:, at:]], 1)
         mask = torch.ones_like(padded)
-        mask[:, :PADDING] = 0
+        mask[:, at : at + PADDING] = 0
         return padded, mask
 
-    def cropped(self, ids: torch.Tensor, at: int, wrong: int) -> torch.Tensor:
-        """Feed a few wrong tokens after so many right ones, crop them away, and go on."""
+    def with_positions(self, ids: torch.Tensor) -> Compared:
+        """Feed a text part by part with its positions, and at once with the same positions."""
+        if not self._takes("position_ids"):
+            raise NoCache("takes no position_ids")
+        ids, half, ones = _short(ids)
+        places = torch.arange(ids.shape[1], device=ids.device)[None]
+        found, _ = self.in_parts(ids, [half, *ones], more=lambda start, stop: {"position_ids": places[:, start:stop]})
+        return self.full(ids, position_ids=places), found
+
+    def reordered(self, ids: torch.Tensor) -> torch.Tensor:
+        """Let two beams change places in a cache, and go on with the one that the other began."""
+        ids, half, ones = _short(ids)
+        first, cache = self.in_parts(torch.cat([ids[:, :half].flip(1), ids[:, :half]]), [half])
+        if not hasattr(cache, "reorder_cache"):
+            raise NoCache(f"cannot be reordered: its cache is {self.kind}")
+        cache.reorder_cache(torch.tensor([1, 0], device=ids.device))
+        rest = torch.cat([ids[:, half:], ids[:, half:].flip(1)])
+        return torch.cat([first[1:], self.in_parts(rest, ones, cache)[0][:1]], 1)
+
+    def rolled_back(self, ids: torch.Tensor, at: int) -> torch.Tensor:
+        """Feed two right and two wrong tokens at a time, and roll the wrong ones back, as speculation does."""
+        logits, cache = self._croppable(ids, at)
+        for part in ids[:, at:].split(2, 1):
+            # The tokens of the beginning are wrong there.
+            drafted = torch.cat([part, ids[:, :2]], 1)
+            logits = torch.cat([logits, self.in_parts(drafted, [drafted.shape[1]], cache)[0][:, : part.shape[1]]], 1)
+            cache.crop(-2)
+        return logits
+
+    def _croppable(self, ids: torch.Tensor, at: int) -> tuple[torch.Tensor, Any]:
+        """Fill a cache that can be cropped."""
         if not self.kind.endswith("DynamicCache"):
             raise NoCache(f"cannot be cropped: its cache is {self.kind}")
         first, cache = self.in_parts(ids[:, :at], [at], older.dynamic_cache(self.model.config))
@@ -203,6 +294,11 @@ class Fed:
             raise NoCache("cannot be cropped: it holds a recurrent state")
         if older.REMEMBERS:
             cache.activate_past_recording()
+        return first, cache
+
+    def cropped(self, ids: torch.Tensor, at: int, wrong: int) -> torch.Tensor:
+        """Feed a few wrong tokens after so many right ones, crop them away, and go on."""
+        first, cache = self._croppable(ids, at)
         self.in_parts(ids[:, :wrong], [wrong], cache)
         cache.crop(-wrong)
         for part in ids[:, at:].split(3, 1):
@@ -213,11 +309,10 @@ class Fed:
 
     def copied(self, ids: torch.Tensor) -> torch.Tensor:
         """Continue a copy of a filled cache with other tokens, then the cache itself with the text's own."""
-        half = ids.shape[1] // 2
-        steps = [1] * (ids.shape[1] - half)
+        ids, half, ones = _short(ids)
         first, cache = self.in_parts(ids[:, :half], [half])
-        self.in_parts(ids[:, :half].flip(1), steps, copy.deepcopy(cache))
-        return torch.cat([first, self.in_parts(ids[:, half:], steps, cache)[0]], 1)
+        self.in_parts(ids[:, half:].flip(1), ones, copy.deepcopy(cache))
+        return torch.cat([first, self.in_parts(ids[:, half:], ones, cache)[0]], 1)
 
     def across(self, ids: torch.Tensor, start: int) -> Compared:
         """Fill a cache with so many tokens, go on token by token, and run each of these lengths at once."""
@@ -266,8 +361,8 @@ class Fed:
             raise NoCache("generate() feeds the whole prompt a second time: crop the cache by one token first")
         return compared
 
-    def onto_its_own_prompt(self, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Let ``generate`` write a token after a prompt that the cache holds whole; count the tokens that it feeds.
+    def onto_its_own_prompt(self, ids: torch.Tensor) -> torch.Tensor:
+        """Let ``generate`` write a token after a prompt that the cache holds whole; `refed` counts what it feeds.
 
         Of the logits the last are those that ``generate`` chose by, the others those of the pass that filled the cache.
         """
@@ -278,7 +373,19 @@ class Fed:
             lambda _, __, given: counts.append(given["input_ids"].shape[1]), with_kwargs=True
         ):
             written = self._generate(ids, 1, **{self.name: cache})
-        return torch.cat([filled[:, :-1], written.logits[0][:, None]], 1), counts[0]
+        self.refed = counts[0]
+        return torch.cat([filled[:, :-1], written.logits[0][:, None]], 1)
+
+
+def _short(ids: torch.Tensor) -> tuple[torch.Tensor, int, list[int]]:
+    """Keep half of a text and a few single tokens, so that a fault of a second chunk is not found everywhere."""
+    half, few = ids.shape[1] // 2, 5
+    return ids[:, : half + few], half, [1] * few
+
+
+def _without(logits: torch.Tensor, at: int) -> torch.Tensor:
+    """Leave out the logits of the padding."""
+    return torch.cat([logits[:, :at], logits[:, at + PADDING :]], 1)
 
 
 def _places(mask: torch.Tensor) -> torch.Tensor:

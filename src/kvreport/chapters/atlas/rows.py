@@ -102,7 +102,8 @@ def paths(architectures: pd.DataFrame) -> pd.DataFrame:
     parts = [
         asked.assign(path=path, outcome=[row.get(path, table.NOT_RECORDED) for row in asked["row"]]) for path in PATHS
     ]
-    every = pd.concat(parts)
+    # Published rows may be older than a path.
+    every = pd.concat([part for part in parts if (part["outcome"] != table.NOT_RECORDED).any()] or parts)
     outcomes = {"wrong": table.BUG, "error": table.RAISES, "twice": table.FED_TWICE, "padding": table.PADDING_CHANGES}
     return every.assign(**{name: every["outcome"] == outcome for name, outcome in outcomes.items()})
 

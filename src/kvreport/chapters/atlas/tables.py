@@ -38,14 +38,16 @@ def counted(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 def by_processor(paths: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Compare each processor's paths; shows the outcomes that are neither sound nor not tried."""
+    recorded = [path for path in PATHS if any((of["path"] == path).any() for of in paths.values())]
     found = {
-        processor: [_told(of.loc[of["path"] == path, "outcome"]) for path in PATHS] for processor, of in paths.items()
+        processor: [_told(of.loc[of["path"] == path, "outcome"]) for path in recorded]
+        for processor, of in paths.items()
     }
-    return pd.DataFrame({"path": PATHS} | found)
+    return pd.DataFrame({"path": recorded} | found)
 
 
 def _told(outcomes: pd.Series) -> str:
-    if set(outcomes) == {table.NOT_RECORDED}:
+    if set(outcomes) <= {table.NOT_RECORDED}:
         return table.NOT_RECORDED
     sound = outcomes.isin((table.EXACT, table.ROUNDING))
     counts = {"exact or rounding": sound.sum()}
