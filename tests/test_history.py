@@ -7,6 +7,7 @@ import pytest
 
 from kvbook.atlas import table
 from kvbook.atlas.names import PATHS
+from kvbook.exact import switch
 from kvreport.site import history
 
 
@@ -25,14 +26,13 @@ def test_releases_are_ordered_by_number():
 @pytest.mark.parametrize(("given", "mark"), [
     (None, ""),
     (row("5.0.0"), "≈"),
-    (row("5.0.0", chunks=table.BUG, batch=table.BUG), "✗ cb"),
+    (row("5.0.0", chunks=table.BUG, batch=table.BUG), "✗"),
     # Raising is loud, and no wrong number.
     (row("5.0.0", cropped=table.RAISES), "≈"),
     (row("5.0.0", status="fails"), "–"),
-    (row("5.0.0", status=history.NOT_MEASURED), "·"),
     (row("5.0.0", **{"cache as long as the prompt": table.BUG}), "≈"),
 ])
-def test_a_mark_says_what_a_cache_is_and_on_which_paths_it_is_wrong(given, mark):
+def test_a_cell_has_one_mark_that_says_what_a_cache_is(given, mark):
     assert history.mark(given) == mark
 
 
@@ -54,7 +54,7 @@ FAULT = {"architecture": "llama", "path": "chunks", "has": "5.0.0", "without": "
     (FAULT, [row("5.0.0"), row("5.1.0")], "missed: rounding in 5.0.0"),
     (FAULT, [row("5.0.0", chunks=table.BUG)], "not measured yet in 5.1.0"),
     (FAULT, [row("5.0.0", status="fails"), row("5.1.0")], "missed: does not run in 5.0.0"),
-    (FAULT | {"path": "beam reordering"}, [], "missed: the atlas has no such path"),
+    (FAULT | {"path": "contrastive search"}, [], "missed: the atlas has no such path"),
     (FAULT | {"without": None}, [row("5.0.0", chunks=table.BUG)], "found"),
     (FAULT | {"has": None}, [row("5.1.0")], "no false alarm"),
     (FAULT | {"has": None}, [row("5.1.0", chunks=table.BUG)], "false alarm"),
@@ -71,31 +71,94 @@ def test_twenty_dated_faults_are_listed_ten_of_them_of_states_windows_and_shared
     assert all(fault["threads"] for fault in faults)
 
 
-def test_gathered_rows_hold_every_architecture_that_a_release_lists(tmp_path, monkeypatch):
-    auto = tmp_path / "transformers-5.0.0" / "transformers" / "models" / "auto"
+@pytest.fixture
+def release(tmp_path, monkeypatch):
+    """A release of two architectures, one of which has a row; the folders of the tool are this test's."""
+    auto = tmp_path / "releases" / "transformers-5.0.0" / "transformers" / "models" / "auto"
     auto.mkdir(parents=True)
     names = 'OrderedDict([("gpt2", "GPT2LMHeadModel"), ("llama", "LlamaForCausalLM")])'
     (auto / "modeling_auto.py").write_text(f"MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = {names}\n")
-    monkeypatch.setattr(gathering, "RELEASES", tmp_path)
+    monkeypatch.setattr(gathering, "RELEASES", tmp_path / "releases")
+    monkeypatch.setattr(gathering.paths, "BUILD", tmp_path)
     monkeypatch.setattr(gathering, "RECORDED", tmp_path / "history.csv.gz")
-    rows = tmp_path / "rows.jsonl"
+    rows = tmp_path / "history" / "5.0.0.jsonl"
+    rows.parent.mkdir()
     rows.write_text(
         '{"architecture": "llama", "transformers": "5.0.0", "status": "ran", "cache": "DynamicCache", "causal": true,'
-        ' "chunks, drift": {"float64": [1.5, 1.6], "float32": [1.5, 1.6]}}\n'
+        ' "chunks, drift": {"float32": [1.5], "float64": [1.6]}}\n'
     )
-    monkeypatch.setattr(gathering.sys, "argv", ["history.py", str(rows)])
+    monkeypatch.setattr(gathering.releases, "run", lambda *_: 0)
+    monkeypatch.setattr(gathering.sys, "argv", ["history.py", "5.0.0"])
+    return tmp_path
+
+
+def written(folder):
+    return gzip.decompress((folder / "history.csv.gz").read_bytes()).decode()
+
+
+def test_a_measured_release_is_recorded_with_every_architecture_that_it_lists_and_its_environment_is_removed(release):
     gathering.main()
-    text = gzip.decompress((tmp_path / "history.csv.gz").read_bytes()).decode()
-    assert "5.0.0,,gpt2,,not measured" in text
-    assert "1.6" in text
-    assert "5.0.0,,llama,DynamicCache,ran" in text
-    assert ",bug," in text
+    assert "5.0.0,,gpt2,,not measured" in written(release)
+    assert "5.0.0,,llama,DynamicCache,ran" in written(release)
+    assert ",bug," in written(release)
+    assert ",1.6," in written(release), "of the finest dtype"
+    assert not list((release / "releases").iterdir())
 
 
-def test_a_fault_after_which_nothing_was_measured_is_not_called_unhealed(monkeypatch):
+def test_a_release_that_is_measured_again_takes_the_place_of_its_rows_and_others_stay(release):
+    other, same = ({"release": name, "architecture": "opt", "status": "ran"} for name in ("4.57.6", "5.0.0"))
+    for rows in ([other], [same]):
+        gathering.write(rows[0]["release"], rows)
+    gathering.main()
+    assert "4.57.6,,opt" in written(release)
+    assert "5.0.0,,opt" not in written(release)
+
+
+def test_a_report_says_what_a_release_breaks_and_mends_against_the_one_before(release):
+    before = [row("4.57.6", "gpt2", chunks=table.BUG), row("4.57.6", batch=table.BUG)]
+    gathering.write("4.57.6", before)
+    gathering.main()
+    said = (release / "history" / "5.0.0.md").read_text()
+    assert "Compared with 4.57.6." in said
+    assert "## New: 1\n- llama: chunks\n" in said
+    assert "## Gone: 2\n- gpt2: chunks\n- llama: batch\n" in said
+    assert "## Still there: 0\n" in said
+
+
+def test_a_release_on_which_the_atlas_does_not_run_is_said_and_leaves_no_row(release, monkeypatch, capsys):
+    monkeypatch.setattr(gathering.releases, "run", lambda *_: 1)
+    gathering.main()
+    assert "5.0.0: the atlas does not run there" in capsys.readouterr().out
+    assert not (release / "history.csv.gz").exists()
+
+
+def test_a_story_says_from_when_to_when_on_which_paths_and_where_it_was_discussed(monkeypatch):
+    monkeypatch.setattr(history, "dated", lambda: [FAULT])
+    rows = [row("5.0.0", chunks=table.BUG, batch=table.BUG), row("5.1.0", batch=table.BUG), row("5.2.0")]
+    (found,) = history.stories(rows)
+    assert found[0] == "llama"
+    assert found[1].startswith("wrong from 5.0.0 to 5.1.0 on batch; sound in 5.2.0. wrong in 5.0.0 on chunks;")
+    assert found[1].endswith("sound in 5.1.0 ([1](https://github.com/huggingface/transformers/issues/1))")
+
+
+def test_a_fault_after_which_nothing_was_measured_is_not_called_unhealed():
     fault = row("5.0.0", chunks=table.BUG)
-    monkeypatch.setattr(history, "recorded", lambda: (fault, row("5.1.0", "gpt2")))
-    assert "llama,chunks,5.0.0,5.0.0,1,not measured," in history.markdown()
+    assert history.stories([fault, row("5.1.0", "gpt2")])[0][1].endswith("not measured later")
     # Control: a fault of the newest release.
-    monkeypatch.setattr(history, "recorded", lambda: (fault, row("5.1.0", chunks=table.BUG)))
-    assert "llama,chunks,5.0.0,5.1.0,2,none yet," in history.markdown()
+    assert history.stories([fault, row("5.1.0", chunks=table.BUG)])[0][1].endswith("not mended yet")
+
+
+def test_lifetimes_count_measured_releases_of_faults_that_end():
+    rows = [row("5.0.0", chunks=table.BUG), row("5.1.0", chunks=table.BUG), row("5.2.0")]
+    assert "through 2 measured releases in the median, and 2 at most" in history.lifetimes(rows)
+    assert history.lifetimes(rows[:2]) == "No fault is seen to end yet."
+
+
+def test_only_releases_that_were_measured_whole_are_counted_and_shown():
+    rows = [row("5.0.0", chunks=table.BUG), row("5.1.0"), row("5.1.0", "gpt2", history.NOT_MEASURED), row("5.2.0")]
+    assert [line[:4] for line in history.counts(rows)[1:]] == [["5.0.0", 1, 1, 0], ["5.2.0", 1, 0, 1]]
+    assert "architecture,wrong on,5.2.0,5.0.0" in "\n".join(history._measured(rows))
+
+
+def test_row_invariant_is_tried_on_the_releases_that_the_switch_names():
+    assert history.TRIED == switch.TRIED

@@ -1,17 +1,25 @@
-"""Gather rows of ``kvbook atlas --transformers`` into the recorded history: ``tools/history.py ROWS.jsonl ...``."""
+"""Measure the atlas on other releases of transformers, and gather its rows into the recorded history.
+
+``tools/history.py 5.22.2 5.21.1`` measures these releases one after the other, and writes the history whenever one is
+done.  Started again it goes on where it was interrupted.  What was measured of other releases before stays.
+"""
 
 import ast
 import csv
 import gzip
 import io
 import json
+import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from kvbook import paths
+from kvbook import paths, releases
 from kvbook.atlas import table
 from kvbook.atlas.names import PATHS
+from kvbook.errors import UserError
+from kvreport.site import history
 from kvreport.site.history import NOT_MEASURED, RECORDED
 
 COLUMNS = (
@@ -19,6 +27,8 @@ COLUMNS = (
     *(f"{path}, drift" for path in PATHS),
 )
 RELEASES = paths.BUILD / "releases"
+# Seconds for one architecture: on a busy machine a slow one is not to look as if it did not run.
+LONGEST = "1800"
 
 
 def listed(release: str) -> list[str]:
@@ -32,14 +42,14 @@ def listed(release: str) -> list[str]:
 
 def drift(row: dict[str, Any], path: str) -> str:
     """Return the largest drift of the finest dtype that there is."""
-    drifts = next(iter(row.get(f"{path}, drift", {}).values()), ())
-    return f"{max(drifts):.2g}" if drifts else ""
+    drifts = row.get(f"{path}, drift", {})
+    finest = drifts.get("float64") or next(iter(drifts.values()), ())
+    return f"{max(finest):.2g}" if finest else ""
 
 
-def gathered(file: Path) -> list[dict[str, Any]]:
+def gathered(file: Path, release: str) -> list[dict[str, Any]]:
     """Read the rows of one release; its architectures that are not among them are there without outcomes."""
     rows = [table.judged(json.loads(line)) for line in file.read_text("utf-8").splitlines()]
-    release = rows[0]["transformers"]
     found = {
         row["architecture"]: row | {"release": release} | {f"{path}, drift": drift(row, path) for path in PATHS}
         for row in rows
@@ -49,15 +59,54 @@ def gathered(file: Path) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    """Write the history from the files that are named."""
-    rows = [row for name in sys.argv[1:] for row in gathered(Path(name))]
+def write(release: str, rows: list[dict[str, Any]]) -> None:
+    """Write the rows of a release into the history, in place of what it held of it."""
+    kept = [row for row in history.read(RECORDED) if row["release"] != release]
     lines = io.StringIO()
     writer = csv.DictWriter(lines, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows([*kept, *rows])
     # Without a date inside, equal rows are equal bytes.
     RECORDED.write_bytes(gzip.compress(lines.getvalue().encode("utf-8"), mtime=0))
+
+
+def report(release: str) -> str:
+    """Say which caches a release breaks and mends against the newest one before it that was measured whole."""
+    rows = history.read(RECORDED)
+    earlier = [one for one in history.whole(rows) if history.order(one) < history.order(release)]
+    faults = {
+        one: {(row["architecture"], path) for row in rows if row["release"] == one for path in history.wrong(row)}
+        for one in (release, *earlier[-1:])
+    }
+    before = faults[earlier[-1]] if earlier else set()
+    lines = [f"# transformers {release}", "", f"Compared with {earlier[-1] if earlier else 'no earlier release'}."]
+    parts = {"New": faults[release] - before, "Gone": before - faults[release], "Still there": faults[release] & before}
+    for what, found in parts.items():
+        lines += ["", f"## {what}: {len(found)}", *(f"- {name}: {path}" for name, path in sorted(found))]
+    return "\n".join(lines) + "\n"
+
+
+def measure(release: str) -> None:
+    """Measure a release, all of its architectures or those that are left, record it and report what is new."""
+    start, rows = time.monotonic(), paths.BUILD / "history" / f"{release}.jsonl"
+    made = releases.environment(release, RELEASES)
+    # A trial import would take as long as ten architectures.
+    (made / ".imported").touch()
+    if releases.run(made, ["atlas", "--paths-only", "--workers", "1", "--seconds", LONGEST, "--rows", str(rows)]):
+        raise UserError("the atlas does not run there")
+    write(release, gathered(rows, release))
+    rows.with_suffix(".md").write_text(report(release), encoding="utf-8")
+    shutil.rmtree(made)
+    print(f"{release}: {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
+
+
+def main() -> None:
+    """Measure the releases that are named; one that cannot be imported is said and left out."""
+    for release in sys.argv[1:]:
+        try:
+            measure(release)
+        except UserError as error:
+            print(f"{release}: {error}", flush=True)
 
 
 if __name__ == "__main__":

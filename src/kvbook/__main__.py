@@ -323,6 +323,42 @@ def atlas(
     typer.echo(table.text(done))
 
 
+@app.command()
+def bisect(
+    architecture: Annotated[str, Argument(help="A model type, as mamba2 is.")],
+    path: Annotated[str, Option(help="The execution path that is wrong: chunks, left padding, and so on.")] = "chunks",
+    has: Annotated[str | None, Option(help="A release that is known to have the fault.")] = None,
+    releases: Annotated[
+        str | None, Option(help="Releases to look at, with commas; the last of each minor one where left out.")
+    ] = None,
+    checkout: Annotated[str | None, Option(help="A git clone of transformers, whose commits are bisected too.")] = None,
+    keep: Annotated[bool, Option("--keep", help="Keep the environments of the releases.")] = False,
+) -> None:
+    """Find between which releases of transformers, and which commits, a wrong cache came and went."""
+    from kvbook import bisection, paths
+
+    bisection.check_path(path)
+    points = releases.split(",") if releases else bisection.published()
+    if has and has not in points:
+        points = sorted([*points, has], key=lambda release: [int(part) for part in release.split(".")])
+    outcome = bisection.of_release(architecture, path, paths.BUILD / "releases", keep)
+
+    def aloud(outcome: bisection.Outcome) -> bisection.Outcome:
+        def told(point: str) -> str:
+            found = outcome(point)
+            typer.echo(f"{point[:12]:14s} {found}")
+            return found
+
+        return told
+
+    found = bisection.span(points, aloud(outcome), has)
+    typer.echo("\n".join(found.lines()))
+    if checkout and found.before:
+        listed = bisection.commits(Path(checkout), found.before, found.first)
+        among = bisection.span(listed, aloud(bisection.of_commit(Path(checkout), outcome)), listed[-1])
+        typer.echo(f"{'first commit':14s} {among.first}")
+
+
 def _check_writable(folder: Path) -> None:
     """Refuse a folder in which nothing can be written, before anything is measured."""
     there = next(each for each in (folder, *folder.resolve().parents) if each.exists())

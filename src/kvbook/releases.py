@@ -37,7 +37,7 @@ def environment(release: str, folder: Path) -> Path:
     return made
 
 
-def run(made: Path, arguments: list[str]) -> int:
+def run(made: Path, arguments: list[str], quiet: bool = False) -> int:
     """Run a command of kvbook in an environment; return its exit status, or refuse a release that is not imported."""
     if not (imported := made / ".imported").exists():
         tried = subprocess.run(
@@ -47,7 +47,9 @@ def run(made: Path, arguments: list[str]) -> int:
             raise UserError(f"{made.name} cannot be imported here: {tried.stderr.strip().splitlines()[-1]}")
         # Seconds that only the first command in an environment need spend.
         imported.touch()
-    return subprocess.run([sys.executable, "-m", "kvbook", *arguments], env=variables(made)).returncode
+    to = subprocess.DEVNULL if quiet else None
+    command = [sys.executable, "-m", "kvbook", *arguments]
+    return subprocess.run(command, env=variables(made), stdout=to, stderr=to).returncode
 
 
 def variables(made: Path) -> dict[str, str]:
@@ -67,7 +69,8 @@ def _commit(checkout: Path) -> str:
 
 
 def _install(wanted: list[str], folder: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--no-compile",
+           "--disable-pip-version-check"]
     done = subprocess.run([*pip, "--no-deps", "--target", str(folder), *wanted], capture_output=True, text=True)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()

@@ -5,11 +5,10 @@ Read from ``data/history.csv.gz``: a line per release and architecture, the outc
 """
 
 import csv
-import functools
 import gzip
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from string import ascii_lowercase
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,18 +16,16 @@ import yaml
 from kvbook import paths
 from kvbook.atlas import table
 from kvbook.atlas.names import PATHS, WHOLE
-from kvreport.publishing.wording import listed
 from kvreport.site.overlay import csv_table
 
 RECORDED, DATED = paths.ROOT / "data" / "history.csv.gz", paths.ROOT / "data" / "dated_faults.yaml"
 NOT_MEASURED, FAILS = "not measured", "does not run"
 # What generate does to a whole prompt is not the cache's doing.
 JUDGED = tuple(path for path in PATHS if path != WHOLE)
-_LETTERS: dict[str, str] = {}
-for _path in JUDGED:
-    # The first of its own letters that is free, so that a new path has one too.
-    _LETTERS[_path] = next(one for one in _path + ascii_lowercase if one.isalpha() and one not in _LETTERS.values())
-_MARKS = {table.EXACT: "=", table.ROUNDING: "≈", table.UNDECIDED: "?", NOT_MEASURED: "·", FAILS: "–"}
+# Releases on which row_invariant() has been tried; on the others it refuses by name.
+TRIED = ("5.23.0",)
+WRONG = "✗"
+_MARKS = {table.EXACT: "=", table.ROUNDING: "≈", table.BUG: WRONG, table.UNDECIDED: "?", FAILS: "–"}
 _OTHER = "○"
 _THREAD = "[{0}](https://github.com/huggingface/transformers/issues/{0})"
 
@@ -40,12 +37,11 @@ def order(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
 
 
-@functools.cache
-def recorded() -> tuple[Row, ...]:
-    """Read the recorded rows, oldest release first; none where no release is recorded yet."""
-    if not RECORDED.exists():
+def read(file: Path = RECORDED) -> tuple[Row, ...]:
+    """Read recorded rows, oldest release first; none where no release is recorded yet."""
+    if not file.exists():
         return ()
-    with gzip.open(RECORDED, "rt", encoding="utf-8", newline="") as file:
+    with gzip.open(file, "rt", encoding="utf-8", newline="") as file:
         return tuple(sorted(csv.DictReader(file), key=lambda row: (order(row["release"]), row["architecture"])))
 
 
@@ -64,11 +60,8 @@ def outcome(row: Row) -> str:
 
 
 def mark(row: Row | None) -> str:
-    """Write an architecture's cell: nothing where the release does not have it yet."""
-    if row is None:
-        return ""
-    kind = outcome(row)
-    return f"✗ {''.join(_LETTERS[path] for path in wrong(row))}" if kind == table.BUG else _MARKS.get(kind, _OTHER)
+    """Write an architecture's cell: one mark, and nothing where the release does not have it yet."""
+    return "" if row is None else _MARKS.get(outcome(row), _OTHER)
 
 
 def spans(rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -121,31 +114,62 @@ def _threads(numbers: Iterable[int]) -> str:
     return ", ".join(_THREAD.format(number) for number in numbers)
 
 
-def counts(rows: Iterable[Row]) -> list[list[object]]:
-    """Count the caches of each release by what they are."""
-    by_release: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_release[row["release"]].append(row)
-    kinds = (table.EXACT, table.ROUNDING, table.UNDECIDED, table.BUG, FAILS, NOT_MEASURED)
-    lines: list[list[object]] = [["release", "architectures", *kinds, "other", "row_invariant()"]]
-    for release, of_release in by_release.items():
-        found = Counter(map(outcome, of_release))
-        invariant = Counter(row["row_invariant"].split(":")[0] or "not tried" for row in of_release)
-        said = ", ".join(f"{count} {kind}" for kind, count in invariant.most_common()) if len(invariant) > 1 else None
-        lines.append([
-            release, len(of_release), *(found[kind] for kind in kinds),
-            len(of_release) - sum(found[kind] for kind in kinds), said or next(iter(invariant)),
-        ])
+def whole(rows: Iterable[Row]) -> list[str]:
+    """List the releases of which every architecture was tried."""
+    partly = {row["release"] for row in rows if row["status"] == NOT_MEASURED}
+    return [release for release in dict.fromkeys(row["release"] for row in rows) if release not in partly]
+
+
+def counts(rows: Sequence[Row]) -> list[list[object]]:
+    """Count the caches of each release that was measured whole by what they are."""
+    lines: list[list[object]] = [["release", "architectures", "wrong", "sound", "fail", "other", "row_invariant()"]]
+    for release in whole(rows):
+        found = Counter(outcome(row) for row in rows if row["release"] == release)
+        sound = found[table.EXACT] + found[table.ROUNDING]
+        told = found[table.BUG], sound, found[FAILS]
+        tried = "tried" if release in TRIED else "refuses"
+        lines.append([release, found.total(), *told, found.total() - sum(told), tried])
     return lines
+
+
+def stories(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Tell of each architecture in a sentence from which release to which it was wrong, and on which paths."""
+    threads = defaultdict(set)
+    for fault in dated():
+        threads[fault["architecture"], fault["path"]].update(fault["threads"])
+    newest = rows[-1]["release"] if rows else None
+    lived: dict[tuple[str, str, str, str | None], list[str]] = defaultdict(list)
+    for one in spans(rows):
+        lived[one["architecture"], one["from"], one["to"], one["without"]].append(one["path"])
+    told = defaultdict(list)
+    for (architecture, begun, to, without), at_fault in lived.items():
+        said = f"in {begun}" if begun == to else f"from {begun} to {to}"
+        numbers = sorted({number for path in at_fault for number in threads[architecture, path]})
+        end = f"sound in {without}" if without else "not mended yet" if to == newest else "not measured later"
+        told[architecture].append(
+            f"wrong {said} on {', '.join(at_fault)}; {end}" + (f" ({_threads(numbers)})" if numbers else "")
+        )
+    return [(architecture, ". ".join(said)) for architecture, said in told.items()]
+
+
+def lifetimes(rows: Sequence[Row]) -> str:
+    """Say in a sentence how long faults lived, in measured releases."""
+    ended = sorted(one["releases"] for one in spans(rows) if one["without"])
+    if not ended:
+        return "No fault is seen to end yet."
+    return (
+        f"{len(ended)} faults, one an architecture and path, are seen to end. "
+        f"They lived through {ended[len(ended) // 2]} measured releases in the median, and {ended[-1]} at most."
+    )
 
 
 def markdown() -> str:
     """Write the page's tables."""
-    rows = recorded()
-    told = [["architecture", "path", "kind", "has it", "does not", "outcome", "threads"]]
+    rows = read()
+    told = [["architecture", "path", "outcome", "with and without", "threads"]]
     told += [
-        [one["architecture"], one["path"], one["kind"], one["has"] or "none", one["without"] or "none yet",
-         recall(one, rows), _threads(one["threads"])]
+        [one["architecture"], one["path"], recall(one, rows),
+         f"{one['has'] or 'none'} and {one['without'] or 'none yet'}", _threads(one["threads"])]
         for one in dated()
     ]
     recalled = [
@@ -156,33 +180,26 @@ def markdown() -> str:
 
 
 def _measured(rows: Sequence[Row]) -> list[str]:
-    releases = list(dict.fromkeys(row["release"] for row in rows))
+    releases = whole(rows)
     cells = {(row["architecture"], row["release"]): row for row in rows}
-    healers = {(one["architecture"], one["path"]): one["threads"] for one in dated()}
-    grid = [["architecture", "wrong on", *releases]]
-    for architecture in sorted({row["architecture"] for row in rows}):
-        marks = [cells.get((architecture, release)) for release in releases]
-        at_fault = dict.fromkeys(path for row in marks if row for path in wrong(row))
-        grid.append([architecture, ", ".join(at_fault), *map(mark, marks)])
-    lived = [["architecture", "path", "from", "to", "measured releases", "first without", "threads"]]
-    lived += [
-        [one["architecture"], one["path"], one["from"], one["to"], one["releases"],
-         one["without"] or ("none yet" if one["to"] == releases[-1] else "not measured"),
-         _threads(healers.get((one["architecture"], one["path"]), ()))]
-        for one in spans(rows)
-    ]
-    partly = {row["release"] for row in rows if row["status"] == NOT_MEASURED}
-    whole = [release for release in releases if release not in partly]
-    letters = ", ".join(f"{letter} {path}" for path, letter in _LETTERS.items())
+    # The newest first, for a phone shows few columns.
+    grid = [["architecture", "wrong on", *releases[::-1]]]
+    for architecture in sorted({row["architecture"] for row in rows if row["release"] in releases}):
+        found = [cells.get((architecture, release)) for release in releases[::-1]]
+        at_fault = dict.fromkeys(path for row in found if row for path in wrong(row))
+        grid.append([architecture, " · ".join(at_fault), *map(mark, found)])
     return [
         "## Architectures and releases",
-        f"Measured whole so far: {listed(whole) or 'none'}. Of the {len(partly)} other releases here only those "
-        "architectures ran of which a public thread describes a fault; the rest of the releases follow.",
-        f"Marks: = exact, ≈ rounding, ✗ wrong on the paths whose letters follow, ? undecided, – does not run, "
-        f"· not measured, {_OTHER} no cache or not causal; empty: not there yet. Letters: {letters}.",
+        f"{len(releases)} releases are measured whole, the last patch of each minor one; the table begins with the "
+        "newest. Search for a name to see one family, or choose a path to see who was wrong on it.",
+        f"Marks: = exact, ≈ rounding, {WRONG} wrong on some path, ? undecided, – does not run, {_OTHER} no cache or a "
+        "full pass that is not causal; empty: not there yet.",
         csv_table("tab-history", "What each release's caches are.", grid, filtered=True),
         "## Counts by release",
         csv_table("tab-history-counts", "Architectures of each release by what their cache is.", counts(rows)),
         "## How long a fault lived",
-        csv_table("tab-history-faults", "Faults, by architecture and path.", lived, filtered=True),
+        lifetimes(rows),
+        csv_table(
+            "tab-history-faults", "Faults by architecture.", [["architecture", "story"], *stories(rows)], filtered=True
+        ),
     ]

@@ -3,6 +3,9 @@
 (() => {
   const FEW = 12;
 
+  // A cell may list several values.
+  const listed = (row, column) => row.cells[column].textContent.trim().split(" · ");
+
   function enable(table, number) {
     const rows = [...table.tBodies[0].rows];
     const bar = document.createElement("div");
@@ -26,7 +29,7 @@
       let shown = 0;
       for (const row of rows) {
         const fits = row.textContent.toLowerCase().includes(wanted)
-          && choices.every(({ column, select }) => !select.value || row.cells[column].textContent.trim() === select.value);
+          && choices.every(({ column, select }) => !select.value || listed(row, column).includes(select.value));
         row.hidden = !fits;
         shown += fits;
       }
@@ -35,12 +38,15 @@
 
     add("Search", search);
     [...table.tHead.rows[0].cells].forEach((head, column) => {
-      const values = [...new Set(rows.map((row) => row.cells[column].textContent.trim()))].filter(Boolean).sort();
-      if (values.length < 2 || values.length > FEW) return;
+      const values = [...new Set(rows.flatMap((row) => listed(row, column)))].filter(Boolean).sort();
+      const name = head.textContent.trim();
+      const most = rows.some((row) => listed(row, column).length > 1) ? 2 * FEW : FEW;
+      // A column of a release has marks, which are no choice.
+      if (values.length < 2 || values.length > most || /^\d/.test(name)) return;
       const select = document.createElement("select");
       select.append(new Option("all", ""), ...values.map((value) => new Option(value)));
       choices.push({ column, select });
-      add(head.textContent.trim(), select);
+      add(name, select);
     });
     bar.append(count);
     apply();
