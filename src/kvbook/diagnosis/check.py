@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
 from kvbook import __version__, progress
-from kvbook.diagnosis import known, refusals, storage, thorough, verdict
+from kvbook.diagnosis import known, refusals, storage, thorough, verdict, wrong_pass
 from kvbook.diagnosis.little_memory import LittleMemory
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.rows import by_way, rows_of, samples_of, suspicious_layer, worst
@@ -120,7 +120,7 @@ class _Measured:
         self.little = little
         self.settings, self.name, self.texts, self.paths, self.open = settings, name, texts, paths, paths
         self.rows, self.again, self.deep, self.moves = [], [], [], []
-        self.use_cache, self.experts_apart, self.on_cpu = None, False, False
+        self.use_cache, self.experts_apart, self.on_cpu, self.wrong_pass = None, False, False, None
 
     def add(self, dtype: str, work: progress.Work) -> bool:
         """Measure one dtype; tell whether no further one can change the verdict, or two agree on one."""
@@ -153,6 +153,8 @@ class _Measured:
         if certain and finding.kind == "bug":
             with refusals.in_one_line(self.name):
                 refusals.refuse_reference(self.name, model, found, self.texts)
+            # Streamed, each of these passes reads all weights again.
+            self.wrong_pass = None if self.little else self._wrong_pass(model)
         # Streamed, each of these passes reads all weights again.
         if asked.cache_dtype or (finding.kind == "bug" and not self.little):
             self.moves += _moves(model, dtype, self.texts, asked)
@@ -162,6 +164,15 @@ class _Measured:
         if self.little and (found := self.little.rows(dtype, **options)) is not None:
             return found
         return list(rows_of(model, dtype, self.texts, self.settings.seed, together=_TOGETHER, **options))
+
+    def _wrong_pass(self, model: PreTrainedModel) -> str:
+        texts = [torch.tensor([text.ids], device=model.device) for text in self.texts[:_TOGETHER]]
+        try:
+            said, why = wrong_pass.find(model, texts)
+        # A class may lack a way to fill its cache.
+        except Exception as error:
+            said, why = wrong_pass.UNTOLD, [f"raises {type(error).__name__}"]
+        return f"{said}: {'; '.join(why)}"
 
     def _deep(self, model: PreTrainedModel, dtype: str) -> list[dict[str, Any]]:
         ids = [token for text in self.texts for token in text.ids]
@@ -187,7 +198,9 @@ class _Measured:
         })
 
     def _known(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Say the cause of a bug that the atlas knows, where nothing else was found."""
+        """Say which pass is wrong, and the cause of a bug that the atlas knows, where nothing else was found."""
+        if fields["verdict"] == "bug" and fields["located"]:
+            fields = fields | {"wrong_pass": self.wrong_pass}
         wrong = {found.path for found in fields["paths"] if found.verdict == "bug"}
         fault = known.fault(self.model_type, wrong) if fields["verdict"] == "bug" and not fields.get("cause") else None
         if fault is None:

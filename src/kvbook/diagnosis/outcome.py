@@ -74,6 +74,7 @@ class Outcome(_Part):
     )
     located: bool = Field(description="Whether the hidden states were compared on the path of the verdict.")
     paths: list[PathFound]
+    wrong_pass: str | None = Field(None, description="Of a bug: which pass is wrong, or that nothing tells, and why.")
     cause: str | None = Field(description="Where the check knows the cause of a bug.")
     remedy: str
     not_tried: list[str]
@@ -105,7 +106,8 @@ class Outcome(_Part):
             rows += [("path", f"{each.path:{width}s}  {each.verdict}: {_short(each.detail)}") for each in self.paths]
         else:
             rows.append(("paths", "; ".join(f"{found.path}: {found.verdict}" for found in self.paths)))
-        rows += [("cause", self.cause), ("remedy", self.remedy), ("not tried", "; ".join(self.not_tried))]
+        rows += [("passes", self.wrong_pass), ("cause", self.cause), ("remedy", self.remedy)]
+        rows.append(("not tried", "; ".join(self.not_tried)))
         return [f"{name:9s} {text}" for name, text in rows if text]
 
     def _place(self) -> str:

@@ -1,1 +1,0 @@
-"""The chapter on trainer and rollout: whether on-policy learning is on-policy."""
