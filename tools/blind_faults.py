@@ -1,7 +1,12 @@
 """Twenty faults of caches that no test and no injected fault of the library is like, on twenty architectures.
 
-The list was committed before the first was judged.  `python tools/blind_faults.py` judges each by `kvbook check`'s rule
-in fp32 and bf16 together, and prints a row for each: what was injected, and what it was called.
+The list was committed before the first was judged.
+
+Two slips of this program were mended after that: MPT was called without a cache, as its configuration has it, and
+GPT-NeoX's fault struck a slot that a short cache lacks.  One name was corrected, of keys cut to 8 bits.
+
+`python tools/blind_faults.py` judges each by `kvbook check`'s rule in fp32 and bf16 together, and prints a row for
+each.  ``data/check/blind_faults.csv`` has its rows of transformers 5.23.
 """
 
 import csv
@@ -47,7 +52,7 @@ FAULTS: tuple[tuple[str, str, str, tuple[int, ...], Change], ...] = (
      lambda x, _: x.clamp(-x.std().item(), x.std().item())),
     ("gemma", "the halves of keys are swapped", "k", (0,), lambda x, _: x.roll(x.shape[-1] // 2, -1)),
     ("gpt_neox", "one number of the cache has the other sign", "k", (1,),
-     lambda x, _: _set(x, (0, 0, 3, 0), -x[0, 0, 3, 0])),
+     lambda x, _: _set(x, (0, 0, 1, 0), -x[0, 0, 1, 0])),
     ("opt", "each value is the mean of it and the one before", "v", (3,),
      lambda x, _: (x + torch.cat([x[:, :, :1], x[:, :, :-1]], 2)) / 2),
     ("bloom", "all but the last four keys have no sign", "k", (2,),
@@ -59,7 +64,7 @@ FAULTS: tuple[tuple[str, str, str, tuple[int, ...], Change], ...] = (
      if held > 4 else x),
     ("cohere", "noise of 1 % enters with every read", "v", (1,),
      lambda x, _: x * (1 + 0.01 * torch.randn(x.shape, generator=torch.Generator().manual_seed(x.shape[2])))),
-    ("mixtral", "new keys are cut to 4 bits of mantissa", "k", (0, 1, 2, 3),
+    ("mixtral", "new keys are cut to 8 bits (e5m2)", "k", (0, 1, 2, 3),
      lambda x, held: torch.cat([x[:, :, :held], x[:, :, held:].to(torch.float8_e5m2).to(x.dtype)], 2)),
     ("granite", "keys of the last two tokens are exchanged", "k", (1,),
      lambda x, _: torch.cat([x[:, :, :-2], x[:, :, -2:].flip(2)], 2)),
@@ -86,7 +91,7 @@ def judged(architecture: str, strikes: str, layers: tuple[int, ...], change: Cha
         for dtype in ("float32", "bfloat16"):
             model = configurations.build(architecture, getattr(torch, dtype))
             in_fp64.experts_one_by_one(model)
-            rows += rows_of(model, dtype, _TEXTS, together=2)
+            rows += rows_of(model, dtype, _TEXTS, together=2, use_cache=True)
     finding = worst(by_way(pd.DataFrame(rows), 0))[1]
     return finding.kind, finding.why
 
