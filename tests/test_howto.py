@@ -47,7 +47,8 @@ def test_an_example_is_short_and_names_nothing_of_this_book_but_what_it_is_about
 def test_every_example_has_a_page_and_every_page_an_example():
     shown = {name for page in PAGES for name in re.findall(r"examples/howto/(\w+)\.py", page.read_text("utf-8"))}
     assert shown == {example.stem for example in EXAMPLES}
-    assert len(PAGES) == len(EXAMPLES) == 8
+    # The page on servers has commands alone.
+    assert len(PAGES) - 1 == len(EXAMPLES) == 8
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.t
 ORDER = (
     *(f"kvbook.{name}" for name in (
         "errors", "garbage", "paths", "progress", "replacing", "releases", "older", "fingerprint", "lengths",
-        "settings", "models", "measuring", "diagnosis", "scores", "exact", "atlas", "bisection", "runs", "__main__",
+        "settings", "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "bisection", "runs",
+        "__main__",
     )),
     *(f"kvreport.{name}" for name in (
         "publishing", "training", "chapters", "running", "benchmarks", "site", "commands",

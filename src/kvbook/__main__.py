@@ -2,9 +2,10 @@
 
 import sys
 import tempfile
+from dataclasses import replace
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 import typer.core
@@ -30,6 +31,9 @@ class _Group(typer.core.TyperGroup):
             print("kvbook: stopped", file=sys.stderr)
             raise typer.Exit(_STOPPED) from None
 
+
+# Where the help lists options that only a server's check takes.
+_SERVER = "For the URL of a server, such as http://127.0.0.1:8000/v1"
 
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
 Weights = Annotated[str, Option(help="For a family's name: stand-in, hub, package, random or untrained.")]
@@ -143,7 +147,7 @@ def records_verify() -> None:
 @app.command()
 def check(
     model: Annotated[
-        str, Argument(help="A folder that save_pretrained wrote, a GGUF file, a hub id, or a family's name.")
+        str, Argument(help="A folder that save_pretrained wrote, a GGUF file, a hub id, a family's name, or a URL.")
     ],
     weights: Weights = "stand-in",
     device: Device = "cpu",
@@ -176,11 +180,29 @@ def check(
     ] = None,
     prefix: Annotated[str | None, Option(help="Only check the tokenizer boundary after this text.")] = None,
     rest: Annotated[str | None, Option(help="What follows the prefix.")] = None,
+    served: Annotated[
+        str | None, Option("--model", help="One of the server's models, if it has several.", rich_help_panel=_SERVER)
+    ] = None,
+    control: Annotated[
+        str | None, Option(help="Address of the same server without prefix caching.", rich_help_panel=_SERVER)
+    ] = None,
+    lengths: Annotated[
+        str, Option(help="Tokens of the prefixes.", rich_help_panel=_SERVER)
+    ] = "15,16,17,63,64,65,255,256,257",
+    timeout: Annotated[float, Option(min=1, max=3600, help="Seconds per request.", rich_help_panel=_SERVER)] = 60,
+    answers: Annotated[
+        str | None, Option(help="Also write requests and answers to this .jsonl file.", rich_help_panel=_SERVER)
+    ] = None,
+    remote: Annotated[
+        bool, Option("--remote", help="Allow another machine, if its owner does.", rich_help_panel=_SERVER)
+    ] = False,
 ) -> None:
     """Say whether a model's cache is exact, within rounding (exit status 0), or wrong (1); 2 if it could not be told.
 
     The checkpoint is run as it is, its configuration's use_cache included.
     """
+    if model.startswith(("http://", "https://")):
+        _check_server(model, served, control, lengths, timeout, answers, remote, as_json)
     from kvbook.diagnosis import cores
     from kvbook.diagnosis.settings import CheckSettings
 
@@ -212,6 +234,24 @@ def check(
     typer.echo(found.model_dump_json(indent=1) if as_json else "\n".join(found.lines))
     for line in files.write(found, asked):
         typer.echo(line, err=as_json)
+    raise typer.Exit(found.status)
+
+
+def _check_server(
+    address: str, served: str | None, control: str | None, lengths: str, timeout: float, answers: str | None,
+    remote: bool, as_json: bool,
+) -> NoReturn:
+    """Check the prefix cache of a running server."""
+    from kvbook.server import check as checks
+    from kvbook.server import client
+
+    asked, kept = checks.lengths_of(lengths), Path(answers) if answers else None
+    if kept:
+        _check_writable(kept.parent)
+    server = replace(client.of(address, remote, timeout), model=served or "")
+    beside = replace(client.of(control, remote, timeout), model=served or "") if control else None
+    found = checks.check(server, beside, asked, kept)
+    typer.echo(found.model_dump_json(indent=1) if as_json else "\n".join(found.lines))
     raise typer.Exit(found.status)
 
 

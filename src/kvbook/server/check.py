@@ -1,0 +1,194 @@
+"""The check of a running server, from its first request to the verdict."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvbook import progress
+from kvbook.errors import UserError
+from kvbook.server import client, comparisons, judging, prompts
+from kvbook.server.comparisons import CONTROLS, Comparison
+from kvbook.server.outcome import STATUS, Compared, Outcome, Shortest
+from kvbook.server.session import BEGINNING, FIRST, NotCold, Session
+
+# Around the blocks in which servers keep keys and values: 16 tokens in vLLM, 64 and 256 elsewhere.
+LENGTHS = (15, 16, 17, 63, 64, 65, 255, 256, 257)
+_MOST_LENGTHS, _SHORTEST, _LONGEST = 16, 8, 8192
+_BLOCK = 16
+_NOT_TRIED = "sampling, adapters, images, eviction while requests wait, more than three requests at once"
+
+_NONE = "none needed; for equal answers switch on batch invariance, where the server has it"
+_OFF = (
+    "switch prefix caching off until it is mended: --no-enable-prefix-caching (vLLM), --disable-radix-cache (SGLang), "
+    '"cache_prompt": false (llama.cpp); report the requests'
+)
+_COUNT = (
+    "let the server count what it reuses: --enable-prompt-tokens-details (vLLM), --enable-cache-report (SGLang); "
+    "is prefix caching on?"
+)
+_SECOND = "start the same server a second time, without prefix caching, and name it: --control http://127.0.0.1:8001/v1"
+_LOGPROBS = "the check needs log-probabilities: use a server, or a mode of it, that returns them from /completions"
+_NOISE = "look at this first: answers differ without any reuse, so nothing can be said of the cache"
+_AGAIN = "look at the server's log, start it and the check again"
+
+
+def lengths_of(text: str) -> tuple[int, ...]:
+    """Read the lengths of prefixes from the command line."""
+    try:
+        found = tuple(sorted({int(part) for part in text.replace(",", " ").split()}))
+    except ValueError:
+        found = ()
+    if not 1 <= len(found) <= _MOST_LENGTHS or found[0] < _SHORTEST or found[-1] > _LONGEST:
+        raise UserError(
+            f"--lengths {text}: name 1 to {_MOST_LENGTHS} numbers from {_SHORTEST} to {_LONGEST}, such as 15,16,17"
+        )
+    return found
+
+
+def check(
+    server: client.Client, control: client.Client | None = None, lengths: Sequence[int] = LENGTHS,
+    rows: Path | None = None,
+) -> Outcome:
+    """Check a server.
+
+    Parameters
+    ----------
+    server : Client
+        The server; without a model it is asked for its only one.
+    control : Client, optional
+        The same server without prefix caching.
+    lengths : sequence of int
+        Tokens of the prefixes.
+    rows : Path, optional
+        Where every request and its answer are written as they come.
+
+    Returns
+    -------
+    Outcome
+        Also where the server stops answering midway: what it said until then is judged.
+
+    Raises
+    ------
+    UserError
+        Where no server answers, or none of its models is named.
+    """
+    started = time.monotonic()
+    server = replace(server, model=server.model or _only_model(server))
+    session = Session(server, control and replace(control, model=control.model or _only_model(control)))
+    found: list[Comparison] = []
+    not_tried: list[str] = []
+    stopped, first = "", prompts.opening()
+    try:
+        for comparison in _all(session, first, lengths, not_tried):
+            found.append(comparison)
+            _keep(session, rows)
+    except client.Unanswered as error:
+        stopped = str(error)
+        if not any("text" in each for each in session.asked):
+            raise UserError(f"{server.address} does not answer: {error}") from None
+    except client.Refused as error:
+        return _told(session, [], not_tried, started, f"the server refuses what the check needs: {error}", _LOGPROBS)
+    finally:
+        _keep(session, rows)
+    why, remedy = _unjudged(session, found, stopped)
+    return _told(session, found, not_tried, started, why, remedy)
+
+
+def _only_model(server: client.Client) -> str:
+    try:
+        names = server.models()
+    except client.Unanswered as error:
+        raise UserError(f"no server answers at {server.address}: {error}") from None
+    except client.Refused as error:
+        raise UserError(f"{server.address} does not list its models ({error}): name one with --model") from None
+    if len(names) != 1:
+        listed = ", ".join(names[:10]) or "none"
+        raise UserError(f"{server.address} serves {len(names)} models ({listed}): name one with --model")
+    return names[0]
+
+
+def _all(
+    session: Session, first: str, lengths: Sequence[int], not_tried: list[str]
+) -> Iterator[Comparison]:
+    """Find out how to ask, then compare at one length after the other, the shortest first."""
+    probe = prompts.pieces(first, 0, max(lengths))
+    session.settle("".join(probe) + prompts.question(probe, 0.5))
+    short, long = (prompts.pieces(first, place, count) for place, count in ((1, 32), (2, 96)))
+    fewer, more = (session.warm("".join(each), 1).prompt_tokens for each in (short, long))
+    # Tokens per piece, and those that the server puts in front.
+    rate = (more - fewer) / (len(long) - len(short)) if fewer and more and more > fewer else 1.0
+    added = fewer - rate * len(short) if fewer else 0.0
+    for length in progress.track(lengths, label="check: length"):
+        count = max(_SHORTEST, round((length - added) / rate))
+        try:
+            yield from comparisons.made(session, first, length, count, length % _BLOCK == 0)
+        except (client.Refused, NotCold) as error:
+            not_tried.append(f"{length} tokens ({error})")
+
+
+def _keep(session: Session, rows: Path | None) -> None:
+    if rows:
+        rows.parent.mkdir(parents=True, exist_ok=True)
+        rows.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in list(session.asked)), "utf-8")
+
+
+def _unjudged(session: Session, found: Sequence[Comparison], stopped: str) -> tuple[str, str]:
+    """Say why nothing could be told, if nothing can be; a fault that was seen is told anyway."""
+    if stopped:
+        return f"the server stopped answering after {len(session.asked)} requests ({stopped})", _AGAIN
+    if not [each for each in found if each.kind not in CONTROLS]:
+        return "no two answers could be compared", _LOGPROBS
+    if (noise := judging.controls(found)[1]) > judging.PLAIN:
+        return f"log-probabilities differ by {noise:.2g} in the mean where nothing is reused", _NOISE
+    if session.reused <= BEGINNING:
+        return "no reuse seen: the server " + ("reused nothing" if session.reports else "does not count it"), _COUNT
+    return "", ""
+
+
+def _told(
+    session: Session, found: Sequence[Comparison], not_tried: list[str], started: float, why: str, remedy: str
+) -> Outcome:
+    without, noise = judging.controls(found)
+    compared = [_compared(each, without, noise) for each in found]
+    kinds = {each.verdict for each in compared if each.verdict}
+    moved = max((each.largest for each in compared if each.verdict), default=0.0)
+    verdict: judging.Verdict = "cannot tell"
+    shortest = None
+    if "fault" in kinds:
+        verdict, place = "fault", next(place for place, each in enumerate(compared) if each.verdict == "fault")
+        of = found[place]
+        shortest = Shortest(kind=of.kind, prefix_tokens=of.length, prompts=list(of.prompts))
+        limit = f"{without:.2g}" if without else "none that could be measured"
+        why, remedy = f"reuse moves log-probabilities by {moved:.2g}, requests without reuse by {limit}", _OFF
+    elif not why and "cannot tell" in kinds:
+        why = f"reuse moves log-probabilities by {moved:.2g}, and no request without reuse shows how much is usual"
+        remedy = _SECOND
+    elif not why and "rounding" in kinds:
+        verdict, remedy = "rounding", _NONE
+        allowed = f"the {judging.FLOOR:g} of fp32"
+        if moved > judging.FLOOR:
+            allowed = f"{judging.FAR:g} times the {without:.2g} without reuse"
+        why = f"reuse moves log-probabilities by {moved:.2g}, no more than {allowed}"
+    elif not why:
+        verdict, remedy = "exact", "none needed"
+        why = "with reuse and without, every log-probability is equal in every digit"
+    if not session.repeats:
+        not_tried = [*not_tried, f"controls: {FIRST} is cold"]
+    return Outcome(
+        address=session.client.address, model=session.client.model, verdict=verdict, status=STATUS[verdict], why=why,
+        cold=session.way, reused=session.reused if session.reports else None, without_reuse=without,
+        comparisons=compared, shortest=shortest, remedy=remedy, not_tried=[*not_tried, _NOT_TRIED],
+        requests=len(session.asked), seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def _compared(comparison: Comparison, without: float | None, noise: float) -> Compared:
+    moved = judging.differences(comparison)
+    largest, mean = float(moved.max()), float(moved.mean())
+    return Compared(
+        kind=comparison.kind, prefix_tokens=comparison.length, cached_tokens=comparison.other.cached,
+        compared=len(moved), largest=largest, mean=mean,
+        verdict=None if comparison.kind in CONTROLS else judging.judge(largest, mean, without, noise),
+    )

@@ -1,0 +1,246 @@
+"""The check of a running server: injected faults are found, and honest servers are not called faults."""
+
+import json
+import os
+import time
+from dataclasses import replace
+
+import jsonschema
+import pytest
+import serving
+import torch
+from small_models import small_llama
+
+from kvbook import paths
+from kvbook.errors import UserError
+from kvbook.server import check, client, judging
+from kvbook.server.outcome import Outcome
+
+SCHEMA = paths.DATA / "check" / "server_schema.json"
+# One length has every kind of comparison: two blocks of 16, and an edit in the second.
+LENGTHS = (32,)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_llama()
+
+
+@pytest.fixture
+def engine(model):
+    """Return a function that makes the engine of a small model."""
+
+    def make(**options):
+        return serving.Engine(options.pop("model", model), serving.Words(320), **options)
+
+    return make
+
+
+def checked(server, lengths=LENGTHS, control=None, **options) -> Outcome:
+    return check.check(client.of(server.address, **options), control, lengths)
+
+
+@pytest.mark.parametrize("fault", serving.FAULTS)
+def test_an_injected_fault_is_called_a_fault_with_the_shortest_requests_that_show_it(engine, fault):
+    with serving.serving(engine(fault=fault)) as server:
+        found = checked(server)
+    assert (found.verdict, found.status) == ("fault", 1)
+    wrong = [each.kind for each in found.comparisons if each.verdict == "fault"]
+    assert found.shortest.kind == wrong[0]
+    assert (len(found.shortest.prompts) > 1, found.shortest.prefix_tokens) == (True, LENGTHS[0])
+    expected = {"stale prefix": {"edited"}, "leak between conversations": {"two at once"}}
+    assert set(wrong) == expected.get(fault, set(wrong))
+
+
+def _slow(handler, count):
+    time.sleep(0.02)
+    return True
+
+
+def _flaky(handler, count):
+    """Refuse one request in four, and close the connection on another before it answers."""
+    if count % 4 == 2:
+        handler._send(503, {"error": {"message": "busy"}})
+    elif count % 4 == 3:
+        handler.close_connection = True
+    return count % 4 not in (2, 3)
+
+
+HONEST = {
+    "cache off": ({"block": 0}, {}, "cannot tell"), "cache on": ({}, {}, "rounding"),
+    "batch-dependent": ({"batches": True}, {}, "rounding"), "slow": ({}, {"before": _slow}, "rounding"),
+    "flaky": ({}, {"before": _flaky}, "rounding"),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_server_is_not_called_a_fault(engine, name, monkeypatch):
+    monkeypatch.setattr(client, "_PAUSE", 0.01)
+    options, how, verdict = HONEST[name]
+    with serving.serving(engine(**options), **how) as server:
+        found = checked(server)
+    assert found.verdict == verdict, found.why
+    assert ("no reuse seen" in found.why) == (name == "cache off")
+
+
+@pytest.mark.parametrize(("largest", "mean", "usual", "noise", "verdict"), [
+    (0.0, 0.0, None, 0.0, "exact"), (9e-5, 1e-5, 0.0, 0.0, "rounding"), (0.2, 0.01, 0.06, 0.0, "rounding"),
+    (0.2, 0.01, 0.04, 0.0, "fault"), (2.0, 0.6, None, 0.0, "fault"),
+    # Asking again moves nothing, and no control shows the rounding of another shape.
+    (0.2, 0.01, 0.0, 0.0, "cannot tell"), (0.2, 0.01, None, 0.0, "cannot tell"), (3.0, 2.0, 3.0, 0.6, "cannot tell"),
+])  # fmt: skip
+def test_a_difference_is_judged_by_those_of_requests_that_reuse_nothing(largest, mean, usual, noise, verdict):
+    assert judging.judge(largest, mean, usual, noise) == verdict
+
+
+def test_without_a_way_to_reuse_nothing_a_fault_can_only_be_plain_and_a_second_server_decides(engine, monkeypatch):
+    """A server that knows neither field reuses in spite of them."""
+    deaf = engine(fault="positions off by one")
+    deaf_answer = deaf.answer
+    monkeypatch.setattr(deaf, "answer", lambda prompt, tokens, salt: deaf_answer(prompt, tokens, None))
+    with serving.serving(deaf) as server, serving.serving(engine(block=0)) as without:
+        alone = checked(server)
+        beside = checked(server, control=client.of(without.address))
+    assert alone.cold.startswith("only the first request")
+    assert {each.kind for each in alone.comparisons} == {"repeat"}
+    assert alone.verdict in ("cannot tell", "fault")
+    assert (beside.verdict, beside.cold) == ("fault", "--control")
+
+
+def test_a_server_that_does_not_count_what_it_reuses_gets_no_verdict_unless_it_is_a_fault(engine):
+    with serving.serving(engine(), reports=False) as server:
+        assert (found := checked(server)).verdict == "cannot tell"
+        assert "does not count" in found.why
+    with serving.serving(engine(fault="positions off by one"), reports=False) as server:
+        assert checked(server).verdict == "fault"
+
+
+def test_a_server_that_dies_midway_is_judged_by_what_it_said(engine, monkeypatch, tmp_path):
+    monkeypatch.setattr(client, "_PAUSE", 0.001)
+
+    def dying(handler, count):
+        handler.close_connection = count > 16
+        return count <= 16
+
+    verdicts = {}
+    for fault in ("", "positions off by one"):
+        kept = tmp_path / f"{fault}.jsonl"
+        with serving.serving(engine(fault=fault), before=dying) as server:
+            found = check.check(client.of(server.address), None, LENGTHS, kept)
+        verdicts[fault] = found.verdict
+        assert len(found.comparisons) >= 4
+        answered = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+        assert sum("text" in each for each in answered) == 16
+    assert verdicts == {"": "cannot tell", "positions off by one": "fault"}
+
+
+def test_an_engine_without_log_probabilities_or_without_completions_gets_no_verdict(engine):
+    def bare(handler, count):
+        handler._send(200, {"choices": [{"text": " river", "logprobs": None}], "usage": {"prompt_tokens": 3}})
+
+    def missing(handler, count):
+        handler._send(404, {"detail": "Not Found"})
+
+    for before, said in ((bare, "no log-probabilities"), (missing, "status 404: Not Found")):
+        with serving.serving(engine(), before=before) as server:
+            found = checked(server)
+        assert (found.verdict, found.status) == ("cannot tell", 2)
+        assert said in found.why
+
+
+# Addresses, tokens, limits.
+
+
+@pytest.mark.parametrize(("address", "said"), [
+    ("http://example.org/v1", "--remote"), ("https://10.0.0.7:8000/v1", "--remote"), ("http:///v1", "no address"),
+    ("http://127.0.0.1:port/v1", "no address"), ("http://me:secret@127.0.0.1/v1", client.TOKEN),
+])  # fmt: skip
+def test_an_address_that_is_not_this_machines_or_none_at_all_is_refused(address, said):
+    with pytest.raises(UserError, match=said) as refused:
+        client.of(address)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_token_is_sent_and_written_nowhere_and_never_in_the_clear_to_another_machine(engine, monkeypatch, tmp_path):
+    monkeypatch.setenv(client.TOKEN, "token-4711")
+
+    def refusing(handler, count):
+        handler._send(401, {"error": {"message": "token-4711 is not allowed"}})
+
+    for before in (lambda handler, count: True, refusing):
+        with serving.serving(engine(), before=before) as server:
+            found = check.check(client.of(server.address), None, LENGTHS, tmp_path / "answers.jsonl")
+        assert server.seen[0]["headers"]["Authorization"] == "Bearer token-4711"
+        assert "4711" not in found.model_dump_json() + (tmp_path / "answers.jsonl").read_text("utf-8")
+    assert client.of("https://example.org/v1", remote=True)
+    with pytest.raises(UserError, match="without encryption"):
+        client.of("http://example.org/v1", remote=True)
+
+
+def test_a_request_ends_at_its_time_limit_even_where_a_byte_comes_now_and_then(engine, monkeypatch):
+    monkeypatch.setattr(client, "_TRIES", 1)
+
+    def dripping(handler, count):
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(40):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.05)
+
+    with serving.serving(engine(), before=dripping) as server:
+        with pytest.raises(client.Unanswered, match="no whole answer in 0"):
+            replace(client.of(server.address), timeout=0.2).ask("x", 1)
+        monkeypatch.setattr(client, "_MOST_BYTES", 3)
+        with pytest.raises(client.Unanswered, match="too long"):
+            client.of(server.address).ask("x", 1)
+
+
+# The command.
+
+
+def test_the_command_prints_lines_or_json_of_the_published_schema_and_ends_with_the_status(engine, kvbook_here):
+    assert json.loads(SCHEMA.read_text("utf-8")) == Outcome.model_json_schema(), (
+        "write it anew: json.dumps(Outcome.model_json_schema(), indent=1) and a line break"
+    )
+    with serving.serving(engine(fault="positions off by one")) as server:
+        told = kvbook_here("check", server.address, "--lengths", "32", "--json")
+        lines = kvbook_here("check", server.address, "--lengths", "32", "--model", "ours")
+    jsonschema.validate(found := json.loads(told.stdout), json.loads(SCHEMA.read_text("utf-8")))
+    assert (told.returncode, lines.returncode, found["schema_version"]) == (1, 1, 1)
+    assert "\nverdict   fault: reuse moves log-probabilities by" in lines.stdout
+    assert len(lines.stdout.splitlines()) <= 12
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found | {"verdict": "fine"}, json.loads(SCHEMA.read_text("utf-8")))
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("http://127.0.0.1:9/v1",), "no server answers"), (("http://127.0.0.1:9/v1", "--lengths", "a"), "--lengths a"),
+    (("http://example.org/v1",), "--remote"),
+])  # fmt: skip
+def test_bad_input_is_one_line_and_status_2(kvbook_here, monkeypatch, arguments, said):
+    monkeypatch.setattr(client, "_PAUSE", 0.001)
+    done = kvbook_here("check", *arguments)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert said in done.stderr
+
+
+def test_of_several_models_one_must_be_named(engine, monkeypatch):
+    with serving.serving(engine()) as server:
+        monkeypatch.setattr(client.Client, "models", lambda _: ["one", "two"])
+        with pytest.raises(UserError, match=r"2 models \(one, two\)"):
+            checked(server)
+
+
+@pytest.mark.slow
+def test_the_trained_model_behind_an_honest_server_is_within_rounding_and_off_by_one_is_a_fault(real_model):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
+    tokenizer = serving.Trained(AutoTokenizer.from_pretrained(real_model))
+    verdicts = []
+    for fault in ("", "positions off by one"):
+        with serving.serving(serving.Engine(model, tokenizer, fault=fault)) as server:
+            verdicts.append(checked(server, (16,)).verdict)
+    assert verdicts == ["rounding", "fault"]
