@@ -26,7 +26,8 @@ PYTEST := $(RUN) -m pytest -v -n 3 --dist loadfile --no-loadscope-reorder
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.
 .DEFAULT_GOAL := help
-.PHONY: help book pdf evidence evidence-timed test test-fast lint bench clean
+ENGINE ?= vllm
+.PHONY: help book pdf evidence evidence-timed engines test test-fast lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 10
@@ -45,6 +46,10 @@ evidence: $(BOOK_READY) ## make the published evidence that this kind of process
 evidence-timed: $(BOOK_READY) ## the same for what measures time; refuses a busy machine
 	@$(RUN) -m kvbook models fetch
 	@$(RUN) -m kvbook evidence --timed $(CHAPTERS)
+
+engines: $(BOOK_READY) ## make another engine's environment (ENGINE=vllm, 3.4 GB), and record what it samples; no book or test needs it
+	@$(RUN) -m kvbook models fetch
+	@$(RUN) -m kvreport.chapters.trainer_and_rollout.engine $(ENGINE)
 
 test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up by itself
 	@.ci/find-browser

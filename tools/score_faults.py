@@ -24,6 +24,7 @@ from kvbook import paths
 from kvbook.models import loading
 
 N_TEXTS, N_TOKENS, N_STEPS = 8, 20, 3
+DTYPES = ("float32",)
 ALONE, PADDED = Way(), Way(6, left=True)
 TO = paths.DATA / "scores" / "faults.csv.gz"
 KEPT = paths.BUILD / "scores" / "faults.jsonl"
@@ -291,7 +292,7 @@ def main() -> None:
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in KEPT.read_text("utf-8").splitlines()] if KEPT.exists() else []
     there = {(row["case"], row["dtype"]) for row in done}
-    for dtype in ("float32", "bfloat16"):
+    for dtype in DTYPES:
         loaded = loading.load(MODEL, weights=WEIGHTS, dtype=dtype)
         model, texts = loaded.model, of_several_lengths(loaded.tokenizer)
         sound = {"trainer": scored(model, texts, ALONE), "control": scored(model, texts, PADDED)}

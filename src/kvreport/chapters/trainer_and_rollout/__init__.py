@@ -1,0 +1,1 @@
+"""The chapter on trainer and rollout: whether on-policy learning is on-policy."""

@@ -1,0 +1,93 @@
+"""Figures of the chapter on trainer and rollout."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvreport.chapters.trainer_and_rollout import rows as named
+from kvreport.publishing import style
+
+_LINES = ("-", "--", "-.", ":", (0, (1, 3)))
+
+
+def figure_mismatch(table: pd.DataFrame) -> Figure:
+    """Draw how far trainer and rollout are apart, a row a comparison and a marker a population of texts."""
+    names, texts = list(dict.fromkeys(table["compared"])), list(dict.fromkeys(table["texts"]))
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.34 * len(names)))
+    for row in table.itertuples():
+        which = texts.index(row.texts)
+        place = names.index(row.compared) + 0.22 * (which - (len(texts) - 1) / 2)
+        look = {"marker": style.MARKERS[which], "color": style.PALETTE[which], "markersize": 5}
+        style.plot_estimate(ax, row.mean_abs, place, **look)
+    for place, name in enumerate(names):
+        shares = [one.value for one in table.loc[table["compared"] == name, "outside"]]
+        ax.annotate(_span(shares), (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+    ax.annotate("outside\n[0.9, 1.1]", (1.02, 1.01), xycoords="axes fraction", va="bottom", fontsize=9)
+    # Rounding above, mistakes below.
+    ax.axhline(sum(name in named.ROUNDING for name in names) - 0.5, color="#bbbbbb", linewidth=0.8)
+    ax.set(xscale="log", xlabel="mean |Δ log p| (nats per token)")
+    style.name_rows(ax, names, fontsize=9)
+    looks = zip(texts, style.PALETTE, style.MARKERS, strict=False)
+    handles = [style.key(name, colour, marker=marker) for name, colour, marker in looks]
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=9)
+    return fig
+
+
+def _span(shares: Sequence[float]) -> str:
+    low, high = (f"{100 * end:.0f}" for end in (min(shares), max(shares)))
+    return f"{low} %" if low == high else f"{low} to {high} %"
+
+
+def figure_ways(table: pd.DataFrame) -> Figure:
+    """Draw how far both sides are apart in every way; beside each, the share of tokens outside [0.9, 1.1]."""
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.3 * len(table)))
+    for place, row in enumerate(table.itertuples()):
+        share = f"{row.outside.value:.1%}"
+        if row.mean_abs.value > 0:
+            style.plot_estimate(ax, row.mean_abs, place, marker="o", color=style.BLUE, markersize=5)
+        else:
+            share = "0, bitwise"
+        ax.annotate(share, (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+    ax.annotate("outside\n[0.9, 1.1]", (1.02, -0.9), xycoords=("axes fraction", "data"), va="bottom", fontsize=9)
+    ax.set(xscale="log", xlabel="mean |Δ log p| (nats per token)")
+    style.name_rows(ax, list(table["compared"]), fontsize=9)
+    ax.grid(axis="y", visible=False)
+    return fig
+
+
+def figure_sequences(table: pd.DataFrame) -> Figure:
+    """Draw the effective sample size by length: seen, truncated, and expected of independent tokens."""
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
+    looks = {named.BF16: (style.VERMILION, "s"), named.FULL: (style.BLUE, "o"), named.HEAD: (style.GREEN, "^")}
+    handles = []
+    for compared, rows in table.groupby("compared", sort=False):
+        colour, marker = looks[compared]
+        rows = rows.sort_values("length")
+        ax.plot(rows["length"], rows["effective"], color=colour, marker=marker, markersize=5)
+        ax.plot(rows["length"], rows["expected"], color=colour, linestyle=":", linewidth=1.2)
+        ax.plot(rows["length"], rows["truncated"], color=colour, marker=marker, markersize=5, linestyle="--",
+            markerfacecolor="white")
+        handles.append(style.key(compared, colour, marker=marker))
+    handles += [
+        style.key("as they are", linestyle="-"), style.key(f"truncated at {named.CAP}", linestyle="--"),
+        style.key("if tokens were independent", linestyle=":"),
+    ]
+    ax.set(xscale="log", xlabel="tokens of the sequence", ylabel="effective sample size (share)", ylim=(0, 1.05))
+    ax.set_xticks(sorted(table["length"].unique()), sorted(table["length"].unique()))
+    ax.minorticks_off()
+    fig.legend(handles=handles, loc="outside upper center", ncols=2, fontsize=9)
+    return fig
+
+
+def figure_learning(table: pd.DataFrame) -> Figure:
+    """Draw the reward by update, an arm a line, with the range over repetitions of the first."""
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 3.4))
+    for (arm, rows), line, colour in zip(table.groupby("arm", sort=False), _LINES, style.PALETTE, strict=False):
+        ax.plot(rows["update"], rows["mean"], color=colour, linestyle=line, label=arm)
+        if arm in (named.MATCHED, named.FAULTY):
+            ax.fill_between(rows["update"], rows["min"], rows["max"], color=colour, alpha=0.12, linewidth=0)
+    ax.set(xlabel="update", ylabel="reward")
+    fig.legend(loc="outside upper center", ncols=1, fontsize=9)
+    return fig

@@ -1,0 +1,109 @@
+"""Texts sampled with a cache, and the log-probabilities that a trainer's single pass gives the same tokens.
+
+Rows, one a token: see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kvbook.errors import UserError
+from kvbook.measuring import choosing, predictions
+from kvbook.models import corpus, kept, loading, placement
+from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
+from kvreport.chapters.trainer_and_rollout import rows as named
+from kvreport.chapters.trainer_and_rollout import scoring
+from kvreport.chapters.trainer_and_rollout.rows import BATCH
+from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
+
+
+def prompts(settings: TrainerAndRolloutSettings) -> list[corpus.Sample]:
+    """Cut the prompts, and refuse shorter ones, which no batch can hold."""
+    tokenizer = loading.tokenizer(settings.model, settings.weights)
+    length = settings.prompt_tokens
+    samples = list(corpus.samples(settings.corpus, tokenizer, settings.n_samples, length, settings.seed))
+    if short := [sample for sample in samples if len(sample.ids) < length]:
+        raise UserError(
+            f"{short[0].source} gives {len(short[0].ids)} tokens, {length} are needed of each prompt: name a folder of "
+            f"longer files, or lower prompt_tokens to at most {min(len(sample.ids) for sample in short)}"
+        )
+    return samples
+
+
+def inputs(settings: TrainerAndRolloutSettings) -> dict[str, Any]:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    placement.check(settings.device, (settings.dtype, "float32"))
+    model = loading.identify(settings.model, settings.weights, settings.seed)
+    loading.check_length(model, settings.prompt_tokens + settings.new_tokens)
+    prompts(settings)
+    return {"models": [model], "corpus": corpus.describe(settings.corpus)}
+
+
+def load(settings: TrainerAndRolloutSettings, dtype: str) -> loading.Loaded:
+    """Load the model in a dtype, or share the one that is there."""
+    return kept.load(
+        settings.model, weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
+    )
+
+
+def groups(settings: TrainerAndRolloutSettings) -> dict[str, list[corpus.Sample]]:
+    """Put the prompts into batches."""
+    samples = prompts(settings)
+    return {str(first): samples[first : first + BATCH] for first in range(0, len(samples), BATCH)}
+
+
+def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Write the texts and score them."""
+    low, full = load(settings, settings.dtype), load(settings, "float32")
+    for unit, group in writer.pending(groups(settings), "rollout: batch"):
+        # A smaller batch is filled up with copies, which nobody looks at.
+        filled = [group[row % len(group)] for row in range(BATCH)]
+
+        def sampled(logits: torch.Tensor, step: int, batch: list[corpus.Sample] = filled) -> torch.Tensor:
+            noise = [predictions.gumbel(settings.seed, one.index, step, logits.shape[-1]) for one in batch]
+            # 16-bit logits plus the noise have to be told apart in more than 16 bits.
+            return choosing.greedy(logits.float() + torch.stack(noise).to(logits.device))
+
+        with torch.inference_mode():
+            start = torch.tensor([one.ids for one in filled], device=low.model.device)
+            ids, columns = scoring.write(low.model, named.ROLLOUT, start, settings.new_tokens, sampled)
+            ids = ids[: len(group)]
+            columns |= scoring.one_pass(low.model, named.TRAINER, ids, settings.prompt_tokens)
+            columns |= scoring.one_pass(full.model, named.TRAINER_FP32, ids, settings.prompt_tokens)
+        new = ids[:, settings.prompt_tokens :]
+        writer.append(unit, rows_of(group, new, columns, ends_of(low)))
+
+
+def ends_of(loaded: loading.Loaded) -> set[int]:
+    """Return the tokens that end a text."""
+    ends = loaded.model.generation_config.eos_token_id
+    return set(ends) if isinstance(ends, list) else {ends}
+
+
+def rows_of(
+    group: list[corpus.Sample], new: torch.Tensor, columns: scoring.Columns, ends: set[int]
+) -> Iterator[dict[str, Any]]:
+    """Lay columns out as rows, up to the token that ends a text; every digit of a float32 is kept."""
+    table = {name: values.tolist() for name, values in columns.items()}
+    for row, (sample, tokens) in enumerate(zip(group, new.tolist(), strict=True)):
+        for position, token in enumerate(tokens):
+            yield {"sample": sample.index, "source": sample.source, "position": position, "token": token} | {
+                name: f"{values[row][position]:.9g}" for name, values in table.items()
+            }
+            if token in ends:
+                break
+
+
+def work(settings: TrainerAndRolloutSettings) -> Work:
+    """Count the passes of each model."""
+    # A step of the batch takes about half as long as eight steps of one text.
+    steps = settings.n_samples * settings.new_tokens / 2
+    return Work(settings.prompt_tokens + settings.new_tokens, settings.n_samples, steps, (settings.dtype,))
+
+
+# The settings on which the rows depend: those of policy_gradient are its own.
+FIELDS = frozenset(TrainerAndRolloutSettings.model_fields) - {"n_runs", "n_updates"}
+EXPERIMENT = Experiment("rollout", TrainerAndRolloutSettings, inputs, measure, fields=FIELDS, work=work)

@@ -1,0 +1,133 @@
+"""The rows of the chapter on trainer and rollout by name; to read them takes no torch."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from kvbook.runs.records import Run
+from kvbook.scores import measures
+from kvreport.publishing.found import Frame
+
+# The chapter's experiments and the revision of their rows.
+EXPERIMENTS = {"rollout": 1, "rollout_ways": 1, "engine_rollout": 1, "policy_gradient": 1}
+
+# Texts that are written together.
+BATCH = 8
+# Tokens of a chunk.
+CHUNK = 64
+
+# Columns of log-probabilities, each named for how it is computed: in the dtype of the rollout, unless it names another.
+ROLLOUT, TRAINER, TRAINER_FP32 = "rollout", "trainer", "trainer_fp32"
+SINGLE, CHUNKS, PADDED = "rollout_single", "rollout_chunks", "trainer_padded"
+ROLLOUT_FP32, ROLLOUT_FP16, TRAINER_FP16, TRAINER_FP64 = "rollout_fp32", "rollout_fp16", "trainer_fp16", "trainer_fp64"
+FP8, INT8, INT4 = "rollout_fp8", "rollout_int8", "rollout_int4"
+# What another engine gave a token when it sampled it, and when it read the text as a prompt.
+ENGINE, ENGINE_READ = "engine", "engine_read"
+INVARIANT_ROLLOUT, INVARIANT_TRAINER = "rollout_invariant", "trainer_invariant"
+WAYS = (
+    SINGLE, CHUNKS, PADDED, ROLLOUT_FP32, TRAINER_FP32, ROLLOUT_FP16, TRAINER_FP16, TRAINER_FP64, FP8, INT8, INT4,
+    INVARIANT_ROLLOUT, INVARIANT_TRAINER,
+)
+# What follows a column's name where its last operations are in another precision.
+FP32_HEAD, LOW_SOFTMAX = "_fp32_head", "_low_softmax"
+
+# Sampling that changes the distribution from which a token is drawn.
+TEMPERATURE, TOP_K, TOP_P = 0.7, 50, 0.9
+COOLED, MASS_K, MASS_P, IN_K, IN_P = "rollout_cooled", "top_k_log_mass", "top_p_log_mass", "in_top_k", "in_top_p"
+
+# Arms of the policy-gradient run: what samples, and what weighs the gradient.
+CAP = 2
+MATCHED, UNCORRECTED, CORRECTED, COARSE, FAULTY = ARMS = (
+    "fp32, matched", "bf16 rollout, no correction", f"bf16 rollout, ratio up to {CAP}", "4-bit cache, no correction",
+    f"fault: shifted by one token, ratio up to {CAP}",
+)
+
+# What is compared, as figures and tables show it.
+BF16, LOW, HEAD, FULL = "bf16 trainer", "softmax not upcast", "LM head in fp32", "fp32 trainer"
+TEMPERED, BY_K, BY_P, SHIFTED = (
+    f"temperature {TEMPERATURE} not applied", f"top-k {TOP_K} not applied", f"top-p {TOP_P} not applied",
+    "log p shifted by one token",
+)
+ROUNDING = (BF16, LOW, HEAD, FULL)
+# Of what another engine samples.
+ENGINE_BF16, ENGINE_FP32, ENGINE_ITSELF = "vLLM, bf16 trainer", "vLLM, fp32 trainer", "vLLM, read again by vLLM"
+# The same of the ways that score fewer tokens.
+TOGETHER, ALONE, IN_CHUNKS, PADDED_TRAINER, NO_CACHE = (
+    "bf16, rollout in a batch of 8", "bf16, rollout of one text", f"bf16, cache read in chunks of {CHUNK}",
+    "bf16, trainer in a padded batch", "bf16, no cache: batch against single",
+)
+BF16_FP32, BOTH_FP16, BOTH_FP32, BOTH_INVARIANT = "bf16 rollout, fp32 trainer", "fp16", "fp32", "bf16, row-invariant"
+IN_FP8, IN_INT8, IN_INT4 = "bf16, cache in fp8", "bf16, cache in int8", "bf16, cache in int4"
+ROLLOUT_ERROR, TRAINER_ERROR = "bf16 rollout against fp64", "bf16 trainer against fp64"
+DRAWN = (
+    TOGETHER, ALONE, IN_CHUNKS, PADDED_TRAINER, NO_CACHE, BF16_FP32, BOTH_FP16, BOTH_FP32, BOTH_INVARIANT, IN_INT8,
+    IN_FP8, IN_INT4,
+)
+
+# Tokens after which ratios of sequences are read.
+LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def _pairs(run: Run) -> pd.DataFrame:
+    """Lay out every comparison that the rollout's own rows allow: the log-ratio of each token."""
+    rows = run.rows
+    rollout, trainer = rows[ROLLOUT], rows[TRAINER]
+    ratios = {
+        BF16: trainer - rollout, LOW: rows[TRAINER + LOW_SOFTMAX] - rows[ROLLOUT + LOW_SOFTMAX],
+        HEAD: rows[TRAINER + FP32_HEAD] - rows[ROLLOUT + FP32_HEAD], FULL: rows[TRAINER_FP32] - rollout,
+        TEMPERED: trainer - rows[COOLED], BY_K: (trainer - rollout + rows[MASS_K])[rows[IN_K] == 1],
+        BY_P: (trainer - rollout + rows[MASS_P])[rows[IN_P] == 1],
+        # The injected fault: each token has the log-probability of the one before it.
+        SHIFTED: (trainer.groupby([rows["sample"]]).shift(1) - rollout).dropna(),
+    }
+    return _long(rows, ratios)
+
+
+def _ways(run: Run) -> pd.DataFrame:
+    """Lay out the comparisons of all ways: a trainer's log-probability less a rollout's."""
+    rows = run.rows
+    sides = {
+        TOGETHER: (TRAINER, ROLLOUT), ALONE: (TRAINER, SINGLE), IN_CHUNKS: (TRAINER, CHUNKS),
+        PADDED_TRAINER: (PADDED, ROLLOUT), NO_CACHE: (PADDED, TRAINER), BF16_FP32: (TRAINER_FP32, ROLLOUT),
+        BOTH_FP16: (TRAINER_FP16, ROLLOUT_FP16), BOTH_FP32: (TRAINER_FP32, ROLLOUT_FP32), IN_FP8: (TRAINER, FP8),
+        IN_INT8: (TRAINER, INT8), IN_INT4: (TRAINER, INT4), BOTH_INVARIANT: (INVARIANT_TRAINER, INVARIANT_ROLLOUT),
+        ROLLOUT_ERROR: (ROLLOUT, TRAINER_FP64), TRAINER_ERROR: (TRAINER, TRAINER_FP64),
+    }
+    return _long(rows, {name: rows[trainer] - rows[rollout] for name, (trainer, rollout) in sides.items()})
+
+
+def _long(rows: pd.DataFrame, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
+    about = rows[["sample", "source", "position"]]
+    parts = [about.loc[of.index].assign(compared=name, log_ratio=of) for name, of in ratios.items()]
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(**{name: term(table["log_ratio"].to_numpy()) for name, term in measures.TERMS.items()})
+
+
+def _sequences(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Add log-ratios up over the first tokens of each text: all of them where it ends before."""
+    pairs = pairs[pairs["compared"].isin((BF16, HEAD, FULL))]
+    by = ["compared", "sample", "source"]
+    parts = [
+        pairs[pairs["position"] < length].groupby(by, sort=False)["log_ratio"].agg(["sum", "size"])
+        .assign(length=length)
+        for length in LENGTHS
+    ]
+    return pd.concat(parts).reset_index()
+
+
+def _engine(run: Run) -> pd.DataFrame:
+    """Lay out what a real engine sampled against a trainer, and against the engine itself."""
+    rows = run.rows
+    return _long(rows, {
+        ENGINE_BF16: rows[TRAINER] - rows[ENGINE], ENGINE_FP32: rows[TRAINER_FP32] - rows[ENGINE],
+        ENGINE_ITSELF: rows[ENGINE_READ] - rows[ENGINE],
+    })
+
+
+ROWS = {
+    "engine": Frame(_engine, ("engine_rollout",)),
+    "pairs": Frame(_pairs, ("rollout",)),
+    "ways": Frame(_ways, ("rollout_ways",)),
+    "sequences": Frame(_sequences, ("pairs",)),
+    "learned": Frame(lambda run: run.rows.assign(source=run.rows["repetition"]), ("policy_gradient",)),
+}

@@ -1,0 +1,37 @@
+"""Settings of the chapter on trainer and rollout."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from kvbook.settings import DTypeName, Settings
+
+
+class TrainerAndRolloutSettings(Settings):
+    """Settings of the chapter on trainer and rollout.
+
+    Attributes
+    ----------
+    corpus : str
+        ``"stdlib"``, ``"english"``, ``"chat"`` or a folder of text files, of which the prompts are the beginnings.
+    n_samples : int
+        Prompts; eight are continued in one batch.
+    prompt_tokens : int
+        Tokens of each.
+    new_tokens : int
+        Tokens that are sampled after each; fewer where the text ends.
+    n_runs : int
+        Repetitions of each arm of the policy-gradient run, which trains a stand-in.
+    n_updates : int
+        Updates of each.
+    dtype : str
+        In which the rollout is computed, and the trainer that matches it.
+    """
+
+    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+    n_samples: Annotated[int, Field(ge=1)] = 8
+    prompt_tokens: Annotated[int, Field(ge=2)] = 48
+    new_tokens: Annotated[int, Field(ge=2)] = 64
+    n_runs: Annotated[int, Field(ge=1)] = 1
+    n_updates: Annotated[int, Field(ge=1)] = 2
+    dtype: DTypeName = "bfloat16"

@@ -1,0 +1,108 @@
+"""Tables of the chapter on trainer and rollout."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from kvbook.models.corpus import POPULATIONS, STDLIB
+from kvbook.runs.evidence import texts_of
+from kvbook.scores import measures as scores
+from kvreport.chapters.trainer_and_rollout import measures
+from kvreport.chapters.trainer_and_rollout import rows as named
+from kvreport.publishing.found import Found
+from kvreport.publishing.measures import joined
+
+
+def by_way(found: Found) -> pd.DataFrame:
+    """Work out both measures of every way that is drawn, in the order of the figure."""
+    table = joined({"mean_abs": measures.WAY_ABS, "outside": measures.WAY_OUTSIDE}, found).set_index("compared")
+    return table.loc[[name for name in named.DRAWN if name in table.index]].reset_index()
+
+
+def mismatch(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """Work out both measures of every comparison on each population of texts."""
+    measured = {"mean_abs": measures.MEAN_ABS, "outside": measures.OUTSIDE}
+    tables = {
+        texts_of(name) or POPULATIONS[STDLIB]: joined(measured, found)
+        for name, found in everywhere.items() if found["pairs"] is not None
+    }
+    return pd.concat(tables, names=["texts"]).reset_index("texts").reset_index(drop=True)
+
+
+def vocabulary(found: Found) -> pd.DataFrame:
+    """Lay the measures of every comparison out for a reader; all cells text."""
+    columns = {
+        "mean |Δ log p|": measures.MEAN_ABS, "mean exp|Δ log p|": measures.EXP_ABS, "k1": measures.K1,
+        "k2": measures.K2, "k3": measures.K3, "χ²": measures.CHI_SQUARED, "outside [0.9, 1.1]": measures.OUTSIDE,
+        "outside [0.8, 1.2]": measures.CLIPPED,
+    }
+    table = joined(columns, found)
+    shown = {name: [measure.form.format(one.value) for one in table[name]] for name, measure in columns.items()}
+    return pd.DataFrame({"compared": table["compared"]} | shown)
+
+
+def by_texts(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """Lay out what the first comparison gives on each population of texts."""
+    rows = []
+    for name, found in everywhere.items():
+        cells = {}
+        for title, measure in {
+            "mean |Δ log p|": measures.MEAN_ABS, "outside [0.9, 1.1]": measures.OUTSIDE,
+            "outside [0.8, 1.2]": measures.CLIPPED,
+        }.items():
+            for trainer, compared in (("bf16", named.BF16), ("fp32", named.FULL)):
+                for one in measure.where(compared=compared)(found):
+                    cells[f"{title}, {trainer} trainer"] = one.estimate.text(measure.form)
+        if cells:
+            tokens = found["rollout"]
+            about = {"texts": texts_of(name) or POPULATIONS[STDLIB], "prompts": tokens["sample"].nunique()}
+            rows.append(about | {"tokens": f"{len(tokens):,}"} | cells)
+    return pd.DataFrame(rows)
+
+
+def sequences(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """Pool the sequences of all populations, and give effective sample sizes by length, seen and expected.
+
+    If tokens' log-ratios were independent with one variance v, those of L tokens would be about normal with variance
+    L v, and the effective sample size exp(-L v).
+    """
+    parts = [frame.assign(texts=name) for name, one in everywhere.items() if (frame := one["sequences"]) is not None]
+    pooled = pd.concat(parts, ignore_index=True)
+    rows = []
+    for (compared, length), part in pooled.groupby(["compared", "length"], sort=False):
+        sums = part["sum"].to_numpy()
+        rows.append({
+            "compared": compared, "length": length, "sequences": len(part), "mean_length": part["size"].mean(),
+            "effective": scores.effective_share(sums),
+            "truncated": scores.effective_share(np.minimum(sums, np.log(named.CAP))),
+            "share_truncated": (sums > np.log(named.CAP)).mean(),
+            "share_masked": (np.abs(sums) > np.log(named.CAP)).mean(),
+            "lowest": np.exp(sums.min()), "highest": np.exp(sums.max()),
+        })
+    table = pd.DataFrame(rows)
+    pairs = pd.concat([one["pairs"] for one in everywhere.values() if one["pairs"] is not None])
+    variances = pairs.groupby("compared")["log_ratio"].var()
+    return table.assign(expected=np.exp(-table["mean_length"] * table["compared"].map(variances)))
+
+
+def remedies(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """Lay out what truncation and masks touch, of tokens and of whole sequences; all cells text."""
+    whole = sequences(everywhere).query("length == length.max()").set_index("compared")
+    pairs = pd.concat([one["pairs"] for one in everywhere.values() if one["pairs"] is not None])
+    above = (pairs["log_ratio"] > np.log(named.CAP)).groupby(pairs["compared"]).mean()
+    table = whole.assign(tokens=above.reindex(whole.index)).reset_index()
+    shares = {
+        "tokens truncated": "tokens", "sequences truncated": "share_truncated", "sequences masked": "share_masked",
+        "effective": "effective", "effective, truncated": "truncated",
+    }
+    cells = {name: table[of].map("{:.1%}".format) for name, of in shares.items()}
+    shown = table[["compared", "sequences"]].assign(**cells)
+    ratios = zip(table["lowest"], table["highest"], strict=True)
+    return shown.assign(**{"sequence ratios": [f"{low:.2f} to {high:.2f}" for low, high in ratios]})
+
+
+def learning(found: Found) -> pd.DataFrame:
+    """Average the reward of every arm over repetitions, with the range of them."""
+    grouped = found["learned"].groupby(["arm", "update"], sort=False)["reward"]
+    return grouped.agg(["mean", "min", "max"]).reset_index()

@@ -1,0 +1,96 @@
+"""The sampled texts once more, by other caches, batches, chunks and dtypes: what each changes in a log-probability.
+
+Rows, one a token: see ``data/README.md``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import torch
+from transformers import PreTrainedModel, QuantizedCache
+
+from kvbook.exact import row_invariant
+from kvbook.measuring import rounded_caches
+from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
+from kvreport.chapters.trainer_and_rollout import rollouts, scoring
+from kvreport.chapters.trainer_and_rollout import rows as named
+from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
+
+Score = Callable[[PreTrainedModel, str, torch.Tensor, int], scoring.Columns]
+
+
+def _single(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> scoring.Columns:
+    parts = [scoring.cached(model, way, one, prompt) for one in ids.split(1)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _chunks(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> scoring.Columns:
+    return scoring.cached(model, way, ids, prompt, named.CHUNK)
+
+
+def _rounded(bits: int) -> Score:
+    # Keys and values are rounded as they enter, so that a single pass reads what a step would.
+    return lambda model, way, ids, prompt: scoring.cached(
+        model, way, ids, prompt, ids.shape[1], rounded_caches.make(model.config, bits)
+    )
+
+
+def _fp8(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> scoring.Columns:
+    return scoring.cached(model, way, ids, prompt, 1, QuantizedCache("fp8", config=model.config))
+
+
+def _invariant(score: Score) -> Score:
+    def inside(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> scoring.Columns:
+        with row_invariant():
+            return score(model, way, ids, prompt)
+
+    return inside
+
+
+# Each with its dtype; None is the rollout's own.
+SCORES: dict[str, tuple[str | None, Score]] = {
+    named.SINGLE: (None, _single), named.CHUNKS: (None, _chunks), named.PADDED: (None, scoring.padded),
+    named.ROLLOUT_FP32: ("float32", scoring.cached), named.TRAINER_FP32: ("float32", scoring.one_pass),
+    named.ROLLOUT_FP16: ("float16", scoring.cached), named.TRAINER_FP16: ("float16", scoring.one_pass),
+    named.TRAINER_FP64: ("float64", scoring.one_pass), named.FP8: (None, _fp8), named.INT8: (None, _rounded(8)),
+    named.INT4: (None, _rounded(4)), named.INVARIANT_ROLLOUT: (None, _invariant(scoring.cached)),
+    named.INVARIANT_TRAINER: (None, _invariant(scoring.one_pass)),
+}
+
+
+def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Score the texts of the rollout's own run in every way."""
+    written = rollouts.EXPERIMENT.run(settings).rows
+    groups = rollouts.groups(settings)
+    for unit, group in writer.pending(groups, "rollout, ways: batch"):
+        texts = [written[written["sample"] == one.index] for one in group]
+        longest = max(map(len, texts))
+        ids = torch.tensor([
+            # What follows a text that ended is never read.
+            one.ids + (text["token"].tolist() + [0] * longest)[:longest] for one, text in zip(group, texts, strict=True)
+        ])
+        columns: scoring.Columns = {}
+        for way, (dtype, score) in SCORES.items():
+            loaded = rollouts.load(settings, dtype or settings.dtype)
+            with torch.inference_mode():
+                given = ids.to(loaded.model.device)
+                columns |= {way: score(loaded.model, way, given, settings.prompt_tokens)[way]}
+        new, ends = ids[:, settings.prompt_tokens :], rollouts.ends_of(loaded)
+        scored = rollouts.rows_of(group, new, columns, ends)
+        sides = pd.concat(texts)[[named.ROLLOUT, named.TRAINER]].to_dict("records")
+        writer.append(unit, [row | both for row, both in zip(scored, sides, strict=True)])
+
+
+def work(settings: TrainerAndRolloutSettings) -> Work:
+    """Count the passes of each model."""
+    # Seven ways are passes, four are steps in a batch, which takes about half as long as its texts do, and one alone.
+    steps = settings.n_samples * settings.new_tokens * 3
+    return Work(settings.prompt_tokens + settings.new_tokens, 8 * settings.n_samples, steps, (settings.dtype,))
+
+
+EXPERIMENT = Experiment(
+    "rollout_ways", TrainerAndRolloutSettings, rollouts.inputs, measure, fields=rollouts.FIELDS, work=work
+)

@@ -1,0 +1,133 @@
+"""The chapter on trainer and rollout, on a stand-in."""
+
+import numpy as np
+import pytest
+import torch
+
+from kvbook.errors import UserError
+from kvbook.models import loading
+from kvreport.chapters.trainer_and_rollout import measures, policy_gradient, rollouts, scoring, ways
+from kvreport.chapters.trainer_and_rollout import rows as named
+from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
+from kvreport.publishing import found
+
+SETTINGS = TrainerAndRolloutSettings(n_samples=3, prompt_tokens=8, new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def written():
+    return rollouts.EXPERIMENT.run(SETTINGS).rows
+
+
+@pytest.fixture(scope="module")
+def by_way(written):
+    return ways.EXPERIMENT.run(SETTINGS).rows
+
+
+@pytest.fixture(scope="module")
+def model():
+    return loading.load("llama", dtype="float32").model
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(11, 320, (3, 21), generator=torch.Generator().manual_seed(4))
+
+
+def shown(written):
+    results = found.of_runs("trainer_and_rollout", {"rollout": rollouts.EXPERIMENT.run(SETTINGS)})
+    results.runs["rollout"].__dict__["rows"] = written
+    return results
+
+
+def estimate(measure, written, compared):
+    (one,) = measure.where(compared=compared)(shown(written))
+    return one.estimate.value
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 64])
+def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(model, ids, at_once):
+    with torch.inference_mode():
+        expected, on_cache = scoring.one_pass(model, "x", ids, 8)["x"], scoring.cached(model, "x", ids, 8, at_once)["x"]
+        assert expected.shape == on_cache.shape == (3, 13)
+        assert torch.allclose(expected, on_cache, atol=1e-4)
+        assert torch.allclose(expected, scoring.padded(model, "x", ids, 8)["x"], atol=1e-4)
+        # Control: the text before or behind, and the token beside, would not pass.
+        assert not torch.allclose(expected, on_cache.roll(1, 0), atol=1e-1)
+        assert not torch.allclose(expected, on_cache.roll(1, 1), atol=1e-1)
+
+
+def test_control_a_changed_weight_is_found(model, ids):
+    with torch.inference_mode():
+        before = scoring.one_pass(model, "x", ids, 8)["x"]
+        weight = model.base_model.layers[0].mlp.down_proj.weight
+        weight[0] += 0.1
+        changed = scoring.one_pass(model, "x", ids, 8)["x"]
+        weight[0] -= 0.1
+    assert (before - changed).abs().mean() > 1e-3
+
+
+def test_processed_log_probabilities_are_those_of_the_distribution_that_sampling_draws_from():
+    logits = torch.randn(2, 1, 400, generator=torch.Generator().manual_seed(1))
+    for token in range(0, 400, 37):
+        tokens = torch.full((2, 1), token)
+        columns = scoring.processed(logits, tokens)
+        for row in range(2):
+            ordered = logits[row, 0].softmax(-1).double().sort(descending=True).values
+            kept = ordered[: int((ordered.cumsum(0) < named.TOP_P).sum()) + 1]
+            assert columns[named.MASS_P][row, 0].exp().item() == pytest.approx(kept.sum().item(), rel=1e-5)
+            own = logits[row, 0].softmax(-1)[token].item()
+            assert columns[named.IN_P][row, 0] == (own >= kept[-1].item() * (1 - 1e-6))
+            assert columns[named.IN_K][row, 0] == (own >= ordered[named.TOP_K - 1].item() * (1 - 1e-6))
+            cooled = (logits[row, 0] / named.TEMPERATURE).log_softmax(-1)[token].item()
+            assert columns[named.COOLED][row, 0].item() == pytest.approx(cooled, rel=1e-5)
+
+
+def test_texts_are_sampled_and_end_at_the_token_that_ends_them(written):
+    assert written.groupby("sample").size().tolist() == [12, 12, 12]
+    assert written.groupby("sample")["token"].nunique().min() > 3
+    group = rollouts.prompts(SETTINGS)[:1]
+    rows = rollouts.rows_of(group, torch.tensor([[5, 6, 7, 8]]), {"x": torch.zeros(1, 4)}, {7})
+    assert [row["token"] for row in rows] == [5, 6, 7]
+
+
+def test_in_bf16_trainer_and_rollout_differ_and_a_fault_differs_far_more(written):
+    rounding, fault = (estimate(measures.MEAN_ABS, written, which) for which in (named.BF16, named.SHIFTED))
+    assert 1e-4 < rounding < 0.1 < fault
+
+
+def test_control_a_shifted_log_probability_is_found(written):
+    before = estimate(measures.OUTSIDE, written, named.BF16)
+    shifted = written.assign(trainer=written["trainer"] + 0.2)
+    assert before < 0.5 < estimate(measures.OUTSIDE, shifted, named.BF16) == 1
+
+
+def test_the_ways_score_the_rollouts_own_tokens(written, by_way):
+    assert by_way["token"].tolist() == written["token"].tolist()
+    assert np.array_equal(by_way[named.TRAINER_FP32], written[named.TRAINER_FP32])
+    far = {way: np.abs(by_way[way] - by_way[named.TRAINER_FP64]).max() for way in named.WAYS}
+    assert max(far[named.ROLLOUT_FP32], far[named.TRAINER_FP32]) < 1e-4 < far[named.CHUNKS] < far[named.INT4]
+
+
+def test_row_invariant_arithmetic_gives_both_sides_the_same_bits(by_way):
+    assert (by_way[named.INVARIANT_ROLLOUT] == by_way[named.INVARIANT_TRAINER]).all()
+    # Control: in stock arithmetic they differ.
+    assert (by_way[named.SINGLE] != by_way[named.PADDED]).any()
+
+
+def test_prompts_that_are_too_short_are_refused_in_one_line(text_folder):
+    asked = SETTINGS.model_copy(update={"corpus": str(text_folder), "prompt_tokens": 10_000})
+    with pytest.raises(UserError, match="tokens"):
+        rollouts.inputs(asked)
+
+
+@pytest.mark.slow
+def test_arms_begin_alike_and_a_policy_learns():
+    settings = SETTINGS.model_copy(update={"n_updates": 4})
+    first, second = (policy_gradient.train(settings, 0, named.MATCHED) for _ in range(2))
+    assert first == second
+    assert first[-1]["reward"] > first[0]["reward"]
+    faulty = policy_gradient.train(settings, 0, named.FAULTY)
+    # Matched log-probabilities differ by rounding in fp32; those of the fault are of another token.
+    assert first[0]["mean_abs"] < 1e-4 < 0.5 < faulty[0]["mean_abs"]
+    assert first[0]["effective_share"] == 1 > faulty[0]["effective_share"]
