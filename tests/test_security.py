@@ -234,6 +234,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 ALLOWED = {
     ("publish.yml", "build"): {"pages": "read"},
     ("release.yml", "release"): {"contents": "write"},
+    ("release.yml", "publish"): {"id-token": "write"},
     ("publish.yml", "deploy"): {"pages": "write", "id-token": "write"},
 }
 

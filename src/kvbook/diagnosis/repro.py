@@ -7,6 +7,9 @@ rounding explains is written.
 
 import contextlib
 import io
+import re
+import runpy
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from pprint import pformat
@@ -78,6 +81,9 @@ def write(asked: CheckSettings, path: str, to: Path) -> str:
     if path not in _CUTS:
         raise UserError(f"--repro knows no program for {path!r}: report the lines of the check")
     where = sources.resolve(asked.model, asked.weights)
+    # It stands in the program's first line, where a quotation mark could end the words and begin code.
+    if not re.fullmatch(r"[\w.-]+", where.config.model_type):
+        raise UserError(f"--repro: {where.config.model_type!r} is no name of a model type of transformers")
     checkpoint = "" if where.source in sources.DRAWN else where.path
     for program in _programs(where.config, path, checkpoint, feeding.cache_name(loading.shape(where.config))):
         printed, drift = _run(program)
@@ -124,6 +130,11 @@ def _run(program: str) -> tuple[str, float | None]:
     names: dict[str, Any] = {}
     printed = io.StringIO()
     # A shape that a class does not allow raises whatever its code makes of it: then it is no candidate.
-    with contextlib.suppress(Exception), contextlib.redirect_stdout(printed), torch.random.fork_rng(devices=[]):
-        exec(compile(program, "repro", "exec"), names)
+    with (
+        tempfile.TemporaryDirectory(prefix="kvbook-") as folder, contextlib.suppress(Exception),
+        contextlib.redirect_stdout(printed), torch.random.fork_rng(devices=[]),
+    ):
+        file = Path(folder) / "repro.py"
+        file.write_text(program, "utf-8")
+        names = runpy.run_path(str(file))
     return printed.getvalue().strip(), names.get("drift")
