@@ -42,7 +42,7 @@ IMPOSSIBLE = {
 # What an experiment does not read before it measures.
 UNREAD = {("first_bad_layer", "families"), ("greedy_paths", "corpus"), ("layer_drift_trained", "n_tokens")}
 # Left out, as a whole, where their compiler's kernels or another program is not there.
-ELSEWHERE = {"weights_or_cache", "beside_llama_cpp"}
+ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "engine_rollout"}
 
 
 @pytest.mark.parametrize("name", sorted(set(catalogue.EXPERIMENTS) - ELSEWHERE))

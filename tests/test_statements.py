@@ -161,11 +161,15 @@ def test_control_numbers_that_two_runs_do_not_share_are_found(printed, there, di
     assert lie_apart(printed, there) is apart
 
 
+# With 24 prompts it has no headline yet.
+WITHOUT_HEADLINES = {"trainer_and_rollout"}
+
+
 @BY_NAME
 def test_headlines_rest_on_thirty_units_or_ten_repeats_or_a_census(chapter):
     found, known = evaluated.published(chapter.name)["statements"], measures_of(chapter.name).STATEMENTS
     headlines = {name: (found[name]["units"], one.must.quantity.unit) for name, one in known.items() if one.headline}
-    assert headlines
+    assert headlines or chapter.name in WITHOUT_HEADLINES
     # One that names no unit names its census: a `Statement` without either is refused.
     assert {name: of for name, of in headlines.items() if of[1] and judging.is_few(*of)} == {}
 

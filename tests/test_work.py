@@ -15,8 +15,9 @@ from kvreport.running import catalogue, planning
 
 # What loads no model that is named in the settings, or is over in seconds.
 SMALL = {
-    "attention_forms", "exact_cost", "first_layer", "gemm_map", "kernels", "layer_drift_trained", "memory_bandwidth",
-    "scratch_held", "scratch_logits", "scratch_loss", "scratch_speed", "scratch_texts", "seams", "static_shapes",
+    "attention_forms", "engine_rollout", "exact_cost", "first_layer", "gemm_map", "kernels", "layer_drift_trained",
+    "memory_bandwidth", "policy_gradient", "scratch_held", "scratch_logits", "scratch_loss", "scratch_speed",
+    "scratch_texts", "seams", "static_shapes",
 }
 REAL = {"weights": "package", "parameters": 134_515_008, "asked_for": "smollm2"}
 

@@ -71,13 +71,7 @@ _TRAINED = "model = AutoModelForCausalLM.from_pretrained({path!r})"
 
 
 def write(asked: CheckSettings, path: str, to: Path) -> str:
-    """Write the smallest program that shows a fault on a path; return what it prints.
-
-    Raises
-    ------
-    UserError
-        When no candidate shows it.
-    """
+    """Write the smallest program that shows a fault on a path; return what it prints, and refuse where none does."""
     if path not in _CUTS:
         raise UserError(f"--repro knows no program for {path!r}: report the lines of the check")
     where = sources.resolve(asked.model, asked.weights)

@@ -22,7 +22,7 @@ def check_scores(rollout: Any, trainer: Any, *, controls: Sequence[Any] = (), ma
 
     Returns
     -------
-    Outcome
+    kvbook.scores.outcome.Outcome
         Print it; ``status`` is the exit status of the command.
 
     Raises

@@ -51,28 +51,10 @@ def check(
     server: client.Client, control: client.Client | None = None, lengths: Sequence[int] = LENGTHS,
     rows: Path | None = None,
 ) -> Outcome:
-    """Check a server.
+    """Check a server, whose control is the same one without prefix caching.
 
-    Parameters
-    ----------
-    server : Client
-        The server; without a model it is asked for its only one.
-    control : Client, optional
-        The same server without prefix caching.
-    lengths : sequence of int
-        Tokens of the prefixes.
-    rows : Path, optional
-        Where every request and its answer are written as they come.
-
-    Returns
-    -------
-    Outcome
-        Also where the server stops answering midway: what it said until then is judged.
-
-    Raises
-    ------
-    UserError
-        Where no server answers, or none of its models is named.
+    Without a model it is asked for its only one.  Every request and its answer are written to `rows` as they come, and
+    what it said until it stops answering is judged.
     """
     started = time.monotonic()
     server = replace(server, model=server.model or _only_model(server))

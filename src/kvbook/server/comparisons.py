@@ -84,16 +84,7 @@ class Comparison:
 def made(session: Session, first: str, length: int, count: int, more: bool) -> Iterator[Comparison]:
     """Ask for all comparisons of one length, and yield each when it is there.
 
-    Parameters
-    ----------
-    session : Session
-        The server.
-    first : str
-        The first line, which no earlier run has had.
-    length, count : int
-        Tokens of the prefix, and the pieces that make them.
-    more : bool
-        Whether conversations are tried too.
+    No earlier run has had the first line; `count` pieces make `length` tokens; `more` tries conversations too.
     """
     prefix = prompts.pieces(first, length, count)
     text, share = "".join(prefix), _SHARES[length % len(_SHARES)]

@@ -4,7 +4,7 @@ import yaml
 
 from kvbook.diagnosis import execution_paths
 from kvbook.models import registry
-from kvbook.paths import DATA, RECORDED_RUNS
+from kvbook.paths import DATA
 from kvreport.publishing import checkout as origin
 from kvreport.running import planning
 from kvreport.site.context import Context
@@ -129,12 +129,14 @@ def gpu_parameters(_context: Context) -> str:
 
 def never_on_cuda(_context: Context) -> str:
     """List the experiments of which no run on CUDA is recorded."""
+    # Not by its own name, which a function here has.
+    from kvbook import paths as places
     from kvbook.runs import records
     from kvreport.running import catalogue, selftest
 
     ran = {
         folder.parent.parent.name
-        for folder in RECORDED_RUNS.glob("*/*/run.json")
+        for folder in places.RECORDED_RUNS.glob("*/*/run.json")
         if str(records.load(folder.parent).about["machine"]["device"]).startswith("cuda")
     }
     never = [name for name in (*catalogue.EXPERIMENTS, selftest.EXPERIMENT.name) if name not in ran]

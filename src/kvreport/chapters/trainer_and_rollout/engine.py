@@ -107,7 +107,7 @@ def generated(settings: TrainerAndRolloutSettings, ids: list[list[int]]) -> list
 
 
 EXPERIMENT = Experiment(
-    "engine_rollout", TrainerAndRolloutSettings, inputs, measure, fields=rollouts.FIELDS, own_threads=True
+    "engine_rollout", TrainerAndRolloutSettings, inputs, measure, fields=rollouts.FIELDS
 )
 
 
