@@ -29,6 +29,7 @@ LOOPS = {
 }
 # The example: the first question whose answers in the coarsest dtype share this many tokens, and then differ.
 SHARED_TOKENS = range(6, 16)
+MOST_QUESTIONS = 60
 # The gauge's axis, in powers of ten.
 LOWEST, HIGHEST = -16, 1
 # Dots that are nearer to each other, in per cent of the axis, share a label.
@@ -126,7 +127,8 @@ def _strip(rows: pd.DataFrame, said: str) -> str:
         # What differs from the first token on still has a foot to be seen.
         height = max(height, 2)
         bars.append(f'<rect class="{look}" x="{6 * place}" y="{20 - height:.3g}" width="5" height="{height:.3g}"/>')
-    size = f"0 0 {6 * len(rows) - 1} 20"
+    # Of one width for each bar, however many questions were asked.
+    size = f"0 0 {6 * max(len(rows), MOST_QUESTIONS) - 1} 20"
     return f'<svg class="kvbook-strip" viewBox="{size}" role="img" aria-label="{said}">{"".join(bars)}</svg>'
 
 
