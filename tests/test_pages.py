@@ -179,11 +179,11 @@ def test_the_front_pages_experiment_is_chosen_from_with_a_keyboard_and_without_j
         reader.goto(address)
         assert case_shown(reader) == ("right", "bfloat16")
         assert reader.locator(".kvbook-case:visible mark").count() == 2, "the first token that differs, in both texts"
-        reader.get_by_label("fp32").focus()
+        reader.get_by_role("radio", name="fp32").focus()
         reader.keyboard.press("Space")
         assert case_shown(reader) == ("right", "float32")
         assert reader.locator(".kvbook-case:visible mark").count() == 0
-        reader.get_by_label("the prompt is cut after a space").focus()
+        reader.get_by_role("radio", name="the prompt is cut after a space").focus()
         reader.keyboard.press("Space")
         assert case_shown(reader) == ("wrong", "float32")
         assert reader.locator("details.door:visible").count() == 6
