@@ -79,15 +79,3 @@ def figure_sequences(table: pd.DataFrame) -> Figure:
     ax.minorticks_off()
     fig.legend(handles=handles, loc="outside upper center", ncols=2, fontsize=9)
     return fig
-
-
-def figure_learning(table: pd.DataFrame) -> Figure:
-    """Draw the reward by update, an arm a line, with the range over repetitions of the first."""
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 3.4))
-    for (arm, rows), line, colour in zip(table.groupby("arm", sort=False), _LINES, style.PALETTE, strict=False):
-        ax.plot(rows["update"], rows["mean"], color=colour, linestyle=line, label=arm)
-        if arm in (named.MATCHED, named.FAULTY):
-            ax.fill_between(rows["update"], rows["min"], rows["max"], color=colour, alpha=0.12, linewidth=0)
-    ax.set(xlabel="update", ylabel="reward")
-    fig.legend(loc="outside upper center", ncols=1, fontsize=9)
-    return fig

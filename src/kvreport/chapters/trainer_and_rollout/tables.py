@@ -100,9 +100,3 @@ def remedies(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     shown = table[["compared", "sequences"]].assign(**cells)
     ratios = zip(table["lowest"], table["highest"], strict=True)
     return shown.assign(**{"sequence ratios": [f"{low:.2f} to {high:.2f}" for low, high in ratios]})
-
-
-def learning(found: Found) -> pd.DataFrame:
-    """Average the reward of every arm over repetitions, with the range of them."""
-    grouped = found["learned"].groupby(["arm", "update"], sort=False)["reward"]
-    return grouped.agg(["mean", "min", "max"]).reset_index()
