@@ -46,7 +46,9 @@ ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "engine_rollout"}
 
 
 @pytest.mark.parametrize("name", sorted(set(catalogue.EXPERIMENTS) - ELSEWHERE))
-def test_an_experiment_refuses_what_it_cannot_run_in_one_line_before_it_begins(name):
+def test_an_experiment_refuses_what_it_cannot_run_in_one_line_before_it_begins(name, monkeypatch):
+    # One experiment measures nothing where the trained model is not there; its refusals come before it reads it.
+    monkeypatch.setattr("kvbook.models.packages.is_here", lambda family: True)
     experiment = catalogue.EXPERIMENTS[name]
     taken = set(experiment.settings.model_fields if experiment.fields is None else experiment.fields)
     for field in taken & set(IMPOSSIBLE):
