@@ -1,6 +1,7 @@
 """What all tests share: results in a folder of their own, and models small enough to be made on the spot."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,8 +44,10 @@ UserError.__init__ = _of_one_line
 
 # What the published rows give is evaluated once for all workers, which inherit the folder from the process that starts
 # them.
+_MADE = [os.environ["KVBOOK_BUILD"]]
 if "KVBOOK_TESTS_EVALUATED" not in os.environ:
     os.environ["KVBOOK_TESTS_EVALUATED"] = tempfile.mkdtemp(prefix="kvbook-evaluated-")
+    _MADE.append(os.environ["KVBOOK_TESTS_EVALUATED"])
 Path(os.environ["KVBOOK_BUILD"], "statements").symlink_to(os.environ["KVBOOK_TESTS_EVALUATED"])
 
 # Executables that the test at hand has started.
@@ -59,6 +62,11 @@ def pytest_collection_modifyitems(items):
         if suite_rules.is_slow(item):
             item.add_marker(pytest.mark.slow)
     items[:] = suite_rules.in_order(items)
+
+
+def pytest_unconfigure():
+    for folder in _MADE:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_deselected(items):
