@@ -25,10 +25,14 @@ def _dtype(value: Any) -> Any:
     return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
 
 
+# Ten times as fast as the one in Python, where libyaml is there.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 def read_yaml(file: Path) -> Any:
     """Read a YAML file, or say in one line why it cannot be read."""
     try:
-        return yaml.safe_load(file.read_text("utf-8"))
+        return yaml.load(file.read_text("utf-8"), _LOADER)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}: name a YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

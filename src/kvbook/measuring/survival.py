@@ -4,7 +4,7 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from kvbook.measuring.estimates import CONFIDENCE, wilson
 
@@ -54,7 +54,7 @@ def kaplan_meier(steps: np.ndarray, parted: np.ndarray) -> Survival:
         # scipy's curve has no point then.
         ends = np.array([0.0, steps.max()])
         return Survival(ends, np.ones(2), np.full(2, together.low), np.ones(2), n, 0)
-    curve = stats.ecdf(stats.CensoredData.right_censored(steps, ~parted)).sf
+    curve = scipy.stats.ecdf(scipy.stats.CensoredData.right_censored(steps, ~parted)).sf
     with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         interval = curve.confidence_interval(CONFIDENCE, method="log-log")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from kvbook.settings import read_yaml
 
 # Beside the module and not among the book's data, so that an installed library needs no checkout.
 FILE = Path(__file__).with_name("registry.yaml")
@@ -110,5 +110,5 @@ def _family(name: str, entry: dict[str, Any]) -> Family:
 @functools.cache
 def families() -> dict[str, Family]:
     """Return all families by name, in the registry's order."""
-    entries = yaml.safe_load(FILE.read_text("utf-8"))
+    entries = read_yaml(FILE)
     return {name: _family(name, entry) for name, entry in entries.items()}

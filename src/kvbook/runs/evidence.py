@@ -7,7 +7,6 @@
         - static_speed/amd-epyc-2-threads__smollm2__1b5c2d0a
 """
 
-import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.runs import records
+from kvbook.settings import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,9 +40,7 @@ def manifest() -> Manifest:
     if not file.is_file():
         return {}
     try:
-        content = _FORM.validate_python(_parsed(file.read_text("utf-8")))
-    except yaml.YAMLError as error:
-        raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+        content = _FORM.validate_python(read_yaml(file) or {})
     except ValidationError:
         raise UserError(f"{file} must hold <chapter>: {{<role>: [<experiment>/<folder>, ...]}}") from None
     for chapter, roles in content.items():
@@ -50,12 +48,6 @@ def manifest() -> Manifest:
             if twice := [folder for folder, times in Counter(cited_folders).items() if times > 1]:
                 raise UserError(f"{file}: chapter {chapter} cites {twice[0]}, and would count it, twice: delete one")
     return content
-
-
-@functools.cache
-def _parsed(text: str) -> Any:
-    """Parse once what a build asks for dozens of times."""
-    return yaml.safe_load(text) or {}
 
 
 def folders(chapter: str) -> list[Path]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-import yaml
+from kvbook.settings import read_yaml
 
 # Where the site will be served, for canonical links, previews and citations; the publishing workflow knows it.
 SITE_VARIABLE = "KVBOOK_SITE_URL"
@@ -57,7 +57,7 @@ class Origin:
 
 def of(folder: Path) -> Origin:
     """Read a checkout's CITATION.cff, and find out where it comes from."""
-    citation = yaml.safe_load((folder / "CITATION.cff").read_text("utf-8"))
+    citation = read_yaml(folder / "CITATION.cff")
     people = citation["authors"]
     repository = citation.get("repository-code") or find_repository(folder)
     released = citation.get("date-released")

@@ -4,15 +4,15 @@ import functools
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from kvbook import paths
+from kvbook.settings import read_yaml
 
 
 @functools.cache
 def published(document: str) -> dict[str, Any]:
     """Read everything that was transcribed from a document."""
-    return yaml.safe_load((paths.DOCUMENTS / f"{document}.yaml").read_text("utf-8"))
+    return read_yaml(paths.DOCUMENTS / f"{document}.yaml")
 
 
 def published_drift() -> pd.DataFrame:

@@ -4,9 +4,8 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-
 from kvbook import paths
+from kvbook.settings import read_yaml
 from kvreport.publishing import wording
 
 # Vendor, family, first and last model, name, and the instructions that it must have and must not have.  A hypervisor
@@ -25,7 +24,7 @@ _TELLING = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "bf16", "asimd"
 @functools.cache
 def _notes() -> dict[str, dict[str, Any]]:
     """Read what is known of processors whose runs did not record it."""
-    return yaml.safe_load(paths.PROCESSORS.read_text("utf-8")) if paths.PROCESSORS.is_file() else {}
+    return read_yaml(paths.PROCESSORS) if paths.PROCESSORS.is_file() else {}
 
 
 def is_recorded(machine: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ import by a computed name is not seen.
 
 import ast
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -168,7 +169,7 @@ class Chapter:
 
     def measured_sha256(self) -> str:
         """Digest what the chapter's rows depend on: its inputs without the notebook and the code that draws."""
-        data = {str(file.relative_to(self.folders.data)): fingerprint.of_file(file) for file in self.data_files()}
+        data = {str(file.relative_to(self.folders.data)): fingerprint.of_large_file(file) for file in self.data_files()}
         # A chapter that ran on a stand-in is not fresh once the packaged model is there.
         asked = self.about.packages
         used = asked and {name: state for name, state in packages.state().items() if name in asked}
@@ -294,6 +295,7 @@ def _source_sha256(codes: Iterable[str]) -> str:
     return fingerprint.of_source(modules)
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that compute and draw."""
     found = {"python": platform.python_version()}

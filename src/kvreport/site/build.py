@@ -1,7 +1,9 @@
 """Rendering the site strictly: every warning is an error, and no warning is forgotten by the next build."""
 
-import subprocess
+import gc
 import sys
+from types import SimpleNamespace
+from typing import NoReturn
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -15,26 +17,33 @@ def check_name() -> None:
 
 
 def build_html() -> None:
-    """Render the book into ``_build/html`` with Jupyter Book."""
-    # This interpreter's Jupyter Book, whatever PATH says; the package has no __main__ of its own. It keeps nearly all
-    # that it makes until it ends: looking for garbage among that, meanwhile and at the end, takes long and finds
-    # little.
-    command = [
-        sys.executable,
-        "-c",
-        "import atexit, gc; gc.disable(); atexit.register(gc.freeze); from jupyter_book.cli.main import main; main()",
-        "build",
-        str(paths.ROOT),
-    ]
-    command += ["--path-output", str(paths.BUILD.parent)]
+    """Render the book into ``_build/html`` with Jupyter Book, in this process, which has read all source already."""
+    # Sphinx keeps nearly all that it makes until it ends: looking for garbage among that takes long and finds little.
+    gc.disable()
+    # The book has no social cards, and what draws them imports matplotlib at each build.
+    no_cards = SimpleNamespace(create_social_card=None, DEFAULT_SOCIAL_CONFIG={})
+    sys.modules["sphinxext.opengraph._social_cards"] = no_cards
+    from jupyter_book.cli.main import main
+
     # -n: a reference to nothing is a warning; -W: a warning is an error; --keep-going: name them all at once.
     # -q: warnings and the result, not Sphinx's whole configuration.
-    command += ["-n", "-W", "--keep-going", "-q"]
+    options = ["--path-output", str(paths.BUILD.parent), "-n", "-W", "--keep-going", "-q"]
     with records.alone(paths.BUILD / ".site.lock", "renders this book"):
-        finished = subprocess.run(command, check=False)
-    if finished.returncode != 0:
-        # Sphinx warns only about pages that it reads, so the next build would pass in silence over the same
-        # faults.
-        (paths.BUILD / ".doctrees" / "environment.pickle").unlink(missing_ok=True)
-        raise UserError("the site was not built: see the warnings and errors above")
+        try:
+            main(["build", str(paths.ROOT), *options], standalone_mode=False)
+        except (Exception, SystemExit) as error:
+            _say_why(error)
     print(f"The book is in {paths.HTML / 'index.html'}", flush=True)
+
+
+def _say_why(error: BaseException) -> NoReturn:
+    """End in one line below what Sphinx has written."""
+    # Sphinx warns only about pages that it reads, so the next build would pass in silence over the same faults.
+    (paths.BUILD / ".doctrees" / "environment.pickle").unlink(missing_ok=True)
+    # What Jupyter Book ends with: a status, what interrupted Sphinx, or our own line.
+    code = getattr(error, "code", None)
+    if isinstance(code, KeyboardInterrupt):
+        raise code
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    raise UserError("the site was not built: see the warnings and errors above") from None

@@ -5,6 +5,7 @@ import yaml
 from kvbook.diagnosis import execution_paths
 from kvbook.models import registry
 from kvbook.paths import DATA
+from kvbook.settings import read_yaml
 from kvreport.publishing import checkout as origin
 from kvreport.running import planning
 from kvreport.site.context import Context
@@ -37,7 +38,7 @@ def memory(_context: Context) -> str:
 
 def cards(_context: Context) -> str:
     """Write the least time of a token on common cards for every model: in a decode step each weight is read once."""
-    known = yaml.safe_load((DATA / "cards.yaml").read_text("utf-8"))
+    known = read_yaml(DATA / "cards.yaml")
     rows = [["model", *(f"{name}, ms" for name in known)]]
     for model in (model for family in registry.families().values() for model in family.architectures):
         n_bytes = 2 * model.parameters

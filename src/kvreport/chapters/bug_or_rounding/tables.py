@@ -1,9 +1,9 @@
 """Tables of the chapter on bug or rounding, as its page shows them."""
 
 import pandas as pd
-import yaml
 
 from kvbook import paths
+from kvbook.settings import read_yaml
 from kvreport.chapters.bug_or_rounding import rows
 
 
@@ -27,7 +27,7 @@ def injected_grid(verdicts: pd.DataFrame) -> pd.DataFrame:
 
 def advice() -> list[dict[str, str]]:
     """Read the lines of the decision table."""
-    return yaml.safe_load((paths.DATA / "advice.yaml").read_text("utf-8"))
+    return read_yaml(paths.DATA / "advice.yaml")
 
 
 def decisions(verdicts: pd.DataFrame) -> pd.DataFrame:

@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from kvbook import paths
 from kvbook.measuring import estimates, survival
 from kvbook.runs.records import Run
 from kvbook.scores.measures import NARROW, outside
+from kvbook.settings import read_yaml
 from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
@@ -55,7 +55,7 @@ _BINS_A_DECADE = 4
 
 def elsewhere() -> pd.DataFrame:
     """Read what others published, from the smallest divergence on: ``data/elsewhere.yaml``."""
-    read = yaml.safe_load((paths.DATA / "elsewhere.yaml").read_text("utf-8"))
+    read = read_yaml(paths.DATA / "elsewhere.yaml")
     entries = [{"whose": whose, **entry} for whose, entries in read.items() for entry in entries]
     return pd.DataFrame(entries).sort_values("mean_kl_nats")
 

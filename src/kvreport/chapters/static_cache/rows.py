@@ -2,7 +2,7 @@
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy
 
 from kvbook.runs.records import Run
 from kvreport.publishing import documents
@@ -136,7 +136,7 @@ def growth(steps: pd.DataFrame) -> pd.DataFrame:
         # One step in fifty is interrupted by the system; a median over the repeats would need more of them.
         kept = of[of["seconds"] <= of["seconds"].quantile(0.98)]
         for repeat, some in kept.groupby("repeat"):
-            fit = stats.linregress(some["context"], some["seconds"])
+            fit = scipy.stats.linregress(some["context"], some["seconds"])
             start = fit.intercept + fit.slope * some["context"].min()
             table.append({"cache": cache, "repeat": repeat, "growth": 100 * fit.slope / start})
     return pd.DataFrame(table)
