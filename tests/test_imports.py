@@ -23,7 +23,7 @@ ORDER = (
     *(f"kvbook.{name}" for name in (
         "errors", "garbage", "paths", "progress", "replacing", "releases", "older", "fingerprint", "lengths",
         "settings", "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "bisection", "runs",
-        "__main__",
+        "commands", "__main__",
     )),
     *(f"kvreport.{name}" for name in (
         "publishing", "training", "chapters", "running", "benchmarks", "site", "commands",
@@ -35,8 +35,8 @@ BORROWERS = {None, "bug_or_rounding"}
 # What runs on machines without a library that computes, or must start without waiting for one: parts, modules, and what
 # draws a chapter's page.
 LIGHT = (
-    "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.scores", "kvbook.__main__", "kvreport.commands",
-    "kvreport.publishing", "kvreport.running.execution", "kvreport.site",
+    "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.scores", "kvbook.__main__", "kvbook.commands",
+    "kvreport.commands", "kvreport.publishing", "kvreport.running.execution", "kvreport.site",
 )
 DRAWS = (".rows", ".measures", ".tables", ".figures", ".settings")
 COMPUTES = {"torch", "transformers"}

@@ -9,13 +9,6 @@ from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 
-def check_possible(to: Path) -> None:
-    """Refuse, before anything is measured, what cannot be drawn or written."""
-    if to.suffix.lower() != ".png" or not to.absolute().parent.is_dir():
-        raise UserError(f"--plot {to}: name a .png file in a folder that exists")
-    check_library("--plot")
-
-
 def check_library(option: str) -> None:
     """Refuse to draw without matplotlib."""
     try:
