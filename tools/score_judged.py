@@ -3,8 +3,8 @@
     python tools/score_judged.py
 
 Faults are those of ``data/scores/faults.csv.gz``.  Clean comparisons pair ways of computing the same numbers that the
-book recorded for "Does it matter" on two processors, and ways in fp16 where `tools/score_rows.py` has made them; texts
-are taken 25 at a time, as runs have them, and all together.  No noise is drawn.
+book recorded for "Does it matter" on two processors; texts are taken 25 at a time, as runs have them, and all
+together.  No noise is drawn.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from kvbook import paths
 from kvbook.scores import outcome, tables
 
 FOLDER = paths.DATA / "scores"
-FAULTS, CLEAN = FOLDER / "faults.csv.gz", FOLDER / "clean.csv.gz"
+FAULTS = FOLDER / "faults.csv.gz"
 # Ways that are sound: those that reuse no state, which trainers and controls have, and others.
 WHOLE, BATCHED, PADDED, EAGER = STATELESS = ("full", "batch of 8", "batch of 8, left-padded", "eager attention")
 CACHED = ("cache, token by token", "cache, 5 tokens at once", "static cache, 5 at once")
@@ -94,19 +94,12 @@ def groups() -> Iterator[tuple[str, str, dict[str, pd.DataFrame]]]:
             yield processor, str(dtype), found
     for (processor, dtype), runs in together.items():
         yield processor, dtype, {way: pd.concat([run[way] for run in runs], ignore_index=True) for way in runs[0]}
-    if CLEAN.exists():
-        table = pd.read_csv(CLEAN)
-        keys = table[["id", "position", "token"]]
-        named = {column: keys.assign(logprob=table[column]) for column in table.columns[3:]}
-        thirds = [named, *({way: part[part["id"] % 3 == third].reset_index(drop=True) for way, part in named.items()}
-                           for third in range(3))]
-        yield from (("AMD EPYC", "float16", part) for part in thirds)
 
 
 def compared(rollout: str | None = None) -> Iterator[tuple[str, str, str, outcome.Outcome]]:
     """Judge every way against every trainer, with each control and without; of one rollout alone where it is named."""
     for processor, dtype, found in groups():
-        stateless = [way for way in found if way in STATELESS or way.startswith("full")]
+        stateless = [way for way in found if way in STATELESS]
         rollouts = [rollout] if rollout else [way for way in found if way != WRONG]
         for a, b in itertools.product(rollouts, stateless):
             for control in [None, *(way for way in stateless if way not in (a, b))] if a != b else ():
