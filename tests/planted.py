@@ -33,12 +33,13 @@ def with_rows(found: Found, **rows: pd.DataFrame) -> Found:
     return with_runs(found, **{name: run_of(given, **found.runs[name].about) for name, given in rows.items()})
 
 
-def changed(found: Found, experiment: str, where: str, **values: Any) -> Found:
-    """Return what was found with other values in those rows of a run for which an expression of pandas holds."""
+def changed(found: Found, experiment: str, where: str = "", **values: Any) -> Found:
+    """Return what was found with other values in some rows of a run; a text is an expression of pandas, as `where`."""
     rows = found[experiment].copy()
-    here = rows.eval(where)
+    here = rows.eval(where) if where else rows.index == rows.index
     for column, value in values.items():
-        rows[column] = rows[column].mask(here, value(rows) if callable(value) else value)
+        new = rows.eval(value) if isinstance(value, str) else value(rows) if callable(value) else value
+        rows[column] = rows[column].mask(here, new)
     return with_rows(found, **{experiment: rows})
 
 
@@ -46,7 +47,7 @@ def changed(found: Found, experiment: str, where: str, **values: Any) -> Found:
 published = functools.lru_cache(1)(found_in.published)
 
 
-def contradicted(chapter: str, name: str, experiment: str, where: str, **values: Any) -> str:
+def contradicted(chapter: str, name: str, experiment: str, where: str = "", **values: Any) -> str:
     """Check a sentence on published rows that bear it out, some of which are changed to contradict it."""
     statement = found_in.measures_of(chapter).STATEMENTS[name]
     borne_out = next(found for found in published(chapter).values() if check(statement, found).outcome == "holds")

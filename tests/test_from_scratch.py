@@ -357,12 +357,8 @@ def of_comparison(comparison):
     return f"comparison == {comparison!r}"
 
 
-def times(factor):
-    return {"seconds": lambda rows: factor * rows["seconds"]}
-
-
 LOSS, LOGITS, SPEED, REFILL = "scratch_loss", "scratch_logits", "scratch_speed", "way.str.startswith('refill')"
-BETTER, WORSE = ({"nats": lambda rows, by=by: rows["nats"] + by} for by in (-50.0, 50.0))
+BETTER, WORSE = {"nats": "nats - 50"}, {"nats": "nats + 50"}
 ROUNDING, BUG = {"relative_rms": 0.0}, {"relative_rms": 1.0}
 ONE_STEP, UNEQUAL = "length == length.max()", {"max_abs": 1.0}
 # For each statement the published rows that are changed to contradict it, and to what.
@@ -384,9 +380,9 @@ CONTRARY = {
     "stuck-position-costs": (LOSS, of_way(names.REPLY), BETTER),
     "refill-agrees-with-its-window": (LOGITS, "comparison.str.startswith('refill')", BUG),
     "refill-is-no-worse": (LOSS, REFILL, WORSE),
-    "refill-is-as-fast": (SPEED, REFILL, times(9)),
-    "window-is-slow": (SPEED, of_way(names.WINDOW), times(0.01)),
-    "more-than-twice": (SPEED, of_way(names.ALL_ROWS), times(0.01)),
+    "refill-is-as-fast": (SPEED, REFILL, {"seconds": "seconds * 9"}),
+    "window-is-slow": (SPEED, of_way(names.WINDOW), {"seconds": "seconds * 0.01"}),
+    "more-than-twice": (SPEED, of_way(names.ALL_ROWS), {"seconds": "seconds * 0.01"}),
 }
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from contrary import published, put
-from planted import run_of, with_rows, with_runs
+from planted import changed, published, run_of, with_rows, with_runs
 
 from kvbook import lengths as kvbook_lengths
 from kvbook.measuring import full_and_split
@@ -146,7 +145,7 @@ TURNED = [
 
 @pytest.mark.parametrize(("claim", "experiment", "where", "values", "verdict"), TURNED)
 def test_a_verdict_follows_its_rows(book, claim, experiment, where, values, verdict):
-    found = measures.CHECKS[claim](put(book, experiment, where, **values)).verdict
+    found = measures.CHECKS[claim](changed(book, experiment, where, **values)).verdict
     assert found.removesuffix(" on another real model") == verdict
 
 
@@ -169,7 +168,7 @@ def test_position_ids_that_mend_the_loop_and_scatter_that_hides_an_effect_are_to
 def test_what_an_upcast_costs_is_judged_on_a_gpu_alone(book, device, seconds, verdict):
     cost = dict.fromkeys(("full_s", "decode_s"), f"1 + ({seconds} - 1) * ({UPCASTS})")
     less = {"logits_relative_rms": f"1 / (1 + ({UPCASTS}))"}
-    run = put(book, "mitigations", **cost | less).runs["mitigations"]
+    run = changed(book, "mitigations", **cost | less).runs["mitigations"]
     moved = run_of(run.rows, **run.about | {"machine": run.about["machine"] | {"device": device}})
     assert measures.CHECKS["mitigations-cost"](with_runs(book, mitigations=moved)).verdict == verdict
 
@@ -184,22 +183,22 @@ def test_equal_bits_at_drawn_lengths_in_one_dtype_contradict_drift_at_a_fixed_on
     # One model says nothing of most, however many texts it reads.
     assert (said(book).verdict, said(book).n) == ("undecided", "1 model (too few)")
     six = with_rows(book, **{name: of_six_models(book[name]) for name in ("layer_drift", "layer_drift_lengths")})
-    found = said(put(six, *EQUAL_IN_BF16[:2], **EQUAL_IN_BF16[2]))
+    found = said(changed(six, *EQUAL_IN_BF16[:2], **EQUAL_IN_BF16[2]))
     assert found.verdict.startswith("refuted")
     assert "model 0 bf16 0% at 33 to 190" in found.here
     # In some of the models only, it decides nothing.
     some = f"{EQUAL_IN_BF16[1]} and model < 'model 3'"
-    assert said(put(six, "layer_drift_lengths", some, differing_share="0.0")).verdict == "undecided"
+    assert said(changed(six, "layer_drift_lengths", some, differing_share="0.0")).verdict == "undecided"
     # Control: where no lengths were drawn, the fixed length decides.
     assert said(with_runs(six, layer_drift_lengths=None)).verdict.startswith("reproduced")
 
 
 def test_the_table_of_lengths_counts_texts_with_equal_bits_and_gives_few_files_no_interval(book):
-    table = tables.by_length(put(book, "layer_drift_lengths", differing_share="(sample > 0) * 0.5"))
+    table = tables.by_length(changed(book, "layer_drift_lengths", differing_share="(sample > 0) * 0.5"))
     drawn = table.query("tokens == '33 to 190'")
     assert drawn["bitwise identical"].str.startswith("1 of ").all()
     assert not table["share"].str.contains(" to ").any()
-    few = tables.by_length(put(book, "layer_drift", source="'one.py'")).query("tokens == '64'")
+    few = tables.by_length(changed(book, "layer_drift", source="'one.py'")).query("tokens == '64'")
     assert few["share"].str.contains(" to ").all()
 
 

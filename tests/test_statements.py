@@ -8,9 +8,8 @@ from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 
-import contrary
 import pytest
-from planted import run_of
+from planted import contradicted, run_of
 
 from kvbook import paths
 from kvbook.errors import UserError
@@ -291,7 +290,7 @@ CONTRARY = [
 
 @pytest.mark.parametrize(("chapter", "name", "experiment", "where", "values"), CONTRARY)
 def test_control_a_statement_fails_on_rows_that_contradict_it(chapter, name, experiment, where, values):
-    assert contrary.outcome(chapter, name, experiment, where, **values) == "fails"
+    assert contradicted(chapter, name, experiment, where, **values) == "fails"
 
 
 def beyond(condition: Condition) -> Estimate:

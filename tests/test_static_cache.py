@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from contrary import published, put
-from planted import run_of, with_runs
+from planted import changed, published, run_of, with_runs
 
 from kvbook.errors import UserError
 from kvbook.measuring import caches, decoding, large_pages, memory, onerow
@@ -305,12 +304,12 @@ def test_the_parts_of_a_step_add_up_to_the_profiled_step():
 def test_where_the_cache_takes_over_is_found_in_bytes_and_in_time():
     found = next(iter(published("static_cache").values()))
     of = {"weights_bytes": "1000", "kv_bytes": "batch * context", "seconds": "0.01 + 1e-6 * batch * context"}
-    straight = put(found, "weights_or_cache", **of)
+    straight = changed(found, "weights_or_cache", **of)
     (as_many,) = measures.CACHE_IS_WEIGHTS.where(dtype="bfloat16", batch=16)(straight)
     assert as_many.estimate.value == pytest.approx(1000 / 16)
     # 10 ms + 16 us a token is twice its value at 128 tokens where 16 us x tokens = 10 ms + 2 x 2.048 ms: at 881.
     assert measures.DOUBLED(straight) == "at about 880 tokens"
-    assert measures.DOUBLED(put(found, "weights_or_cache", seconds="0.01")).startswith("never up to ")
+    assert measures.DOUBLED(changed(found, "weights_or_cache", seconds="0.01")).startswith("never up to ")
 
 
 def text_rows(tokens: dict[str, list[int]], margins: list[float]) -> pd.DataFrame:
@@ -369,7 +368,7 @@ def found_on(machine: dict, change: tuple | None) -> Found:
     found = next(iter(published("static_cache").values()))
     if change:
         experiment, where, values = change
-        found = put(found, experiment, where, **values)
+        found = changed(found, experiment, where, **values)
     run = found.runs["static_speed"]
     about = {"machine": run.about["machine"] | machine, "settings": run.about["settings"] | machine}
     return with_runs(found, static_speed=run_of(run.rows, **run.about | about))

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-from contrary import published, put
-from planted import run_of, with_rows
+from planted import changed, published, run_of, with_rows
 
 from kvbook import lengths
 from kvbook.atlas import configurations
@@ -279,7 +278,7 @@ def test_statements_on_operations_hold_and_fail_by_what_differs(results, made, h
     ],
 )
 def test_a_prefill_is_called_exact_by_the_prompts_of_equal_shapes(differing, texts, verdict):
-    found = put(next(iter(published("where_drift_begins").values())), "equal_shapes", differing=differing)
+    found = changed(next(iter(published("where_drift_begins").values())), "equal_shapes", differing=differing)
     found = with_rows(found, equal_shapes=found["equal_shapes"].query(texts))
     assert measures.CHECKS["prefill-exact"](found).verdict.removesuffix(" on another real model") == verdict
 

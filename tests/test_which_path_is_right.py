@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from contrary import published, put
-from planted import run_of, with_rows
+from planted import changed, published, run_of, with_rows
 
 from kvbook.measuring import estimates as fits
 from kvbook.measuring import fp64_reference as truth
@@ -216,7 +215,7 @@ def test_noise_about_zero_has_nothing_in_common_and_a_shift_has():
     ],
 )
 def test_the_verdict_turns_when_its_rows_do_and_without_bf16_nothing_is_judged(ratio, texts, verdict, n):
-    found = put(next(iter(published(NAME).values())), "path_errors", error=f"error_full * {ratio}")
+    found = changed(next(iter(published(NAME).values())), "path_errors", error=f"error_full * {ratio}")
     found = with_rows(found, path_errors=found["path_errors"].query(texts))
     said = measures.CHECKS["caching-loses-precision"](found)
     assert said.verdict.startswith(verdict)
