@@ -33,7 +33,7 @@ STDLIB, ENGLISH, CHAT = "stdlib", "english", "chat"
 # What pages call the texts of each.
 POPULATIONS = {STDLIB: "Python source", ENGLISH: "English prose", CHAT: "chat"}
 
-# Written by tools/write_conversations.py.
+# The trained model's own answers, sampled at temperature 1 in fp32 by tools/write_conversations.py of commit 6741f4c.
 CONVERSATIONS = Path(__file__).parent / "conversations.jsonl"
 
 # Test suites are missing from some distributions' packages, and third-party packages are not the standard library.
