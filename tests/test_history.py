@@ -162,3 +162,27 @@ def test_only_releases_that_were_measured_whole_are_counted_and_shown():
 
 def test_row_invariant_is_tried_on_the_releases_that_the_switch_names():
     assert history.TRIED == switch.TRIED
+
+
+CAUSE = {"cause": "positions begin at 0", "kind": "fault", "architectures": ["llama"], "paths": ["chunks"], "threads": []}
+
+
+def test_wrong_cells_are_counted_by_cause_and_those_without_one_are_named():
+    rows = [row("5.0.0", chunks=table.BUG), row("5.1.0", chunks=table.BUG, batch=table.BUG)]
+    told, left = history.explained(rows, [CAUSE])
+    assert told[1][:5] == ["positions begin at 0", "fault", "llama", 2, "5.0.0 to 5.1.0"]
+    assert left == ["llama on batch (5.1.0 to 5.1.0)"]
+
+
+def test_each_cause_that_is_written_down_fits_a_recorded_cell_and_says_how_it_was_found():
+    known, rows = history.causes(), history.read()
+    fitted = {id(history.cause_of(one, path, known)) for one in rows for path in history.wrong(one)}
+    assert {one["cause"] for one in known if id(one) not in fitted} == set()
+    assert all(one["by"] in ("thread", "source", "run", "report") for one in known)
+    assert all(one["threads"] for one in known if one["by"] == "thread")
+
+
+def test_control_a_cause_of_another_architecture_or_path_explains_nothing():
+    (wrong,) = [row("5.0.0", chunks=table.BUG)]
+    assert history.cause_of(wrong, "chunks", [CAUSE | {"architectures": ["opt"]}]) is None
+    assert history.cause_of(wrong, "chunks", [CAUSE | {"paths": ["batch"]}]) is None

@@ -19,9 +19,12 @@ from kvbook.atlas.names import PATHS, WHOLE
 from kvreport.site.overlay import csv_table
 
 RECORDED, DATED = paths.ROOT / "data" / "history.csv.gz", paths.ROOT / "data" / "dated_faults.yaml"
+CAUSES, LINES = paths.ROOT / "data" / "fault_causes.yaml", paths.ROOT / "data" / "model_lines.csv"
 NOT_MEASURED, FAILS = "not measured", "does not run"
 # What generate does to a whole prompt is not the cache's doing.
 JUDGED = tuple(path for path in PATHS if path != WHOLE)
+# The release that the lines of sources were counted in.
+NEWEST = "5.23.0"
 # Releases on which row_invariant() has been tried; on the others it refuses by name.
 TRIED = ("5.23.0",)
 WRONG = "✗"
@@ -110,6 +113,38 @@ def recall(fault: Mapping[str, Any], rows: Iterable[Row]) -> str:
     return f"missed: {told[fault['has']]} in {fault['has']}"
 
 
+def causes() -> list[dict[str, Any]]:
+    """Read why caches were wrong."""
+    return yaml.safe_load(CAUSES.read_text("utf-8"))
+
+
+def cause_of(row: Row, path: str, known: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the first cause that fits a wrong cell; None where nobody has said why it is wrong."""
+    fitting = (one for one in known if row["architecture"] in one["architectures"])
+    return next((one for one in fitting if path in one.get("paths", JUDGED)), None)
+
+
+def explained(rows: Iterable[Row], known: Sequence[Mapping[str, Any]]) -> tuple[list[list[object]], list[str]]:
+    """Count the wrong cells of each cause, and list those that have none."""
+    cells: dict[int, list[tuple[Row, str]]] = defaultdict(list)
+    left: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in rows:
+        for path in wrong(row):
+            if (one := cause_of(row, path, known)) is None:
+                left[row["architecture"], path].append(row["release"])
+            else:
+                cells[known.index(one)].append((row, path))
+    told: list[list[object]] = [["cause", "kind", "architectures", "cells", "first and last release", "read on"]]
+    for at, found in sorted(cells.items(), key=lambda each: -len(each[1])):
+        one, releases = known[at], sorted({row["release"] for row, _ in found}, key=order)
+        names = sorted({row["architecture"] for row, _ in found})
+        told.append([
+            one["cause"], one["kind"], ", ".join(names), len(found), f"{releases[0]} to {releases[-1]}",
+            _threads(one["threads"]) or one.get("read", ""),
+        ])
+    return told, [f"{name} on {path} ({seen[0]} to {seen[-1]})" for (name, path), seen in sorted(left.items())]
+
+
 def _threads(numbers: Iterable[int]) -> str:
     return ", ".join(_THREAD.format(number) for number in numbers)
 
@@ -134,9 +169,13 @@ def counts(rows: Sequence[Row]) -> list[list[object]]:
 
 def stories(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """Tell of each architecture in a sentence from which release to which it was wrong, and on which paths."""
-    threads = defaultdict(set)
+    known, threads = causes(), defaultdict(set)
     for fault in dated():
         threads[fault["architecture"], fault["path"]].update(fault["threads"])
+    for row in rows:
+        for path in wrong(row):
+            if one := cause_of(row, path, known):
+                threads[row["architecture"], path].update(one["threads"])
     newest = rows[-1]["release"] if rows else None
     lived: dict[tuple[str, str, str, str | None], list[str]] = defaultdict(list)
     for one in spans(rows):
@@ -176,11 +215,30 @@ def markdown() -> str:
         "## Dated faults: found or missed",
         csv_table("tab-history-recall", "Faults that public threads describe.", told, filtered=True),
     ]
-    return "\n\n".join([*(_measured(rows) if rows else ["No release is recorded yet."]), *recalled])
+    return "\n\n".join([*(_measured(rows) if rows else ["No release is recorded yet."]), *recalled, *_lines()])
+
+
+def _lines() -> list[str]:
+    """Say how much of each model's own source the paths execute."""
+    with LINES.open(encoding="utf-8", newline="") as file:
+        found = [row for row in csv.DictReader(file) if row["lines"]]
+    shares = sorted(int(row["executed"]) / int(row["lines"]) for row in found)
+    told = [["architecture", "file", "lines", "executed", "not executed"]]
+    told += [[row["architecture"], row["file"], row["lines"], row["executed"], row["missed"]] for row in found]
+    return [
+        "## How much of each model's source the paths execute",
+        f"Counted are the lines of the methods that a tiny model has, in its own file, in {NEWEST}. In the median of "
+        f"{len(found)} architectures the paths execute {shares[len(shares) // 2]:.0%} of them, and {shares[0]:.0%} at "
+        "least. What they miss a fault could hide in: kernels for GPUs, branches of training, losses and images.",
+        csv_table("tab-history-lines", "Lines of a model's own source that no path executes.", told, filtered=True),
+    ]
 
 
 def _measured(rows: Sequence[Row]) -> list[str]:
     releases = whole(rows)
+    told, left = explained(rows, causes())
+    total = sum(len(wrong(row)) for row in rows)
+    open_ones = f"Without a known cause: {'; '.join(left)}." if left else "None is left without a cause."
     cells = {(row["architecture"], row["release"]): row for row in rows}
     # The newest first, for a phone shows few columns.
     grid = [["architecture", "wrong on", *releases[::-1]]]
@@ -202,4 +260,7 @@ def _measured(rows: Sequence[Row]) -> list[str]:
         csv_table(
             "tab-history-faults", "Faults by architecture.", [["architecture", "story"], *stories(rows)], filtered=True
         ),
+        "## Why they were wrong",
+        f"{total} cells are wrong, one an architecture, release and path. {open_ones}",
+        csv_table("tab-history-causes", "Wrong cells by cause.", told),
     ]
