@@ -164,7 +164,9 @@ def test_row_invariant_is_tried_on_the_releases_that_the_switch_names():
     assert history.TRIED == switch.TRIED
 
 
-CAUSE = {"cause": "positions begin at 0", "kind": "fault", "architectures": ["llama"], "paths": ["chunks"], "threads": []}
+CAUSE = {
+    "cause": "positions begin at 0", "kind": "fault", "architectures": ["llama"], "paths": ["chunks"], "threads": []
+}
 
 
 def test_wrong_cells_are_counted_by_cause_and_those_without_one_are_named():

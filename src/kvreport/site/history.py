@@ -162,7 +162,7 @@ def counts(rows: Sequence[Row]) -> list[list[object]]:
         found = Counter(outcome(row) for row in rows if row["release"] == release)
         sound = found[table.EXACT] + found[table.ROUNDING]
         told = found[table.BUG], sound, found[FAILS]
-        tried = "tried" if release in TRIED else "refuses"
+        tried = "tried, see the atlas" if release in TRIED else "refuses by name"
         lines.append([release, found.total(), *told, found.total() - sum(told), tried])
     return lines
 
@@ -240,6 +240,12 @@ def _measured(rows: Sequence[Row]) -> list[str]:
     total = sum(len(wrong(row)) for row in rows)
     open_ones = f"Without a known cause: {'; '.join(left)}." if left else "None is left without a cause."
     cells = {(row["architecture"], row["release"]): row for row in rows}
+    faulty = {line[0]: line[2] for line in counts(rows)[1:]}
+    worst = max(faulty, key=lambda release: faulty[release]) if faulty else None
+    said = (
+        f"In {releases[-1]}, the newest, {faulty[releases[-1]]} architectures are wrong on some path; most were in "
+        f"{worst}, {faulty[worst]}." if worst else "No release is measured whole yet."
+    )
     # The newest first, for a phone shows few columns.
     grid = [["architecture", "wrong on", *releases[::-1]]]
     for architecture in sorted({row["architecture"] for row in rows if row["release"] in releases}):
@@ -248,8 +254,8 @@ def _measured(rows: Sequence[Row]) -> list[str]:
         grid.append([architecture, " · ".join(at_fault), *map(mark, found)])
     return [
         "## Architectures and releases",
-        f"{len(releases)} releases are measured whole, the last patch of each minor one; the table begins with the "
-        "newest. Search for a name to see one family, or choose a path to see who was wrong on it.",
+        f"{len(releases)} releases are measured whole. {said} The table begins with the newest. Search for a name to "
+        "see one family, or choose a path to see who was wrong on it.",
         f"Marks: = exact, ≈ rounding, {WRONG} wrong on some path, ? undecided, – does not run, {_OTHER} no cache or a "
         "full pass that is not causal; empty: not there yet.",
         csv_table("tab-history", "What each release's caches are.", grid, filtered=True),
