@@ -81,6 +81,7 @@ def release(tmp_path, monkeypatch):
     monkeypatch.setattr(gathering, "RELEASES", tmp_path / "releases")
     monkeypatch.setattr(gathering.paths, "BUILD", tmp_path)
     monkeypatch.setattr(gathering, "RECORDED", tmp_path / "history.csv.gz")
+    monkeypatch.setattr(gathering.known, "FILE", tmp_path / "known.json")
     rows = tmp_path / "history" / "5.0.0.jsonl"
     rows.parent.mkdir()
     rows.write_text(

@@ -18,6 +18,7 @@ from typing import Any
 from kvbook import paths, releases
 from kvbook.atlas import table
 from kvbook.atlas.names import PATHS
+from kvbook.diagnosis import known
 from kvbook.errors import UserError
 from kvreport.site import history
 from kvreport.site.history import NOT_MEASURED, RECORDED
@@ -68,6 +69,7 @@ def write(release: str, rows: list[dict[str, Any]]) -> None:
     writer.writerows([*kept, *rows])
     # Without a date inside, equal rows are equal bytes.
     RECORDED.write_bytes(gzip.compress(lines.getvalue().encode("utf-8"), mtime=0))
+    known.FILE.write_text(json.dumps(history.known(history.read(RECORDED)), indent=1) + "\n", encoding="utf-8")
 
 
 def report(release: str) -> str:

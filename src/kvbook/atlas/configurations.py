@@ -53,7 +53,7 @@ _SIZES: dict[str, int] = {
             "linear_num_key_heads zero_expert_num mamba_n_groups n_groups mamba_ngroups o_groups depth "
             "num_global_layers"),
         (1, "n_group topk_group num_expert_group n_shared_experts num_shared_experts moe_num_shared_experts "
-            "num_dense_layers first_k_dense_replace num_nextn_predict_layers"),
+            "num_dense_layers first_k_dense_replace num_nextn_predict_layers n_input_layers n_output_layers"),
         (16, "head_dim swa_head_dim attention_head_dim attention_head_size d_head kv_channels linear_key_head_dim "
             "linear_value_head_dim linear_head_dim dim_head v_head_dim qk_nope_head_dim kv_lora_rank "
             "index_head_dim mamba_d_head mamba_head_dim hidden_size_per_layer_input laurel_rank gated_norm_rank "

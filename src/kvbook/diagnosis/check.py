@@ -202,8 +202,9 @@ class _Measured:
         if fields["verdict"] == "bug" and fields["located"]:
             fields = fields | {"wrong_pass": self.wrong_pass}
         wrong = {found.path for found in fields["paths"] if found.verdict == "bug"}
-        fault = known.fault(self.model_type, wrong) if fields["verdict"] == "bug" and not fields.get("cause") else None
-        if fault is None:
+        if fields["verdict"] != "bug" or fields.get("cause"):
+            return fields
+        if (fault := known.fault(self.model_type, wrong, transformers.__version__)) is None:
             return fields
         return fields | {"cause": f"known of {self.model_type}: {fault.cause}", "remedy": fault.remedy}
 

@@ -1,46 +1,32 @@
-"""What the atlas knows of a class whose cache is wrong: the cause and the remedy, by model type and by path."""
+"""What the atlas knows of a class whose cache is wrong: the cause and the remedy, by model type, path and release.
 
+``known.json`` is made of the recorded history by tools/history.py.
+"""
+
+import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
-# Paths on which several tokens are fed onto a filled cache.
-_CHUNKED = frozenset({"in two parts", "chunked prefill"})
+from packaging.version import Version
+
+FILE = Path(__file__).with_name("known.json")
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A fault that a class has in some releases.
+class Fault(NamedTuple):
+    """Why a class is wrong in some releases, and what to do about it."""
 
-    Attributes
-    ----------
-    types : tuple of str
-        Model types of transformers.
-    paths : frozenset of str
-        The paths of `kvbook check` that it makes wrong; where another one is wrong, it is another fault.
-    cause, remedy : str
-        What to say.
-    """
-
-    types: tuple[str, ...]
-    paths: frozenset[str]
     cause: str
     remedy: str
 
 
-FAULTS = (
-    Fault(
-        ("mamba", "falcon_mamba", "jamba", "zamba"), _CHUNKED,
-        "a second chunk begins with an empty recurrent state",
-        "feed the prompt in one call, and single tokens after it",
-    ),
-    Fault(
-        ("bamba",), _CHUNKED | {"token by token"},
-        "positions begin at 0 again on a filled cache",
-        "pass position_ids, as generate() does",
-    ),
-)
-
-
-def fault(model_type: str, wrong: Collection[str]) -> Fault | None:
-    """Find the known fault of a model type that explains which paths are wrong."""
-    return next((each for each in FAULTS if model_type in each.types and set(wrong) <= each.paths), None)
+def fault(model_type: str, wrong: Collection[str], release: str) -> Fault | None:
+    """Find the known fault of a model type, in a release of transformers, that explains which paths are wrong."""
+    for each in json.loads(FILE.read_text("utf-8")):
+        if model_type in each["types"] and set(wrong) <= set(each["paths"]):
+            mended = each["types"][model_type]
+            if mended is None:
+                return Fault(each["cause"], each["remedy"])
+            if Version(release) < Version(mended):
+                return Fault(each["cause"], f"{each['remedy']}, or use transformers {mended} or newer")
+    return None

@@ -15,7 +15,8 @@ import yaml
 
 from kvbook import paths
 from kvbook.atlas import table
-from kvbook.atlas.names import PATHS, WHOLE
+from kvbook.atlas.names import CHUNKED, PATHS, WHOLE
+from kvbook.diagnosis import execution_paths
 from kvreport.site.overlay import csv_table
 
 RECORDED, DATED = paths.ROOT / "data" / "history.csv.gz", paths.ROOT / "data" / "dated_faults.yaml"
@@ -122,6 +123,30 @@ def cause_of(row: Row, path: str, known: Sequence[Mapping[str, Any]]) -> Mapping
     """Return the first cause that fits a wrong cell; None where nobody has said why it is wrong."""
     fitting = (one for one in known if row["architecture"] in one["architectures"])
     return next((one for one in fitting if path in one.get("paths", JUDGED)), None)
+
+
+def _names_in_the_check(path: str) -> set[str]:
+    """Return what `kvbook check` calls a path of the atlas."""
+    one = execution_paths.of(execution_paths.ATLAS)[path]
+    found = {one.called.get(tool, one.name) for tool in (execution_paths.CHECK, execution_paths.THOROUGH)
+             if tool in one.tools}
+    return found | ({"in two parts"} if path == CHUNKED else set())
+
+
+def known(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """List what `kvbook check` may say of a class: cause, remedy, and the release in which each type was mended."""
+    lived, found = spans(rows), []
+    for one in causes():
+        if "remedy" in one:
+            reach = one.get("paths", JUDGED)
+            mended = {
+                span["architecture"]: span["without"] for span in sorted(lived, key=lambda span: order(span["to"]))
+                if span["architecture"] in one["architectures"] and span["path"] in reach
+            }
+            names = sorted(set().union(*map(_names_in_the_check, reach)))
+            cause = one["cause"][0].lower() + one["cause"][1:]
+            found.append({"cause": cause, "remedy": one["remedy"], "paths": names, "types": mended})
+    return found
 
 
 def explained(rows: Iterable[Row], known: Sequence[Mapping[str, Any]]) -> tuple[list[list[object]], list[str]]:
