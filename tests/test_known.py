@@ -25,7 +25,7 @@ def mamba_folder(tmp_path_factory):
 def test_a_model_that_takes_cache_params_is_judged_and_its_known_fault_has_a_cause_and_a_remedy(mamba_folder):
     found = check.check(CheckSettings.checked(model=str(mamba_folder), n_samples=1))
     assert {path.path: path.verdict for path in found.paths} == {"token by token": "rounding", "in two parts": "bug"}
-    assert found.cause == "known of mamba: the selective scan takes no initial state, so a second chunk begins with an empty one"
+    assert found.cause.startswith("known of mamba: the selective scan takes no initial state, so a second chunk")
     assert found.remedy == "feed the prompt in one call, and single tokens after it"
 
 
