@@ -26,7 +26,6 @@ PYTEST := $(RUN) -m pytest -v -n 3 --dist loadfile --no-loadscope-reorder
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.
 .DEFAULT_GOAL := help
-ENGINE ?= vllm
 .PHONY: help book pdf evidence evidence-timed engines test test-fast lint bench clean
 
 help: ## list the targets
@@ -47,9 +46,9 @@ evidence-timed: $(BOOK_READY) ## the same for what measures time; refuses a busy
 	@$(RUN) -m kvbook models fetch
 	@$(RUN) -m kvbook evidence --timed $(CHAPTERS)
 
-engines: $(BOOK_READY) ## make another engine's environment (ENGINE=vllm, 3.4 GB), and record what it samples; no book or test needs it
+engines: $(BOOK_READY) ## make the environments of serving engines in _build/engines, or of one (ENGINE=vllm); no book or test needs them
 	@$(RUN) -m kvbook models fetch
-	@$(RUN) -m kvreport.chapters.trainer_and_rollout.engine $(ENGINE)
+	@$(RUN) -m kvreport.engines make $(ENGINE)
 
 test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up by itself
 	@.ci/find-browser

@@ -14,6 +14,7 @@ from kvbook.models import loading
 from kvbook.runs import records
 from kvreport.chapters.static_cache import beside_llama_cpp
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
+from kvreport.engines import gguf_file
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def model():
 @pytest.fixture(scope="module")
 def written(model, tmp_path_factory):
     """What stands in the file: by name, as numbers of fp32."""
-    file = beside_llama_cpp.write_gguf(model, tmp_path_factory.mktemp("gguf") / "model.gguf")
+    file = gguf_file.write_gguf(model, tmp_path_factory.mktemp("gguf") / "model.gguf")
     tensors = gguf.GGUFReader(file).tensors
     return {one.name: torch.from_numpy(gguf.quants.dequantize(one.data, one.tensor_type).copy()) for one in tensors}
 

@@ -26,7 +26,7 @@ ORDER = (
         "commands", "__main__",
     )),
     *(f"kvreport.{name}" for name in (
-        "publishing", "training", "chapters", "running", "benchmarks", "site", "commands",
+        "publishing", "training", "engines", "chapters", "running", "benchmarks", "site", "commands",
     )),
 )
 # It judges the symptoms of all documents, so it repeats them as their chapters do.

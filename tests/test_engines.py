@@ -1,0 +1,103 @@
+"""Engines beside the book: their environments, how they start, and their recorded answers; none is needed here."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import gguf
+import pytest
+
+from kvbook.errors import UserError
+from kvbook.models import loading
+from kvreport.engines import environments, gguf_file, serving
+from kvreport.engines.listed import ENGINES, Start
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_listens_on_this_machine_alone_and_in_each_of_its_modes(name, tmp_path):
+    engine = ENGINES[name]
+    assert engine.lacks
+    plain = serving.command_of(name, Start(tmp_path, 8123, engine.dtypes[0]))
+    for mode in engine.modes:
+        assert serving.command_of(name, Start(tmp_path, 8123, engine.dtypes[0], mode)) != plain
+    assert "8123" in " ".join(plain)
+    said = " ".join(plain) + "".join(Path(part).read_text("utf-8") for part in plain if part.endswith(".py"))
+    assert "127.0.0.1" in said
+    assert "0.0.0.0" not in said
+
+
+def test_what_computes_is_installed_in_one_exact_version():
+    pinned = [package for engine in ENGINES.values() if not engine.beside for package in engine.packages]
+    assert [package for package in pinned if not re.fullmatch(r"[\w.-]+==[\d.]+", package)] == []
+
+
+def test_an_engine_that_cannot_be_installed_is_named_and_left_out_and_the_others_are_made(monkeypatch, folder, capsys):
+    def run(command, **_):
+        if "venv" in command:
+            (folder / command[3] / "bin").mkdir(parents=True)
+            (folder / command[3] / "bin" / "python").touch()
+        failed = "xllamacpp" in " ".join(command)
+        return subprocess.CompletedProcess(command, int(failed), "", "no matching distribution" if failed else "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert environments.make_all(["llama.cpp", "openvino"]) == ["llama.cpp"]
+    said = capsys.readouterr()
+    assert "llama.cpp is left out, for it cannot be installed: no matching distribution" in said.err
+    assert re.search(r"OpenVINO GenAI: made in \d+ s, [\d.]+ GB", said.out)
+    assert [environments.is_here(name) for name in ("llama.cpp", "openvino")] == [False, True]
+    # A second time it is there.
+    environments.make("openvino")
+    assert "is in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    (("ollama",), "choose from vllm"), (("vllm",), "make engines ENGINE=vllm"),
+])  # fmt: skip
+def test_an_engine_that_is_not_there_is_refused_in_one_line(asked, said):
+    with pytest.raises(UserError, match=said), serving.serving(*asked):
+        pass
+
+
+def test_a_mode_that_an_engine_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(environments, "is_here", lambda name: True)
+    monkeypatch.setattr(serving, "weights_for", lambda name, dtype: None)
+    with pytest.raises(UserError, match="float32 speculation"), serving.serving("openvino", mode="speculation"):
+        pass
+
+
+def test_a_server_that_stops_is_told_with_its_last_line(monkeypatch, folder):
+    monkeypatch.setattr(environments, "is_here", lambda name: True)
+    monkeypatch.setattr(serving, "weights_for", lambda name, dtype: folder)
+    monkeypatch.setattr(serving, "command_of", lambda name, start: ["/bin/sh", "-c", "echo out of memory; exit 3"])
+    with pytest.raises(UserError, match="vLLM stopped with status 3: out of memory"), serving.serving("vllm"):
+        pass
+
+
+def test_an_engine_sees_only_its_own_packages(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    found = environments.variables_of(ENGINES["vllm"])
+    assert "PYTHONPATH" not in found
+    assert found["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_file_in_gguf_has_the_dtype_of_the_model_and_its_tokenizer(dtype, tmp_path):
+    words = {"model": {"vocab": {f"w{place}": place for place in range(1, 320)}, "merges": [["w", "1"]]},
+             "added_tokens": [{"id": 0, "content": "<end>"}]}
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(json.dumps(words), "utf-8")
+    file = gguf_file.write_gguf(loading.load("llama", dtype=dtype).model, tmp_path / "model.gguf", tokenizer)
+    read = gguf.GGUFReader(file)
+    kinds = {one.tensor_type.name for one in read.tensors if len(one.shape) > 1}
+    assert kinds == {{"float32": "F32", "float16": "F16"}[dtype]}
+    assert read.get_field("tokenizer.ggml.tokens").contents()[:2] == ["<end>", "w1"]
+    assert read.get_field("tokenizer.ggml.token_type").contents()[:2] == [3, 1]
+    assert read.get_field("tokenizer.ggml.merges").contents() == ["w 1"]
+    assert read.get_field("general.file_type").contents() == {"float32": 0, "float16": 1}[dtype]
