@@ -10,7 +10,7 @@ from kvbook import paths
 from kvbook.runs.records import Run
 from kvreport.chapters.prompt_reuse import rows as reuse
 from kvreport.publishing import found
-from kvreport.site import first_screen
+from kvreport.site import first_screen, inserts
 
 UNCACHED = (1, 2, 3, 4)
 
@@ -20,7 +20,7 @@ def answers(cached: tuple[int, ...], question: str = "Why?") -> pd.DataFrame:
     about = {"dtype": "bfloat16", "case": reuse.CHAT, "item": question}
     ways = {reuse.NO_REUSE: UNCACHED, reuse.SHARED: cached}
     rows = [
-        about | {"way": way, "step": step, "token": token, "text": f"t{token}"}
+        about | {"way": way, "step": step, "token": token, "text": f"t{token}", "margin": token / 8}
         for way, tokens in ways.items() for step, token in enumerate(tokens)
     ]
     run = Run({}, paths.RUNS)
@@ -34,6 +34,15 @@ def answers(cached: tuple[int, ...], question: str = "Why?") -> pd.DataFrame:
 )
 def test_answers_first_differ_where_their_tokens_do_or_where_one_of_them_ends(cached, first):
     assert answers(cached)["first"].tolist() == [first]
+
+
+def test_the_lead_is_that_of_the_first_token_that_differs_on_each_side():
+    (row,) = answers((1, 2, 9, 4)).itertuples()
+    assert (row.kept, row.lead, row.lead_uncached) == (False, 9 / 8, 3 / 8)
+    kept, ended = answers(UNCACHED), answers((1, 2, 3))
+    assert kept["kept"].all()
+    assert kept["lead"].isna().all()
+    assert ended[["lead", "lead_uncached"]].isna().to_numpy().tolist() == [[True, False]]
 
 
 def test_a_text_marks_the_first_token_that_differs_and_nothing_where_all_are_equal():
@@ -71,13 +80,44 @@ def test_the_page_counts_the_answers_that_the_recorded_rows_keep():
     assert len(set(panels.values())) > 1
 
 
+STORY = (paths.ROOT / "pages/story.md").read_text("utf-8")
+
+
+def test_the_story_has_900_words_at_most_and_four_figures():
+    assert len(STORY.split()) <= 900
+    figures = re.findall(r"^<!-- part: (\w+)", STORY, re.MULTILINE)
+    assert figures == ["fork", "leads", "finer", inserts.FIGURE]
+
+
+def test_what_the_story_says_in_words_is_so_in_the_recorded_answers():
+    recorded = {dtype: rows for dtype, (rows, _) in first_screen.recorded().items()}
+    by_dtype = {dtype: first_screen.chosen(rows, first_screen.RIGHT) for dtype, rows in recorded.items()}
+    in_bf16 = by_dtype["bfloat16"]
+    (told,) = in_bf16[in_bf16["item"] == first_screen.example(recorded["bfloat16"])].itertuples()
+    assert "Hamlet" in told.item
+    assert told.words[int(told.first)].strip() == "written"
+    assert " Bard" in told.words_uncached
+    assert told.lead_uncached == 0 < told.lead, "a tie without the cache, and a hair ahead with it"
+    assert told.first == len(told.words) / 2
+    kept = {dtype: rows["kept"].all() for dtype, rows in by_dtype.items()}
+    assert kept == {"bfloat16": False, "float32": True, "float64": True}
+
+
+def test_the_leads_end_with_the_two_tokens_that_differ():
+    shown = re.findall(r"<dt>(.*?)</dt><dd><i.*?</i>(.+)</dd>", first_screen.leads())
+    assert [(word.strip(), lead) for word, lead in shown[-2:]] == [
+        ("the", "0 without cache"), ("written", "0.125 with cache")
+    ]
+
+
 def test_the_experiment_weighs_less_than_60_kilobytes():
     assert 1_000 < len(first_screen.markdown().encode()) < 60_000
 
 
 def test_without_recorded_answers_there_is_no_experiment(monkeypatch):
     monkeypatch.setattr(first_screen.evidence, "manifest", dict)
-    assert first_screen.markdown() == ""
+    parts = (first_screen.markdown, first_screen.fork, first_screen.leads, first_screen.finer)
+    assert [part() for part in parts] == [""] * 4
 
 
 def test_dots_that_lie_on_one_another_share_a_label():

@@ -39,9 +39,9 @@ NAMES = re.compile(r"model|processor|version|names|prompt", re.IGNORECASE)
 
 
 def pages() -> list[Path]:
-    """List the chapters whose rows check their sentences, and the how-to pages."""
+    """List the chapters whose rows check their sentences, the story and the how-to pages."""
     chapters = [chapter.source for chapter in planning.plan() if found.has_measures(chapter.name)]
-    return [*chapters, *sorted((paths.ROOT / "pages" / "howto").glob("*.md"))]
+    return [*chapters, paths.ROOT / "pages/story.md", *sorted((paths.ROOT / "pages" / "howto").glob("*.md"))]
 
 
 def markdown(page: Path) -> str:

@@ -13,6 +13,9 @@ from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.scores import adapters, outcome, tables, verdict
 
+# What the how-to page gives to paste.
+PAGE = (paths.ROOT / "pages/howto/trainer_and_rollout.md").read_text("utf-8")
+COMMAND = next(line for line in PAGE.splitlines() if line.startswith("kvbook scores"))
 RNG = np.random.default_rng(4)
 N, LONG = 8, 12
 A = pd.DataFrame({
@@ -116,12 +119,14 @@ def test_the_command_prints_the_verdict_and_has_its_exit_status(b, status, word,
     assert max(map(len, done.stdout.splitlines())) < 250
 
 
-def test_json_is_by_the_schema_on_the_page_and_another_version_is_refused(kvbook_here, tmp_path):
+def test_the_how_to_pages_command_runs_and_json_is_by_its_schema(kvbook_here, tmp_path, monkeypatch):
     import jsonschema
 
-    files = written(A, tmp_path / "a.jsonl"), written(moved(0.05), tmp_path / "b.jsonl")
-    control, plot = written(moved(0.05, 1), tmp_path / "c.jsonl"), tmp_path / "drawn.png"
-    done = kvbook_here("scores", *files, "--control", control, "--json", "--plot", plot)
+    monkeypatch.chdir(tmp_path)
+    for name, table in {"rollout": A, "trainer": moved(0.05), "control": moved(0.05, 1)}.items():
+        written(table, tmp_path / f"{name}.jsonl")
+    plot = tmp_path / "drawn.png"
+    done = kvbook_here(*COMMAND.split()[1:], "--json", "--plot", plot)
     schema = json.loads((paths.DATA / "scores" / "schema.json").read_text("utf-8"))
     assert schema == outcome.Outcome.model_json_schema(mode="serialization")
     jsonschema.validate(json.loads(done.stdout), schema)

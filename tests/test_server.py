@@ -17,6 +17,9 @@ from kvbook.server import check, client, judging
 from kvbook.server.outcome import Outcome
 
 SCHEMA = paths.DATA / "check" / "server_schema.json"
+# What the how-to page gives to paste.
+PAGE = (paths.ROOT / "pages/howto/server.md").read_text("utf-8")
+COMMAND = next(line for line in PAGE.splitlines() if line.startswith("kvbook check"))
 # One length has every kind of comparison: two blocks of 16, and an edit in the second.
 LENGTHS = (32,)
 
@@ -204,7 +207,8 @@ def test_the_command_prints_lines_or_json_of_the_published_schema_and_ends_with_
         "write it anew: json.dumps(Outcome.model_json_schema(), indent=1) and a line break"
     )
     with serving.serving(engine(fault="positions off by one")) as server:
-        told = kvbook_here("check", server.address, "--lengths", "32", "--json")
+        asked = COMMAND.replace("http://127.0.0.1:8000/v1", server.address).split()[1:]
+        told = kvbook_here(*asked, "--lengths", "32", "--json")
         lines = kvbook_here("check", server.address, "--lengths", "32", "--model", "ours")
     jsonschema.validate(found := json.loads(told.stdout), json.loads(SCHEMA.read_text("utf-8")))
     assert (told.returncode, lines.returncode, found["schema_version"]) == (1, 1, 1)

@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qs
 
 import mini_book
 import pytest
@@ -23,7 +25,7 @@ from kvbook.paths import ROOT
 from kvreport.publishing import captions, chapter_name
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.verdicts import SHOWN
-from kvreport.site import MOVED, executed, inserts, ledger, pictures
+from kvreport.site import MOVED, executed, inserts, ledger, pictures, repository
 from kvreport.site.context import Context
 from kvreport.site.overlay import Files, overlay
 
@@ -138,6 +140,7 @@ def test_a_book_of_unknown_origin_is_cited_and_names_no_repository_and_no_pictur
     for file in (root / "_build" / "html").rglob("*.html"):
         assert 'og:image"' not in file.read_text("utf-8"), file.name
     assert "github.com" not in str(front)
+    assert front.select(".kvbook-feedback") == []
 
 
 # What a change costs
@@ -224,6 +227,12 @@ def test_repository_colab_and_site_are_linked_where_they_are_known(book):
     assert chapter.find("a", string="permalink")["href"] == permalink
     assert f"url = {{{permalink}}}" in chapter.find("div", class_="kvbook-downloads").get_text()
     assert chapter.find("meta", property="og:url")["content"] == f"https://example.org/b/chapters/{STEM}.html"
+    (feedback,) = chapter.select(".kvbook-feedback a")
+    address, _, asked = feedback["href"].partition("?")
+    assert address == "https://github.com/somebody/book/issues/new"
+    version = origin.of(book).version
+    (filled_in,) = parse_qs(asked)["body"]
+    assert f"Page: chapters/{STEM}.html\nVersion: {version} (main)\n" in filled_in
     # Both a page with pictures and one without have one that others can fetch, and it is there.
     for shown in (chapter, page(book, "index")):
         (picture,) = (tag["content"] for tag in shown.find_all("meta", property="og:image"))
@@ -354,7 +363,29 @@ def test_a_clone_knows_its_origin_and_a_folder_without_git_does_not(tmp_path, mo
     assert origin.find_repository(tmp_path) == "https://github.com/somebody/book"
 
 
+def test_an_issue_on_gitlab_is_asked_for_in_its_own_words():
+    book = replace(origin.of(ROOT), repository="https://gitlab.com/group/book", branch="main")
+    address, _, asked = repository.issue_address(book, "index").partition("?")
+    assert address == "https://gitlab.com/group/book/-/issues/new"
+    assert parse_qs(asked)["issue[title]"] == ["On page index.html"]
+
+
 # This repository's own book
+
+
+def test_what_changed_is_the_release_notes_after_the_first_with_links_that_lead_somewhere(tmp_path, monkeypatch):
+    shutil.copy(ROOT / "CITATION.cff", tmp_path)
+    notes = "# Changelog\n\n## 0.2.0, x\n\n- [a](pages/answers.md) [n](changelog/0.2.0.md)\n\n## 0.1.0, y\n\n- old\n"
+    (tmp_path / "CHANGELOG.md").write_text(notes)
+    context = Context([], tmp_path / "pages", tmp_path)
+    monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/book")
+    told = inserts.fill("<!-- part: changes -->", context)
+    assert told.startswith("## 0.2.0, x\n\n- [a](answers.md) [n](https://github.com/somebody/book/blob/main/changelog/")
+    assert "old" not in told
+    monkeypatch.setattr(origin, "find_repository", lambda _: None)
+    assert "n (`changelog/0.2.0.md`)" in inserts.fill("<!-- part: changes -->", context)
+    written = inserts.fill("<!-- part: changes -->", Context([], ROOT / "pages", ROOT))
+    assert written.count("\n## ") + 1 == len(re.findall(r"^## ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)) - 1
 
 
 def test_the_contents_take_up_every_chapter_once_and_in_the_order_of_their_names():

@@ -45,13 +45,48 @@ def markdown() -> str:
         return ""
     panels = [_panel(loop, dtype, answers) for loop in LOOPS for dtype in DTYPES if dtype in answers]
     lines = [
-        '<div class="kvbook-first">',
         '<form class="kvbook-first-choice" aria-label="Choose how the cache is reused, and the precision">',
         _choice("loop", "What is cached", {name: loop[0] for name, loop in LOOPS.items()}),
         _choice("dtype", "Precision", {dtype: wording.DTYPES[dtype] for dtype in DTYPES if dtype in answers}),
-        "</form>", '<div aria-live="polite">', *panels, "</div>", _gauge(), f"<p>{_made_on(answers)}</p>", "</div>",
+        "</form>", '<div aria-live="polite">', *panels, "</div>", _gauge(), f"<p>{_made_on(answers)}</p>",
     ]
-    return "::::{raw} html\n" + "\n".join(lines) + "\n::::"
+    return _framed(lines)
+
+
+def fork() -> str:
+    """Write the example's two answers in the coarsest dtype."""
+    answers = recorded()
+    return _framed([_panel(RIGHT, DTYPES[0], answers)]) if DTYPES[0] in answers else ""
+
+
+def leads() -> str:
+    """Draw how far the example's most probable token leads the next one, up to the first that differs."""
+    answers = recorded()
+    if DTYPES[0] not in answers:
+        return ""
+    rows = chosen(answers[DTYPES[0]][0], RIGHT)
+    row = rows[rows["item"] == example(answers[DTYPES[0]][0])].iloc[0]
+    place = int(row["first"])
+    steps = list(zip(row["words_uncached"], row["margins_uncached"], strict=True))[: place + 1]
+    steps.append((row["words"][place], row["margins"][place]))
+    sides = [""] * place + [" without cache", " with cache"]
+    widest = max(lead for _, lead in steps)
+    bars = [
+        f"<dt>{html.escape(word)}</dt><dd><i style=\"width: {70 * lead / widest:.1f}%\"></i>{lead:.3g}{side}</dd>"
+        for (word, lead), side in zip(steps, sides, strict=True)
+    ]
+    return _framed(['<div class="kvbook-leads"><dl>', *bars, "</dl></div>"])
+
+
+def finer() -> str:
+    """Draw all answers of the right loop in each dtype, and the drift of both loops."""
+    answers = recorded()
+    strips = [_strip(chosen(answers[dtype][0], RIGHT), dtype) for dtype in DTYPES if dtype in answers]
+    return _framed([*strips, _gauge(), f"<p>{_made_on(answers, '../')}</p>"]) if strips else ""
+
+
+def _framed(lines: Sequence[str]) -> str:
+    return "::::{raw} html\n" + "\n".join(['<div class="kvbook-first">', *lines, "</div>"]) + "\n::::"
 
 
 def recorded() -> dict[str, tuple[pd.DataFrame, Run]]:
@@ -98,14 +133,12 @@ def _panel(loop: str, dtype: str, answers: dict[str, tuple[pd.DataFrame, Run]]) 
     rows = chosen(answers[dtype][0], loop)
     question = example(answers[DTYPES[0]][0] if DTYPES[0] in answers else answers[dtype][0])
     row = rows[rows["item"] == question].iloc[0] if (rows["item"] == question).any() else rows.iloc[0]
-    kept = int((rows["first"] == math.inf).sum())
-    said = f"{kept} of {len(rows)} answers keep all tokens in {wording.DTYPES[dtype]}"
     return (
         f'<div class="kvbook-case" data-loop="{loop}" data-dtype="{dtype}">'
         f'<p class="kvbook-question">“{html.escape(row["item"])}”</p>'
         f"<dl><dt>without cache</dt><dd>{_text(row['words_uncached'], row['first'])}</dd>"
         f"<dt>with cache</dt><dd>{_text(row['words'], row['first'])}</dd></dl>"
-        f"{_strip(rows, said)}<p>{said}.</p></div>"
+        f"{_strip(rows, dtype)}</div>"
     )
 
 
@@ -118,8 +151,9 @@ def _text(words: Sequence[str], first: float) -> str:
     return f"{''.join(shown[:place])}<mark>{differing}</mark><span>{''.join(shown[place + 1 :])}</span>"
 
 
-def _strip(rows: pd.DataFrame, said: str) -> str:
-    """Draw a bar a question: as high as the share of tokens before the first that differs."""
+def _strip(rows: pd.DataFrame, dtype: str) -> str:
+    """Draw a bar a question, as high as the share of tokens before the first that differs, and count what is kept."""
+    said = f"{int(rows['kept'].sum())} of {len(rows)} answers keep all tokens in {wording.DTYPES[dtype]}"
     bars = []
     for place, (first, tokens) in enumerate(zip(rows["first"], rows["tokens_uncached"], strict=True)):
         height = 20 * min(1.0, first / len(tokens)) if first != math.inf else 20
@@ -129,7 +163,8 @@ def _strip(rows: pd.DataFrame, said: str) -> str:
         bars.append(f'<rect class="{look}" x="{6 * place}" y="{20 - height:.3g}" width="5" height="{height:.3g}"/>')
     # Of one width for each bar, however many questions were asked.
     size = f"0 0 {6 * max(len(rows), MOST_QUESTIONS) - 1} 20"
-    return f'<svg class="kvbook-strip" viewBox="{size}" role="img" aria-label="{said}">{"".join(bars)}</svg>'
+    strip = f'<svg class="kvbook-strip" viewBox="{size}" role="img" aria-label="{said}">{"".join(bars)}</svg>'
+    return f"{strip}<p>{said}.</p>"
 
 
 def _gauge() -> str:
@@ -174,8 +209,8 @@ def _place(drift: float) -> float:
     return 100 * (min(max(power, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST)
 
 
-def _made_on(answers: dict[str, tuple[pd.DataFrame, Run]]) -> str:
-    """Name model, texts and processor, and lead to the chapter."""
+def _made_on(answers: dict[str, tuple[pd.DataFrame, Run]], top: str = "") -> str:
+    """Name model, texts and processor, and lead to the chapter from a page that lies so far below the top."""
     runs: dict[str, list[str]] = {}
     for dtype in DTYPES:
         if dtype in answers:
@@ -186,5 +221,5 @@ def _made_on(answers: dict[str, tuple[pd.DataFrame, Run]]) -> str:
     return (
         f"{html.escape(model)}, greedy, a bar a question, as high as its tokens before the first that differs; "
         f"{html.escape(where)}. Drift: the logits' difference over their spread, median of its texts. "
-        '<a href="chapters/07_prompt_reuse.html">The experiment</a>'
+        f'<a href="{top}chapters/07_prompt_reuse.html">The experiment</a>'
     )

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from kvbook import paths
+from kvbook.errors import UserError
 from kvreport.publishing import citation, published
 from kvreport.publishing.published import Published
 from kvreport.site.context import Context
@@ -29,6 +30,16 @@ def markdown(context: Context) -> str:
     return "\n\n".join(sections) or "No chapter has published a figure yet."
 
 
+def whole(name: str, context: Context) -> str:
+    """Write one figure as wide as the text; nothing before its chapter is executed."""
+    for item in published.everything(context.executed):
+        if item.name == name:
+            return linked(item, _kept(item, f"{name}-whole.png", item.picture or b""), context)
+    if context.executed:
+        raise UserError(f"no chapter publishes the figure {name}")
+    return ""
+
+
 def _tile(item: Published, context: Context) -> str:
     return f":::::{{container}} kvbook-tile\n{linked(item, _thumbnail(item), context)}\n:::::"
 
@@ -49,14 +60,19 @@ def linked(item: Published, file: Path, context: Context) -> str:
 def _thumbnail(item: Published) -> Path:
     from PIL import Image
 
-    file = paths.BUILD / "thumbnails" / item.chapter / f"{item.name}.png"
     full = Image.open(io.BytesIO(item.picture or b"")).convert("RGB")
     small = full.resize(
         (THUMBNAIL_PIXELS, round(full.height * THUMBNAIL_PIXELS / full.width)), Image.Resampling.LANCZOS
     )
     content = io.BytesIO()
     small.quantize(_COLOURS, dither=Image.Dither.NONE).save(content, format="png", optimize=True)
+    return _kept(item, f"{item.name}.png", content.getvalue())
+
+
+def _kept(item: Published, name: str, content: bytes) -> Path:
+    """Write a picture where it is not there yet, so that nothing is rendered again."""
+    file = paths.BUILD / "thumbnails" / item.chapter / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    if not file.is_file() or file.read_bytes() != content.getvalue():
-        file.write_bytes(content.getvalue())
+    if not file.is_file() or file.read_bytes() != content:
+        file.write_bytes(content)
     return file

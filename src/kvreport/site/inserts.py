@@ -11,11 +11,11 @@ from kvbook.errors import UserError
 from kvreport.publishing import captions, citation, evaluated
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.measures import ROLE
-from kvreport.site import environment, first_screen, gallery, history, ledger, running, sentences, speed
+from kvreport.site import changes, environment, first_screen, gallery, history, ledger, running, sentences, speed
 from kvreport.site.context import Context
 
-# One on a line of its own; the line becomes the part.
-_MARK = re.compile(r"^<!-- part: (.+) -->$", re.MULTILINE)
+# One on a line of its own; the line becomes the part. Of a figure the name stands after a colon.
+_MARK = re.compile(r"^<!-- part: ([^:\n]+?)(?:: (\S+))? -->$", re.MULTILINE)
 # Becomes the models and processors behind the numbers of the list item that it ends.
 _MADE_ON = re.compile(r"<!-- made on -->")
 _ITEM = re.compile(r"^\d+\. ", re.MULTILINE)
@@ -27,6 +27,8 @@ OF_CHAPTERS: dict[str, Callable[[Context], str]] = {
     "gallery": gallery.markdown,
     "runs": environment.markdown,
 }
+# A figure of a chapter, which also stands on this page: its name follows.
+FIGURE = "figure"
 # The others are handed no chapters.
 PARTS: dict[str, Callable[[Context], str]] = {
     "processors": environment.recorded_processors,
@@ -38,6 +40,10 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "gpu parameters": running.gpu_parameters,
     "never on cuda": running.never_on_cuda,
     "first screen": lambda _context: first_screen.markdown(),
+    "changes": changes.markdown,
+    "fork": lambda _context: first_screen.fork(),
+    "leads": lambda _context: first_screen.leads(),
+    "finer": lambda _context: first_screen.finer(),
     "history": lambda _context: history.markdown(),
     "speed": lambda _context: speed.speed(),
     "targets": lambda _context: speed.targets(),
@@ -52,13 +58,15 @@ def connect(app: Sphinx) -> None:
 
 def shows_chapters(text: str) -> bool:
     """Tell whether a page asks for a part that is read from executed chapters."""
-    return not OF_CHAPTERS.keys().isdisjoint(_MARK.findall(text))
+    return any(name in (*OF_CHAPTERS, FIGURE) for name, _ in _MARK.findall(text))
 
 
 def fill(text: str, context: Context) -> str:
     """Replace every mark in a page's source."""
 
     def part(mark: re.Match[str]) -> str:
+        if mark[1] == FIGURE:
+            return gallery.whole(mark[2], context)
         if mark[1] in OF_CHAPTERS:
             return OF_CHAPTERS[mark[1]](context)
         if mark[1] not in PARTS:
@@ -84,6 +92,8 @@ def fill(text: str, context: Context) -> str:
 
 def _fill(app: Sphinx, docname: str, source: list[str]) -> None:
     page = Path(app.env.doc2path(docname)).parent
+    if "<!-- part: changes -->" in source[0]:
+        app.env.note_dependency(str(Path(app.srcdir) / changes.SOURCE))
     try:
         source[0] = fill(source[0], Context(list(app.kvbook_chapters.values()), page, Path(app.srcdir)))
     except UserError as error:

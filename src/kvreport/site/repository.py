@@ -1,7 +1,14 @@
-"""What the pages say of authors and address: read by :mod:`kvreport.publishing.checkout`, handed to the theme."""
+"""What the pages say of authors and address: read by :mod:`kvreport.publishing.checkout`, handed to the theme.
 
+Below each page stands a link that opens an issue about it, where the repository's address is known.
+"""
+
+from html import escape
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
@@ -14,10 +21,31 @@ COLAB = "https://colab.research.google.com"
 def connect(app: Sphinx) -> None:
     """Join the build before the theme looks at its options."""
     app.connect("config-inited", _tell_the_theme, priority=100)
+    app.connect("html-page-context", _ask_for_an_issue)
+
+
+def issue_address(book: origin.Origin, page: str) -> str | None:
+    """Give the address of a new issue with page and version filled in; None where the repository is not known."""
+    if book.repository is None:
+        return None
+    title = f"On page {page}.html"
+    body = f"Page: {page}.html\nVersion: {book.version} ({book.branch})\n\nWhat is wrong, missing or unclear?\n"
+    if "gitlab" in book.repository:
+        return f"{book.repository}/-/issues/new?{urlencode({'issue[title]': title, 'issue[description]': body})}"
+    return f"{book.repository}/issues/new?{urlencode({'title': title, 'body': body})}"
+
+
+def _ask_for_an_issue(
+    app: Sphinx, pagename: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
+) -> None:
+    address = issue_address(app.kvbook_origin, pagename)
+    if context.get("body") and address is not None:
+        link = f'<a href="{escape(address)}">Something wrong or unclear on this page? Tell us.</a>'
+        context["body"] += f'<p class="kvbook-feedback">{link}</p>'
 
 
 def _tell_the_theme(app: Sphinx, config: Config) -> None:
-    book = origin.of(Path(app.srcdir))
+    book = app.kvbook_origin = origin.of(Path(app.srcdir))
     config.author = ", ".join(book.names)
     config.copyright = str(book.year)
     options = config.html_theme_options
@@ -27,7 +55,7 @@ def _tell_the_theme(app: Sphinx, config: Config) -> None:
         options["repository_url"], options["repository_branch"] = book.repository, book.branch
         if "github.com" in book.repository:
             options["launch_buttons"] = {**options.get("launch_buttons", {}), "colab_url": COLAB}
-        options["use_repository_button"] = options["use_issues_button"] = options["use_edit_page_button"] = True
+        options["use_repository_button"] = options["use_edit_page_button"] = True
     if book.site is not None:
         config.html_baseurl = config.ogp_site_url = book.site
         config.ogp_use_first_image = True

@@ -7,7 +7,7 @@ import pandas as pd
 
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse.rows import EXPERIMENTS, ROWS  # noqa: F401
-from kvreport.publishing.estimators import counted, distinct, first, part, share, total
+from kvreport.publishing.estimators import computed, counted, distinct, first, part, share, total
 from kvreport.publishing.found import Found
 from kvreport.publishing.measures import Measure, claim, holds, noted
 from kvreport.publishing.rules import HALF, Bound, every, other_cause, refuted, reproduced
@@ -83,6 +83,11 @@ KEYS_ANYWHERE = replace(KEYS_AT_ANY_LENGTH, name="the same at all numbers of tok
 MODEL = noted("prompt_reuse", "models", 0, "name")
 N_NEW_TOKENS = noted("prompt_reuse", "settings", "n_new_tokens")
 QUESTIONS = Measure("questions", rows="reused_questions", estimate=distinct("item"), form="{:.0f}")
+FORKS = Measure("answers that differ", rows="forks", by=("dtype",), estimate=counted(len), form="{:.0f}")
+WIDEST_LEAD = replace(
+    FORKS, name="largest lead at their first token that differs", form="{:g}", estimate=computed("widest", "max")
+)
+TIED_FORKS = replace(FORKS, name="answers with a tie there", estimate=total("tied"))
 FILES = Measure("files", rows="seams", estimate=distinct("source"), form="{:.0f}")
 
 _NONE = Bound(0, "arithmetic", "none")

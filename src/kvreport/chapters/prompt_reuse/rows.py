@@ -90,13 +90,31 @@ def _continuations(posted: Run, questions: Run | None) -> pd.DataFrame:
 
 def _answers(run: Run) -> pd.DataFrame:
     """Set each answer to a further question beside the one without reuse, and say where they first differ."""
-    question, written = ["dtype", "case", "item"], {"tokens": ("token", tuple), "words": ("text", tuple)}
+    question = ["dtype", "case", "item"]
+    written = {"tokens": ("token", tuple), "words": ("text", tuple), "margins": ("margin", tuple)}
     steps = run.rows.assign(text=run.rows["text"].fillna("").astype(str)).sort_values("step", kind="stable")
     answers = steps.groupby([*question, "way"], sort=False).agg(**written).reset_index()
     alone = answers[answers["way"] == NO_REUSE].drop(columns="way")
     both = answers[answers["way"] != NO_REUSE].merge(alone, on=question, suffixes=("", "_uncached"))
     pairs = zip(both["tokens"], both["tokens_uncached"], strict=True)
-    return both.assign(first=[_first_difference(one, other) for one, other in pairs])
+    both = both.assign(first=[_first_difference(one, other) for one, other in pairs])
+    return both.assign(
+        kept=both["first"] == float("inf"), lead=_at_first(both, "margins"),
+        lead_uncached=_at_first(both, "margins_uncached"),
+    )
+
+
+def _forks(answers: pd.DataFrame) -> pd.DataFrame:
+    """Keep the answers in the chat template, on the right cache, that differ from those without reuse."""
+    forks = answers[(answers["case"] == CHAT) & (answers["way"] == SHARED) & ~answers["kept"]]
+    leads = forks[["lead", "lead_uncached"]]
+    return forks.assign(widest=leads.max(axis=1), tied=leads.min(axis=1) == 0)
+
+
+def _at_first(answers: pd.DataFrame, column: str) -> list[float | None]:
+    """Give a number of the first token that differs; None where none does, or where the answer has ended."""
+    pairs = zip(answers["first"], answers[column], strict=True)
+    return [of[int(first)] if first < len(of) else None for first, of in pairs]
 
 
 def _first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> float:
@@ -132,6 +150,7 @@ ROWS = {
     "keys and values": Frame(_keys_and_values, ("split_keys",)),
     "continuations": Frame(_continuations, ("prompt_reuse",), ("reused_questions",)),
     "answers": Frame(_answers, ("reused_questions",)),
+    "forks": Frame(_forks, ("answers",)),
     "prompts": Frame(_prompts, ("continuations",)),
     "tokenizer boundaries": Frame(_tokenizer_boundaries, ("seams",)),
 }

@@ -1,0 +1,27 @@
+"""What changed since the first release: the release notes of CHANGELOG.md, newest first, as a page of the site."""
+
+import re
+from itertools import takewhile
+
+from kvreport.publishing import checkout
+from kvreport.site.context import Context
+
+FIRST = "## 0.1.0"
+SOURCE = "CHANGELOG.md"
+_RELEASE = re.compile(r"^(?=## )", re.MULTILINE)
+_LINK = re.compile(r"\[([^\]]+)\]\(([^):]+)\)")
+
+
+def markdown(context: Context) -> str:
+    """Write the notes of every release after the first; links lead to where their files are."""
+    _, *releases = _RELEASE.split((context.root / SOURCE).read_text("utf-8"))
+    book = checkout.of(context.root)
+
+    def link(found: re.Match[str]) -> str:
+        words, to = found.groups()
+        if to.startswith("pages/"):
+            return f"[{words}]({to.removeprefix('pages/')})"
+        return f"[{words}]({book.repository}/blob/{book.branch}/{to})" if book.repository else f"{words} (`{to}`)"
+
+    newer = takewhile(lambda release: not release.startswith(FIRST), releases)
+    return _LINK.sub(link, "".join(newer))
