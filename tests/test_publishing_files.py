@@ -58,6 +58,8 @@ def test_the_page_gives_the_address_that_the_citation_file_names(tmp_path):
     about = (ROOT / "CITATION.cff").read_text("utf-8")
     (tmp_path / "CITATION.cff").write_text(f"{about}repository-code: https://example.org/somebody/book.git\n")
     text = running.install(SimpleNamespace(root=tmp_path))
-    assert "pip install 'git+https://example.org/somebody/book" in text
+    line = running.install_line(SimpleNamespace(root=tmp_path))
+    assert line == "```text\npip install 'git+https://example.org/somebody/book'\n```"
+    assert line.splitlines()[1] in text
     assert "uvx --from 'git+https://example.org/somebody/book" in text
     assert "ADDRESS" not in text

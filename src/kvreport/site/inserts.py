@@ -37,6 +37,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "paths": running.paths,
     "colab": running.colab,
     "install": running.install,
+    "install line": running.install_line,
     "gpu parameters": running.gpu_parameters,
     "never on cuda": running.never_on_cuda,
     "first screen": lambda _context: first_screen.markdown(),

@@ -87,11 +87,20 @@ if device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
 """
 
 
+def _source(context: Context) -> str:
+    return f"'git+{origin.of(context.root).repository or 'ADDRESS-OF-THIS-REPOSITORY'}'"
+
+
+def install_line(context: Context) -> str:
+    """Write the command that installs the library from its true address, where that is known."""
+    return f"```text\npip install {_source(context)}\n```"
+
+
 def install(context: Context) -> str:
-    """Write how to install the library, from its true address where that is known."""
-    address = origin.of(context.root).repository or "ADDRESS-OF-THIS-REPOSITORY"
-    commands = ("pip install .", f"pip install 'git+{address}'", "uvx --from . kvbook check MODEL",
-                f"uvx --from 'git+{address}' kvbook check MODEL")
+    """Write all ways to install the library, from a checkout and from its address."""
+    source = _source(context)
+    commands = ("pip install .", f"pip install {source}", "uvx --from . kvbook check MODEL",
+                f"uvx --from {source} kvbook check MODEL")
     return "```text\n" + "\n".join(commands) + "\n```"
 
 
