@@ -59,7 +59,7 @@ def test_an_engine_that_cannot_be_installed_is_named_and_left_out_and_the_others
 
 @pytest.mark.parametrize(("asked", "said"), [
     (("ollama",), "choose from vllm"), (("vllm",), "make engines ENGINE=vllm"),
-])  # fmt: skip
+])
 def test_an_engine_that_is_not_there_is_refused_in_one_line(asked, said):
     with pytest.raises(UserError, match=said), serving.serving(*asked):
         pass

@@ -91,7 +91,7 @@ def test_an_honest_server_is_not_called_a_fault(engine, name, monkeypatch):
     (0.2, 0.01, 0.04, 0.0, "fault"), (2.0, 0.6, None, 0.0, "fault"),
     # Asking again moves nothing, and no control shows the rounding of another shape.
     (0.2, 0.01, 0.0, 0.0, "cannot tell"), (0.2, 0.01, None, 0.0, "cannot tell"), (3.0, 2.0, 3.0, 0.6, "cannot tell"),
-])  # fmt: skip
+])
 def test_a_difference_is_judged_by_those_of_requests_that_reuse_nothing(largest, mean, usual, noise, verdict):
     assert judging.judge(largest, mean, usual, noise) == verdict
 
@@ -157,7 +157,7 @@ def test_an_engine_without_log_probabilities_or_without_completions_gets_no_verd
 @pytest.mark.parametrize(("address", "said"), [
     ("http://example.org/v1", "--remote"), ("https://10.0.0.7:8000/v1", "--remote"), ("http:///v1", "no address"),
     ("http://127.0.0.1:port/v1", "no address"), ("http://me:secret@127.0.0.1/v1", client.TOKEN),
-])  # fmt: skip
+])
 def test_an_address_that_is_not_this_machines_or_none_at_all_is_refused(address, said):
     with pytest.raises(UserError, match=said) as refused:
         client.of(address)
@@ -221,7 +221,7 @@ def test_the_command_prints_lines_or_json_of_the_published_schema_and_ends_with_
 @pytest.mark.parametrize(("arguments", "said"), [
     (("http://127.0.0.1:9/v1",), "no server answers"), (("http://127.0.0.1:9/v1", "--lengths", "a"), "--lengths a"),
     (("http://example.org/v1",), "--remote"),
-])  # fmt: skip
+])
 def test_bad_input_is_one_line_and_status_2(kvbook_here, monkeypatch, arguments, said):
     monkeypatch.setattr(client, "_PAUSE", 0.001)
     done = kvbook_here("check", *arguments)
