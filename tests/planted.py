@@ -54,14 +54,6 @@ def contradicted(chapter: str, name: str, experiment: str, where: str = "", **va
     return check(statement, changed(borne_out, experiment, where, **values)).outcome
 
 
-def on_processor(processor: str, found: Found) -> Found:
-    """Return what a chapter found as if another processor had made its runs."""
-    moved = {name: run_of(run.rows, **run.about) for name, run in found.runs.items() if run}
-    for run in moved.values():
-        run.about["machine"] = run.about["machine"] | {"processor": processor}
-    return with_runs(found, **moved)
-
-
 class Judged(Mapping[str, Verdict]):
     """A chapter's claims by name, each judged when it is looked up, for each has its bootstrap."""
 

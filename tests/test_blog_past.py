@@ -10,7 +10,6 @@ from transformers import RobertaForCausalLM
 from transformers.utils import logging
 
 from kvbook import paths
-from kvbook.errors import UserError
 from kvbook.models import loading
 from kvreport.chapters.blog_past import measures, past_tables
 from kvreport.chapters.blog_past import rows as rows_of
@@ -200,12 +199,3 @@ CONTRARY = {
 @pytest.mark.parametrize("name", measures.STATEMENTS)
 def test_control_a_statement_fails_on_published_rows_that_are_changed_to_contradict_it(name):
     assert contradicted("blog_past", name, "past_tables", **CONTRARY[name]) == "fails"
-
-
-def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    for change in ({"families": ("/nowhere",)}, {"device": "cuda:99"}, {"n_tokens": 999}):
-        with pytest.raises(UserError) as error:
-            past_tables.EXPERIMENT.run(settings.model_copy(update=change))
-        assert "\n" not in str(error.value)
-    assert not (tmp_path / "runs").exists()

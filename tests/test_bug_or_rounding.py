@@ -9,7 +9,6 @@ from planted import changed, contradicted
 
 from kvbook import paths
 from kvbook.diagnosis import faults
-from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import loading
 from kvreport.chapters.bug_or_rounding import figures, measures, rows, symptoms, tables
@@ -190,12 +189,3 @@ def test_a_cause_is_called_shown_where_the_ledger_bears_it_out_and_inferred_else
     assert [is_borne_out(one) for one in REPORTED_BUGS] == [not one.inferred for one in REPORTED_BUGS]
     # Control: both kinds are there.
     assert {one.inferred for one in REPORTED_BUGS} == {True, False}
-
-
-def test_what_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    for change in ({"families": ("/nowhere",)}, {"device": "cuda:99"}, {"n_tokens": 999}, {"n_samples": 99}):
-        with pytest.raises(UserError) as error:
-            symptoms.EXPERIMENT.run(settings.model_copy(update=change))
-        assert "\n" not in str(error.value)
-    assert not (tmp_path / "runs").exists()

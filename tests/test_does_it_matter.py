@@ -10,7 +10,6 @@ import transformers
 from small_models import SMALL
 from transformers import AutoConfig, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
-from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import agreement, predictions, rounded_caches
 from kvbook.models import corpus, loading, tokenizers
@@ -418,28 +417,3 @@ def test_texts_of_several_lengths_are_refused(settings, tmp_path):
         variants.texts(settings.model_copy(update={"corpus": str(tmp_path)}), 2, 24)
     with pytest.raises(UserError, match="samples"):
         drift_by_position.EXPERIMENT.inputs(settings.model_copy(update={"n_long": 9}))
-    with pytest.raises(UserError, match="dtypes"):
-        DoesItMatterSettings.checked(dtypes=["float64"])
-
-
-EXPERIMENTS = (teacher_forced, first_divergence, after_divergence)
-
-
-@pytest.mark.parametrize(
-    ("change", "message", "experiments"),
-    [
-        ({"n_tokens": 80}, "context", EXPERIMENTS), ({"model": "nosuch"}, "neither", EXPERIMENTS),
-        ({"n_samples": 9}, "samples", EXPERIMENTS), ({"device": "cuda:99"}, "CUDA", EXPERIMENTS),
-        ({"n_long": 9}, "samples", [drift_by_position]),
-    ],
-)
-def test_settings_that_cannot_be_run_are_refused_in_one_line_and_leave_nothing(
-    settings, change, message, experiments, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    refused = DoesItMatterSettings.checked(**settings.model_dump() | change)
-    for module in experiments:
-        with pytest.raises(UserError, match=message) as error:
-            module.EXPERIMENT.run(refused)
-        assert "\n" not in str(error.value)
-    assert not (tmp_path / "runs").exists()

@@ -5,8 +5,6 @@ import torch
 from planted import changed, contradicted
 from transformers import DynamicCache
 
-from kvbook import paths as folders
-from kvbook.errors import UserError
 from kvbook.exact.verification import fed
 from kvreport.chapters.exact_caches import cost as exact_cost
 from kvreport.chapters.exact_caches import figures, lengths, measures, paths
@@ -175,18 +173,3 @@ def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(results):
     fewer = changed(results, "exact_ways", LAST_ROW, equal_rows=9)
     assert number("EXACT_ROWS", fewer) == "520 of 520"
     assert number("EXACT_ROWS_OF_OTHERS", fewer) == "519 of 520"
-
-
-@pytest.mark.parametrize(
-    "change", [{"families": ["nosuch"]}, {"n_tokens": 60}, {"device": "cuda:99"}, {"n_samples": 9}]
-)
-def test_settings_that_cannot_be_run_are_refused_in_one_line_and_leave_nothing(settings, change, tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
-    refused = ExactCachesSettings.checked(**settings.model_dump() | change)
-    for experiment in (paths.EXPERIMENT, *([] if "families" in change else [exact_ladder.EXPERIMENT])):
-        with pytest.raises(UserError) as error:
-            experiment.run(refused)
-        assert "\n" not in str(error.value)
-    assert not (tmp_path / "runs").exists()
-    with pytest.raises(UserError):
-        ExactCachesSettings.checked(dtypes=["float64"])

@@ -1,6 +1,9 @@
 import pytest
 
+from kvbook import paths
 from kvbook.errors import UserError
+from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.running import catalogue
 
@@ -34,25 +37,39 @@ def test_a_notebooks_own_names_are_not_parameters_but_unknown_ones_are():
         LayerDriftSettings.from_notebook(namespace | {"n_sample": 7})
 
 
-# What no experiment can run, by the setting that asks for it.
+@pytest.mark.parametrize("settings", [ExactCachesSettings, DoesItMatterSettings])
+def test_dtypes_that_an_experiment_does_not_run_in_are_refused(settings):
+    with pytest.raises(UserError, match="dtypes"):
+        settings.checked(dtypes=["float64"])
+
+
+# What no experiment can run, by the setting that asks for it; of `n_samples` the folder has fewer.
 IMPOSSIBLE = {
     "device": "cuda:99", "model": "/nowhere", "second_model": "/nowhere", "reference_model": "/nowhere",
-    "families": ["/nowhere"], "corpus": "/nowhere", "n_tokens": 5000,
+    "families": ["/nowhere"], "corpus": "/nowhere", "n_tokens": 5000, "n_samples": 10_000,
 }
 # What an experiment does not read before it measures.
-UNREAD = {("first_bad_layer", "families"), ("greedy_paths", "corpus"), ("layer_drift_trained", "n_tokens")}
+UNREAD = {
+    ("first_bad_layer", "families"), ("greedy_paths", "corpus"), ("layer_drift_trained", "n_tokens"),
+    ("past_tables", "n_samples"),
+}
 # Left out, as a whole, where their compiler's kernels or another program is not there.
 ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "engine_rollout"}
 
 
 @pytest.mark.parametrize("name", sorted(set(catalogue.EXPERIMENTS) - ELSEWHERE))
-def test_an_experiment_refuses_what_it_cannot_run_in_one_line_before_it_begins(name, monkeypatch):
+def test_an_experiment_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing(
+    name, monkeypatch, tmp_path, text_folder
+):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     # One experiment measures nothing where the trained model is not there; its refusals come before it reads it.
     monkeypatch.setattr("kvbook.models.packages.is_here", lambda family: True)
     experiment = catalogue.EXPERIMENTS[name]
     taken = set(experiment.settings.model_fields if experiment.fields is None else experiment.fields)
     for field in taken & set(IMPOSSIBLE):
         if (name, field) not in UNREAD:
+            folder = {"corpus": str(text_folder)} if field == "n_samples" else {}
             with pytest.raises(UserError) as caught:
-                experiment.inputs(experiment.settings.checked(**{field: IMPOSSIBLE[field]}))
+                experiment.run(experiment.settings.checked(**folder | {field: IMPOSSIBLE[field]}))
             assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
