@@ -52,7 +52,7 @@ engines: $(BOOK_READY) ## make the environments of serving engines in _build/eng
 
 test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up by itself
 	@.ci/find-browser
-	@$(PYTEST) --durations=10 $(TESTS)
+	@$(PYTEST) --durations=30 $(TESTS)
 
 test-fast: $(TEST_READY) ## run the tests that start no process, train nothing and open no browser; say what is left out
 	@$(PYTEST) -n 2 -m "not slow" $(TESTS)
