@@ -95,6 +95,36 @@ def test_a_page_is_as_it_must_be(page, judged, address, site, path):
     assert page_rules.faults(page, judged, address, path, site) == []
 
 
+MOST_SCREENS = 12
+
+
+def screens(page, address, path, unfold=False):
+    """Give how many screens of a telephone a page takes."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(address + path)
+    if unfold:
+        page.evaluate("document.querySelectorAll('article details').forEach(fold => { fold.open = true })")
+    return page.evaluate("document.documentElement.scrollHeight") / 844
+
+
+@pytest.mark.parametrize("path", CHAPTER_PAGES)
+def test_a_chapter_is_twelve_screens_of_a_telephone_or_less(page, address, path):
+    assert screens(page, address, path) <= MOST_SCREENS
+
+
+def test_control_with_its_folds_open_a_chapter_is_longer(page, address):
+    assert screens(page, address, "chapters/06_layer_drift.html", unfold=True) > MOST_SCREENS
+
+
+@pytest.mark.parametrize("path", CHAPTER_PAGES)
+def test_a_chapter_opens_with_a_figure_or_a_table_and_ends_with_how_it_was_run(site, path):
+    article = soup(site / path).find("article")
+    seen = [each.name for each in article.select("figure, table, pre, details.kvbook-run")]
+    folded = [each.summary.get_text(" ", strip=True) for each in article.select("#behind-this-page details.kvbook-run")]
+    assert seen[0] in ("figure", "table")
+    assert folded[-3:] == ["Your run against the book", "Parameters", "How this was run"]
+
+
 def rows_shown(page):
     return page.locator("table#tab-atlas tbody tr:visible").count()
 

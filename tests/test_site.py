@@ -120,10 +120,9 @@ def test_the_figure_and_the_page_on_the_environment_name_the_run(root):
 
 def test_how_a_chapter_was_run_and_its_parameters_are_folded_away_but_there(root):
     folded = {each.summary.get_text(" ", strip=True): each for each in page(root).find_all("details")}
-    parameters = next(each for title, each in folded.items() if "Show the parameters of this run" in title)
-    assert "n = 3" in parameters.get_text()
-    assert "open" not in parameters.attrs
-    box = next(each for title, each in folded.items() if "How this was run" in title)
+    assert "n = 3" in folded["Parameters"].get_text()
+    assert "open" not in folded["Parameters"].attrs
+    box = folded["How this was run"]
     terms = [term.get_text(strip=True) for term in box.find_all("dt")]
     facts = dict(zip(terms, [fact.get_text(" ", strip=True) for fact in box.find_all("dd")], strict=True))
     assert set(facts) == {"Parameters", "Machine", "Versions", "Commit", "Started", "Took", "Notebook"}

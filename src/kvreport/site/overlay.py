@@ -6,8 +6,8 @@ Along the way
 - a published figure's caption, name and alternative text become what MyST-NB numbers; its files, a link to it and a
   ready citation follow;
 - a published table becomes a numbered directive, which a reader's program reads as a table; the same follows it;
-- the cell with this run's parameters is folded away, not removed: parameters are part of a result;
-- a last section says how the chapter was run.
+- the cell with this run's parameters follows that with the defaults: parameters are part of a result;
+- a last section says how the chapter was run; :mod:`kvreport.site.folds` folds both away.
 """
 
 import copy
@@ -87,7 +87,7 @@ def overlay(source: Notebook, executed: Notebook, files: Files, captions: Mappin
         cell["execution_count"] = ran.get("execution_count")
         cells += _shown(cell, files)
         if "parameters" in _tags(cell):
-            cells += [_folded(copy.deepcopy(ran)) for ran in outputs.values() if INJECTED in _tags(ran)]
+            cells += [copy.deepcopy(ran) for ran in outputs.values() if INJECTED in _tags(ran)]
     cells.append(_how_it_was_run(executed["metadata"]["kvbook"], files))
     merged["cells"] = cells
     return merged
@@ -145,17 +145,6 @@ def _shown(cell: Cell, files: Files) -> Iterator[Cell]:
     yield from after
 
 
-def _folded(cell: Cell) -> Cell:
-    cell["metadata"] = {
-        "tags": [INJECTED, "hide-input"],
-        "mystnb": {
-            "code_prompt_show": "Show the parameters of this run",
-            "code_prompt_hide": "Hide the parameters of this run",
-        },
-    }
-    return cell
-
-
 def _offered(published: Mapping[str, Any], files: Files) -> Cell:
     """Write what follows a figure or a table: its files, a link to it, and how to cite it."""
     name = published["name"]
@@ -170,10 +159,10 @@ def _offered(published: Mapping[str, Any], files: Files) -> Cell:
     text = (
         "::::::{container} kvbook-downloads\n"
         f"Download: {' · '.join(links)}\n\n"
-        f":::::{{dropdown}} Cite this {'figure' if name.startswith('fig-') else 'table'}\n"
-        f"```none\n{bibtex.read_text('utf-8')}```\n"
+        ":::::{dropdown} How this was run, and how to cite it\n"
+        f"```none\n{bibtex.read_text('utf-8')}```\n\n"
+        f"{_made_by(published)}\n"
         ":::::\n"
-        f"{_made_by(published)}"
         "::::::"
     )
     return _markdown(f"downloads-{name}", text)
@@ -193,7 +182,7 @@ def _made_by(published: Mapping[str, Any]) -> str:
         facts += [f"seed{'s' * (len(made['seeds']) > 1)} {', '.join(map(str, made['seeds']))}"]
         facts += [f"run{'s' * (len(made['runs']) > 1)} {', '.join(run[:8] for run in made['runs'])}"]
         lines.append(f"- {'; '.join(filter(None, facts))}")
-    return ":::::{dropdown} How this was run\n" + "\n".join(lines) + "\n:::::\n" if lines else ""
+    return "\n".join(lines)
 
 
 def _download(label: str, file: Path, page: Path) -> str:
