@@ -59,7 +59,7 @@ def _stacked(counted: pd.DataFrame, by: str, places: list[str]) -> Figure:
         _bar(ax, place, counted[counted[by] == name])
     style.name_rows(ax, places)
     # The numbers of narrow pieces end at the axes' edge.
-    ax.margins(x=0.09)
+    ax.margins(x=0.17)
     ax.set_xlabel("architectures")
     handles = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     known = [outcome for outcome in _LOOKS if outcome in handles]

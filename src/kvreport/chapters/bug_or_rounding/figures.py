@@ -64,11 +64,19 @@ def _draw(ax: Axes, lines: pd.DataFrame, **look) -> None:
 
 
 def figure_injected(lines: pd.DataFrame, model: str) -> Figure:
-    """Draw drift against unit roundoff, of clean families and of injected bugs, one model boldly."""
-    others = {"other families": {"linewidth": 0.8, "alpha": 0.6}} if set(lines["model"]) != {model} else {}
-    fig, ax = _against_roundoff(_dtypes(lines), {model: {"linewidth": 1.8}} | others)
-    _draw(ax, lines[lines["model"] != model], linewidth=0.8, markersize=2.5, alpha=0.4)
-    _draw(ax, lines[lines["model"] == model], linewidth=1.8, markersize=5)
+    """Draw drift against unit roundoff: clean families, one model boldly, and the range of all injected bugs."""
+    others = {"thin: other families": {"linewidth": 0.8}} if set(lines["model"]) != {model} else {}
+    fig, ax = _against_roundoff(_dtypes(lines), {f"thick: {model}": {"linewidth": 3}} | others)
+    is_bug = ~lines["symptom"].isin(_LOOKS)
+    # One by one, dozens of flat lines would merge.
+    bugs = lines[is_bug & (lines["drift"] > 0) & np.isfinite(lines["drift"])].groupby("roundoff")["drift"]
+    look = _LOOKS["injected bug"]
+    for edge in (bugs.min(), bugs.max()):
+        ax.plot(edge.index, edge, **look, markersize=4)
+    ax.fill_between(bugs.min().index, bugs.min(), bugs.max(), color=look["color"], alpha=0.2, linewidth=0)
+    is_bold = lines["model"] == model
+    _draw(ax, lines[~is_bug & ~is_bold], linewidth=0.8, markersize=2.5, alpha=0.6)
+    _draw(ax, lines[~is_bug & is_bold], linewidth=2.5, markersize=5)
     return fig
 
 
@@ -89,8 +97,8 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
         places += [{"label": heading}, *part.assign(label=part["symptom"].map(rows.named)).to_dict("records")]
     dtypes = _dtypes(lines)
     markers = dict(zip(dtypes, style.MARKERS, strict=False))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.235 * len(places)))
-    style.name_rows(ax, [row["label"] for row in places], fontsize=9)
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.25 * len(places)))
+    style.name_rows(ax, [row["label"] for row in places], fontsize=10)
     # Left of everything, where a logarithmic axis has no place for zero.
     zero = UNIT_ROUNDOFF[dtypes[0]] / 100
     for place, (row, label) in enumerate(zip(places, ax.get_yticklabels(), strict=True)):

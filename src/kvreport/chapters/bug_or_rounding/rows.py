@@ -178,7 +178,6 @@ ROWS = {
     "injected": Frame(_injected, ("drifts",)),
     "documents": Frame(_documents, ("drifts",)),
     "verdicts": Frame(_verdicts, ("bug_or_rounding",)),
-    "verdicts on injected": Frame(_with_fp32_widened, ("verdicts",)),
     "symptoms": Frame(_of_documents, ("verdicts",)),
     "counted": Frame(_counted, ("symptoms",)),
     "lines": Frame(_lines, ("bug_or_rounding",)),

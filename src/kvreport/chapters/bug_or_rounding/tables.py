@@ -19,12 +19,6 @@ def who_reports(counted: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def injected_grid(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Lay out which bug was called what in which family."""
-    grid = verdicts.pivot_table(index="symptom", columns="model", values="kind", aggfunc="first", sort=False)
-    return grid.fillna("does not apply").rename_axis(columns=None).reset_index().rename(columns={"symptom": "injected"})
-
-
 def advice() -> list[dict[str, str]]:
     """Read the lines of the decision table."""
     return read_yaml(paths.DATA / "advice.yaml")

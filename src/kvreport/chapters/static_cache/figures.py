@@ -6,6 +6,7 @@ Colour and marker are the kind of cache; hollow is published or eager.
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from kvreport.chapters.static_cache import rows
 from kvreport.publishing import style
@@ -20,7 +21,11 @@ def _look(cache: str, hollow: bool) -> dict[str, str]:
     return {"color": colour, "marker": marker, "markerfacecolor": "white" if hollow else colour}
 
 
-def _hollow(what: str):
+def _kinds() -> list[Line2D]:
+    return [style.key(kind, colour, marker=marker, **_MARK) for kind, (colour, marker) in _KINDS.items()]
+
+
+def _hollow(what: str) -> Line2D:
     return style.key(what, marker="o", markerfacecolor="white", **_MARK)
 
 
@@ -36,8 +41,7 @@ def figure_published(beside: pd.DataFrame) -> Figure:
     style.name_rows(ax, devices)
     ax.set(xscale="log", xlabel="tokens/s, whole call")
     style.plain_logarithm(ax.xaxis)
-    handles = [style.key(kind, colour, marker=marker, **_MARK) for kind, (colour, marker) in _KINDS.items()]
-    fig.legend(handles=[*handles, _hollow("published")], loc="outside upper right", ncols=4, fontsize=9)
+    fig.legend(handles=[*_kinds(), _hollow("published")], loc="outside upper right", ncols=4, fontsize=9)
     return fig
 
 
@@ -54,8 +58,8 @@ def figure_grid(table: pd.DataFrame, limit: float) -> Figure:
     ax.set_yticks(range(len(shown)), shown["way"], fontsize=9.5)
     ax.set(xlabel="tokens/s", xlim=(0, None))
     ax.grid(axis="y", visible=False)
-    handles = [style.key("compiled", marker="o", **_MARK), _hollow("eager")]
-    fig.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=9)
+    handles = [*_kinds(), style.key("compiled", marker="o", **_MARK), _hollow("eager")]
+    fig.legend(handles=handles, loc="outside upper right", ncols=5, fontsize=9, columnspacing=1)
     return fig
 
 
@@ -90,7 +94,8 @@ def figure_batches(found: pd.DataFrame) -> Figure:
             end = some["context"].iloc[-1], some["ms"].iloc[-1]
             style.note(ax, f"{batch}", end, (6, 0), va="center", color=line.get_color())
         ax.set(xscale="log", yscale="log", title=DTYPES[dtype], xlabel="tokens in the cache")
-        ax.set_xticks(ticks := sorted(of_dtype["context"].unique())[::2], [f"{tick:,}" for tick in ticks])
+        ends = of_dtype["context"].min(), of_dtype["context"].max()
+        ax.set_xticks(ends, [f"{tick:,}" for tick in ends])
         ax.xaxis.minorticks_off()
     axes[0, 0].set_ylabel("ms per step")
     style.plain_logarithm(axes[0, 0].yaxis)
@@ -106,6 +111,6 @@ def figure_gains(gains: pd.DataFrame, book: pd.DataFrame) -> Figure:
             style.plot_estimate(ax, row.gain, ways.index(row.way), marker="o", color=style.BLUE, **look)
     ax.axvline(1, color=style.GREY, linestyle="--", linewidth=1)
     ax.set_yticks(range(len(ways)), ways, fontsize=9.5)
-    ax.set(xlabel="tokens/s over the eager dynamic loop's", xlim=(0, None))
+    ax.set(xlabel="tokens/s / the eager dynamic loop's", xlim=(0, None))
     ax.grid(axis="y", visible=False)
     return fig
