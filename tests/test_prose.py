@@ -30,6 +30,8 @@ PHRASES = {
     r"not to be told from": "not distinguishable from",
     r"the document says": "the issue reports",
     r"less the window's": "minus the window's",
+    r"\b([Hh]old|held)\b[^.]{0,60} against": "compare with",
+    r"(is|are) ours\.": "we chose",
 }
 LONGEST, MEDIAN, CAPTION = 35, 15, 40
 # Two a sentence; a list of a document's own steps or settings may have more.
