@@ -65,7 +65,7 @@ def _draw(ax: Axes, lines: pd.DataFrame, **look) -> None:
 
 def figure_injected(lines: pd.DataFrame, model: str) -> Figure:
     """Draw drift against unit roundoff: clean families, one model boldly, and the range of all injected bugs."""
-    others = {"thin: other families": {"linewidth": 0.8}} if set(lines["model"]) != {model} else {}
+    others = {"thin: others": {"linewidth": 0.8}} if set(lines["model"]) != {model} else {}
     fig, ax = _against_roundoff(_dtypes(lines), {f"thick: {model}": {"linewidth": 3}} | others)
     is_bug = ~lines["symptom"].isin(_LOOKS)
     # One by one, dozens of flat lines would merge.
@@ -123,7 +123,7 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
             va="center", annotation_clip=False,
         )
     ax.set(xscale="log", xlim=(zero / 4, 20), xlabel="drift / spread of the logits")
-    powers = [power for power in range(-16, 1, 4) if 10.0**power > 5 * zero]
+    powers = [power for power in range(-16, 1, 4) if 10.0**power > 100 * zero]
     ax.set_xticks([zero, *(10.0**power for power in powers)], ["0", *(f"$10^{{{power}}}$" for power in powers)])
     ax.minorticks_off()
     ax.tick_params(axis="y", length=0)
