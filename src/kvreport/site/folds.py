@@ -19,7 +19,7 @@ _IN_PLACE = "What we ran"
 # Classes of the cells with the defaults, and with what a run set.
 _PARAMETERS = {"tag_parameters", "tag_injected-parameters"}
 # A table with more rows is folded, unless readers search it.
-_MOST_ROWS = 6
+_MOST_ROWS = 4
 
 
 def connect(app: Sphinx) -> None:
