@@ -40,15 +40,15 @@ class Folds(SphinxTransform):
             return
         run = self._taken(lambda node: is_component(node, "dropdown") and "kvbook-run" in node["container_classes"])
         parameters = self._taken(lambda node: not _PARAMETERS.isdisjoint(node["classes"]))
+        sections = list(self.document.findall(nodes.section))
+        asides = [section for section in sections if _AT_THE_END.fullmatch(section[0].astext())]
+        for section in asides:
+            section.parent.remove(section)
         for table in list(self.document.findall(nodes.table)):
             if "kvbook-table" in table["classes"]:
                 _fold_if_long(table)
-        sections = list(self.document.findall(nodes.section))
-        asides = [section for section in sections if _AT_THE_END.fullmatch(section[0].astext())]
         end = nodes.section("", nodes.title("", "Behind this page"), ids=["behind-this-page"])
-        for section in asides:
-            section.parent.remove(section)
-            end += _of_section(section)
+        end += map(_of_section, asides)
         end += [*([_folded("Parameters", parameters)] if parameters else []), *run]
         sections[0] += end
         for section in sections:
