@@ -272,15 +272,17 @@ def _measured(rows: Sequence[Row]) -> list[str]:
         f"{worst}, {faulty[worst]}." if worst else "No release is measured whole yet."
     )
     # The newest first, for a phone shows few columns.
-    grid = [["architecture", "wrong on", *releases[::-1]]]
+    grid = []
     for architecture in sorted({row["architecture"] for row in rows if row["release"] in releases}):
         found = [cells.get((architecture, release)) for release in releases[::-1]]
         at_fault = dict.fromkeys(path for row in found if row for path in wrong(row))
         grid.append([architecture, " · ".join(at_fault), *map(mark, found)])
+    # Those that were ever wrong come first.
+    grid = [["architecture", "wrong on", *releases[::-1]], *sorted(grid, key=lambda line: not line[1])]
     return [
         "## Architectures and releases",
-        f"{len(releases)} releases are measured whole. {said} The table begins with the newest. Search for a name to "
-        "see one family, or choose a path to see who was wrong on it.",
+        f"{len(releases)} releases are measured whole. {said} The table begins with the newest, and with the "
+        "architectures that were ever wrong. Search for a name to see a family, or a path to see who was wrong on it.",
         f"Marks: = exact, ≈ rounding, {WRONG} wrong on some path, ? undecided, – does not run, {_OTHER} no cache or a "
         "full pass that is not causal; empty: not there yet.",
         csv_table("tab-history", "What each release's caches are.", grid, filtered=True),
