@@ -1,0 +1,66 @@
+"""The reports to transformers: each test fails as the class is, and passes with the report's diff."""
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import pytest
+import transformers
+
+from kvbook import paths
+
+REPORTS = paths.ROOT / "data" / "upstream"
+MODELS = {
+    "bamba_positions": "bamba", "git_padding": "git", "gpt_neo_static": "gpt_neo", "mamba_chunks": "mamba",
+    "minimax_beams": "minimax", "moshi_window": "moshi", "zamba2_time_steps": "zamba2",
+}
+
+
+def outcome(model):
+    """Run a report's test, and return whether it passes and what it said."""
+    sys.path.insert(0, str(REPORTS))
+    try:
+        tests = importlib.import_module("test_caches").CacheMatchesTheFullPassTest
+    finally:
+        sys.path.remove(str(REPORTS))
+    (name,) = (name for name in dir(tests) if name.startswith(f"test_{model}_"))
+    result = unittest.TestResult()
+    tests(name).run(result)
+    return result.wasSuccessful(), "".join(text for _, text in [*result.failures, *result.errors])
+
+
+@pytest.fixture
+def mended(monkeypatch, tmp_path):
+    """Return a function that puts a model's module in place with a report's diff applied."""
+
+    def mend(report, model):
+        module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+        source = tmp_path / "src" / "transformers" / "models" / model / f"modeling_{model}.py"
+        source.parent.mkdir(parents=True)
+        source.write_text(Path(module.__file__).read_text())
+        subprocess.run(["git", "apply", str(REPORTS / f"{report}.diff")], cwd=tmp_path, check=True)
+        spec = importlib.util.spec_from_file_location(module.__name__, source)
+        changed = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, module.__name__, changed)
+        spec.loader.exec_module(changed)
+        for name in changed.__all__:
+            monkeypatch.setattr(transformers, name, getattr(changed, name))
+
+    return mend
+
+
+@pytest.mark.parametrize(("report", "model"), MODELS.items())
+def test_a_reports_test_fails_as_the_class_is_and_passes_with_its_diff(report, model, mended):
+    passes, said = outcome(model)
+    assert not passes
+    assert "not close" in said
+    mended(report, model)
+    assert outcome(model) == (True, "")
+
+
+def test_every_report_with_a_script_has_a_diff_and_a_test():
+    assert {script.stem for script in REPORTS.glob("*.py")} - {"test_caches"} == set(MODELS)
+    assert {diff.stem for diff in REPORTS.glob("*.diff")} == set(MODELS)
