@@ -118,11 +118,11 @@ def test_a_guide_touches_no_more_files_than_it_says():
 
 
 def test_the_chapter_is_executed_with_both_figures(kvbook, checkout):
-    assert "14_cache_bytes: done after" in kvbook("build", "14_cache_bytes")
-    executed = nbformat.read(checkout / "_build/executed/14_cache_bytes.ipynb", as_version=4)
+    assert "15_cache_bytes: done after" in kvbook("build", "15_cache_bytes")
+    executed = nbformat.read(checkout / "_build/executed/15_cache_bytes.ipynb", as_version=4)
     for name in ("fig-cache-bytes", "fig-per-token"):
         assert name in json.dumps(executed)
-        assert (checkout / f"_build/figures/14_cache_bytes/{name}.svg").is_file()
+        assert (checkout / f"_build/figures/15_cache_bytes/{name}.svg").is_file()
 
 
 def test_both_experiments_and_the_new_family_are_found_by_name(kvbook):

@@ -80,6 +80,22 @@ def test_a_server_that_stops_is_told_with_its_last_line(monkeypatch, folder):
         pass
 
 
+def test_transformers_serve_gets_a_folder_whose_configuration_names_the_models_class(monkeypatch, folder):
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}', "utf-8")
+    (model / "tokenizer.json").write_text("{}", "utf-8")
+    monkeypatch.setattr(serving.packages, "folder", lambda family: model)
+    assert serving.weights_for("vllm", "float32") == model
+    for _ in range(2):
+        named = serving.weights_for("transformers", "float32")
+        content = json.loads((named / "config.json").read_text("utf-8"))
+        assert content == {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+        assert (named / "tokenizer.json").read_text("utf-8") == "{}"
+    # The model's own folder is left as it was.
+    assert (model / "config.json").read_text("utf-8") == '{"model_type": "llama"}'
+
+
 def test_an_engine_sees_only_its_own_packages(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     found = environments.variables_of(ENGINES["vllm"])

@@ -54,7 +54,9 @@ UNREAD = {
     ("past_tables", "n_samples"),
 }
 # Left out, as a whole, where their compiler's kernels or another program is not there.
-ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "engine_rollout"}
+ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "engine_rollout"} | {
+    name for name in catalogue.EXPERIMENTS if name.startswith("served_") and name != "served_transformers"
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(catalogue.EXPERIMENTS) - ELSEWHERE))

@@ -17,7 +17,8 @@ from kvreport.running import catalogue, planning
 SMALL = {
     "attention_forms", "engine_rollout", "exact_cost", "first_layer", "gemm_map", "kernels", "layer_drift_trained",
     "memory_bandwidth", "policy_gradient", "scratch_held", "scratch_logits", "scratch_loss", "scratch_speed",
-    "scratch_texts", "seams", "static_shapes",
+    "scratch_texts", "seams", "served_llama_cpp", "served_llama_cpp_bf16", "served_openvino", "served_vllm",
+    "served_vllm_bf16", "static_shapes",
 }
 REAL = {"weights": "package", "parameters": 134_515_008, "asked_for": "smollm2"}
 

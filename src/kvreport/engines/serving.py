@@ -1,6 +1,7 @@
 """Servers of engines: started on 127.0.0.1 with the book's trained model, and stopped."""
 
 import contextlib
+import json
 import socket
 import subprocess
 import time
@@ -23,9 +24,10 @@ _PAUSE = 0.5
 def weights_for(name: str, dtype: str) -> Path:
     """Return what an engine reads: the folder of transformers, or the same weights in GGUF, written once."""
     folder = packages.folder(MODEL)
-    read = environments.engine_of(name).gguf
-    if not read:
-        return folder
+    engine = environments.engine_of(name)
+    if not engine.gguf:
+        return _with_architecture(folder) if engine.beside else folder
+    read = engine.gguf
     file = environments.FOLDER / "weights" / f"{read[dtype]}.gguf"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -33,6 +35,19 @@ def weights_for(name: str, dtype: str) -> Path:
         model = loading.load(MODEL, weights="package", dtype=read[dtype]).model
         write_gguf(model, half, folder / "tokenizer.json").replace(file)
     return file
+
+
+def _with_architecture(folder: Path) -> Path:
+    """Link a model's folder, with the class of the model in its configuration, which `transformers serve` reads."""
+    named = environments.FOLDER / "weights" / "transformers"
+    named.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        if not (named / file.name).exists():
+            (named / file.name).symlink_to(file)
+    content = json.loads((folder / "config.json").read_text("utf-8"))
+    (named / "config.json").unlink()
+    (named / "config.json").write_text(json.dumps(content | {"architectures": ["LlamaForCausalLM"]}), "utf-8")
+    return named
 
 
 def command_of(name: str, start: Start) -> list[str]:
@@ -63,7 +78,10 @@ def serving(name: str, dtype: str = FP32, mode: str = "", port: int = 0) -> Iter
             start_new_session=True,
         )
     try:
-        yield _ready(process, client.of(f"http://127.0.0.1:{start.port}/v1", timeout=600), engine.title, log)
+        asked = client.of(f"http://127.0.0.1:{start.port}/v1", timeout=600)
+        # One that lists only what it has from a hub is asked for the folder.
+        names = _ready(process, asked, engine.title, log) or [str(start.model)]
+        yield client.Client(asked.address, asked.timeout, names[0])
     finally:
         process.terminate()
         try:
@@ -73,14 +91,13 @@ def serving(name: str, dtype: str = FP32, mode: str = "", port: int = 0) -> Iter
             process.wait()
 
 
-def _ready(process: subprocess.Popen, asked: client.Client, title: str, log: Path) -> client.Client:
+def _ready(process: subprocess.Popen, asked: client.Client, title: str, log: Path) -> list[str]:
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         if process.poll() is not None:
             last = log.read_text("utf-8", "replace").strip().splitlines()[-1:] or ["it says nothing"]
             raise UserError(f"{title} stopped with status {process.returncode}: {last[0][:200]}; see {log}")
         with contextlib.suppress(client.Unanswered, client.Refused):
-            if names := asked.models():
-                return client.Client(asked.address, asked.timeout, names[0])
+            return asked.models()
         time.sleep(_PAUSE)
     raise UserError(f"{title} does not answer after {_PATIENCE} s: see {log}")

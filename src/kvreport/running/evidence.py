@@ -126,7 +126,8 @@ def make(timed: bool, only: Iterable[str] = ()) -> int:
         began = time.monotonic()
         run = cell.experiment.run(cell.settings)
         if run is None:
-            raise UserError(f"{cell.label}: nothing to measure with these settings; is the trained model fetched?")
+            missing = "is the trained model fetched, and the engine there that it measures?"
+            raise UserError(f"{cell.label}: nothing to measure with these settings; {missing}")
         folder = recording.record(run.folder)
         evidence.cite(cell.chapter, cell.role, folder)
         took[cell.experiment.name].append(time.monotonic() - began)

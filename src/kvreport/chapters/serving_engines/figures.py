@@ -1,0 +1,45 @@
+"""Figures of the chapter on serving engines."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvreport.chapters.serving_engines import rows as named
+from kvreport.publishing import style
+from kvreport.publishing.measures import said
+
+_COLOURS = {named.WARM: style.BLUE, named.BATCH: style.VERMILION, named.AGAIN: style.GREY,
+    named.SPECULATION: style.GREEN, named.QUANTIZED: style.PURPLE}
+# Where no bit moves: left of all that does.
+_NOTHING = 1e-8
+
+
+def figure_ways(table: pd.DataFrame) -> Figure:
+    """Draw how far each way of asking moves log-probabilities, a row an engine and dtype, and a marker a way."""
+    labels = [f"{one.engine}, {said(one.dtype)}" for one in table.itertuples()]
+    names = list(dict.fromkeys(labels))
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.5 + 0.45 * len(names)))
+    for label, row in zip(labels, table.itertuples(), strict=True):
+        which = named.WAYS.index(row.way)
+        place = names.index(label) + 0.15 * (which - (len(named.WAYS) - 1) / 2)
+        ax.plot(max(row.moved.value, _NOTHING), place, marker=style.MARKERS[which], color=_COLOURS[row.way],
+            markersize=5, linestyle="")
+    ax.axvline(_NOTHING, **style.REFERENCE)
+    ax.set(xscale="log", xlabel="largest |Δ log p| against cold (nats); far left: none")
+    style.name_rows(ax, names, fontsize=9)
+    handles = [style.key(way, _COLOURS[way], marker=style.MARKERS[place]) for place, way in enumerate(named.WAYS)]
+    fig.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
+    return fig
+
+
+def figure_exactness(table: pd.DataFrame) -> Figure:
+    """Draw how far each engine is from fp64, the closest first."""
+    table = table.sort_values("error", key=lambda of: of.map(lambda one: one.value))
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.0 + 0.34 * len(table)))
+    for place, row in enumerate(table.itertuples()):
+        style.plot_estimate(
+            ax, row.error, place, marker="o", color=style.DTYPE_COLOURS.get(row.dtype, style.BLACK), markersize=5
+        )
+    ax.set(xscale="log", xlabel="mean |Δ log p| against fp64 (nats)")
+    style.name_rows(ax, list(table["label"]), fontsize=9)
+    return fig

@@ -1,0 +1,73 @@
+"""Measures of the chapter on serving engines, then the sentences that they decide."""
+
+from dataclasses import replace
+
+from kvreport.chapters.serving_engines import rows as named
+from kvreport.chapters.serving_engines.rows import EXPERIMENTS, ROWS  # noqa: F401
+from kvreport.publishing.estimators import computed, counted, distinct, mean, share
+from kvreport.publishing.measures import Measure, holds, noted
+from kvreport.publishing.rules import Bound, every
+
+# Each way against the cold one, after the same prompts.
+BITS = Measure(
+    "share of prompts whose text and log-probabilities are bitwise those of a cold request", "text", "engine",
+    "{:.0%}", rows="ways", by=("engine", "dtype", "way"), estimate=share("bits_equal", "text"),
+)
+TEXTS = replace(BITS, name="share of prompts whose tokens are all equal to those of a cold request",
+    estimate=share("texts_equal", "text"))
+MOVED = replace(
+    BITS, name="largest |Δ log p| (nats) against a cold request, up to the first other token", unit="",
+    form="{:.2g}", estimate=computed("max_abs", "max"),
+)
+OVER_BATCH = replace(
+    MOVED, name="largest |Δ log p| of a way over that of a batch of eight", over=("way", named.BATCH), form="{:.1f}",
+    estimate=counted(lambda rows, other: rows["max_abs"].max() / other["max_abs"].max()),
+)
+REUSED = replace(MOVED, name="most tokens that a request reused", form="{:.0f}", estimate=computed("cached", "max"))
+
+# Cold requests against transformers in fp64, on the engine's own text.
+ERROR = Measure(
+    "mean |Δ log p| (nats) against fp64", "text", "engine", "{:.2g}", rows="cold", by=("engine", "dtype"),
+    estimate=mean("error"),
+)
+KL = replace(ERROR, name="mean KL (nats) of fp64 from the engine, by its 20 likeliest tokens", estimate=mean("kl_fp64"))
+
+# Engine against engine.
+PAIR_TEXTS = Measure(
+    "share of prompts whose tokens are equal", "text", "engines", "{:.0%}", rows="engines", by=("engines",),
+    estimate=share("texts_equal", "text"),
+)
+PAIR_MOVED = replace(PAIR_TEXTS, name="mean |Δ log p| (nats)", form="{:.2g}", estimate=mean("mean_abs"))
+
+# Facts for the prose.
+MODEL = noted("served_llama_cpp", "models", 0, "name")
+PROMPTS = Measure("prompts", rows="cold", estimate=distinct("sample"), form="{:,.0f}")
+
+# Facts for checks.
+OTHER_TEXTS = replace(
+    MOVED, name="prompts after which another token is written than cold", form="{:.0f}",
+    estimate=counted(lambda rows: (rows["texts_equal"] == 0).sum()),
+)
+PAIR_OTHER_TEXTS = replace(
+    PAIR_TEXTS, name="prompts after which two engines write another token", unit="", form="{:.0f}",
+    estimate=counted(lambda rows: (rows["texts_equal"] == 0).sum()),
+)
+_NOTHING = Bound(0, "arithmetic", "none")
+_FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
+STATEMENTS = {
+    "a-repeat-is-exact": holds(every(MOVED.where(way=named.AGAIN), "at most", _NOTHING), "this model"),
+    "reuse-writes-the-same-tokens": holds(
+        every(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", _NOTHING), "this model"
+    ),
+    "reuse-moves-no-more-than-a-batch": holds(
+        every(OVER_BATCH.where(way=named.WARM, dtype=named.FP32), "below", _FAR), "this model"
+    ),
+    "speculation-tells-other-numbers": holds(
+        every(
+            MOVED.where(way=named.SPECULATION, engine="llama.cpp"), "above",
+            Bound(0.5, "ours", "half a nat"),
+        ),
+        "this model",
+    ),
+    "engines-agree-in-fp32": holds(every(PAIR_OTHER_TEXTS, "at most", _NOTHING), "this model"),
+}

@@ -1,0 +1,187 @@
+"""What an engine writes after the same prompts in several ways, and what transformers in fp64 says of it.
+
+An experiment for each engine, which measures nothing where its environment is not there.  Rows, one a token: see
+``data/README.md``.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from kvbook.errors import UserError
+from kvbook.models import corpus, kept, loading, placement
+from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
+from kvbook.server.client import Refused
+from kvreport.chapters.serving_engines import asking, transformers_itself
+from kvreport.chapters.serving_engines import rows as named
+from kvreport.chapters.serving_engines.asking import Written
+from kvreport.chapters.serving_engines.settings import ServingEnginesSettings
+from kvreport.engines import environments, serving
+from kvreport.engines.listed import BF16, ENGINES, FP32
+
+_COLUMNS = (
+    "engine", "dtype", "way", "texts", "sample", "source", "position", "token", "logprob", "logprob_fp64", "kl_fp64",
+    "cached", "refused",
+)
+Ask = Callable[[str, list[corpus.Sample]], list[Written]]
+
+
+def prompts(settings: ServingEnginesSettings, texts: str) -> list[corpus.Sample]:
+    """Cut the prompts of one population."""
+    tokenizer = loading.tokenizer(settings.model, settings.weights)
+    samples = list(corpus.samples(texts, tokenizer, settings.n_samples, settings.prompt_tokens, settings.seed))
+    if short := [one for one in samples if len(one.ids) < settings.prompt_tokens]:
+        raise UserError(
+            f"{short[0].source} gives {len(short[0].ids)} tokens, {settings.prompt_tokens} are needed of each prompt: "
+            "name a folder of longer files, or lower prompt_tokens"
+        )
+    return samples
+
+
+def inputs(settings: ServingEnginesSettings) -> dict[str, Any]:
+    """Name the model and the texts, and refuse what cannot be run."""
+    placement.check(settings.device, (FP32, BF16, "float64"))
+    model = loading.identify(settings.model, settings.weights, settings.seed)
+    loading.check_length(model, settings.prompt_tokens + settings.new_tokens)
+    for texts in settings.populations:
+        prompts(settings, texts)
+    return {"models": [model], "texts": [corpus.describe(texts) for texts in settings.populations]}
+
+
+def measure_transformers(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Let the library itself write."""
+    for dtype in (FP32, BF16):
+        loaded = _load(settings, dtype)
+
+        def ask(way: str, samples: list[corpus.Sample], loaded: loading.Loaded = loaded) -> list[Written]:
+            write = functools.partial(
+                transformers_itself.write, loaded.model, ends=_ends(loaded), warm=way == named.WARM
+            )
+            tokens = named.AGAIN_TOKENS if way == named.AGAIN else settings.new_tokens
+            ids = [sample.ids for sample in samples]
+            if way == named.BATCH:
+                return write(ids, tokens)
+            return [write([one], tokens)[0] for one in ids]
+
+        _record(settings, writer, "transformers", dtype, named.PLAIN, lambda ask=ask: contextlib.nullcontext(ask))
+
+
+@contextlib.contextmanager
+def _serving(settings: ServingEnginesSettings, name: str, dtype: str, mode: str) -> Iterator[Ask]:
+    with serving.serving(name, dtype, mode) as server:
+        fields = ENGINES[name].cold
+
+        def ask(way: str, samples: list[corpus.Sample]) -> list[Written]:
+            ids, tokens = [sample.ids for sample in samples], settings.new_tokens
+            if way == named.BATCH:
+                return asking.together(server, ids, tokens, fields)
+            if way == named.WARM:
+                for one in ids:
+                    asking.ask(server, one, 1)
+                return [asking.ask(server, one, tokens) for one in ids]
+            tokens = named.AGAIN_TOKENS if way == named.AGAIN else tokens
+            return [asking.ask(server, one, tokens, fields) for one in ids]
+
+        yield ask
+
+
+def _record(
+    settings: ServingEnginesSettings, writer: records.Writer, name: str, dtype: str, ways: tuple[str, ...],
+    opened: Callable[[], contextlib.AbstractContextManager[Ask]],
+) -> None:
+    """Open a server once for all ways that are missing, and write their rows."""
+    units = {f"{dtype} {way} {texts}": (way, texts) for way in ways for texts in settings.populations}
+    if set(units) <= writer.done:
+        return
+    said, about = _load(settings, "float64").model, {"engine": name, "dtype": dtype}
+    try:
+        with opened() as ask:
+            for unit, (way, texts) in writer.pending(units, f"{name}, {dtype}: way"):
+                samples, rows = prompts(settings, texts), []
+                # A smaller batch is filled up with copies, which nobody looks at.
+                count = max(named.TOGETHER, len(samples)) if way == named.BATCH else len(samples)
+                filled = [samples[row % len(samples)] for row in range(count)]
+                for sample, one in zip(samples, ask(way, filled), strict=False):
+                    of = {"way": way, "texts": corpus.POPULATIONS.get(texts, texts)}
+                    of |= {"sample": f"{texts} {sample.index}", "source": sample.source}
+                    rows += [about | of | row for row in _tokens(said, sample.ids, one)]
+                writer.append(unit, rows)
+    except (UserError, Refused) as error:
+        if ways == named.PLAIN:
+            raise
+        # What an engine lacks is a row too.
+        empty = dict.fromkeys(_COLUMNS, "") | about | {"way": ways[0], "refused": str(error).partition("; see ")[0]}
+        for unit in units.keys() - writer.done:
+            writer.append(unit, [empty])
+
+
+def _tokens(said: torch.nn.Module, prompt: list[int], one: Written) -> Iterator[dict[str, Any]]:
+    """Lay out what was written, beside what fp64 says of the same text."""
+    logs = transformers_itself.read(said, prompt, one.tokens)
+    for place, (token, value, top) in enumerate(zip(one.tokens, one.logprobs, one.top, strict=True)):
+        yield {
+            "position": place, "token": token, "logprob": f"{value:.9g}",
+            "logprob_fp64": f"{float(logs[place, token]):.12g}", "kl_fp64": divergence(logs[place], top),
+            "cached": "" if one.cached is None else one.cached, "refused": "",
+        }
+
+
+def divergence(exact: torch.Tensor, top: dict[int, float]) -> str:
+    """Return KL(fp64 ‖ engine) over the engine's likeliest tokens, and all others as one; empty where it tells none."""
+    if len(top) < 2:
+        return ""
+    ids = torch.tensor(list(top), device=exact.device)
+    theirs = torch.tensor(list(top.values()), dtype=torch.float64)
+    ours = exact[ids].double().cpu()
+    rest = [max(1 - float(part.exp().sum()), 0.0) for part in (ours, theirs)]
+    found = float((ours.exp() * (ours - theirs)).sum())
+    if min(rest) > 0:
+        found += rest[0] * math.log(rest[0] / rest[1])
+    return f"{found:.6g}"
+
+
+def _load(settings: ServingEnginesSettings, dtype: str) -> loading.Loaded:
+    return kept.load(
+        settings.model, weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
+    )
+
+
+def _ends(loaded: loading.Loaded) -> set[int]:
+    ends = loaded.model.generation_config.eos_token_id
+    return set(ends) if isinstance(ends, list) else {ends}
+
+
+def work(settings: ServingEnginesSettings) -> Work:
+    """Count the passes of the library's own model."""
+    texts = settings.n_samples * len(settings.populations)
+    steps = 2.5 * texts * settings.new_tokens
+    return Work(settings.prompt_tokens + settings.new_tokens, 4 * texts, steps, (FP32, BF16, "float64"))
+
+
+ITSELF = Experiment("served_transformers", ServingEnginesSettings, inputs, measure_transformers, work=work)
+
+
+def _of(name: str, dtype: str) -> Experiment:
+    """Make an engine's experiment, which measures nothing without the engine, or on weights that it does not serve."""
+    engine = ENGINES[name]
+
+    def inputs_of(settings: ServingEnginesSettings) -> dict[str, Any] | None:
+        if (settings.model, settings.weights) != (serving.MODEL, "package") or not environments.is_here(name):
+            return None
+        return inputs(settings) | {"engine": list(engine.packages)}
+
+    def measure(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+        for mode in ("", *(engine.modes if dtype == FP32 else ())):
+            ways = (mode,) if mode else named.PLAIN
+            _record(settings, writer, name, dtype, ways, functools.partial(_serving, settings, name, dtype, mode))
+
+    return Experiment(named.EXPERIMENT_OF[name, dtype], ServingEnginesSettings, inputs_of, measure)
+
+
+EXPERIMENTS = (ITSELF, *(_of(*each) for each in named.EXPERIMENT_OF))

@@ -1,0 +1,3 @@
+"""What the chapter on serving engines measures."""
+
+from kvreport.chapters.serving_engines.measuring import EXPERIMENTS  # noqa: F401

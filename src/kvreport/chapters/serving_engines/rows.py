@@ -1,0 +1,104 @@
+"""The rows of the chapter on serving engines by name; to read them takes no torch."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from kvbook.runs.records import Run
+from kvreport.publishing.found import Frame
+
+FP32, BF16 = "float32", "bfloat16"
+# Engines that are served, by the name that `kvreport.engines` has for them, and dtypes: the experiment of each.
+EXPERIMENT_OF = {
+    ("vllm", FP32): "served_vllm", ("llama.cpp", FP32): "served_llama_cpp", ("openvino", FP32): "served_openvino",
+    ("vllm", BF16): "served_vllm_bf16", ("llama.cpp", BF16): "served_llama_cpp_bf16",
+}
+# The chapter's experiments and the revision of their rows.
+EXPERIMENTS = {"served_transformers": 1} | dict.fromkeys(EXPERIMENT_OF.values(), 1)
+# How pages write an engine's name.
+TITLES = {
+    "transformers": "transformers", "vllm": "vLLM", "llama.cpp": "llama.cpp", "openvino": "OpenVINO GenAI",
+}
+
+# Tokens of a block of a prefix cache, as in vLLM.
+BLOCK = 16
+# Requests that are sent at the same time.
+TOGETHER = 8
+# Tokens that are written when a prompt is asked for again: the bits of a few settle it.
+AGAIN_TOKENS = 8
+
+# Ways of asking: with nothing reused, the same once more, after the prompt was asked for, and beside seven others.
+COLD, AGAIN, WARM, BATCH = PLAIN = ("cold", "again", "warm", "batch")
+SPECULATION, QUANTIZED = "speculation", "quantized cache"
+WAYS = (AGAIN, WARM, BATCH, SPECULATION, QUANTIZED)
+
+
+def _tokens(*runs: Run | None) -> pd.DataFrame | None:
+    """Put the rows of all engines together."""
+    found = [run.rows for run in runs if run is not None]
+    if not found:
+        return None
+    rows = pd.concat(found, ignore_index=True)
+    # A mode that the engine refuses has one row, with its words.
+    rows = rows[rows["refused"].isna()]
+    return rows.assign(engine=rows["engine"].map(TITLES), error=(rows["logprob"] - rows["logprob_fp64"]).abs())
+
+
+def _refused(*runs: Run | None) -> pd.DataFrame | None:
+    """List the modes in which an engine does not start, with its words."""
+    found = [run.rows[run.rows["refused"].notna()] for run in runs if run is not None]
+    return pd.concat(found, ignore_index=True) if found else None
+
+
+def _compared(one: pd.DataFrame, other: pd.DataFrame) -> dict[str, float]:
+    """Compare two texts after one prompt, up to the first position where another token is chosen."""
+    count = min(len(one), len(other))
+    ours, theirs = one["token"].to_numpy()[:count], other["token"].to_numpy()[:count]
+    common = count if (ours == theirs).all() else int((ours != theirs).argmax())
+    moved = np.abs(one["logprob"].to_numpy()[:common] - other["logprob"].to_numpy()[:common])
+    return {
+        "texts_equal": int(common == count), "bits_equal": int(common == count and not moved.any()),
+        "common": common, "mean_abs": moved.mean() if common else np.nan, "max_abs": moved.max(initial=0),
+    }
+
+
+def _ways(tokens: pd.DataFrame) -> pd.DataFrame:
+    """Compare every way with the cold one: one row a prompt."""
+    by = ["engine", "dtype", "texts", "sample", "source"]
+    rows = []
+    for key, of in tokens.groupby(by, sort=False):
+        ways = dict(iter(of.groupby("way", sort=False)))
+        about = dict(zip(by, key, strict=True))
+        rows += [
+            about | {"way": way, "cached": ways[way]["cached"].max()} | _compared(ways[COLD], ways[way])
+            for way in WAYS if way in ways and COLD in ways
+        ]
+    return pd.DataFrame(rows)
+
+
+def _engines(cold: pd.DataFrame) -> pd.DataFrame:
+    """Compare the cold texts of every two engines in fp32: one row a prompt."""
+    cold = cold[cold["dtype"] == FP32]
+    return pd.DataFrame(itertools.chain.from_iterable(
+        _pairs(of).assign(texts=texts, sample=sample, source=source).to_dict("records")
+        for (texts, sample, source), of in cold.groupby(["texts", "sample", "source"], sort=False)
+    ))
+
+
+def _pairs(of: pd.DataFrame) -> pd.DataFrame:
+    def each() -> Iterator[dict[str, object]]:
+        for (first, one), (second, other) in itertools.combinations(of.groupby("engine", sort=False), 2):
+            yield {"engines": f"{first}, {second}"} | _compared(one, other)
+
+    return pd.DataFrame(each())
+
+
+ROWS = {
+    "tokens": Frame(_tokens, (), tuple(EXPERIMENTS)),
+    "refused": Frame(_refused, (), tuple(EXPERIMENTS)),
+    "cold": Frame(lambda tokens: tokens[tokens["way"] == COLD], ("tokens",)),
+    "ways": Frame(_ways, ("tokens",)),
+    "engines": Frame(_engines, ("cold",)),
+}

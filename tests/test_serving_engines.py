@@ -1,0 +1,147 @@
+"""The chapter on serving engines: on a stand-in, on rows made by hand, and by recorded answers of the engines."""
+
+import gzip
+import json
+import threading
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from kvbook.errors import UserError
+from kvbook.server import check, client, prompts
+from kvreport.chapters.serving_engines import asking, measures, measuring, rows, tables
+from kvreport.chapters.serving_engines.settings import ServingEnginesSettings
+from kvreport.publishing import found
+
+SETTINGS = ServingEnginesSettings(n_samples=2, prompt_tokens=20, new_tokens=6)
+ANSWERS = sorted((Path(__file__).parent / "answers").glob("*.json.gz"))
+
+
+@pytest.fixture(scope="module")
+def results():
+    return found.measured("serving_engines", SETTINGS)
+
+
+def of(tokens: pd.DataFrame) -> found.Found:
+    made = found.of_runs("serving_engines", {})
+    made._made["tokens"] = tokens
+    return made
+
+
+def test_without_engines_the_library_itself_is_measured_in_every_way(results):
+    assert [name for name, run in results.runs.items() if run is not None] == ["served_transformers"]
+    assert set(results["ways"]["way"]) == {rows.AGAIN, rows.WARM, rows.BATCH}
+    again = results["ways"].query("way == 'again'")
+    assert again["bits_equal"].all()
+    assert results["ways"].query("way == 'warm'")["cached"].eq(16).all()
+    assert len(tables.ways(results)) == 6
+
+
+def test_fp32_is_as_far_from_fp64_as_it_rounds_and_bf16_much_further(results):
+    (fp32,), (bf16,) = (measures.ERROR.where(dtype=dtype)(results) for dtype in ("float32", "bfloat16"))
+    assert 0 < fp32.estimate.value < 1e-5 < 1e-3 < bf16.estimate.value
+
+
+def test_control_a_moved_log_probability_and_another_token_are_found(results):
+    moved = results["tokens"].copy()
+    moved.loc[moved["way"] == rows.AGAIN, "logprob"] += 1e-7
+    ways = of(moved)["ways"].query("way == 'again'")
+    assert not ways["bits_equal"].any()
+    assert ways["texts_equal"].all()
+    other = results["tokens"].copy()
+    other.loc[(other["way"] == rows.WARM) & (other["position"] == 2), "token"] += 1
+    ways = of(other)["ways"].query("way == 'warm'")
+    assert not ways["texts_equal"].any()
+    assert (ways["common"] == 2).all()
+
+
+def test_two_engines_are_compared_after_each_prompt(results):
+    second = results["tokens"].assign(engine="vLLM")
+    second["logprob"] += 0.5
+    both = of(pd.concat([results["tokens"], second], ignore_index=True))
+    (apart,) = measures.PAIR_MOVED(both)
+    assert apart.estimate.value == pytest.approx(0.5)
+    assert tables.pairs(both)["tokens equal"].tolist() == ["2 of 2"]
+
+
+def test_a_divergence_is_that_of_the_likeliest_tokens_and_the_rest():
+    exact = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log()
+    theirs = torch.tensor([0.4, 0.4, 0.1, 0.1], dtype=torch.float64).log()
+    whole = {place: float(value) for place, value in enumerate(theirs)}
+    expected = float((exact.exp() * (exact - theirs)).sum())
+    assert float(measuring.divergence(exact, whole)) == pytest.approx(expected, rel=1e-5)
+    two = {place: whole[place] for place in (0, 1)}
+    merged = [torch.stack([one[0], one[1], one[2:].exp().sum().log()]) for one in (exact, theirs)]
+    expected = float((merged[0].exp() * (merged[0] - merged[1])).sum())
+    assert float(measuring.divergence(exact, two)) == pytest.approx(expected, rel=1e-5)
+    # Control: the same numbers do not diverge, and one token alone tells nothing.
+    same = {place: float(value) for place, value in enumerate(exact)}
+    assert float(measuring.divergence(exact, same)) == pytest.approx(0, abs=1e-12)
+    assert measuring.divergence(exact, {0: -0.7}) == ""
+
+
+def test_an_answer_is_read_in_both_forms_and_refused_without_log_probabilities():
+    content = [{"id": 5, "token": " a", "logprob": -0.25, "top_logprobs": [{"id": 5, "logprob": -0.25}]}]
+    usage = {"prompt_tokens_details": {"cached_tokens": 16}}
+    first = asking.written({"choices": [{"logprobs": {"content": content}}], "usage": usage})
+    told = {"tokens": ["token_id:5"], "token_logprobs": [-0.25], "top_logprobs": [{"token_id:5": -0.25}]}
+    assert first == asking.written({"choices": [{"logprobs": told}], "usage": usage})
+    assert (first.tokens, first.cached) == ([5], 16)
+    with pytest.raises(client.Refused, match="no log-probabilities"):
+        asking.written({"choices": [{"text": " a"}]})
+
+
+def test_prompts_that_are_too_short_are_refused_in_one_line(text_folder):
+    asked = SETTINGS.model_copy(update={"populations": (str(text_folder),), "prompt_tokens": 10_000})
+    with pytest.raises(UserError, match="lower prompt_tokens"):
+        measuring.prompts(asked, asked.populations[0])
+
+
+class Replayed(client.Client):
+    """A client that gives recorded answers: to each request the next one that was given to it."""
+
+    def call(self, method, path, body=None):
+        with self.lock:
+            asked = self.key({"path": path, "body": body})
+            one = self.calls.pop(next(place for place, one in enumerate(self.calls) if self.key(one) == asked))
+        if "refused" in one:
+            raise client.Refused(one["refused"])
+        return one["reply"]
+
+
+def key(call):
+    """What names a request: a salt is drawn anew each time, and a model's name is not kept."""
+    body = {name: value for name, value in (call["body"] or {}).items() if name not in ("cache_salt", "model")}
+    return call["path"], body
+
+
+def replayed(recorded, monkeypatch):
+    monkeypatch.setattr(prompts, "opening", lambda: recorded["opening"])
+    for name, value in {"calls": list(recorded["calls"]), "lock": threading.Lock(), "key": staticmethod(key)}.items():
+        monkeypatch.setattr(Replayed, name, value, raising=False)
+    return check.check(Replayed("http://127.0.0.1:1/v1", model="served"), None, (32,))
+
+
+@pytest.mark.parametrize("file", ANSWERS, ids=lambda file: file.name.removesuffix(".json.gz"))
+def test_what_an_engine_answered_is_judged_as_it_was(file, monkeypatch):
+    recorded = json.loads(gzip.decompress(file.read_bytes()))
+    again = replayed(recorded, monkeypatch)
+    assert (again.verdict, again.why) == (recorded["verdict"], recorded["why"])
+    assert again.verdict != "fault"
+
+
+def test_control_recorded_answers_whose_reuse_moves_are_called_a_fault(monkeypatch):
+    (file,) = (one for one in ANSWERS if one.name.startswith("llama.cpp"))
+    recorded = json.loads(gzip.decompress(file.read_bytes()))
+    for call in recorded["calls"]:
+        if call["body"] and call["body"].get("cache_prompt", True) and "choices" in call.get("reply", {}):
+            for one in call["reply"]["choices"][0]["logprobs"]["content"]:
+                one["logprob"] -= 2
+    assert replayed(recorded, monkeypatch).verdict == "fault"
+
+
+def test_transformers_serve_tells_no_log_probabilities_so_nothing_can_be_told(monkeypatch):
+    (file,) = (one for one in ANSWERS if one.name.startswith("transformers"))
+    assert replayed(json.loads(gzip.decompress(file.read_bytes())), monkeypatch).verdict == "cannot tell"
