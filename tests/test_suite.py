@@ -40,7 +40,7 @@ def chapters_without_tests_of_their_name(tests: Path, chapters: Iterable[str]) -
 
 def test_a_chapters_tests_are_found_by_its_name(tmp_path):
     chapters = [chapter.name for chapter in planning.plan()]
-    assert len(chapters) == 13
+    assert len(chapters) == 14
     assert chapters_without_tests_of_their_name(ROOT / "tests", chapters) == []
     # Control: neither another chapter's name nor a file that imports nothing of it is enough.
     (tmp_path / "test_atlas.py").write_text("from kvreport.chapters.models import tables\n")
