@@ -2,7 +2,7 @@
 
 import inspect
 
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, StaticCache
+from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel, StaticCache, cache_utils
 
 
 def _takes(what: type, name: str) -> bool:
@@ -26,6 +26,21 @@ def static_cache(model: PreTrainedModel, length: int) -> StaticCache:
     return StaticCache(
         config=model.config, max_cache_len=length, **now if _takes(StaticCache, "max_batch_size") else {}
     )
+
+
+def lossless_cache(config: PretrainedConfig) -> Cache | None:
+    """Make the library's quantized cache with a quantizer that keeps every bit; None where there is none to make.
+
+    Older releases have no such layer, and a layer that holds more than keys and values has no quantized form.  Four
+    tokens stay outside the quantized part, so a text of a few tokens passes through it.
+    """
+    layer, plain = getattr(cache_utils, "QuantizedLayer", None), ("DynamicLayer", "DynamicSlidingWindowLayer")
+    layers = getattr(dynamic_cache(config), "layers", ())
+    if layer is None or not layers or not all(type(each).__name__ in plain for each in layers):
+        return None
+    kept = {"_quantize": lambda _self, tensor, axis: tensor.clone(), "_dequantize": lambda _self, tensor: tensor}
+    lossless = type("Lossless", (layer,), kept)
+    return Cache(layers=[lossless(residual_length=4) for _ in layers])
 
 
 def promises_static(model: PreTrainedModel) -> bool:

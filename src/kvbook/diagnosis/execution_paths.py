@@ -148,6 +148,10 @@ PATHS = (
         feed=lambda fed, ids: fed.static(ids, steps(ids.shape[1]), ids.shape[1]), excuse=_static, tools=(THOROUGH,),
     ),
     Path(
+        # What quantization rounds away is meant; what the cache does with its parts is tried without it.
+        "quantized cache", "offset_forgotten", "use a dynamic cache", feed=lambda fed, ids: fed.quantized(ids),
+    ),
+    Path(
         "cropped", "crop_one_short", "fill a new cache instead of cropping one",
         feed=lambda fed, ids: fed.cropped(ids, 10, 4), called={THOROUGH: "cropped cache"},
     ),

@@ -140,6 +140,15 @@ class Fed:
         self._needs_dynamic("takes no StaticCache: ")
         return self.in_parts(ids, sizes, older.static_cache(self.model, max_cache_len))[0]
 
+    def quantized(self, ids: torch.Tensor) -> torch.Tensor:
+        """Feed the library's quantized cache with nothing lost by quantization."""
+        self._needs_dynamic("takes no quantized cache: ")
+        cache = older.lossless_cache(self.model.config)
+        if cache is None:
+            raise NoCache("takes no quantized cache: the library has no such form of its layers")
+        ids, half, ones = _short(ids)
+        return self.in_parts(ids, [half, *ones], cache)[0]
+
     def in_batch(self, ids: torch.Tensor) -> torch.Tensor:
         """Run a text at once, as the middle one of three."""
         return self.full(torch.cat([ids.flip(1), ids, ids.roll(1, 1)]))[1:2]
