@@ -110,7 +110,7 @@ def harmful(source: str) -> list[str]:
             continue
         name = ast.unparse(node.func)
         keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        if name in HARMFUL_CALLS or (name == "torch.load" and keywords.get("weights_only") != "True"):
+        if name in HARMFUL_CALLS or (name in SAFE_WITH and SAFE_WITH[name] not in keywords.items()):
             found.append(name)
         found += [key for key in ("trust_remote_code", "allow_pickle", "shell") if keywords.get(key) == "True"]
     return found
@@ -118,8 +118,13 @@ def harmful(source: str) -> list[str]:
 
 HARMFUL_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 HARMFUL_CALLS = {
-    "eval", "exec", "compile", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load",
+    "eval", "exec", "compile", "os.system", "os.popen", "yaml.unsafe_load", "yaml.full_load",
     "pd.read_pickle", "pandas.read_pickle",
+}
+# Calls that this argument makes safe.
+SAFE_WITH = {
+    "torch.load": ("weights_only", "True"),
+    "yaml.load": ("Loader", "getattr(yaml, 'CSafeLoader', yaml.SafeLoader)"),
 }
 
 

@@ -38,7 +38,7 @@ def lossless_cache(config: PretrainedConfig) -> Cache | None:
     layers = getattr(dynamic_cache(config), "layers", ())
     if layer is None or not layers or not all(type(each).__name__ in plain for each in layers):
         return None
-    kept = {"_quantize": lambda _self, tensor, axis: tensor.clone(), "_dequantize": lambda _self, tensor: tensor}
+    kept = {"_quantize": lambda _self, tensor, **_axis: tensor.clone(), "_dequantize": lambda _self, tensor: tensor}
     lossless = type("Lossless", (layer,), kept)
     return Cache(layers=[lossless(residual_length=4) for _ in layers])
 
