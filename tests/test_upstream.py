@@ -8,7 +8,6 @@ import unittest
 from pathlib import Path
 
 import pytest
-import transformers
 
 from kvbook import paths
 
@@ -19,13 +18,18 @@ MODELS = {
 }
 
 
+def loaded(name, file):
+    """Import a module from a file, whatever else has its name."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def outcome(model):
     """Run a report's test, and return whether it passes and what it said."""
-    sys.path.insert(0, str(REPORTS))
-    try:
-        tests = importlib.import_module("test_caches").CacheMatchesTheFullPassTest
-    finally:
-        sys.path.remove(str(REPORTS))
+    tests = loaded("tests_of_the_reports", REPORTS / "test_caches.py").CacheMatchesTheFullPassTest
     (name,) = (name for name in dir(tests) if name.startswith(f"test_{model}_"))
     result = unittest.TestResult()
     tests(name).run(result)
@@ -42,12 +46,13 @@ def mended(monkeypatch, tmp_path):
         source.parent.mkdir(parents=True)
         source.write_text(Path(module.__file__).read_text())
         subprocess.run(["git", "apply", str(REPORTS / f"{report}.diff")], cwd=tmp_path, check=True)
-        spec = importlib.util.spec_from_file_location(module.__name__, source)
-        changed = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, module.__name__, changed)
-        spec.loader.exec_module(changed)
+        # What is there now is put back after the test.
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        changed = loaded(module.__name__, source)
+        # Not a name of this module: the package takes its own place anew when one of its modules is read again.
+        package = importlib.import_module("transformers")
         for name in changed.__all__:
-            monkeypatch.setattr(transformers, name, getattr(changed, name))
+            monkeypatch.setattr(package, name, getattr(changed, name))
 
     return mend
 
