@@ -248,14 +248,15 @@ def _lines() -> list[str]:
     with LINES.open(encoding="utf-8", newline="") as file:
         found = [row for row in csv.DictReader(file) if row["lines"]]
     shares = sorted(int(row["executed"]) / int(row["lines"]) for row in found)
-    told = [["architecture", "file", "lines", "executed", "not executed"]]
-    told += [[row["architecture"], row["file"], row["lines"], row["executed"], row["missed"]] for row in found]
+    told = [["architecture", "file", "lines", "executed"]]
+    told += [[row["architecture"], row["file"], row["lines"], row["executed"]] for row in found]
     return [
         "## How much of each model's source the paths execute",
         f"Counted are the lines of the methods that a tiny model has, in its own file, in {NEWEST}. In the median of "
         f"{len(found)} architectures the paths execute {shares[len(shares) // 2]:.0%} of them, and {shares[0]:.0%} at "
-        "least. What they miss a fault could hide in: kernels for GPUs, branches of training, losses and images.",
-        csv_table("tab-history-lines", "Lines of a model's own source that no path executes.", told, filtered=True),
+        "least. What they miss a fault could hide in: kernels for GPUs, branches of training, losses and images. "
+        f"`{LINES.relative_to(paths.ROOT)}` has their numbers.",
+        csv_table("tab-history-lines", "Lines of a model's own source that the paths execute.", told, filtered=True),
     ]
 
 
@@ -271,21 +272,26 @@ def _measured(rows: Sequence[Row]) -> list[str]:
         f"In {releases[-1]}, the newest, {faulty[releases[-1]]} architectures are wrong on some path; most were in "
         f"{worst}, {faulty[worst]}." if worst else "No release is measured whole yet."
     )
-    # The newest first, for a phone shows few columns.
-    grid = []
+    # The newest first, for a phone shows few columns; one cell a release for those that were never wrong is too much
+    # for a page.
+    grid, sound = [["architecture", "wrong on", *releases[::-1]]], [["architecture", "first and last release", "marks"]]
     for architecture in sorted({row["architecture"] for row in rows if row["release"] in releases}):
         found = [cells.get((architecture, release)) for release in releases[::-1]]
         at_fault = dict.fromkeys(path for row in found if row for path in wrong(row))
-        grid.append([architecture, " · ".join(at_fault), *map(mark, found)])
-    # Those that were ever wrong come first.
-    grid = [["architecture", "wrong on", *releases[::-1]], *sorted(grid, key=lambda line: not line[1])]
+        if at_fault:
+            grid.append([architecture, " · ".join(at_fault), *map(mark, found)])
+        else:
+            seen = [row for row in found if row]
+            marks = ", ".join(f"{times} {one}" for one, times in Counter(map(mark, seen)).items())
+            sound.append([architecture, f"{seen[-1]['release']} to {seen[0]['release']}", marks])
     return [
         "## Architectures and releases",
-        f"{len(releases)} releases are measured whole. {said} The table begins with the newest, and with the "
-        "architectures that were ever wrong. Search for a name to see a family, or a path to see who was wrong on it.",
+        f"{len(releases)} releases are measured whole. {said} The table begins with the newest. "
+        "Search for a name to see a family, or a path to see who was wrong on it.",
         f"Marks: = exact, ≈ rounding, {WRONG} wrong on some path, ? undecided, – does not run, {_OTHER} no cache or a "
         "full pass that is not causal; empty: not there yet.",
-        csv_table("tab-history", "What each release's caches are.", grid, filtered=True),
+        csv_table("tab-history", "Architectures that were ever wrong, by release.", grid, filtered=True),
+        csv_table("tab-history-sound", "Architectures that were never wrong, by releases.", sound, filtered=True),
         "## Counts by release",
         csv_table("tab-history-counts", "Architectures of each release by what their cache is.", counts(rows)),
         "## How long a fault lived",
