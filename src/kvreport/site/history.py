@@ -260,6 +260,18 @@ def _lines() -> list[str]:
     ]
 
 
+def _by_kind(told: Sequence[Sequence[object]]) -> str:
+    """Say in a sentence how many wrong cells are not the fault of a cache."""
+    cells: Counter[str] = Counter()
+    for _cause, kind, _names, count, *_ in told[1:]:
+        cells[kind] += count
+    return (
+        f"In {cells['uncached']} of them the pass without a cache is the wrong one, in {cells['no promise']} a class "
+        f"takes a cache that it does not promise, and {cells['ours']} are ours: the class wants other positions "
+        "than the atlas gave, and its cache is right."
+    )
+
+
 def _measured(rows: Sequence[Row]) -> list[str]:
     releases = whole(rows)
     told, left = explained(rows, causes())
@@ -300,6 +312,6 @@ def _measured(rows: Sequence[Row]) -> list[str]:
             "tab-history-faults", "Faults by architecture.", [["architecture", "story"], *stories(rows)], filtered=True
         ),
         "## Why they were wrong",
-        f"{total} cells are wrong, one an architecture, release and path. {open_ones}",
+        f"{total} cells are wrong, one an architecture, release and path. {_by_kind(told)} {open_ones}",
         csv_table("tab-history-causes", "Wrong cells by cause.", told),
     ]
