@@ -189,3 +189,9 @@ def test_control_a_cause_of_another_architecture_or_path_explains_nothing():
     (wrong,) = [row("5.0.0", chunks=table.BUG)]
     assert history.cause_of(wrong, "chunks", [CAUSE | {"architectures": ["opt"]}]) is None
     assert history.cause_of(wrong, "chunks", [CAUSE | {"paths": ["batch"]}]) is None
+
+
+def test_each_dated_fault_that_is_missed_says_why_and_no_other_does():
+    rows = history.read()
+    missed = [fault for fault in history.dated() if history.recall(fault, rows).startswith("missed")]
+    assert [fault for fault in history.dated() if "why" in fault] == missed

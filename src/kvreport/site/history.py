@@ -232,7 +232,7 @@ def markdown() -> str:
     rows = read()
     told = [["architecture", "path", "outcome", "with and without", "threads"]]
     told += [
-        [one["architecture"], one["path"], recall(one, rows),
+        [one["architecture"], one["path"], "; ".join(filter(None, [recall(one, rows), one.get("why")])),
          f"{one['has'] or 'none'} and {one['without'] or 'none yet'}", _threads(one["threads"])]
         for one in dated()
     ]
