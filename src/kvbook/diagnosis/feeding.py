@@ -114,10 +114,7 @@ class Fed:
         self, ids: torch.Tensor, sizes: list[int], cache: Any = None,
         more: Callable[[int, int], dict[str, torch.Tensor]] = lambda _start, _stop: {},
     ) -> tuple[torch.Tensor, Any]:
-        """Feed tokens part by part on top of a cache; return the logits and the cache.
-
-        `more` returns further arguments for the part from one place to another.
-        """
+        """Feed tokens part by part onto a cache, with what `more` gives from one place to another; return both."""
         if self.name is None:
             # Where a cache cannot even be asked for, this raises the error again.
             self.model(ids, use_cache=True)
@@ -143,8 +140,7 @@ class Fed:
     def quantized(self, ids: torch.Tensor) -> torch.Tensor:
         """Feed the library's quantized cache with nothing lost by quantization."""
         self._needs_dynamic("takes no quantized cache: ")
-        cache = older.lossless_cache(self.model.config)
-        if cache is None:
+        if (cache := older.lossless_cache(self.model.config)) is None:
             raise NoCache("takes no quantized cache: the library has no such form of its layers")
         ids, half, ones = _short(ids)
         return self.in_parts(ids, [half, *ones], cache)[0]

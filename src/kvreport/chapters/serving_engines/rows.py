@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from kvbook.runs.records import Run
+from kvreport.engines.listed import BF16, ENGINES, FP32, QUANTIZED, SPECULATION
 from kvreport.publishing.found import Frame
 
-FP32, BF16 = "float32", "bfloat16"
 # Engines that are served, by the name that `kvreport.engines` has for them, and dtypes: the experiment of each.
 EXPERIMENT_OF = {
     ("vllm", FP32): "served_vllm", ("llama.cpp", FP32): "served_llama_cpp", ("openvino", FP32): "served_openvino",
@@ -17,10 +17,8 @@ EXPERIMENT_OF = {
 }
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {"served_transformers": 1} | dict.fromkeys(EXPERIMENT_OF.values(), 1)
-# How pages write an engine's name.
-TITLES = {
-    "transformers": "transformers", "vllm": "vLLM", "llama.cpp": "llama.cpp", "openvino": "OpenVINO GenAI",
-}
+# How pages write an engine's name; the library is asked in the experiment's own process, not its server.
+TITLES = {"transformers": "transformers"} | {name: engine.title for name, engine in ENGINES.items() if engine.scored}
 
 # Tokens of a block of a prefix cache, as in vLLM.
 BLOCK = 16
@@ -31,7 +29,6 @@ AGAIN_TOKENS = 8
 
 # Ways of asking: with nothing reused, the same once more, after the prompt was asked for, and beside seven others.
 COLD, AGAIN, WARM, BATCH = PLAIN = ("cold", "again", "warm", "batch")
-SPECULATION, QUANTIZED = "speculation", "quantized cache"
 WAYS = (AGAIN, WARM, BATCH, SPECULATION, QUANTIZED)
 
 
