@@ -146,7 +146,7 @@ def test_a_fault_after_which_nothing_was_measured_is_not_called_unhealed():
     fault = row("5.0.0", chunks=table.BUG)
     assert history.stories([fault, row("5.1.0", "gpt2")])[0][1].endswith("not measured later")
     # Control: a fault of the newest release.
-    assert history.stories([fault, row("5.1.0", chunks=table.BUG)])[0][1].endswith("not mended yet")
+    assert history.stories([fault, row("5.1.0", chunks=table.BUG)])[0][1].endswith("not fixed yet")
 
 
 def test_lifetimes_count_measured_releases_of_faults_that_end():
@@ -166,14 +166,15 @@ def test_row_invariant_is_tried_on_the_releases_that_the_switch_names():
 
 
 CAUSE = {
-    "cause": "positions begin at 0", "kind": "fault", "architectures": ["llama"], "paths": ["chunks"], "threads": []
+    "cause": "positions begin at 0", "kind": "fault", "architectures": ["llama"], "paths": ["chunks"], "threads": [],
+    "by": "run",
 }
 
 
 def test_wrong_cells_are_counted_by_cause_and_those_without_one_are_named():
     rows = [row("5.0.0", chunks=table.BUG), row("5.1.0", chunks=table.BUG, batch=table.BUG)]
     told, left = history.explained(rows, [CAUSE])
-    assert told[1][:5] == ["positions begin at 0", "fault", "llama", 2, "5.0.0 to 5.1.0"]
+    assert told[1][:6] == ["positions begin at 0", "fault", "run", "llama", 2, "5.0.0 to 5.1.0"]
     assert left == ["llama on batch (5.1.0 to 5.1.0)"]
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import transformers
+
 from kvbook import paths
 from kvbook.atlas import columns, configurations
 
 RECORDED = paths.ROOT / "data" / "model_lines.csv"
-COLUMNS = ("architecture", "file", "lines", "executed", "missed")
+COLUMNS = ("release", "architecture", "file", "lines", "executed", "missed")
 BUILDS = ("__init__", "_init_weights", "__init_subclass__")
 
 
@@ -86,7 +88,7 @@ def main() -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for row in pool.imap(_row, names, chunksize=1):
-            writer.writerow(row)
+            writer.writerow({"release": transformers.__version__} | row)
             file.flush()
 
 
