@@ -72,11 +72,15 @@ def test_a_mode_that_an_engine_lacks_is_refused(monkeypatch):
         pass
 
 
-def test_a_server_that_stops_is_told_with_its_last_line(monkeypatch, folder):
+@pytest.mark.parametrize(("printed", "said"), [
+    ("out of memory", "out of memory"),
+    ("no core\\nValueError: no block\\nRuntimeError: no engine\\nbye", "ValueError: no block"),
+])
+def test_a_server_that_stops_is_told_with_its_first_error_or_its_last_line(printed, said, monkeypatch, folder):
     monkeypatch.setattr(environments, "is_here", lambda name: True)
     monkeypatch.setattr(serving, "weights_for", lambda name, dtype: folder)
-    monkeypatch.setattr(serving, "command_of", lambda name, start: ["/bin/sh", "-c", "echo out of memory; exit 3"])
-    with pytest.raises(UserError, match="vLLM stopped with status 3: out of memory"), serving.serving("vllm"):
+    monkeypatch.setattr(serving, "command_of", lambda name, start: ["/bin/sh", "-c", f"printf '{printed}'; exit 3"])
+    with pytest.raises(UserError, match=f"vLLM stopped with status 3: {said}"), serving.serving("vllm"):
         pass
 
 

@@ -83,7 +83,7 @@ class Engine:
 
 def _vllm(start: Start) -> list[str]:
     fixed = (
-        "--host 127.0.0.1 --enforce-eager --enable-prefix-caching --block-size 16 --enable-prompt-tokens-details "
+        "--host 127.0.0.1 --enforce-eager --enable-prefix-caching --block-size 32 --enable-prompt-tokens-details "
         "--max-model-len 2048 --max-logprobs 20 --disable-uvicorn-access-log"
     )
     chosen = [

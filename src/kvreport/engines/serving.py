@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import time
@@ -95,8 +96,10 @@ def _ready(process: subprocess.Popen, asked: client.Client, title: str, log: Pat
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         if process.poll() is not None:
-            last = log.read_text("utf-8", "replace").strip().splitlines()[-1:] or ["it says nothing"]
-            raise UserError(f"{title} stopped with status {process.returncode}: {last[0][:200]}; see {log}")
+            said = log.read_text("utf-8", "replace").strip()
+            # The first error is the cause; without one the last line has to do.
+            errors = re.findall(r"\b\w*Error: .+", said) or said.splitlines()[-1:] or ["it says nothing"]
+            raise UserError(f"{title} stopped with status {process.returncode}: {errors[0][:200]}; see {log}")
         with contextlib.suppress(client.Unanswered, client.Refused):
             return asked.models()
         time.sleep(_PAUSE)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kvbook.errors import UserError
-from kvbook.models import sources
+from kvbook.models import corpus, sources
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.trainer_and_rollout import rollouts, scoring
@@ -35,9 +35,11 @@ def inputs(settings: TrainerAndRolloutSettings) -> dict[str, Any] | None:
 def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Let the engine write, and score what it wrote."""
     low, full = rollouts.load(settings, settings.dtype), rollouts.load(settings, "float32")
-    for unit, group in writer.pending(rollouts.groups(settings), "rollout engine: batch"):
+    groups = {unit: group for unit, group in rollouts.groups(settings).items() if unit not in writer.done}
+    written = dict(zip(groups, generated(settings, list(groups.values())), strict=True))
+    for unit, group in writer.pending(groups, "rollout engine: batch"):
         rows: list[dict[str, Any]] = []
-        for sample, text in zip(group, generated(settings, [one.ids for one in group]), strict=True):
+        for sample, text in zip(group, written[unit], strict=True):
             ids = torch.tensor([sample.ids + text["tokens"]], device=low.model.device)
             with torch.inference_mode():
                 columns = scoring.one_pass(low.model, named.TRAINER, ids, settings.prompt_tokens)
@@ -48,14 +50,18 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], write
         writer.append(unit, rows)
 
 
-def generated(settings: TrainerAndRolloutSettings, ids: list[list[int]]) -> list[dict[str, Any]]:
-    """Continue prompts by the engine: tokens, their log-probabilities when sampled, and when read as a prompt."""
+def generated(settings: TrainerAndRolloutSettings, groups: list[list[corpus.Sample]]) -> list[list[dict[str, Any]]]:
+    """Continue prompts by the engine: tokens, their log-probabilities when sampled, and when read as a prompt.
+
+    It starts once for all groups, which takes minutes on a busy machine; a group is one batch.
+    """
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder) / "found.json"
         asked = {
             "model": str(sources.resolve(settings.model, settings.weights).path), "dtype": settings.dtype,
             "seed": settings.seed, "room": settings.prompt_tokens + settings.new_tokens + 1,
-            "new_tokens": settings.new_tokens, "ids": ids, "to": str(to),
+            "new_tokens": settings.new_tokens, "to": str(to),
+            "groups": [[{"ids": one.ids, "index": one.index} for one in group] for group in groups],
         }
         command = [str(environments.python_of(ENGINE)), str(Path(__file__).with_name("vllm_rollout.py"))]
         clean = environments.variables_of(ENGINES[ENGINE])
