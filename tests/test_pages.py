@@ -216,7 +216,7 @@ def test_the_front_pages_experiment_is_chosen_from_with_a_keyboard_and_without_j
         reader.keyboard.press("Space")
         assert case_shown(reader) == ("right", "float32")
         assert reader.locator(".kvbook-case:visible mark").count() == 0
-        reader.get_by_role("radio", name="the prompt is cut after a space").focus()
+        reader.get_by_role("radio", name="a prompt cut after a space").focus()
         reader.keyboard.press("Space")
         assert case_shown(reader) == ("wrong", "float32")
         assert reader.locator("details.door:visible").count() == 6

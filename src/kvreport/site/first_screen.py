@@ -24,8 +24,8 @@ DTYPES = ("bfloat16", "float32", "float64")
 # What a reader chooses, the rows of the answers, and the symptom whose drift the gauge shows.
 RIGHT, WRONG = "right", "wrong"
 LOOPS = {
-    RIGHT: ("the same ids are cached", reuse.CHAT, reuse.SHARED, drifts.CUT, "Rounding", "shrinks with the precision"),
-    WRONG: ("the prompt is cut after a space", reuse.DOCUMENTED, reuse.AS_IS, drifts.ANEW, "A bug", "stays"),
+    RIGHT: ("the right token ids", reuse.CHAT, reuse.SHARED, drifts.CUT, "Rounding", "shrinks with the precision"),
+    WRONG: ("a prompt cut after a space", reuse.DOCUMENTED, reuse.AS_IS, drifts.ANEW, "A bug", "stays"),
 }
 # The example: the first question whose answers in the coarsest dtype share this many tokens, and then differ.
 SHARED_TOKENS = range(6, 16)
@@ -180,7 +180,7 @@ def _gauge() -> str:
         dots = [f'<i data-dtype="{dtype}" style="left: {_place(medians[dtype]):.1f}%"></i>' for dtype in there]
         dots += [f'<span style="{where}">{words}</span>' for words, where in _labels(medians)]
         values = ", ".join(f"{wording.DTYPES[dtype]} {wording.power_of_ten(medians[dtype])}" for dtype in there)
-        label = f"Drift when {words}: {values}"
+        label = f"Drift with {words}: {values}"
         rows.append(
             f'<div class="kvbook-gauge" data-of="{loop}"><b>{verdict}:</b> the drift {how}'
             f'<div role="img" aria-label="{label}">{"".join(dots)}</div></div>'
@@ -219,7 +219,7 @@ def _made_on(answers: dict[str, tuple[pd.DataFrame, Run]], top: str = "") -> str
     where = "; ".join(f"{', '.join(dtypes)} on the {processor}" for processor, dtypes in runs.items())
     model = next(iter(answers.values()))[1].about["models"][0]["name"]
     return (
-        f"{html.escape(model)}, greedy, a bar a question, as high as its tokens before the first that differs; "
-        f"{html.escape(where)}. Drift: the logits' difference over their spread, median of its texts. "
+        f"One bar per question: the share of tokens before the first that differs. {html.escape(model)}, greedy; "
+        f"{html.escape(where)}. Drift: difference of the logits over their spread, median over texts. "
         f'<a href="{top}chapters/07_prompt_reuse.html">The experiment</a>'
     )
