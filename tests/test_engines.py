@@ -74,7 +74,7 @@ def test_a_mode_that_an_engine_lacks_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(("printed", "said"), [
     ("out of memory", "out of memory"),
-    ("no core\\nValueError: no block\\nRuntimeError: no engine\\nbye", "ValueError: no block"),
+    ("may cause `OSError: x`\\n[a.py:1] ValueError: no block\\nRuntimeError: no engine\\nbye", "ValueError: no block"),
 ])
 def test_a_server_that_stops_is_told_with_its_first_error_or_its_last_line(printed, said, monkeypatch, folder):
     monkeypatch.setattr(environments, "is_here", lambda name: True)

@@ -97,9 +97,10 @@ def _ready(process: subprocess.Popen, asked: client.Client, title: str, log: Pat
     while time.monotonic() < end:
         if process.poll() is not None:
             said = log.read_text("utf-8", "replace").strip()
-            # The first error is the cause; without one the last line has to do.
-            errors = re.findall(r"\b\w*Error: .+", said) or said.splitlines()[-1:] or ["it says nothing"]
-            raise UserError(f"{title} stopped with status {process.returncode}: {errors[0][:200]}; see {log}")
+            # The first error at a line's beginning, or after a logger's, is the cause; else the last line has to do.
+            errors = re.findall(r"^(?:.*\] )?(\w*Error: .+)", said, re.MULTILINE)
+            cause = (errors or said.splitlines()[-1:] or ["it says nothing"])[0]
+            raise UserError(f"{title} stopped with status {process.returncode}: {cause[:200]}; see {log}")
         with contextlib.suppress(client.Unanswered, client.Refused):
             return asked.models()
         time.sleep(_PAUSE)
