@@ -177,10 +177,13 @@ def bisect(
 
     found = bisection.span(points, aloud(outcome), has)
     typer.echo("\n".join(found.lines()))
-    if checkout and found.before:
-        listed = bisection.commits(Path(checkout), found.before, found.first)
-        among = bisection.span(listed, aloud(bisection.of_commit(Path(checkout), outcome)), listed[-1])
-        typer.echo(f"{'first commit':14s} {among.first}")
+    for said, older, newer, place in (
+        ("first commit", found.before, found.first, -1), ("healed by", found.last, found.after, 0)
+    ):
+        if checkout and older and newer:
+            listed = bisection.commits(Path(checkout), older, newer)
+            among = bisection.span(listed, aloud(bisection.of_commit(Path(checkout), outcome)), listed[place])
+            typer.echo(f"{said:14s} {among.first if place else among.after}")
 
 
 def check_writable(folder: Path) -> None:
