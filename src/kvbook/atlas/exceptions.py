@@ -61,7 +61,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     # Without a window by default: the branch that a cache can get wrong is the one with it.
     **_of({"sliding_window": 8}, ("minimax", "ministral3", "mixtral", "phi3", "phimoe", "starcoder2")),
     "qwen3_moe": {"use_sliding_window": True, "sliding_window": 8},
-    "zamba2": {"use_shared_attention_adapter": True},
+    # Its adapters are as wide as its queries, which read the embedding beside the hidden state.
+    "zamba2": {"use_shared_attention_adapter": True, "num_key_value_heads": 4, "attention_head_dim": 32},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
              "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
     "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
