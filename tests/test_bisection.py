@@ -47,6 +47,14 @@ def test_a_fault_that_no_release_has_is_refused_after_all_were_tried():
     assert sorted(asked) == sorted(POINTS)
 
 
+def test_a_point_that_does_not_run_is_passed_over_and_counts_neither_as_sound_nor_as_wrong():
+    def outcome(release):
+        minor = int(release.split(".")[1])
+        return "ValueError: no" if minor in (1, 2, 3, 4, 8) else "bug" if minor in (5, 6, 7) else "exact"
+
+    assert bisection.span(POINTS, outcome, "5.6.0") == bisection.Span("5.0.0", "5.5.0", "5.7.0", "5.9.0")
+
+
 def test_places_are_halved_from_the_newest_on():
     assert bisection.halving(5) == [4, 0, 2, 1, 3]
     assert all(sorted(bisection.halving(count)) == list(range(count)) for count in range(2, 30))

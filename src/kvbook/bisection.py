@@ -32,10 +32,9 @@ class Span:
 
     def lines(self) -> list[str]:
         """Say it."""
-        return [
-            f"{'wrong from':14s} {self.first}" + (f", not in {self.before}" if self.before else ", the oldest tried"),
-            f"{'wrong until':14s} {self.last}" + (f", not in {self.after}" if self.after else ", the newest tried"),
-        ]
+        before = f"not in {self.before}" if self.before else "the oldest that tells"
+        after = f"not in {self.after}" if self.after else "the newest that tells"
+        return [f"{'wrong from':14s} {self.first}, {before}", f"{'wrong until':14s} {self.last}, {after}"]
 
 
 def check_path(path: str) -> None:
@@ -75,11 +74,12 @@ def halving(count: int) -> list[int]:
 
 def span(points: Sequence[str], outcome: Outcome, has: str | None = None) -> Span:
     """Find a fault among points, and bisect on both sides of it; `has` is a point that is known to have it."""
-    known: dict[int, bool] = {}
+    known: dict[int, bool | None] = {}
 
-    def wrong(at: int) -> bool:
+    def wrong(at: int) -> bool | None:
         if at not in known:
-            known[at] = outcome(points[at]) == table.BUG
+            # What does not run there says neither that the fault is there nor that it is not.
+            known[at] = {table.BUG: True, table.ROUNDING: False, table.EXACT: False}.get(outcome(points[at]))
         return known[at]
 
     order = [points.index(has)] if has in points else halving(len(points))
@@ -94,15 +94,18 @@ def span(points: Sequence[str], outcome: Outcome, has: str | None = None) -> Spa
     )
 
 
-def _edge(outside: int, inside: int, wrong: Callable[[int], bool]) -> tuple[int, int]:
-    """Bisect between a place that is taken to be sound and one that is wrong; return the neighbours at the edge."""
-    while abs(inside - outside) > 1:
-        middle = (inside + outside) // 2
-        if wrong(middle):
-            inside = middle
+def _edge(outside: int, inside: int, wrong: Callable[[int], bool | None]) -> tuple[int, int]:
+    """Bisect between a place that is taken to be sound and one that is wrong; return the nearest of both that tell."""
+    while True:
+        middle = (inside + outside) / 2
+        between = sorted(range(min(inside, outside) + 1, max(inside, outside)), key=lambda at: abs(at - middle))
+        told = next((at for at in between if wrong(at) is not None), None)
+        if told is None:
+            return outside, inside
+        if wrong(told):
+            inside = told
         else:
-            outside = middle
-    return outside, inside
+            outside = told
 
 
 def of_release(architecture: str, path: str, folder: Path, keep: bool = False) -> Outcome:

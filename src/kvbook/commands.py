@@ -177,13 +177,12 @@ def bisect(
 
     found = bisection.span(points, aloud(outcome), has)
     typer.echo("\n".join(found.lines()))
-    for said, older, newer, place in (
-        ("first commit", found.before, found.first, -1), ("healed by", found.last, found.after, 0)
-    ):
+    for older, newer, place in ((found.before, found.first, -1), (found.last, found.after, 0)):
         if checkout and older and newer:
             listed = bisection.commits(Path(checkout), older, newer)
             among = bisection.span(listed, aloud(bisection.of_commit(Path(checkout), outcome)), listed[place])
-            typer.echo(f"{said:14s} {among.first if place else among.after}")
+            came, went = f"{among.first}, not in {among.before}", f"{among.after}, wrong in {among.last}"
+            typer.echo(f"{'first commit':14s} {came}" if place else f"{'healed by':14s} {went}")
 
 
 def check_writable(folder: Path) -> None:

@@ -21,10 +21,6 @@ fear anger joy peace war truth secret promise
 """
 WORDS = tuple(_COMMON.split())
 _LINKS = (" means", ",")
-# Pieces of a pair: a word, "means", its meaning, a comma.
-_PAIR = 4
-# Pieces of a question.
-QUESTION = 3
 
 
 def opening() -> str:
