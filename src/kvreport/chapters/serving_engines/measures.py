@@ -21,7 +21,8 @@ MOVED = replace(
 )
 OVER_BATCH = replace(
     MOVED, name="largest |Δ log p| of a way over that of a batch of eight", over=("way", named.BATCH), form="{:.1f}",
-    estimate=counted(lambda rows, other: rows["max_abs"].max() / other["max_abs"].max()),
+    # Where neither moves a bit, the way moves nothing over the batch.
+    estimate=counted(lambda rows, other: rows["max_abs"].max() / max(other["max_abs"].max(), 1e-12)),
 )
 REUSED = replace(MOVED, name="most tokens that a request reused", form="{:.0f}", estimate=computed("cached", "max"))
 
@@ -29,6 +30,10 @@ REUSED = replace(MOVED, name="most tokens that a request reused", form="{:.0f}",
 ERROR = Measure(
     "mean |Δ log p| (nats) against fp64", "text", "engine", "{:.2g}", rows="cold", by=("engine", "dtype"),
     estimate=mean("error"),
+)
+ERROR_OVER_VLLM = replace(
+    ERROR, name="mean |Δ log p| against fp64, over that of vLLM", unit="", form="{:.0f}", over=("engine", "vLLM"),
+    estimate=counted(lambda rows, other: rows["error"].mean() / other["error"].mean()),
 )
 KL = replace(ERROR, name="mean KL (nats) of fp64 from the engine, by its 20 likeliest tokens", estimate=mean("kl_fp64"))
 
@@ -52,10 +57,27 @@ PAIR_OTHER_TEXTS = replace(
     PAIR_TEXTS, name="prompts after which two engines write another token", unit="", form="{:.0f}",
     estimate=counted(lambda rows: (rows["texts_equal"] == 0).sum()),
 )
+OTHER_BITS = replace(
+    OTHER_TEXTS, name="prompts after which a bit of the answer differs from the cold one",
+    estimate=counted(lambda rows: (rows["bits_equal"] == 0).sum()),
+)
+_SERVERS = "vLLM", "llama.cpp", "OpenVINO GenAI"
 _NOTHING = Bound(0, "arithmetic", "none")
 _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
 STATEMENTS = {
     "a-repeat-is-exact": holds(every(MOVED.where(way=named.AGAIN), "at most", _NOTHING), "this model"),
+    "vllm-in-fp32-is-exact": holds(
+        every(OTHER_BITS.where(engine="vLLM", dtype=named.FP32), "at most", _NOTHING), "this model"
+    ),
+    "reuse-moves-two-engines": holds(
+        every(OTHER_BITS.where(way=named.WARM, dtype=named.FP32, engine=_SERVERS[1:]), "above", _NOTHING), "this model"
+    ),
+    "vllm-in-fp32-is-closest": holds(
+        every(
+            ERROR_OVER_VLLM.where(dtype=named.FP32, engine=_SERVERS), "above", Bound(10, "ours", "ten times", "ratio")
+        ),
+        "this model",
+    ),
     "reuse-writes-the-same-tokens": holds(
         every(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", _NOTHING), "this model"
     ),
