@@ -66,9 +66,7 @@ _NOTHING = Bound(0, "arithmetic", "none")
 _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
 STATEMENTS = {
     "a-repeat-is-exact": holds(every(MOVED.where(way=named.AGAIN), "at most", _NOTHING), "this model"),
-    "vllm-in-fp32-is-exact": holds(
-        every(OTHER_BITS.where(engine="vLLM", dtype=named.FP32), "at most", _NOTHING), "this model"
-    ),
+    "vllm-is-exact": holds(every(OTHER_BITS.where(engine="vLLM"), "at most", _NOTHING), "this model"),
     "reuse-moves-two-engines": holds(
         every(OTHER_BITS.where(way=named.WARM, dtype=named.FP32, engine=_SERVERS[1:]), "above", _NOTHING), "this model"
     ),
