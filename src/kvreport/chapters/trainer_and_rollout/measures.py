@@ -36,6 +36,18 @@ HEAD_OVER_FP32 = replace(
 # The beginnings of the texts, in every way.
 WAY_OUTSIDE, WAY_ABS = (replace(one, rows="ways") for one in (OUTSIDE, MEAN_ABS))
 
+# What a policy learns; a repetition has its prompts and random numbers in common between arms.
+LEARNED = Measure(
+    "mean reward of the last quarter of updates", "repetition", "arm", "{:.2f}", rows="late", by=("arm",),
+    estimate=mean("reward"),
+)
+LEARNED_OVER = replace(
+    LEARNED, name="mean reward of the last quarter of updates, over that of matched log-probabilities",
+    over=("arm", named.MATCHED), estimate=ratio_of_means("reward"),
+)
+REPETITIONS = Measure("repetitions", rows="learned", estimate=distinct("repetition"), form="{:.0f}")
+UPDATES = replace(REPETITIONS, name="updates", estimate=distinct("update"))
+
 TOKEN_TRUNCATED = replace(
     OUTSIDE, name=f"share of tokens whose ratio is above {named.CAP}", unit="",
     estimate=counted(lambda rows: (rows["log_ratio"] > np.log(named.CAP)).mean()),
@@ -59,6 +71,9 @@ STATEMENTS = {
     "fp32-head-helps-more-than-an-fp32-trainer": holds(every(HEAD_OVER_FP32, "below", _AS_FAR), "this model"),
     "softmax-adds-little": holds(
         every(LOW_SOFTMAX, "inside", Bound(1.25, "ours", "a quarter", "ratio")), "this model"
+    ),
+    "arms-learn-alike": holds(
+        every(LEARNED_OVER, "inside", Bound(1.25, "ours", "a quarter", "ratio")), "this model"
     ),
     "a-fault-is-far-beyond": holds(every(FAULT, "above", _TENFOLD), "this model"),
 }

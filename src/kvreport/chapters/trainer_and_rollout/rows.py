@@ -129,5 +129,8 @@ ROWS = {
     "pairs": Frame(_pairs, ("rollout",)),
     "ways": Frame(_ways, ("rollout_ways",)),
     "sequences": Frame(_sequences, ("pairs",)),
-    "learned": Frame(lambda run: run.rows.assign(source=run.rows["repetition"]), ("policy_gradient",)),
+    "learned": Frame(
+        lambda run: run.rows.assign(source=run.rows["repetition"], sample=run.rows["update"]), ("policy_gradient",)
+    ),
+    "late": Frame(lambda learned: learned[learned["update"] >= 0.75 * learned["update"].max()], ("learned",)),
 }
