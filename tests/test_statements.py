@@ -363,7 +363,7 @@ def test_a_tally_says_of_how_much_a_run_says_nothing():
     counts = Counter({"agrees": 75, "not comparable": 80, "not resolved": 33})
     assert sentences._tally(counts, "This run") == (
         "This run can decide 75 of 188 statements. Of these 75 agree with the book and 0 differ. "
-        "It says nothing of the others: 80 about another model or processor and 33 for which it has too few texts."
+        "It cannot decide the others: 80 about another model or processor and 33 for which it has too few texts."
     )
 
 

@@ -118,10 +118,10 @@ def colab(context: Context) -> str:
         f"{known}\n"
         "Choose a GPU as the runtime. Run this cell first:\n\n"
         f"```text\n{SETUP.format(address=address)}\n```\n\n"
-        "Run this one behind the cell with the parameters:\n\n"
+        "Run this one after the cell with the parameters:\n\n"
         f"```text\n{ON_THE_GPU}```\n\n"
         "Colab's own torch is kept if it is new enough. "
-        "Both cells are tested in a fresh process; on Colab and Kaggle themselves they were never run."
+        "Both cells are tested in a fresh process, but never ran on Colab or Kaggle."
     )
 
 

@@ -169,7 +169,7 @@ def _tally(counts: Counter[str], run: str) -> str:
     if agree + differ:
         said += f" Of these {agree} agree{'s' * (agree == 1)} with the book and {differ} differ{'s' * (differ == 1)}."
     silent = [words.format(counts[outcome]) for outcome, words in _SILENT.items() if counts[outcome]]
-    return f"{said} It says nothing of the others: {wording.listed(silent)}." if silent else said
+    return f"{said} It cannot decide the others: {wording.listed(silent)}." if silent else said
 
 
 def outcomes(chapters: Iterable[Chapter]) -> str:
