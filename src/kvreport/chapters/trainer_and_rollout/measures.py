@@ -36,6 +36,14 @@ HEAD_OVER_FP32 = replace(
 # The beginnings of the texts, in every way.
 WAY_OUTSIDE, WAY_ABS = (replace(one, rows="ways") for one in (OUTSIDE, MEAN_ABS))
 
+# Of what another engine samples.
+ENGINE_OUTSIDE, ENGINE_ABS = (replace(one, rows="engine") for one in (OUTSIDE, MEAN_ABS))
+ENGINE_OVER_BF16 = replace(
+    ENGINE_ABS, name="mean |Δ log p|, over that of a bf16 trainer", form="{:.2f}",
+    over=("compared", named.ENGINE_BF16), estimate=ratio_of_means("mean_abs"),
+)
+ENGINE_PROMPTS = Measure("prompts", rows="engine", estimate=distinct("sample"), form="{:,.0f}")
+
 # What a policy learns; a repetition has its prompts and random numbers in common between arms.
 LEARNED = Measure(
     "mean reward of the last quarter of updates", "repetition", "arm", "{:.2f}", rows="late", by=("arm",),
@@ -71,6 +79,16 @@ STATEMENTS = {
     "fp32-head-helps-more-than-an-fp32-trainer": holds(every(HEAD_OVER_FP32, "below", _AS_FAR), "this model"),
     "softmax-adds-little": holds(
         every(LOW_SOFTMAX, "inside", Bound(1.25, "ours", "a quarter", "ratio")), "this model"
+    ),
+    "vllm-is-off-policy-too": holds(
+        every(
+            ENGINE_OUTSIDE.where(compared=named.ENGINE_BF16), "above",
+            Bound(0.03, "ours", "three tokens in a hundred", "share"),
+        ),
+        "this model",
+    ),
+    "vllm-reads-its-own-text-bit-for-bit": holds(
+        every(ENGINE_ABS.where(compared=named.ENGINE_ITSELF), "at most", Bound(0, "arithmetic", "none")), "this model"
     ),
     "arms-learn-alike": holds(
         every(LEARNED_OVER, "inside", Bound(1.25, "ours", "a quarter", "ratio")), "this model"
