@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +20,14 @@ from bs4 import BeautifulSoup
 from mini_book import STEM
 from PIL import Image
 
-from kvbook import fingerprint
+from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
 from kvreport.publishing import captions, chapter_name
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.verdicts import SHOWN
 from kvreport.site import MOVED, executed, inserts, ledger, pictures, repository
+from kvreport.site.build import build_html
 from kvreport.site.context import Context
 from kvreport.site.overlay import Files, overlay
 
@@ -428,3 +430,27 @@ def test_every_old_address_of_a_chapter_leads_to_the_chapter_of_that_name():
         (to,) = set(re.findall(r"(\w+)\.html", page.read_text("utf-8")))
         assert to in chapters
         assert chapter_name(to) == chapter_name(page.stem)
+
+
+def test_after_a_render_that_was_killed_every_page_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "BUILD", tmp_path)
+    # What a render changes for its whole process.
+    monkeypatch.setattr("gc.disable", lambda: None)
+    monkeypatch.setitem(sys.modules, "sphinxext.opengraph._social_cards", None)
+    pages = tmp_path / ".doctrees" / "environment.pickle"
+    pages.parent.mkdir()
+    pages.touch()
+    found = []
+
+    def render(*_arguments, **_options):
+        found.append(pages.exists())
+        pages.touch()
+        if len(found) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("jupyter_book.cli.main.main", render)
+    with pytest.raises(KeyboardInterrupt):
+        build_html()
+    build_html()
+    build_html()
+    assert found == [True, False, True]

@@ -28,18 +28,23 @@ def build_html() -> None:
     # -n: a reference to nothing is a warning; -W: a warning is an error; --keep-going: name them all at once.
     # -q: warnings and the result, not Sphinx's whole configuration.
     options = ["--path-output", str(paths.BUILD.parent), "-n", "-W", "--keep-going", "-q"]
+    unfinished = paths.BUILD / ".site.unfinished"
     with records.alone(paths.BUILD / ".site.lock", "renders this book"):
+        if unfinished.exists():
+            # Sphinx warns only about pages that it reads, and copies pictures only of those that it writes: the next
+            # build would pass in silence over the same faults, and leave out what a killed one had not copied.
+            (paths.BUILD / ".doctrees" / "environment.pickle").unlink(missing_ok=True)
+        unfinished.touch()
         try:
             main(["build", str(paths.ROOT), *options], standalone_mode=False)
         except (Exception, SystemExit) as error:
             _say_why(error)
+        unfinished.unlink()
     print(f"The book is in {paths.HTML / 'index.html'}", flush=True)
 
 
 def _say_why(error: BaseException) -> NoReturn:
     """End in one line below what Sphinx has written."""
-    # Sphinx warns only about pages that it reads, so the next build would pass in silence over the same faults.
-    (paths.BUILD / ".doctrees" / "environment.pickle").unlink(missing_ok=True)
     # What Jupyter Book ends with: a status, what interrupted Sphinx, or our own line.
     code = getattr(error, "code", None)
     if isinstance(code, KeyboardInterrupt):
