@@ -9,7 +9,8 @@ from transformers import LlamaForCausalLM
 
 from kvbook import paths
 from kvbook.measuring import choosing
-from kvreport.chapters.does_it_matter import first_divergence
+from kvreport.chapters.does_it_matter import writing
+from kvreport.chapters.does_it_matter.rows import NO_CACHE
 from kvreport.chapters.layer_drift import greedy_paths
 from kvreport.chapters.layer_drift.rows import METHODS
 from kvreport.chapters.models import greedy_samples
@@ -49,12 +50,12 @@ def on_a_tie(llama):
 
 
 def test_each_experiments_own_loop_takes_the_lowest_index_and_so_does_generate(on_a_tie):
-    ids, choose = torch.tensor([[3, 4, 5]]), first_divergence.Chooser("greedy", 0)
+    ids, choose = torch.tensor([[3, 4, 5]]), writing.Chooser("greedy", 0)
     with torch.inference_mode():
         loops = {method: list(greedy_paths._decode(method, on_a_tie, ids, 5, None)) for method in METHODS}
         written = {
-            "uncached": first_divergence.write_uncached(on_a_tie, ids, 0, 5, choose),
-            "cached": [steps[0] for steps in first_divergence.write_cached(on_a_tie, ids, [0], 5, choose)],
+            "uncached": [one for (one,) in writing.write(on_a_tie, ids, [0], 5, choose, NO_CACHE)],
+            "cached": [one for (one,) in writing.write(on_a_tie, ids, [0], 5, choose)],
             **{way: [SimpleNamespace(**row) for row in texts._write(on_a_tie, ids, way, 5)] for way in texts.KINDS},
             "samples": [SimpleNamespace(token=token) for token, _ in greedy_samples.write(on_a_tie, ids, 5)],
         }

@@ -4,9 +4,9 @@ from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-import transformers
 from small_models import SMALL
 from transformers import AutoConfig, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
@@ -17,12 +17,18 @@ from kvreport.chapters.does_it_matter import (
     after_divergence,
     classifier,
     drift_by_position,
+    figures,
     first_divergence,
+    measures,
+    tables,
     teacher_forced,
+    usage_factorial,
     variants,
+    writing,
 )
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+from kvreport.publishing import found
 
 ROUNDING = [way for way in variants.VARIANTS if named.KINDS[way.name] == "rounding"]
 
@@ -90,7 +96,7 @@ def without_mask(model, ids, _prompt):
         yield variants.Piece(text, 0, logits[0, 5:], hidden[0, 5:])
 
 
-GREEDILY = first_divergence.Chooser("greedy", 0)
+GREEDILY = writing.Chooser("greedy", 0)
 UNMASKED = variants.Variant("padding not masked", without_mask)
 
 
@@ -219,7 +225,7 @@ def test_rows_hold_every_way_and_scored_token_once_and_are_what_the_passes_give(
         logp = torch.log_softmax(subject.baseline.model(torch.tensor([sample.ids[:-1]])).logits[0].double(), -1)
     row = rows.query("dtype == 'float32' and way == 'batch of 8' and sample == 2 and position == 17").iloc[0]
     assert row["nll"] == pytest.approx(-logp[17, sample.ids[18]].item(), rel=1e-4)
-    best = logp[17].topk(2).values
+    best = logp[17].topk(2)[0]
     assert row["margin"] == pytest.approx((best[0] - best[1]).item(), rel=1e-4)
 
 
@@ -236,9 +242,9 @@ def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
     assert [row["kl"] for row in int8] == pytest.approx(stored["kl"].tolist(), rel=1e-6)
 
 
-def steps_of(tokens: list[int], scores: list[float] | None = None) -> list[first_divergence.Step]:
+def steps_of(tokens: list[int], scores: list[float] | None = None) -> list[writing.Step]:
     """Make steps that chose these tokens, by scores that are all the same unless they are given."""
-    return [first_divergence.Step(token, torch.tensor(scores or [1.0] * 10)) for token in tokens]
+    return [writing.Step(token, torch.tensor(scores or [1.0] * 10)) for token in tokens]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +258,7 @@ def test_watching_counts_the_step_that_diverges_and_ends_with_the_baselines_text
 def test_a_divergence_is_at_an_exact_tie_only_where_both_candidates_have_equal_scores():
     def found(ours: list[float], theirs: list[float]) -> dict:
         baseline, other = (
-            [first_divergence.Step(int(torch.tensor(scores).argmax()), torch.tensor(scores))]
+            [writing.Step(int(torch.tensor(scores).argmax()), torch.tensor(scores))]
             for scores in (ours, theirs)
         )
         return first_divergence.watch([baseline], [other])[0]
@@ -271,19 +277,28 @@ def test_nothing_is_written_after_every_text_of_a_batch_has_diverged_or_ended():
     assert len(list(written)) == 9 - 4
 
 
+def written_alone(model, prompt, n, cache=named.NO_CACHE) -> list[writing.Step]:
+    (steps,) = writing.to_the_end(model, writing.write(model, prompt, [0], n, GREEDILY, cache))
+    return steps
+
+
+def tokens_of(steps: list[writing.Step]) -> list[int]:
+    return [step.token for step in steps]
+
+
 def test_the_baseline_is_what_generate_writes_without_a_cache_to_the_end_token(subject, monkeypatch):
     model = subject.baseline.model
     prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(8))
     with torch.inference_mode():
-        tokens = [step.token for step in first_divergence.write_uncached(model, prompt, 0, 12, GREEDILY)]
+        tokens = tokens_of(written_alone(model, prompt, 12))
         # The fourth token ends the text, for both.
         monkeypatch.setattr(model.generation_config, "eos_token_id", tokens[3])
-        steps = first_divergence.write_uncached(model, prompt, 0, 12, GREEDILY)
+        steps = written_alone(model, prompt, 12)
         output = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), use_cache=False, do_sample=False, max_new_tokens=12,
             return_dict_in_generate=True, output_logits=True, pad_token_id=0,
         )
-    assert [step.token for step in steps] == output.sequences[0, 10:].tolist()
+    assert tokens_of(steps) == output.sequences[0, 10:].tolist()
     assert len(steps) == tokens.index(tokens[3]) + 1
     for step, logits in zip(steps, output.logits, strict=True):
         assert torch.equal(step.scores.float(), logits[0])
@@ -322,13 +337,13 @@ def test_what_reads_a_text_diverges_where_a_plain_loop_does(subject):
 
 def test_single_texts_are_written_alone_and_the_batch_is_a_way_of_its_own(subject, monkeypatch):
     prompts = torch.randint(11, 320, (3, 10), generator=torch.Generator().manual_seed(8))
-    fed, true = [], first_divergence.write_cached
+    fed, true = [], first_divergence.write
     monkeypatch.setattr(
-        first_divergence, "write_cached", lambda model, some, *rest: fed.append(len(some)) or true(model, some, *rest)
+        first_divergence, "write", lambda model, some, *to: fed.append((len(some), *to[3:])) or true(model, some, *to)
     )
     with torch.inference_mode():
         found = list(first_divergence.diverge(subject, prompts, [0, 1, 2], 6, GREEDILY, cached_only=True))
-    assert sorted(fed) == [1, 1, 1, variants.BATCH]
+    assert Counter(fed) == {(1, named.NO_CACHE): 3, (1,): 3, (variants.BATCH,): 1}
     written = (first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER)
     assert Counter(row["way"] for _, row in found) == dict.fromkeys(written, 3)
 
@@ -337,8 +352,8 @@ def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_
     prompts = torch.randint(11, 320, (4, 10), generator=torch.Generator().manual_seed(9))
 
     def tokens(noise: int) -> list[int]:
-        choose = first_divergence.Chooser("sampled", noise)
-        written = first_divergence.write_cached(subject.baseline.model, prompts, [0, 1, 2, 3], 12, choose)
+        choose = writing.Chooser("sampled", noise)
+        written = writing.write(subject.baseline.model, prompts, [0, 1, 2, 3], 12, choose)
         return [step.token for steps in written for step in steps]
 
     with torch.inference_mode():
@@ -349,11 +364,8 @@ def test_every_way_is_watched_for_every_prompt_and_choice(diverged):
     rows = diverged.rows
     written = {first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER}
     ways = written | {way.name for way in first_divergence.WATCHED}
-    assisted = rows["way"] == first_divergence.ASSISTED
-    assert set(rows[~assisted]["way"]) == ways
-    assert len(rows[~assisted]) == 2 * 2 * len(ways) * 4
-    assert set(rows[assisted]["choice"]) == {first_divergence.GREEDY}
-    assert assisted.sum() == 2 * 4
+    assert set(rows["way"]) == ways
+    assert len(rows) == 2 * 2 * len(ways) * 4
     # A quarter of 24 tokens is the prompt.
     assert rows["steps"].between(1, 18).all()
     baseline = rows[rows["way"] == first_divergence.BASELINE]
@@ -363,31 +375,105 @@ def test_every_way_is_watched_for_every_prompt_and_choice(diverged):
     assert (rows[columns].notna().all(axis=1) == (rows["parted"] == 1)).all()
 
 
-def test_assisted_decoding_verifies_drafts_and_writes_what_plain_decoding_would_but_for_rounding(subject):
+def test_assisted_decoding_verifies_what_it_looked_up_and_writes_what_plain_decoding_would_but_for_rounding(subject):
     model = subject.baseline.model
-    prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(12))
-    fed, before = [], (model.generation_config.to_dict(), transformers.utils.logging.get_verbosity())
+    prompt = torch.tensor([11, 12, 13, 14, 11, 12, 13, 14, 11, 12])
+    fed = []
     hook = model.register_forward_pre_hook(
         lambda _model, _args, options: fed.append(options["input_ids"].shape[1]), with_kwargs=True
     )
     with torch.inference_mode():
         try:
-            written = first_divergence.write_assisted(model, prompt, 14)
+            (looked_up,) = writing.to_the_end(model, writing.write_by_lookup(model, prompt, 14))
         finally:
             hook.remove()
-        plain = first_divergence.write_uncached(model, prompt, 0, 14, GREEDILY)
-    tokens = [step.token for step in written]
-    assert tokens == [step.token for step in plain] == [step.scores.argmax().item() for step in written]
-    # The prompt with the first draft, then a draft and the token before it.
-    assert fed.count(10 + variants.AT_ONCE - 1) == 1
-    assert variants.AT_ONCE in fed
-    assert (model.generation_config.to_dict(), transformers.utils.logging.get_verbosity()) == before
+        plain = written_alone(model, prompt[None], 14)
+    assert tokens_of(looked_up) == tokens_of(plain) == [step.scores.argmax().item() for step in looked_up]
+    # The prompt with the first draft.
+    assert fed[0] == 10 + named.AT_ONCE - 1
+
+
+@pytest.mark.parametrize("cache", ["dynamic cache", "static cache"])
+def test_a_padded_batch_is_bitwise_what_generate_writes(subject, cache):
+    model, generator = subject.baseline.model, torch.Generator().manual_seed(3)
+    prompts = [torch.randint(11, 320, (length,), generator=generator) for length in (6, 11, 9)]
+    ids, mask = torch.zeros(2, 3, 12, dtype=torch.long)
+    for row, one in enumerate(prompts):
+        ids[row, -len(one) :], mask[row, -len(one) :] = one, 1
+    with torch.inference_mode():
+        written = writing.write(model, prompts, range(3), 16, GREEDILY, cache, named.LEFT, 12)
+        texts = writing.to_the_end(model, written)
+        output = model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=16, return_dict_in_generate=True, pad_token_id=0,
+            output_logits=True, cache_implementation=cache.split()[0] if cache == named.PREALLOCATED else None,
+        )
+    for row, steps in enumerate(texts):
+        assert tokens_of(steps) == output.sequences[row, 12 : 12 + len(steps)].tolist()
+        assert all(torch.equal(step.scores, logits[row]) for step, logits in zip(steps, output.logits, strict=False))
+
+
+@pytest.fixture(scope="module")
+def usage(settings):
+    many = settings.model_copy(update={"corpus": "stdlib", "n_usage": 10, "n_tokens": 48})
+    run = usage_factorial.EXPERIMENT.run(many)
+    return found.of_runs("does_it_matter", {"usage_factorial": run})
+
+
+def test_every_cell_that_is_planned_writes_every_prompt_in_both_dtypes(usage):
+    counts = usage["usage_factorial"].groupby(["dtype", *named.Cell._fields]).size()
+    assert len(counts) == 2 * len(list(named.planned())) == 2 * 16
+    assert set(counts) == {10}
+    assert all(any(why(cell) for why in named.NO_SENSE.values()) != named.sensible(cell) for cell in named.cells())
+
+
+def test_in_fp32_no_change_moves_a_text_and_each_is_held_against_the_cell_without_it(usage):
+    rows = usage["one change"]
+    assert not rows.query("dtype == 'float32'")["differs"].any()
+    assert set(rows["change"]) == set(named.CHANGES)
+    alone = rows.query("choice == 'greedy' and dtype == 'bfloat16' and beside == ''")
+    assert not alone.duplicated(["change", "sample"]).any()
+    # A text against itself.
+    again = named._differences(*[usage["usage_factorial"].head(10).set_index("sample")] * 2)
+    assert not any(row["differs"] for row in again)
+
+
+def test_the_table_and_the_figure_of_changes_come_out_of_the_rows(usage):
+    table = tables.moved(usage)
+    figures.figure_moved(table)
+    padded = usage["one change"].query("dtype == 'bfloat16' and choice == 'sampled' and change == 'left padding'")
+    moved = padded["differs"]
+    (found,) = measures.MOVED_SAMPLED.where(dtype="bfloat16", change=named.LEFT)(usage)
+    assert (found.estimate.value, found.units) == (moved.mean(), 10)
+    assert tables.moved_grid(table)["sampled, bf16 (%)"].str.startswith(f"{100 * moved.mean():.0f} [").any()
+    counts = tables.cells(usage).set_index("what became of it")["combinations"]
+    assert (counts.sum(), counts["was run"]) == (2 * 60, 2 * 16)
+
+
+def test_control_positions_off_by_one_after_left_padding_move_texts_and_at_no_tie(subject, settings, monkeypatch):
+    samples = variants.texts(settings, 6, 9)
+    padded = named.Cell(named.GREEDY, named.SINGLE, named.LEFT, named.DYNAMIC)
+
+    def written():
+        with torch.inference_mode():
+            return pd.DataFrame(usage_factorial.texts_of(subject, padded, samples, 12, 10, 0)).set_index("sample")
+
+    usual, forward = written(), type(subject.baseline.model).forward
+    monkeypatch.setattr(
+        type(subject.baseline.model), "forward",
+        # A written token stands one place too far behind the prompt.
+        lambda self, ids, position_ids, **more: forward(
+            self, ids, position_ids=position_ids + (ids.shape[1] == 1), **more
+        ),
+    )
+    found = pd.DataFrame(named._differences(usual, written()))
+    assert found["differs"].mean() > 0.7
+    assert not found["near"].any()
 
 
 def test_two_continuations_are_equal_up_to_the_divergence_and_free_after_it(subject):
     prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(10))
     with torch.inference_mode():
-        path = [step.token for step in first_divergence.write_uncached(subject.baseline.model, prompt, 0, 16, GREEDILY)]
+        path = tokens_of(written_alone(subject.baseline.model, prompt, 16))
         other = (path[6] + 1) % 320
         rows = list(after_divergence.follow(subject, prompt, path, 7, other, GREEDILY))
     assert [row["offset"] for row in rows] == list(range(-6, 10))

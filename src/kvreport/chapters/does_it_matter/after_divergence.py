@@ -18,7 +18,7 @@ from kvbook.measuring import predictions
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
-from kvreport.chapters.does_it_matter import first_divergence, variants
+from kvreport.chapters.does_it_matter import first_divergence, variants, writing
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Steps before and after the divergence that are looked at.
@@ -46,7 +46,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
     """Compare the continuations of every pair."""
     parted = pairs(first_divergence.EXPERIMENT.run(settings).rows)
     samples = variants.texts(settings, settings.n_samples, first_divergence.prompt_length(settings))
-    choose = first_divergence.Chooser(first_divergence.GREEDY, settings.seed)
+    choose = writing.Chooser(first_divergence.GREEDY, settings.seed)
     for dtype, some in parted.groupby("dtype", sort=False):
         subject = variants.Subject(settings, dtype)
         units = {f"{dtype}|{pair.sample}": pair for pair in some.itertuples()}
@@ -61,14 +61,14 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
 
 def follow(
     subject: variants.Subject, prompt: torch.Tensor, path: list[int], steps: int, token: int,
-    choose: first_divergence.Chooser,
+    choose: writing.Chooser,
 ) -> Iterator[dict[str, Any]]:
     """Compare a path with the one that takes another token at a step."""
     model, length = subject.baseline.model, prompt.shape[1]
     last = min(len(path), steps + BEHIND)
     one = torch.cat([prompt, prompt.new_tensor([path[:last]])], 1)
     begun = torch.cat([one[:, : length + steps - 1], one.new_tensor([[token]])], 1)
-    written = [step.token for (step,) in first_divergence.write_cached(model, begun, [0], last - steps, choose)]
+    written = [step.token for (step,) in writing.write(model, begun, [0], last - steps, choose)]
     other = torch.cat([begun, begun.new_tensor([written])], 1)
     # Row `length - 1 + step` chose the token of that step.
     rows = slice(length - 1 + max(0, steps - 1 - BEFORE), length - 1 + last)

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
-from kvreport.publishing.wording import DTYPES
+from kvreport.publishing.wording import scaled
 
 _DTYPE_MARKERS = dict(zip(DTYPE_COLOURS, style.MARKERS, strict=False))
 # Of the ways in the curves: the line says which, the colour says in which dtype.
@@ -110,37 +110,22 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
     return fig
 
 
-# Which curves are drawn: enough to compare, few enough to tell apart.
-DRAWN_WAYS = (named.CACHED, named.KV_INT8, named.KV_INT4, named.WEIGHTS_4)
-
-
-def figure_partings(curves: pd.DataFrame, steps: int) -> Figure:
-    """Draw for both choices the share of texts that still equal the baseline's; of what only writes, with its band."""
-    choices, dtypes = (list(dict.fromkeys(curves[name])) for name in ("choice", "dtype"))
-    size = style.WIDTH, 0.9 + 2.3 * len(choices)
-    fig, axes = plt.subplots(len(choices), 1, sharex=True, squeeze=False, figsize=size)
-    for ax, choice in zip(axes[:, 0], choices, strict=True):
-        for (dtype, way), curve in curves[curves["choice"] == choice].groupby(["dtype", "way"], sort=False):
-            wrote = way == named.CACHED
-            # Few bits are drawn in the coarsest dtype alone: they hardly depend on it, and the lines would cover each
-            # other.
-            if way not in DRAWN_WAYS or not (wrote or dtype == dtypes[-1]):
-                continue
-            curve = pd.concat([curve, curve.tail(1).assign(step=steps)])
-            look = {"linestyle": _LINES[DRAWN_WAYS.index(way)], "linewidth": 2 if wrote else 1.1}
-            ax.step(curve["step"], curve["share"], where="post", color=DTYPE_COLOURS[dtype], **look)
-            if wrote:
-                band = curve["step"], curve["low"], curve["high"]
-                ax.fill_between(*band, step="post", color=DTYPE_COLOURS[dtype], alpha=0.15, linewidth=0)
-        ax.set(ylim=(-0.04, 1.06), ylabel="texts still equal")
-        ax.text(0.02, 0.06, choice, transform=ax.transAxes, fontweight="bold")
-    axes[-1, 0].set_xlabel("tokens generated")
-    handles = [style.key(f"cache, {DTYPES[d]}", DTYPE_COLOURS[d], linewidth=2) for d in dtypes]
-    handles += [
-        style.key(f"{way}, {DTYPES[dtypes[-1]]}", DTYPE_COLOURS[dtypes[-1]], linestyle=line, linewidth=1.1)
-        for line, way in zip(_LINES[1:], DRAWN_WAYS[1:], strict=True)
-    ]
-    fig.legend(handles=handles, loc="outside upper center", ncols=2, fontsize=9)
+def figure_moved(table: pd.DataFrame) -> Figure:
+    """Draw the share of texts that each change moves: filled where they are greedy, hollow where they are sampled."""
+    labels, dtypes = list(dict.fromkeys(table["label"])), [d for d in DTYPE_COLOURS if d in set(table["dtype"])]
+    lanes = [(choice, dtype) for choice in named.CHOICES for dtype in dtypes]
+    lanes = [lane for lane in lanes if lane in set(zip(table["choice"], table["dtype"], strict=True))]
+    fig, ax = plt.subplots(figsize=(style.WIDTH, 0.9 + 0.45 * len(labels)))
+    for row in table.itertuples():
+        place = labels.index(row.label) + 0.2 * (lanes.index((row.choice, row.dtype)) - (len(lanes) - 1) / 2)
+        look = {"color": DTYPE_COLOURS[row.dtype], "marker": _DTYPE_MARKERS[row.dtype], "markersize": 5, "linewidth": 1}
+        look |= {"markerfacecolor": "white"} if row.choice == named.SAMPLED else {}
+        style.plot_estimate(ax, scaled(row.estimate, 100), place, **look)
+    style.name_rows(ax, [label.replace(", beside ", "\nbeside ") for label in labels], fontsize=8.5)
+    ax.set(xlim=(-3, 103), xlabel="texts that the change moves (%)")
+    handles = style.dtype_keys(dtypes, _DTYPE_MARKERS)
+    handles.append(style.key("sampled", marker="o", markerfacecolor="white"))
+    fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
     return fig
 
 

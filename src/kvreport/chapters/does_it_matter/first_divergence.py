@@ -4,9 +4,6 @@ The baseline writes one text at a time without a cache: at each step it reads th
 with ``use_cache=False``.  Beside it the same text is written with a cache, alone and in a batch of eight, each only to
 its first token that differs: up to there two ways hold the same tokens, and after it they write different texts.
 
-Assisted decoding by transformers' own `generate` writes greedily, with the model as its own assistant: so nearly every
-draft is taken and every verification reads as many tokens at once as it may.
-
 The other ways do not write.  One pass of each over the baseline's text tells what it would have chosen at each step, so
 the shape of that pass is part of what they change; `no cache, one pass` shows by how much.
 
@@ -18,120 +15,23 @@ Rows, one a (model, dtype, choice, way, sample): see ``data/README.md``.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.utils import logging
 
-from kvbook.measuring import choosing, predictions
+from kvbook.measuring import choosing
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
-from kvreport.chapters.does_it_matter.rows import ASSISTED, BASELINE, CACHED, CHOICES, GREEDY
+from kvreport.chapters.does_it_matter.rows import BASELINE, CACHED, CHOICES, GREEDY, NO_CACHE
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+from kvreport.chapters.does_it_matter.writing import Chooser, Step, to_the_end, write
 
 ONE_PASS = variants.Variant(named.ONE_PASS, variants.whole)
 # The ways that read the baseline's text.
 WATCHED = (ONE_PASS, variants.KV_INT8, variants.KV_INT4, variants.WEIGHTS_4)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One choice.
-
-    Attributes
-    ----------
-    token : int
-        What was chosen.
-    scores : Tensor, shape (vocabulary_size,)
-        What it is the largest of.
-    """
-
-    token: int
-    scores: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Chooser:
-    """Chooses tokens from logits, greedily or with noise that all ways share.
-
-    Attributes
-    ----------
-    choice : {"greedy", "sampled"}
-        How.
-    seed : int
-        Of the noise.
-    """
-
-    choice: str
-    seed: int
-
-    def __call__(self, logits: torch.Tensor, text: int, step: int) -> Step:
-        """Choose from one row."""
-        if self.choice != GREEDY:
-            # 16-bit logits plus the noise have to be told apart in more than 16 bits.
-            logits = logits.float() + predictions.gumbel(self.seed, text, step, len(logits)).to(logits.device)
-        return Step(choosing.greedy(logits).item(), logits)
-
-
-def write_uncached(
-    model: PreTrainedModel, prompt: torch.Tensor, sample: int, n_new_tokens: int, choose: Chooser
-) -> list[Step]:
-    """Continue one prompt without a cache, to the token that ends the text."""
-    ends = model.generation_config.eos_token_id
-    ends = set(ends) if isinstance(ends, list) else {ends}
-    ids, steps = prompt, []
-    while len(steps) < n_new_tokens and not (steps and steps[-1].token in ends):
-        logits = model(ids, use_cache=False, logits_to_keep=1).logits[0, -1]
-        steps.append(choose(logits, sample, len(steps)))
-        ids = torch.hstack([ids, ids.new_tensor([[steps[-1].token]])])
-    return steps
-
-
-def write_cached(
-    model: PreTrainedModel, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser
-) -> Iterator[list[Step]]:
-    """Continue prompts of one length together with a cache; yield at each step every text's choice."""
-    cache, fed = DynamicCache(config=model.config), prompts
-    for step in range(n_new_tokens):
-        logits = model(fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-        chosen = [choose(row, sample, step) for row, sample in zip(logits, samples, strict=True)]
-        yield chosen
-        fed = prompts.new_tensor([[one.token] for one in chosen])
-
-
-def write_assisted(model: PreTrainedModel, prompt: torch.Tensor, n_new_tokens: int) -> list[Step]:
-    """Continue a prompt by transformers' assisted decoding, greedily, with the model as its own assistant."""
-    own = model.generation_config
-    asked = GenerationConfig(
-        max_new_tokens=n_new_tokens, do_sample=False, bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id,
-        pad_token_id=own.pad_token_id, num_assistant_tokens=variants.AT_ONCE - 1,
-        num_assistant_tokens_schedule="constant",
-        # 0: no draft is cut short because the assistant is unsure.
-        assistant_confidence_threshold=0.0,
-        return_dict_in_generate=True, output_logits=True,
-    )
-    # The assistant takes how much to draft from its own configuration.
-    drafting = {
-        name: getattr(asked, name) for name in asked.to_dict() if name.startswith(("num_assistant", "assistant_"))
-    }
-    before = {name: getattr(own, name) for name in drafting}
-    said = logging.get_verbosity()
-    try:
-        own.update(**drafting)
-        # transformers calls its own `generate` in a way that it warns about.
-        logging.set_verbosity_error()
-        mask = torch.ones_like(prompt)
-        output = model.generate(prompt, attention_mask=mask, generation_config=asked, assistant_model=model)
-    finally:
-        logging.set_verbosity(said)
-        own.update(**before)
-    tokens = output.sequences[0, prompt.shape[1] :].tolist()
-    return [Step(token, logits[0]) for token, logits in zip(tokens, output.logits, strict=True)]
 
 
 def watch(baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[dict[str, Any]]:
@@ -191,10 +91,9 @@ def diverge(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Write every prompt's text without a cache, and hold the other ways against it."""
     model, prompt = subject.baseline.model, prompts.shape[1]
-    singles = list(prompts.split(1))
     baselines = [
-        write_uncached(model, single, sample, n_new_tokens, choose)
-        for single, sample in zip(singles, samples, strict=True)
+        to_the_end(model, write(model, [one], [sample], n_new_tokens, choose, NO_CACHE))[0]
+        for one, sample in zip(prompts, samples, strict=True)
     ]
     none = dict.fromkeys(("path", "margins", "token", "instead", "margin", "margin_baseline", "tied", "tied_baseline"))
     for text, steps in enumerate(baselines):
@@ -207,16 +106,13 @@ def diverge(
 
     # A smaller group is filled up with copies, whose steps nobody looks at.
     filled = [index % len(samples) for index in range(variants.BATCH)]
-    together = write_cached(model, prompts[filled], [samples[index] for index in filled], n_new_tokens, choose)
+    together = write(model, prompts[filled], [samples[index] for index in filled], n_new_tokens, choose)
     yield from enumerate(watched(named.TOGETHER, baselines, together))
-    for text, (single, sample, steps) in enumerate(zip(singles, samples, baselines, strict=True)):
-        alone = write_cached(model, single, [sample], n_new_tokens, choose)
+    for text, (single, sample, steps) in enumerate(zip(prompts.split(1), samples, baselines, strict=True)):
+        alone = write(model, single, [sample], n_new_tokens, choose)
         yield text, watched(CACHED, [steps], alone)[0]
         if cached_only:
             continue
-        if choose.choice == GREEDY:
-            assisted = write_assisted(model, single, n_new_tokens)
-            yield text, watched(ASSISTED, [steps], ([step] for step in assisted))[0]
         # The last token written is only predicted: the row before it is the last one that chose.
         ids = torch.cat([single, single.new_tensor([[step.token for step in steps[:-1]]])], 1)
         for way in variants.possible(model, WATCHED):
@@ -238,8 +134,8 @@ def work(settings: DoesItMatterSettings) -> Work:
     """Count the passes of each model in each dtype."""
     n_texts = len(CHOICES) * settings.n_samples
     written = settings.n_tokens - prompt_length(settings)
-    # A batch is written at once; assisted decoding is greedy and one text at a time, and drafts what it verifies.
-    n_steps = written * (n_texts * (1 + 1 / variants.BATCH) + settings.n_samples)
+    # A batch is written at once.
+    n_steps = written * n_texts * (1 + 1 / variants.BATCH)
     # On average, the baseline reads little more than half of the text.
     n_tokens = (settings.n_tokens + prompt_length(settings)) // 2
     return Work(n_tokens, (written + 2 * len(WATCHED)) * n_texts, n_steps, settings.dtypes, copies=3)

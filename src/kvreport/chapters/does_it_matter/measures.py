@@ -148,15 +148,30 @@ EQUAL_AT_THE_END = Measure(
 _DIVERGED = replace(
     EQUAL_AT_THE_END, name="share of texts that have diverged at the end", estimate=_rest(_equal_at_the_end)
 )
-DIVERGED, DIVERGED_TOGETHER, DIVERGED_ASSISTED, DIVERGED_IN_ONE_PASS = (
-    _DIVERGED.where(choice=named.GREEDY, way=way)
-    for way in (named.CACHED, named.TOGETHER, named.ASSISTED, named.ONE_PASS)
+DIVERGED, DIVERGED_TOGETHER, DIVERGED_IN_ONE_PASS = (
+    _DIVERGED.where(choice=named.GREEDY, way=way) for way in (named.CACHED, named.TOGETHER, named.ONE_PASS)
 )
 DIVERGED_SAMPLED = _DIVERGED.where(choice=named.SAMPLED, way=named.CACHED)
 AT_A_TIE = Measure(
     "share of greedy divergences at an exact tie", "prompt", "dtype", rows="divergences", by=("dtype", "way"),
     estimate=share("tied", "prompt"),
 ).where(way=named.CACHED)
+
+# What a user changes, one change at a time, beside the reference or beside other changes.
+MOVED_BESIDE = Measure(
+    "share of texts that a change moves", "prompt", "dtype and change", "{:.0%}", rows="one change",
+    by=("dtype", "choice", "change", "beside"), estimate=share("differs", "prompt"),
+)
+MOVED, MOVED_SAMPLED = (MOVED_BESIDE.where(choice=choice, beside="") for choice in named.CHOICES)
+MOVED_AT_A_TIE = Measure(
+    "share of greedy divergences at an exact tie", "prompt", "dtype", "{:.0%}", rows="texts that a change moves",
+    by=("dtype",), estimate=part("tied"),
+)
+MOVED_NEAR_A_TIE = replace(MOVED_AT_A_TIE, name="share of them at most one ulp from a tie", estimate=part("near"))
+USAGE_PROMPTS = Measure("prompts", rows="usage_factorial", estimate=distinct("sample"), form="{:.0f}")
+USAGE_WRITTEN = replace(
+    USAGE_PROMPTS, name="tokens written", estimate=counted(lambda rows: rows["path"].str.split().str.len().max())
+)
 
 # Along a text, and around the place where two texts diverge.
 ALONG = replace(DIVERGENCE, rows="drift_by_position", by=("dtype", "way", "bin"))
@@ -241,7 +256,11 @@ STATEMENTS = {
     "bf16-texts-diverge": holds(every(DIVERGED.where(dtype="bfloat16"), "above", _FIFTH), "this model", headline=True),
     "fp32-texts-stay": holds(every(DIVERGED.where(dtype="float32"), "below", _TENTH), headline=True),
     "sampled-texts-diverge": holds(every(DIVERGED_SAMPLED.where(dtype="bfloat16"), "above", HALF), "this model"),
-    "assisted-texts-diverge": holds(every(DIVERGED_ASSISTED.where(dtype="bfloat16"), "above", _FIFTH), "this model"),
+    "fp32-texts-stay-whatever-changes": holds(every(MOVED.where(dtype="float32"), "below", _FIFTH), "this model"),
+    "a-batch-moves-few-texts-on-amd": holds(
+        every(MOVED.where(dtype="bfloat16", change=named.EIGHT), "below", _FIFTH), "this processor", on="AMD"
+    ),
+    "what-moves-is-near-a-tie": holds(every(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", _ALL)),
     "length-adds-little": holds(every(GROWTH, "below", Bound(1.5, "ours", "half as much again", "ratio"))),
     "texts-go-their-own-way": holds(
         every(AFTER.where(dtype="bfloat16"), "above", Bound(0.1, "ours", "a tenth of a nat"))

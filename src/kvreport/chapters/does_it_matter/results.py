@@ -1,7 +1,14 @@
 """The experiments of the chapter on whether the difference matters."""
 
-from kvreport.chapters.does_it_matter import after_divergence, drift_by_position, first_divergence, teacher_forced
+from kvreport.chapters.does_it_matter import (
+    after_divergence,
+    drift_by_position,
+    first_divergence,
+    teacher_forced,
+    usage_factorial,
+)
 
 EXPERIMENTS = (
     teacher_forced.EXPERIMENT, drift_by_position.EXPERIMENT, first_divergence.EXPERIMENT, after_divergence.EXPERIMENT,
+    usage_factorial.EXPERIMENT,
 )

@@ -1,6 +1,8 @@
 """The rows of the chapter on whether the difference matters by name; to read them takes no torch."""
 
 import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,9 @@ from kvbook.settings import read_yaml
 from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
-EXPERIMENTS = {"teacher_forced": 1, "drift_by_position": 1, "first_divergence": 2, "after_divergence": 2}
+EXPERIMENTS = {
+    "teacher_forced": 1, "drift_by_position": 1, "first_divergence": 2, "after_divergence": 2, "usage_factorial": 1
+}
 
 # Texts that go through a batched way together; a smaller group is filled up with copies.
 BATCH = 8
@@ -35,13 +39,74 @@ KINDS = {
     FAULT: "control",
 }
 
-# How a text is written: by the largest logit, or by a sample; without a cache, with one, in a batch, with an assistant.
+# How a text is written: by the largest logit, or by a sample; without a cache, with one, in a batch.
 GREEDY, SAMPLED = CHOICES = ("greedy", "sampled")
-BASELINE, TOGETHER, ASSISTED = "no cache", f"cache, batch of {BATCH}", "assisted decoding"
+BASELINE, TOGETHER = "no cache", f"cache, batch of {BATCH}"
 # The baseline's own computation, but for its shape.
 ONE_PASS = "no cache, one pass"
 # As tables list them; the other dtype is read off the baselines of two dtypes.
-WAYS = (CACHED, TOGETHER, ASSISTED, ONE_PASS, OTHER_DTYPE, KV_INT8, KV_INT4, WEIGHTS_4)
+WAYS = (CACHED, TOGETHER, ONE_PASS, OTHER_DTYPE, KV_INT8, KV_INT4, WEIGHTS_4)
+
+# What a user changes; of each factor the reference's level stands first.
+SINGLE, EIGHT = BATCHES = ("single", f"batch of {BATCH}")
+UNPADDED, LEFT, RIGHT = PADDINGS = ("no padding", "left padding", "right padding")
+DYNAMIC, PREALLOCATED, PREFIX, LOOKUP, NO_CACHE = CACHES = (
+    "dynamic cache", "static cache", "prefix reused", "prompt lookup", "no cache"
+)
+# Of the dtype, in which all levels are tried, the other level.
+IN_FP32 = "fp32 instead"
+# Two largest logits that are as few ulps apart can change places by rounding once.
+NEAR = 1
+CHANGES = (NO_CACHE, PREFIX, PREALLOCATED, LOOKUP, LEFT, RIGHT, EIGHT, IN_FP32)
+
+
+class Cell(NamedTuple):
+    """One way to write a text; which dtype it is in is asked of all."""
+
+    choice: str
+    batch: str
+    padding: str
+    cache: str
+
+    @property
+    def changes(self) -> list[str]:
+        """What differs from a single text without padding on a dynamic cache."""
+        reference = (SINGLE, UNPADDED, DYNAMIC)
+        return [level for level, usual in zip(self[1:], reference, strict=True) if level != usual]
+
+
+# Why a cell makes no sense, and which do; the first reason counts.
+NO_SENSE = {
+    "`generate` refuses prompt lookup for a batch":
+        lambda cell: cell.cache == LOOKUP and cell.batch == EIGHT,
+    "`generate` takes no right padding: it would go on from the padding, and warns":
+        lambda cell: cell.cache == LOOKUP and cell.padding == RIGHT,
+    "prompt lookup that samples has random numbers of its own, which no other cell shares":
+        lambda cell: cell.cache == LOOKUP and cell.choice == SAMPLED,
+}
+
+
+def cells() -> list[Cell]:
+    """List all cells of a dtype, those that make no sense included."""
+    return list(map(Cell._make, itertools.product(CHOICES, BATCHES, PADDINGS, CACHES)))
+
+
+def sensible(cell: Cell) -> bool:
+    """Tell whether a cell makes sense."""
+    return not any(has(cell) for has in NO_SENSE.values())
+
+
+def planned() -> Iterator[Cell]:
+    """Choose the cells that are run: one change away from the reference, and two greedy batches with left padding.
+
+    Without a cache each token costs a pass over the text, so that is written greedily alone.
+    """
+    for cell in filter(sensible, cells()):
+        greedy = cell.choice == GREEDY
+        padded_batch = cell.batch == EIGHT and cell.padding == LEFT and cell.cache in (DYNAMIC, PREALLOCATED)
+        if (len(cell.changes) <= 1 and (greedy or cell.cache != NO_CACHE)) or (greedy and padded_batch):
+            yield cell
+
 
 # Tokens that a call feeds along a long text: one at a time takes minutes.
 LONG_AT_ONCE = 64
@@ -139,21 +204,47 @@ def stays(texts: pd.DataFrame) -> survival.Survival:
     return survival.kaplan_meier(texts["steps"].to_numpy(), texts["parted"].to_numpy() == 1)
 
 
-def _curves(texts: pd.DataFrame) -> pd.DataFrame:
-    """Write curves as rows: the share that is still equal after each step, with its interval."""
-    keys = ["dtype", "choice", "way"]
-    curves = {key: stays(part) for key, part in texts.groupby(keys, sort=False)}
-    tables = (
-        pd.DataFrame({"step": curve.steps, "share": curve.share, "low": curve.low, "high": curve.high})
-        for curve in curves.values()
-    )
-    return pd.concat(dict(zip(curves, tables, strict=True)), names=keys).reset_index(keys).reset_index(drop=True)
-
-
 def _divergences(run: Run) -> pd.DataFrame:
     """List greedy texts that diverged: ``tied`` where both candidates have equal logits on either side."""
     diverged = run.rows[(run.rows["choice"] == GREEDY) & (run.rows["parted"] == 1)]
     return diverged.assign(tied=(diverged[["tied", "tied_baseline"]] == 1).any(axis=1), prompt=diverged["sample"])
+
+
+def _one_change(run: Run) -> pd.DataFrame:
+    """Hold every two cells that one change tells apart against each other, text by text.
+
+    ``beside``: what both of them have changed as well, or nothing.
+    """
+    found = []
+    keys = ["dtype", "choice", "batch", "padding", "cache"]
+    written = {key: rows.set_index("sample") for key, rows in run.rows.groupby(keys, sort=False)}
+    for (dtype, *rest), texts in written.items():
+        cell = Cell(*rest)
+        usual = zip(Cell._fields[1:], (SINGLE, UNPADDED, DYNAMIC), strict=True)
+        pairs = [(getattr(cell, factor), (dtype, *cell._replace(**{factor: level}))) for factor, level in usual]
+        pairs = [(change, other) for change, other in pairs if change in cell.changes]
+        if not cell.changes and dtype != "float32":
+            pairs.append((IN_FP32, ("float32", *cell)))
+        for change, other in pairs:
+            if other in written:
+                beside = ", ".join(level for level in cell.changes if level != change)
+                about = {"dtype": dtype, "choice": cell.choice, "change": change, "beside": beside}
+                found += [about | row for row in _differences(written[other], texts)]
+    return pd.DataFrame(found).sort_values("change", key=lambda of: of.map(CHANGES.index), kind="stable")
+
+
+def _differences(usual: pd.DataFrame, other: pd.DataFrame) -> Iterator[dict]:
+    """Compare texts: the first token that differs, and how far the two largest logits are apart there, in ulps."""
+    for sample, one in usual.iterrows():
+        two = other.loc[sample]
+        ids = zip(str(one["path"]).split(), str(two["path"]).split(), strict=False)
+        step = next((step for step, (first, second) in enumerate(ids) if first != second), None)
+        known = step is not None and isinstance(one["gaps"], str)
+        gap = min(float(of["gaps"].split()[step]) for of in (one, two)) if known else np.nan
+        yield {
+            "sample": sample, "prompt": sample, "source": one["source"], "differs": int(step is not None),
+            "step": step, "gap": gap, "tied": gap == 0, "near": gap <= NEAR,
+        }
 
 
 def _places(run: Run) -> pd.DataFrame:
@@ -171,8 +262,12 @@ ROWS = {
     "flips by rounding": Frame(lambda rows: rows[rows["flip"] > 0], ("rounding",)),
     "margins": Frame(_margins, ("rounding",)),
     "texts": Frame(_texts, ("first_divergence",)),
-    "curves": Frame(_curves, ("texts",)),
     "divergences": Frame(_divergences, ("first_divergence",)),
+    "one change": Frame(_one_change, ("usage_factorial",)),
+    "texts that a change moves": Frame(
+        lambda rows: rows[(rows["differs"] == 1) & (rows["choice"] == GREEDY) & (rows["change"] != IN_FP32)],
+        ("one change",),
+    ),
     "places": Frame(_places, ("drift_by_position",)),
     "after": Frame(lambda run: run.rows[run.rows["offset"] > 0], ("after_divergence",)),
 }

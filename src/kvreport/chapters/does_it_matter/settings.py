@@ -27,6 +27,9 @@ class DoesItMatterSettings(TextSettings):
         Texts of that length.
     n_fit : int
         Texts that the classification head is fitted on.
+    n_usage : int
+        Prompts that are continued in every cell of what a user changes: a sixteenth of `n_tokens`, or five tokens
+        more, is a prompt, and an eighth is written.
     """
 
     n_samples: Annotated[int, Field(ge=1)] = 12
@@ -36,3 +39,4 @@ class DoesItMatterSettings(TextSettings):
     greedy_only: Annotated[tuple[SmallDType, ...], BeforeValidator(several)] = ()
     n_long: Annotated[int, Field(ge=1)] = 3
     n_fit: Annotated[int, Field(ge=2)] = 24
+    n_usage: Annotated[int, Field(ge=1)] = 2

@@ -63,8 +63,7 @@ def partings(found: Found) -> pd.DataFrame:
     tied = dict(iter(found["divergences"].groupby(_CHANGE)["tied"]))
     table = []
     for dtype, way in dict.fromkeys((dtype, way) for dtype, _, way in together):
-        # On fixed texts assisted decoding is its verification, which reads as many tokens at once.
-        fixed = dtype, rows.CHUNKS if way == rows.ASSISTED else way
+        fixed = dtype, way
         ties = tied.get((dtype, way), pd.Series(dtype=bool))
         table.append(
             {
@@ -85,6 +84,36 @@ def _by_key(measure: Measure, found: Found) -> dict[tuple, Estimate]:
 
 def _cell(known: Mapping[tuple, Estimate], key: tuple, write: Callable[[Estimate], str]) -> str:
     return write(known[key]) if key in known else ""
+
+
+def moved(found: Found) -> pd.DataFrame:
+    """Estimate what each change does to texts, alone or beside other changes, and how often it does so at a tie."""
+    keys = list(measures.MOVED.by)
+    ties = found["texts that a change moves"].groupby(keys)[["tied", "near"]].sum()
+    table = measures.MOVED_BESIDE.table(found).join(ties, on=keys).fillna({"tied": 0, "near": 0})
+    beside = table["beside"].map(lambda other: f", beside {other}" if other else "")
+    return table.assign(label=table["change"] + beside)
+
+
+def moved_grid(table: pd.DataFrame) -> pd.DataFrame:
+    """Lay out for a reader the share of texts that each change moves, by dtype and choice; all cells text."""
+    shown = pd.DataFrame({"change": list(dict.fromkeys(table["label"]))})
+    for (choice, dtype), of in table.groupby(["choice", "dtype"], sort=False):
+        said = {row.label: _whole_percent(row.estimate) for row in of.itertuples()}
+        shown[f"{choice}, {DTYPES[dtype]} (%)"] = shown["change"].map(said).fillna("")
+    greedy = table[(table["choice"] == rows.GREEDY) & (table["dtype"] == "bfloat16")].set_index("label")
+    return shown.assign(**{"at a tie, bf16": shown["change"].map(greedy["tied"].map("{:.0f}".format)).fillna("")})
+
+
+def cells(found: Found) -> pd.DataFrame:
+    """Count the cells of the factorial: those that make no sense, by the reason, those that were run, and the rest."""
+    run = len(found["usage_factorial"][["dtype", *rows.Cell._fields]].drop_duplicates())
+    n_dtypes, left, table = found["usage_factorial"]["dtype"].nunique(), rows.cells(), []
+    for why, has in rows.NO_SENSE.items():
+        table.append((f"makes no sense: {why}", n_dtypes * sum(map(has, left))))
+        left = [cell for cell in left if not has(cell)]
+    table += [("was run", run), ("makes sense, and was not run", n_dtypes * len(left) - run)]
+    return pd.DataFrame(table, columns=["what became of it", "combinations"])
 
 
 def along(found: Found) -> pd.DataFrame:
