@@ -48,10 +48,10 @@ IMPOSSIBLE = {
     "device": "cuda:99", "model": "/nowhere", "second_model": "/nowhere", "reference_model": "/nowhere",
     "families": ["/nowhere"], "corpus": "/nowhere", "n_tokens": 5000, "n_samples": 10_000,
 }
-# What an experiment does not read before it measures.
+# What an experiment does not read before it measures, or of which it takes so small a part that it can run.
 UNREAD = {
     ("first_bad_layer", "families"), ("greedy_paths", "corpus"), ("layer_drift_trained", "n_tokens"),
-    ("past_tables", "n_samples"),
+    ("past_tables", "n_samples"), ("usage_factorial", "n_tokens"),
 }
 # Left out, as a whole, where their compiler's kernels or another program is not there.
 ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "engine_rollout"} | {
