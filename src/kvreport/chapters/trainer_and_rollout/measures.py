@@ -35,6 +35,7 @@ HEAD_OVER_FP32 = replace(
 
 # The beginnings of the texts, in every way.
 WAY_OUTSIDE, WAY_ABS = (replace(one, rows="ways") for one in (OUTSIDE, MEAN_ABS))
+WAY_PROMPTS = Measure("prompts", rows="ways", estimate=distinct("sample"), form="{:,.0f}")
 
 # Of what another engine samples.
 ENGINE_OUTSIDE, ENGINE_ABS = (replace(one, rows="engine") for one in (OUTSIDE, MEAN_ABS))
@@ -79,6 +80,15 @@ STATEMENTS = {
     "fp32-head-helps-more-than-an-fp32-trainer": holds(every(HEAD_OVER_FP32, "below", _AS_FAR), "this model"),
     "softmax-adds-little": holds(
         every(LOW_SOFTMAX, "inside", Bound(1.25, "ours", "a quarter", "ratio")), "this model"
+    ),
+    "fp16-stays-close": holds(
+        every(
+            WAY_OUTSIDE.where(compared=named.BOTH_FP16), "below", Bound(0.03, "ours", "three tokens in a hundred", "share")
+        ),
+        "this model",
+    ),
+    "row-invariant-is-on-policy": holds(
+        every(WAY_ABS.where(compared=named.BOTH_INVARIANT), "at most", Bound(0, "arithmetic", "none")), "this model"
     ),
     "vllm-is-off-policy-too": holds(
         every(
