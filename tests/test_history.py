@@ -115,6 +115,17 @@ def test_a_release_that_is_measured_again_takes_the_place_of_its_rows_and_others
     assert "5.0.0,,opt" not in written(release)
 
 
+def test_of_a_release_one_architecture_can_be_measured_anew_and_the_others_stay(release, monkeypatch):
+    asked = []
+    monkeypatch.setattr(gathering.releases, "run", lambda _, words: asked.extend(words) or 0)
+    monkeypatch.setattr(gathering.sys, "argv", ["history.py", "llama", "5.0.0"])
+    gathering.write("5.0.0", [row("5.0.0", "gpt2"), row("5.0.0", status="fails")])
+    gathering.main()
+    assert asked[:2] == ["atlas", "llama"]
+    assert "5.0.0,,gpt2,DynamicCache,ran" in written(release)
+    assert "5.0.0,,llama,DynamicCache,ran" in written(release)
+
+
 def test_a_report_says_what_a_release_breaks_and_mends_against_the_one_before(release):
     before = [row("4.57.6", "gpt2", chunks=table.BUG), row("4.57.6", batch=table.BUG)]
     gathering.write("4.57.6", before)

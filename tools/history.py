@@ -1,7 +1,8 @@
 """Measure the atlas on other releases of transformers, and gather its rows into the recorded history.
 
 ``tools/history.py 5.22.2 5.21.1`` measures these releases one after the other, and writes the history whenever one is
-done.  Started again it goes on where it was interrupted.  What was measured of other releases before stays.
+done.  Started again it goes on where it was interrupted.  What was measured of other releases before stays.  With model
+types among the words, such as ``zamba2``, these alone are measured.
 """
 
 import ast
@@ -12,6 +13,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +51,15 @@ def drift(row: dict[str, Any], path: str) -> str:
 
 
 def gathered(file: Path, release: str) -> list[dict[str, Any]]:
-    """Read the rows of one release; its architectures that are not among them are there without outcomes."""
+    """Read the rows of one release; of its other architectures what was recorded stays, or a row without outcomes."""
     rows = [table.judged(json.loads(line)) for line in file.read_text("utf-8").splitlines()]
     found = {
         row["architecture"]: row | {"release": release} | {f"{path}, drift": drift(row, path) for path in PATHS}
         for row in rows
     }
+    kept = {row["architecture"]: row for row in history.read(RECORDED) if row["release"] == release} | found
     return [
-        found.get(name, {"release": release, "architecture": name, "status": NOT_MEASURED}) for name in listed(release)
+        kept.get(name, {"release": release, "architecture": name, "status": NOT_MEASURED}) for name in listed(release)
     ]
 
 
@@ -88,13 +91,14 @@ def report(release: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure(release: str) -> None:
-    """Measure a release, all of its architectures or those that are left, record it and report what is new."""
+def measure(release: str, names: Sequence[str] = ()) -> None:
+    """Measure a release, all of its architectures or some, record it and report what is new."""
     start, rows = time.monotonic(), paths.BUILD / "history" / f"{release}.jsonl"
     made = releases.environment(release, RELEASES)
     # A trial import would take as long as ten architectures.
     (made / ".imported").touch()
-    if releases.run(made, ["atlas", "--paths-only", "--workers", "1", "--seconds", LONGEST, "--rows", str(rows)]):
+    options = ["--paths-only", "--workers", "1", "--seconds", LONGEST, "--rows", str(rows)]
+    if releases.run(made, ["atlas", *names, *options]):
         raise UserError("the atlas does not run there")
     write(release, gathered(rows, release))
     rows.with_suffix(".md").write_text(report(release), encoding="utf-8")
@@ -104,9 +108,10 @@ def measure(release: str) -> None:
 
 def main() -> None:
     """Measure the releases that are named; one that cannot be imported is said and left out."""
-    for release in sys.argv[1:]:
+    named = [word for word in sys.argv[1:] if not word[0].isdigit()]
+    for release in (word for word in sys.argv[1:] if word not in named):
         try:
-            measure(release)
+            measure(release, named)
         except UserError as error:
             print(f"{release}: {error}", flush=True)
 

@@ -68,12 +68,12 @@ PROMPTS = Measure("prompts", rows="rollout", estimate=distinct("sample"), form="
 TOKENS = replace(PROMPTS, name="tokens sampled", estimate=counted(len))
 
 _AS_FAR = Bound(1, "arithmetic", "as far")
+_THREE_IN_A_HUNDRED = Bound(0.03, "ours", "three tokens in a hundred", "share")
 _HALF = Bound(0.5, "ours", "half as far", "ratio")
 _TENFOLD = Bound(10, "ours", "ten times as far", "ratio")
 STATEMENTS = {
     "bf16-is-off-policy": holds(
-        every(OUTSIDE.where(compared=named.BF16), "above", Bound(0.03, "ours", "three tokens in a hundred", "share")),
-        "this model",
+        every(OUTSIDE.where(compared=named.BF16), "above", _THREE_IN_A_HUNDRED), "this model"
     ),
     "fp32-trainer-is-not-enough": holds(every(FP32_TRAINER, "above", _HALF), "this model"),
     "fp32-head-helps": holds(every(FP32_HEAD, "below", _AS_FAR), "this model"),
@@ -82,20 +82,13 @@ STATEMENTS = {
         every(LOW_SOFTMAX, "inside", Bound(1.25, "ours", "a quarter", "ratio")), "this model"
     ),
     "fp16-stays-close": holds(
-        every(
-            WAY_OUTSIDE.where(compared=named.BOTH_FP16), "below", Bound(0.03, "ours", "three tokens in a hundred", "share")
-        ),
-        "this model",
+        every(WAY_OUTSIDE.where(compared=named.BOTH_FP16), "below", _THREE_IN_A_HUNDRED), "this model"
     ),
     "row-invariant-is-on-policy": holds(
         every(WAY_ABS.where(compared=named.BOTH_INVARIANT), "at most", Bound(0, "arithmetic", "none")), "this model"
     ),
     "vllm-is-off-policy-too": holds(
-        every(
-            ENGINE_OUTSIDE.where(compared=named.ENGINE_BF16), "above",
-            Bound(0.03, "ours", "three tokens in a hundred", "share"),
-        ),
-        "this model",
+        every(ENGINE_OUTSIDE.where(compared=named.ENGINE_BF16), "above", _THREE_IN_A_HUNDRED), "this model"
     ),
     "vllm-reads-its-own-text-bit-for-bit": holds(
         every(ENGINE_ABS.where(compared=named.ENGINE_ITSELF), "at most", Bound(0, "arithmetic", "none")), "this model"
