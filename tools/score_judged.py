@@ -3,8 +3,8 @@
     python tools/score_judged.py
 
 Faults are those of ``data/scores/faults.csv.gz``.  Clean comparisons pair ways of computing the same numbers that the
-book recorded for "Does it matter" on two processors; texts are taken 25 at a time, as runs have them, and all
-together.  No noise is drawn.
+book recorded for "Does it matter" on two processors, in fp32, fp16 and bf16; texts are taken as runs have them, and
+all together.  No noise is drawn.
 """
 
 import itertools
