@@ -25,6 +25,7 @@ _POINTWISE = (
     "selu", "sigmoid", "silu", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
     "softplus", "sqrt", "tanh",
 )
+_POINTWISE_NAMES = frozenset(f"aten::{name}" for name in _POINTWISE)
 
 # What adds up, or fuses an addition with a product, and is not made invariant here. `.out` variants of what is replaced
 # are what a compiler calls past the replacement.
@@ -48,6 +49,7 @@ _REFUSED_ON_A_GPU = re.compile(
 _FOREIGN = re.compile(
     r"^(quantized|mkldnn|mkldnn_prepacked|mkl|fbgemm|torchao|bitsandbytes|torchvision|xformers|flash_attn)::"
 )
+_PATTERNS = {"CPU": (_REFUSED, _FOREIGN), "CUDA": (_REFUSED, _FOREIGN, _REFUSED_ON_A_GPU)}
 
 
 class _State(threading.local):
@@ -142,6 +144,19 @@ def _exists(name: str, key: str) -> bool:
 # What `base` must hold before it is replaced, or refused.
 _STOCK = ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp", "aten::log", "aten::topk", "aten::_softmax")
 PARTS = ("products", "attention", "functions")
+_PRODUCTS: dict[str, Callable[..., object]] = {
+    "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
+    "aten::matmul": _matmul, "aten::_grouped_mm": experts.grouped_product,
+    "aten::convolution": convolutions.convolution,
+}
+_ATTENDS: dict[str, Callable[..., object]] = {
+    "aten::_softmax": _softmax, "aten::scaled_dot_product_attention": attention.attend,
+}
+_FUNCTIONS: dict[str, Callable[..., object]] = {
+    "aten::logsumexp": pointwise.logsumexp, "aten::linalg_vector_norm": sums.vector_norm, "aten::topk": experts.topk,
+}
+# On a GPU alone: there a sum is shared out among more threads the fewer rows there are.
+_SUMS: dict[str, Callable[..., object]] = {"aten::mean.dim": sums.mean, "aten::sum.dim_IntList": sums.total}
 
 
 @functools.lru_cache(maxsize=4)
@@ -152,15 +167,7 @@ def _replacements(key: str, names: frozenset[str]) -> dict[str, dict[str, Callab
     """
     for name in (*_STOCK, attention_kernel.KERNELS[key]):
         base(name, key)
-    products = {
-        "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
-        "aten::matmul": _matmul, "aten::_grouped_mm": experts.grouped_product,
-        "aten::convolution": convolutions.convolution,
-    }
-    attends = {"aten::_softmax": _softmax, "aten::scaled_dot_product_attention": attention.attend}
-    functions = {
-        "aten::logsumexp": pointwise.logsumexp, "aten::linalg_vector_norm": sums.vector_norm, "aten::topk": experts.topk
-    }
+    products, attends, functions = dict(_PRODUCTS), dict(_ATTENDS), dict(_FUNCTIONS)
     if key == "CPU":
         for name in (name for name in _POINTWISE if f"aten::{name}" in names and _exists(f"aten::{name}", key)):
             plain, _, overload = name.partition(".")
@@ -169,17 +176,26 @@ def _replacements(key: str, names: frozenset[str]) -> dict[str, dict[str, Callab
             if variant in names and _exists(variant, key):
                 functions[variant] = pointwise.in_place(functions[f"aten::{name}"])
     else:
-        functions |= {"aten::mean.dim": sums.mean, "aten::sum.dim_IntList": sums.total}
-        for name in ("aten::mean.dim", "aten::sum.dim_IntList"):
+        functions |= _SUMS
+        for name in _SUMS:
             base(name, key)
-    patterns = (_REFUSED, _FOREIGN) if key == "CPU" else (_REFUSED, _FOREIGN, _REFUSED_ON_A_GPU)
     # Some, such as a matrix times a vector, have one kernel for all devices.
     refused = {
         name: Refusal(name) for name in names - products.keys() - attends.keys() - functions.keys()
-        if any(pattern.match(name) for pattern in patterns)
+        if any(pattern.match(name) for pattern in _PATTERNS[key])
         and (_exists(name, key) or _exists(name, "CompositeExplicitAutograd"))
     }
     return {"products": products, "attention": attends, "functions": functions, "refused": refused}
+
+
+def part_of(operator: str, key: str) -> str | None:
+    """Name the part that takes an operator's place, or ``refused``; None where torch's own stays."""
+    tables = zip(PARTS, (_PRODUCTS, _ATTENDS, _FUNCTIONS | (_SUMS if key == "CUDA" else {})), strict=True)
+    if found := next((part for part, table in tables if operator in table), None):
+        return found
+    if key == "CPU" and operator.replace("_.Scalar", ".Tensor_Scalar").removesuffix("_") in _POINTWISE_NAMES:
+        return "functions"
+    return "refused" if any(pattern.match(operator) for pattern in _PATTERNS[key]) else None
 
 
 def _of(parts: Collection[str], key: str, names: frozenset[str]) -> dict[str, Callable[..., object]]:

@@ -1,0 +1,73 @@
+"""Operators of decode steps: each is listed with what row-invariant arithmetic does with it on a CPU and on a GPU."""
+
+from pathlib import Path
+
+import operators as listing
+import pytest
+import torch
+import torchgen
+import yaml
+
+from kvbook.exact import switch, treatments
+
+LINES = listing.FILE.read_text("utf-8").splitlines()[1:]
+LISTED = {line.split()[0]: line for line in LINES}
+# Of some kinds of layer one: plain attention, a bias of its own, experts, a state-space model, both.
+FAMILIES = ("llama", "mpt", "mixtral", "mamba", "falcon_h1")
+# In torch's list: a kernel of the device, or one that serves all.
+ON_A_GPU = {"CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_operator_of_a_decode_step_is_listed_with_its_treatment(name):
+    found = listing.called(name)
+    assert found
+    assert found <= LISTED.keys()
+    for operator in found:
+        on = [treatments.treatment(operator, key) for key in ("CPU", "CUDA")]
+        assert LISTED[operator].endswith(listing.line("", "", *on).lstrip())
+
+
+def test_what_is_listed_as_replaced_is_what_the_switch_registers():
+    tables = switch._replacements("CPU", frozenset(torch._C._dispatch_get_all_op_names()))
+    for part, table in tables.items():
+        assert {switch.part_of(operator, "CPU") for operator in table} == {part}
+
+
+def test_no_operator_that_is_listed_is_refused_on_a_cpu_and_a_recurrent_network_is():
+    assert not [name for name in LISTED if treatments.treatment(name, "CPU") == treatments.REFUSED]
+    network = torch.nn.LSTM(2, 2, batch_first=True)
+    called = treatments.operators(network, lambda: network(torch.ones(1, 1, 2)))
+    assert treatments.REFUSED in {treatments.treatment(operator, "CPU") for operator in called}
+
+
+def kernels():
+    """Read from torch's own list which operators have a kernel on a GPU, or one for all devices."""
+    source = Path(torchgen.__file__).with_name("packaged") / "ATen" / "native" / "native_functions.yaml"
+    entries = {f"aten::{entry['func'].split('(')[0]}": entry for entry in yaml.safe_load(source.read_text("utf-8"))}
+
+    def devices(entry):
+        if base := entry.get("structured_delegate"):
+            return devices(entries[f"aten::{base}"])
+        named = entry.get("dispatch")
+        # Without a list of devices it is made of other operators; a loop over elements is written for all at once.
+        if named is None or "ufunc_inner_loop" in entry:
+            return ON_A_GPU
+        return {one.strip() for key in named for one in key.split(",")}
+
+    return {name: devices(entry) for name, entry in entries.items()}
+
+
+def test_torchs_own_list_has_a_kernel_on_a_gpu_for_every_operator_that_is_listed():
+    known = kernels()
+    assert not [name for name in LISTED if name in known and not known[name] & ON_A_GPU]
+    assert not known["aten::_scaled_dot_product_flash_attention_for_cpu"] & ON_A_GPU
+
+
+def test_what_is_ours_on_a_gpu_has_a_form_without_numbers_to_check_shapes_by():
+    ours = [name for name in LISTED if treatments.treatment(name, "CUDA").startswith("ours")]
+    assert ours
+    for name in ours:
+        assert any(
+            torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in ("Meta", "CompositeImplicitAutograd")
+        ), name
