@@ -27,7 +27,7 @@ def recorded(seed, device):
     machine = {"device_name": device, "processor": device, "threads": 1, "device": "cpu"}
     about = {"experiment": "squares", "hash": f"{seed}" * 16, "settings": {"seed": seed}, "recorded": {}}
     run = Run(about | {"machine": machine | {"torch": "9.8", "transformers": "7.6"}}, Path())
-    run.__dict__["rows"] = rows
+    run.__dict__["rows"] = rows.assign(repeat=rows["x"])
     return run
 
 runs = [evidence.joined([recorded(seed, "Maker One") for seed in (1, 2)]), recorded(3, "Maker Two")]
@@ -91,9 +91,9 @@ def test_an_entry_names_the_figure_its_rows_and_its_run(chapter, figure):
 # Which machine
 
 
-def made(*hashes, device="Maker One, 1 thread", torch="9.8", recorded=True):
+def made(*hashes, device="Maker One, 1 thread", torch="9.8", recorded=True, **more):
     machine = {"device_name": device, "torch": torch, "transformers": "7.6"}
-    return {"runs": list(hashes), "machine": machine, "recorded": recorded, "models": []}
+    return {"runs": list(hashes), "machine": machine, "recorded": recorded, "models": []} | more
 
 
 def note(item):
@@ -119,12 +119,33 @@ def test_an_entry_names_the_recorded_runs_and_their_machines_not_the_one_that_bu
     assert processors.device(run["machine"]) in note(figure)
 
 
-def test_what_this_machine_ran_is_cited_with_the_machine_that_built_the_page(figure):
-    assert note(replace(figure, made_by=(made("aaaaaaaa", recorded=False),))) == note(figure)
-    # Control: beside a recorded run its own machine is named.
-    both = note(replace(figure, made_by=(made("aaaaaaaa", recorded=False), made("bbbbbbbb", device="Maker Two"))))
-    assert "; run aaaaaaaa on Maker One, 1 thread," in both
-    assert "; recorded run bbbbbbbb on Maker Two," in both
+def test_an_entry_names_model_dtypes_and_independent_units_of_each_experiment_once(figure):
+    drift = {"experiment": "drift", "models": ["gpt"], "dtypes": ["float32", "bfloat16"], "units": (77, "texts")}
+    timed = {"experiment": "speed", "models": [], "dtypes": [], "units": (10, "repeats")}
+    item = replace(figure, made_by=(made("a" * 8, **drift), made("b" * 8, device="Maker Two", **drift),
+                                    made("c" * 8, **timed)))
+    assert note(item).split("; ")[1:4] == [
+        "drift: gpt, fp32 bf16, n = 77 texts", "speed: n = 10 repeats", f"rows {item.rows_hash}"
+    ]
+
+
+def test_what_this_machine_ran_has_no_entry_beside_recorded_runs_too(figure):
+    for others in ((), (made("bbbbbbbb", device="Maker Two"),)):
+        item = replace(figure, made_by=(made("aaaaaaaa", recorded=False), *others))
+        assert not item.citable
+        with pytest.raises(UserError, match=r"^fig-squares is of your own run"):
+            citation.of_published(item, BOOK)
+    assert figure.citable
+    assert replace(figure, made_by=others).citable
+
+
+def test_no_file_is_left_of_an_entry_whose_rows_are_now_of_an_own_run(chapter, monkeypatch, tmp_path):
+    monkeypatch.setattr(citations, "folder", lambda _: tmp_path)
+    citations.write([chapter], BOOK)
+    assert (tmp_path / "fig-squares.bib").is_file()
+    monkeypatch.setattr(published.provenance, "is_recorded", lambda made_by: False)
+    citations.write([chapter], BOOK)
+    assert not list(tmp_path.glob("*.bib"))
 
 
 def test_the_runs_that_a_chapter_names_stand_in_its_files_and_in_what_the_command_prints(chapter):
@@ -135,6 +156,7 @@ def test_the_runs_that_a_chapter_names_stand_in_its_files_and_in_what_the_comman
         for name in ("tab-squares", "fig-squares")
     )
     assert f"; recorded runs {one}; page" in table
+    assert "; squares: n = 3 repeats; rows" in table
     assert f"; recorded runs {one}; recorded run {two}; page" in figure
     # The command waits for neither torch nor Sphinx.
     done = mini_book.run(chapter.source.parents[1], "-c", CITE, "cite", "squares")
@@ -164,11 +186,10 @@ def test_a_statement_is_cited_with_the_runs_of_the_processors_that_bear_it_out(t
 # Nothing invented
 
 
-def test_the_title_of_an_own_run_says_so_since_the_caption_is_the_books(figure):
-    books, own = (parsed(citation.of_published(replace(figure, own=own), BOOK)).fields for own in (False, True))
-    assert books["title"].strip("{}") in own["title"]
-    assert "own run" in own["title"]
-    assert "own run" not in books["title"]
+def test_the_heading_of_an_own_run_says_so_since_the_caption_is_the_books(figure):
+    books, own = (citation.heading(replace(figure, own=own)) for own in (False, True))
+    assert own == f"Your own run of “{books}”"
+    assert "own run" not in books
 
 
 def test_an_address_and_a_doi_stand_in_an_entry_only_when_known(figure):

@@ -275,6 +275,17 @@ def joined(source: dict, executed: dict) -> dict:
     return overlay(source, executed, files, captions.written(source, {}))
 
 
+def test_what_a_readers_own_run_made_has_files_and_no_citation(root):
+    source, executed = mini_book.notebook(), copy_of(root)
+    figure = cell(executed, "figure")["outputs"][0]["metadata"]["image/png"]
+    made = {"experiment": "squares", "runs": ["aaaaaaaa"], "machine": None, "settings": {}, "models": [], "seeds": [0]}
+    for recorded in (True, False):
+        figure["made_by"] = [made | {"recorded": recorded}]
+        offered = "".join(cell(joined(source, executed), "downloads-fig-squares")["source"])
+        assert [word in offered for word in ("BibTeX", "@misc", "your own run")] == [recorded, recorded, not recorded]
+        assert "fig-squares.csv" in offered
+
+
 def cell(notebook: dict, cell_id: str) -> dict:
     return next(cell for cell in notebook["cells"] if cell.get("id") == cell_id)
 

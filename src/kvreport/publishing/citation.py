@@ -26,6 +26,9 @@ _TEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
 }
 
+# Why there is no entry of a figure or table.
+OWN_RUN = "is of your own run, which is not in the book: cite the book, and keep your rows"
+
 # How many names are offered in place of one that does not exist.
 _OFFERED = 3
 
@@ -63,12 +66,18 @@ def of_published(item: Published, book: Origin) -> str:
     -------
     str
         BibTeX. Its key ends in the rows' hash, so that two versions of a figure can stand in one bibliography.
+
+    Raises
+    ------
+    UserError
+        When a reader's own run made it, which nobody else can look up.
     """
+    if not item.citable:
+        raise UserError(f"{item.name} {OWN_RUN}")
     run = item.run
-    made = [f"{item.kind} {item.name}", f"rows {item.rows_hash}"]
+    made = [f"{item.kind} {item.name}", *provenance.measured(item.made_by), f"rows {item.rows_hash}"]
     page = [f"run {item.run_hash} ({run['profile']})", f"commit {run['commit']}"]
-    # A page that older code built does not say which runs are recorded.
-    if any(one.get("recorded") for one in item.made_by):
+    if item.made_by:
         # The machine that built the page, and its versions, made none of these rows.
         made += [*provenance.named(item.made_by), f"page built by {', '.join(page)}"]
     else:
@@ -141,7 +150,7 @@ def find(name: str, items: Sequence[Published | Sentence]) -> Published | Senten
 def heading(item: Published) -> str:
     """Name a figure or table by its caption's first sentence; one of a reader's own run says so."""
     said = first_sentence(item.caption)
-    return f"An own run of “{said}”" if item.own else said
+    return f"Your own run of “{said}”" if item.own else said
 
 
 def first_sentence(caption: str) -> str:

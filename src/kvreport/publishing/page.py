@@ -199,10 +199,31 @@ def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
             "settings": run.about["settings"],
             "models": [model["name"] for model in run.about.get("models", ())],
             "seeds": run.about.get("seeds", [run.about["settings"].get("seed", 0)]),
+            "dtypes": _dtypes(run.rows, run.about["settings"]),
         }
+        | _units(run.rows)
         for run in runs
     ]
     return {"made_by": kept, "published": is_published} if kept else {}
+
+
+# What tells the independent units of an experiment's rows apart, and what a unit is called.
+_UNITS = {
+    "source": "texts", "item": "prompts", "architecture": "architectures", "repetition": "repetitions",
+    "repeat": "repeats",
+}
+
+
+def _units(rows: pd.DataFrame) -> dict[str, list[int | str]]:
+    """Count the independent units of rows: files rather than samples, which resemble each other within a file."""
+    column = next((column for column in _UNITS if column in rows), None)
+    return {"units": [rows[column].nunique(), _UNITS[column]]} if column else {}
+
+
+def _dtypes(rows: pd.DataFrame, settings: Mapping[str, Any]) -> list[str]:
+    """List the dtypes of rows; an experiment in one dtype has it among its settings alone."""
+    asked = settings.get("dtypes", [settings["dtype"]] if "dtype" in settings else [])
+    return rows["dtype"].unique().tolist() if "dtype" in rows else list(asked)
 
 
 def _check_name(name: str, prefix: str) -> None:

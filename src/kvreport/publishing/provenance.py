@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvbook.runs.records import SHORT_HASH, Run
-from kvreport.publishing import processors
+from kvreport.publishing import processors, wording
 
 
 def of_run(run: Run) -> dict[str, Any]:
@@ -16,6 +16,22 @@ def of_run(run: Run) -> dict[str, Any]:
         "machine": run.about.get("machine"),
         "recorded": "recorded" in run.about,
     }
+
+
+def is_recorded(made_by: Iterable[Mapping[str, Any]]) -> bool:
+    """Tell whether all runs ship with the book: what only this machine ran nobody else can look up."""
+    return all(made["recorded"] for made in made_by)
+
+
+def measured(made_by: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Say of each experiment its models, dtypes and number of independent units; those of equal words once."""
+    said = []
+    for made in made_by:
+        dtypes = " ".join(wording.DTYPES.get(dtype, dtype) for dtype in made.get("dtypes", ()))
+        units = " ".join(map(str, made.get("units", ())))
+        facts = [" ".join(made["models"]), dtypes, f"n = {units}" if units else ""]
+        said.append(f"{made.get('experiment', 'measured')}: {', '.join(filter(None, facts))}" if any(facts) else "")
+    return list(dict.fromkeys(filter(None, said)))
 
 
 def named(made_by: Iterable[Mapping[str, Any]]) -> list[str]:

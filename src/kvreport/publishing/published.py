@@ -13,7 +13,7 @@ import pandas as pd
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
-from kvreport.publishing import captions, chapter_name, evaluated, statements
+from kvreport.publishing import captions, chapter_name, evaluated, provenance, statements
 from kvreport.publishing.captions import Caption
 from kvreport.publishing.table_output import csv_of
 
@@ -76,6 +76,11 @@ class Published:
     def models(self) -> tuple[str, ...]:
         """The models of its rows, the first one first."""
         return tuple(model for made in self.made_by for model in made["models"])
+
+    @property
+    def citable(self) -> bool:
+        """Whether its rows ship with the book; those of a reader's own run do not."""
+        return provenance.is_recorded(self.made_by)
 
     @property
     def run_hash(self) -> str:

@@ -1,4 +1,4 @@
-"""In ``_build/citations/<chapter>/``: a BibTeX file for every figure and table, and the verdicts."""
+"""In ``_build/citations/<chapter>/``: a BibTeX file for every figure and table of the book's rows, and the verdicts."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +19,10 @@ def write(chapters: Iterable[Chapter], book: Origin) -> None:
         place = folder(chapter)
         place.mkdir(parents=True, exist_ok=True)
         for item in published.of(chapter.executed, chapter.source):
-            texts = {"bib": citation.of_published(item, book)} | ({"csv": item.rows} if item.judged else {})
+            texts = {"bib": citation.of_published(item, book)} if item.citable else {}
+            texts |= {"csv": item.rows} if item.judged else {}
+            if not item.citable:
+                (place / f"{item.name}.bib").unlink(missing_ok=True)
             for kind, text in texts.items():
                 file = place / f"{item.name}.{kind}"
                 # Only when it differs: Sphinx reads a page again when a file that it offers is newer.

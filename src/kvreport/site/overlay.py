@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbook.errors import UserError
-from kvreport.publishing import processors, wording
+from kvreport.publishing import citation, processors, provenance, wording
 from kvreport.publishing.captions import Caption, speaks_of_the_book
 
 Notebook = dict[str, Any]
@@ -154,13 +154,17 @@ def _offered(published: Mapping[str, Any], files: Files) -> Cell:
         for kind, label in _FILE_KINDS.items()
         if kind in published["files"]
     ]
-    bibtex = files.made / f"{name}.bib"
-    links += [_download("BibTeX", bibtex, files.page), f"[permalink]({files.address or ''}#{name})"]
+    cited = f"`{name}` {citation.OWN_RUN}."
+    if provenance.is_recorded(published.get("made_by", ())):
+        bibtex = files.made / f"{name}.bib"
+        links.append(_download("BibTeX", bibtex, files.page))
+        cited = f"```none\n{bibtex.read_text('utf-8')}```"
+    links.append(f"[permalink]({files.address or ''}#{name})")
     text = (
         "::::::{container} kvbook-downloads\n"
         f"Download: {' · '.join(links)}\n\n"
         ":::::{dropdown} How this was run, and how to cite it\n"
-        f"```none\n{bibtex.read_text('utf-8')}```\n\n"
+        f"{cited}\n\n"
         f"{_made_by(published)}\n"
         ":::::\n"
         "::::::"
