@@ -108,7 +108,7 @@ AT_ONCE, STEPWISE = "left padding", "left padding, token by token"
     ("name", "outcomes", "verdict", "faults"),
     [
         # From the first position beyond its window.
-        ("moshi", {"token by token": "bug"}, "bug", [f"token by token from {configurations.WINDOW}"]),
+        ("moshi", {"token by token": "bug"}, "bug", [f"token by token: wrong from token {configurations.WINDOW}"]),
         # Its full pass alone masks padding; TrOCR's full pass changes with padding, which is not its cache's fault.
         ("git", {AT_ONCE: "rounding", STEPWISE: "bug"}, "bug", [f"{STEPWISE} from 2"]),
         ("trocr", {"chunks": "rounding", AT_ONCE: "full pass changes", STEPWISE: "full pass changes"}, "rounding", []),
@@ -274,7 +274,7 @@ def test_the_table_names_the_worst_path_the_reason_and_the_counts():
     lines = table.text(ROWS).splitlines()
     assert lines[0].split() == ["a", "does", "not", "run", "ImportError:", "timm"]
     assert "bug" in lines[1]
-    assert "chunks from 8" in lines[1]
+    assert "chunks: wrong from token 8" in lines[1]
     assert [table.verdict(row) for row in ROWS] == ["bug", "does not run", "no cache", "not causal"]
     assert lines[-2].startswith("4 architectures: 1 ")
     assert lines[-1] == "under row_invariant(): 1 exact"

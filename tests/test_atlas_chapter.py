@@ -61,7 +61,7 @@ def test_made_up_rows_are_counted_by_outcome_and_by_path_and_described_in_words(
     assert counted["cropped"][table.NOT_TRIED] == 1
     survey_of = tables.survey(ROWS).set_index("architecture")
     assert survey_of["remark"].to_dict() == {
-        "a": "", "b": "chunks from 8", "c": "refused: met x", "d": "ImportError: timm",
+        "a": "", "b": "chunks: wrong from token 8", "c": "refused: met x", "d": "ImportError: timm",
     }
     assert survey_of.loc["b", "drift, fp64"] == 0.5
     assert survey_of.loc["d", "row-invariant"] == "not tried"

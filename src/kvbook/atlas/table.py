@@ -68,7 +68,7 @@ def faults(row: dict[str, Any]) -> list[str]:
     for path in PATHS:
         if row.get(path) == BUG:
             where = row.get(f"{path}, first wrong position")
-            said = path if where is None else f"{path} from {where}"
+            said = f"{path}: wrong" if where is None else f"{path}: wrong from token {where}"
         elif row.get(path) == RAISES:
             said = f"{path} raises {error(row, path).partition(':')[0]}"
         else:

@@ -19,6 +19,7 @@ def _lead_of_chunks(paths: pd.DataFrame) -> float:
 
 # Counts for the prose.
 VERSION = noted("atlas", "machine", "transformers")
+TORCH = noted("atlas", "machine", "torch", write=lambda version: version.partition("+")[0])
 LISTED = Measure("architectures", form="{:.0f}", rows="architectures", estimate=counted(len))
 RAN, JUDGED, SOUND, WRONG, RAISING, TRIED, EXACT, REFUSED, UNDECLARED = (
     replace(LISTED, estimate=total(column))
@@ -30,6 +31,10 @@ REFUSED_NAMES = replace(LISTED, by=("architecture",)).where(refused=True)
 WRONG_IN_CHUNKS, WRONG_STATIC = (
     replace(LISTED, rows="paths", estimate=total("wrong")).where(path=path) for path in (CHUNKED, STATIC)
 )
+MAMBA2_WRONG = replace(
+    LISTED, name="paths on which Mamba 2 is wrong", rows="paths", census="all paths that were tried",
+    estimate=total("wrong"),
+).where(architecture="mamba2")
 STATIC_RAISING = replace(WRONG_STATIC, estimate=total("error"))
 PADDING_CHANGES = replace(LISTED, rows="paths", estimate=total("padding")).where(path=PADDED)
 LENGTH, WINDOW = (
@@ -86,6 +91,7 @@ STATEMENTS = {
         every(_EXACT_SHARE, "at least", Bound(0.95, "ours", "nineteen in twenty", "share"))
     ),
     "chunks-are-worst": holds(every(LEAD_OF_CHUNKS, "above", _NONE)),
+    "mamba2-is-right": holds(every(MAMBA2_WRONG, "at most", _NONE)),
     "prompt-fed-twice": holds(every(FED_TWICE, "above", _NINE_IN_TEN)),
     "verdicts-agree": holds(every(DIFFERING, "at most", _NONE)),
     "fp32-products-first": holds(every(LINEAR_FIRST, "above", _NINE_IN_TEN), "this processor"),
