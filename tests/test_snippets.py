@@ -1,4 +1,4 @@
-"""What the front page, the story and chapter 1 give to copy runs as it is pasted."""
+"""What the front page, the story, chapter 1 and two how-to pages give to copy runs as it is pasted."""
 
 import contextlib
 import copy
@@ -20,7 +20,10 @@ from kvbook import paths
 from kvbook.atlas import configurations
 from kvreport.publishing import found
 
-PAGES = ("index.md", "pages/story.md", "chapters/01_bug_or_rounding.ipynb")
+PAGES = (
+    "index.md", "pages/story.md", "chapters/01_bug_or_rounding.ipynb", "pages/howto/static_cache.md",
+    "pages/howto/past_the_window.md",
+)
 TEXT = "def area(width, height):\n    return width * height  # of a rectangle\n"
 # What only some snippets have, by a word of theirs.
 DRIFT, EQUAL, REUSED, RECURRENT = "a.std()", "row_invariant()", "prompt_cache", "cache_params"
@@ -66,6 +69,9 @@ def graphs(monkeypatch):
 
 
 def run(snippet: str, values: dict[str, object]) -> None:
+    # On the processor where there is no GPU.
+    if not torch.cuda.is_available():
+        snippet = snippet.replace('.to("cuda")', "")
     # A copy: a snippet may change what it is given, as by a pad token.
     exec(compile(snippet, "snippet", "exec"), {name: copy.deepcopy(values[name]) for name in given(snippet)})
 
@@ -73,8 +79,8 @@ def run(snippet: str, values: dict[str, object]) -> None:
 SNIPPETS = [(page, place, code) for page in PAGES for place, code in enumerate(snippets(page))]
 
 
-def test_three_pages_have_snippets_and_these_begin_with_what_they_take_for_granted():
-    assert [sum(page == where for page, _, _ in SNIPPETS) for where in PAGES] == [9, 1, 1]
+def test_five_pages_have_snippets_and_these_begin_with_what_they_take_for_granted():
+    assert [sum(page == where for page, _, _ in SNIPPETS) for where in PAGES] == [9, 1, 1, 1, 1]
     for _, _, code in SNIPPETS:
         assert set(given(code)) <= {"name", "model", "tokenizer", "text"}
         assert len(code.splitlines()) <= 20
@@ -100,6 +106,24 @@ def test_a_snippet_runs_as_it_is_pasted(page, place, code, values, graphs, capsy
         ids = values["tokenizer"]("You answer in one word. The capital of France is", return_tensors="pt").input_ids
         fresh = values["model"].generate(ids, max_new_tokens=8, do_sample=False)
         assert printed == values["tokenizer"].decode(fresh[0]).strip()
+
+
+def test_the_loop_in_nanogpts_terms_refills_a_full_cache_and_never_feeds_a_token_twice():
+    names = {}
+    exec(snippet("block_size"), names)
+    fed = []
+
+    def model(idx, cache, held):
+        """Take the place of a GPT whose cache is the tokens that it holds, and whose next token is their number."""
+        cache = torch.cat([cache, idx], dim=1) if cache is not None else idx
+        assert held == cache.size(1) - idx.size(1)
+        fed.append((held, idx.size(1)))
+        return torch.nn.functional.one_hot(torch.full((1, idx.size(1)), cache.size(1)), 20), cache
+
+    written = names["generate"](model, torch.arange(11)[None], 9, block_size=8)
+    # The prompt is cut to a block, which is full at once; half of it is read again each time that it is full.
+    assert fed == [(0, 8), (0, 4), (4, 1), (5, 1), (6, 1), (7, 1), (0, 4), (4, 1), (5, 1)]
+    assert written[0, 11:].tolist() == [8, 4, 5, 6, 7, 8, 4, 5, 6]
 
 
 PAD = "tokenizer.pad_token"

@@ -157,6 +157,7 @@ SHARED = _fact(
 
 # Facts for the prose.
 MODEL = noted("static_speed", "models", 0, "name")
+DTYPE = noted("static_speed", "settings", "dtype", write=DTYPES.__getitem__)
 DEVICE = noted("static_speed", "settings", "device")
 THREADS = noted("static_speed", "machine", "threads")
 N_TOKENS = noted("static_speed", "settings", "n_new_tokens")
