@@ -219,7 +219,7 @@ def test_the_front_pages_experiment_is_chosen_from_with_a_keyboard_and_without_j
         reader.get_by_role("radio", name="a prompt cut after a space").focus()
         reader.keyboard.press("Space")
         assert case_shown(reader) == ("wrong", "float32")
-        assert reader.locator("details.door:visible").count() == 6
+        assert reader.locator("details.door:visible").count() == 7
 
 
 @pytest.mark.parametrize(("size", "screens"), [((1440, 900), 1), ((390, 844), 2)])

@@ -153,7 +153,8 @@ def _text(words: Sequence[str], first: float) -> str:
 
 def _strip(rows: pd.DataFrame, dtype: str) -> str:
     """Draw a bar a question, as high as the share of tokens before the first that differs, and count what is kept."""
-    said = f"{int(rows['kept'].sum())} of {len(rows)} answers keep all tokens in {wording.DTYPES[dtype]}"
+    kept = f"{int(rows['kept'].sum())} of {len(rows)}"
+    said = f"{kept} answers to our questions keep all tokens in {wording.DTYPES[dtype]}"
     bars = []
     for place, (first, tokens) in enumerate(zip(rows["first"], rows["tokens_uncached"], strict=True)):
         height = 20 * min(1.0, first / len(tokens)) if first != math.inf else 20
