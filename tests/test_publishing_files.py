@@ -59,7 +59,44 @@ def test_the_page_gives_the_address_that_the_citation_file_names(tmp_path):
     (tmp_path / "CITATION.cff").write_text(f"{about}repository-code: https://example.org/somebody/book.git\n")
     text = running.install(SimpleNamespace(root=tmp_path))
     line = running.install_line(SimpleNamespace(root=tmp_path))
-    assert line == "```text\npip install 'git+https://example.org/somebody/book'\n```"
+    assert line == "```text\npip install 'kvbook @ git+https://example.org/somebody/book'\n```"
     assert line.splitlines()[1] in text
-    assert "uvx --from 'git+https://example.org/somebody/book" in text
-    assert "ADDRESS" not in text
+    assert "uvx --from 'kvbook @ git+https://example.org/somebody/book' kvbook" in text
+
+
+def test_a_book_without_an_address_is_installed_from_its_checkout(tmp_path, monkeypatch):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    (tmp_path / "CITATION.cff").write_text((ROOT / "CITATION.cff").read_text("utf-8"))
+    context = SimpleNamespace(root=tmp_path)
+    assert running.install_line(context).splitlines()[1].startswith("pip install .")
+    assert running.install(context).splitlines()[1:-1] == ["pip install .", "uvx --from . kvbook check MODEL"]
+
+
+BLOCKS = re.compile(r"^```(?:python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def without_the_line(text):
+    """Return the parts of a page, its doors or itself, that give `kvbook` to copy without the line that installs it."""
+    doors = re.findall(r"^::::\{dropdown\}.*?^::::$", text, re.MULTILINE | re.DOTALL) or [text]
+    examples = {path.stem: path.read_text("utf-8") for path in (ROOT / "examples/howto").glob("*.py")}
+    copied = {
+        door: "\n".join([*BLOCKS.findall(door), *(examples[name] for name in re.findall(r"howto/(\w+)\.py", door))])
+        for door in doors
+    }
+    return [door for door, code in copied.items() if "kvbook" in code and "<!-- part: install line -->" not in door]
+
+
+def test_each_door_and_how_to_that_uses_the_package_has_the_line_that_installs_it():
+    pages = [ROOT / "index.md", *(ROOT / "pages/howto").glob("*.md")]
+    used = {path.stem for path in pages if "<!-- part: install line -->" in path.read_text("utf-8")}
+    assert {"index", "server", "trainer_and_rollout", "bit_reproducible"} <= used
+    for path in pages:
+        assert without_the_line(path.read_text("utf-8")) == [], path.name
+    # Control.
+    page = (ROOT / "pages/howto/server.md").read_text("utf-8")
+    assert without_the_line(page.replace("<!-- part: install line -->", ""))
+
+
+def test_nowhere_is_the_package_asked_of_an_index():
+    for path in [*(ROOT / "pages").rglob("*.md"), *(ROOT / "src").rglob("*.py"), ROOT / "index.md", ROOT / "README.md"]:
+        assert not re.search(r"pip install '?kvbook(?! @)", path.read_text("utf-8")), path

@@ -14,7 +14,7 @@ def check_library(option: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{option} takes matplotlib: pip install 'kvbook[plot]', or pip install matplotlib") from error
+        raise UserError(f"{option} takes matplotlib: pip install matplotlib") from error
 
 
 def draw(found: Outcome, to: Path | TextIO, kind: str = "png") -> None:

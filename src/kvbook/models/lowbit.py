@@ -41,7 +41,7 @@ def check(quantization: str) -> None:
         raise UserError(f"quantization {quantization!r} is unknown: use 'none', {', '.join(map(repr, _BYTES))}")
     if missing := placement.missing(*_LIBRARIES):
         raise UserError(
-            f"quantization {quantization!r} needs {' and '.join(missing)}: pip install 'kvbook[quantization]', "
+            f"quantization {quantization!r} needs {' and '.join(missing)}: pip install {' '.join(missing)}, "
             "or leave quantization at 'none'"
         )
 

@@ -77,7 +77,7 @@ def read(path: str | Path, side: adapters.Side = "rollout") -> pd.DataFrame:
         try:
             return pd.read_parquet(path)
         except ImportError:
-            raise UserError(f"{path}: Parquet takes pyarrow: pip install 'kvbook[parquet]', or use JSON") from None
+            raise UserError(f"{path}: Parquet takes pyarrow: pip install pyarrow, or use JSON") from None
     blocks = _blocks(path)
     first = next(blocks, None)
     if first is None:

@@ -87,20 +87,27 @@ if device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
 """
 
 
+# Of a book that does not know its address the reader has a checkout: its pages lie nowhere else.
+_CHECKOUT = "."
+
+
 def _source(context: Context) -> str:
-    return f"'git+{origin.of(context.root).repository or 'ADDRESS-OF-THIS-REPOSITORY'}'"
+    address = origin.of(context.root).repository
+    return f"'kvbook @ git+{address}'" if address else _CHECKOUT
 
 
 def install_line(context: Context) -> str:
-    """Write the command that installs the library from its true address, where that is known."""
-    return f"```text\npip install {_source(context)}\n```"
+    """Write the one command that installs the library: from its address, where that is known, else from a checkout."""
+    source = _source(context)
+    where = "   # in a checkout of this book" if source == _CHECKOUT else ""
+    return f"```text\npip install {source}{where}\n```"
 
 
 def install(context: Context) -> str:
-    """Write all ways to install the library, from a checkout and from its address."""
-    source = _source(context)
-    commands = ("pip install .", f"pip install {source}", "uvx --from . kvbook check MODEL",
-                f"uvx --from {source} kvbook check MODEL")
+    """Write all ways to install the library, from its address and from a checkout."""
+    sources = dict.fromkeys((_source(context), _CHECKOUT))
+    commands = [f"{how} {source}{what}" for how, what in (("pip install", ""), ("uvx --from", " kvbook check MODEL"))
+                for source in sources]
     return "```text\n" + "\n".join(commands) + "\n```"
 
 
