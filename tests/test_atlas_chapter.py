@@ -91,7 +91,7 @@ def test_the_recorded_run_accuses_only_what_is_written_up(results, recorded):
 
 def test_errors_and_undeclared_static_caches_are_in_the_tables(recorded):
     remarks = tables.survey(recorded).set_index("architecture")["remark"]
-    assert "static cache from 0 (not declared)" in remarks["gpt_neo"]
+    assert "static cache: wrong from token 0 (not declared)" in remarks["gpt_neo"]
     assert "static cache raises KeyError" in remarks["deepseek_v4"]
     assert {"wrong", "KeyError: 'compressed_sparse_attention'"} <= set(tables.bugs(recorded)["outcome"])
 
