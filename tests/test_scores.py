@@ -167,7 +167,7 @@ def test_parquet_is_read_and_without_pyarrow_the_remedy_is_named(tmp_path, monke
         raise ImportError
 
     monkeypatch.setattr(pd, "read_parquet", lacking)
-    with pytest.raises(UserError, match=r"kvbook\[parquet\]"):
+    with pytest.raises(UserError, match="pip install pyarrow"):
         tables.read(tmp_path / "a.parquet")
 
 
