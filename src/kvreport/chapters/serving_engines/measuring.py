@@ -6,6 +6,7 @@ An experiment for each engine, which measures nothing where its environment is n
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from kvbook.models import corpus, kept, loading, placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
-from kvbook.server.client import Refused
+from kvbook.server.client import Client, Refused
 from kvreport.chapters.serving_engines import asking, transformers_itself
 from kvreport.chapters.serving_engines import rows as named
 from kvreport.chapters.serving_engines.asking import Written
@@ -82,9 +83,7 @@ def _serving(settings: ServingEnginesSettings, name: str, dtype: str, mode: str)
             if way == named.BATCH:
                 return asking.together(server, ids, tokens, fields)
             if way == named.WARM:
-                for one in ids:
-                    asking.ask(server, one, 1)
-                return [asking.ask(server, one, tokens) for one in ids]
+                return [_twice(server, one, tokens) for one in ids]
             tokens = named.AGAIN_TOKENS if way == named.AGAIN else tokens
             return [asking.ask(server, one, tokens, fields) for one in ids]
 
@@ -104,10 +103,9 @@ def _record(
         with opened() as ask:
             for unit, (way, texts) in writer.pending(units, f"{name}, {dtype}: way"):
                 samples, rows = prompts(settings, texts), []
-                # A smaller batch is filled up with copies, which nobody looks at.
-                count = max(named.TOGETHER, len(samples)) if way == named.BATCH else len(samples)
-                filled = [samples[row % len(samples)] for row in range(count)]
-                for sample, one in zip(samples, ask(way, filled), strict=False):
+                groups = _eights(samples) if way == named.BATCH else [samples]
+                answers = itertools.chain.from_iterable(ask(way, group) for group in groups)
+                for sample, one in zip(samples, answers, strict=False):
                     of = {"way": way, "texts": corpus.POPULATIONS.get(texts, texts)}
                     of |= {"sample": f"{texts} {sample.index}", "source": sample.source}
                     rows += [about | of | row for row in _tokens(said, sample.ids, one)]
@@ -119,6 +117,18 @@ def _record(
         empty = dict.fromkeys(_COLUMNS, "") | about | {"way": ways[0], "refused": str(error).partition("; see ")[0]}
         for unit in units.keys() - writer.done:
             writer.append(unit, [empty])
+
+
+def _twice(server: Client, ids: list[int], tokens: int) -> Written:
+    """Ask for a prompt right after it was asked for: a server has a few places in which a prefix is kept."""
+    asking.ask(server, ids, 1)
+    return asking.ask(server, ids, tokens)
+
+
+def _eights(samples: list[corpus.Sample]) -> list[list[corpus.Sample]]:
+    """Put prompts together by eight, and fill the last group up with copies, whose answers nobody looks at."""
+    starts = range(0, len(samples), named.TOGETHER)
+    return [[samples[row % len(samples)] for row in range(start, start + named.TOGETHER)] for start in starts]
 
 
 def _tokens(said: torch.nn.Module, prompt: list[int], one: Written) -> Iterator[dict[str, Any]]:
