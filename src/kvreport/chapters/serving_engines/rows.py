@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from kvbook.runs.records import Run
-from kvreport.engines.listed import BF16, ENGINES, FP32, QUANTIZED, SPECULATION
+from kvreport.engines.listed import BF16, ENGINES, FP32, QUANTIZED, SPECULATION, UNFUSED
 from kvreport.publishing.found import Frame
 
 # Engines that are served, by the name that `kvreport.engines` has for them, and dtypes: the experiment of each.
@@ -29,7 +29,7 @@ AGAIN_TOKENS = 8
 
 # Ways of asking: with nothing reused, the same once more, after the prompt was asked for, and beside seven others.
 COLD, AGAIN, WARM, BATCH = PLAIN = ("cold", "again", "warm", "batch")
-WAYS = (AGAIN, WARM, BATCH, SPECULATION, QUANTIZED)
+WAYS = (AGAIN, WARM, BATCH, SPECULATION, QUANTIZED, UNFUSED)
 
 
 def _tokens(*runs: Run | None) -> pd.DataFrame | None:
