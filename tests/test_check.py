@@ -1,5 +1,6 @@
 """`kvbook check`: which dtypes it runs, when it stops, what it says meanwhile, and what it refuses."""
 
+import json
 import shutil
 from contextlib import nullcontext
 from unittest.mock import Mock
@@ -9,14 +10,24 @@ import small_gguf
 import torch
 from safetensors.torch import load_file, save_file
 from small_models import asked
-from transformers import BertConfig, BertLMHeadModel, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertLMHeadModel,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 from kvbook import progress
 from kvbook.diagnosis import check, cores, faults, outcome, probe
 from kvbook.diagnosis.rows import in_batches, rows_of
 from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-from kvbook.models import corpus, loading, placement, tokenizers
+from kvbook.models import corpus, loading, lowbit, placement, tokenizers
 
 # Which dtypes.
 
@@ -161,6 +172,26 @@ def encoder(folder, bpe):
     tokenizers.for_family(bpe, "llama", 64).save_pretrained(folder)
 
 
+def encoder_decoder(folder, bpe):
+    sizes = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48}
+    T5ForConditionalGeneration(T5Config(vocab_size=320, **sizes)).save_pretrained(folder)
+
+
+def decoder_of_speech(folder, bpe):
+    # Its decoder has a causal class of its own, which runs without what the encoder gives.
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_target_positions": 64}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    ids = {"pad_token_id": 2, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0}
+    config = WhisperConfig(vocab_size=320, encoder_ffn_dim=48, decoder_ffn_dim=48, **sizes, **heads, **ids)
+    WhisperForConditionalGeneration(config).save_pretrained(folder)
+
+
+def in_4_bits_of_a_library_that_is_not_here(folder, _bpe):
+    config = json.loads((folder / "config.json").read_text())
+    packed = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": packed}))
+
+
 def not_a_number(folder, _bpe):
     state = load_file(folder / "model.safetensors")
     state["model.layers.2.mlp.up_proj.weight"][3, 3] = torch.nan
@@ -171,6 +202,9 @@ def not_a_number(folder, _bpe):
     ("change", "words"),
     [
         (encoder, "is a masked model"),
+        (encoder_decoder, "is an encoder-decoder: this check feeds a decoder alone"),
+        (decoder_of_speech, "is an encoder-decoder: this check feeds a decoder alone"),
+        (in_4_bits_of_a_library_that_is_not_here, "cannot be loaded: Loading a GPTQ quantized model requires"),
         (not_a_number, "the weights hold NaN or infinity (model.layers.2.mlp.up_proj.weight, 1 in all)"),
     ],
 )
@@ -182,6 +216,25 @@ def test_a_folder_that_holds_no_model_to_be_checked_is_refused(
     before = sorted(tmp_path.rglob("*"))
     assert words in refused("check", tmp_path / "model", "--corpus", text_folder, "--samples", 2, "--tokens", 12)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_a_checkpoint_of_fewer_bits_is_dequantized_so_that_its_dtypes_differ_and_a_bug_still_shows(
+    llama_folder, text_folder, tmp_path, bits, injected
+):
+    options = lowbit.options(bits, torch.bfloat16)
+    AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.bfloat16, **options).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(llama_folder).save_pretrained(tmp_path)
+    found = check.check(asked(tmp_path, text_folder))
+    assert found.verdict == "rounding"
+    assert found.drift[0].dtype == "float64"
+    assert found.drift[0].mean < 1e-12
+    assert any("they were dequantized" in text for text in found.not_tried)
+    plain, packed = (loading.load(str(folder), dtype="float32").model for folder in (llama_folder, tmp_path))
+    weights = [model.model.layers[0].mlp.up_proj.weight for model in (plain, packed)]
+    assert 0 < (weights[0] - weights[1]).norm() / weights[0].norm() < 0.2
+    injected(faults.one_step_late)
+    assert check.check(asked(tmp_path, text_folder)).verdict == "bug"
 
 
 @pytest.mark.parametrize(("number", "said"), [(99, "99 is not a valid"), (9, "Q8_1")])

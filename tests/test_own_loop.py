@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache, EncoderDecoderCache, T5Config, T5ForConditionalGeneration
 
 import kvbook
 from kvbook import paths
@@ -98,6 +99,21 @@ def not_causal(ids, state):
     return logits.flip(1), state
 
 
+def of_an_encoder_decoder(restarts):
+    sizes = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48}
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(T5Config(vocab_size=32, **sizes, initializer_factor=3.0)).eval().double()
+    heard = model.get_encoder()(torch.arange(7)[None])
+
+    def step(ids, state):
+        # The mistake: after the first call, only the encoder's keys are kept.
+        kept = EncoderDecoderCache(DynamicCache(), state.cross_attention_cache) if restarts and state else state
+        out = model(decoder_input_ids=ids, encoder_outputs=heard, past_key_values=kept, use_cache=True)
+        return out.logits, out.past_key_values
+
+    return step
+
+
 SOUND, BUG, UNDECIDED = 0, 1, 2
 
 
@@ -110,6 +126,8 @@ SOUND, BUG, UNDECIDED = 0, 1, 2
         (last_logits(MODEL), SOUND, ""),
         (last_logits(GPT("positions restart")), BUG, ""),
         (of_single_tokens, SOUND, "in chunks: not supported"),
+        (of_an_encoder_decoder(restarts=False), SOUND, ""),
+        (of_an_encoder_decoder(restarts=True), BUG, ""),
         (lambda ids, _state: MODEL(ids), BUG, "what was fed before has no effect"),
         (sharing({}), BUG, "token by token: rounding; in chunks: rounding; with another text in between: bug"),
         (sharing({}), BUG, "the state is shared"),

@@ -23,7 +23,7 @@ from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import costs, in_fp64
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-from kvbook.models import corpus, loading, placement
+from kvbook.models import corpus, loading, placement, sources
 
 # What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is
 # a kernel and the memory for it, always decides; 16 bits stand in for it.
@@ -46,6 +46,7 @@ _LOOK_AT_LAYER = (
 _NOTHING = "none needed; for equal bits run the model in `with kvbook.exact.row_invariant():`"
 _OTHER_PATHS = "windows, long texts, batch, padding, static cache, generate(): --thorough"
 _GROUPED = "the grouped product of experts in float64, which it lacks: they ran one after the other"
+_PACKED = "products of quantized weights: they were dequantized, since those round alike in every dtype"
 _ON_CPU = "float64 on the device, which lacks it: it was run on the processor"
 _HIDDEN_BELOW = "none needed; a fault that moves the logits by less than {:.1e} would hide below it"
 _DECLARE = "keep keys and values in the model's dtype, or pass --cache-dtype {} if they are meant to be in fewer bits"
@@ -69,8 +70,9 @@ def check(settings: CheckSettings) -> Outcome:
     """
     start = time.monotonic()
     model, weights = settings.model, settings.weights
-    identity, config = loading.describe(model, weights), loading.config_of(model, weights)
-    refusals.refuse_encoder(identity["name"], config)
+    where = sources.resolve(model, weights)
+    refusals.refuse_encoder(where.name, where.config)
+    identity, config = loading.describe(model, weights), where.config
     limit = identity["context_length"]
     n_tokens = min(settings.n_tokens, limit or settings.n_tokens)
     texts = samples_of(loading.tokenizer(model, weights), settings.corpus, settings.n_samples, n_tokens)
@@ -99,7 +101,8 @@ def check(settings: CheckSettings) -> Outcome:
     if not measured.rows:
         raise next(iter(left_out.values()))
     not_tried = _not_tried({row["dtype"] for row in measured.rows} | set(left_out), texts, paths, too_far)
-    not_tried += [_GROUPED] * measured.experts_apart + [_ON_CPU] * measured.on_cpu
+    packed = weights not in sources.DRAWN and getattr(config, "quantization_config", None) is not None
+    not_tried += [_GROUPED] * measured.experts_apart + [_ON_CPU] * measured.on_cpu + [_PACKED] * packed
     return Outcome(
         model=identity["name"], weights=identity["weights"], layers=identity["layers"],
         parameters=identity["parameters"], device=settings.device, threads=torch.get_num_threads(), texts=len(texts),

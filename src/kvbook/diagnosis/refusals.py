@@ -38,7 +38,12 @@ def in_one_line(name: str) -> Iterator[None]:
 
 
 def refuse_encoder(name: str, config: PretrainedConfig) -> None:
-    """Refuse a masked model."""
+    """Refuse a masked model, and an encoder with its decoder."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"{name} is an encoder-decoder: this check feeds a decoder alone, without what an encoder gives its cache; "
+            "check a loop that decodes with it (kvbook.check_step)"
+        )
     encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
     if encoder or loading.is_masked(config):
         raise UserError(

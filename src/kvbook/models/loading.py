@@ -173,7 +173,8 @@ def load(
         ``"random"`` its architecture gets random ones.  ``"untrained"`` is for a family's name too: the stand-in's
         shape with random weights, for which no file is needed.
     dtype : str
-        ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``; the weights are converted to it.
+        ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``; the weights are converted to it, and dequantized
+        where they are kept in fewer bits.
     device : str
         A torch device's name.  Of a model that ``"cuda"`` cannot hold on one GPU, the weights are spread over all GPUs
         and then the host's memory (``device_map="auto"``); ``"cuda:0"`` names one GPU and no other is used.
@@ -222,7 +223,8 @@ def load(
     except SafetensorError as error:
         words = f"the weights are damaged ({hub.first_line(error)}): fetch or save them again"
         raise UserError(f"{where.path}: {words}") from error
-    except (OSError, ValueError, RuntimeError) as error:
+    # A checkpoint of fewer bits may need a library of its own.
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise UserError(f"{where.path} cannot be loaded: {hub.first_line(error)}") from error
     lowbit.refuse_untouched(built, where.name, quantization)
     built = built.eval().requires_grad_(False)
@@ -262,6 +264,11 @@ def _pretrained(
                 f"{where.path} lacks weights of its language model ({missing[0]}, {len(missing)} in all): "
                 "save the whole model there, with its head"
             )
+        if getattr(where.config, "quantization_config", None):
+            # Its products would round as its own bits do, whatever dtype is asked for.
+            found = found.dequantize() if getattr(found, "is_quantized", False) else found
+            for parameter in found.parameters():
+                parameter.data = parameter.data.to(dtype)
         return found
 
     if device_map != "auto" and not options.get("quantization_config"):
