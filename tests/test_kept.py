@@ -70,6 +70,20 @@ def test_what_is_kept_of_other_dtypes_is_predicted():
     assert kept.beside(7_000_000_000, ["float32", "bfloat16"]) == 0
 
 
+def test_a_model_that_takes_more_than_half_of_the_memory_is_streamed_with_equal_bits(llama_folder, family_folders, ids):
+    folder = str(llama_folder)
+    whole = kept.load(folder, dtype="float32")
+    size = whole.model.get_memory_footprint()
+    assert kept.load(folder, dtype="float32", memory=3.0 * size).model.lm_head.weight.isfinite().all()
+    parts = kept.load(folder, dtype="float32", memory=1.5 * size)
+    assert parts.model.lm_head.weight.isnan().all(), "nothing is held between calls"
+    assert (parts.name, parts.weights, parts.dtype) == (whole.name, whole.weights, whole.dtype)
+    with torch.inference_mode():
+        assert torch.equal(parts.model(ids).logits, whole.model(ids).logits)
+    # A masked model is whole: experiments copy its weights.
+    assert kept.load(str(family_folders["roberta"]), memory=1.0).model.lm_head.dense.weight.isfinite().all()
+
+
 def test_control_a_shared_model_that_was_changed_is_found(llama_folder, assert_unchanged):
     assert_unchanged()
     loaded = kept.load(str(llama_folder))

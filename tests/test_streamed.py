@@ -1,4 +1,4 @@
-"""`kvbook check --memory`: streamed weights give the rows that a model in memory gives, in every bit."""
+"""`kvbook check --memory`, and chapters: streamed weights give the rows that a model in memory gives, in every bit."""
 
 import shutil
 
@@ -23,8 +23,12 @@ from kvbook import paths
 from kvbook.diagnosis import check, kept_calls, layerwise, rows
 from kvbook.diagnosis.kept_calls import KeptCalls
 from kvbook.errors import UserError
-from kvbook.measuring import in_fp64
+from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, sources, streamed
+from kvreport.chapters.bug_or_rounding import first_bad_layer, symptoms
+from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
+from kvreport.chapters.layer_drift import by_layer, greedy_paths, mitigations
+from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 SHAPE = {**SMALL, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "initializer_range": 0.2}
 WIDE = {**SHAPE, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -154,6 +158,28 @@ def test_random_weights_are_those_of_their_seed_whatever_is_drawn_before_them(ll
     assert 0.15 < layer(3).std() < 0.25
 
 
+@pytest.mark.parametrize("release", ["5.0", "5.10"])
+def test_early_releases_whose_loader_takes_its_plans_apart_stream_too(llama, tmp_path, monkeypatch, release):
+    stock, seen = streamed.checkpoints.convert_and_load_state_dict_in_model, []
+
+    def of_5_10(model, state_dict, load_config, tp_plan, disk_offload_index=None):
+        seen.append(load_config.dtype_plan)
+        return stock(model, state_dict, load_config)
+
+    def of_5_0(model, state_dict, load_config, tp_plan, dtype_plan=None, disk_offload_index=None):
+        return of_5_10(model, state_dict, load_config, tp_plan)
+
+    monkeypatch.setattr(
+        streamed.checkpoints, "convert_and_load_state_dict_in_model", of_5_0 if release == "5.0" else of_5_10
+    )
+    want = in_memory(llama, "float32")
+    if release == "5.0":
+        monkeypatch.delattr(streamed.PreTrainedModel, "_get_dtype_plan")
+    seen.clear()
+    assert layer_by_layer(opened(llama, ["float32"]), tmp_path)["float32"] == want
+    assert seen
+
+
 # The command.
 
 
@@ -181,8 +207,8 @@ def test_a_model_whose_cache_lengths_cannot_be_foreseen_is_checked_step_by_step(
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"memory": "8"}, "write it as 8GB"),
-    ({"memory": "1MB"}, "takes about .* GB, more than --memory allows"),
-    ({"memory": "8GB", "device": "mps"}, "leave --device out"),
+    ({"memory": "1MB"}, "takes about .* GB, more than memory allows"),
+    ({"memory": "8GB", "device": "mps"}, "leave device out"),
 ])
 def test_what_cannot_be_streamed_is_refused_in_one_line(llama_folder, text_folder, changes, words):
     with pytest.raises(UserError, match=words) as caught:
@@ -198,3 +224,57 @@ def test_what_a_part_lacks_is_named(llama, tmp_path):
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"lacks weights of its language model \(lm_head.weight, 1 in all\)"):
         layer_by_layer(opened(tmp_path, ["float32"]), tmp_path)
+
+
+# Chapters.
+
+
+@pytest.fixture
+def in_little_memory(monkeypatch):
+    """Let models of a few kilobytes be too large, and count how many parts they read."""
+    monkeypatch.setattr(costs, "check_streamed", lambda *_asked: None)
+    read, stock = [], streamed.Streamed.holding
+    monkeypatch.setattr(streamed.Streamed, "holding", lambda one, part: read.append(part) or stock(one, part))
+    return read
+
+
+def test_settings_without_a_limit_are_those_of_runs_that_were_recorded_before_there_was_one():
+    assert "memory" not in LayerDriftSettings().model_dump(mode="json", include={"memory", "seed"})
+    assert LayerDriftSettings.checked(memory="8GB").model_dump(mode="json", include={"memory"}) == {"memory": 8e9}
+    assert LayerDriftSettings.checked(memory=None) == LayerDriftSettings()
+
+
+def test_the_chapter_on_layer_drift_measures_equal_rows_in_little_memory(
+    llama_folder, gpt2_folder, text_folder, in_little_memory
+):
+    given = {"model": str(llama_folder), "reference_model": str(gpt2_folder), "corpus": str(text_folder)}
+    given |= {"n_samples": 2, "n_tokens": 8, "n_new_tokens": 4, "dtypes": "float64,bfloat16"}
+    whole, parts = (LayerDriftSettings.checked(**given, memory=memory) for memory in (None, "0.001MB"))
+    for experiment in (by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, by_layer.LENGTHS):
+        want = experiment.run(whole)
+        assert not in_little_memory
+        found = experiment.run(parts)
+        assert found.rows.equals(want.rows)
+        assert found.hash != want.hash
+        assert in_little_memory, "the control: weights were streamed"
+        in_little_memory.clear()
+    assert mitigations.EXPERIMENT.run(parts) is None
+
+
+def test_the_chapter_on_bug_or_rounding_measures_equal_rows_in_little_memory(
+    family_folders, text_folder, in_little_memory
+):
+    families = [str(family_folders[name]) for name in ("mpt", "falcon", "roberta")]
+    given = {"model": str(family_folders["llama"]), "families": families, "corpus": str(text_folder)}
+    given |= {"n_samples": 1, "n_tokens": 12, "dtypes": "float64,bfloat16"}
+    whole, parts = (BugOrRoundingSettings.checked(**given, memory=memory) for memory in (None, "0.001MB"))
+    for experiment in (symptoms.EXPERIMENT, first_bad_layer.EXPERIMENT):
+        want, found = experiment.run(whole), experiment.run(parts)
+        assert found.rows.equals(want.rows)
+        assert in_little_memory, "the control: weights were streamed"
+
+
+def test_a_chapter_refuses_a_part_that_is_larger_than_its_memory_before_it_begins(llama_folder, text_folder):
+    given = {"model": str(llama_folder), "reference_model": str(llama_folder), "corpus": str(text_folder)}
+    with pytest.raises(UserError, match=r"the largest part in float32 takes about .* more than memory allows"):
+        by_layer.EXPERIMENT.run(LayerDriftSettings.checked(**given, n_samples=1, n_tokens=8, memory="0.1MB"))

@@ -11,6 +11,8 @@ def _takes(what: type, name: str) -> bool:
 
 # What `from_pretrained` and `from_config` call the dtype.
 DTYPE = "dtype" if _takes(PretrainedConfig, "dtype") else "torch_dtype"
+# Releases on which the atlas has tried row-invariant mode on every architecture, in recorded runs.
+TRIED = ("5.23.0",)
 # Where an older cache is cropped, its windows have forgotten what came before.
 REMEMBERS = hasattr(DynamicCache, "activate_past_recording")
 

@@ -3,13 +3,14 @@
 The field names are the names of the notebooks' parameters.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_serializer
 
 from kvbook import lengths
 from kvbook.errors import UserError
@@ -140,3 +141,40 @@ class TextSettings(Settings):
 
     dtypes: DTypes = ("float32", "float16", "bfloat16")
     corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+
+
+_UNITS = {"MB": 1e6, "GB": 1e9, "MIB": 2**20, "GIB": 2**30}
+
+
+def _bytes(value: Any) -> Any:
+    """Read 8GB as a number of bytes."""
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"([\d.]+)\s*([A-Z]+)", value.strip().upper())
+    if not found or found[2] not in _UNITS:
+        raise ValueError("write it as 8GB")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+class StreamedSettings(TextSettings):
+    """What takes a limit of memory besides.
+
+    Attributes
+    ----------
+    memory : float or None
+        Bytes in which it is to run, as a number or as "8GB": weights that take too much of it are streamed. None loads
+        whole models.
+    """
+
+    memory: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_bytes)] = None
+
+    @model_serializer(mode="wrap")
+    def _as_asked(self, values_of: Callable[[Self], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out a limit that is none: runs that were recorded before there was one have these settings."""
+        values = values_of(self)
+        return values if self.memory is not None else {key: value for key, value in values.items() if key != "memory"}
+
+
+def memory_of(settings: Settings) -> float | None:
+    """Return the limit of memory, where these settings have one."""
+    return settings.memory if isinstance(settings, StreamedSettings) else None

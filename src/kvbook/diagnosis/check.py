@@ -14,7 +14,7 @@ import transformers
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvbook import __version__, progress
+from kvbook import __version__, older, progress
 from kvbook.diagnosis import known, refusals, storage, thorough, verdict, wrong_pass
 from kvbook.diagnosis.little_memory import LittleMemory
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
@@ -43,7 +43,8 @@ _LOOK_AT_FORWARD = "look at what the model's forward returns, and whether it han
 _LOOK_AT_LAYER = (
     "look at positions, mask, and what the cache gives to attention, there and on the first call with a cache"
 )
-_NOTHING = "none needed; for equal bits run the model in `with kvbook.exact.row_invariant():`"
+_EQUAL_BITS = "; for equal bits run the model in `with kvbook.exact.row_invariant():`"
+_NOTHING = "none needed" + _EQUAL_BITS * (transformers.__version__ in older.TRIED)
 _OTHER_PATHS = "windows, long texts, batch, padding, static cache, generate(): --thorough"
 _GROUPED = "the grouped product of experts in float64, which it lacks: they ran one after the other"
 _PACKED = "products of quantized weights: they were dequantized, since those round alike in every dtype"

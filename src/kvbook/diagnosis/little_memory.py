@@ -49,21 +49,18 @@ class LittleMemory:
         self, settings: CheckSettings, config: PretrainedConfig, texts: list[corpus.Sample], planned: tuple[str, ...],
         wanted: int, together: int,
     ) -> None:
-        if settings.device != "cpu":
-            raise UserError("--memory streams weights to the processor alone: leave --device out")
-        if getattr(config, "quantization_config", None):
-            raise UserError("--memory streams weights that are not quantized: leave --memory out")
+        streamed.check(config, settings.device)
         self._asked, self._texts, self._together = settings, texts, together
-        self.dtypes, self.left_out = [], {}
+        self.dtypes, self.left_out, n_tokens = [], {}, sum(len(text.ids) for text in texts)
         for dtype in planned:
             if len(self.dtypes) < wanted:
                 try:
                     placement.dtype_on(dtype, torch.device("cpu"))
-                    _check_fits(config, [*self.dtypes, dtype], texts, settings.memory)
+                    costs.check_streamed(config, [*self.dtypes, dtype], n_tokens, settings.memory)
                     self.dtypes.append(dtype)
                 except UserError as error:
                     self.left_out[dtype] = error
-        needed = costs.streamed_bytes(config, self.dtypes, sum(len(text.ids) for text in texts)) if self.dtypes else 0
+        needed = costs.streamed_bytes(config, self.dtypes, n_tokens) if self.dtypes else 0
         if loading.parameter_count(config) > _LARGE:
             said = f"kvbook: {', '.join(self.dtypes)} at once take about {needed / 1e9:.1f} GB"
             print(said, file=sys.stderr, flush=True)
@@ -121,11 +118,3 @@ class LittleMemory:
     def _parts(self) -> dict[str, torch.nn.Module]:
         return next(iter(self._models.values())).parts
 
-
-def _check_fits(config: PretrainedConfig, dtypes: list[str], texts: list[corpus.Sample], memory: float) -> None:
-    needed = costs.streamed_bytes(config, dtypes, sum(len(text.ids) for text in texts))
-    if needed > memory:
-        raise UserError(
-            f"the largest part in {dtypes[-1]} takes about {needed / 1e9:.1f} GB, more than --memory allows: "
-            f"leave {dtypes[-1]} out, or allow more"
-        )

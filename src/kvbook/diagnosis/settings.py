@@ -1,26 +1,13 @@
 """Settings of ``kvbook check``."""
 
-import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from kvbook.settings import CacheDType, DTypes, TextSettings
-
-_UNITS = {"MB": 1e6, "GB": 1e9, "MIB": 2**20, "GIB": 2**30}
+from kvbook.settings import CacheDType, DTypes, StreamedSettings
 
 
-def _bytes(value: object) -> object:
-    """Read 8GB as a number of bytes."""
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(r"([\d.]+)\s*([A-Z]+)", value.strip().upper())
-    if not found or found[2] not in _UNITS:
-        raise ValueError("write it as 8GB")
-    return float(found[1]) * _UNITS[found[2]]
-
-
-class CheckSettings(TextSettings):
+class CheckSettings(StreamedSettings):
     """Settings of ``kvbook check``.
 
     Attributes
@@ -34,9 +21,6 @@ class CheckSettings(TextSettings):
     cache_dtype : str or None
         What the cache is meant to keep keys and values in: float32, float16, bfloat16, fp8, int8, int4 or int2; None
         for what the model computes in.
-    memory : float or None
-        Bytes in which the check is to run, as a number or as "8GB"; weights are then streamed. None loads the whole
-        model.
     """
 
     dtypes: DTypes | None = None
@@ -44,4 +28,3 @@ class CheckSettings(TextSettings):
     n_tokens: Annotated[int, Field(ge=4)] = 24
     thorough: bool = False
     cache_dtype: CacheDType | None = None
-    memory: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_bytes)] = None

@@ -16,6 +16,7 @@ from kvbook.errors import UserError
 from kvbook.exact import attention, attention_kernel, convolutions, experts, pointwise, recurrences, rows, steps, sums
 from kvbook.exact.kernels import NotInvariant, Refusal, base, no_gradients
 from kvbook.exact.visible import Seen
+from kvbook.older import TRIED
 
 # Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
 # quotients are rounded correctly wherever an element lies and need no help.
@@ -203,10 +204,6 @@ def _of(parts: Collection[str], key: str, names: frozenset[str]) -> dict[str, Ca
     kept = (*PARTS, "refused") if set(parts) == set(PARTS) else parts
     table = _replacements(key, names)
     return {name: function for part in kept for name, function in table[part].items()}
-
-
-# Releases of transformers on which the atlas has tried the switch on every architecture, in recorded runs.
-TRIED = ("5.23.0",)
 
 
 def _refuse_untried(untried: bool) -> None:

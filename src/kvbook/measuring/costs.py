@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
+from kvbook.errors import UserError
 from kvbook.measuring import timing
 from kvbook.measuring.memory import kv_bytes_per_token
 from kvbook.models import loading, placement, streamed
@@ -106,6 +107,28 @@ def streamed_bytes(config: PretrainedConfig, dtypes: Iterable[str], n_tokens: in
     of_a_token = kv_bytes_per_token(config, torch.int8) if hasattr(text, "num_attention_heads") else 0
     cached = 2 * n_tokens * of_a_token * sum(sizes)
     return weights + values + cached + 3 * n_tokens * text.vocab_size * max(*sizes, 4) + _LIBRARIES
+
+
+def check_streamed(config: PretrainedConfig, dtypes: list[str], n_tokens: int, memory: float) -> None:
+    """Refuse dtypes, the last of them, in which a streamed model takes too much.
+
+    Parameters
+    ----------
+    config, dtypes, n_tokens
+        As for `streamed_bytes`.
+    memory : float
+        How many bytes there are.
+
+    Raises
+    ------
+    UserError
+        With the bytes that it takes.
+    """
+    if (needed := streamed_bytes(config, dtypes, n_tokens)) > memory:
+        raise UserError(
+            f"the largest part in {dtypes[-1]} takes about {needed / 1e9:.1f} GB, more than memory allows: "
+            f"leave {dtypes[-1]} out, or allow more"
+        )
 
 
 def operations(config: PretrainedConfig, n_tokens: int) -> float:

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
-from kvbook.models import loading, placement, sources
+from kvbook.models import loading, placement, sources, streamed
 
 # Of all models that are kept, the one in use among them: 135 million parameters in four dtypes.
 LIMIT_BYTES = 2.5e9
@@ -19,13 +20,15 @@ LIMIT_BYTES = 2.5e9
 _kept: dict[tuple[str, tuple[tuple[str, Any], ...], str], loading.Loaded] = {}
 
 
-def load(model: str, **asked: Any) -> loading.Loaded:
-    """Load a model as `loading.load` does, or give the one that was read before."""
+def load(model: str, memory: float | None = None, **asked: Any) -> loading.Loaded:
+    """Load a model as `loading.load` does, or give the one that was read before; or stream one that is too large."""
     bound = inspect.signature(loading.load).bind(model, **asked)
     bound.apply_defaults()
     options = bound.kwargs
     # Its weights' hash is part of it: a folder may have been written anew.
     about = loading.identify(model, options["weights"], options["seed"], options["quantization"])
+    if streams(loading.config_of(model, options["weights"]), options["dtype"], memory):
+        return streamed.load(model, options["dtype"], options["weights"], options["seed"])
     if about["weights"] in sources.DRAWN:
         return loading.load(model, **asked)
     key = (model, tuple(sorted(options.items())), repr(about))
@@ -38,6 +41,13 @@ def load(model: str, **asked: Any) -> loading.Loaded:
     _kept[key] = loaded
     make_room(0, place)
     return loaded
+
+
+def streams(config: PretrainedConfig, dtype: str, memory: float | None) -> bool:
+    """Tell whether a model takes more than half of the memory, if that has a limit, and can be streamed."""
+    n_bytes = loading.parameter_count(config) * getattr(torch, dtype).itemsize if memory else 0
+    # Experiments copy the weights of masked models.
+    return bool(memory) and 2 * n_bytes > memory and not loading.is_masked(config)
 
 
 def make_room(n_bytes: float, place: torch.device) -> None:

@@ -7,6 +7,7 @@ into the class's.  Only where the weights are, and when, differs.
 import copy
 import functools
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -242,11 +243,7 @@ class Checkpoint:
                 for name in {self.files[key] for key in keys}
             }
             checkpoints.convert_and_load_state_dict_in_model(
-                model, {key: files[self.files[key]].get_slice(key) for key in keys},
-                LoadStateDictConfig(
-                    dtype=streamed.dtype, dtype_plan=model._get_dtype_plan(streamed.dtype),
-                    weight_mapping=self._mapping,
-                ),
+                model, {key: files[self.files[key]].get_slice(key) for key in keys}, **self._how(streamed)
             )
         read = streamed.taken()
         found = {name: next((read[other] for other in streamed.tied[name] if other in read), None) for name in weights}
@@ -257,6 +254,13 @@ class Checkpoint:
             )
         return found
 
+    def _how(self, streamed: Streamed) -> dict[str, Any]:
+        """Return the loader's further arguments, some of which early releases of 5 take apart."""
+        model, takes = streamed.model, inspect.signature(checkpoints.convert_and_load_state_dict_in_model).parameters
+        apart = {"tp_plan": None, "dtype_plan": getattr(model, "dtype_plan", None)}
+        plan = {"dtype_plan": model._get_dtype_plan(streamed.dtype)} if hasattr(model, "_get_dtype_plan") else {}
+        config = LoadStateDictConfig(dtype=streamed.dtype, weight_mapping=self._mapping, **plan)
+        return {"load_config": config} | {name: value for name, value in apart.items() if name in takes}
 
     def _by_part(self, streamed: Streamed) -> dict[str, list[str]]:
         """List the checkpoint's tensors that each part needs; a tied one may be needed by two."""
@@ -306,6 +310,21 @@ class Drawn:
                 torch.manual_seed(int.from_bytes(digest[:7]))
                 self._last = (part, streamed.initialised(part, DRAWN_IN))
         return self._last[1]
+
+
+def check(config: PretrainedConfig, device: str) -> None:
+    """Refuse what cannot be streamed."""
+    if device != "cpu":
+        raise UserError("weights are streamed to the processor alone: leave device out, or memory")
+    if getattr(config, "quantization_config", None):
+        raise UserError("only weights that are not quantized are streamed: leave memory out")
+
+
+def load(model: str, dtype: str, weights: str, seed: int) -> loading.Loaded:
+    """Load a model that reads its weights in every call, a part at a time, and computes as `loading.load`'s does."""
+    where = sources.resolve(model, weights)
+    one = Streamed(where.config, getattr(torch, dtype), source_of(where, seed))
+    return loading.Loaded(one.model, loading.tokenizer(model, weights), where.name, where.source, dtype)
 
 
 def source_of(where: sources.Where, seed: int) -> Source:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from kvbook import lengths, progress
-from kvbook.models import corpus, kept, loading, packages, placement, registry
+from kvbook.measuring import costs
+from kvbook.models import corpus, kept, loading, packages, placement, registry, streamed
 from kvbook.runs import records
-from kvbook.settings import Settings, TextSettings
+from kvbook.settings import Settings, TextSettings, memory_of
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,19 @@ def identities(settings: TextSettings, names: Iterable[str], n_tokens: lengths.L
     for name in dict.fromkeys(names):
         model = loading.identify(name, weights_of(settings, name), settings.seed) | {"asked_for": name}
         loading.check_length(model, lengths.longest(n_tokens))
+        check_memory(settings, name, weights_of(settings, name), lengths.longest(n_tokens))
         models.append(model)
     return models
+
+
+def check_memory(settings: TextSettings, name: str, weights: str, n_tokens: int) -> None:
+    """Refuse a model of which a part is larger than the limit of memory, if there is one."""
+    if (memory := memory_of(settings)) is not None:
+        config = loading.config_of(name, weights)
+        for dtype in settings.dtypes:
+            if kept.streams(config, dtype, memory):
+                streamed.check(config, settings.device)
+                costs.check_streamed(config, [dtype], n_tokens, memory)
 
 
 def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length) -> None:
@@ -73,7 +85,7 @@ def load(settings: TextSettings, name: str, dtype: str, attention: str | None = 
     """Load a model as the settings ask for it, or share the one that is there."""
     return kept.load(
         name, weights=weights_of(settings, name), dtype=dtype, device=settings.device, attention=attention,
-        seed=settings.seed,
+        seed=settings.seed, memory=memory_of(settings),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from kvbook import progress
-from kvbook.settings import Settings, Weights
+from kvbook.settings import Settings, Weights, memory_of
 
 if TYPE_CHECKING:
     from kvbook.measuring import costs
@@ -70,7 +70,9 @@ def _of_one(work: Work, settings: Settings, model: Mapping[str, Any]) -> "costs.
         config, work.dtypes, work.n_tokens, n_passes=work.passes, n_steps=work.steps, device=settings.device,
         n_copies=work.copies,
     )
-    n_bytes = main.n_bytes + kept.beside(loading.parameter_count(config), work.dtypes)
+    # What takes more than a limit is streamed.
+    limit = memory_of(settings) or float("inf")
+    n_bytes = min(limit, main.n_bytes + kept.beside(loading.parameter_count(config), work.dtypes))
     if not work.in_fp64:
         return costs.Cost(n_bytes, main.seconds)
     n_passes = work.in_fp64 * len(work.dtypes)

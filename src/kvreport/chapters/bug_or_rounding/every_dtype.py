@@ -12,7 +12,7 @@ from kvbook.diagnosis import probe
 from kvbook.measuring import full_and_split
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, kept, loading, placement
-from kvbook.runs import records
+from kvbook.runs import records, samples
 from kvreport.chapters.blog_past.past_tables import weights_for
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 
@@ -28,6 +28,7 @@ def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[di
         model = loading.identify(name, weights_for(settings, name), settings.seed)
         # One symptom feeds the text a second time.
         loading.check_length(model, 2 * lengths.longest(settings.n_tokens))
+        samples.check_memory(settings, name, weights_for(settings, name), 2 * lengths.longest(settings.n_tokens))
         models.append(model | {"asked_for": name})
         _texts(settings, name)
     return models
@@ -57,7 +58,9 @@ def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: Rows
     units = {f"{name}|{dtype}": (name, dtype) for name in texts for dtype in settings.dtypes}
     for unit, (name, dtype) in writer.pending(units, "full pass against cache: model and dtype"):
         weights = weights_for(settings, name)
-        loaded = kept.load(name, weights=weights, dtype=dtype, device=settings.device, seed=settings.seed)
+        loaded = kept.load(
+            name, weights=weights, dtype=dtype, device=settings.device, seed=settings.seed, memory=settings.memory
+        )
         about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
         with torch.inference_mode():
             writer.append(unit, [about | row for row in rows_of(loaded, texts[name])])

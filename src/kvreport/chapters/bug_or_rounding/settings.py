@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from kvbook.settings import DTypes, TextSettings, several, text_length
+from kvbook.settings import DTypes, StreamedSettings, several, text_length
 
 
-class BugOrRoundingSettings(TextSettings):
+class BugOrRoundingSettings(StreamedSettings):
     """Settings of the chapter on bug or rounding.
 
     Attributes

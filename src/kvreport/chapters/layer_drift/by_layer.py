@@ -106,6 +106,6 @@ def _with(name: str, change: _Change, fields: set[str], **more: Any) -> Experime
 TRAINED = _with("layer_drift_trained", _of_trained, {"device", "seed", "corpus", "dtypes", "n_tokens"})
 LENGTHS = _with(
     "layer_drift_lengths", _of_other_lengths,
-    {"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens"},
+    {"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens", "memory"},
     work=lambda settings: work(changed) if (changed := _of_other_lengths(settings)) else None,
 )

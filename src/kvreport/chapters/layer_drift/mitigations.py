@@ -36,9 +36,12 @@ def dtypes(settings: LayerDriftSettings) -> list[str]:
 
 
 def inputs(settings: LayerDriftSettings) -> dict[str, Any] | None:
-    """Name the model and the corpus; None where the settings hold no model of Llama's classes or no 16-bit dtype."""
+    """Name the model and the corpus; None without a model of Llama's classes or a 16-bit dtype, or in little memory.
+
+    A mitigation copies weights, and what it costs does not show where a pass waits for its weights.
+    """
     name, count = subject(settings), settings.n_mitigation_samples
-    if name is None or not dtypes(settings):
+    if name is None or not dtypes(settings) or settings.memory is not None:
         return None
     return samples.inputs(settings, [name], count, settings.n_tokens) | {"n_samples": count}
 

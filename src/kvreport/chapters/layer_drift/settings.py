@@ -5,10 +5,10 @@ from typing import Annotated
 from pydantic import Field
 
 from kvbook import lengths
-from kvbook.settings import TextSettings, text_length
+from kvbook.settings import StreamedSettings, text_length
 
 
-class LayerDriftSettings(TextSettings):
+class LayerDriftSettings(StreamedSettings):
     """Settings of the chapter on issue 25420.
 
     Attributes
