@@ -241,7 +241,7 @@ def in_little_memory(monkeypatch):
 def test_settings_without_a_limit_are_those_of_runs_that_were_recorded_before_there_was_one():
     assert "memory" not in LayerDriftSettings().model_dump(mode="json", include={"memory", "seed"})
     assert LayerDriftSettings.checked(memory="8GB").model_dump(mode="json", include={"memory"}) == {"memory": 8e9}
-    assert LayerDriftSettings.checked(memory=None) == LayerDriftSettings()
+    assert LayerDriftSettings.from_notebook({"memory": "8GB"}).memory == 8e9
 
 
 def test_the_chapter_on_layer_drift_measures_equal_rows_in_little_memory(
