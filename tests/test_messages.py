@@ -3,6 +3,7 @@
 import pytest
 from small_models import asked
 
+from kvbook import paths
 from kvbook.diagnosis import check, tokenizer_boundary
 from kvbook.errors import UserError
 from kvbook.models import corpus, loading, sources
@@ -26,6 +27,12 @@ def test_an_adapter_is_told_from_a_model_and_the_remedy_is_said(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match="holds an adapter of PEFT: merge it"):
         sources.resolve(str(tmp_path), "stand-in")
+
+
+def test_outside_a_checkout_the_remedy_for_a_missing_stand_in_is_one_that_a_wheel_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "STANDINS", tmp_path)
+    with pytest.raises(UserError, match=r"run this in the book's checkout, .* or name a folder or hub id"):
+        sources.resolve("llama", "stand-in")
 
 
 def test_the_shape_of_a_document_is_drawn_without_the_hub():

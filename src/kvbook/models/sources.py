@@ -156,7 +156,10 @@ def _family(family: registry.Family, weights: str) -> Where:
     standin = paths.STANDINS / name
     if weights == "stand-in":
         if not standin.is_dir():
-            raise UserError(f"{standin} is missing: make it with `python tools/train_stand_ins.py --family {name}`")
+            raise UserError(
+                f"{standin} is missing: run this in the book's checkout, which ships most stand-ins, or name a folder "
+                "or hub id"
+            )
         return _folder(standin, "stand-in", name)
     if weights == "package":
         return _folder(packages.folder(name), "package", packages.of_family(name).title)
