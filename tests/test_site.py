@@ -282,7 +282,8 @@ def test_what_a_readers_own_run_made_has_files_and_no_citation(root):
     for recorded in (True, False):
         figure["made_by"] = [made | {"recorded": recorded}]
         offered = "".join(cell(joined(source, executed), "downloads-fig-squares")["source"])
-        assert [word in offered for word in ("BibTeX", "@misc", "your own run")] == [recorded, recorded, not recorded]
+        words = ("BibTeX", "@misc", ":::::{dropdown} How this was run, and how to cite it", "your own run")
+        assert [word in offered for word in words] == [recorded] * 3 + [not recorded]
         assert "fig-squares.csv" in offered
 
 

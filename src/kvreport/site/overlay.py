@@ -154,16 +154,16 @@ def _offered(published: Mapping[str, Any], files: Files) -> Cell:
         for kind, label in _FILE_KINDS.items()
         if kind in published["files"]
     ]
-    cited = f"`{name}` {citation.OWN_RUN}."
+    cited, how = f"`{name}` {citation.OWN_RUN}.", "How this was run"
     if provenance.is_recorded(published.get("made_by", ())):
         bibtex = files.made / f"{name}.bib"
         links.append(_download("BibTeX", bibtex, files.page))
-        cited = f"```none\n{bibtex.read_text('utf-8')}```"
+        cited, how = f"```none\n{bibtex.read_text('utf-8')}```", f"{how}, and how to cite it"
     links.append(f"[permalink]({files.address or ''}#{name})")
     text = (
         "::::::{container} kvbook-downloads\n"
         f"Download: {' · '.join(links)}\n\n"
-        ":::::{dropdown} How this was run, and how to cite it\n"
+        f":::::{{dropdown}} {how}\n"
         f"{cited}\n\n"
         f"{_made_by(published)}\n"
         ":::::\n"
