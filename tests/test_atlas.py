@@ -92,7 +92,7 @@ def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_
     assert row["static cache, declared"] is False
     row = table.judged(row)
     assert row["static cache"] == table.verdict(row) == "bug"
-    assert table.faults(row) == ["static cache from 0 (not declared)"]
+    assert table.faults(row) == ["static cache: wrong from token 0 (not declared)"]
     assert "bug (static cache, not declared)" in badges.words(row | running.versions())
     model, ids = configurations.build("gpt_neo"), configurations.text(LENGTH)
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
@@ -110,7 +110,7 @@ AT_ONCE, STEPWISE = "left padding", "left padding, token by token"
         # From the first position beyond its window.
         ("moshi", {"token by token": "bug"}, "bug", [f"token by token: wrong from token {configurations.WINDOW}"]),
         # Its full pass alone masks padding; TrOCR's full pass changes with padding, which is not its cache's fault.
-        ("git", {AT_ONCE: "rounding", STEPWISE: "bug"}, "bug", [f"{STEPWISE} from 2"]),
+        ("git", {AT_ONCE: "rounding", STEPWISE: "bug"}, "bug", [f"{STEPWISE}: wrong from token 2"]),
         ("trocr", {"chunks": "rounding", AT_ONCE: "full pass changes", STEPWISE: "full pass changes"}, "rounding", []),
         # These give logits of fp32 in bf16; Mamba takes no positions.
         ("beam", {AT_ONCE: "rounding", STEPWISE: "rounding"}, "rounding", []),
