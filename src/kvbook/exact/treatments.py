@@ -11,7 +11,8 @@ ELEMENT, DATA, REFUSED = "torch's, element by element", "torch's, moves or count
 # A sum over a row: on a CPU torch takes each row by itself.
 SUM = {"CPU": "torch's, a row by itself", "CUDA": "torch's sum, not tried on a GPU"}
 # What has no tag of torch that says so, and what has that of a sum and finds the same in any order.
-_ADDS, _ROUNDS = ("native_layer_norm", "_fused_rms_norm", "cumsum"), ("_to_copy", "floor_divide", "polar")
+_ADDS = "native_layer_norm", "_fused_rms_norm", "cumsum", "index_add", "index_add_"
+_ROUNDS = "_to_copy", "floor_divide", "polar", "log_sigmoid"
 _IN_ANY_ORDER = ("max", "min", "amax", "amin", "argmax", "argmin", "any", "all")
 
 
