@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.server import check, client, prompts
 from kvreport.chapters.serving_engines import asking, measures, measuring, rows, tables
@@ -16,6 +18,7 @@ from kvreport.chapters.serving_engines.settings import ServingEnginesSettings
 from kvreport.publishing import found
 
 SETTINGS = ServingEnginesSettings(n_samples=2, prompt_tokens=34, new_tokens=6)
+PAGE = (paths.ROOT / "pages" / "howto" / "server.md").read_text("utf-8")
 ANSWERS = sorted((Path(__file__).parent / "answers").glob("*.json.gz"))
 
 
@@ -130,6 +133,15 @@ def test_what_an_engine_answered_is_judged_as_it_was(file, monkeypatch):
     again = replayed(recorded, monkeypatch)
     assert (again.verdict, again.why) == (recorded["verdict"], recorded["why"])
     assert again.verdict != "fault"
+
+
+@pytest.mark.parametrize("name", ["llama.cpp", "vllm"])
+def test_what_the_how_to_prints_is_what_the_recorded_answers_print(name, monkeypatch):
+    (file,) = (one for one in ANSWERS if one.name.startswith(name))
+    lines = replayed(json.loads(gzip.decompress(file.read_bytes())), monkeypatch).lines
+    printed = re.findall(r"```text\n((?:reuse|verdict) .*?)```", PAGE, re.DOTALL)
+    assert len(printed) == 2
+    assert any(set(block.splitlines()) <= set(lines) for block in printed)
 
 
 def test_control_recorded_answers_whose_reuse_moves_are_called_a_fault(monkeypatch):

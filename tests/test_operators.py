@@ -8,7 +8,7 @@ import torch
 import torchgen
 import yaml
 
-from kvbook.exact import switch, treatments
+from kvbook.exact import switch
 
 LINES = listing.FILE.read_text("utf-8").splitlines()[1:]
 LISTED = {line.split()[0]: line for line in LINES}
@@ -24,7 +24,7 @@ def test_every_operator_of_a_decode_step_is_listed_with_its_treatment(name):
     assert found
     assert found <= LISTED.keys()
     for operator in found:
-        on = [treatments.treatment(operator, key) for key in ("CPU", "CUDA")]
+        on = [listing.treatment(operator, key) for key in ("CPU", "CUDA")]
         assert LISTED[operator].endswith(listing.line("", "", *on).lstrip())
 
 
@@ -35,10 +35,10 @@ def test_what_is_listed_as_replaced_is_what_the_switch_registers():
 
 
 def test_no_operator_that_is_listed_is_refused_on_a_cpu_and_a_recurrent_network_is():
-    assert not [name for name in LISTED if treatments.treatment(name, "CPU") == treatments.REFUSED]
+    assert not [name for name in LISTED if listing.treatment(name, "CPU") == listing.REFUSED]
     network = torch.nn.LSTM(2, 2, batch_first=True)
-    called = treatments.operators(network, lambda: network(torch.ones(1, 1, 2)))
-    assert treatments.REFUSED in {treatments.treatment(operator, "CPU") for operator in called}
+    called = listing.operators(network, lambda: network(torch.ones(1, 1, 2)))
+    assert listing.REFUSED in {listing.treatment(operator, "CPU") for operator in called}
 
 
 def kernels():
@@ -65,7 +65,7 @@ def test_torchs_own_list_has_a_kernel_on_a_gpu_for_every_operator_that_is_listed
 
 
 def test_what_is_ours_on_a_gpu_has_a_form_without_numbers_to_check_shapes_by():
-    ours = [name for name in LISTED if treatments.treatment(name, "CUDA").startswith("ours")]
+    ours = [name for name in LISTED if listing.treatment(name, "CUDA").startswith("ours")]
     assert ours
     for name in ours:
         assert any(
