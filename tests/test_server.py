@@ -165,16 +165,16 @@ def test_an_address_that_is_not_this_machines_or_none_at_all_is_refused(address,
 
 
 def test_a_token_is_sent_and_written_nowhere_and_never_in_the_clear_to_another_machine(engine, monkeypatch, tmp_path):
-    monkeypatch.setenv(client.TOKEN, "token-4711")
+    monkeypatch.setenv(client.TOKEN, "token-quokka")
 
     def refusing(handler, count):
-        handler._send(401, {"error": {"message": "token-4711 is not allowed"}})
+        handler._send(401, {"error": {"message": "token-quokka is not allowed"}})
 
     for before in (lambda handler, count: True, refusing):
         with serving.serving(engine(), before=before) as server:
             found = check.check(client.of(server.address), None, LENGTHS, tmp_path / "answers.jsonl")
-        assert server.seen[0]["headers"]["Authorization"] == "Bearer token-4711"
-        assert "4711" not in found.model_dump_json() + (tmp_path / "answers.jsonl").read_text("utf-8")
+        assert server.seen[0]["headers"]["Authorization"] == "Bearer token-quokka"
+        assert "quokka" not in found.model_dump_json() + (tmp_path / "answers.jsonl").read_text("utf-8")
     assert client.of("https://example.org/v1", remote=True)
     with pytest.raises(UserError, match="without encryption"):
         client.of("http://example.org/v1", remote=True)
