@@ -202,18 +202,22 @@ def test_a_request_ends_at_its_time_limit_even_where_a_byte_comes_now_and_then(e
 # The command.
 
 
-def test_the_command_prints_lines_or_json_of_the_published_schema_and_ends_with_the_status(engine, kvbook_here):
+def test_the_command_prints_lines_json_or_a_page_and_ends_with_the_status(engine, kvbook_here, tmp_path):
     assert json.loads(SCHEMA.read_text("utf-8")) == Outcome.model_json_schema(), (
         "write it anew: json.dumps(Outcome.model_json_schema(), indent=1) and a line break"
     )
     with serving.serving(engine(fault="positions off by one")) as server:
         asked = COMMAND.replace("http://127.0.0.1:8000/v1", server.address).split()[1:]
         told = kvbook_here(*asked, "--lengths", "32", "--json")
-        lines = kvbook_here("check", server.address, "--lengths", "32", "--model", "ours")
+        named = "--model", "ours", "--report", tmp_path / "found.html"
+        lines = kvbook_here("check", server.address, "--lengths", "32", *named)
+    page = (tmp_path / "found.html").read_text("utf-8")
     jsonschema.validate(found := json.loads(told.stdout), json.loads(SCHEMA.read_text("utf-8")))
     assert (told.returncode, lines.returncode, found["schema_version"]) == (1, 1, 1)
     assert "\nverdict   fault: reuse moves log-probabilities by" in lines.stdout
     assert len(lines.stdout.splitlines()) <= 12
+    assert "fault: reuse moves log-probabilities by" in page
+    assert page.count("<pre>") == len(found["shortest"]["prompts"])
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(found | {"verdict": "fine"}, json.loads(SCHEMA.read_text("utf-8")))
 
@@ -221,6 +225,8 @@ def test_the_command_prints_lines_or_json_of_the_published_schema_and_ends_with_
 @pytest.mark.parametrize(("arguments", "said"), [
     (("http://127.0.0.1:9/v1",), "no server answers"), (("http://127.0.0.1:9/v1", "--lengths", "a"), "--lengths a"),
     (("http://example.org/v1",), "--remote"),
+    (("http://127.0.0.1:9/v1", "--thorough", "--plot", "a.png"), "takes no --thorough and no --plot"),
+    (("http://127.0.0.1:9/v1", "--report", "a.txt"), "name a .html file"),
 ])
 def test_bad_input_is_one_line_and_status_2(kvbook_here, monkeypatch, arguments, said):
     monkeypatch.setattr(client, "_PAUSE", 0.001)

@@ -118,7 +118,11 @@ def check(
     The checkpoint is run as it is, its configuration's use_cache included.
     """
     if model.startswith(("http://", "https://")):
-        _check_server(model, served, control, lengths, timeout, answers, remote, as_json)
+        unused = {"--dtypes": dtypes, "--thorough": thorough, "--cache-dtype": cache_dtype, "--memory": memory,
+                  "--plot": plot, "--junit": junit, "--repro": repro, "--prefix": prefix, "--rest": rest}
+        if given := [option for option, value in unused.items() if value]:
+            raise UserError(f"a check of a server takes no {' and no '.join(given)}: leave it out")
+        _check_server(model, served, control, lengths, timeout, answers, remote, as_json, report)
     from kvbook.diagnosis import cores
     from kvbook.diagnosis.settings import CheckSettings
 
@@ -155,7 +159,7 @@ def check(
 
 def _check_server(
     address: str, served: str | None, control: str | None, lengths: str, timeout: float, answers: str | None,
-    remote: bool, as_json: bool,
+    remote: bool, as_json: bool, report: str | None,
 ) -> NoReturn:
     """Check the prefix cache of a running server."""
     from kvbook.server import check as checks
@@ -166,7 +170,16 @@ def _check_server(
         commands.check_writable(kept.parent)
     server = replace(client.of(address, remote, timeout), model=served or "")
     beside = replace(client.of(control, remote, timeout), model=served or "") if control else None
+    if report:
+        from kvbook.diagnosis import reports
+
+        page = reports.named("report", report)
     found = checks.check(server, beside, asked, kept)
+    if report:
+        below = reports.preformatted(found.shortest.prompts if found.shortest else ())
+        reports.write_page(
+            f"kvbook check {found.address}: {found.verdict}", found.lines, below, f"kvbook {__version__}", page
+        )
     typer.echo(found.model_dump_json(indent=1) if as_json else "\n".join(found.lines))
     raise typer.Exit(found.status)
 

@@ -3,6 +3,7 @@
 import html
 import io
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -22,6 +23,7 @@ _PAGE = """\
 body {{ font: 16px/1.5 sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }}
 th {{ text-align: left; vertical-align: top; padding-right: 1rem; white-space: nowrap; }}
 svg {{ max-width: 100%; height: auto; }}
+pre {{ white-space: pre-wrap; }}
 </style>
 <h1>{title}</h1>
 <table>
@@ -45,14 +47,11 @@ class Files:
     @classmethod
     def checked(cls, **asked: str | None) -> "Files":
         """Refuse, before anything is measured, what cannot be written or drawn."""
-        for option, name in asked.items():
-            ending = _ENDINGS[option]
-            if name and (Path(name).suffix.lower() != ending or not Path(name).absolute().parent.is_dir()):
-                raise UserError(f"--{option} {name}: name a {ending} file in a folder that exists")
+        found = {option: named(option, name) for option, name in asked.items() if name}
         for option in ("plot", "report"):
             if asked.get(option):
                 plot.check_library(f"--{option}")
-        return cls(**{option: Path(name) for option, name in asked.items() if name})
+        return cls(**found)
 
     def write(self, found: Outcome, asked: CheckSettings | None = None) -> list[str]:
         """Write them all; return what else is to be said."""
@@ -78,18 +77,34 @@ class Files:
 _ENDINGS = {"plot": ".png", "report": ".html", "junit": ".xml", "repro": ".py"}
 
 
+def named(option: str, name: str) -> Path:
+    """Return the file that an option names, or refuse it where it cannot be written."""
+    ending = _ENDINGS[option]
+    if Path(name).suffix.lower() != ending or not Path(name).absolute().parent.is_dir():
+        raise UserError(f"--{option} {name}: name a {ending} file in a folder that exists")
+    return Path(name)
+
+
 def write_html(found: Outcome, to: Path) -> None:
     """Write the lines of a check and its plot as one page that needs nothing else."""
-    rows = [(line[:9].strip(), line[10:]) for line in found.lines]
-    table = "\n".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
     picture = io.StringIO()
     plot.draw(found, picture, "svg")
-    title = html.escape(f"kvbook check {found.model}: {found.verdict}")
-    versions = html.escape(", ".join(f"{name} {version}" for name, version in found.versions.items()))
     drawn = picture.getvalue()
-    to.write_text(
-        _PAGE.format(title=title, rows=table, picture=drawn[drawn.index("<svg"):], versions=versions), "utf-8"
-    )
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    write_page(f"kvbook check {found.model}: {found.verdict}", found.lines, drawn[drawn.index("<svg"):], versions, to)
+
+
+def write_page(title: str, lines: Iterable[str], below: str, versions: str, to: Path) -> None:
+    """Write the lines of any check as a page; what stands below them is markup already."""
+    rows = [(line[:9].strip(), line[10:]) for line in lines]
+    table = "\n".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
+    page = _PAGE.format(title=html.escape(title), rows=table, picture=below, versions=html.escape(versions))
+    to.write_text(page, "utf-8")
+
+
+def preformatted(texts: Iterable[str]) -> str:
+    """Write texts as markup, each as it stands."""
+    return "\n".join(f"<pre>{html.escape(one)}</pre>" for one in texts)
 
 
 def write_junit(found: Outcome, to: Path) -> None:
