@@ -175,14 +175,23 @@ def cite(
 def bench(
     settings: Annotated[list[str] | None, Argument(help="name=value, such as n_repeats=3 n_new_tokens=32.")] = None,
     book: Annotated[bool, Option(help="Also build the book from nothing, again, and one chapter: minutes.")] = False,
+    growth: Annotated[bool, Option(help="Measure how time and memory grow with size instead: 20 minutes.")] = False,
 ) -> None:
     """Measure this book's own speed as ratios, side by side in one run; print them, and keep them as a run."""
-    from kvreport.benchmarks import ratios, results
-
     # A new seed is a new run: what was measured at another hour is another bench.
-    values = {"seed": int(time.time()), "book": book} | _assignments(settings)
-    done = ratios.BENCH.run(ratios.BenchSettings.checked(**values))
-    typer.echo(results.table(done.rows).to_string(index=False))
+    values = {"seed": int(time.time())} | _assignments(settings)
+    if growth:
+        from kvreport.benchmarks import growing
+        from kvreport.benchmarks import growth as measuring
+
+        done = measuring.GROWTH.run(measuring.GrowthSettings.checked(**values))
+        tables = growing.table(done.rows), growing.larger(done.rows)
+    else:
+        from kvreport.benchmarks import ratios, results
+
+        done = ratios.BENCH.run(ratios.BenchSettings.checked(**{"book": book} | values))
+        tables = results.table(done.rows), results.against_targets({"this machine": done})
+    typer.echo("\n\n".join(table.to_string(index=False) for table in tables))
     typer.echo(f"on {done.about['machine']['device_name']}; rows in {done.folder}")
 
 

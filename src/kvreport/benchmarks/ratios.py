@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ import torch
 from pydantic import Field
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbook import paths, progress
+from kvbook import exact, paths, progress
 from kvbook.diagnosis import check as checks
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
@@ -33,6 +34,7 @@ from kvbook.models import corpus, loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import DTypeName, Settings
+from kvreport.benchmarks import budget
 from kvreport.benchmarks.results import EXPERIMENT
 from kvreport.chapters.exact_caches import cost
 from kvreport.chapters.exact_caches import rows as exact_ways
@@ -49,8 +51,13 @@ from kvreport.publishing import found
 _SCORED = 128
 # Tokens that are read at once, with stock arithmetic and with the row-invariant one.
 _PREFILLED = 512
+# Decode steps that are taken apart.
+_STEPS = 16
 # How often a check has its turn: it takes as long as dozens of passes.
 _CHECKS = 2
+# The check as a command, on weights of the package, and what any program with a model imports.
+_MODEL = ("smollm2", "--weights", "package")
+_IMPORTS = "import torch, transformers; transformers.AutoModelForCausalLM"
 # Beyond the window, and with fewer experts chosen than there are; about a hundred million parameters each.
 _BEYOND: dict[str, dict[str, Any]] = {
     "sliding window": {
@@ -93,7 +100,7 @@ class BenchSettings(Settings):
 
     shape: Annotated[str, Field(min_length=1)] = "smollm2"
     dtype: DTypeName = "bfloat16"
-    n_samples: Annotated[int, Field(ge=2)] = 40
+    n_samples: Annotated[int, Field(ge=2)] = 10
     n_new_tokens: Annotated[int, Field(ge=4)] = 48
     n_repeats: Annotated[int, Field(ge=2)] = 10
     book: bool = False
@@ -230,8 +237,8 @@ def _switch(settings: BenchSettings) -> Rows:
         rows = cost.EXPERIMENT.run(asked).rows
         times = rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
         for phase, name in (("prefill_s", f"prefill of {_PREFILLED} tokens"), ("decode_s", "decode step")):
-            stock, exact = times[phase][exact_ways.STOCK], times[phase][exact_ways.EXACT]
-            yield _row(f"row-invariant {name}, {dtype}", "stock", exact, stock)
+            stock, ours = times[phase][exact_ways.STOCK], times[phase][exact_ways.EXACT]
+            yield _row(f"row-invariant {name}, {dtype}", "stock", ours, stock)
 
 
 def _switch_beyond(settings: BenchSettings) -> Rows:
@@ -244,12 +251,35 @@ def _switch_beyond(settings: BenchSettings) -> Rows:
         with torch.device(settings.device):
             model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
         turn = partial(cost.turn, model.eval().requires_grad_(False), ids, asked)
-        exact, stock = (
+        ours, stock = (
             lambda arithmetic=arithmetic, turn=turn: turn(arithmetic)["decode_s"]
             for arithmetic in (exact_ways.EXACT, exact_ways.STOCK)
         )
         what = f"row-invariant decode step, {name}, {settings.dtype}"
-        yield _turns(what, exact, "stock", stock, settings.n_repeats)
+        yield _turns(what, ours, "stock", stock, settings.n_repeats)
+
+
+def _switch_budget(settings: BenchSettings) -> Rows:
+    """Say where the milliseconds of a row-invariant decode step go, part by part, beside stock's."""
+    model, ids = _random_model(settings, 100 + _STEPS)
+    turns: list[dict[str, dict[str, float]]] = [
+        {arithmetic: _parts_of_a_step(model, ids, arithmetic) for arithmetic in exact_ways.ARITHMETICS}
+        for _ in progress.track(range(settings.n_repeats + 1), label="budget of the switch: repeat")
+    ]
+    for part in turns[0][exact_ways.STOCK]:
+        # The first turn compares kernels.
+        ours, stock = ([turn[of][part] for turn in turns[1:]] for of in (exact_ways.EXACT, exact_ways.STOCK))
+        yield _row(f"row-invariant decode step, {settings.dtype}: {part}", "stock's", ours, stock)
+
+
+def _parts_of_a_step(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> dict[str, float]:
+    switch = exact.row_invariant() if arithmetic == exact_ways.EXACT else nullcontext()
+    with torch.inference_mode(), switch:
+        cache = model(ids[:, :-_STEPS], use_cache=True, logits_to_keep=1).past_key_values
+        with budget.kept(model) as seconds:
+            for token in ids[:, -_STEPS:].split(1, 1):
+                model(token, past_key_values=cache)
+    return {part: seconds[part] / _STEPS for part in seconds}
 
 
 def _check(settings: BenchSettings) -> Rows:
@@ -260,6 +290,14 @@ def _check(settings: BenchSettings) -> Rows:
     check = _timed(model.device, lambda: checks.check(asked))
     what = f"one full pass of {asked.n_tokens} tokens, float32"
     yield _turns(what, one_pass, "kvbook check, imports apart", check, _CHECKS)
+    command, imports = ([sys.executable, *of] for of in (["-m", "kvbook", "check", *_MODEL], ["-c", _IMPORTS]))
+    ours, theirs = (_timed(model.device, partial(_quietly, of)) for of in (command, imports))
+    yield _turns("kvbook check of the 135 M model, imports included", ours, "imports alone", theirs, _CHECKS)
+
+
+def _quietly(command: list[str]) -> None:
+    if (done := subprocess.run(command, check=False, capture_output=True, text=True)).returncode:
+        raise UserError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
 
 
 def _book(settings: BenchSettings) -> Rows:
@@ -289,7 +327,7 @@ def _seconds_to_build(root: Path, profile: str) -> float:
 
 PARTS: dict[str, Callable[[BenchSettings], Rows]] = {
     "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch,
-    "switch beyond": _switch_beyond, "check": _check, "book": _book,
+    "switch beyond": _switch_beyond, "switch budget": _switch_budget, "check": _check, "book": _book,
 }
 
 

@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "processors": environment.recorded_processors,
     "memory": running.memory,
     "cards": running.cards,
+    "large checks": running.large_checks,
     "paths": running.paths,
     "colab": running.colab,
     "install": running.install,
@@ -48,6 +49,7 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "history": lambda _context: history.markdown(),
     "speed": lambda _context: speed.speed(),
     "targets": lambda _context: speed.targets(),
+    "growth": lambda _context: speed.growth(),
     "how to cite": lambda context: f"```none\n{citation.of_book(origin.of(context.root))}```",
 }
 

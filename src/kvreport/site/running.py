@@ -1,5 +1,7 @@
 """What the page on running the book elsewhere computes: memory by model, and the way to Colab."""
 
+import csv
+
 import yaml
 
 from kvbook.diagnosis import execution_paths
@@ -53,6 +55,24 @@ def cards(_context: Context) -> str:
         f"card's published bandwidth ({sources}), and not measured."
     )
     return csv_table("tab-cards", caption, rows)
+
+
+def large_checks(_context: Context) -> str:
+    """Write what checks of models took that do not fit into memory, each in a process of its own."""
+    with (DATA / "check" / "large.csv").open(newline="", encoding="utf-8") as file:
+        made = list(csv.DictReader(file))
+    rows = [["model", "billion parameters", "minutes", "GB, peak", "GB, predicted", "verdict"]]
+    rows += [
+        [f"`{one['model']}`", f"{int(one['parameters']) / 1e9:.2f}", f"{float(one['minutes']):.0f}", one["peak_gb"],
+         one["predicted_gb"], one["verdict"]]
+        for one in made
+    ]
+    on, threads, torch = ({one[name] for one in made} for name in ("processor", "threads", "torch"))
+    caption = (
+        "Checks with `--memory`, random weights, fp64, fp32 and bf16 at once; a layer's work is finished before the "
+        f"next is read. {', '.join(on)}, {', '.join(threads)} threads, torch {', '.join(torch)}; once each."
+    )
+    return csv_table("tab-large-checks", caption, rows)
 
 
 def paths(_context: Context) -> str:

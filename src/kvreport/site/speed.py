@@ -1,6 +1,6 @@
-"""How fast this book itself is: the last bench of each processor, and the targets that they meet."""
+"""How fast this book itself is: the last bench of each processor, the targets that they meet, and how work grows."""
 
-from kvreport.benchmarks import results
+from kvreport.benchmarks import growing, results
 from kvreport.publishing import processors
 from kvreport.site.overlay import csv_table
 
@@ -37,3 +37,27 @@ def targets() -> str:
     )
     met = results.against_targets(runs).rename(columns=results.headings(runs))
     return csv_table("tab-targets", caption, [met.columns, *met.to_numpy()])
+
+
+def growth() -> str:
+    """Write how time and memory grow with size, and what larger work would take, on the processor measured last."""
+    runs = growing.latest()
+    if not runs:
+        return "Growth has not been measured on this copy of the book: `make bench BENCH=--growth` does it."
+    run = max(runs.values(), key=lambda run: run.about["finished"])
+    made = f"{processors.device(run.about['machine'])}, torch {run.about['machine']['torch']}, run `{run.hash}`"
+    repeats = run.about["settings"]["n_repeats"]
+    measured = (
+        "Seconds and memory at sizes ten times apart, medians of "
+        f"{repeats} repeats, each in a process of its own; imports and inputs are not timed. The exponent is fitted to "
+        f"the last hundredfold, *at the end* to the last tenfold; 1 is in proportion. {made}."
+    )
+    extrapolated = (
+        "What larger work would take: extrapolated from the largest size of the table above by the exponent at its "
+        "end, or in proportion where that is below 1. Not measured."
+    )
+    table, larger = growing.table(run.rows), growing.larger(run.rows)
+    return "\n\n".join([
+        csv_table("tab-growth", measured, [table.columns, *table.to_numpy()]),
+        csv_table("tab-larger-work", extrapolated, [larger.columns, *larger.to_numpy()]),
+    ])

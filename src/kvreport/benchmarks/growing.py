@@ -1,0 +1,85 @@
+"""What `kvbook bench --growth` gave: exponents, and what larger work would take by them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kvreport.benchmarks import results
+
+EXPERIMENT = "growth"
+_PIECE = ["what", "counts"]
+
+
+class Larger(NamedTuple):
+    """A larger piece of work than any that was measured: which line it continues, to which size."""
+
+    what: str
+    counts: str
+    size: int
+
+
+LARGER = (
+    Larger("kvbook check", "texts", 10_000),
+    Larger("chapter 6: drift", "texts", 10_000),
+    Larger("kvbook scores", "tokens", 10_000_000),
+    Larger("numbers of a page", "rows", 10_000_000),
+)
+
+
+def medians(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give each size's seconds and bytes, medians over the repeats."""
+    return rows.groupby([*_PIECE, "size"], sort=False).median().reset_index()
+
+
+def exponent(sizes: Any, amounts: Any) -> float:
+    """Fit the exponent with which an amount grows over the last hundredfold: 1 is in proportion to the size.
+
+    At smaller sizes what is done once, whatever the size, hides the growth.
+    """
+    last = np.asarray(sizes) >= max(sizes) / 100
+    return float(np.polyfit(np.log(np.asarray(sizes)[last]), np.log(np.asarray(amounts)[last]), 1)[0])
+
+
+def steepest(sizes: Any, amounts: Any) -> float:
+    """Give the exponent between the two largest sizes."""
+    return exponent(np.asarray(sizes)[-2:], np.asarray(amounts)[-2:])
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Write each piece's seconds and memory at every size, and the exponents of both."""
+    return pd.DataFrame([_line(of, sizes) for of, sizes in medians(rows).groupby(_PIECE, sort=False)])
+
+
+def _line(of: tuple[str, str], sizes: pd.DataFrame) -> dict[str, Any]:
+    what, counts = of
+    added = (sizes["n_bytes"] - sizes["n_bytes_before"]) / 1e6
+    return {
+        "work": what, "grows with": counts, "sizes": " · ".join(f"{size:,}" for size in sizes["size"]),
+        "seconds": " · ".join(f"{seconds:.2g}" for seconds in sizes["seconds"]),
+        "exponent": f"{exponent(sizes['size'], sizes['seconds']):.2f}",
+        "at the end": f"{steepest(sizes['size'], sizes['seconds']):.2f}",
+        "MB added": " · ".join(f"{mega:,.0f}" for mega in added),
+    }
+
+
+def larger(rows: pd.DataFrame) -> pd.DataFrame:
+    """Extrapolate from the largest size by the steepest exponent, at least in proportion."""
+    by_piece = dict(iter(medians(rows).groupby(_PIECE, sort=False)))
+    return pd.DataFrame([_continued(one, by_piece[one.what, one.counts]) for one in LARGER])
+
+
+def _continued(one: Larger, sizes: pd.DataFrame) -> dict[str, Any]:
+    last, times = sizes.iloc[-1], one.size / sizes["size"].iloc[-1]
+    seconds = last["seconds"] * times ** max(1.0, steepest(sizes["size"], sizes["seconds"]))
+    added = (last["n_bytes"] - sizes["n_bytes"].iloc[-2]) / (last["size"] - sizes["size"].iloc[-2])
+    n_bytes = last["n_bytes"] + max(0.0, added) * (one.size - last["size"])
+    return {
+        "work": f"{one.what}, {one.size:,} {one.counts}", "minutes": f"{seconds / 60:.2g}",
+        "GB": f"{n_bytes / 1e9:.2g}", "from": f"{last['size']:,.0f} {one.counts}",
+    }
+
+
+def latest() -> dict[str, Any]:
+    """Find the last run on each processor."""
+    return results.latest(EXPERIMENT)

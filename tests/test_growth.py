@@ -1,0 +1,78 @@
+"""`kvbook bench --growth`: every piece can be measured, exponents fit the times, and work grows in proportion."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from kvbook import paths
+from kvreport.benchmarks import growing, growth
+from kvreport.site import speed
+
+SIZES = (10, 100, 1000)
+
+
+def rows(exponent: float, n_bytes_each: int = 1000) -> pd.DataFrame:
+    """Make two repeats of every piece, whose time grows by an exponent."""
+    return pd.DataFrame([
+        {
+            "what": piece.what, "counts": piece.counts, "size": size, "repeat": repeat,
+            "seconds": 2.0 * size**exponent, "n_bytes_before": 10**8, "n_bytes": 10**8 + n_bytes_each * size,
+        }
+        for piece in growth.PIECES for repeat in range(2) for size in SIZES
+    ])
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_the_exponent_is_that_of_the_times(power):
+    table = growing.table(rows(power))
+    assert set(table["exponent"]) == set(table["at the end"]) == {f"{power:.2f}"}
+    assert table["MB added"].iloc[0] == "0 · 0 · 1"
+    assert len(table) == len(growth.PIECES)
+
+
+def test_a_cost_that_every_size_has_hides_growth_at_small_sizes_alone():
+    sizes = [1, 10, 100, 1000]
+    times = [5 + 0.1 * size**2 for size in sizes]
+    assert growing.exponent(sizes, times) > 1.5
+    assert growing.steepest(sizes, times) == pytest.approx(2, abs=0.05)
+
+
+def test_larger_work_is_extrapolated_by_the_steepest_exponent_and_never_by_less_than_proportion():
+    for power, used in ((0.5, 1.0), (2.0, 2.0)):
+        found = growing.larger(rows(power)).set_index("work")
+        minutes = 2 * 1000**power * (10_000 / 1000) ** used / 60
+        assert found.loc["kvbook check, 10,000 texts", "minutes"] == f"{minutes:.2g}"
+        assert found.loc["kvbook check, 10,000 texts", "GB"] == "0.11"
+
+
+@pytest.mark.parametrize("number", range(len(growth.PIECES)))
+def test_each_piece_does_its_work_and_is_measured(number, monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+    size = 10 if growth.PIECES[number].counts in ("tokens a text", "tokens") else 2
+    found = growth.measured(number, size)
+    assert 0 < found["n_bytes_before"] <= found["n_bytes"]
+    assert found["seconds"] > 0
+
+
+def test_an_interrupted_measurement_goes_on_after_its_last_piece(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+    asked, measured = growth.GrowthSettings.checked(n_repeats=1, largest=100), []
+
+    def done(number, size):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return measured.append((number, size)) or {"seconds": 1.0, "n_bytes_before": 1, "n_bytes": 2}
+
+    monkeypatch.setattr(growth, "_in_a_process", done)
+    with pytest.raises(KeyboardInterrupt):
+        growth.GROWTH.run(asked)
+    monkeypatch.setattr(growth, "_in_a_process", lambda number, size: json.loads('{"seconds": 1.0}'))
+    found = growth.GROWTH.run(asked).rows
+    assert len(found) == sum(size <= 100 for piece in growth.PIECES for size in piece.sizes)
+    assert found["n_bytes"].notna().sum() == 2
+
+
+def test_a_page_says_where_growth_was_not_measured(monkeypatch):
+    monkeypatch.setattr(growing, "latest", dict)
+    assert "has not been measured" in speed.growth()
