@@ -1,5 +1,6 @@
 """The experiments of the chapter on whether the difference matters, on small checkpoints in a local folder."""
 
+import copy
 from collections import Counter
 from types import SimpleNamespace
 
@@ -8,10 +9,17 @@ import pandas as pd
 import pytest
 import torch
 from small_models import SMALL
-from transformers import AutoConfig, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from kvbook.errors import UserError
-from kvbook.measuring import agreement, predictions, rounded_caches
+from kvbook.measuring import agreement, fp64_reference, predictions, rounded_caches
+from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading, tokenizers
 from kvreport.chapters.does_it_matter import (
     after_divergence,
@@ -19,6 +27,7 @@ from kvreport.chapters.does_it_matter import (
     drift_by_position,
     figures,
     first_divergence,
+    long_contexts,
     measures,
     tables,
     teacher_forced,
@@ -51,6 +60,7 @@ def folder(tmp_path_factory, bpe):
 def settings(folder, text_folder):
     return DoesItMatterSettings.checked(
         model=str(folder), corpus=str(text_folder), n_samples=4, n_tokens=24, longest=40, n_long=2, n_fit=2,
+        text_lengths=(48, 64, 99),
     )
 
 
@@ -240,6 +250,55 @@ def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
     int8 = [row for row in drift_by_position.follow(subject, sample) if row["way"] == variants.KV_INT8.name]
     stored = rows.query("dtype == 'float32' and way == 'KV cache in int8' and sample == 0")
     assert [row["kl"] for row in int8] == pytest.approx(stored["kl"].tolist(), rel=1e-6)
+
+
+def test_long_texts_are_of_different_files_and_no_longer_than_the_context(settings):
+    cut = long_contexts.texts(settings)
+    assert [(sample.index, len(sample.ids)) for sample in cut] == [(0, 64), (1, 64), (2, 48)]
+    assert len({sample.source for sample in cut}) == 3
+    with pytest.raises(UserError, match="shorten text_lengths"):
+        long_contexts.EXPERIMENT.inputs(settings.model_copy(update={"corpus": "stdlib", "text_lengths": (64,) * 200}))
+
+
+def test_rows_of_a_long_text_are_what_the_models_own_logits_give_in_bins_that_leave_nothing_out(settings, subject):
+    rows = long_contexts.EXPERIMENT.run(settings).rows.query("dtype == 'float32' and sample == 2")
+    assert rows["read_from"].tolist() == [12, *rows["read_to"].iloc[:-1]]
+    assert rows["read_to"].iloc[-1] == 47
+    model, text = subject.baseline.model, subject.tensor([long_contexts.texts(settings)[2].ids])
+    with torch.inference_mode():
+        exact = copy.deepcopy(model).double()
+        with widened(torch.float64):
+            true = exact(text).logits[0]
+        cache, parts = DynamicCache(), text.split(12, 1)
+        pieces = torch.cat([model(part, past_key_values=cache).logits[0] for part in parts])
+        whole = model(text).logits[0]
+    for row in rows.itertuples():
+        of = slice(row.read_from, row.read_to)
+        error, error_full = ((found[of] - true[of]).norm(dim=-1) / true[of].norm(dim=-1) for found in (pieces, whole))
+        found = [size.square().mean().sqrt().item() for size in (error, error_full)]
+        assert [row.error, row.error_full] == pytest.approx(found, rel=0.3)
+        assert 1e-8 < row.drift < row.error + row.error_full < 1e-5
+        assert row.n_tokens == row.read_to - row.read_from
+        assert max(row.kl, row.kl_full, row.kl_cached) < 1e-9
+
+
+def test_control_positions_one_late_on_a_cache_are_far_from_fp64_to_the_end_of_a_long_text(
+    settings, subject, monkeypatch
+):
+    body, text = type(subject.baseline.model.base_model), subject.tensor([long_contexts.texts(settings)[0].ids])
+    forward = body.forward
+
+    def late(self, ids, past_key_values=None, **more):
+        begin = past_key_values.get_seq_length() if past_key_values is not None else 0
+        places = torch.arange(begin, begin + ids.shape[1])[None] + (begin > 0)
+        return forward(self, ids, past_key_values=past_key_values, position_ids=places, **more)
+
+    monkeypatch.setattr(body, "forward", late)
+    model = subject.baseline.model
+    rows = pd.DataFrame(long_contexts.follow(model, fp64_reference.in_double_precision(model), text))
+    assert len(rows) == 4
+    assert (rows["error"] > 1000 * rows["error_full"]).all()
+    assert (rows["kl"] > 1e-5).all()
 
 
 def steps_of(tokens: list[int], scores: list[float] | None = None) -> list[writing.Step]:

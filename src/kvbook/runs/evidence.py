@@ -31,6 +31,8 @@ PUBLISHED = "published"
 OTHER_TEXTS = ("English prose", "chat")
 # Settings that say how many units a run has: of several runs joined, their sum.
 COUNTED = ("n_samples", "n_prompts")
+# Lists of what each row says for itself: runs may differ in them, and are joined to one of all that they list.
+LISTED = ("text_lengths",)
 HEADER = "# Published evidence: which recorded runs the book cites, by chapter and role.\n"
 
 
@@ -129,6 +131,9 @@ def joined(runs: Sequence[records.Run]) -> records.Run:
         pieces.append(rows.assign(seed=run.about["settings"]["seed"]))
     about = runs[0].about
     counts = {key: value * len(runs) for key, value in about["settings"].items() if key in COUNTED}
+    counts |= {
+        key: [each for run in runs for each in run.about["settings"][key]] for key in LISTED if key in about["settings"]
+    }
     machine = dict(about["machine"])
     if len(processors) < len(runs):
         # Some runs do not say which it was.
@@ -157,7 +162,7 @@ def _numbered_on(rows: "pd.DataFrame", begin: int) -> "tuple[pd.DataFrame, int]"
 
 def _but_for_the_seed(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must be equal in runs whose rows are put together."""
-    settings = {key: value for key, value in about["settings"].items() if key != "seed"}
+    settings = {key: value for key, value in about["settings"].items() if key not in ("seed", *LISTED)}
     models = [{key: value for key, value in model.items() if key != "seed"} for model in about.get("models", ())]
     machine = {key: about["machine"][key] for key in ("processor", "threads", "device", "torch", "transformers")}
     return {"settings": settings, "models": models, "corpus": about.get("corpus"), "machine": machine}

@@ -16,7 +16,8 @@ from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
-    "teacher_forced": 1, "drift_by_position": 1, "first_divergence": 2, "after_divergence": 2, "usage_factorial": 1
+    "teacher_forced": 1, "drift_by_position": 1, "first_divergence": 2, "after_divergence": 2, "usage_factorial": 1,
+    "long_contexts": 1,
 }
 
 # Texts that go through a batched way together; a smaller group is filled up with copies.
@@ -113,6 +114,8 @@ LONG_AT_ONCE = 64
 LONG_CHUNKS = f"cache, {LONG_AT_ONCE} tokens at once"
 ALONG = (LONG_CHUNKS, KV_INT8, WEIGHTS_4)
 FIRST, LAST = "first quarter", "last quarter"
+# Tokens of a piece of the longest texts.
+PIECE = 256
 
 # Bins of the margin, in ulps: four to a power of ten.
 _BINS_A_DECADE = 4

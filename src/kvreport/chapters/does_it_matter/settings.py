@@ -4,7 +4,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from kvbook.settings import SmallDType, TextSettings, several
+from kvbook.settings import SmallDType, TextSettings, numbers, several
+
+_Long = Annotated[int, Field(ge=16)]
 
 
 class DoesItMatterSettings(TextSettings):
@@ -25,6 +27,8 @@ class DoesItMatterSettings(TextSettings):
         Those of them in which texts are continued greedily alone, with a cache and without, and by no other way.
     n_long : int
         Texts of that length.
+    text_lengths : tuple of int
+        Tokens of each text on which both paths are held against fp64 by position; no more than the model's context.
     n_fit : int
         Texts that the classification head is fitted on.
     n_usage : int
@@ -34,9 +38,10 @@ class DoesItMatterSettings(TextSettings):
 
     n_samples: Annotated[int, Field(ge=1)] = 12
     n_tokens: Annotated[int, Field(ge=8)] = 96
-    longest: Annotated[int, Field(ge=16)] = 1024
+    longest: _Long = 1024
     dtypes: Annotated[tuple[SmallDType, ...], BeforeValidator(several), Field(min_length=1)] = ("float32", "bfloat16")
     greedy_only: Annotated[tuple[SmallDType, ...], BeforeValidator(several)] = ()
     n_long: Annotated[int, Field(ge=1)] = 3
+    text_lengths: Annotated[tuple[_Long, ...], BeforeValidator(numbers), Field(min_length=1)] = (256,)
     n_fit: Annotated[int, Field(ge=2)] = 24
     n_usage: Annotated[int, Field(ge=1)] = 2
