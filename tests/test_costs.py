@@ -1,7 +1,10 @@
+import csv
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import costs
 from kvbook.models import loading
@@ -37,3 +40,12 @@ def test_a_pass_is_predicted_to_take_some_time_and_a_missing_device_is_one_line(
     assert costs.pass_seconds(llama.config, torch.float32, 8, torch.device("cpu")) > 0
     with pytest.raises(UserError, match="CUDA devices"):
         costs.predict(llama.config, ["float32"], 8, n_passes=1, device="cuda:99")
+
+
+def test_recorded_checks_of_large_models_kept_within_their_memory_layer_by_layer():
+    with (paths.ROOT / "data" / "check" / "large.csv").open(newline="", encoding="utf-8") as file:
+        made = list(csv.DictReader(file))
+    assert {one["verdict"] for one in made} == {"rounding"}
+    assert {one["by_layers"] for one in made} == {"True"}
+    for one in made:
+        assert float(one["peak_gb"]) < 1.15 * float(one["predicted_gb"]), one["model"]

@@ -73,6 +73,15 @@ def test_an_interrupted_measurement_goes_on_after_its_last_piece(monkeypatch, tm
     assert found["n_bytes"].notna().sum() == 2
 
 
+def test_nothing_grows_faster_than_in_proportion_to_its_rows():
+    last = max(growing.latest().values(), key=lambda run: run.about["finished"])
+    of_rows = growing.medians(last.rows)
+    of_rows = of_rows[of_rows["counts"].isin(["texts", "tokens", "rows", "architectures", "layers"])]
+    for what, sizes in of_rows.groupby(["what", "counts"]):
+        # Sorting and memory beyond the processor's caches cost a little more a row.
+        assert growing.exponent(sizes["size"], sizes["seconds"]) < 1.1, what
+
+
 def test_a_page_says_where_growth_was_not_measured(monkeypatch):
     monkeypatch.setattr(growing, "latest", dict)
     assert "has not been measured" in speed.growth()

@@ -9,6 +9,7 @@ from sphinx.environment import BuildEnvironment
 from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.runs import evidence
+from kvreport.benchmarks import growing
 from kvreport.benchmarks import results as bench
 from kvreport.publishing import checkout as origin
 from kvreport.publishing import evaluated, published
@@ -57,8 +58,8 @@ def _read_again_what_was_run_again(
     now["evidence"] = fingerprint.of_values([evidence.manifest(), *(book["made_of"] for book in books if book)])
     # What writes tables and lists into pages.
     now["code"] = fingerprint.of_source(["kvreport.site.inserts", __name__])
-    # The last bench, which a page shows.
-    now["bench"] = [run.hash for run in bench.latest().values()]
+    # The last benches, which pages show.
+    now["bench"] = [run.hash for of in (bench.EXPERIMENT, growing.EXPERIMENT) for run in bench.latest(of).values()]
     before, env.kvbook_book = getattr(env, "kvbook_book", now), now
     runs_before, env.kvbook_runs = getattr(env, "kvbook_runs", runs), runs
     sources_before, env.kvbook_sources = getattr(env, "kvbook_sources", sources), sources

@@ -50,7 +50,8 @@ def growth() -> str:
     measured = (
         "Seconds and memory at sizes ten times apart, medians of "
         f"{repeats} repeats, each in a process of its own; imports and inputs are not timed. The exponent is fitted to "
-        f"the last hundredfold, *at the end* to the last tenfold; 1 is in proportion. {made}."
+        f"the last hundredfold, *at the end* to the last tenfold; 1 is in proportion. MB are what the work held beyond "
+        f"what making its inputs had held, which may be nothing. {made}."
     )
     extrapolated = (
         "What larger work would take: extrapolated from the largest size of the table above by the exponent at its "
