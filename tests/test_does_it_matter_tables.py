@@ -104,6 +104,20 @@ def test_growth_of_what_grows_in_proportion_is_the_ratio_of_the_places(results):
         assert [one.estimate.value for one in found] == pytest.approx([expected] * len(found))
 
 
+def test_growth_along_long_texts_is_over_the_first_positions_of_those_that_reach_so_far():
+    found = next(found for found in published("does_it_matter").values() if found["long_contexts"] is not None)
+    rows = found["long_contexts"].query("dtype == 'float32'")
+    deepest = rows["bin"].max()
+    far = rows[rows["bin"] == deepest]
+    first = rows[(rows["bin"] == 0) & rows["sample"].isin(far["sample"])]
+    (one,) = measures.ERROR_GROWTH.where(dtype="float32", bin=deepest)(found)
+    assert one.estimate.value == pytest.approx(far["error"].mean() / first["error"].mean())
+    assert one.units == far["source"].nunique() < rows["source"].nunique()
+    table = tables.by_position(found)
+    assert [estimate.value for estimate in table.loc[table["bin"] == 0, "error_growth"]] == [1, 1]
+    figures.figure_by_position(table)
+
+
 @pytest.mark.parametrize(("sides", "tied"), [(("tied",), 1), (("tied_baseline",), 1), ((), 0)])
 def test_a_divergence_counts_as_tied_where_either_side_is(results, sides, tied):
     neither = changed(results, "first_divergence", "parted == 1", tied=0.0, tied_baseline=0.0)
@@ -187,6 +201,8 @@ CONTRARY = {
     "a-batch-moves-few-texts-on-amd": ("batch != 'single'", {"path": "'9'"}, "usage_factorial"),
     "what-moves-is-near-a-tie": ("cache != 'dynamic cache'", {"path": "'9'"}, "usage_factorial"),
     "length-adds-little": ("bin > 10", {"kl": 1.0}, "drift_by_position"),
+    "drift-stays-along-long-texts": ("bin == 5", {"drift": "3 * drift"}, "long_contexts"),
+    "errors-grow-along-long-texts": ("bin == 5", {"error_full": "error_full / 3"}, "long_contexts"),
     "texts-go-their-own-way": ("offset > 0", {"kl_free": 1e-3}, "after_divergence"),
 }
 

@@ -104,7 +104,7 @@ def test_a_documents_own_text_stands_once_among_joined_seeds_which_differ_in_not
         evidence.joined([runs[0], other])
     for run, lengths in zip(runs, ([9, 9], [12]), strict=True):
         run.about["settings"]["text_lengths"] = lengths
-    assert evidence.joined(runs).about["settings"]["text_lengths"] == [9, 9, 12]
+    assert evidence.joined(runs).about["settings"]["text_lengths"] == [9, 12]
 
 
 def test_each_experiment_is_printed_from_the_first_processor_that_has_it():

@@ -32,7 +32,7 @@ OTHER_TEXTS = ("English prose", "chat")
 # Settings that say how many units a run has: of several runs joined, their sum.
 COUNTED = ("n_samples", "n_prompts")
 # Lists of what each row says for itself: runs may differ in them, and are joined to one of all that they list.
-LISTED = ("text_lengths",)
+LISTED = ("text_lengths", "dtypes")
 HEADER = "# Published evidence: which recorded runs the book cites, by chapter and role.\n"
 
 
@@ -131,9 +131,8 @@ def joined(runs: Sequence[records.Run]) -> records.Run:
         pieces.append(rows.assign(seed=run.about["settings"]["seed"]))
     about = runs[0].about
     counts = {key: value * len(runs) for key, value in about["settings"].items() if key in COUNTED}
-    counts |= {
-        key: [each for run in runs for each in run.about["settings"][key]] for key in LISTED if key in about["settings"]
-    }
+    for key in about["settings"].keys() & set(LISTED):
+        counts[key] = list(dict.fromkeys(each for run in runs for each in run.about["settings"][key]))
     machine = dict(about["machine"])
     if len(processors) < len(runs):
         # Some runs do not say which it was.

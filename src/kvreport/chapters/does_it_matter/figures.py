@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing import style
 from kvreport.publishing.style import DTYPE_COLOURS
-from kvreport.publishing.wording import scaled
+from kvreport.publishing.wording import DTYPES, scaled
 
 _DTYPE_MARKERS = dict(zip(DTYPE_COLOURS, style.MARKERS, strict=False))
 # Of the ways in the curves: the line says which, the colour says in which dtype.
@@ -154,6 +154,33 @@ def _plot_snowball(ax: Axes, behind: pd.DataFrame) -> None:
     ax.legend(handles=handles, loc="center right", bbox_to_anchor=(1, 0.62), fontsize=9)
     ax.axvline(0.5, **style.REFERENCE)
     ax.set(xlabel="tokens since the texts diverged", ylabel="divergence (nats)")
+
+
+def figure_by_position(table: pd.DataFrame) -> Figure:
+    """Draw drift and errors along the longest texts over those at their first positions, a panel for each dtype."""
+    looks = {
+        "drift_growth": ("between the two", {"linestyle": ":", "marker": "^"}),
+        "uncached_error_growth": ("fp64 to no cache", {"linestyle": "--", "marker": "s", "markerfacecolor": "white"}),
+        "error_growth": ("fp64 to cache", {"linestyle": "-", "marker": "o"}),
+    }
+    dtypes = list(dict.fromkeys(table["dtype"]))
+    fig, axes = plt.subplots(
+        len(dtypes), 1, sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 1 + 1.9 * len(dtypes))
+    )
+    for ax, dtype in zip(axes.flat, dtypes, strict=True):
+        rows = table[table["dtype"] == dtype]
+        for column, (_, look) in looks.items():
+            _plot_band(ax, rows["middle"], rows[column], color=DTYPE_COLOURS[dtype], **look)
+        ax.axhline(1, **style.REFERENCE)
+        ax.set(xscale="log", yscale="log", ylabel=f"{DTYPES[dtype]}: distance /\nfirst positions'")
+        style.plain_logarithm(ax.yaxis)
+    lengths = [256 * 2**octave for octave in range(6)]
+    axes[-1, 0].set_xticks(lengths, labels=[f"{length:,}" for length in lengths])
+    axes[-1, 0].set(xlabel="position in the text (tokens)")
+    axes[-1, 0].minorticks_off()
+    keys = [style.key(name, **look) for name, look in looks.values()]
+    fig.legend(handles=keys, loc="outside upper center", ncols=3, fontsize=9)
+    return fig
 
 
 def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | None) -> Figure:

@@ -10,7 +10,18 @@ from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import EXPERIMENTS, ROWS  # noqa: F401
-from kvreport.publishing.estimators import counted, distinct, first, mean, part, ratio_of_means, share, total
+from kvreport.publishing.estimators import (
+    computed,
+    counted,
+    distinct,
+    first,
+    geometric_mean,
+    mean,
+    part,
+    ratio_of_means,
+    share,
+    total,
+)
 from kvreport.publishing.measures import Measure, holds, noted
 from kvreport.publishing.rules import HALF, Bound, every
 
@@ -60,6 +71,11 @@ def _one_in(rows: pd.DataFrame) -> float:
 
 def _over_what_differs(rows: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
     return ratio_of_means("kl")(rows, other) if other["kl"].min() > 0 else None
+
+
+def _over_the_same_texts(column: str):
+    """Ratio of means at some positions and at the first ones, of the texts that are as long."""
+    return lambda rows, other: ratio_of_means(column)(rows, other[other["sample"].isin(rows["sample"])])
 
 
 def _equal_at_the_end(texts: pd.DataFrame) -> Estimate:
@@ -180,6 +196,29 @@ OVER_THE_FIRST_QUARTER = Measure(
     by=("dtype", "way", "place"), over=("place", named.FIRST), estimate=_over_what_differs,
 )
 GROWTH = OVER_THE_FIRST_QUARTER.where(way=named.LONG_CHUNKS, place=named.LAST)
+# Up to the model's context, each text beside its own first positions after the first piece.
+BY_POSITION = Measure(
+    "divergence of the cached pass from the uncached one", "file", "dtype and positions", "{:.1e}", rows="by position",
+    by=("dtype", "bin"), estimate=mean("kl"),
+)
+DRIFT_GROWTH, ERROR_GROWTH, UNCACHED_ERROR_GROWTH = (
+    replace(
+        BY_POSITION, name=f"{name}, over that at the same texts' first positions", form="{:.2f}", over=("bin", 0),
+        estimate=_over_the_same_texts(column),
+    )
+    for name, column in (
+        ("drift between the two passes", "drift"), ("error of the cached pass against fp64", "error"),
+        ("error of the uncached pass against fp64", "error_full"),
+    )
+)
+MOST_DIVERGENCE = replace(
+    BY_POSITION, name="most of these divergences", unit="", by=("dtype",), form="{:.0e}",
+    estimate=counted(lambda rows: rows.groupby("bin")["kl"].mean().max()),
+)
+CACHED_OVER_UNCACHED = replace(
+    BY_POSITION, name="error of the cached pass against fp64, over that of the uncached one", form="{:.2f}",
+    estimate=geometric_mean("ratio"),
+)
 AFTER = Measure(
     "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}",
     rows="after", by=("dtype",), estimate=mean("kl_free"),
@@ -200,13 +239,18 @@ PROMPTS = replace(TEXTS, name="prompts", rows="first_divergence")
 WRITTEN = replace(TEXTS, name="tokens written", rows="texts", estimate=first("written"))
 LONG_TEXTS = replace(TEXTS, name="long texts", rows="drift_by_position")
 LONGEST = replace(LONG_TEXTS, name="their tokens", estimate=counted(lambda rows: rows["read_to"].max() + 1))
+POSITION_TEXTS = replace(LONG_TEXTS, rows="by position", by=("dtype", "bin"))
+DEEPEST = replace(POSITION_TEXTS, name="tokens of the longest", by=(), estimate=computed("length", "max"))
 PAIRS = replace(TEXTS, name="pairs of texts that diverged", rows="after_divergence", by=("dtype",))
 
 _ALL, _NONE = Bound(1, "arithmetic", "all"), Bound(0, "arithmetic", "none")
 _AS_FAR = Bound(1, "arithmetic", "as far")
+_HALF_MORE = Bound(1.5, "ours", "half as much again", "ratio")
 _TWICE = Bound(2, "ours", "twice as far", "ratio")
 _TENTH = Bound(0.1, "ours", "one in ten", "share")
 _FIFTH = Bound(0.2, "ours", "one in five", "share")
+# Of the bins of positions, the last one that four texts reach: from 1,448 tokens on.
+_FAR = 5
 _FEW_BITS = (named.KV_INT4, named.WEIGHTS_8, named.WEIGHTS_4)
 _BATCHED = {dtype: EQUAL.where(way=named.BATCHED, dtype=dtype) for dtype in ("float32", "bfloat16")}
 STATEMENTS = {
@@ -261,7 +305,13 @@ STATEMENTS = {
         every(MOVED.where(dtype="bfloat16", change=named.EIGHT), "below", _FIFTH), "this processor", on="AMD"
     ),
     "what-moves-is-near-a-tie": holds(every(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", _ALL)),
-    "length-adds-little": holds(every(GROWTH, "below", Bound(1.5, "ours", "half as much again", "ratio"))),
+    "length-adds-little": holds(every(GROWTH, "below", _HALF_MORE)),
+    "drift-stays-along-long-texts": holds(
+        every(DRIFT_GROWTH.where(dtype="float32", bin=_FAR), "inside", _HALF_MORE)
+    ),
+    "errors-grow-along-long-texts": holds(
+        every(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE), "this model"
+    ),
     "texts-go-their-own-way": holds(
         every(AFTER.where(dtype="bfloat16"), "above", Bound(0.1, "ours", "a tenth of a nat"))
     ),

@@ -272,5 +272,8 @@ ROWS = {
         ("one change",),
     ),
     "places": Frame(_places, ("drift_by_position",)),
+    "by position": Frame(
+        lambda run: run.rows.assign(ratio=run.rows["error"] / run.rows["error_full"]), ("long_contexts",)
+    ),
     "after": Frame(lambda run: run.rows[run.rows["offset"] > 0], ("after_divergence",)),
 }

@@ -129,6 +129,23 @@ def along(found: Found) -> pd.DataFrame:
     return table.assign(middle=(table["read_from"] + table["read_to"]) / 2).reset_index()
 
 
+def by_position(found: Found) -> pd.DataFrame:
+    """Follow drift and errors along the longest texts, each over what it is at the same texts' first positions."""
+    grouped = found["by position"].groupby(list(measures.BY_POSITION.by), sort=False)
+    table = grouped.agg(
+        texts=("sample", "nunique"), read_from=("read_from", "min"), read_to=("read_to", "max"), flips=("flips", "sum"),
+        n_tokens=("n_tokens", "sum"),
+    )
+    columns = {
+        "kl": measures.BY_POSITION, "ratio": measures.CACHED_OVER_UNCACHED, "drift_growth": measures.DRIFT_GROWTH,
+        "error_growth": measures.ERROR_GROWTH, "uncached_error_growth": measures.UNCACHED_ERROR_GROWTH,
+    }
+    for name, measure in columns.items():
+        known = _by_key(measure, found)
+        table[name] = [known.get(key, Estimate(1, 1, 1, "range")) for key in table.index]
+    return table.assign(middle=np.sqrt(table["read_from"] * table["read_to"])).reset_index()
+
+
 def snowball(found: Found) -> pd.DataFrame | None:
     """Average over pairs, by step from the place where they diverge; None where no text diverged."""
     if (pairs := found["after_divergence"]) is None:
