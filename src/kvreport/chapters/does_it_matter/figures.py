@@ -174,7 +174,8 @@ def figure_by_position(table: pd.DataFrame) -> Figure:
         ax.axhline(1, **style.REFERENCE)
         ax.set(xscale="log", yscale="log", ylabel=f"{DTYPES[dtype]}: distance /\nfirst positions'")
         style.plain_logarithm(ax.yaxis)
-    lengths = [256 * 2**octave for octave in range(6)]
+    first, end = table["read_from"].min(), table["read_to"].max()
+    lengths = [2**octave for octave in range(20) if first <= 2**octave <= end + 1]
     axes[-1, 0].set_xticks(lengths, labels=[f"{length:,}" for length in lengths])
     axes[-1, 0].set(xlabel="position in the text (tokens)")
     axes[-1, 0].minorticks_off()
