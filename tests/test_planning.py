@@ -55,6 +55,15 @@ def test_parameters_come_from_the_notebook_the_chapters_folder_and_a_file_of_one
     assert [chapter.values()["n"] for chapter in plan(book, "few")] == [3, 2]
 
 
+@pytest.mark.parametrize(("state", "asked", "n"), [
+    ("0" * 64, "default", 9), (None, "default", 5), ("0" * 64, "few", 3), (None, "real", 9),
+])
+def test_a_default_build_takes_the_trained_model_where_it_is_there(book, monkeypatch, state, asked, n):
+    (book / "code" / "squares" / "chapter.yaml").write_text(ABOUT.replace("few: {n: 2}", "real: {n: 9}"))
+    monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": state})
+    assert plan(book, asked)[0].values()["n"] == n
+
+
 def test_a_recorded_run_makes_only_the_chapter_stale_that_cites_it(book):
     before = digests(book)
     folder = paths.RECORDED_RUNS / "counting" / "any__none__00000000"

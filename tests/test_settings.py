@@ -50,7 +50,7 @@ IMPOSSIBLE = {
 }
 # What an experiment does not read before it measures, or of which it takes so small a part that it can run.
 UNREAD = {
-    ("first_bad_layer", "families"), ("greedy_paths", "corpus"), ("layer_drift_trained", "n_tokens"),
+    ("first_bad_layer", "families"), ("greedy_paths", "corpus"),
     ("past_tables", "n_samples"), ("usage_factorial", "n_tokens"),
 }
 # Left out, as a whole, where their compiler's kernels or another program is not there.

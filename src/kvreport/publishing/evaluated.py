@@ -203,16 +203,14 @@ def own_file(chapter: str) -> Path:
 def _own(chapter: str, book: Evaluated, folders: Mapping[str, str]) -> Evaluated:
     module = found_in.measures_of(chapter)
     runs = {name: records.load(paths.RUNS / folder) for name, folder in folders.items()}
-    # What of a run is to be compared; without a word of the module's, all of it as it is.
-    counterpart = getattr(module, "comparable", dict)(runs)
-    comparable = found_in.of_runs(chapter, counterpart)
+    on_this_machine = found_in.of_runs(chapter, runs)
     found = {}
     for name, statement in module.STATEMENTS.items():
-        here = statements.check(statement, comparable)
+        here = statements.check(statement, on_this_machine)
         there = statements.Checked(**{key: book["statements"][name][key] for key in ("outcome", "told", "units")})
-        fits = _is_in_scope(statement.scope, counterpart, book["models"], book["statements"][name]["processor"])
+        fits = _is_in_scope(statement.scope, runs, book["models"], book["statements"][name]["processor"])
         found[name] = asdict(here) | {"comparison": statements.compare(there, here, fits)}
-    return {"statements": found, "verdicts": _verdicts(module, {"": found_in.of_runs(chapter, runs)})}
+    return {"statements": found, "verdicts": _verdicts(module, {"": on_this_machine})}
 
 
 def _is_in_scope(scope: statements.Scope, runs: Mapping[str, records.Run], models: list[str], processor: str) -> bool:

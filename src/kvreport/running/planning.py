@@ -9,7 +9,8 @@ has no parameter for::
     data: [documents/issue-25420.yaml, models/standins/*/*]
     alone: true
 
-``default`` is what ``make book`` runs with; the other sets are laid over it.
+``default`` is what ``make book`` runs with; the other sets are laid over it, ``real`` by itself wherever the trained
+model has been fetched: what is published speaks of that model.
 
 An executed copy is fresh as long as the digest in it equals the digest of everything that could change its outputs: the
 code cells (not the prose), the parameters, the modules of these packages that the notebook imports, directly or through
@@ -43,6 +44,8 @@ from kvreport.publishing import STYLE, chapter_name
 
 PROFILE_VARIABLE = "PROFILE"
 DEFAULT_PROFILE = "default"
+# Few texts of the trained model.
+REAL_PROFILE = "real"
 
 # A new version of one of these may change what a chapter shows.
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "scipy", "pandas", "matplotlib", "seaborn")
@@ -233,7 +236,9 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
     if profile not in sets:
         known = f"there are {', '.join(sorted(sets))}; one of your own is a file parameters/NAME.yaml"
         raise UserError(f"no parameter set {profile!r}: {known}")
-    chosen = {stem: sets[DEFAULT_PROFILE].get(stem, {}) | sets[profile].get(stem, {}) for stem in stems}
+    by_itself = profile == DEFAULT_PROFILE and all(packages.state().values())
+    laid = [sets[DEFAULT_PROFILE], sets.get(REAL_PROFILE, {}) if by_itself else sets[profile]]
+    chosen = {stem: {name: value for one in laid for name, value in one.get(stem, {}).items()} for stem in stems}
     return [Chapter(stem, profile, chosen[stem], (k, len(stems)), folders) for k, stem in enumerate(stems, start=1)]
 
 

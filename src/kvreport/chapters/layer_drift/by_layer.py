@@ -4,7 +4,7 @@ Rows, one a (model, dtype, sample, place): see ``data/README.md``.  Places are t
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
-from kvbook.models import packages
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
@@ -68,20 +67,6 @@ def work(settings: LayerDriftSettings) -> Work:
 
 EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure, work=work)
 
-# A trained model of a real size that every build can have, and as many texts of it as a build has time for.
-TRAINED_FAMILY, TRAINED_SAMPLES = "smollm2", 6
-
-
-_Change = Callable[[LayerDriftSettings], LayerDriftSettings | None]
-
-
-def _of_trained(settings: LayerDriftSettings) -> LayerDriftSettings | None:
-    """Ask for some texts of the trained model; None where it is not here, or where other weights were asked for."""
-    if settings.weights != "stand-in" or not packages.is_here(TRAINED_FAMILY):
-        return None
-    model = {"model": TRAINED_FAMILY, "reference_model": TRAINED_FAMILY, "weights": "package"}
-    return settings.model_copy(update=model | {"n_samples": TRAINED_SAMPLES})
-
 
 def _of_other_lengths(settings: LayerDriftSettings) -> LayerDriftSettings | None:
     """Ask for texts of drawn lengths from the first model; None where the main experiment draws its lengths itself."""
@@ -89,23 +74,18 @@ def _of_other_lengths(settings: LayerDriftSettings) -> LayerDriftSettings | None
     return settings.model_copy(update=drawn) if settings.other_lengths else None
 
 
-def _with(name: str, change: _Change, fields: set[str], **more: Any) -> Experiment:
-    """Make the experiment with other settings; nothing is measured where there are none."""
-
-    def inputs_changed(settings: LayerDriftSettings) -> dict[str, Any] | None:
-        if (changed := change(settings)) is None:
-            return None
-        return inputs(changed) | {"texts": changed.n_samples, "lengths": changed.n_tokens}
-
-    def measure_changed(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
-        measure(change(settings), made_of, writer)
-
-    return Experiment(name, LayerDriftSettings, inputs_changed, measure_changed, fields=frozenset(fields), **more)
+def _inputs_of_lengths(settings: LayerDriftSettings) -> dict[str, Any] | None:
+    if (changed := _of_other_lengths(settings)) is None:
+        return None
+    return inputs(changed) | {"texts": changed.n_samples, "lengths": changed.n_tokens}
 
 
-TRAINED = _with("layer_drift_trained", _of_trained, {"device", "seed", "corpus", "dtypes", "n_tokens"})
-LENGTHS = _with(
-    "layer_drift_lengths", _of_other_lengths,
-    {"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens", "memory"},
+def _measure_lengths(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    measure(_of_other_lengths(settings), made_of, writer)
+
+
+LENGTHS = Experiment(
+    "layer_drift_lengths", LayerDriftSettings, _inputs_of_lengths, _measure_lengths,
+    fields=frozenset({"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens", "memory"}),
     work=lambda settings: work(changed) if (changed := _of_other_lengths(settings)) else None,
 )

@@ -1,6 +1,5 @@
 """Measures of the chapter on issue 25420, then the sentences and the claims that they decide."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -8,7 +7,6 @@ import pandas as pd
 from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-from kvbook.runs.records import Run
 from kvreport.chapters.layer_drift import rows
 from kvreport.chapters.layer_drift.rows import EXPERIMENTS, LAST, POSITIONS, POSTED, ROWS, STOCK  # noqa: F401
 from kvreport.publishing.estimators import distinct, first, mean, median_of_ratios, part, ratio_of_means, share, total
@@ -199,12 +197,6 @@ STATEMENTS = {
         every(UPCAST, "above", Bound(0.5, "ours", "half of the drift", "ratio")), "this model"
     ),
 }
-
-
-def comparable(runs: Mapping[str, Run]) -> dict[str, Run]:
-    """Take the trained model's drift for the published one's counterpart, where a run has it."""
-    trained = runs.get("layer_drift_trained")
-    return {**runs, "layer_drift": trained} if trained else dict(runs)
 
 
 def _fits(measure: Measure):

@@ -2,4 +2,4 @@
 
 from kvreport.chapters.layer_drift import by_layer, greedy_paths, mitigations
 
-EXPERIMENTS = (by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, mitigations.EXPERIMENT, by_layer.TRAINED, by_layer.LENGTHS)
+EXPERIMENTS = (by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, mitigations.EXPERIMENT, by_layer.LENGTHS)
