@@ -258,14 +258,16 @@ def test_without_a_compiler_a_model_has_equal_bits_however_it_is_fed(no_compiler
     assert all(found.equal_rows == found.rows for found in verify(llama, ids))
 
 
-def test_another_kernel_makes_what_runs_on_it_another_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["cpp", "tables.yaml"])
+def test_another_kernel_or_table_makes_what_runs_on_it_another_run(tmp_path, monkeypatch, kind):
     package = tmp_path / "sample"
     package.mkdir()
     (package / "products.py").write_text("A = 1\n")
-    (package / "products.cpp").write_text("int a = 1;\n")
+    beside = package / f"products.{kind}"
+    beside.write_text("1\n")
     monkeypatch.setitem(fingerprint.PACKAGES, "sample", package)
     before = fingerprint.of_source(["sample.products"])
-    (package / "unrelated.cpp").write_text("int b = 1;\n")
+    (package / f"unrelated.{kind}").write_text("1\n")
     assert fingerprint.of_source(["sample.products"]) == before
-    (package / "products.cpp").write_text("int a = 2;\n")
+    beside.write_text("2\n")
     assert fingerprint.of_source(["sample.products"]) != before

@@ -8,8 +8,7 @@ from kvbook import progress
 from kvbook.measuring import costs
 from kvbook.models import loading
 from kvbook.runs import work
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvbook.settings import Settings
 from kvreport.running import catalogue, planning
 

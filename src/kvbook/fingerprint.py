@@ -104,14 +104,14 @@ def _read(source: str) -> _Source:
 def of_source(modules: Iterable[str]) -> str:
     """Hash the source of modules and of every module of `PACKAGES` that they import, directly or not.
 
-    Comments and docstrings do not count: a better explanation must not cost a GPU run. A file of C++ beside a module
-    counts with it, as it is.
+    Comments and docstrings do not count: a better explanation must not cost a GPU run. A file of C++ or tables beside
+    a module counts with it, as it is.
     """
     everything = sorted(set().union(*(reached(module) for module in modules)))
     digest = hashlib.sha256()
     for module in everything:
         if path := _file_of(module):
             digest.update(f"{module} {_read(path.read_text('utf-8')).sha256}\n".encode())
-            if (kernel := path.with_suffix(".cpp")).is_file():
-                digest.update(f"{kernel.name} {of_file(kernel)}\n".encode())
+            for beside in filter(Path.is_file, map(path.with_suffix, (".cpp", ".tables.yaml"))):
+                digest.update(f"{beside.name} {of_file(beside)}\n".encode())
     return digest.hexdigest()

@@ -31,8 +31,7 @@ from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, placement, registry
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvbook.settings import Settings
 from kvreport.chapters.blog_past import rows as named
 from kvreport.chapters.blog_past.settings import PastTablesSettings

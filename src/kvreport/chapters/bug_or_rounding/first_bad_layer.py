@@ -13,8 +13,7 @@ from kvbook import lengths
 from kvbook.diagnosis import faults, probe
 from kvbook.models import corpus, loading
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.bug_or_rounding import every_dtype
 from kvreport.chapters.bug_or_rounding.rows import CLEAN, EXPERIMENTS, LATE, NARROW
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings

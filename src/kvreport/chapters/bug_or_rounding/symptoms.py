@@ -18,8 +18,7 @@ from kvbook.measuring import caches
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.blog_past import past_tables
 from kvreport.chapters.bug_or_rounding import every_dtype, rows
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings

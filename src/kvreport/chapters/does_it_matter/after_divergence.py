@@ -16,8 +16,7 @@ import torch
 from kvbook import fingerprint
 from kvbook.measuring import predictions
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.does_it_matter import first_divergence, variants, writing
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 

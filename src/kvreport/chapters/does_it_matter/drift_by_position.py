@@ -14,8 +14,7 @@ import torch
 from kvbook.measuring import predictions
 from kvbook.models import corpus, loading
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.rows import LONG_AT_ONCE

@@ -21,8 +21,7 @@ import torch
 
 from kvbook.measuring import choosing
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.rows import BASELINE, CACHED, CHOICES, GREEDY, NO_CACHE

@@ -12,8 +12,7 @@ from kvbook import progress
 from kvbook.measuring import predictions
 from kvbook.models import corpus
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.does_it_matter import classifier, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 

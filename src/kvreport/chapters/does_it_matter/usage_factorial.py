@@ -15,8 +15,7 @@ import torch
 from kvbook.measuring import choosing, predictions
 from kvbook.models.corpus import Sample
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants, writing
 from kvreport.chapters.does_it_matter.rows import BATCH, GREEDY, SAMPLED, SINGLE, UNPADDED, Cell

@@ -14,8 +14,7 @@ from kvbook.exact.verification import fed
 from kvbook.measuring import fp64_reference, in_fp64
 from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches import rows as named
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings

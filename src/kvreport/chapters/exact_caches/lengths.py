@@ -12,8 +12,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook import exact
 from kvbook.runs import records, samples, threads
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings

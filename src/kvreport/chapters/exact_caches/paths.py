@@ -15,8 +15,7 @@ from kvbook.errors import UserError
 from kvbook.exact.verification import fed
 from kvbook.models import corpus, registry, sources
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT, SINGLE
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 

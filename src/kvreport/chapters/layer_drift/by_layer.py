@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # What is measured of a place's difference.

@@ -23,8 +23,7 @@ from kvbook import progress
 from kvbook.measuring import choosing
 from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.layer_drift import rows as named
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 

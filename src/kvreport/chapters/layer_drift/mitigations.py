@@ -12,8 +12,7 @@ from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split, mitigations, timing
 from kvbook.models import loading
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Where 32 bits are already used, upcasting to 32 bits does nothing.

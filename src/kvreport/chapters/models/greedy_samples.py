@@ -18,8 +18,7 @@ from kvbook.errors import UserError
 from kvbook.measuring import choosing
 from kvbook.models import loading, packages, placement, sources
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.models.settings import ModelsSettings
 
 

@@ -48,8 +48,7 @@ from kvbook.errors import UserError
 from kvbook.measuring import caches, choosing
 from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings

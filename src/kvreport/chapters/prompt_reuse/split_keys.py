@@ -20,8 +20,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from kvbook.measuring import agreement
 from kvbook.models import loading
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents

@@ -16,8 +16,7 @@ import torch
 from kvbook.errors import UserError
 from kvbook.models import corpus, kept, loading, placement
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvbook.server.client import Client, Refused
 from kvreport.chapters.serving_engines import asking, transformers_itself
 from kvreport.chapters.serving_engines import rows as named

@@ -24,8 +24,7 @@ from kvbook.errors import UserError
 from kvbook.measuring import decoding, timing
 from kvbook.models import loading
 from kvbook.runs import evidence, recording
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import OURS, THEIRS
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings

@@ -20,8 +20,7 @@ from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
 from kvbook.models import loading, placement
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.static_cache import rows as named
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.settings import StaticCacheSettings

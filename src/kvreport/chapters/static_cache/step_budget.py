@@ -15,8 +15,7 @@ from kvbook import progress
 from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
 from kvbook.models import loading
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import CALLS, KERNELS_OF_HEAD, KERNELS_OF_LAYERS, PROFILED, STEP
 from kvreport.chapters.static_cache.settings import StaticCacheSettings

@@ -15,8 +15,7 @@ from kvbook import progress
 from kvbook.measuring import memory, timing
 from kvbook.models import placement
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import BATCHES
 from kvreport.chapters.static_cache.settings import StaticCacheSettings

@@ -12,8 +12,7 @@ from kvbook.errors import UserError
 from kvbook.measuring import choosing, predictions
 from kvbook.models import corpus, kept, loading, placement
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout import scoring
 from kvreport.chapters.trainer_and_rollout.rows import BATCH

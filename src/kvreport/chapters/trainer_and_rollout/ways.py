@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, QuantizedCache
 from kvbook.exact import row_invariant
 from kvbook.measuring import rounded_caches
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.trainer_and_rollout import rollouts, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings

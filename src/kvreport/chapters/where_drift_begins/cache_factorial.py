@@ -16,8 +16,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.where_drift_begins.rows import ALL_ROWS, FROM_DECODE, FROM_FULL, FROM_PREFILL, ONE_ROW
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 

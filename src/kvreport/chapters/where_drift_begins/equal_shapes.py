@@ -16,8 +16,7 @@ from kvbook import lengths
 from kvbook.measuring import agreement, replay
 from kvbook.measuring.full_and_split import states_of
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.where_drift_begins.rows import EQUAL, FEWER
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 

@@ -12,8 +12,7 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import agreement, full_and_split
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from kvbook import lengths
 from kvbook.measuring import full_and_split, replay
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.where_drift_begins.rows import ALL, PREFILL, REAL, last
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 

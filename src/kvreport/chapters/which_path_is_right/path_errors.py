@@ -22,8 +22,7 @@ from kvbook.measuring import fp64_reference
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, OFF_BY_ONE
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 
