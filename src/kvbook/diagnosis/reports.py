@@ -13,26 +13,7 @@ from kvbook.diagnosis.outcome import COULD_NOT, Outcome
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.5 sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }}
-th {{ text-align: left; vertical-align: top; padding-right: 1rem; white-space: nowrap; }}
-svg {{ max-width: 100%; height: auto; }}
-pre {{ white-space: pre-wrap; }}
-</style>
-<h1>{title}</h1>
-<table>
-{rows}
-</table>
-{picture}
-<p>{versions}</p>
-</html>
-"""
+_PAGE = Path(__file__).with_name("report.html").read_text("utf-8")
 
 
 @dataclass(frozen=True)

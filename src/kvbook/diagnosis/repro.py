@@ -38,28 +38,7 @@ _LAYERS, _WORDS = (1, 2, 4), 128
 # What a configuration says of its own file, and not of the model.
 _NOT_OF_THE_MODEL = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "model_type")
 
-_PROGRAM = '''\
-"""{model_type}: a pass on a filled cache is not what one full pass gives ({path}).
-
-kvbook {kvbook}, transformers {transformers}, torch {torch}.
-"""
-
-import torch
-from transformers import {imports}
-
-{make}
-model = model.eval().to(torch.float64)
-ids = torch.arange(5, {stop})[None]
-
-with torch.no_grad():
-    full = model(ids, use_cache=False).logits[:, -1]
-    cache, at = None, 0
-    for size in {cut}:
-        output = model(ids[:, at : at + size], {cache}=cache{use_cache})
-        cache, at = output.get("{cache}"), at + size
-drift = ((output.logits[:, -1] - full).square().mean().sqrt() / full.std()).item()
-print(f"drift of the last token's logits: {{drift:.1e}} of their spread; rounding is below {limit:.0e}")
-'''
+_PROGRAM = Path(__file__).with_name("repro_program.txt").read_text("utf-8")
 _RANDOM = '''\
 torch.manual_seed(0)
 config = AutoConfig.for_model(

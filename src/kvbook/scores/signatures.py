@@ -9,11 +9,13 @@ token alone, where a shape changes there; so a place is plain only where its tok
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from kvbook.scores.verdict import FLOOR, PLAIN, Gaps
+from kvbook.settings import read_yaml
 
 # Fewer tokens than this are no pattern.
 _FEW = 10
@@ -184,59 +186,14 @@ def _even(found: Gaps) -> str | None:
     return f"all sequences differ alike, on both sides, by {mean:.1e} nats in the mean and {largest:.2g} at most"
 
 
-SIGNATURES = (
-    Signature(
-        "template", "another tokenizer or template", _other_tokens,
-        "dump both from the same ids: hand token ids, not text, from the rollout to the trainer",
-        "a table of another batch", plain="always",
-    ),
-    Signature(
-        "shift", "shift by one position", _shift,
-        "the logits at a position score the next token: compare logits[:, :-1] with ids[:, 1:] on both sides",
-        "a prompt that is one token longer on one side", plain="always",
-    ),
-    Signature(
-        "stale", "a stale policy", _stale,
-        "send the weights to the rollout engine before each step, and check that they arrived",
-        "a learning rate so high that rounding grows with it",
-    ),
-    Signature(
-        "special", "end or special tokens scored differently", _special,
-        "mask these tokens on both sides, or score them on both; look at stop strings and ignore_eos",
-        "a logit bias on these tokens",
-    ),
-    Signature(
-        "wrong_from", "a cache that is wrong from a position on", _from_a_position,
-        "look at what happens there: the window, a block or ring that is full, a second chunk; `kvbook check` finds it",
-        "a long-context rotation that switches there, or a truncated prompt on one side",
-    ),
-    Signature(
-        "left_padding", "position ids missing under left padding", _by_padding,
-        "pass attention_mask and position_ids = mask.cumsum(-1) - 1, or pad on the right",
-        "padding that is attended to; other faults that grow with a short prompt",
-    ),
-    Signature(
-        "processed", "raw against processed log-probabilities", _one_sided,
-        "compare like with like: see vLLM's logprobs_mode, or sample with top_p=1, top_k=0, min_p=0",
-        "which of top-p, top-k and min-p it was", plain="always",
-    ),
-    Signature(
-        "temperature", "temperature not applied", _temperature,
-        "divide the trainer's logits by the sampling temperature, or ask the engine for processed log-probabilities",
-        "another softmax scale, a soft cap or a penalty on logits; without top_logprobs, a sharper or flatter policy",
-        plain="always",
-    ),
-    Signature(
-        "template", "another tokenizer or template", _early,
-        "print both prompts as ids: template, system prompt, first special token, truncation",
-        "position ids that are off between prompt and answer", plain="never",
-    ),
-    Signature(
-        "low_precision", "LM head in low precision", _even,
-        "run the LM head and the softmax in fp32 on both sides",
-        "weights, cache or activations in fewer bits, another kernel, or weights that differ a little", plain="never",
-    ),
-)
+_SEEN = {
+    saw.__name__: saw for saw in (
+        _other_tokens, _shift, _stale, _special, _from_a_position,
+        _by_padding, _one_sided, _temperature, _early, _even,
+    )
+}
+_TABLE = read_yaml(Path(__file__).with_suffix(".tables.yaml"))
+SIGNATURES = tuple(Signature(**row | {"saw": _SEEN[row["saw"]]}) for row in _TABLE)
 
 
 def named(found: Gaps) -> list[tuple[Signature, str]]:
