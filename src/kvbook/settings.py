@@ -56,7 +56,13 @@ CacheDType = Annotated[CacheFormat, BeforeValidator(_dtype)]
 DTypes = Annotated[tuple[DTypeName, ...], BeforeValidator(several), Field(min_length=1)]
 
 
-class Settings(BaseModel):
+class Strict(BaseModel):
+    """What is not changed once it is there, and has no fields but its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Settings(Strict):
     """What every experiment takes.
 
     Attributes
@@ -73,7 +79,7 @@ class Settings(BaseModel):
         Of random weights, of which texts are taken, and of whatever else is drawn.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     model: Annotated[str, Field(min_length=1)] = "llama"
     weights: Weights = "stand-in"

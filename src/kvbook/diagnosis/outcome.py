@@ -3,10 +3,11 @@
 import json
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kvbook.diagnosis.verdict import Kind, count
 from kvbook.errors import UserError
+from kvbook.settings import Strict
 
 # Of what `--json` prints.
 SCHEMA: Final = 2
@@ -20,11 +21,7 @@ Verdict = Literal[Kind, "intended storage precision"]
 STATUS: dict[Verdict, int] = {"exact": SOUND, "rounding": SOUND, INTENDED: SOUND, "bug": BUG, "undecided": COULD_NOT}
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Drift(_Part):
+class Drift(Strict):
     """How far the cached pass is from the full pass in one dtype."""
 
     dtype: str
@@ -32,7 +29,7 @@ class Drift(_Part):
     roundoffs: float | None = Field(description="Largest over texts, in unit roundoffs; null where infinite.")
 
 
-class Slope(_Part):
+class Slope(Strict):
     """Slope of log drift on log roundoff with its 95 % interval: rounding has 1, a bug has 0."""
 
     value: float
@@ -40,7 +37,7 @@ class Slope(_Part):
     high: float
 
 
-class PathFound(_Part):
+class PathFound(Strict):
     """One execution path, compared with the full pass."""
 
     path: str
@@ -48,7 +45,7 @@ class PathFound(_Part):
     detail: str = Field(description="The number that decides, or why the path is not supported.")
 
 
-class Outcome(_Part):
+class Outcome(Strict):
     """What a check found."""
 
     schema_version: Literal[2] = SCHEMA

@@ -3,11 +3,12 @@
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kvbook.errors import UserError
 from kvbook.scores import measures, signatures, verdict
 from kvbook.scores.tables import SCHEMA_VERSION, Joined
+from kvbook.settings import Strict
 
 STATUS: dict[verdict.Kind, int] = {"exact": 0, "rounding": 0, "fault": 1, "undecided": 2}
 _SHOWN = 5
@@ -16,11 +17,7 @@ _UNKNOWN = "none of the signatures fits: compare weights first, then one prompt 
 _UNDECIDED = "dump a control: one full pass in another batch size, in the rollout's dtype, without a cache"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Cause(_Part):
+class Cause(Strict):
     """A signature that is seen."""
 
     key: str
@@ -30,7 +27,7 @@ class Cause(_Part):
     not_apart_from: str = Field(description="What gives the same pattern.")
 
 
-class Token(_Part):
+class Token(Strict):
     """A token whose gap is larger than rounding's."""
 
     id: str
@@ -40,7 +37,7 @@ class Token(_Part):
     trainer: float
 
 
-class Outcome(_Part):
+class Outcome(Strict):
     """What the comparison found."""
 
     schema_version: Literal[1] = SCHEMA_VERSION

@@ -2,19 +2,16 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kvbook.server.comparisons import CONTROLS, REUSE
 from kvbook.server.judging import Verdict
+from kvbook.settings import Strict
 
 STATUS: dict[Verdict, int] = {"exact": 0, "rounding": 0, "fault": 1, "cannot tell": 2}
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Compared(_Part):
+class Compared(Strict):
     """Two answers to one prompt, compared token by token."""
 
     kind: Literal["again", "batch", "split", "shared", "repeat", "edited", "continued", "two at once"] = Field(
@@ -28,7 +25,7 @@ class Compared(_Part):
     verdict: Verdict | None = Field(description="Null for controls.")
 
 
-class Shortest(_Part):
+class Shortest(Strict):
     """The shortest requests that show the fault; the last is answered otherwise where nothing is reused."""
 
     kind: str
@@ -36,7 +33,7 @@ class Shortest(_Part):
     prompts: list[str]
 
 
-class Outcome(_Part):
+class Outcome(Strict):
     """What a check of a server found."""
 
     schema_version: Literal[1] = 1
