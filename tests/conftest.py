@@ -185,6 +185,14 @@ def shared_models_are_left_as_they_were():
             kept._kept.clear()
 
 
+@pytest.fixture(scope="module")
+def results(request, settings):
+    """What a chapter finds with the settings of the file of tests that is named after it."""
+    from kvreport.publishing import found
+
+    return found.measured(request.module.__name__.removeprefix("test_"), settings)
+
+
 @pytest.fixture
 def no_compiler(monkeypatch):
     """Let products in fp32 go the way that they go on a machine without a compiler."""

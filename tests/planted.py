@@ -33,6 +33,14 @@ def with_rows(found: Found, **rows: pd.DataFrame) -> Found:
     return with_runs(found, **{name: run_of(given, **found.runs[name].about) for name, given in rows.items()})
 
 
+def on(found: Found, machine: Mapping[str, str]) -> Found:
+    """Return what was found as if on another machine, and asked for its device."""
+    runs = {name: run for name, run in found.runs.items() if run is not None}
+    for name, run in runs.items():
+        runs[name] = run_of(run.rows, **run.about | {key: run.about[key] | machine for key in ("machine", "settings")})
+    return with_runs(found, **runs)
+
+
 def changed(found: Found, experiment: str, where: str = "", **values: Any) -> Found:
     """Return what was found with other values in some rows of a run; a text is an expression of pandas, as `where`."""
     rows = found[experiment].copy()

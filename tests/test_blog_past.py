@@ -5,7 +5,7 @@ from contextlib import suppress
 import pandas as pd
 import pytest
 import torch
-from planted import contradicted, run_of
+from planted import run_of
 from transformers import RobertaForCausalLM
 from transformers.utils import logging
 
@@ -179,23 +179,3 @@ def test_the_ratio_of_falcons_two_tables_is_told_beside_the_posts(run):
 
     assert "published 2.4, here 1.5" in four_over_eight("4bit", "8bit")
     assert "published 2.4, here not run" in four_over_eight("4bit")
-
-
-def swapped(rows: pd.DataFrame) -> pd.Series:
-    """Let what has a past differ, and what has none agree."""
-    return rows["variant"].isin([rows_of.NATIVE, rows_of.DECODER]).map({True: 1.0, False: 1e-9})
-
-
-SWAPPED, OFF = {"relative_rms": swapped}, {"relative_rms": 1.0}
-CONTRARY = {
-    "with-a-past-it-is-rounding": SWAPPED, "mask-loses-context": SWAPPED, "positions-lost-too": SWAPPED,
-    "deeper-layers-lose": SWAPPED, "one-layer-loses-nothing": OFF,
-    "no-past-is-the-last-token-alone": {"alone_max_abs": 1.0},
-    "mask-hides-positions": {"max_abs": lambda rows: rows["max_abs"] + (rows["variant"] == rows_of.BOTH)},
-    "four-bits-too": OFF, "eight-bits-in-small-models": OFF, "eight-bits-cost-more": {"relative_spread": 0.0},
-}
-
-
-@pytest.mark.parametrize("name", measures.STATEMENTS)
-def test_control_a_statement_fails_on_published_rows_that_are_changed_to_contradict_it(name):
-    assert contradicted("blog_past", name, "past_tables", **CONTRARY[name]) == "fails"

@@ -47,11 +47,6 @@ def settings(folders, text_folder):
     )
 
 
-@pytest.fixture(scope="module")
-def results(settings):
-    return found_in.measured("prompt_reuse", settings)
-
-
 # Keys and values
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import changed, published, run_of, with_runs
+from planted import changed, on, published, run_of
 
 from kvbook.errors import UserError
 from kvbook.measuring import caches, decoding, large_pages, memory, onerow
@@ -331,56 +331,6 @@ def test_partings_name_the_first_other_token_and_its_margin():
     assert chapter_rows.partings(run_of(tied))["tied"].tolist() == [None, True, True]
 
 
-ALL_COMPILE = ("static_speed", "engine == 'loop'", {"graphs": "1"})
-CPU, GPU, T4 = {"device": "cpu"}, {"device": "cuda"}, {"device": "cuda", "device_name": "Tesla T4"}
-STATIC_LOOP = "engine == 'loop' and cache == 'static'"
-# On which device, what is put into the published rows, and the verdict on the document's claim.
-OTHERWISE = {
-    "linear-time": (CPU, ("static_shapes", "cache == 'dynamic'", {"fed": "'1x9'"}), "refuted"),
-    "linear-time, where nothing is saved": (CPU, ("static_shapes", "", {"fed": "'1x1'"}), "undecided"),
-    "static-faster": (
-        GPU, ("static_speed", f"{STATIC_LOOP} and compiled == 1", {"seconds": "seconds / 50"}), "other cause",
-    ),
-    # A static cache that is five times as fast without any compilation is its own cause.
-    "static-faster, by itself": (GPU, ("static_speed", STATIC_LOOP, {"seconds": "seconds / 5"}), "reproduced"),
-    "static-slower-cpu": (
-        CPU, ("static_speed", "engine == 'generate' and cache == 'static'", {"seconds": "seconds / 5"}), "refuted",
-    ),
-    "static-slower-cpu, on another device": (GPU, None, "not run"),
-    "static-slower-t4": (
-        T4, ("static_speed", "engine == 'generate' and cache == 'static'", {"seconds": "seconds * 5"}), "reproduced",
-    ),
-    "static-slower-t4, on another device": (GPU, None, "not run"),
-    "dynamic-not-compilable": (CPU, None, "refuted"),
-    # A graph for every length is not called compilable.
-    "dynamic-not-compilable, by one graph": (CPU, ALL_COMPILE, "undecided"),
-    "compiled-by-itself": (GPU, ("static_speed", "engine == 'generate'", {"graphs": "2"}), "reproduced"),
-    "compiled-by-itself, which it is not": (GPU, None, "refuted"),
-    "shapes": (CPU, ("static_shapes", "", {"fed": "'1x9'"}), "refuted"),
-    "shapes, of a model with other heads": (
-        CPU, ("static_shapes", "cache != 'none'", {"keys_shape": "keys_shape.str.replace('1x3x', '1x2x')"}), "not run",
-    ),
-}
-
-
-def found_on(machine: dict, change: tuple | None) -> Found:
-    """Return what was found on the first processor, as if on another device and with other rows."""
-    found = next(iter(published("static_cache").values()))
-    if change:
-        experiment, where, values = change
-        found = changed(found, experiment, where, **values)
-    run = found.runs["static_speed"]
-    about = {"machine": run.about["machine"] | machine, "settings": run.about["settings"] | machine}
-    return with_runs(found, static_speed=run_of(run.rows, **run.about | about))
-
-
-@pytest.mark.parametrize("claim", OTHERWISE)
-def test_other_rows_give_another_verdict(claim):
-    machine, change, word = OTHERWISE[claim]
-    found = measures.CHECKS[claim.partition(",")[0]](found_on(machine, change)).verdict
-    assert found.removesuffix(" on another real model") == word
-
-
 def test_what_compiles_nothing_is_no_first_call_and_configurations_are_no_sample():
     def first_calls(rows):
         return measures.FIRST(found_of(static_speed=rows))
@@ -393,7 +343,8 @@ def test_what_compiles_nothing_is_no_first_call_and_configurations_are_no_sample
 
 
 def test_beside_what_was_compiled_the_documents_version_is_told():
-    here = measures.CHECKS["dynamic-not-compilable"](found_on(CPU, None)).here
+    found = on(next(iter(published("static_cache").values())), {"device": "cpu"})
+    here = measures.CHECKS["dynamic-not-compilable"](found).here
     assert "a few layers compiled as one graph, without CUDA graphs" in here
     assert documents.published("notebook-static")["versions"]["transformers"] in here
 

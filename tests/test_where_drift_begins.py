@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-from planted import changed, published, run_of, with_rows
+from planted import run_of, with_rows
 
 from kvbook import lengths
 from kvbook.atlas import configurations
@@ -25,7 +25,6 @@ from kvreport.chapters.where_drift_begins import (
     tables,
 )
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
-from kvreport.publishing import found as found_in
 from kvreport.publishing.statements import check
 
 PASSES = LAST, PREFILL, REAL, ALL = rows.LAST_ONE, rows.PREFILL, rows.REAL, rows.ALL
@@ -37,11 +36,6 @@ def settings(llama_folder, gpt2_folder, text_folder):
         model=str(llama_folder), families=[str(gpt2_folder)], corpus=str(text_folder), n_samples=4, n_tokens="9-14",
         max_rows=8, chunks="1,3", inner_sizes="16", threads="1", key_lengths="5,17",
     )
-
-
-@pytest.fixture(scope="module")
-def results(settings):
-    return found_in.measured("where_drift_begins", settings)
 
 
 def test_every_operation_is_in_every_pass_once_and_on_equal_inputs_where_it_is_replayed(results):
@@ -267,20 +261,6 @@ def test_statements_on_operations_hold_and_fail_by_what_differs(results, made, h
     asked = {name: replace(measures.STATEMENTS[name], on="") for name in f"{hold} {fail}".split()}
     outcomes = {name: check(statement, found).outcome for name, statement in asked.items()}
     assert outcomes == dict.fromkeys(hold.split(), "holds") | dict.fromkeys(fail.split(), "fails")
-
-
-@pytest.mark.parametrize(
-    ("differing", "texts", "verdict"),
-    [
-        # A prefill of another shape says nothing of the claim.
-        ("1 * (shapes != 'equal')", "sample >= 0", "reproduced"), ("1", "sample >= 0", "refuted"),
-        ("0", "sample < 3", "undecided"),
-    ],
-)
-def test_a_prefill_is_called_exact_by_the_prompts_of_equal_shapes(differing, texts, verdict):
-    found = changed(next(iter(published("where_drift_begins").values())), "equal_shapes", differing=differing)
-    found = with_rows(found, equal_shapes=found["equal_shapes"].query(texts))
-    assert measures.CHECKS["prefill-exact"](found).verdict.removesuffix(" on another real model") == verdict
 
 
 def test_an_operation_is_blamed_where_it_differs_on_equal_inputs_and_nowhere_else(results):
