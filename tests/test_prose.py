@@ -8,31 +8,12 @@ from pathlib import Path
 import pytest
 
 from kvbook import paths
+from kvbook.settings import read_yaml
 from kvreport.publishing import captions, found
 from kvreport.running import planning
 
 # What readers stumbled over, and what they know instead.
-PHRASES = {
-    r"other bits": "not bitwise identical",
-    r"texts? parts?\b|parting": "outputs diverge",
-    r"first choice": "top-1 flip, most probable token",
-    r"rows fed": "query length",
-    r"handed on": "propagated",
-    r"encoded anew": "re-tokenized",
-    r"behind layer|behind the (first|last) (layer|block)": "after layer",
-    r"growth a layer": "growth per layer",
-    r"by the whole interval": "the 95 % CI excludes",
-    r"planted (bug|fault)": "injected bug",
-    r"cause taken away": "cause removed",
-    r"true shape": "full-size architecture",
-    r"the switch\b": "row-invariant mode",
-    r"made causal by": "is_decoder=True",
-    r"not to be told from": "not distinguishable from",
-    r"the document says": "the issue reports",
-    r"less the window's": "minus the window's",
-    r"\b([Hh]old|held)\b[^.]{0,60} against": "compare with",
-    r"(is|are) ours\.": "we chose",
-}
+PHRASES = read_yaml(Path(__file__).with_name("phrases.yaml"))
 LONGEST, MEDIAN, CAPTION = 35, 15, 40
 # Two a sentence; a list of a document's own steps or settings may have more.
 NUMBERS = 2

@@ -108,9 +108,8 @@ def test_a_run_that_is_not_whole_or_was_edited_or_made_by_unknown_code_is_not_re
     run = make()
     harm, message = FAULTS[fault]
     harm(run.folder)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         recording.record(run.folder)
-    assert "\n" not in str(caught.value)
     assert recording.recorded() == []
     assert run.folder.is_dir()
 
@@ -203,7 +202,7 @@ def test_a_run_is_found_by_the_first_digits_of_its_hash(data):
             recording.find(wrong)
 
 
-def test_the_command_line_records_and_verifies(data, kvbook_here):
+def test_the_command_line_records_and_verifies(data, kvbook_here, refused):
     run = make()
     done = kvbook_here("record", run.folder)
     assert done.returncode == 0, done.stderr
@@ -214,8 +213,7 @@ def test_the_command_line_records_and_verifies(data, kvbook_here):
     done = kvbook_here("records", "verify")
     assert done.returncode == 1
     assert "rows.csv was edited" in done.stdout
-    again = kvbook_here("record", "nosuch")
-    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    refused("record", "nosuch")
 
 
 @pytest.mark.slow

