@@ -106,6 +106,11 @@ def _static(model: "PreTrainedModel") -> str | None:
     return None if promised else "gives other logits; its class makes no promise about static caches"
 
 
+def _by(name: str) -> "Callable[[Any, Tensor], Tensor | tuple[Tensor, Tensor]]":
+    """Feed by a method of `Fed`."""
+    return lambda fed, ids: getattr(fed, name)(ids)
+
+
 _POSITIONS = "look at positions and mask on a filled cache"
 
 PATHS = (
@@ -131,12 +136,12 @@ PATHS = (
         feed=lambda fed, ids: fed.static(ids, chunks(ids.shape[1]), ids.shape[1] + 7), excuse=_static, tools=(ATLAS,),
     ),
     Path(
-        "batch", "texts_swapped", "feed one text at a time", feed=lambda fed, ids: fed.in_batch(ids),
-        tools=(THOROUGH, ATLAS, VERIFY), called={THOROUGH: "batch against single", VERIFY: "in a batch of three"},
+        "batch", "texts_swapped", "feed one text at a time", feed=_by("in_batch"), tools=(THOROUGH, ATLAS, VERIFY),
+        called={THOROUGH: "batch against single", VERIFY: "in a batch of three"},
     ),
     Path(
         "left padding", "padding_seen", "pass position_ids that count from the first real token",
-        feed=lambda fed, ids: fed.left_padded(ids), excuse=lambda _model: PADDING_COUNTS,
+        feed=_by("left_padded"), excuse=lambda _model: PADDING_COUNTS,
     ),
     Path(
         "left padding, token by token", "mask_not_extended",
@@ -147,42 +152,26 @@ PATHS = (
         "static cache, full", "last_slot_lost", "use a dynamic cache",
         feed=lambda fed, ids: fed.static(ids, steps(ids.shape[1]), ids.shape[1]), excuse=_static, tools=(THOROUGH,),
     ),
+    # What quantization rounds away is meant; what the cache does with its parts is tried without it.
+    Path("quantized cache", "offset_forgotten", "use a dynamic cache", feed=_by("quantized")),
     Path(
-        # What quantization rounds away is meant; what the cache does with its parts is tried without it.
-        "quantized cache", "offset_forgotten", "use a dynamic cache", feed=lambda fed, ids: fed.quantized(ids),
+        "cropped", "crop_one_short", "fill a new cache instead of cropping one", feed=_by("cropped"),
+        called={THOROUGH: "cropped cache"},
     ),
-    Path(
-        "cropped", "crop_one_short", "fill a new cache instead of cropping one",
-        feed=lambda fed, ids: fed.cropped(ids, 10, 4), called={THOROUGH: "cropped cache"},
-    ),
-    Path(
-        "copied cache, used twice", "one_cache_for_all", "fill a new cache for each text",
-        feed=lambda fed, ids: fed.copied(ids),
-    ),
-    Path(
-        "verify and roll back", "crop_one_short", "fill a new cache instead of cropping one",
-        feed=lambda fed, ids: fed.rolled_back(ids, 10),
-    ),
-    Path(
-        "right padding", "mask_not_extended", "pad on the left", feed=lambda fed, ids: fed.right_padded(ids),
-    ),
+    Path("copied cache, used twice", "one_cache_for_all", "fill a new cache for each text", feed=_by("copied")),
+    Path("verify and roll back", "crop_one_short", "fill a new cache instead of cropping one", feed=_by("rolled_back")),
+    Path("right padding", "mask_not_extended", "pad on the left", feed=_by("right_padded")),
     Path(
         "padding on a continued pass", "mask_not_extended", "continue each text alone, without padding",
-        feed=lambda fed, ids: fed.padded_later(ids),
+        feed=_by("padded_later"),
     ),
     Path(
         "padding, batch of 1", "mask_ignored_alone", "leave out the padding of a text that is alone",
-        feed=lambda fed, ids: fed.padded_alone(ids),
+        feed=_by("padded_alone"),
     ),
-    Path(
-        "unequal lengths", "mask_not_extended", "feed one text at a time",
-        feed=lambda fed, ids: fed.unequal_lengths(ids),
-    ),
-    Path("beam reordering", "reorder_forgotten", "use num_beams=1", feed=lambda fed, ids: fed.reordered(ids)),
-    Path(
-        "positions given", "offset_forgotten", "let the class find its positions",
-        feed=lambda fed, ids: fed.with_positions(ids),
-    ),
+    Path("unequal lengths", "mask_not_extended", "feed one text at a time", feed=_by("unequal_lengths")),
+    Path("beam reordering", "reorder_forgotten", "use num_beams=1", feed=_by("reordered")),
+    Path("positions given", "offset_forgotten", "let the class find its positions", feed=_by("with_positions")),
     Path(
         "use_cache=True", "first_token_hidden", "pass use_cache=False where no cache is needed",
         lambda length, _: [length],
@@ -198,7 +187,7 @@ PATHS = (
     ),
     Path(
         "generate, cache as long as the prompt", "last_token_twice", "crop the cache by one token first",
-        feed=lambda fed, ids: fed.generated_on_its_prompt(ids), tools=(THOROUGH,),
+        feed=_by("generated_on_its_prompt"), tools=(THOROUGH,),
     ),
     Path(
         # Not all tokens: after whole chunks of Llama 4 a prompt that is fed twice changes nothing.

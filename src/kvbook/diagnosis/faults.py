@@ -185,26 +185,25 @@ def texts_swapped(model: PreTrainedModel) -> Injected:
     return _calls(model, call)
 
 
-def padding_seen(model: PreTrainedModel) -> Injected:
-    """Let a pass without a cache see the padding."""
+def _mask_ignored(model: PreTrainedModel, where: Callable[[torch.Tensor, Cache | None], bool]) -> Injected:
+    """Let some calls of a model see everything, whatever their mask hides."""
 
     def call(stock, ids, cache, options):
-        if options.get("attention_mask") is not None and not _length(cache):
+        if options.get("attention_mask") is not None and where(ids, cache):
             options["attention_mask"] = torch.ones_like(options["attention_mask"])
         return stock(ids, past_key_values=cache, **options)
 
     return _calls(model, call)
+
+
+def padding_seen(model: PreTrainedModel) -> Injected:
+    """Let a pass without a cache see the padding."""
+    return _mask_ignored(model, lambda _ids, cache: not _length(cache))
 
 
 def mask_ignored_alone(model: PreTrainedModel) -> Injected:
     """Leave out the mask of a text that is alone in its batch, as Mamba's classes did."""
-
-    def call(stock, ids, cache, options):
-        if ids.shape[0] == 1 and options.get("attention_mask") is not None:
-            options["attention_mask"] = torch.ones_like(options["attention_mask"])
-        return stock(ids, past_key_values=cache, **options)
-
-    return _calls(model, call)
+    return _mask_ignored(model, lambda ids, _cache: ids.shape[0] == 1)
 
 
 def first_token_hidden(model: PreTrainedModel) -> Injected:

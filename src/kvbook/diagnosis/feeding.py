@@ -20,6 +20,8 @@ from kvbook.measuring import agreement
 _NAMES = ("past_key_values", "cache", "cache_params", "state", "past_buckets_states", "mems")
 # Tokens of padding before a text, and of what `generate` writes.
 PADDING, NEW = 3, 6
+# Tokens of a cache that is cropped, and wrong ones that are cropped away.
+FILLED, WRONG = 10, 4
 
 # Logits that should agree: of full passes, and of a path.
 Compared = tuple[torch.Tensor, torch.Tensor]
@@ -280,33 +282,33 @@ class Fed:
         rest = torch.cat([ids[:, half:], ids[:, half:].flip(1)])
         return torch.cat([first[1:], self.in_parts(rest, ones, cache)[0][:1]], 1)
 
-    def rolled_back(self, ids: torch.Tensor, at: int) -> torch.Tensor:
+    def rolled_back(self, ids: torch.Tensor) -> torch.Tensor:
         """Feed two right and two wrong tokens at a time, and roll the wrong ones back, as speculation does."""
-        logits, cache = self._croppable(ids, at)
-        for part in ids[:, at:].split(2, 1):
+        logits, cache = self._croppable(ids)
+        for part in ids[:, FILLED:].split(2, 1):
             # The tokens of the beginning are wrong there.
             drafted = torch.cat([part, ids[:, :2]], 1)
             logits = torch.cat([logits, self.in_parts(drafted, [drafted.shape[1]], cache)[0][:, : part.shape[1]]], 1)
             cache.crop(-2)
         return logits
 
-    def _croppable(self, ids: torch.Tensor, at: int) -> tuple[torch.Tensor, Any]:
+    def _croppable(self, ids: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Fill a cache that can be cropped."""
         if not self.kind.endswith("DynamicCache"):
             raise NoCache(f"cannot be cropped: its cache is {self.kind}")
-        first, cache = self.in_parts(ids[:, :at], [at], older.dynamic_cache(self.model.config))
+        first, cache = self.in_parts(ids[:, :FILLED], [FILLED], older.dynamic_cache(self.model.config))
         if not all(getattr(layer, "is_croppable", True) for layer in getattr(cache, "layers", ())):
             raise NoCache("cannot be cropped: it holds a recurrent state")
         if older.REMEMBERS:
             cache.activate_past_recording()
         return first, cache
 
-    def cropped(self, ids: torch.Tensor, at: int, wrong: int) -> torch.Tensor:
-        """Feed a few wrong tokens after so many right ones, crop them away, and go on."""
-        first, cache = self._croppable(ids, at)
-        self.in_parts(ids[:, :wrong], [wrong], cache)
-        cache.crop(-wrong)
-        for part in ids[:, at:].split(3, 1):
+    def cropped(self, ids: torch.Tensor) -> torch.Tensor:
+        """Feed a few wrong tokens, crop them away, and go on."""
+        first, cache = self._croppable(ids)
+        self.in_parts(ids[:, :WRONG], [WRONG], cache)
+        cache.crop(-WRONG)
+        for part in ids[:, FILLED:].split(3, 1):
             first = torch.cat([first, self.in_parts(part, [part.shape[1]], cache)[0]], 1)
             if older.REMEMBERS:
                 cache.crop(0)

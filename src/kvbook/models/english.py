@@ -62,8 +62,5 @@ def _is_prose(text: str) -> bool:
     """Tell sentences from lists of parameters, tables and code."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     sentences = sum(len(line.split()) >= _WORDS for line in lines)
-    return sentences >= _SENTENCES * len(lines) and sum(map(_is_code, lines)) <= _CODE * len(lines)
-
-
-def _is_code(line: str) -> bool:
-    return line.startswith(_CODE_BEGINS)
+    code = sum(line.startswith(_CODE_BEGINS) for line in lines)
+    return sentences >= _SENTENCES * len(lines) and code <= _CODE * len(lines)

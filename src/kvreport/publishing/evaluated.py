@@ -7,7 +7,7 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -96,7 +96,8 @@ def _published(chapter: str) -> Evaluated:
     printed = next((results[name] for name, runs in by_processor.items() if runs == shown), None)
     printed = printed or found_in.of_runs(chapter, shown)
     labels = {
-        name: ", on ".join(filter(None, [_label(runs.values()), evidence.texts_of(name)]))
+        name: ", on ".join(filter(None, [processors.label(run.about["machine"] for run in runs.values()),
+                                         evidence.texts_of(name)]))
         for name, runs in by_processor.items()
     }
     origins = [_origin(run, labels) for run in printed.runs.values() if run]
@@ -159,10 +160,6 @@ def maker(processor: str) -> str:
 
 def _origin(run: records.Run, labels: Mapping[str, str]) -> dict[str, Any]:
     return {"models": _names(run), "processor": labels[run.about["machine"]["processor"]], "texts": _texts(run)}
-
-
-def _label(runs: Iterable[records.Run]) -> str:
-    return processors.label(run.about["machine"] for run in runs)
 
 
 def _texts(run: records.Run) -> str:

@@ -151,15 +151,8 @@ def _scoped(answer: Answer, rule: Rule, weights: str) -> Word:
     theirs = rule.about_code or weights in DOCUMENTS
     if answer == "other cause":
         return "other cause" if (theirs or weights in OTHERS) and not rule.unseen else "plausible cause"
-    if answer == "reproduced":
-        return (
-            "reproduced"
-            if theirs
-            else "reproduced on another real model"
-            if weights in OTHERS
-            else "reproduced in kind"
-        )
-    return "refuted" if theirs else "refuted on another real model" if weights in OTHERS else "refuted in kind"
+    where = "" if theirs else " on another real model" if weights in OTHERS else " in kind"
+    return f"{answer}{where}"
 
 
 def _units(quantities: Iterable[Quantity], evidence: Evidence) -> dict[str, int]:

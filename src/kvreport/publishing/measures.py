@@ -308,14 +308,6 @@ def _estimates(measured: Sequence[Measured], form: str, _unit: str) -> str:
     )
 
 
-def _values_alone(measured: Sequence[Measured], form: str, _unit: str) -> str:
-    return ", ".join(form.format(one.estimate.value) for one in measured)
-
-
-def _span(measured: Sequence[Measured], form: str, _unit: str) -> str:
-    return between((one.estimate.value for one in measured), form)
-
-
 def _in_powers(digits: int):
     """Write values as powers of ten with so many digits after the point."""
     return lambda measured, _form, _unit: ", ".join(power_of_ten(one.estimate.value, digits) for one in measured)
@@ -337,8 +329,8 @@ def _series(measured: Sequence[Measured], _form: str, _unit: str) -> str:
 
 
 HOW: dict[str, Callable[[Sequence[Measured], str, str], str]] = {
-    "value": _values_alone,
-    "span": _span,
+    "value": lambda measured, form, _unit: ", ".join(form.format(one.estimate.value) for one in measured),
+    "span": lambda measured, form, _unit: between((one.estimate.value for one in measured), form),
     "count": _count,
     "names": _series,
     "units": lambda measured, form, unit: with_units(measured, f"{unit}s", form),

@@ -19,14 +19,6 @@ Scale = Literal["value", "ratio", "share"]
 Side = Literal["above", "below", "at least", "at most", "inside", "outside"]
 
 _WHOSE: dict[Source, str] = {"document": "the document's", "arithmetic": "arithmetic", "ours": "ours"}
-_LIES: dict[Side, str] = {
-    "above": "lies above",
-    "below": "lies below",
-    "at least": "is at least",
-    "at most": "is at most",
-    "inside": "lies inside",
-    "outside": "lies outside",
-}
 
 
 @dataclass(frozen=True)
@@ -153,7 +145,8 @@ class Condition:
         subject = label
         if self.quantity.unit:
             subject = "its whole interval" if label == "it" else f"the whole interval of {label}"
-        there = f"{_LIES[self.side]} {self.bound.number(self.side)}"
+        verb = "is" if self.side in ("at least", "at most") else "lies"
+        there = f"{verb} {self.side} {self.bound.number(self.side)}"
         return f"{subject} {there}{source}{many[self.of] if series else ''}"
 
 

@@ -8,6 +8,7 @@ import csv
 import gzip
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +75,13 @@ def spans(rows: Iterable[Row]) -> list[dict[str, Any]]:
             measured[row["architecture"], path].append((row["release"], path in wrong(row)))
     found = []
     for (architecture, path), cells in sorted(measured.items()):
-        begun = None
-        for at, (release, is_wrong) in enumerate(cells):
-            if is_wrong and begun is None:
-                begun = at
-            if begun is not None and (not is_wrong or at == len(cells) - 1):
-                last = at if is_wrong else at - 1
+        runs = [(is_wrong, [release for release, _ in of]) for is_wrong, of in groupby(cells, key=lambda cell: cell[1])]
+        for (is_wrong, releases), (_, after) in pairwise([*runs, (False, [None])]):
+            if is_wrong:
                 found.append({
-                    "architecture": architecture, "path": path, "from": cells[begun][0], "to": cells[last][0],
-                    "releases": last - begun + 1, "without": None if is_wrong else release,
+                    "architecture": architecture, "path": path, "from": releases[0], "to": releases[-1],
+                    "releases": len(releases), "without": after[0],
                 })
-                begun = None
     return found
 
 

@@ -64,10 +64,6 @@ def invariant(row: dict[str, Any]) -> str | None:
     return row["row_invariant"].split(":")[0] if "row_invariant" in row else None
 
 
-def _architectures(run: Run) -> pd.DataFrame:
-    return architectures(judged(run))
-
-
 def architectures(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return a line for each architecture: its row, as the atlas makes it, and what is counted of it."""
     verdict = pd.Series([table.verdict(row) for row in rows], dtype=object)
@@ -130,7 +126,7 @@ def against(architectures: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
 
 
 ROWS = {
-    "architectures": Frame(_architectures, ("atlas",)),
+    "architectures": Frame(lambda run: architectures(judged(run)), ("atlas",)),
     "paths": Frame(paths, ("architectures",)),
     "first operations": Frame(_first_operations, ("architectures",)),
     "against the book": Frame(

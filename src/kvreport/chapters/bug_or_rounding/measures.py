@@ -20,14 +20,6 @@ def _steepest(drifts: pd.DataFrame) -> Estimate | None:
     return max(filter(None, slopes), key=lambda slope: slope.high, default=None)
 
 
-def _every_bug(drifts: pd.DataFrame) -> Estimate | None:
-    return share("beyond")(drifts.groupby(["source", "sample"], as_index=False)["beyond"].all())
-
-
-def _sampled_or_counted(drifts: pd.DataFrame) -> Estimate | None:
-    return (share if drifts["sampled"].all() else part)("beyond")(drifts)
-
-
 def _as_clean(drifts: pd.DataFrame, clean: pd.DataFrame) -> Estimate | None:
     both = drifts.dropna(subset="drift").merge(clean, on=["source", "sample"], suffixes=("", "_clean"))
     return share("alike")(both.assign(alike=both["drift"] == both["drift_clean"]))
@@ -45,7 +37,7 @@ BEYOND = Measure(
 ).where(dtype="float64")
 EVERY_BUG = replace(
     BEYOND, name="share of texts on which every injected bug drifts in fp64 by more than rounding can",
-    estimate=_every_bug,
+    estimate=lambda drifts: share("beyond")(drifts.groupby(["source", "sample"], as_index=False)["beyond"].all()),
 ).where(injected=True)
 HIDDEN = replace(
     BEYOND, name="share of texts with bitwise identical logits in plain fp64", series="", by=(),
@@ -56,7 +48,8 @@ PLAIN = replace(
     form="{:.2g}", estimate=_clean_over_bugs,
 )
 OF_DOCUMENTS = replace(
-    BEYOND, series="symptom", rows="documents", by=("symptom",), estimate=_sampled_or_counted
+    BEYOND, series="symptom", rows="documents", by=("symptom",),
+    estimate=lambda drifts: (share if drifts["sampled"].all() else part)("beyond")(drifts),
 )
 LARGEST = replace(
     OF_DOCUMENTS, name="largest drift of any text in fp64, in roundoffs", unit="", form="{:,.3g}",

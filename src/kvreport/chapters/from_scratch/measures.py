@@ -30,10 +30,6 @@ def _closed(of: pd.DataFrame, window: pd.DataFrame) -> Estimate | None:
     return ratio_of_means("change")(of, window) if mean("change")(window).high < 0 else None
 
 
-def _over_posted(times: pd.DataFrame) -> Estimate:
-    return median_of_ratios("ratio")(times, times.assign(ratio=1.0))
-
-
 ROUNDOFFS = Measure(
     "largest relative difference of the logits in unit roundoffs", "", "dtype", "{:.1e}", rows="steps", by=("dtype",),
     estimate=counted(lambda of: of["roundoffs"].max()),
@@ -72,7 +68,7 @@ EQUAL = Measure(
 )
 STEP_TIME = Measure(
     "time of a step over the posted cache's", "repetition", rows="times", by=("model", "way", "length"),
-    estimate=_over_posted,
+    estimate=lambda times: median_of_ratios("ratio")(times, times.assign(ratio=1.0)),
 ).where(measure=rows.STEP)
 TIME = replace(STEP_TIME, name="time over the posted cache's", by=("way",), keep=())
 PAST_TIME, RUN_TIME = (TIME.where(measure=measure) for measure in (rows.PAST, rows.RUN))

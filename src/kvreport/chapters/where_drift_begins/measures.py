@@ -6,7 +6,6 @@ from dataclasses import replace
 import pandas as pd
 
 from kvbook.measuring import estimates
-from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.where_drift_begins import rows
 from kvreport.chapters.where_drift_begins.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.estimators import counted, distinct, mean, part, share
@@ -18,10 +17,6 @@ from kvreport.publishing.verdicts import Claims
 _ROW_WISE = ("embedding", "elementwise", "norm")
 
 
-def _share_of_calls(calls: pd.DataFrame) -> Estimate:
-    return estimates.share_of_rows(calls, calls["share"])[0]
-
-
 def _draws(forms: pd.DataFrame) -> float:
     """Count the draws of one case."""
     return forms.groupby(["kernel", "dtype", "keys"])["compared_rows"].sum().max() / forms["heads"].max()
@@ -30,7 +25,8 @@ def _draws(forms: pd.DataFrame) -> float:
 # Operations on equal inputs.
 CALLS = Measure(
     "share of calls that differ on bitwise identical inputs", "file", "attention and kind", "{:.1%}",
-    rows="calls of the first model", by=("attention", "kind"), estimate=_share_of_calls,
+    rows="calls of the first model", by=("attention", "kind"),
+    estimate=lambda calls: estimates.share_of_rows(calls, calls["share"])[0],
 )
 ONE_ROW, SIXTEEN_ROWS = (CALLS.where(**{"pass": rows.last(count)}) for count in (1, 16))
 LINEAR, ATTENTION = (ONE_ROW.where(attention="sdpa", kind=kind) for kind in ("linear", "attention"))
