@@ -237,14 +237,14 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
         known = f"there are {', '.join(sorted(sets))}; one of your own is a file parameters/NAME.yaml"
         raise UserError(f"no parameter set {profile!r}: {known}")
     by_itself = profile == DEFAULT_PROFILE and all(packages.state().values())
-    laid = [sets[DEFAULT_PROFILE], sets.get(REAL_PROFILE, {}) if by_itself else sets[profile]]
+    laid = [sets[DEFAULT_PROFILE], sets[REAL_PROFILE] if by_itself else sets[profile]]
     chosen = {stem: {name: value for one in laid for name, value in one.get(stem, {}).items()} for stem in stems}
     return [Chapter(stem, profile, chosen[stem], (k, len(stems)), folders) for k, stem in enumerate(stems, start=1)]
 
 
 def _parameter_sets(folders: Folders, stems: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Collect the sets of all chapters and of the folder ``parameters/``: set, stem, values."""
-    sets: dict[str, dict[str, dict[str, Any]]] = {DEFAULT_PROFILE: {}}
+    sets: dict[str, dict[str, dict[str, Any]]] = {DEFAULT_PROFILE: {}, REAL_PROFILE: {}}
     for stem in stems:
         about = _read_about(folders.code, chapter_name(stem)) or About()
         for name, values in about.parameters.items():
