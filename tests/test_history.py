@@ -7,6 +7,7 @@ import pytest
 
 from kvbook.atlas import table
 from kvbook.atlas.names import PATHS
+from kvbook.errors import UserError
 from kvbook.exact import switch
 from kvreport.site import history
 
@@ -137,11 +138,25 @@ def test_a_report_says_what_a_release_breaks_and_mends_against_the_one_before(re
     assert "## Still there: 0\n" in said
 
 
-def test_a_release_on_which_the_atlas_does_not_run_is_said_and_leaves_no_row(release, monkeypatch, capsys):
-    monkeypatch.setattr(gathering.releases, "run", lambda *_: 1)
+def test_a_release_that_the_atlas_does_not_end_on_is_said_and_leaves_no_row(release, monkeypatch, capsys):
+    monkeypatch.setattr(gathering.releases, "run", lambda *_, **__: 1)
     gathering.main()
     assert "5.0.0: the atlas does not run there" in capsys.readouterr().out
     assert not (release / "history.csv.gz").exists()
+
+
+def test_of_a_release_that_cannot_be_imported_each_row_says_so(release, monkeypatch, capsys):
+    def run(made, _, quiet=False):
+        if (made / ".imported").exists():
+            return 1
+        raise UserError("cannot be imported here: ImportError: too old")
+
+    monkeypatch.setattr(gathering.releases, "run", run)
+    gathering.main()
+    assert "5.0.0: cannot be imported here" in capsys.readouterr().out
+    for name in ("gpt2", "llama"):
+        assert f"5.0.0,,{name},,does not run,cannot be imported here: ImportError: too old" in written(release)
+    assert not list((release / "releases").iterdir())
 
 
 def test_a_story_says_from_when_to_when_on_which_paths_and_where_it_was_discussed(monkeypatch):

@@ -65,6 +65,20 @@ def test_a_release_is_found_before_the_running_one(tmp_path):
     assert releases.variables(tmp_path)["PYTHONPATH"].split(":")[0] == str(tmp_path)
 
 
+@pytest.mark.parametrize(("options", "status", "stays"), [
+    ([], 0, False), (["--keep"], 0, True), ([], 130, True),
+])
+def test_the_atlas_removes_an_environment_when_done_unless_it_is_kept(
+    options, status, stays, tmp_path, monkeypatch, kvbook_here
+):
+    made = tmp_path / "made"
+    made.mkdir()
+    monkeypatch.setattr(releases, "environment", lambda *_: made)
+    monkeypatch.setattr(releases, "run", lambda *_: status)
+    assert kvbook_here("atlas", "--transformers", "5.5.4", *options).returncode == status
+    assert made.exists() == stays
+
+
 @pytest.mark.slow
 def test_a_release_that_cannot_be_imported_is_one_line(tmp_path):
     (tmp_path / "transformers.py").write_text("raise ImportError('too old')")

@@ -91,6 +91,16 @@ def report(release: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def refusal(made: Path) -> str:
+    """Say why a release cannot be imported; one that can be stopped for another reason, which its output says."""
+    (made / ".imported").unlink()
+    try:
+        releases.run(made, ["--help"], quiet=True)
+    except UserError as error:
+        return str(error)
+    raise UserError("the atlas does not run there")
+
+
 def measure(release: str, names: Sequence[str] = ()) -> None:
     """Measure a release, all of its architectures or some, record it and report what is new."""
     start, rows = time.monotonic(), paths.BUILD / "history" / f"{release}.jsonl"
@@ -99,7 +109,13 @@ def measure(release: str, names: Sequence[str] = ()) -> None:
     (made / ".imported").touch()
     options = ["--paths-only", "--workers", "1", "--seconds", LONGEST, "--rows", str(rows)]
     if releases.run(made, ["atlas", *names, *options]):
-        raise UserError("the atlas does not run there")
+        reason = refusal(made)
+        write(release, [
+            {"release": release, "architecture": name, "status": history.FAILS, "reason": reason}
+            for name in listed(release)
+        ])
+        shutil.rmtree(made)
+        raise UserError(reason)
     write(release, gathered(rows, release))
     rows.with_suffix(".md").write_text(report(release), encoding="utf-8")
     shutil.rmtree(made)
@@ -107,7 +123,7 @@ def measure(release: str, names: Sequence[str] = ()) -> None:
 
 
 def main() -> None:
-    """Measure the releases that are named; one that cannot be imported is said and left out."""
+    """Measure the releases that are named; of one that cannot be imported each row says so."""
     named = [word for word in sys.argv[1:] if not word[0].isdigit()]
     for release in (word for word in sys.argv[1:] if word not in named):
         try:

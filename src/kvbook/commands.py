@@ -1,5 +1,6 @@
 """What the command line does beside checks: models, recorded runs, the atlas, and bisecting releases."""
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -110,8 +111,9 @@ def atlas(
     paths_only: Annotated[bool, Option("--paths-only", help="Leave row-invariant arithmetic out.")] = False,
     transformers: Annotated[
         str | None,
-        Option(help="Another release, as 5.5.4, or a git checkout's path; kept in an environment of its own."),
+        Option(help="Another release, as 5.5.4, or a git checkout's path, in an environment of its own."),
     ] = None,
+    keep: Annotated[bool, Option("--keep", help="With --transformers: keep the environment for another time.")] = False,
 ) -> None:
     """Build a tiny random model of every causal architecture of the installed transformers; say what its cache does."""
     from kvbook import paths, progress
@@ -125,7 +127,11 @@ def atlas(
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
         flags = ["--paths-only"] if paths_only else []
         made = releases.environment(transformers, paths.BUILD / "releases")
-        raise typer.Exit(releases.run(made, ["atlas", *(names or ()), *options, *flags]))
+        status = releases.run(made, ["atlas", *(names or ()), *options, *flags])
+        # After an interruption the environment stays, for the run that goes on.
+        if not (keep or status):
+            shutil.rmtree(made)
+        raise typer.Exit(status)
     from kvbook.atlas import badges as drawn
     from kvbook.atlas import configurations, running, table
     from kvbook.models import placement
