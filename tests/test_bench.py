@@ -15,6 +15,7 @@ from kvbook.runs import records
 from kvreport.benchmarks import ratios as bench
 from kvreport.benchmarks import results
 from kvreport.chapters.exact_caches import rows as exact_ways
+from kvreport.chapters.static_cache import rows as static_rows
 from kvreport.site import speed
 
 
@@ -37,6 +38,10 @@ def made_up(monkeypatch, tmp_path, llama_folder):
     monkeypatch.setattr(paths, "RUNS", tmp_path)
     monkeypatch.setattr(bench.static_speed, "EXPERIMENT", SimpleNamespace(run=give(made_rows(TIMES))))
     monkeypatch.setattr(bench.cost, "EXPERIMENT", SimpleNamespace(run=give(costs(1.25))))
+    seconds = {static_rows.ONE_CALL: 0.01, static_rows.OURS: 0.02, "generate": 0.04, static_rows.MEMORY: 0.009}
+    calls = [{"repeat": repeat, "program": program, "step_s": seconds[program]} for repeat in range(3)
+             for program in seconds]
+    monkeypatch.setattr(bench.one_call, "EXPERIMENT", SimpleNamespace(run=give(pd.DataFrame(calls))))
     read = pd.DataFrame({"kernel": "sum", "repeat": [0, 1], "n_bytes": 4e9, "seconds": [0.1, 0.08]})
     monkeypatch.setattr(bench, "_bandwidth", lambda settings: read)
     monkeypatch.setattr(bench, "_SCORED", 16)

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from kvbook import progress
-from kvbook.diagnosis import check, cores, faults, outcome, probe
+from kvbook.diagnosis import check, cores, faults, outcome, probe, reference_pass
 from kvbook.diagnosis.rows import in_batches, rows_of
 from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
@@ -278,6 +278,22 @@ def knows_the_last_token(found, ids):
 
 def random(found, _ids):
     found.logits = torch.nn.functional.dropout(found.logits, 0.1, training=True)
+
+
+def test_where_each_pass_reads_all_weights_one_shorter_length_tells_whether_a_full_pass_is_causal(llama):
+    calls, stock = [], llama.forward
+
+    def forward(ids, **options):
+        calls.append(ids.shape[1])
+        found = stock(ids, **options)
+        knows_the_last_token(found, ids)
+        return found
+
+    ids = torch.arange(3, 15)[None]
+    assert reference_pass.fault(llama, ids, every_length=False) is None
+    llama.forward = forward
+    assert reference_pass.fault(llama, ids, every_length=False) == reference_pass.NOT_CAUSAL
+    assert calls == [12, 12, 6]
 
 
 @pytest.mark.parametrize(

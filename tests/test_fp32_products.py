@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from kvbook import fingerprint
+from kvbook import fingerprint, native
 from kvbook.exact import fp32_products, rows, verify
 from kvbook.exact.kernels import base
 
@@ -22,7 +22,7 @@ def times():
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch):
     """Keep compiled kernels in a folder of the test's, and forget what was compiled before."""
-    monkeypatch.setattr(fp32_products, "folder", lambda: tmp_path / "kernels")
+    monkeypatch.setattr(native, "folder", lambda: tmp_path / "kernels")
     fp32_products.kernel.cache_clear()
     yield tmp_path / "kernels"
     fp32_products.kernel.cache_clear()
@@ -225,12 +225,12 @@ def compiler(script):
 
 def folder_that_cannot_be(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(fp32_products, "folder", lambda: tmp_path / "file" / "kernels")
+    monkeypatch.setattr(native, "folder", lambda: tmp_path / "file" / "kernels")
 
 
 def processor_without_fused_products(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    monkeypatch.setattr(fp32_products.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
 
 
 LACKS = {

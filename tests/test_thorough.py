@@ -48,7 +48,7 @@ def test_a_choice_among_equal_scores_that_changes_with_the_length_is_not_blamed_
     assert fault == reference_pass.NOT_CAUSAL
     assert verdicts(model, only) == {"chunked prefill": "not supported"}
     # Control: without that look it would be called a bug.
-    monkeypatch.setattr(reference_pass, "fault", lambda *_: None)
+    monkeypatch.setattr(reference_pass, "fault", lambda *_, **__: None)
     assert verdicts(model, only) == {"chunked prefill": "bug"}
 
 

@@ -156,7 +156,7 @@ class _Measured:
         )
         if certain and finding.kind == "bug":
             with refusals.in_one_line(self.name):
-                refusals.refuse_reference(self.name, model, found, self.texts)
+                refusals.refuse_reference(self.name, model, found, self.texts, streamed=bool(self.little))
             # Streamed, each of these passes reads all weights again.
             self.wrong_pass = None if self.little else self._wrong_pass(model)
         # Streamed, each of these passes reads all weights again.

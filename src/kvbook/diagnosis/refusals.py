@@ -66,11 +66,13 @@ def refuse_not_finite(
         )
 
 
-def refuse_reference(name: str, model: PreTrainedModel, rows: list[dict[str, Any]], texts: list[corpus.Sample]) -> None:
+def refuse_reference(
+    name: str, model: PreTrainedModel, rows: list[dict[str, Any]], texts: list[corpus.Sample], streamed: bool = False
+) -> None:
     """Acquit the cache where nothing could agree with the full pass of the text that drifts most."""
     worst = max(rows, key=lambda row: row["drift"] if row["drift"] == row["drift"] else -1.0)["sample"]
     text = next(text for text in texts if text.index == worst)
-    fault = reference_pass.fault(model, torch.tensor([text.ids], device=model.device))
+    fault = reference_pass.fault(model, torch.tensor([text.ids], device=model.device), every_length=not streamed)
     if fault == reference_pass.NOT_REPEATABLE:
         raise OfTheModelError(f"{name} {fault}: switch off what is random in it, such as dropout")
     if fault == reference_pass.NOT_CAUSAL:

@@ -11,24 +11,16 @@ takes one row fast and several slowly, so that a row that must have the bits of 
 
 import ctypes
 import functools
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from kvbook import native
 from kvbook.exact.kernels import cancel, draw
 
 _SOURCE = Path(__file__).with_name("fp32_products.cpp")
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off", "-w")
-# By what torch says of the processor. Without fused multiplication and addition the kernel would be slow.
-_FLAGS_FOR = {"AVX512": ("-mavx512f", "-mavx2", "-mfma", "-mf16c"), "AVX2": ("-mavx2", "-mfma", "-mf16c")}
-_SECONDS = 120
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -57,48 +49,18 @@ def kernel_for(weight: torch.Tensor) -> Kernel | None:
     return kernel(dtype) if wanted and weight.is_cpu else None
 
 
-def folder() -> Path:
-    """Return the folder of this person's caches in which compiled kernels are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kvbook", "kernels")
-
-
-def compiler() -> str | None:
-    """Find the compiler: the one that ``CXX`` names, or one that is there; an empty ``CXX`` means none."""
-    named = os.environ.get("CXX")
-    names = ("c++", "g++", "clang++") if named is None else (named,)
-    return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
 @functools.cache
 def kernel(dtype: torch.dtype) -> Kernel | None:
     """Compile or load the kernel for a dtype; None where it cannot be compiled or does not hold."""
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
-    flags = _FLAGS_FOR.get(torch.backends.cpu.get_cpu_capability(), None if x86 else ())
-    if flags is None or not (found := compiler()):
+    made = native.library(_SOURCE, "-ffp-contract=off", f"-DELEMENT={_ELEMENTS[dtype]}")
+    if made is None:
         return None
-    try:
-        times = _loaded(_compiled(found, [*_FLAGS, *flags, f"-DELEMENT={_ELEMENTS[dtype]}"]), dtype)
-    except (OSError, subprocess.SubprocessError):
-        return None
+    times = _loaded(made, dtype)
     return times if holds(times, dtype) else None
 
 
-def _compiled(compiler: str, flags: list[str]) -> Path:
-    about = "\n".join([_SOURCE.read_text("utf-8"), *flags, compiler, platform.machine()])
-    path = folder() / f"fp32_products-{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Under a name of its own and then renamed, so that nobody loads half a file.
-        with tempfile.TemporaryDirectory(dir=path.parent) as made:
-            out = Path(made, path.name)
-            command = [compiler, *flags, str(_SOURCE), "-o", str(out)]
-            subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
-            out.replace(path)
-    return path
-
-
-def _loaded(path: Path, dtype: torch.dtype) -> Kernel:
-    function = ctypes.CDLL(str(path)).kvbook_product
+def _loaded(made: ctypes.CDLL, dtype: torch.dtype) -> Kernel:
+    function = made.kvbook_product
     pointer, number = ctypes.c_void_p, ctypes.c_long
     function.argtypes = [pointer, number, pointer, number, number, pointer, pointer, *[number] * 3, ctypes.c_int]
     function.restype = None

@@ -35,13 +35,13 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import DTypeName, Settings
 from kvreport.benchmarks import budget
-from kvreport.benchmarks.results import EXPERIMENT
+from kvreport.benchmarks.results import EXPERIMENT, ONE_CALL
 from kvreport.chapters.exact_caches import cost
 from kvreport.chapters.exact_caches import rows as exact_ways
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.chapters.layer_drift import by_layer as layer_drift
 from kvreport.chapters.static_cache import measures as static_cache
-from kvreport.chapters.static_cache import memory_bandwidth
+from kvreport.chapters.static_cache import memory_bandwidth, one_call
 from kvreport.chapters.static_cache import rows as static_rows
 from kvreport.chapters.static_cache import speed as static_speed
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
@@ -218,6 +218,11 @@ def _decoding(settings: BenchSettings) -> Rows:
     taken = list(steps.groupby("repeat")["seconds"].median())
     share = _row("its share of the memory bandwidth", "a STREAM kernel", taken, [least] * len(taken))
     yield share | {"seconds": a_step}
+    if called := one_call.EXPERIMENT.run(asked):
+        step_s = called.rows.pivot(index="repeat", columns="program", values="step_s")
+        ours = step_s[static_rows.ONE_CALL]
+        yield _row(f"{ONE_CALL}, a token, {settings.dtype}", "generate", ours, step_s[static_rows.GENERATE])
+        yield _row(f"{ONE_CALL}'s share of the memory bandwidth", "a STREAM kernel", ours, step_s[static_rows.MEMORY])
 
 
 def _bandwidth(settings: BenchSettings) -> pd.DataFrame:

@@ -103,6 +103,17 @@ GENERATE = _over(
 OVER_LLAMA_CPP = _repeats(
     "llama.cpp's time of a step over ours", "beside_llama_cpp", "step_s", by=("program",), over=("program", rows.OURS)
 )
+OVER_ONE_CALL = _repeats(
+    "time of a token by “{program}” over that of a step in one call", "one_call", "step_s", by=("program",),
+    over=("program", rows.ONE_CALL),
+)
+GENERATE_OVER_CALL, GRAPHS_OVER_CALL, CALL_SHARE = (
+    OVER_ONE_CALL.where(program=one) for one in (rows.GENERATE, rows.OURS, rows.MEMORY)
+)
+CALLED_TOKENS = Measure(
+    "share of the one-row step's tokens that the step in one call writes", rows="one_call", by=("program",),
+    estimate=counted(lambda of: of["equal"].sum() / of["tokens"].sum()),
+).where(program=rows.ONE_CALL)
 CACHED_GAIN = _repeats(
     "time of an eager step without a cache over that with a dynamic one, at the last three lengths", "late steps",
     "seconds", by=("cache",), over=("cache", "dynamic"),
@@ -228,6 +239,7 @@ STATEMENTS = {
         every(APART, "above", Bound(0, "arithmetic", "apart")), "this processor", on="Intel"
     ),
     "faster-than-llama-cpp": holds(every(OVER_LLAMA_CPP, "above", _EVEN), "this processor"),
+    "one-call-pays": holds(every(GRAPHS_OVER_CALL, "above", _EVEN), "this processor"),
     "faster-than-generate": holds(every(OVER_GENERATE, "above", _HALF_MORE), "this processor"),
     "kernels-take-most": holds(every(KERNELS, "above", _MOST), "this processor"),
     "large-pages-save-kernels": holds(every(SAVED, "above", _MOST), "this processor"),

@@ -7,6 +7,7 @@ Each runs on usual and, where the system has them, on large pages of memory.  Ro
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,21 +30,31 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     return {}
 
 
+def on_large_pages() -> torch.Tensor:
+    """Make an array on large pages."""
+    return large_pages.empty(4 * _N).view(torch.float32).fill_(1)
+
+
+def reading(place: Callable[[], torch.Tensor]) -> dict[str, tuple[Callable[[], Any], int]]:
+    """Give the kernels over two arrays, and the bytes that each must move."""
+    first, second = place(), place()
+    return {
+        "sum": (first.sum, first.nbytes),
+        "dot": (functools.partial(torch.dot, first, second), first.nbytes + second.nbytes),
+        "copy": (functools.partial(second.copy_, first), first.nbytes + second.nbytes),
+    }
+
+
 def measure(device: torch.device, writer: records.Writer) -> None:
     """Time every kernel, and append all rows as one unit."""
     if "all" in writer.done:
         return
     places = {"usual": lambda: torch.ones(_N, device=device)}
     if device.type == "cpu" and large_pages.asked_for():
-        places["large"] = lambda: large_pages.empty(4 * _N).view(torch.float32).fill_(1)
+        places["large"] = on_large_pages
     rows = []
     for pages, place in places.items():
-        first, second = place(), place()
-        kernels = {
-            "sum": (first.sum, first.nbytes),
-            "dot": (functools.partial(torch.dot, first, second), first.nbytes + second.nbytes),
-            "copy": (functools.partial(second.copy_, first), first.nbytes + second.nbytes),
-        }
+        kernels = reading(place)
         for repeat in progress.track(range(_REPEATS), label=f"memory bandwidth, {pages} pages: repeat"):
             for kernel, (work, n_bytes) in kernels.items():
                 _, seconds = timing.timed(work, device)

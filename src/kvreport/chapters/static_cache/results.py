@@ -4,6 +4,7 @@ from kvreport.chapters.static_cache import (
     beside_llama_cpp,
     memory,
     memory_bandwidth,
+    one_call,
     shapes,
     speed,
     step_budget,
@@ -14,4 +15,5 @@ from kvreport.chapters.static_cache import (
 EXPERIMENTS = (
     speed.EXPERIMENT, memory_bandwidth.EXPERIMENT, memory.EXPERIMENT, shapes.EXPERIMENT, texts.EXPERIMENT,
     step_budget.EXPERIMENT, weights_or_cache.EXPERIMENT, beside_llama_cpp.EXPERIMENT,
+    one_call.EXPERIMENT,
 )

@@ -11,7 +11,7 @@ from kvreport.publishing.found import Frame
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
     "static_speed": 2, "memory_bandwidth": 2, "static_memory": 1, "static_shapes": 1, "static_texts": 2,
-    "step_budget": 1, "weights_or_cache": 1, "beside_llama_cpp": 1,
+    "step_budget": 1, "weights_or_cache": 1, "beside_llama_cpp": 1, "one_call": 1,
 }
 DOCUMENT = "notebook-static"
 
@@ -26,9 +26,9 @@ WAY = ["engine", "cache", "compiled", "one_row", "large_pages"]
 STEP, PROFILED, CALLS = "step", "profiled step", "calls"
 KERNELS_OF_LAYERS, KERNELS_OF_HEAD = "kernels of the layers", "kernels of the head"
 
-# Of ``weights_or_cache`` and of ``beside_llama_cpp``.
+# Of ``weights_or_cache``, of ``beside_llama_cpp`` and of ``one_call``.
 BATCHES = (1, 4, 16)
-OURS, THEIRS = "one-row step", "llama.cpp"
+OURS, THEIRS, ONE_CALL, MEMORY = "one-row step", "llama.cpp", "one call", "memory"
 
 
 def label(cache: str, compiled: int, one_row: int = 0, large_pages: int = 0, engine: str = LOOP) -> str:

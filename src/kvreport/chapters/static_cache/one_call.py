@@ -1,0 +1,105 @@
+"""A step in one call beside the compiled one-row step and `generate`, on the same weights on large pages, by turns.
+
+All write the same number of tokens after the same prompt, greedily.  Between them the kernels of `memory_bandwidth`
+read memory: a step, which reads all weights and on average half of the cache, takes at least as long.  Rows, one a
+(repeat, program): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvbook import native, progress
+from kvbook.measuring import decoding, large_pages, memory, timing
+from kvbook.measuring.one_call import OneCall, fits
+from kvbook.models import loading
+from kvbook.runs.experiment import Experiment, Work
+from kvreport.chapters.static_cache import memory_bandwidth, subject
+from kvreport.chapters.static_cache.rows import GENERATE, MEMORY, ONE_CALL, OURS
+from kvreport.chapters.static_cache.settings import StaticCacheSettings
+
+_FASTEST = decoding.Way("static", True, True, True)
+_FIRST_STEPS = 3
+
+
+def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
+    """Name the model; None where there is no such step, or no compiler for it."""
+    if settings.scope != "layer" or settings.device != "cpu" or settings.dtype != "bfloat16" or not native.compiler():
+        return None
+    about = subject.identify(settings)
+    config = loading.config_of(settings.model, subject.weights_of(settings))
+    return {"models": [about]} if config.model_type == "llama" else None
+
+
+@subject.measured_at_once
+def measure(
+    settings: StaticCacheSettings, _made_of: dict[str, Any], loaded: loading.Loaded
+) -> Iterator[dict[str, Any]]:
+    """Let all three decode by turns, with memory in between, and count the tokens that are the one-row step's."""
+    if not fits(loaded.model):
+        return
+    ids, count = subject.prompt(settings, loaded), settings.n_new_tokens
+    room = ids.shape[1] + count
+    decoder, pages = decoding.Decoder(loaded.model, _FASTEST, room), large_pages.LargePages(loaded.model)
+    programs = {
+        OURS: lambda: _by_graphs(decoder, ids, count),
+        ONE_CALL: lambda: _by_calls(OneCall(loaded.model, room), pages, ids, count),
+        GENERATE: lambda: _by_generate(loaded.model, ids, count),
+    }
+    kernels = memory_bandwidth.reading(memory_bandwidth.on_large_pages).values()
+    per_token = sum(each.nbytes for each in loaded.model.parameters())
+    per_token += memory.kv_bytes_per_token(loaded.model.config, loaded.model.dtype) * (ids.shape[1] + count / 2)
+    for repeat in progress.track(range(-1, settings.n_repeats), label="a step in one call: repeat"):
+        reference = None
+        fastest = max(n_bytes / timing.timed(read, ids.device)[1] for read, n_bytes in kernels)
+        if repeat >= 0:
+            yield {"repeat": repeat, "program": MEMORY, "step_s": per_token / fastest}
+        for program, decode in programs.items():
+            seconds, tokens = decode()
+            reference = reference or tokens
+            # The first turn compiles, and warms caches up.
+            if repeat >= 0:
+                yield {
+                    "repeat": repeat, "program": program, "n_steps": len(seconds), "step_s": float(np.median(seconds)),
+                    "equal": sum(map(int.__eq__, tokens, reference)), "tokens": len(tokens),
+                }
+
+
+def _by_graphs(decoder: decoding.Decoder, ids: torch.Tensor, count: int) -> tuple[list[float], list[int]]:
+    token, seconds, tokens = decoder.start(ids), [], []
+    for _ in range(count):
+        tokens.append(int(token))
+        token, one = timing.timed(lambda token=token: decoder.step(token), ids.device)
+        seconds.append(one)
+    decoder.close()
+    return seconds[_FIRST_STEPS:], tokens
+
+
+def _by_calls(
+    decoder: OneCall, pages: large_pages.LargePages, ids: torch.Tensor, count: int
+) -> tuple[list[float], list[int]]:
+    seconds, tokens = [], []
+    with pages.used():
+        token = decoder.start(ids)
+        for _ in range(count):
+            tokens.append(token)
+            token, one = timing.timed(lambda token=token: decoder.step(token), ids.device)
+            seconds.append(one)
+    return seconds[_FIRST_STEPS:], tokens
+
+
+def _by_generate(model: torch.nn.Module, ids: torch.Tensor, count: int) -> tuple[list[float], list[int]]:
+    options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    written, seconds = timing.timed(lambda: model.generate(ids, **options), ids.device)
+    # The prefill is one of its steps; in so long a text that is little.
+    return [seconds / count], written[0, ids.shape[1] :].tolist()
+
+
+def work(settings: StaticCacheSettings) -> Work:
+    """Count the steps of all programs."""
+    return Work(1, 0, 3 * (settings.n_repeats + 1) * settings.n_new_tokens, (settings.dtype,), copies=3)
+
+
+EXPERIMENT = Experiment("one_call", StaticCacheSettings, inputs, measure, timed=True, work=work)

@@ -1,0 +1,110 @@
+"""A decode step in one call: it writes the stock model's tokens, and refuses a model that it is not written for."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from kvbook import native
+from kvbook.errors import UserError
+from kvbook.measuring import one_call
+from kvreport.chapters.static_cache import one_call as beside
+from kvreport.chapters.static_cache.settings import StaticCacheSettings
+
+# Heads that share keys or do not, a width that threads share unevenly, a vocabulary of an odd size, tied embeddings.
+SHAPES = {
+    "grouped": {"num_attention_heads": 6, "num_key_value_heads": 2},
+    "ungrouped": {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 301},
+    "tied": {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 32, "tie_word_embeddings": True},
+    "scaled angles": {
+        "num_attention_heads": 3, "num_key_value_heads": 1,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    },
+}
+
+
+def build(dtype=torch.bfloat16, **shape):
+    torch.manual_seed(0)
+    about = {
+        "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "vocab_size": 320,
+        "num_attention_heads": 3, "num_key_value_heads": 1,
+    } | shape
+    model = LlamaForCausalLM(LlamaConfig(**about)).to(dtype).eval().requires_grad_(False)
+    # Random weights of the usual size leave every logit near the others, and rounding then picks the token.
+    for each in model.parameters():
+        each.mul_(6 if each.ndim == 2 else 1)
+    return model
+
+
+def written(model, ids, count):
+    decoder = one_call.OneCall(model, ids.shape[1] + count)
+    tokens = [decoder.start(ids)]
+    while len(tokens) < count:
+        tokens.append(decoder.step(tokens[-1]))
+    return tokens
+
+
+def share_of_equal(model, count=24):
+    ids = torch.arange(7, 19)[None]
+    with torch.inference_mode():
+        ours = written(model, ids, count)
+        # Fed what ours wrote, so that one near-tie does not change all that follows.
+        logits = model(torch.cat([ids, torch.tensor([ours])], 1)).logits[0, ids.shape[1] - 1 : -1]
+    return (logits.argmax(-1) == torch.tensor(ours)).float().mean().item()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_writes_the_stock_models_tokens(shape, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert share_of_equal(build(**SHAPES[shape])) >= 0.9
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_control_a_wrong_scale_of_attention_writes_other_tokens(monkeypatch):
+    model = build(**SHAPES["grouped"])
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.weight.mul_(4)
+    assert share_of_equal(model) >= 0.9
+
+    class Halved(one_call._Model):
+        def __init__(self, *about):
+            super().__init__(*about)
+            self.scale /= 4
+
+    monkeypatch.setattr(one_call, "_Model", Halved)
+    assert share_of_equal(model) < 0.9
+
+
+def qwen2():
+    return Qwen2ForCausalLM(Qwen2Config(hidden_size=48, intermediate_size=80, num_hidden_layers=1, vocab_size=320,
+                                        num_attention_heads=3, num_key_value_heads=3)).bfloat16()
+
+
+@pytest.mark.parametrize("make", [
+    qwen2, lambda: build(torch.float32), lambda: build(attention_bias=True), lambda: build(hidden_act="gelu"),
+    lambda: build(hidden_size=40, num_attention_heads=5),
+])
+def test_a_model_that_it_is_not_written_for_is_refused(make):
+    with pytest.raises(UserError, match="models of Llama's build in bf16"):
+        one_call.OneCall(make(), 8)
+
+
+def test_without_a_compiler_it_is_refused_and_the_experiment_left_out(monkeypatch):
+    assert beside.inputs(StaticCacheSettings())
+    monkeypatch.setenv("CXX", "")
+    with pytest.raises(UserError, match="takes a compiler"):
+        one_call.OneCall(build(), 8)
+    assert beside.inputs(StaticCacheSettings()) is None
+    assert native.compiler() is None
+
+
+def test_a_full_cache_is_refused():
+    model, ids = build(), torch.arange(7, 11)[None]
+    with torch.inference_mode():
+        decoder = one_call.OneCall(model, 5)
+        token = decoder.step(decoder.start(ids))
+        with pytest.raises(ValueError, match="room for 5 tokens"):
+            decoder.step(token)
