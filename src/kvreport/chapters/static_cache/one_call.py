@@ -55,7 +55,10 @@ def measure(
         reference = None
         fastest = max(n_bytes / timing.timed(read, ids.device)[1] for read, n_bytes in kernels)
         if repeat >= 0:
-            yield {"repeat": repeat, "program": MEMORY, "step_s": per_token / fastest}
+            yield {
+                "repeat": repeat, "program": MEMORY, "n_steps": len(kernels), "step_s": per_token / fastest,
+                "equal": None, "tokens": None,
+            }
         for program, decode in programs.items():
             seconds, tokens = decode()
             reference = reference or tokens
