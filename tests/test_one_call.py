@@ -1,5 +1,7 @@
 """A decode step in one call: it writes the stock model's tokens, and refuses a model that it is not written for."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -99,6 +101,25 @@ def test_without_a_compiler_it_is_refused_and_the_experiment_left_out(monkeypatc
         one_call.OneCall(build(), 8)
     assert beside.inputs(StaticCacheSettings()) is None
     assert native.compiler() is None
+
+
+def test_the_experiment_times_all_programs_by_turns_and_memory_between_them(monkeypatch, tmp_path):
+    model, written = build(), []
+
+    def by_graphs(_decoder, _ids, count):
+        return [0.02] * count, [5] * count
+
+    monkeypatch.setattr(beside, "_by_graphs", by_graphs)
+    monkeypatch.setattr(beside.memory_bandwidth, "_N", 1 << 12)
+    monkeypatch.setattr(beside.subject, "load", lambda _: SimpleNamespace(model=model, name="tiny", weights="random"))
+    monkeypatch.setattr(beside.subject, "prompt", lambda *_: torch.arange(7, 19)[None])
+    settings = StaticCacheSettings.checked(n_new_tokens=6, n_repeats=2)
+    beside.measure(settings, {}, SimpleNamespace(done=set(), append=lambda _, rows: written.extend(rows)))
+    programs = ["memory", "one-row step", "one call", "generate"]
+    assert [row["program"] for row in written] == 2 * programs
+    assert {tuple(row) for row in written} == {tuple(written[0])}
+    assert all(row["step_s"] > 0 for row in written)
+    assert {row["equal"] for row in written if row["program"] == "one-row step"} == {6}
 
 
 def test_a_full_cache_is_refused():

@@ -53,7 +53,7 @@ UNREAD = {
     ("past_tables", "n_samples"), ("usage_factorial", "n_tokens"),
 }
 # Left out, as a whole, where their compiler's kernels or another program is not there.
-ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "engine_rollout"} | {
+ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "one_call", "engine_rollout"} | {
     name for name in catalogue.EXPERIMENTS if name.startswith("served_") and name != "served_transformers"
 }
 

@@ -154,12 +154,11 @@ class _Measured:
         certain = any(not multiple <= verdict.LIMIT for multiple in finding.roundoffs.values()) or (
             finding.kind != "undecided" and len({row["dtype"] for row in self.rows}) >= _ENOUGH
         )
-        if certain and finding.kind == "bug":
+        # Streamed, each of these passes reads all weights again; of a cache that is switched off they tell nothing.
+        if certain and finding.kind == "bug" and not (self.little and self.again):
             with refusals.in_one_line(self.name):
                 refusals.refuse_reference(self.name, model, found, self.texts, streamed=bool(self.little))
-            # Streamed, each of these passes reads all weights again.
             self.wrong_pass = None if self.little else self._wrong_pass(model)
-        # Streamed, each of these passes reads all weights again.
         if asked.cache_dtype or (finding.kind == "bug" and not self.little):
             self.moves += _moves(model, dtype, self.texts, asked)
         return certain

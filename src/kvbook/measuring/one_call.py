@@ -77,12 +77,7 @@ class OneCall:
         self._model, self._room = model, room
 
     def start(self, ids: torch.Tensor) -> int:
-        """Run the prompt with the stock model, and give the first new token.
-
-        Parameters
-        ----------
-        ids : Tensor of int64, shape (1, prompt_len)
-        """
+        """Run a prompt of shape (1, prompt_len) with the stock model, and give the first new token."""
         model, config = self._model, self._model.config
         self._cache, self._length = StaticCache(config=config, max_cache_len=self._room), ids.shape[1]
         logits = model(ids, past_key_values=self._cache, logits_to_keep=1).logits

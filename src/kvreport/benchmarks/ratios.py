@@ -221,7 +221,7 @@ def _decoding(settings: BenchSettings) -> Rows:
     if called := one_call.EXPERIMENT.run(asked):
         step_s = called.rows.pivot(index="repeat", columns="program", values="step_s")
         ours = step_s[static_rows.ONE_CALL]
-        yield _row(f"{ONE_CALL}, a token, {settings.dtype}", "generate", ours, step_s[static_rows.GENERATE])
+        yield _row(f"{ONE_CALL}, a token, {settings.dtype}", "generate, a token", ours, step_s[static_rows.GENERATE])
         yield _row(f"{ONE_CALL}'s share of the memory bandwidth", "a STREAM kernel", ours, step_s[static_rows.MEMORY])
 
 

@@ -110,10 +110,10 @@ OVER_ONE_CALL = _repeats(
 GENERATE_OVER_CALL, GRAPHS_OVER_CALL, CALL_SHARE = (
     OVER_ONE_CALL.where(program=one) for one in (rows.GENERATE, rows.OURS, rows.MEMORY)
 )
-CALLED_TOKENS = Measure(
-    "share of the one-row step's tokens that the step in one call writes", rows="one_call", by=("program",),
-    estimate=counted(lambda of: of["equal"].sum() / of["tokens"].sum()),
-).where(program=rows.ONE_CALL)
+SAME_TOKENS = _fact(
+    "share of positions at which a program writes the one-row step's token", "one_call",
+    lambda of: of["equal"].sum() / of["tokens"].sum(), "{:.0%}", by=("program",),
+)
 CACHED_GAIN = _repeats(
     "time of an eager step without a cache over that with a dynamic one, at the last three lengths", "late steps",
     "seconds", by=("cache",), over=("cache", "dynamic"),
