@@ -64,4 +64,4 @@ def test_harmed_arithmetic_changes_the_statements_named_and_sound_arithmetic_cha
         harm(monkeypatch)
     found = compared(monkeypatch, tmp_path)
     assert {name for name, one in found.items() if one == "differs"} == differ
-    assert sum(one == "agrees" for one in found.values()) >= 3
+    assert sum(one == "agrees" for one in found.values()) >= (1 if harm else 3)
