@@ -280,7 +280,7 @@ def random(found, _ids):
     found.logits = torch.nn.functional.dropout(found.logits, 0.1, training=True)
 
 
-def test_where_each_pass_reads_all_weights_one_shorter_length_tells_whether_a_full_pass_is_causal(llama):
+def test_where_each_pass_reads_all_weights_one_shorter_length_tells_whether_a_full_pass_is_causal(llama, monkeypatch):
     calls, stock = [], llama.forward
 
     def forward(ids, **options):
@@ -291,7 +291,7 @@ def test_where_each_pass_reads_all_weights_one_shorter_length_tells_whether_a_fu
 
     ids = torch.arange(3, 15)[None]
     assert reference_pass.fault(llama, ids, every_length=False) is None
-    llama.forward = forward
+    monkeypatch.setattr(llama, "forward", forward)
     assert reference_pass.fault(llama, ids, every_length=False) == reference_pass.NOT_CAUSAL
     assert calls == [12, 12, 6]
 

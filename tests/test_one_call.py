@@ -65,6 +65,11 @@ def test_it_writes_the_stock_models_tokens(shape, threads):
         torch.set_num_threads(before)
 
 
+def test_it_leaves_numbers_below_the_smallest_normal_one_as_they_are():
+    assert share_of_equal(build(), 4) >= 0
+    assert (torch.tensor([1e-40]) * 0.5).item() > 0
+
+
 def test_control_a_wrong_scale_of_attention_writes_other_tokens(monkeypatch):
     model = build(**SHAPES["grouped"])
     for layer in model.model.layers:

@@ -16,6 +16,8 @@ from kvbook.errors import UserError
 
 _SOURCE = Path(__file__).with_name("one_call.cpp")
 _POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+# Sums may be reordered: the order is ours already. Not -ffast-math, which lets the whole process flush small numbers to 0.
+_FLAGS = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-ffp-contract=fast")
 # What the arrays of a thread have room for, there.
 _WIDEST, _WIDEST_HEAD, _LONGEST, _MOST_THREADS = 2 * 8192, 256, 16384, 64
 
@@ -67,8 +69,7 @@ class OneCall:
     def __init__(self, model: PreTrainedModel, room: int) -> None:
         if not fits(model) or room > _LONGEST or torch.get_num_threads() > _MOST_THREADS:
             raise UserError(f"a step in one call is for models of Llama's build in bf16, not {type(model).__name__}")
-        # A sum may be reordered: it is ours already.
-        made = native.library(_SOURCE, "-ffast-math", "-ffp-contract=fast")
+        made = native.library(_SOURCE, *_FLAGS)
         if made is None:
             raise UserError("a step in one call takes a compiler of C++ (Debian: apt-get install g++)")
         self._call = made.kvbook_step
