@@ -136,9 +136,11 @@ extern "C" long kvbook_step(const Model* m, const Layer* layers, long token, lon
             norm(sum, layer.second_norm, width, m->epsilon, row);
             times(layer.gate, width, m->inner, gate);
             times(layer.up, width, m->inner, up);
+            // Of the rows that this thread has just written.
+            for (long i = m->inner * me / all; i < m->inner * (me + 1) / all; i++)
+                up[i] = rounded(rounded(gate[i] / (1 + std::exp(-gate[i]))) * up[i]);
 #pragma omp barrier
-            for (long i = 0; i < m->inner; i++)
-                row.set(i, rounded(rounded(gate[i] / (1 + std::exp(-gate[i]))) * up[i]));
+            for (long i = 0; i < m->inner; i++) row.set(i, up[i]);
             times(layer.down, m->inner, width, added);
 #pragma omp barrier
             for (long i = me; i < width; i += all) hidden[i] = rounded(sum[i] + added[i]);

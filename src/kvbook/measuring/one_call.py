@@ -16,7 +16,7 @@ from kvbook.errors import UserError
 
 _SOURCE = Path(__file__).with_name("one_call.cpp")
 _POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-# Sums may be reordered: the order is ours already. Not -ffast-math, which lets the whole process flush small numbers to 0.
+# Sums may be reordered: the order is ours. Not -ffast-math: with it the whole process flushes small numbers to 0.
 _FLAGS = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-ffp-contract=fast")
 # What the arrays of a thread have room for, there.
 _WIDEST, _WIDEST_HEAD, _LONGEST, _MOST_THREADS = 2 * 8192, 256, 16384, 64
