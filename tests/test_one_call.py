@@ -111,10 +111,12 @@ def test_without_a_compiler_it_is_refused_and_the_experiment_left_out(monkeypatc
 def test_the_experiment_times_all_programs_by_turns_and_memory_between_them(monkeypatch, tmp_path):
     model, written = build(), []
 
-    def by_graphs(_decoder, _ids, count):
-        return [0.02] * count, [5] * count
+    class Graphs:
+        def __init__(self, *_):
+            self.start = self.step = lambda _: 5
+            self.close = lambda: None
 
-    monkeypatch.setattr(beside, "_by_graphs", by_graphs)
+    monkeypatch.setattr(beside.decoding, "Decoder", Graphs)
     monkeypatch.setattr(beside.memory_bandwidth, "_N", 1 << 12)
     monkeypatch.setattr(beside.subject, "load", lambda _: SimpleNamespace(model=model, name="tiny", weights="random"))
     monkeypatch.setattr(beside.subject, "prompt", lambda *_: torch.arange(7, 19)[None])

@@ -103,6 +103,10 @@ class OneCall:
         self._scratch = torch.empty(2 * config.hidden_size + heads + 2 * config.intermediate_size + config.vocab_size)
         return int(logits[0, -1].argmax())
 
+    def close(self) -> None:
+        """Forget the cache."""
+        del self._cache, self._layers
+
     def step(self, token: int) -> int:
         """Feed a token, and give the next one: the largest logit, and of equal ones the first."""
         if self._length >= self._room:

@@ -26,6 +26,7 @@ from kvbook.models import loading
 from kvbook.runs import evidence, recording
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache.one_call import steps_of
 from kvreport.chapters.static_cache.rows import OURS, THEIRS
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
 from kvreport.engines.gguf_file import write_gguf
@@ -60,7 +61,7 @@ def measure(
         decoder = decoding.Decoder(loaded.model, _FASTEST, room)
         theirs = _LlamaCpp(write_gguf(loaded.model, Path(scratch) / "model.gguf"), room)
         programs: dict[str, Callable[[], tuple[list[float], list[int]]]] = {
-            OURS: lambda: _ours(decoder, ids, settings.n_new_tokens),
+            OURS: lambda: steps_of(decoder, ids, settings.n_new_tokens),
             THEIRS: lambda: theirs.decode(ids[0].tolist(), settings.n_new_tokens),
         }
         for repeat in progress.track(range(-1, settings.n_repeats), label="beside llama.cpp: repeat"):
@@ -76,16 +77,6 @@ def measure(
                     steps = seconds[_FIRST_STEPS:]
                     measured = {"n_steps": len(steps), "step_s": float(np.median(steps))}
                     yield {"repeat": repeat, "program": program} | measured
-
-
-def _ours(decoder: decoding.Decoder, ids: torch.Tensor, n_new_tokens: int) -> tuple[list[float], list[int]]:
-    token, seconds, tokens = decoder.start(ids), [], []
-    for _ in range(n_new_tokens):
-        tokens.append(int(token))
-        token, one = timing.timed(lambda token=token: decoder.step(token), ids.device)
-        seconds.append(one)
-    decoder.close()
-    return seconds, tokens
 
 
 class _LlamaCpp:

@@ -44,8 +44,8 @@ def measure(
     room = ids.shape[1] + count
     decoder, pages = decoding.Decoder(loaded.model, _FASTEST, room), large_pages.LargePages(loaded.model)
     programs = {
-        OURS: lambda: _by_graphs(decoder, ids, count),
-        ONE_CALL: lambda: _by_calls(OneCall(loaded.model, room), pages, ids, count),
+        OURS: lambda: steps_of(decoder, ids, count),
+        ONE_CALL: lambda: _by_calls(loaded.model, room, pages, ids, count),
         GENERATE: lambda: _by_generate(loaded.model, ids, count),
     }
     kernels = memory_bandwidth.reading(memory_bandwidth.on_large_pages).values()
@@ -61,36 +61,31 @@ def measure(
             }
         for program, decode in programs.items():
             seconds, tokens = decode()
-            reference = reference or tokens
+            reference, steps = reference or tokens, seconds[_FIRST_STEPS:] or seconds
             # The first turn compiles, and warms caches up.
             if repeat >= 0:
                 yield {
-                    "repeat": repeat, "program": program, "n_steps": len(seconds), "step_s": float(np.median(seconds)),
+                    "repeat": repeat, "program": program, "n_steps": len(steps), "step_s": float(np.median(steps)),
                     "equal": sum(map(int.__eq__, tokens, reference)), "tokens": len(tokens),
                 }
 
 
-def _by_graphs(decoder: decoding.Decoder, ids: torch.Tensor, count: int) -> tuple[list[float], list[int]]:
+def steps_of(decoder: decoding.Decoder | OneCall, ids: torch.Tensor, count: int) -> tuple[list[float], list[int]]:
+    """Decode, and return the seconds of each step, and the tokens."""
     token, seconds, tokens = decoder.start(ids), [], []
     for _ in range(count):
         tokens.append(int(token))
         token, one = timing.timed(lambda token=token: decoder.step(token), ids.device)
         seconds.append(one)
     decoder.close()
-    return seconds[_FIRST_STEPS:], tokens
+    return seconds, tokens
 
 
 def _by_calls(
-    decoder: OneCall, pages: large_pages.LargePages, ids: torch.Tensor, count: int
+    model: torch.nn.Module, room: int, pages: large_pages.LargePages, ids: torch.Tensor, count: int
 ) -> tuple[list[float], list[int]]:
-    seconds, tokens = [], []
     with pages.used():
-        token = decoder.start(ids)
-        for _ in range(count):
-            tokens.append(token)
-            token, one = timing.timed(lambda token=token: decoder.step(token), ids.device)
-            seconds.append(one)
-    return seconds[_FIRST_STEPS:], tokens
+        return steps_of(OneCall(model, room), ids, count)
 
 
 def _by_generate(model: torch.nn.Module, ids: torch.Tensor, count: int) -> tuple[list[float], list[int]]:
