@@ -124,6 +124,13 @@ FOLDERS = {
 }
 
 
+def test_a_configuration_alone_is_enough_for_random_weights(llama_folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((llama_folder / "config.json").read_bytes())
+    assert loading.load(str(tmp_path), weights="random").weights == "random"
+    with pytest.raises(UserError, match="holds no weights"):
+        loading.load(str(tmp_path))
+
+
 class TestBadInput:
     """One line each that says what to do."""
 

@@ -67,7 +67,7 @@ def in_memory(folder, dtype):
 
 
 def layer_by_layer(models, to, done=lambda _part: None):
-    return layerwise.rows_of(models, TEXTS, 0, 4, done, KeptCalls(to / "kept.safetensors"))
+    return layerwise.rows_of(models, TEXTS, 0, 4, done, KeptCalls(to / "kept.safetensors"), {})[0]
 
 
 def test_rows_of_streamed_weights_are_equal_in_every_bit_to_those_of_a_model_in_memory(folder, tmp_path):
@@ -87,6 +87,19 @@ def llama(tmp_path_factory):
     to = tmp_path_factory.mktemp("llama")
     loading.from_config(MODELS["llama"], torch.bfloat16).save_pretrained(to)
     return to
+
+
+def test_a_cache_that_is_switched_off_is_measured_on_and_off_in_one_reading_of_the_weights(tmp_path):
+    torch.manual_seed(5)
+    loading.from_config(MODELS["mpt, no cache by default"], torch.bfloat16).save_pretrained(tmp_path)
+    parts, models = [], opened(tmp_path, ["float32"])
+    kept = KeptCalls(tmp_path / "kept.safetensors")
+    off, on = layerwise.rows_of(models, TEXTS, 0, 4, parts.append, kept, {}, {"use_cache": True})
+    assert len(parts) <= len(set(parts)) + 1
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert off["float32"] == list(rows.rows_of(model, "float32", TEXTS, together=4))
+    assert on["float32"] == list(rows.rows_of(model, "float32", TEXTS, together=4, use_cache=True))
+    assert {row["held"] for row in off["float32"]} == {0} and all(row["held"] for row in on["float32"])
 
 
 def test_control_other_weights_of_one_layer_give_other_rows(llama, tmp_path, monkeypatch):

@@ -249,6 +249,11 @@ class _Way:
     def fed(self) -> int:
         return self.ids.shape[1] - self.calls[-1].ids.shape[1]
 
+    def add_alone(self) -> Call:
+        """Plan a call of the last part alone, without any context."""
+        self.alone = Call(self.calls[-1].ids, {"use_cache": False}, lambda output: output.logits[:, -1])
+        return self.alone
+
     def held(self) -> int:
         seen = self.calls[-1].seen
         return 0 if seen is None else older.held(seen, self.fed)
@@ -256,6 +261,7 @@ class _Way:
 
 def _planned(runner: Runner, ids: torch.Tensor, generator: np.random.Generator, options: dict) -> list[_Way]:
     ways = []
+    uses_cache = options.get("use_cache", getattr(runner.streamed.model.config.get_text_config(), "use_cache", None))
     for name in probe.WAYS:
         chain, before, calls = Chain(), None, []
         parts = ids.split(probe.CUTS[name](ids.shape[1], generator), 1)
@@ -264,16 +270,20 @@ def _planned(runner: Runner, ids: torch.Tensor, generator: np.random.Generator, 
             more, keeps = ({"output_hidden_states": True}, probe.last_tokens) if is_last else ({}, bool)
             before = Call(part, options | more, keeps, chain, before)
             calls.append(before)
-        runner.calls += calls
-        ways.append(_Way(name, calls, ids))
+        way = _Way(name, calls, ids)
+        if uses_cache is False:
+            # No cache will come back: what is fed alone is read with the rest, and not all weights again for it.
+            way.add_alone()
+        runner.calls += [*calls, *filter(None, [way.alone])]
+        ways.append(way)
     return ways
 
 
 def rows_of(
     streamed: dict[str, Streamed], texts: list[corpus.Sample], seed: int, together: int, done: Callable[[str], None],
-    kept: KeptCalls, **options: Any,
-) -> dict[str, list[dict[str, Any]]]:
-    """Measure what `kvbook.diagnosis.rows.rows_of` measures, in several dtypes at once."""
+    kept: KeptCalls, *called: dict[str, Any],
+) -> list[dict[str, list[dict[str, Any]]]]:
+    """Measure what `kvbook.diagnosis.rows.rows_of` measures, in several dtypes and with several options at once."""
     runners = {dtype: Runner(each) for dtype, each in streamed.items()}
     plans = {dtype: [] for dtype in streamed}
     for dtype, runner in runners.items():
@@ -281,8 +291,9 @@ def rows_of(
             ids = torch.tensor([text.ids for text in batch])
             full = Call(ids, {"use_cache": False, "output_hidden_states": True}, probe.last_tokens)
             runner.calls.append(full)
-            generator = np.random.default_rng([seed, batch[0].index])
-            plans[dtype].append((batch, full, _planned(runner, ids, generator, options)))
+            drawn = [np.random.default_rng([seed, batch[0].index]) for _ in called]
+            ways = [_planned(runner, ids, *each) for each in zip(drawn, called, strict=True)]
+            plans[dtype].append((batch, full, ways))
     calls = [call for runner in runners.values() for call in runner.calls]
     kept.restore(calls)
 
@@ -292,20 +303,20 @@ def rows_of(
 
     run_all(list(runners.values()), after)
     for dtype, runner in runners.items():
-        for _, _, ways in plans[dtype]:
-            for way in ways:
-                if not way.held():
-                    way.alone = Call(way.calls[-1].ids, {"use_cache": False}, lambda output: output.logits[:, -1])
-                    runner.calls.append(way.alone)
+        for _, _, planned in plans[dtype]:
+            for way in (way for ways in planned for way in ways):
+                if not way.held() and not way.alone:
+                    runner.calls.append(way.add_alone())
     run_all(list(runners.values()), done)
     kept.forget()
-    return {dtype: list(_rows(dtype, plans[dtype])) for dtype in streamed}
+    return [{dtype: list(_rows(dtype, plans[dtype], place)) for dtype in streamed} for place in range(len(called))]
 
 
-def _rows(dtype: str, plan: list) -> Iterator[dict[str, Any]]:
+def _rows(dtype: str, plan: list, place: int) -> Iterator[dict[str, Any]]:
     for batch, full, ways in plan:
-        for way in ways:
-            alone = way.alone.result if way.alone else [None] * len(batch)
-            readings = probe.compared(way.name, full.result, way.calls[-1].result, alone, way.held(), way.fed)
+        for way in ways[place]:
+            held = way.held()
+            alone = [None] * len(batch) if held else way.alone.result
+            readings = probe.compared(way.name, full.result, way.calls[-1].result, alone, held, way.fed)
             for text, reading in zip(batch, readings, strict=True):
                 yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}

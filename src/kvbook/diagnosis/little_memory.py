@@ -91,7 +91,7 @@ class LittleMemory:
         called = str(options)
         if called not in self._found and not self.by_steps:
             try:
-                self._found[called] = self._measured(options)
+                self._measured(options)
             except layerwise.NotLayerByLayer as error:
                 self.by_steps = True
                 print(f"kvbook: every call reads all weights ({error}); this takes long", file=sys.stderr, flush=True)
@@ -99,21 +99,26 @@ class LittleMemory:
                 each.run = each.on_demand
         return None if self.by_steps else self._found[called][dtype]
 
-    def _measured(self, options: dict[str, Any]) -> dict[str, Rows]:
+    def _measured(self, *called: dict[str, Any]) -> None:
+        config = next(iter(self._models.values())).model.config.get_text_config()
+        if getattr(config, "use_cache", None) is False:
+            # Switched off: the check will ask what the cache would have done, and all weights are read once for both.
+            called = ({}, {"use_cache": True})
         sizes = {part: sum(value.numel() for value in module.parameters()) for part, module in self._parts().items()}
         work = progress.Work(sum(sizes.values()), "check, layer by layer")
-        about = [self._asked.model_dump(), self._files, self.dtypes, options, [text.ids for text in self._texts]]
+        about = [self._asked.model_dump(), self._files, self.dtypes, called, [text.ids for text in self._texts]]
         named = fingerprint.of_values([*about, torch.__version__, torch.get_num_threads()])[:16]
         kept = KeptCalls(paths.BUILD / "check" / f"{named}.safetensors")
         try:
-            return layerwise.rows_of(
+            found = layerwise.rows_of(
                 self._models, self._texts, self._asked.seed, self._together,
-                lambda part: work.advance(sizes.pop(part, 0)), kept, **options,
+                lambda part: work.advance(sizes.pop(part, 0)), kept, *called,
             )
         except KeyboardInterrupt:
             if kept.file.is_file():
                 print("kvbook: the same command goes on from here", file=sys.stderr, flush=True)
             raise
+        self._found |= zip(map(str, called), found, strict=True)
 
     def _parts(self) -> dict[str, torch.nn.Module]:
         return next(iter(self._models.values())).parts

@@ -62,7 +62,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def _folder(path: Path, source: Source, name: str) -> Where:
+def _folder(path: Path, source: Source, name: str, needs_weights: bool = True) -> Where:
     if (path / "adapter_config.json").is_file():
         raise UserError(
             f"{path} holds an adapter of PEFT: merge it into its model (`model.merge_and_unload()`), save that with "
@@ -70,7 +70,7 @@ def _folder(path: Path, source: Source, name: str) -> Where:
         )
     if not (path / "config.json").is_file():
         raise UserError(f"{path} holds no config.json: name the folder that `save_pretrained` wrote")
-    if not _weight_files(path):
+    if needs_weights and not _weight_files(path):
         raise UserError(f"{path} holds no weights (*.safetensors): save the model there with `save_pretrained`")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -78,7 +78,12 @@ def _folder(path: Path, source: Source, name: str) -> Where:
     except Exception as error:
         advice = next((advice for said, advice in _ADVICE.items() if said in str(error)), "save the model again")
         raise UserError(f"{path}/config.json cannot be read ({hub.first_line(error)}): {advice}") from error
-    return Where(source, name, str(path), config, str(path))
+    return Where(source, name, str(path), config, str(path if needs_weights else _words_for(path)))
+
+
+def _words_for(path: Path) -> Path:
+    # Random weights need no words of their own.
+    return path if any(path.glob("tokenizer*.json")) else paths.STANDINS / "gpt2"
 
 
 def identity(where: Where, seed: int) -> dict[str, Any]:
@@ -131,7 +136,7 @@ def resolve(model: str, weights: str) -> Where:
     if path.suffix.lower() == ".gguf":
         found = _folder(gguf_files.unpack(path), "gguf", path.stem)
     elif path.is_dir():
-        found = _folder(path.resolve(), "local", path.resolve().name)
+        found = _folder(path.resolve(), "local", path.resolve().name, weights != "random")
     elif model.count("/") == 1 and not model.startswith((".", "/", "~")):
         found = _hub(model, model)
     else:
@@ -174,7 +179,5 @@ def _family(family: registry.Family, weights: str) -> Where:
 
 
 def _random(family: str, name: str, architecture: registry.Architecture) -> Where:
-    # Random weights need no words of their own: a family without a stand-in takes another's tokenizer.
-    standin = paths.STANDINS / family
-    tokenizer = standin if standin.is_dir() else paths.STANDINS / "gpt2"
+    tokenizer = _words_for(paths.STANDINS / family)
     return Where("random", name, architecture.hub_id, configuration(architecture), str(tokenizer))
