@@ -108,6 +108,15 @@ def test_a_snippet_runs_as_it_is_pasted(page, place, code, values, graphs, capsy
         assert printed == values["tokenizer"].decode(fresh[0]).strip()
 
 
+def test_the_hook_on_the_head_computes_logits_in_fp32_and_leaves_the_weights_in_bf16(values):
+    model, ids = copy.deepcopy(values["model"]).bfloat16(), torch.arange(8)[None]
+    before = model(ids).logits
+    exec(snippet("get_output_embeddings"), {"model": model})
+    assert (before.dtype, model(ids).logits.dtype) == (torch.bfloat16, torch.float32)
+    assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(model(ids).logits.bfloat16(), before)
+
+
 def test_the_loop_in_nanogpts_terms_refills_a_full_cache_and_never_feeds_a_token_twice():
     names = {}
     exec(snippet("block_size"), names)

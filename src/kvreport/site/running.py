@@ -60,13 +60,12 @@ def cards(_context: Context) -> str:
 def large_checks(_context: Context) -> str:
     """Write what checks of models took that do not fit into memory, each in a process of its own."""
     with (DATA / "check" / "large.csv").open(newline="", encoding="utf-8") as file:
-        made = list(csv.DictReader(file))
+        made = [one | {"billions": f"{int(one['parameters']) / 1e9:.2f}"} for one in csv.DictReader(file)]
     kept = {
-        "model": "model", "texts": "texts", "tokens of each": "tokens", "minutes": "minutes", "GB, peak": "peak_gb",
-        "GB, predicted": "predicted_gb", "verdict": "verdict",
+        "model": "model", "billion parameters": "billions", "texts": "texts", "tokens of each": "tokens",
+        "minutes": "minutes", "GB, peak": "peak_gb", "GB, predicted": "predicted_gb", "verdict": "verdict",
     }
-    rows = [[*kept, "billion parameters"]]
-    rows += [[*(one[name] for name in kept.values()), f"{int(one['parameters']) / 1e9:.2f}"] for one in made]
+    rows = [[*kept], *([one[name] for name in kept.values()] for one in made)]
     on, threads, torch = ({one[name] for one in made} for name in ("processor", "threads", "torch"))
     caption = (
         "Checks with `--memory`, random weights, fp64, fp32 and bf16 at once; a layer's work is finished before the "
