@@ -23,7 +23,7 @@ from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import costs, in_fp64
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-from kvbook.models import corpus, loading, placement, sources
+from kvbook.models import corpus, decoders, loading, placement, sources
 
 # What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is
 # a kernel and the memory for it, always decides; 16 bits stand in for it.
@@ -48,6 +48,7 @@ _NOTHING = "none needed" + _EQUAL_BITS * (transformers.__version__ in older.TRIE
 _OTHER_PATHS = "windows, long texts, batch, padding, static cache, generate(): --thorough"
 _GROUPED = "the grouped product of experts in float64, which it lacks: they ran one after the other"
 _PACKED = "products of quantized weights: they were dequantized, since those round alike in every dtype"
+_ONE_SOURCE = f"other source texts than one of {decoders.SOURCE} tokens, which the encoder reads"
 _ON_CPU = "float64 on the device, which lacks it: it was run on the processor"
 _HIDDEN_BELOW = "none needed; a fault that moves the logits by less than {:.1e} would hide below it"
 _DECLARE = "keep keys and values in the model's dtype, or pass --cache-dtype {} if they are meant to be in fewer bits"
@@ -104,6 +105,7 @@ def check(settings: CheckSettings) -> Outcome:
     not_tried = _not_tried({row["dtype"] for row in measured.rows} | set(left_out), texts, paths, too_far)
     packed = weights not in sources.DRAWN and getattr(config, "quantization_config", None) is not None
     not_tried += [_GROUPED] * measured.experts_apart + [_ON_CPU] * measured.on_cpu + [_PACKED] * packed
+    not_tried += [_ONE_SOURCE] * decoders.has_encoder(config)
     return Outcome(
         model=identity["name"], weights=identity["weights"], layers=identity["layers"],
         parameters=identity["parameters"], device=settings.device, threads=torch.get_num_threads(), texts=len(texts),
@@ -131,7 +133,7 @@ class _Measured:
         asked = self.settings
         # Loaded here, so that it is gone before the next one is: both need not fit.
         how = {"weights": asked.weights, "device": _device(asked.device, dtype), "seed": asked.seed}
-        model = self.little.model(dtype) if self.little else loading.load(asked.model, dtype=dtype, **how).model
+        model = self.little.model(dtype) if self.little else loading.load(asked.model, dtype=dtype, with_encoder=True, **how).model
         self.on_cpu |= how["device"] != asked.device
         self.use_cache = getattr(model.config.get_text_config(), "use_cache", None)
         self.model_type = model.config.get_text_config().model_type

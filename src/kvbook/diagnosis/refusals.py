@@ -9,7 +9,7 @@ from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrain
 
 from kvbook.diagnosis import reference_pass
 from kvbook.errors import UserError
-from kvbook.models import corpus, hub, loading
+from kvbook.models import corpus, decoders, hub, loading
 
 
 class OfTheModelError(UserError):
@@ -38,11 +38,13 @@ def in_one_line(name: str) -> Iterator[None]:
 
 
 def refuse_encoder(name: str, config: PretrainedConfig) -> None:
-    """Refuse a masked model, and an encoder with its decoder."""
+    """Refuse a masked model, and an encoder of something else than text with its decoder."""
+    if decoders.has_encoder(config):
+        return
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(
-            f"{name} is an encoder-decoder: this check feeds a decoder alone, without what an encoder gives its cache; "
-            "check a loop that decodes with it (kvbook.check_step)"
+            f"{name} is an encoder-decoder whose source is no text: this check has none to give it; check a loop that "
+            "decodes with it (kvbook.check_step)"
         )
     encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
     if encoder or loading.is_masked(config):

@@ -24,7 +24,7 @@ from kvbook.diagnosis import feeding, verdict
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-from kvbook.models import loading, sources
+from kvbook.models import decoders, loading, sources
 
 # Plain transformers computes some steps in 32 bits even in float64: what rounding in these can be.
 LARGEST_ROUNDING = verdict.ROUNDING["float32"] * UNIT_ROUNDOFF["float32"]
@@ -54,6 +54,8 @@ def write(asked: CheckSettings, path: str, to: Path) -> str:
     if path not in _CUTS:
         raise UserError(f"--repro knows no program for {path!r}: report the lines of the check")
     where = sources.resolve(asked.model, asked.weights)
+    if decoders.has_encoder(where.config):
+        raise UserError("--repro writes programs of decoders without an encoder: report the lines of the check")
     # It stands in the program's first line, where a quotation mark could end the words and begin code.
     if not re.fullmatch(r"[\w.-]+", where.config.model_type):
         raise UserError(f"--repro: {where.config.model_type!r} is no name of a model type of transformers")

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -26,7 +27,7 @@ from transformers.utils import logging
 
 from kvbook import older, paths
 from kvbook.errors import UserError
-from kvbook.models import hub, lowbit, placement, sources, standins, tokenizers
+from kvbook.models import decoders, hub, lowbit, placement, sources, standins, tokenizers
 
 # Bytes from which on loading takes long enough to be watched.
 _LARGE = 2e9
@@ -148,7 +149,9 @@ def from_config(config: PretrainedConfig, dtype: torch.dtype, **options: Any) ->
     return _auto(config).from_config(config, **{older.DTYPE: dtype}, **options)
 
 
-def _auto(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMaskedLM]:
+def _auto(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForMaskedLM | AutoModelForSeq2SeqLM]:
+    if decoders.has_encoder(config):
+        return AutoModelForSeq2SeqLM
     return AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
 
 
@@ -159,7 +162,7 @@ def parameter_count(config: PretrainedConfig) -> int:
 
 def load(
     model: str, *, weights: str = "stand-in", dtype: str = "float32", device: str = "cpu", attention: str | None = None,
-    seed: int = 0, quantization: str = "none",
+    seed: int = 0, quantization: str = "none", with_encoder: bool = False,
 ) -> Loaded:
     """Load a model and its tokenizer.
 
@@ -184,6 +187,8 @@ def load(
         Of random weights.
     quantization : {"none", "8bit", "4bit"}
         How the matrices of the linear layers are stored: see `lowbit`.
+    with_encoder : bool
+        Whether an encoder-decoder may be loaded, as a decoder behind one source text: see `decoders`.
 
     Returns
     -------
@@ -200,6 +205,8 @@ def load(
     where = sources.resolve(model, weights)
     place = placement.device_of(device)
     torch_dtype = placement.dtype_on(dtype, place)
+    if decoders.has_encoder(where.config) and not with_encoder:
+        raise UserError(f"{where.name} is an encoder-decoder: `kvbook check` takes it; name a decoder here")
     blank = shape(where.config)
     needed = lowbit.bytes_needed(blank, quantization, torch_dtype)
     if where.source in sources.DRAWN:
@@ -228,6 +235,7 @@ def load(
         raise UserError(f"{where.path} cannot be loaded: {hub.first_line(error)}") from error
     lowbit.refuse_untouched(built, where.name, quantization)
     built = built.eval().requires_grad_(False)
+    built = decoders.behind_a_source(built) if decoders.has_encoder(where.config) else built
     return Loaded(built, _tokenizer(where), where.name, where.source, dtype, quantization)
 
 

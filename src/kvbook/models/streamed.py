@@ -23,7 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from kvbook.errors import UserError
-from kvbook.models import loading, sources
+from kvbook.models import decoders, loading, sources
 
 try:
     from transformers import core_model_loading as checkpoints
@@ -316,6 +316,8 @@ def check(config: PretrainedConfig, device: str) -> None:
     """Refuse what cannot be streamed."""
     if device != "cpu":
         raise UserError("weights are streamed to the processor alone: leave device out, or memory")
+    if decoders.has_encoder(config):
+        raise UserError("the weights of an encoder-decoder are not streamed: leave memory out")
     if getattr(config, "quantization_config", None):
         raise UserError("only weights that are not quantized are streamed: leave memory out")
 
