@@ -16,8 +16,6 @@ from transformers import (
     BertConfig,
     BertLMHeadModel,
     LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )

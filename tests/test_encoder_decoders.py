@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, MarianConfig, Pegasu
 from transformers.cache_utils import DynamicLayer
 from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
 
-from kvbook.diagnosis import check
+from kvbook.diagnosis import check, repro
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.models import decoders, loading, tokenizers
@@ -88,6 +88,7 @@ def test_what_needs_a_causal_model_refuses_an_encoder_decoder_in_one_line(folder
     for refused in (
         lambda: loading.load(str(folder)),
         lambda: check.check(asked(folder, text_folder, memory="1GB")),
+        lambda: repro.write(asked(folder, text_folder), "token by token", folder / "repro.py"),
     ):
         with pytest.raises(UserError, match="encoder-decoder"):
             refused()

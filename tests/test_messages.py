@@ -25,7 +25,7 @@ def test_a_prefix_that_ends_in_a_space_shows_the_token_that_the_space_becomes():
 
 def test_an_adapter_is_told_from_a_model_and_the_remedy_is_said(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match="holds an adapter of PEFT: merge it"):
+    with pytest.raises(UserError, match=r"adapter_config\.json cannot be read: save the adapter again"):
         sources.resolve(str(tmp_path), "stand-in")
 
 

@@ -132,9 +132,10 @@ class _Measured:
         """Measure one dtype; tell whether no further one can change the verdict, or two agree on one."""
         asked = self.settings
         # Loaded here, so that it is gone before the next one is: both need not fit.
-        how = {"weights": asked.weights, "device": _device(asked.device, dtype), "seed": asked.seed}
-        model = self.little.model(dtype) if self.little else loading.load(asked.model, dtype=dtype, with_encoder=True, **how).model
-        self.on_cpu |= how["device"] != asked.device
+        device = _device(asked.device, dtype)
+        how = {"weights": asked.weights, "device": device, "seed": asked.seed, "with_encoder": True}
+        model = self.little.model(dtype) if self.little else loading.load(asked.model, dtype=dtype, **how).model
+        self.on_cpu |= device != asked.device
         self.use_cache = getattr(model.config.get_text_config(), "use_cache", None)
         self.model_type = model.config.get_text_config().model_type
         if dtype == "float64":

@@ -55,7 +55,7 @@ def write(asked: CheckSettings, path: str, to: Path) -> str:
         raise UserError(f"--repro knows no program for {path!r}: report the lines of the check")
     where = sources.resolve(asked.model, asked.weights)
     if decoders.has_encoder(where.config):
-        raise UserError("--repro writes programs of decoders without an encoder: report the lines of the check")
+        raise UserError("--repro writes no program of an encoder-decoder: report the lines of the check")
     # It stands in the program's first line, where a quotation mark could end the words and begin code.
     if not re.fullmatch(r"[\w.-]+", where.config.model_type):
         raise UserError(f"--repro: {where.config.model_type!r} is no name of a model type of transformers")

@@ -277,6 +277,11 @@ def _pretrained(
             found = found.dequantize() if getattr(found, "is_quantized", False) else found
             for parameter in found.parameters():
                 parameter.data = parameter.data.to(dtype)
+        if where.adapter:
+            # A second of imports, for adapters alone.
+            from peft import PeftModel
+
+            found = PeftModel.from_pretrained(found, where.adapter).merge_and_unload()
         return found
 
     if device_map != "auto" and not options.get("quantization_config"):

@@ -1,5 +1,6 @@
 """What a request for a model leads to: which weights, which files, which configuration."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +9,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
-from kvbook.models import gguf_files, hub, packages, registry, standins, unpacked
+from kvbook.models import gguf_files, hub, packages, placement, registry, standins, unpacked
 
 Source = Literal["stand-in", "hub", "package", "gguf", "random", "untrained", "local"]
 
@@ -36,6 +37,8 @@ class Where:
         The folder or hub id of its tokenizer; empty where it is made on the spot.
     repository : Repository or None
         Of the hub.
+    adapter : str
+        The folder of an adapter of PEFT that is merged into those weights; empty without one.
     """
 
     source: Source
@@ -44,6 +47,7 @@ class Where:
     config: PretrainedConfig
     tokenizer_path: str
     repository: hub.Repository | None = None
+    adapter: str = ""
 
     @property
     def revision(self) -> str | None:
@@ -63,11 +67,6 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _folder(path: Path, source: Source, name: str, needs_weights: bool = True) -> Where:
-    if (path / "adapter_config.json").is_file():
-        raise UserError(
-            f"{path} holds an adapter of PEFT: merge it into its model (`model.merge_and_unload()`), save that with "
-            "`save_pretrained`, and name its folder"
-        )
     if not (path / "config.json").is_file():
         raise UserError(f"{path} holds no config.json: name the folder that `save_pretrained` wrote")
     if needs_weights and not _weight_files(path):
@@ -79,6 +78,25 @@ def _folder(path: Path, source: Source, name: str, needs_weights: bool = True) -
         advice = next((advice for said, advice in _ADVICE.items() if said in str(error)), "save the model again")
         raise UserError(f"{path}/config.json cannot be read ({hub.first_line(error)}): {advice}") from error
     return Where(source, name, str(path), config, str(path if needs_weights else _words_for(path)))
+
+
+def _adapted(path: Path) -> Where:
+    """Find the model of an adapter by the name that PEFT wrote into its folder."""
+    if placement.missing("peft"):
+        raise UserError(
+            f"{path} holds an adapter of PEFT: pip install peft, or merge it into its model "
+            "(`model.merge_and_unload()`), save that with `save_pretrained`, and name its folder"
+        )
+    try:
+        base = json.loads((path / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}/adapter_config.json cannot be read: save the adapter again") from error
+    if not base or not (Path(base).is_dir() or str(base).count("/") == 1):
+        raise UserError(
+            f"{path} holds an adapter of PEFT, and its model {base!r} is not there: write its folder or hub id into "
+            'adapter_config.json ("base_model_name_or_path")'
+        )
+    return replace(resolve(str(base), "local"), name=path.name, adapter=str(path))
 
 
 def _words_for(path: Path) -> Path:
@@ -93,6 +111,9 @@ def identity(where: Where, seed: int) -> dict[str, Any]:
         # A folder is named by its last part: where it lies is its owner's affair.
         named = where.name if Path(where.path).is_dir() else where.path
         return {"shape_of": named, "shape_sha256": fingerprint.of_values(values), "seed": seed}
+    if where.adapter:
+        digests = [fingerprint.of_large_file(file) for file in _weight_files(Path(where.adapter))]
+        return identity(replace(where, adapter=""), seed) | {"adapter_sha256": fingerprint.of_values(digests)}
     if where.source == "hub":
         return {"hub_id": where.path, "revision": where.revision}
     folder = Path(where.path)
@@ -135,6 +156,8 @@ def resolve(model: str, weights: str) -> Where:
         return _family(families[model], weights)
     if path.suffix.lower() == ".gguf":
         found = _folder(gguf_files.unpack(path), "gguf", path.stem)
+    elif path.is_dir() and (path / "adapter_config.json").is_file():
+        found = _adapted(path.resolve())
     elif path.is_dir():
         found = _folder(path.resolve(), "local", path.resolve().name, weights != "random")
     elif model.count("/") == 1 and not model.startswith((".", "/", "~")):

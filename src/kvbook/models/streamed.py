@@ -333,6 +333,8 @@ def source_of(where: sources.Where, seed: int) -> Source:
     """Find the weights of a request, without reading them."""
     if checkpoints is None:
         raise UserError("--memory takes transformers 5 or newer: install it, or leave --memory out")
+    if where.adapter and where.source not in sources.DRAWN:
+        raise UserError("--memory takes no adapters: merge it into its model first, or leave --memory out")
     if where.source in sources.DRAWN:
         return Drawn(seed)
     if where.repository is None:

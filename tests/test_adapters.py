@@ -1,0 +1,68 @@
+"""Folders of adapters of PEFT: merged into their model, which is then checked as any other."""
+
+import json
+import sys
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from kvbook.diagnosis import check, faults
+from kvbook.diagnosis.settings import CheckSettings
+from kvbook.errors import UserError
+from kvbook.models import loading
+
+
+@pytest.fixture(scope="module")
+def adapter(llama_folder, tmp_path_factory):
+    torch.manual_seed(2)
+    asked = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    model = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
+    model.name_or_path = str(llama_folder)
+    folder = tmp_path_factory.mktemp("adapter")
+    peft.get_peft_model(model, asked).save_pretrained(folder)
+    return folder
+
+
+def settings(folder, text_folder, **more):
+    return CheckSettings(model=str(folder), corpus=str(text_folder), n_samples=2, n_tokens=12, **more)
+
+
+def test_an_adapter_is_merged_into_the_model_that_its_folder_names(adapter, llama_folder):
+    merged, plain = (loading.load(str(folder), dtype="float64").model for folder in (adapter, llama_folder))
+    weights = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float64)
+    by_hand = peft.PeftModel.from_pretrained(weights, adapter)
+    ids = torch.arange(10, 20)[None]
+    with torch.inference_mode():
+        found = merged(ids).logits
+        torch.testing.assert_close(found, by_hand(ids).logits, rtol=1e-6, atol=1e-6)
+        assert (found - plain(ids).logits).abs().max() > 1e-3
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+
+
+def test_a_model_with_its_adapter_is_checked_and_a_bug_still_shows(adapter, text_folder, injected):
+    assert check.check(settings(adapter, text_folder)).verdict == "rounding"
+    injected(faults.offset_forgotten)
+    assert check.check(settings(adapter, text_folder)).verdict == "bug"
+
+
+def test_what_identifies_the_weights_names_the_adapter_too(adapter, llama_folder):
+    one, other = (loading.identify(str(folder)) for folder in (adapter, llama_folder))
+    assert one["sha256"] == other["sha256"]
+    assert "adapter_sha256" in one
+    assert "adapter_sha256" not in other
+
+
+def test_an_adapter_whose_library_or_model_is_missing_is_refused_in_one_line(
+    adapter, text_folder, tmp_path, monkeypatch
+):
+    about = json.loads((adapter / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": "gone"}))
+    with pytest.raises(UserError, match="its model 'gone' is not there"):
+        loading.load(str(tmp_path))
+    with pytest.raises(UserError, match="--memory takes no adapters"):
+        check.check(settings(adapter, text_folder, memory="1GB"))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match="pip install peft, or merge it"):
+        loading.load(str(adapter))
