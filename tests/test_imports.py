@@ -21,9 +21,9 @@ LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.t
 # another is its own affair, except that no chapter may import another.
 ORDER = (
     *(f"kvbook.{name}" for name in (
-        "errors", "garbage", "paths", "progress", "native", "replacing", "releases", "older", "fingerprint", "lengths",
-        "settings", "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "bisection", "runs",
-        "commands", "__main__",
+        "errors", "garbage", "paths", "progress", "native", "releases", "older", "fingerprint", "lengths", "settings",
+        "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "bisection", "runs", "commands",
+        "__main__",
     )),
     *(f"kvreport.{name}" for name in (
         "publishing", "training", "engines", "chapters", "running", "benchmarks", "site", "commands",
