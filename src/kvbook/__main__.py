@@ -1,7 +1,6 @@
 """The command line: ``kvbook``, or ``python -m kvbook``; other packages add commands to it by entry point."""
 
 import sys
-from dataclasses import replace
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -145,14 +144,14 @@ def check(
         lines, status = tokenizer_boundary.check(model, prefix, rest, weights)
         typer.echo("\n".join(lines))
         raise typer.Exit(status)
-    from kvbook.diagnosis.reports import Files
+    from kvbook.diagnosis import reports
 
-    files = Files.checked(plot=plot, report=report, junit=junit, repro=repro)
+    files = reports.checked(plot=plot, report=report, junit=junit, repro=repro)
     from kvbook.diagnosis import check as checks
 
     found = checks.check(asked)
     typer.echo(found.model_dump_json(indent=1) if as_json else "\n".join(found.lines))
-    for line in files.write(found, asked):
+    for line in reports.write(files, found, asked):
         typer.echo(line, err=as_json)
     raise typer.Exit(found.status)
 
@@ -168,8 +167,8 @@ def _check_server(
     asked, kept = checks.lengths_of(lengths), Path(answers) if answers else None
     if kept:
         commands.check_writable(kept.parent)
-    server = replace(client.of(address, remote, timeout), model=served or "")
-    beside = replace(client.of(control, remote, timeout), model=served or "") if control else None
+    server = client.of(address, remote, timeout, served or "")
+    beside = client.of(control, remote, timeout, served or "") if control else None
     if report:
         from kvbook.diagnosis import reports
 
@@ -198,9 +197,9 @@ def scores(
     from kvbook.scores import outcome, tables
 
     if plot:
-        from kvbook.diagnosis.reports import Files
+        from kvbook.diagnosis import reports
 
-        Files.checked(plot=plot)
+        reports.checked(plot=plot)
     a, *others = tables.read(rollout), *(tables.read(path, "trainer") for path in (trainer, *(control or ())))
     joined = tables.join(a, others[0], others[1:])
     found = outcome.of(joined)
@@ -219,15 +218,14 @@ def show(
     junit: JUnit = None,
 ) -> None:
     """Print a check that was saved as JSON, as lines; reports of older versions are read too."""
-    from kvbook.diagnosis import outcome
-    from kvbook.diagnosis.reports import Files
+    from kvbook.diagnosis import outcome, reports
 
-    files = Files.checked(report=report, junit=junit)
+    files = reports.checked(report=report, junit=junit)
     if not Path(saved).is_file():
         raise UserError(f"{saved} is no file: name what `kvbook check --json` printed")
     found = outcome.read(Path(saved).read_text("utf-8"), saved)
     typer.echo("\n".join(found.lines))
-    files.write(found)
+    reports.write(files, found)
 
 
 @app.command()

@@ -114,7 +114,7 @@ class Client:
             connection.close()
 
 
-def of(address: str, remote: bool = False, timeout: float = 60.0) -> Client:
+def of(address: str, remote: bool = False, timeout: float = 60.0, model: str = "") -> Client:
     """Make the client of an address, or refuse the address."""
     try:
         parts = urlsplit(address)
@@ -134,7 +134,7 @@ def of(address: str, remote: bool = False, timeout: float = 60.0) -> Client:
         )
     if not here and parts.scheme == "http" and os.environ.get(TOKEN):
         raise UserError(f"{TOKEN} is set, and {parts.hostname} is reached without encryption: use https, or unset it")
-    return Client(address.rstrip("/"), timeout)
+    return Client(address.rstrip("/"), timeout, model)
 
 
 def _is_here(host: str) -> bool:
