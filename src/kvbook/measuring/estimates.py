@@ -101,8 +101,20 @@ def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Esti
     numerator, denominator : ndarray, shape (n,)
         Positive; one pair a layer.
     """
-    logs = np.log(numerator) - np.log(denominator)
-    return _students(logs.mean(), logs.std(ddof=1), len(logs) - 1, np.sqrt(len(logs)), np.exp)
+    return mean_of(np.log(numerator) - np.log(denominator), np.exp)
+
+
+def mean_of(values: np.ndarray, change: Callable = float) -> Estimate:
+    """Return the mean of independent values with Student's interval, or a function of it.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n,)
+        Two or more.
+    change : callable, optional
+        A function of the mean, to be given instead.
+    """
+    return _students(values.mean(), values.std(ddof=1), len(values) - 1, np.sqrt(len(values)), change)
 
 
 def wilson(p: float, n: int) -> Estimate:
