@@ -99,12 +99,6 @@ class Fed:
         """Run one pass without a cache."""
         return self.model(ids, use_cache=False, **options).logits
 
-    def _last(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the last token's logits alone; those of a long text would take more memory than the model."""
-        # Some classes hand it on without naming it, or compute all of them all the same.
-        kept = {"logits_to_keep": 1} if self._takes("logits_to_keep") else {}
-        return self.full(ids, **kept)[:, -1:]
-
     def _takes(self, name: str) -> bool:
         return takes(self.model, name)
 
@@ -324,7 +318,10 @@ class Fed:
     def across(self, ids: torch.Tensor, start: int) -> Compared:
         """Fill a cache with so many tokens, go on token by token, and run each of these lengths at once."""
         lengths = range(start + 1, ids.shape[1] + 1)
-        expected = [self._last(ids[:, :length]) for length in lengths]
+        # The last token's logits alone: those of a long text would take more memory than the model.  Some classes hand
+        # it on without naming it, or compute all of them all the same.
+        kept = {"logits_to_keep": 1} if self._takes("logits_to_keep") else {}
+        expected = [self.full(ids[:, :length], **kept)[:, -1:] for length in lengths]
         _, cache = self.in_parts(ids[:, :start], [start])
         # Fed on what each call returns: older caches are tuples, which do not grow in place.
         return torch.cat(expected, 1), self.in_parts(ids[:, start:], [1] * len(lengths), cache)[0]

@@ -61,10 +61,18 @@ class Estimate:
         return Estimate(self.value / divisor, self.low / divisor, self.high / divisor, self.kind)
 
 
-def _slope(layers: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """Slope of least squares of each row of `logs` on `layers`."""
-    centred = layers - layers.mean()
-    return logs @ centred / (centred @ centred)
+def slopes(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the slope of least squares of each row on `x`.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n,)
+        Such as numbers of layers.
+    rows : ndarray, shape (..., n)
+        What is fitted.
+    """
+    centred = x - x.mean()
+    return rows @ centred / (centred @ centred)
 
 
 def _students(centre: float, scatter: float, n_free: int, root: float = 1.0, change: Callable = float) -> Estimate:
@@ -281,8 +289,8 @@ def percentiles(value: float, draws: np.ndarray, kind: Kind = "95 %") -> Estimat
 def growth_resampled(resampled: Resampled) -> Estimate:
     """Return the growth per layer with its bootstrap interval; the mean of each layer must be above 0 in each draw."""
     return percentiles(
-        np.expm1(_slope(resampled.layers, np.log(resampled.mean))),
-        np.expm1(_slope(resampled.layers, np.log(resampled.draws))), resampled.kind,
+        np.expm1(slopes(resampled.layers, np.log(resampled.mean))),
+        np.expm1(slopes(resampled.layers, np.log(resampled.draws))), resampled.kind,
     )
 
 
@@ -308,8 +316,7 @@ def paired_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> 
         Values of the column ``variant``.
     """
     both = resample(rows[rows["variant"].isin([variant, against])], value, by="variant")
-    column = {name: index for index, name in enumerate(both.layers)}
-    top, bottom = column[variant], column[against]
+    top, bottom = map(list(both.layers).index, (variant, against))
     return percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom], both.kind)
 
 
