@@ -173,20 +173,15 @@ def bisect(
         points = sorted([*points, has], key=lambda release: [int(part) for part in release.split(".")])
     outcome = bisection.of_release(architecture, path, paths.BUILD / "releases", keep)
 
-    def aloud(outcome: bisection.Outcome) -> bisection.Outcome:
-        def told(point: str) -> str:
-            found = outcome(point)
-            typer.echo(f"{point[:12]:14s} {found}")
-            return found
+    def say(point: str, outcome: str) -> None:
+        typer.echo(f"{point[:12]:14s} {outcome}")
 
-        return told
-
-    found = bisection.span(points, aloud(outcome), has)
+    found = bisection.span(points, outcome, has, say)
     typer.echo("\n".join(found.lines()))
     for older, newer, place in ((found.before, found.first, -1), (found.last, found.after, 0)):
         if checkout and older and newer:
             listed = bisection.commits(Path(checkout), older, newer)
-            among = bisection.span(listed, aloud(bisection.of_commit(Path(checkout), outcome)), listed[place])
+            among = bisection.span(listed, bisection.of_commit(Path(checkout), outcome), listed[place], say)
             came, went = f"{among.first}, not in {among.before}", f"{among.after}, wrong in {among.last}"
             typer.echo(f"{'first commit':14s} {came}" if place else f"{'healed by':14s} {went}")
 
