@@ -194,12 +194,9 @@ class Fed:
         padded, mask = self._with_padding(shorter, 0)
         both, masks = torch.cat([ids, padded]), torch.cat([torch.ones_like(mask), mask])
         expected = torch.cat([self.full(ids), self.full(shorter)], 1)
-
-        def found() -> Iterator[torch.Tensor]:
-            for logits in self._parts_with(both, masks, [half, *ones]):
-                yield torch.cat([logits[:1], logits[1:, PADDING:]], 1)
-
-        return expected, self._nearest(expected, found())
+        fed = self._parts_with(both, masks, [half, *ones])
+        found = (torch.cat([logits[:1], logits[1:, PADDING:]], 1) for logits in fed)
+        return expected, self._nearest(expected, found)
 
     def _unless_padding_counts(self, ids: torch.Tensor, at: int) -> torch.Tensor:
         """Return the full pass; refuse a class whose full pass changes with padding, which is not its cache's doing."""
